@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
 import pytest
-from psycopg import sql
 
-from support.callers import ASYNC, SYNC, AsyncCaller, Caller, asyncpg_options
+from support.callers import Caller, asyncpg_options
 from tallybook import App, Constant
 from tallybook.errors import ConnectionNotSupported, InvalidArgument, PayloadError, UnknownJob, UnknownQueue
 
@@ -31,47 +28,19 @@ def charge(order_id: int, note: str = "") -> None:
     pass
 
 
-@pytest.fixture(scope="module")
-def shared(server: Any, template: str) -> Iterator[str]:
-    """One database for all kinds of connections: a fresh one each would take most of the time."""
-    name = f"tallybook_producers_{secrets.token_hex(6)}"
-    yield server.create_database(name, template)
-    server.drop_database(name)
-
-
-@pytest.fixture
-def look(shared: str) -> Iterator[Any]:
-    """A connection of its own to the shared database, in which there are no jobs yet."""
-    with psycopg.connect(shared, autocommit=True) as conn:
-        conn.execute("drop table if exists submission; create table submission (id int)")
-        for table in ("entry", "scheduled", "unique_key", "tombstone"):
-            conn.execute(sql.SQL("delete from tallybook.{}").format(sql.Identifier(table)))
-        yield conn
-
-
-@pytest.fixture(params=SYNC, ids=lambda factory: factory.__name__)
-def caller(request: pytest.FixtureRequest, shared: str, look: Any) -> Any:
-    with request.param(shared) as caller:
-        yield caller
-
-
-@pytest.fixture(params=ASYNC, ids=lambda factory: factory.__name__)
-def factory(request: pytest.FixtureRequest, shared: str, look: Any) -> Any:
-    return lambda: request.param(shared)
-
-
 def ids(db: Any) -> list[int]:
     return [row[0] for row in db.execute("select id from tallybook.job order by id")]
 
 
-def test_sync_enqueue_is_part_of_the_transaction(caller: Caller, look: Any) -> None:
-    """S4-01 S4-21: submission and job are committed together or not at all, on every synchronous connection."""
+def test_enqueue_is_part_of_the_transaction(caller: Caller, look: Any) -> None:
+    """S4-01 S4-21: submission and job are committed together or not at all, on every connection."""
+    look.execute("drop table if exists submission; create table submission (id int)")
     caller.execute("insert into submission values (1)")
-    send_welcome.enqueue_sync(caller.conn, 1)
+    caller.enqueue(send_welcome, 1)
     assert ids(look) == []
     caller.rollback()
     caller.execute("insert into submission values (2)")
-    job = send_welcome.enqueue_sync(caller.conn, 2, lang=WORDS)
+    job = caller.enqueue(send_welcome, 2, lang=WORDS)
     caller.commit()
     assert ids(look) == [job.id]
     assert job.created
@@ -80,92 +49,36 @@ def test_sync_enqueue_is_part_of_the_transaction(caller: Caller, look: Any) -> N
     ]
 
 
-def test_sync_savepoints(caller: Caller, look: Any) -> None:
+def test_savepoints(caller: Caller, look: Any) -> None:
     """A savepoint that is rolled back takes its jobs with it, the others stay."""
-    kept = send_welcome.enqueue_sync(caller.conn, 1)
+    kept = caller.enqueue(send_welcome, 1)
     with pytest.raises(KeyError), caller.savepoint():
-        send_welcome.enqueue_sync(caller.conn, 2)
+        caller.enqueue(send_welcome, 2)
         raise KeyError
     with caller.savepoint():
-        also = send_welcome.enqueue_sync(caller.conn, 3)
+        also = caller.enqueue(send_welcome, 3)
     caller.commit()
     assert ids(look) == [kept.id, also.id]
 
 
-def test_sync_verbs(caller: Caller, look: Any) -> None:
-    """Options, bulk, get, cancel, and the server's refusals are the same on every synchronous connection."""
+def test_verbs(caller: Caller, look: Any) -> None:
+    """Options, bulk, get, cancel, and the server's refusals are the same on every connection."""
     calls = [send_welcome.with_(run_at=AT, priority=0, headers={"t": WORDS}).job(1), charge.job(7), charge.job(7)]
-    jobs = app.enqueue_many_sync(caller.conn, (call for call in calls))
+    jobs = caller.enqueue_many(app, (call for call in calls))
     assert [job.created for job in jobs] == [True, True, False]
     assert jobs[1].id == jobs[2].id
-    info = app.get(jobs[0]).sync(caller.conn)
+    info = caller.ask(app.get(jobs[0]))
     assert (info.state, info.run_at, info.priority, info.queue) == ("scheduled", AT, 0, "mail")
     assert (info.headers, info.args, info.max_attempts) == ({"t": WORDS}, {"user_id": 1}, None)
-    assert app.cancel(jobs[0], WORDS).sync(caller.conn) == "cancelled"
+    assert caller.ask(app.cancel(jobs[0], WORDS)) == "cancelled"
     with pytest.raises(UnknownJob, match="there is no job 999") as caught, caller.savepoint():
-        app.cancel(999).sync(caller.conn)
+        caller.ask(app.cancel(999))
     assert caught.value.sqlstate == "TB002"
     assert isinstance(caught.value.__cause__, Exception)
-    with pytest.raises(InvalidArgument), caller.savepoint():
-        app.retry(jobs[1]).sync(caller.conn)
+    with pytest.raises(InvalidArgument, match=f"job {jobs[1].id} is not dead") as refused, caller.savepoint():
+        caller.ask(app.retry(jobs[1]))
+    assert refused.value.detail
     caller.commit()
-    assert len(ids(look)) == 2
-
-
-async def test_async_enqueue_is_part_of_the_transaction(factory: Any, look: Any) -> None:
-    """S4-01 S4-21: submission and job are committed together or not at all, on every asynchronous connection."""
-    caller: AsyncCaller
-    async with factory() as caller:
-        await caller.execute("insert into submission values (1)")
-        await send_welcome.enqueue(caller.conn, 1)
-        assert ids(look) == []
-        await caller.rollback()
-    assert ids(look) == []
-    async with factory() as caller:
-        await caller.execute("insert into submission values (2)")
-        job = await send_welcome.enqueue(caller.conn, 2, lang=WORDS)
-        await caller.commit()
-    assert ids(look) == [job.id]
-    assert look.execute("select s.id, j.args from submission s, tallybook.job j").fetchall() == [
-        (2, {"user_id": 2, "lang": WORDS})
-    ]
-
-
-async def test_async_savepoints(factory: Any, look: Any) -> None:
-    """A savepoint that is rolled back takes its jobs with it, the others stay."""
-    caller: AsyncCaller
-    async with factory() as caller:
-        kept = await send_welcome.enqueue(caller.conn, 1)
-        with pytest.raises(KeyError):
-            async with caller.savepoint():
-                await send_welcome.enqueue(caller.conn, 2)
-                raise KeyError
-        async with caller.savepoint():
-            also = await send_welcome.enqueue(caller.conn, 3)
-        await caller.commit()
-    assert ids(look) == [kept.id, also.id]
-
-
-async def test_async_verbs(factory: Any, look: Any) -> None:
-    """Options, bulk, get, cancel, and the server's refusals are the same on every asynchronous connection."""
-    calls = [send_welcome.with_(run_at=AT, priority=0, headers={"t": WORDS}).job(1), charge.job(7), charge.job(7)]
-    caller: AsyncCaller
-    async with factory() as caller:
-        jobs = await app.enqueue_many(caller.conn, calls)
-        assert [job.created for job in jobs] == [True, True, False]
-        info = await app.get(jobs[0]).on(caller.conn)
-        assert (info.state, info.run_at, info.priority, info.queue) == ("scheduled", AT, 0, "mail")
-        assert (info.headers, info.args) == ({"t": WORDS}, {"user_id": 1})
-        assert await app.cancel(jobs[0], WORDS).on(caller.conn) == "cancelled"
-        with pytest.raises(UnknownJob, match="there is no job 999") as caught:
-            async with caller.savepoint():
-                await app.cancel(999).on(caller.conn)
-        assert caught.value.sqlstate == "TB002"
-        with pytest.raises(InvalidArgument, match=f"job {jobs[1].id} is not dead") as refused:
-            async with caller.savepoint():
-                await app.retry(jobs[1]).on(caller.conn)
-        assert refused.value.detail
-        await caller.commit()
     assert len(ids(look)) == 2
 
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import psycopg
 import pytest
-from psycopg import sql
 
-from support.callers import ASYNC, SYNC, AsyncCaller, Caller
+from support.callers import Caller
 from tallybook import App, Constant, SubjectReport
 from tallybook.errors import ConfigError, InvalidArgument, PayloadError, SignatureError
 
@@ -33,34 +29,6 @@ def other(asset_id: int) -> None: ...
 def keyed(asset_id: int) -> None: ...
 
 
-@pytest.fixture(scope="module")
-def shared(server: Any, template: str) -> Iterator[str]:
-    """One database for all kinds of connections: a fresh one each would take most of the time."""
-    name = f"tallybook_subjects_{secrets.token_hex(6)}"
-    yield server.create_database(name, template)
-    server.drop_database(name)
-
-
-@pytest.fixture
-def look(shared: str) -> Iterator[Any]:
-    """A connection of its own to the shared database, in which there are no subjects yet."""
-    with psycopg.connect(shared, autocommit=True) as conn:
-        for table in ("entry", "scheduled", "subject_job", "tombstone"):
-            conn.execute(sql.SQL("delete from tallybook.{}").format(sql.Identifier(table)))
-        yield conn
-
-
-@pytest.fixture(params=SYNC, ids=lambda factory: factory.__name__)
-def caller(request: pytest.FixtureRequest, shared: str, look: Any) -> Any:
-    with request.param(shared) as caller:
-        yield caller
-
-
-@pytest.fixture(params=ASYNC, ids=lambda factory: factory.__name__)
-def factory(request: pytest.FixtureRequest, shared: str, look: Any) -> Any:
-    return lambda: request.param(shared)
-
-
 def names(db: Any) -> list[str]:
     return [row[0] for row in db.execute("select subject from tallybook.subject order by 1")]
 
@@ -69,18 +37,19 @@ def said(reports: list[SubjectReport]) -> list[tuple[str, str, datetime | None, 
     return [(report.subject, report.report, report.old_run_at, report.new_run_at) for report in reports]
 
 
-def test_sync_verbs_are_part_of_the_transaction(caller: Caller, look: Any) -> None:
-    """S3-02 S3-23 S3-25: push, upsert, get and forget, inside the caller's transaction, on every synchronous connection."""
+def test_verbs_are_part_of_the_transaction(caller: Caller, look: Any) -> None:
+    """S3-02 S3-12 S3-23 S3-24 S3-25: push, upsert, append, get and forget, inside the caller's transaction, on every connection."""
     subject = refresh.with_(run_at=AT, headers={"t": NAME}, max_attempts=7).subject(NAME)
-    subject.push(42).sync(caller.conn)
+    caller.ask(subject.push(42))
     assert names(look) == []
     caller.rollback()
-    assert subject.get().sync(caller.conn) is None
-    first, second = subject.push(42, note=NAME).sync(caller.conn), subject.push(43).sync(caller.conn)
+    assert caller.ask(subject.get()) is None
+    first, second = caller.ask(subject.push(42, note=NAME)), caller.ask(subject.push(43))
     assert (first.created, second.created, first.job_id) == (True, False, second.job_id)
     later = refresh.with_(run_at=AT + timedelta(days=1)).subject(NAME)
-    assert said([later.upsert(44).sync(caller.conn)]) == [(NAME, "updated", AT, AT + timedelta(days=1))]
-    assert later.upsert(44).sync(caller.conn).report == "unchanged"
+    assert said([caller.ask(later.upsert(44))]) == [(NAME, "updated", AT, AT + timedelta(days=1))]
+    assert caller.ask(later.upsert(44)).report == "unchanged"
+    appended = caller.ask(refresh.append(3))
     caller.commit()
     info = subject.get().sync(look)
     assert info is not None
@@ -94,16 +63,16 @@ def test_sync_verbs_are_part_of_the_transaction(caller: Caller, look: Any) -> No
     assert (info.next_run_at, info.iterations, info.priority) == (AT + timedelta(days=1), 0, 3)
     job = app.get(info.job_id).sync(look)
     assert (job.headers, job.max_attempts, job.subject) == ({"t": NAME}, 7, NAME)
-    assert [subject.forget().sync(caller.conn) for _ in range(2)] == ["forgotten", "unknown"]
+    assert [caller.ask(subject.forget()) for _ in range(2)] == ["forgotten", "unknown"]
     caller.commit()
-    assert names(look) == []
+    assert names(look) == [appended.subject]
 
 
-def test_sync_bulk_forms_report_every_row(caller: Caller, look: Any) -> None:
+def test_bulk_forms_report_every_row(caller: Caller, look: Any) -> None:
     """S3-11 S3-12 S3-13: created, updated, unchanged, in the order given, over several tasks and queues in one statement."""
     one, two = refresh.with_(run_at=AT), refresh.with_(run_at=AT, queue="slow", priority=9)
     rows = [one.subject("b").job(1), other.subject("b").job(2), two.subject(NAME).job(3), one.subject("a").job(4)]
-    made = app.subjects.upsert_many(row for row in rows).sync(caller.conn)
+    made = caller.ask(app.subjects.upsert_many(row for row in rows))
     assert [(report.subject, report.report) for report in made] == [
         ("b", "created"), ("b", "created"), (NAME, "created"), ("a", "created"),
     ]  # fmt: skip
@@ -113,10 +82,10 @@ def test_sync_bulk_forms_report_every_row(caller: Caller, look: Any) -> None:
         one.subject("b").job(1),
         one.subject("c").job(5),
     ]
-    assert said(app.subjects.upsert_many(moved).sync(caller.conn)) == [
+    assert said(caller.ask(app.subjects.upsert_many(moved))) == [
         ("a", "updated", AT, AT + timedelta(hours=1)), ("b", "unchanged", AT, AT), ("c", "created", None, AT),
     ]  # fmt: skip
-    pushed = app.subjects.push_many([one.subject("a").job(9), one.subject("d").job(9)]).sync(caller.conn)
+    pushed = caller.ask(app.subjects.push_many([one.subject("a").job(9), one.subject("d").job(9)]))
     assert [report.report for report in pushed] == ["unchanged", "created"]
     caller.commit()
     found = look.execute(
@@ -126,29 +95,6 @@ def test_sync_bulk_forms_report_every_row(caller: Caller, look: Any) -> None:
         ("other", "b", "default", 2), ("refresh", "a", "prices", 3), ("refresh", NAME, "slow", 9),
         ("refresh", "b", "prices", 3), ("refresh", "c", "prices", 3), ("refresh", "d", "prices", 3),
     ]  # fmt: skip
-
-
-async def test_async_verbs_are_part_of_the_transaction(factory: Any, look: Any) -> None:
-    """S3-02 S3-12 S3-24 S3-25: the same on every asynchronous connection."""
-    caller: AsyncCaller
-    subject = refresh.with_(run_at=AT).subject(NAME)
-    async with factory() as caller:
-        await subject.push(1).on(caller.conn)
-        await caller.rollback()
-    assert names(look) == []
-    async with factory() as caller:
-        assert (await subject.push(1).on(caller.conn)).created
-        assert said([await subject.upsert(2).on(caller.conn)]) == [(NAME, "updated", AT, AT)]
-        appended = await refresh.append(3).on(caller.conn)
-        reports = await app.subjects.upsert_many([subject.job(2), other.subject("x").job(4)]).on(caller.conn)
-        assert [report.report for report in reports] == ["unchanged", "created"]
-        (kept,) = await app.subjects.push_many([subject.job(5)]).on(caller.conn)
-        assert kept.report == "unchanged"
-        info = await subject.get().on(caller.conn)
-        assert info is not None and info.args == {"asset_id": 2}
-        assert await other.subject("x").forget().on(caller.conn) == "forgotten"
-        await caller.commit()
-    assert sorted(names(look)) == sorted([NAME, appended.subject])
 
 
 async def test_the_app_is_a_connection(shared: str, look: Any) -> None:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+)
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import asyncpg
@@ -29,24 +36,78 @@ _ASYNCPG_DIALECT: dict[str, Any] = {
 
 @dataclass
 class Caller:
-    """A synchronous connection inside a transaction of the user's."""
+    """A connection inside a transaction of the user's."""
 
     conn: Any
-    execute: Callable[[str], object]
-    savepoint: Callable[[], AbstractContextManager[object]]
-    commit: Callable[[], object]
-    rollback: Callable[[], object]
+    execute: Callable[[str], Any]
+    savepoint: Callable[[], Any]
+    commit: Callable[[], Any]
+    rollback: Callable[[], Any]
+
+    def ask(self, verb: Any) -> Any:
+        """What the verb returns on this connection."""
+        return verb.sync(self.conn)
+
+    def enqueue(self, task: Any, *args: Any, **kwargs: Any) -> Any:
+        return task.enqueue_sync(self.conn, *args, **kwargs)
+
+    def enqueue_many(self, app: Any, calls: Any) -> Any:
+        return app.enqueue_many_sync(self.conn, calls)
 
 
-@dataclass
-class AsyncCaller:
-    """An asynchronous connection inside a transaction of the user's."""
+class AsyncCaller(Caller):
+    """An asynchronous connection, in an event loop that runs while something is asked: tests speak to both kinds alike."""
 
-    conn: Any
-    execute: Callable[[str], Awaitable[object]]
-    savepoint: Callable[[], AbstractAsyncContextManager[object]]
-    commit: Callable[[], Awaitable[object]]
-    rollback: Callable[[], Awaitable[object]]
+    def __init__(self, inner: Caller, runner: asyncio.Runner) -> None:
+        run = self.run = partial(_run, runner)
+        super().__init__(
+            inner.conn,
+            partial(run, inner.execute),
+            lambda: _block(runner, inner.savepoint()),
+            partial(run, inner.commit),
+            partial(run, inner.rollback),
+        )
+
+    def ask(self, verb: Any) -> Any:
+        return self.run(verb.on, self.conn)
+
+    def enqueue(self, task: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.run(task.enqueue, self.conn, *args, **kwargs)
+
+    def enqueue_many(self, app: Any, calls: Any) -> Any:
+        return self.run(app.enqueue_many, self.conn, calls)
+
+
+def _run(runner: asyncio.Runner, verb: Callable[..., Awaitable[Any]], *args: Any, **kwargs: Any) -> Any:
+    async def in_loop() -> Any:
+        return await verb(*args, **kwargs)
+
+    return runner.run(in_loop())
+
+
+@contextmanager
+def _block(runner: asyncio.Runner, block: AbstractAsyncContextManager[Any]) -> Iterator[Any]:
+    """`async with block` for a synchronous test."""
+    entered = _run(runner, block.__aenter__)
+    try:
+        yield entered
+    except BaseException as error:
+        if not _run(runner, block.__aexit__, type(error), error, error.__traceback__):
+            raise
+    else:
+        _run(runner, block.__aexit__, None, None, None)
+
+
+@contextmanager
+def connected(kind: Callable[[str], Any], dsn: str) -> Iterator[Caller]:
+    """A connection of this kind, one of `KINDS`."""
+    block = kind(dsn)
+    if isinstance(block, AbstractContextManager):
+        with block as caller:
+            yield caller
+    else:
+        with asyncio.Runner() as runner, _block(runner, block) as caller:
+            yield AsyncCaller(caller, runner)
 
 
 @contextmanager
@@ -158,30 +219,16 @@ def django_proxy(dsn: str) -> Iterator[Caller]:
         yield caller
 
 
-SYNC = [
-    psycopg_plain,
-    psycopg_dict_rows,
-    psycopg_raw_cursor,
-    psycopg_client_cursor,
-    sqlalchemy_connection,
-    sqlalchemy_session,
-    sqlalchemy_scoped_session,
-    django_alias,
-    django_connection,
-    django_proxy,
-]
-
-
 @asynccontextmanager
-async def psycopg_async(dsn: str) -> AsyncIterator[AsyncCaller]:
+async def psycopg_async(dsn: str) -> AsyncIterator[Caller]:
     async with await psycopg.AsyncConnection.connect(dsn, row_factory=dict_row, **NO_PREPARE) as conn:
-        yield AsyncCaller(conn, conn.execute, conn.transaction, conn.commit, conn.rollback)
+        yield Caller(conn, conn.execute, conn.transaction, conn.commit, conn.rollback)
 
 
 @asynccontextmanager
-async def psycopg_async_raw_cursor(dsn: str) -> AsyncIterator[AsyncCaller]:
+async def psycopg_async_raw_cursor(dsn: str) -> AsyncIterator[Caller]:
     async with await psycopg.AsyncConnection.connect(dsn, cursor_factory=psycopg.AsyncRawCursor, **NO_PREPARE) as conn:
-        yield AsyncCaller(conn, conn.execute, conn.transaction, conn.commit, conn.rollback)
+        yield Caller(conn, conn.execute, conn.transaction, conn.commit, conn.rollback)
 
 
 def asyncpg_options(dsn: str) -> dict[str, Any]:
@@ -194,14 +241,28 @@ def asyncpg_options(dsn: str) -> dict[str, Any]:
     return options
 
 
-async def _asyncpg_caller(conn: Any) -> AsyncCaller:
-    outer = conn.transaction()
-    await outer.start()
-    return AsyncCaller(conn, conn.execute, conn.transaction, outer.commit, outer.rollback)
+async def _asyncpg_caller(conn: Any) -> Caller:
+    outer: Any = None
+
+    async def begin() -> None:
+        nonlocal outer
+        outer = conn.transaction()
+        await outer.start()
+
+    async def commit() -> None:
+        await outer.commit()
+        await begin()  # the other drivers do that by themselves
+
+    async def rollback() -> None:
+        await outer.rollback()
+        await begin()
+
+    await begin()
+    return Caller(conn, conn.execute, conn.transaction, commit, rollback)
 
 
 @asynccontextmanager
-async def asyncpg_connection(dsn: str) -> AsyncIterator[AsyncCaller]:
+async def asyncpg_connection(dsn: str) -> AsyncIterator[Caller]:
     conn = await asyncpg.connect(**asyncpg_options(dsn))
     # As many applications do; our statements must not meet it.
     await conn.set_type_codec("jsonb", encoder=repr, decoder=repr, schema="pg_catalog")
@@ -210,7 +271,7 @@ async def asyncpg_connection(dsn: str) -> AsyncIterator[AsyncCaller]:
 
 
 @asynccontextmanager
-async def asyncpg_pool(dsn: str) -> AsyncIterator[AsyncCaller]:
+async def asyncpg_pool(dsn: str) -> AsyncIterator[Caller]:
     async with asyncpg.create_pool(**asyncpg_options(dsn), min_size=1, max_size=1) as pool, pool.acquire() as conn:
         yield await _asyncpg_caller(conn)
 
@@ -231,34 +292,44 @@ async def _async_engine(dsn: str, driver: str) -> AsyncIterator[Any]:
 
 
 @asynccontextmanager
-async def _async_session(dsn: str, driver: str) -> AsyncIterator[AsyncCaller]:
+async def _async_session(dsn: str, driver: str) -> AsyncIterator[Caller]:
     async with _async_engine(dsn, driver) as engine, AsyncSession(engine) as s:
-        yield AsyncCaller(s, lambda text: s.execute(sa.text(text)), s.begin_nested, s.commit, s.rollback)
+        yield Caller(s, lambda text: s.execute(sa.text(text)), s.begin_nested, s.commit, s.rollback)
 
 
-def async_session_over_asyncpg(dsn: str) -> AbstractAsyncContextManager[AsyncCaller]:
+def async_session_over_asyncpg(dsn: str) -> AbstractAsyncContextManager[Caller]:
     return _async_session(dsn, "asyncpg")
 
 
-def async_session_over_psycopg(dsn: str) -> AbstractAsyncContextManager[AsyncCaller]:
+def async_session_over_psycopg(dsn: str) -> AbstractAsyncContextManager[Caller]:
     return _async_session(dsn, "psycopg")
 
 
 @asynccontextmanager
-async def async_scoped(dsn: str) -> AsyncIterator[AsyncCaller]:
+async def async_scoped(dsn: str) -> AsyncIterator[Caller]:
     async with _async_engine(dsn, "asyncpg") as engine:
         s = async_scoped_session(async_sessionmaker(engine), scopefunc=lambda: 1)
-        yield AsyncCaller(s, lambda text: s.execute(sa.text(text)), s.begin_nested, s.commit, s.rollback)
+        yield Caller(s, lambda text: s.execute(sa.text(text)), s.begin_nested, s.commit, s.rollback)
         await s.remove()
 
 
 @asynccontextmanager
-async def async_connection_over_asyncpg(dsn: str) -> AsyncIterator[AsyncCaller]:
+async def async_connection_over_asyncpg(dsn: str) -> AsyncIterator[Caller]:
     async with _async_engine(dsn, "asyncpg") as engine, engine.connect() as c:
-        yield AsyncCaller(c, lambda text: c.execute(sa.text(text)), c.begin_nested, c.commit, c.rollback)
+        yield Caller(c, lambda text: c.execute(sa.text(text)), c.begin_nested, c.commit, c.rollback)
 
 
-ASYNC = [
+KINDS = [
+    psycopg_plain,
+    psycopg_dict_rows,
+    psycopg_raw_cursor,
+    psycopg_client_cursor,
+    sqlalchemy_connection,
+    sqlalchemy_session,
+    sqlalchemy_scoped_session,
+    django_alias,
+    django_connection,
+    django_proxy,
     psycopg_async,
     psycopg_async_raw_cursor,
     asyncpg_connection,

@@ -1,0 +1,36 @@
+"""Every kind of connection that a user may have, to one database."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from support.callers import KINDS, Caller, connected
+
+
+@pytest.fixture(scope="package")
+def shared(server: Any, template: str) -> Iterator[str]:
+    """One database for all kinds of connections: a fresh one each would take most of the time."""
+    name = f"tallybook_callers_{secrets.token_hex(6)}"
+    yield server.create_database(name, template)
+    server.drop_database(name)
+
+
+@pytest.fixture
+def look(shared: str) -> Iterator[Any]:
+    """A connection of its own to the shared database, in which there are no jobs yet."""
+    with psycopg.connect(shared, autocommit=True) as conn:
+        for table in ("entry", "scheduled", "unique_key", "subject_job", "tombstone"):
+            conn.execute(sql.SQL("delete from tallybook.{}").format(sql.Identifier(table)))
+        yield conn
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__)
+def caller(request: pytest.FixtureRequest, shared: str, look: Any) -> Iterator[Caller]:
+    with connected(request.param, shared) as caller:
+        yield caller
