@@ -6,10 +6,10 @@ transaction committed has ended exactly once, one that rolled back was never see
 
 from __future__ import annotations
 
-import asyncio
+import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, LiteralString, cast
 from uuid import UUID, uuid4
@@ -17,8 +17,10 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from support.broken import source
-from support.interleave import Connection, Interleaver, Schedule, Step, interleavings, sample
+from support import interleave
+from support.broken import source, without
+from support.database import Connection as Db
+from support.interleave import Connection, Schedule, Step, interleavings, rows, sample
 
 pytestmark = pytest.mark.direct("watches which session waits for which")
 
@@ -140,9 +142,7 @@ PROMOTE: LiteralString = "select tallybook.promote(at => clock_timestamp() + int
 
 
 async def _value(conn: Connection, query: str, *params: object) -> Any:
-    row = await (await conn.execute(query, params)).fetchone()
-    assert row is not None
-    return row[0]
+    return (await rows(conn, query, *params))[0][0]
 
 
 async def _claimed(conn: Connection, query: str, *params: object) -> Any:
@@ -224,7 +224,7 @@ async def violations(conn: Connection, scene: Scene) -> list[str]:
     found: list[str] = []
     ends: Counter[int] = Counter()
     attempts: dict[int, list[int]] = {}
-    for job, attempt, states, dead in await (await conn.execute(_ENTRIES, [scene.queue])).fetchall():
+    for job, attempt, states, dead in await rows(conn, _ENTRIES, scene.queue):
         states = states or []
         attempts.setdefault(job, []).append(attempt)
         ends[job] += sum(state in FINAL or (state == "lost" and dead) for state in states)
@@ -241,9 +241,9 @@ async def violations(conn: Connection, scene: Scene) -> list[str]:
             found.append(f"doubly ended: job {job} has {ends[job]} final outcomes")
     found += [f"lost: job {job} never ended" for job in scene.committed if not ends[job]]
     found += [f"ghost: job {job} was rolled back and seen" for job in scene.rolled_back & scene.seen]
-    waiting = await (await conn.execute(_SCHEDULED, [scene.queue])).fetchall()
+    waiting = await rows(conn, _SCHEDULED, scene.queue)
     found += [f"lost: job {job} is still scheduled" for (job,) in waiting]
-    handed = await (await conn.execute(_HANDED_OUT, [scene.queue])).fetchall()
+    handed = await rows(conn, _HANDED_OUT, scene.queue)
     times = Counter((job, attempt) for _, _, job, attempt in handed)
     found += [f"doubly claimed: job {job}, attempt {attempt}" for (job, attempt), n in times.items() if n > 1]
     sizes = Counter((claim_id, jobs) for claim_id, jobs, _, _ in handed)
@@ -318,42 +318,29 @@ THREE: dict[str, Scenario] = {
 SLICES = 6
 
 
-async def _play(dsn: str, scenario: Scenario, schedules: Iterable[Schedule]) -> tuple[list[str], int]:
-    """Play the schedules; what the checker found, with the schedule it came from, and how many could happen."""
-    found, played = [], 0
-    async with Interleaver(dsn, len(scenario.sessions)) as runner, await _connect(dsn) as conn:
-        drainer = await _value(conn, "select tallybook.worker_start('drainer', '{}', at => 'infinity')")
-        for number, schedule in enumerate(schedules):
-            queue = f"q{number}"
-            cursor = await conn.execute(
-                "select tallybook.worker_start('one', array[%s], at => '-infinity'),"
-                " tallybook.worker_start('two', array[%s], at => '-infinity')",
-                [queue] * 2,
-            )
-            one, two = await cursor.fetchone() or (0, 0)
-            scene = Scene(queue, {"one": one, "two": two, "drainer": drainer})
-            cursor = await conn.execute(
-                "select tallybook.enqueue(%s, 'work', run_at => case when n <= %s then now() + '1 h' end)"
-                " from generate_series(1, %s) n",
-                [queue, scenario.scheduled, scenario.scheduled + scenario.available],
-            )
-            scene.prepared = [job for (job,) in await cursor.fetchall()]
-            scene.committed.update(scene.prepared)
-            if not await runner.run(schedule, scenario.sessions, scene):
-                continue
-            played += 1
-            scene.held.clear()
-            await drain(conn, scene)
-            found += [f"{schedule}: {wrong}" for wrong in await violations(conn, scene)]
-    return found, played
-
-
-async def _connect(dsn: str) -> Connection:
-    return await psycopg.AsyncConnection.connect(dsn, autocommit=True, prepare_threshold=0)
-
-
 def play(dsn: str, scenario: Scenario, schedules: Iterable[Schedule]) -> tuple[list[str], int]:
-    return asyncio.run(_play(dsn, scenario, schedules))
+    """What the checker found, with the schedule it came from, and how many of them could happen."""
+
+    async def begin(conn: Connection, queue: str) -> Scene:
+        query = "select " + ", ".join(["tallybook.worker_start(%s, %s, at => %s)"] * 3)
+        workers = ("one", [queue], "-infinity"), ("two", [queue], "-infinity"), ("drainer", [], "infinity")
+        ((one, two, drainer),) = await rows(conn, query, *itertools.chain(*workers))
+        scene = Scene(queue, {"one": one, "two": two, "drainer": drainer})
+        query = (
+            "select tallybook.enqueue(%s, 'work', run_at => case when n <= %s then now() + '1 h' end)"
+            " from generate_series(1, %s) n"
+        )
+        jobs = await rows(conn, query, queue, scenario.scheduled, scenario.scheduled + scenario.available)
+        scene.prepared = [job for (job,) in jobs]
+        scene.committed.update(scene.prepared)
+        return scene
+
+    async def judge(conn: Connection, scene: Scene) -> list[str]:
+        scene.held.clear()
+        await drain(conn, scene)
+        return await violations(conn, scene)
+
+    return interleave.play(dsn, scenario.sessions, begin, judge, schedules)
 
 
 @pytest.mark.servers
@@ -407,48 +394,39 @@ def test_long_sessions_in_sampled_orders(dsn: str, seed: int) -> None:
 # --- negative controls: the checker is no good unless it finds what each fence keeps out ---------------------------
 
 
-def _without(dsn: str, function: str, change: Callable[[str], str]) -> None:
-    """Replace one function of this test's database by a copy with a fence removed."""
-    text = source(function)
-    changed = change(text)
-    assert changed != text, f"the fence that this control removes is not in {function} any more"
-    with psycopg.connect(dsn, autocommit=True) as conn:
-        conn.execute(changed)
-
-
-def test_control_without_holes_jobs_are_lost(dsn: str) -> None:
+def test_control_without_holes_jobs_are_lost(dsn: str, db: Db) -> None:
     """Control: a claim that ignores transactions still running loses jobs, and the checker says so."""
     fence = "if h.holes <> '{}' or pg_snapshot_xmin(s) <> pg_snapshot_xmax(s) or v_own is not null then"
-    _without(dsn, "_window", lambda text: text.replace(fence, "if false then"))
+    without(db, "_window", fence, "if false then")
     scenario = TWO["a commit that comes late"]
     found, _ = play(dsn, scenario, interleavings(scenario.lengths))
     assert any("lost" in wrong for wrong in found)
 
 
-def test_control_without_the_lease_check_jobs_end_twice(dsn: str) -> None:
+def test_control_without_the_lease_check_jobs_end_twice(dsn: str, db: Db) -> None:
     """Control: with ends accepted from a lease that is not on record, two leases end one job."""
-    head = "language plpgsql stable"
+    text = source("_lease_entries")
     body = """language sql stable as $$
       select e.lane_id, e.retention, e.xid, e.seq, e.job_id, e.attempt, e.order_key, e.task, e.enqueued_at, e.enqueued_at
         from unnest(p_job_ids, p_attempts) u(job_id, attempt)
         join tallybook.entry e on e.job_id = u.job_id and e.attempt = u.attempt $$;"""
-    _without(dsn, "_lease_entries", lambda text: text[: text.index(head)] + body)
+    db.execute(text[: text.index("language plpgsql stable")] + body)
     scenario = TWO["a claim that is rolled back"]
     found, _ = play(dsn, scenario, interleavings(scenario.lengths))
     assert any("doubly ended" in wrong for wrong in found)
 
 
-def test_control_without_the_workers_gate_jobs_are_lost(dsn: str) -> None:
+def test_control_without_the_workers_gate_jobs_are_lost(dsn: str, db: Db) -> None:
     """Control: a rescue that does not wait out a claim in flight leaves its jobs open for ever."""
-    _without(dsn, "_lock_worker", lambda text: text.replace("pg_advisory_xact_lock(1413565442, p_worker)", "null"))
+    without(db, "_lock_worker", "pg_advisory_xact_lock(1413565442, p_worker)", "null")
     scenario = TWO["a worker that dies, and rescue"]
     found, _ = play(dsn, scenario, interleavings(scenario.lengths))
     assert any("lost" in wrong for wrong in found)
 
 
-def test_control_without_the_lanes_lock_jobs_are_claimed_twice(dsn: str) -> None:
+def test_control_without_the_lanes_lock_jobs_are_claimed_twice(dsn: str, db: Db) -> None:
     """Control: two claims of one lane that do not wait for each other hand out the same attempts."""
-    _without(dsn, "claim", lambda text: text.replace("perform pg_advisory_xact_lock(1413565441, v.lane_id);", "null;"))
+    without(db, "claim", "perform pg_advisory_xact_lock(1413565441, v.lane_id);", "null;")
     scenario = TWO["two claimers"]
     found, _ = play(dsn, scenario, interleavings(scenario.lengths))
     assert any("doubly claimed" in wrong for wrong in found)

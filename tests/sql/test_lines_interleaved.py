@@ -6,21 +6,19 @@ start after its answer, an end before its commit is sent, so an overlap that is 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import psycopg
 import pytest
 
-from support.broken import source
-from support.interleave import Connection, Interleaver, Step, StepFailed, interleavings, sample
+from support import interleave
+from support.broken import without
+from support.database import Connection as Db
+from support.interleave import Connection, Step, claimed, rows
 
 pytestmark = pytest.mark.direct("watches which session waits for which")
-
-Rows = list[tuple[Any, ...]]
 
 
 @dataclass
@@ -42,19 +40,9 @@ class Scene:
     """What number each job had when it started."""
 
 
-async def rows(conn: Connection, query: str, *params: object) -> Rows:
-    return await (await conn.execute(query, params)).fetchall()  # type: ignore[arg-type]
-
-
 def claim(name: str, max_jobs: int = 10) -> Step:
     async def step(conn: Connection, scene: Scene) -> None:
-        while True:
-            lease = uuid4()
-            query = "select claim_id, jobs from tallybook.claim(%s, %s, %s, %s)"
-            ((claim_id, jobs),) = await rows(conn, query, scene.workers[name], [scene.queue], [max_jobs], lease)
-            if claim_id is None or jobs:
-                break
-        for job, attempt in await rows(conn, "select job_id, attempt from tallybook.claimed_jobs(%s)", lease):
+        for job, lease, attempt in await claimed(conn, scene.workers[name], scene.queue, max_jobs):
             scene.claimed.setdefault(name, {})[job] = (lease, attempt, False, False)
 
     return step
@@ -210,51 +198,33 @@ select j.id, j.state from tallybook.job j
  where j.queue = %s and j.state not in ('completed', 'cancelled', 'dead')"""
 
 
-async def _play(dsn: str, scenario: Scenario, size: int) -> tuple[list[str], int]:
-    lengths = [len(session) for session in scenario.sessions]
-    schedules = list(interleavings(lengths))
-    if len(schedules) > size:
-        schedules = sample(lengths, size, 1)
-    found, played = [], 0
-    async with Interleaver(dsn, len(lengths)) as runner, await connect(dsn) as conn:
-        for number, schedule in enumerate(schedules):
-            queue = f"q{number}"
-            query = "select tallybook.worker_start('one', %s), tallybook.worker_start('two', %s)"
-            ((one, two),) = await rows(conn, query, [queue], [queue])
-            scene = Scene(queue, {"one": one, "two": two}, ordered=scenario.keyed > 0)
-            for _ in range(scenario.keyed):
-                query = "select tallybook.enqueue(%s, 't', order_key => %s)"
-                scene.jobs.append((await rows(conn, query, queue, queue))[0][0])
-            if scenario.unique:
-                await produce(1)(conn, scene)  # type: ignore[operator, misc]
-            try:
-                if not await runner.run(schedule, scenario.sessions, scene):
-                    continue
-            except StepFailed as error:
-                found.append(str(error))
-                continue
-            played += 1
-            await _drain(conn, scene, heal=scenario.heal)
-            left = await rows(conn, _LEFT, queue)
-            wrong = [*scene.wrong, *(f"job {job} is {state} for ever" for job, state in left)]
-            first = list(dict.fromkeys(scene.starts))
-            if scenario.keyed and not scenario.heal and first != sorted(first):
-                wrong.append(f"started in the order {first}")
-            wrong += [
-                f"work {n} was told to job {job}, which did {scene.did.get(job)}"
-                for job, n in dict(scene.told).items()  # the last that was said of each
-                if scene.did.get(job) != n
-            ]
-            found += [f"{schedule}: {what}" for what in wrong]
-    return found, played
+def play(dsn: str, scenario: Scenario) -> tuple[list[str], int]:
+    async def begin(conn: Connection, queue: str) -> Scene:
+        query = "select tallybook.worker_start('one', %s), tallybook.worker_start('two', %s)"
+        ((one, two),) = await rows(conn, query, [queue], [queue])
+        scene = Scene(queue, {"one": one, "two": two}, ordered=scenario.keyed > 0)
+        for _ in range(scenario.keyed):
+            query = "select tallybook.enqueue(%s, 't', order_key => %s)"
+            scene.jobs.append((await rows(conn, query, queue, queue))[0][0])
+        if scenario.unique:
+            await produce(1)(conn, scene)  # type: ignore[operator, misc]
+        return scene
 
+    async def judge(conn: Connection, scene: Scene) -> list[str]:
+        await _drain(conn, scene, heal=scenario.heal)
+        left = await rows(conn, _LEFT, scene.queue)
+        wrong = [*scene.wrong, *(f"job {job} is {state} for ever" for job, state in left)]
+        first = list(dict.fromkeys(scene.starts))
+        if scenario.keyed and not scenario.heal and first != sorted(first):
+            wrong.append(f"started in the order {first}")
+        wrong += [
+            f"work {n} was told to job {job}, which did {scene.did.get(job)}"
+            for job, n in dict(scene.told).items()  # the last that was said of each
+            if scene.did.get(job) != n
+        ]
+        return wrong
 
-async def connect(dsn: str) -> Connection:
-    return await psycopg.AsyncConnection.connect(dsn, autocommit=True, prepare_threshold=0)
-
-
-def play(dsn: str, scenario: Scenario, size: int = 30) -> tuple[list[str], int]:
-    return asyncio.run(_play(dsn, scenario, size))
+    return interleave.play(dsn, scenario.sessions, begin, judge, interleave.some(scenario.sessions))
 
 
 ONE: list[Step] = [claim("one"), start("one"), end("one")]
@@ -292,15 +262,6 @@ def test_in_every_order(dsn: str, name: str) -> None:
     assert played >= 5
 
 
-def _without(dsn: str, function: str, *changes: tuple[str, str]) -> None:
-    text = source(function)
-    for old, new in changes:
-        assert old in text, f"the guard that this control removes is not in {function} any more"
-        text = text.replace(old, new)
-    with psycopg.connect(dsn, autocommit=True) as conn:
-        conn.execute(text)  # type: ignore[arg-type]
-
-
 CONTROLS: dict[str, tuple[str, str, tuple[str, str]]] = {
     "a turn without the key's lock": (
         "an end that commits late",
@@ -325,33 +286,32 @@ CONTROLS: dict[str, tuple[str, str, tuple[str, str]]] = {
 }
 
 
-def _crowded(dsn: str) -> None:
+def _crowded(db: Db) -> None:
     """From now on each producer acts as one that changes more jobs than it has locks for; see _start_waits."""
-    with psycopg.connect(dsn, autocommit=True) as conn:
-        conn.execute(f"alter database {conn.info.dbname} set tallybook.jobs_locked = '1000'")  # type: ignore[arg-type]
+    db.execute(f"alter database {db.info.dbname} set tallybook.jobs_locked = '1000'")  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, scenario in SCENARIOS.items() if scenario.unique])
-def test_a_crowd_in_every_order(dsn: str, name: str) -> None:
+def test_a_crowd_in_every_order(dsn: str, db: Db, name: str) -> None:
     """A producer that has run out of locks for single jobs keeps its promises by the lock of their task."""
-    _crowded(dsn)
+    _crowded(db)
     assert not play(dsn, SCENARIOS[name])[0]
 
 
 @pytest.mark.slow
-def test_control_of_a_crowd(dsn: str) -> None:
+def test_control_of_a_crowd(dsn: str, db: Db) -> None:
     """Control: with no probe of the task's lock, work that was promised is missed."""
-    _crowded(dsn)
-    _without(dsn, "_amendment_state", ("or p_crowd and not (", "or false and not ("))
+    _crowded(db)
+    without(db, "_amendment_state", "or p_crowd and not (", "or false and not (")
     assert play(dsn, SCENARIOS["a producer and a worker"])[0]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONTROLS)
-def test_control(dsn: str, name: str) -> None:
+def test_control(dsn: str, db: Db, name: str) -> None:
     """Control: with a guard taken out the checker finds an overlap, a job that is stuck, or work that was missed."""
     scenario, function, change = CONTROLS[name]
-    _without(dsn, function, change)
+    without(db, function, *change)
     found, _ = play(dsn, SCENARIOS[scenario])
     assert found

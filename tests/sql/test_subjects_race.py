@@ -6,9 +6,8 @@ answer, a promise after its commit.
 
 from __future__ import annotations
 
-import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID, uuid4
@@ -16,17 +15,16 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from support.broken import source
+from support import interleave
+from support.broken import without
+from support.database import Connect
+from support.database import Connection as Db
 from support.hands import Hands
-from support.interleave import Connection, Interleaver, Step, StepFailed, interleavings, sample
+from support.interleave import Connection, Step, claimed, rows
 from support.subjects import call, clock, end, forget, many, push, start_one, state, subject, upsert
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.direct("watches which session waits for which")
-
-Db = psycopg.Connection[tuple[Any, ...]]
-Connect = Callable[..., Db]
-Rows = list[tuple[Any, ...]]
 
 
 @dataclass
@@ -47,10 +45,6 @@ class Scene:
     freed: int = 0
 
 
-async def rows(conn: Connection, query: str, *params: object) -> Rows:
-    return await (await conn.execute(query, params)).fetchall()  # type: ignore[arg-type]
-
-
 def busy(conn: Connection) -> bool:
     return conn.info.transaction_status != psycopg.pq.TransactionStatus.IDLE
 
@@ -58,13 +52,7 @@ def busy(conn: Connection) -> bool:
 def claim(name: str) -> Step:
     async def step(conn: Connection, scene: Scene) -> None:
         await conn.execute("select tallybook.promote()")
-        while True:
-            lease = uuid4()
-            query = "select claim_id, jobs from tallybook.claim(%s, %s, '{10}', %s)"
-            ((claim_id, jobs),) = await rows(conn, query, scene.workers[name], [scene.queue], lease)
-            if claim_id is None or jobs:
-                break
-        for job, attempt in await rows(conn, "select job_id, attempt from tallybook.claimed_jobs(%s)", lease):
+        for job, lease, attempt in await claimed(conn, scene.workers[name], scene.queue):
             scene.claimed.setdefault(name, {})[job] = (lease, attempt)
 
     return step
@@ -238,7 +226,7 @@ async def _drain(conn: Connection, scene: Scene) -> None:
                 await step(conn, scene)  # type: ignore[operator, misc]
 
 
-def _judge(scene: Scene, seen: Rows, made: int) -> list[str]:
+def _judge(scene: Scene, seen: list[tuple[Any, ...]], made: int) -> list[str]:
     wrong = list(scene.wrong)
     last = {job: n for job, n, report in scene.told if report in ("created", "updated", "unchanged")}
     wrong += [f"{n} was promised of job {job}, which did {scene.did.get(job)}" for job, n in last.items()
@@ -251,38 +239,21 @@ def _judge(scene: Scene, seen: Rows, made: int) -> list[str]:
     return wrong
 
 
-async def _play(dsn: str, scenario: Scenario, size: int) -> tuple[list[str], int]:
-    lengths = [len(session) for session in scenario.sessions]
-    schedules = list(interleavings(lengths))
-    if len(schedules) > size:
-        schedules = sample(lengths, size, 1)
-    found, played = [], 0
-    async with (
-        Interleaver(dsn, len(lengths)) as runner,
-        await psycopg.AsyncConnection.connect(dsn, autocommit=True, prepare_threshold=0) as conn,
-    ):
-        for number, schedule in enumerate(schedules):
-            queue = f"q{number}"
-            query = "select tallybook.worker_start('one', %s), tallybook.worker_start('two', %s)"
-            ((one, two),) = await rows(conn, query, [queue], [queue])
-            scene = Scene(queue, {"one": one, "two": two})
-            await _begin(conn, scene, scenario.first)
-            try:
-                if not await runner.run(schedule, scenario.sessions, scene):
-                    continue
-            except StepFailed as error:
-                found.append(str(error))
-                continue
-            played += 1
-            await _drain(conn, scene)
-            seen = await rows(conn, "select job_id, state from tallybook.subject where subject = %s", queue)
-            made = sum(report == "created" for _, _, report in scene.told)
-            found += [f"{schedule}: {what}" for what in _judge(scene, seen, made)]
-    return found, played
+def play(dsn: str, scenario: Scenario) -> tuple[list[str], int]:
+    async def begin(conn: Connection, queue: str) -> Scene:
+        query = "select tallybook.worker_start('one', %s), tallybook.worker_start('two', %s)"
+        ((one, two),) = await rows(conn, query, [queue], [queue])
+        scene = Scene(queue, {"one": one, "two": two})
+        await _begin(conn, scene, scenario.first)
+        return scene
 
+    async def judge(conn: Connection, scene: Scene) -> list[str]:
+        await _drain(conn, scene)
+        seen = await rows(conn, "select job_id, state from tallybook.subject where subject = %s", scene.queue)
+        made = sum(report == "created" for _, _, report in scene.told)
+        return _judge(scene, seen, made)
 
-def play(dsn: str, scenario: Scenario, size: int = 30) -> tuple[list[str], int]:
-    return asyncio.run(_play(dsn, scenario, size))
+    return interleave.play(dsn, scenario.sessions, begin, judge, interleave.some(scenario.sessions))
 
 
 def test_an_upsert_against_a_claim(dsn: str) -> None:
@@ -301,16 +272,6 @@ def test_in_every_order(dsn: str, name: str) -> None:
     found, played = play(dsn, SCENARIOS[name])
     assert not found
     assert played >= 3
-
-
-def without(dsn: str, function: str, *changes: tuple[str, str]) -> None:
-    """Take a guard out of a function."""
-    text = source(function)
-    for old, new in changes:
-        assert old in text, f"the guard that this control removes is not in {function} any more"
-        text = text.replace(old, new)
-    with psycopg.connect(dsn, autocommit=True) as conn:
-        conn.execute(text)  # type: ignore[arg-type]
 
 
 CONTROLS: dict[str, tuple[Any, ...]] = {
@@ -332,7 +293,7 @@ CONTROLS: dict[str, tuple[Any, ...]] = {
     ),
     "a name that is free while a retry is on its way": (
         "retried and made anew",
-        "_subject_end",
+        "_subject_retaken",
         ("j.subject = e.unique_key for update;", "j.subject = e.unique_key;"),
         ("perform tallybook._subject_lives(e.task, e.unique_key, v_other, e.job_id);", "null;"),
     ),
@@ -341,21 +302,21 @@ CONTROLS: dict[str, tuple[Any, ...]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("probed", [True, False])
-def test_a_crowd_and_a_claim(dsn: str, probed: bool) -> None:
+def test_a_crowd_and_a_claim(dsn: str, db: Db, probed: bool) -> None:
     """An upsert out of locks for single jobs keeps its promise by the lock of their task; without its probe it does not."""
-    with psycopg.connect(dsn, autocommit=True) as conn:
-        conn.execute(f"alter database {conn.info.dbname} set tallybook.jobs_locked = '1000'")  # type: ignore[arg-type]
+    db.execute(f"alter database {db.info.dbname} set tallybook.jobs_locked = '1000'")  # type: ignore[arg-type]
     if not probed:
-        without(dsn, "_amendment_state", ("or p_crowd and not (", "or false and not ("))
+        without(db, "_amendment_state", "or p_crowd and not (", "or false and not (")
     assert bool(play(dsn, SCENARIOS["an upsert and a claim"])[0]) is not probed
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONTROLS)
-def test_control(dsn: str, name: str) -> None:
+def test_control(dsn: str, db: Db, name: str) -> None:
     """Control: with a guard taken out, a promise is broken, or there are two jobs of one subject."""
     scenario, function, *changes = CONTROLS[name]
-    without(dsn, function, *changes)
+    for change in changes:
+        without(db, function, *change)
     found, _ = play(dsn, SCENARIOS[scenario])
     assert found
 
@@ -363,13 +324,13 @@ def test_control(dsn: str, name: str) -> None:
 # --- a forget that commits while a worker looks ---------------------------------------------------------------------
 
 
-def _forgotten_while_leased(db: Db, connect: Connect, dsn: str) -> list[bool]:
+def _forgotten_while_leased(db: Db, connect: Connect) -> list[bool]:
     """What claimed_jobs says of two jobs, of which the second is forgotten after its statement began and before it is looked at."""
     hands = Hands(db)
     first, _ = push(db, "a")
     push(db, "b")
     stop = f"if p_job_id = {first} then perform pg_advisory_lock(99), pg_advisory_unlock(99); end if;"
-    without(dsn, "_amendment_state", ("  k.busy := not (pg_try", f"  {stop}\n  k.busy := not (pg_try"))
+    without(db, "_amendment_state", "  k.busy := not (pg_try", f"  {stop}\n  k.busy := not (pg_try")
     gate, forgetter, worker = connect(), connect(), connect()
     gate.execute("select pg_advisory_lock(99)")
     forgetter.execute("begin")
@@ -392,15 +353,15 @@ def _forgotten_while_leased(db: Db, connect: Connect, dsn: str) -> list[bool]:
     return said
 
 
-def test_a_forget_that_commits_while_a_worker_looks(db: Db, connect: Connect, dsn: str) -> None:
+def test_a_forget_that_commits_while_a_worker_looks(db: Db, connect: Connect) -> None:
     """A forgotten subject does not start, also when the forget commits between claimed_jobs' snapshot and its look at that job."""
-    assert _forgotten_while_leased(db, connect, dsn) == [False, True]
+    assert _forgotten_while_leased(db, connect) == [False, True]
 
 
-def test_control_without_the_newer_look(db: Db, connect: Connect, dsn: str) -> None:
+def test_control_without_the_newer_look(db: Db, connect: Connect) -> None:
     """Control: with the tombstones of claimed_jobs' own snapshot alone, the forgotten subject starts."""
-    without(dsn, "claimed_jobs", ("or (e.a).cancelled", ""))
-    assert _forgotten_while_leased(db, connect, dsn) == [False, False]
+    without(db, "claimed_jobs", "or (e.a).cancelled")
+    assert _forgotten_while_leased(db, connect) == [False, False]
 
 
 # --- batches --------------------------------------------------------------------------------------------------------
@@ -441,13 +402,14 @@ def _opposite(db: Db, connect: Connect, names: list[str], rounds: int, *, fresh:
 
 BACKWARDS = "case when current_setting('application_name') = 'two' then -{0} else {0} end"
 UNORDERED = {
-    "new": ("_subjects_put", (
+    "new": (
+        "_subjects_put",
         "where u.kind = 'n' order by u.subject collate \"C\"",
         f"where u.kind = 'n' order by {BACKWARDS.format('length(u.subject)')}",
-    )),
-    "planned": ("_subjects_change", (
-        "from want w order by w.job_id) q", f"from want w order by {BACKWARDS.format('w.job_id')}) q"
-    )),
+    ),
+    "planned": (
+        "_subjects_change", "from want w order by w.job_id) q", f"from want w order by {BACKWARDS.format('w.job_id')}) q"
+    ),
 }  # fmt: skip
 
 
@@ -465,12 +427,12 @@ def test_batches_do_not_deadlock(db: Db, connect: Connect, kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", UNORDERED)
-def test_control_batches_in_orders_of_their_own(db: Db, connect: Connect, dsn: str, kind: str) -> None:
+def test_control_batches_in_orders_of_their_own(db: Db, connect: Connect, kind: str) -> None:
     """Control: when each batch takes its locks in an order of its own, two of them deadlock."""
     names = ["x" * n for n in range(1, 400)]
     if kind == "planned":
         many(db, "subject_push_many", names, run_ats=[clock(db, "1 h")] * len(names))
-    without(dsn, *UNORDERED[kind])
+    without(db, *UNORDERED[kind])
     assert _opposite(db, connect, names, 1, fresh=kind == "new") > 0
 
 
@@ -545,9 +507,9 @@ def test_a_change_that_meets_a_worker_that_stops(db: Db, connect: Connect, last:
     assert start_one(hands, "2 h").args == {"n": last}
 
 
-def test_control_a_change_that_is_not_absorbed(db: Db, connect: Connect, dsn: str) -> None:
+def test_control_a_change_that_is_not_absorbed(db: Db, connect: Connect) -> None:
     """Control: when the older change stays beside the planned job, it undoes the newer one."""
-    without(dsn, "_subjects_look", ("perform tallybook._subject_absorb(r.job) where v_special;", ""))
+    without(db, "_subjects_look", "perform tallybook._subject_absorb(r.job) where v_special;")
     hands = _changed_as_it_is_given_back(db, connect)
     upsert(db, "a", args={"n": 3})
     assert start_one(hands, "2 h").args == {"n": 2}

@@ -5,20 +5,23 @@ them all: a step that waits for a lock stays behind while the schedule goes on w
 freed. A schedule that would run a step of a session that still waits cannot happen, so it is skipped: the order in which
 it does happen is another schedule.
 
-    async with Interleaver(dsn, sessions=2) as runner:
-        for schedule in interleavings([3, 2]):
-            scene = Scene()                                 # whatever the steps read and write
-            if await runner.run(schedule, [first, second], scene):
-                ...                                         # look at what it left behind
+    async def begin(conn, queue):
+        return Scene(queue)                                 # whatever the steps read and write
+
+    async def judge(conn, scene):
+        return [...]                                        # what is wrong with what it left behind
+
+    found, played = play(dsn, [first, second], begin, judge, interleavings([3, 2]))
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Any, LiteralString, Self, TypeAlias
+from uuid import UUID, uuid4
 
 import psycopg
 
@@ -65,6 +68,58 @@ def sample(lengths: Sequence[int], size: int, seed: int) -> list[Schedule]:
     return list(found)
 
 
+def some(sessions: Sequence[Sequence[Step]], most: int = 30) -> list[Schedule]:
+    """Every order, or a sample of so many."""
+    lengths = [len(session) for session in sessions]
+    schedules = list(interleavings(lengths))
+    return schedules if len(schedules) <= most else sample(lengths, most, 1)
+
+
+async def connect(dsn: str) -> Connection:
+    return await psycopg.AsyncConnection.connect(dsn, autocommit=True, prepare_threshold=0)
+
+
+async def rows(conn: Connection, query: Any, *params: object) -> list[tuple[Any, ...]]:
+    return await (await conn.execute(query, params)).fetchall()
+
+
+async def claimed(conn: Connection, worker: int, queue: str, most: int = 10) -> list[tuple[int, UUID, int]]:
+    """Claim what is in line, past what was cancelled there: job, lease and attempt of each."""
+    while True:
+        lease = uuid4()
+        query = "select claim_id, jobs from tallybook.claim(%s, %s, %s, %s)"
+        ((claim_id, jobs),) = await rows(conn, query, worker, [queue], [most], lease)
+        if claim_id is None or jobs:
+            return await rows(conn, "select job_id, %s::uuid, attempt from tallybook.claimed_jobs(%s)", lease, lease)
+
+
+def play(
+    dsn: str,
+    sessions: Sequence[Sequence[Step]],
+    begin: Callable[[Connection, str], Awaitable[Any]],
+    judge: Callable[[Connection, Any], Awaitable[list[str]]],
+    schedules: Iterable[Schedule],
+) -> tuple[list[str], int]:
+    """Play the schedules, each in a scene and a queue of its own: what is wrong, or failed, in which, and how many could happen."""
+
+    async def play_all() -> tuple[list[str], int]:
+        found, played = [], 0
+        async with Interleaver(dsn, len(sessions)) as runner, await connect(dsn) as conn:
+            for number, schedule in enumerate(schedules):
+                scene = await begin(conn, f"q{number}")
+                try:
+                    if not await runner.run(schedule, sessions, scene):
+                        continue
+                except StepFailed as error:
+                    found.append(str(error))
+                    continue
+                played += 1
+                found += [f"{schedule}: {what}" for what in await judge(conn, scene)]
+        return found, played
+
+    return asyncio.run(play_all())
+
+
 class Interleaver:
     """Connections that are kept from schedule to schedule, and one that watches who waits."""
 
@@ -78,7 +133,7 @@ class Interleaver:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             for _ in range(self._count + 1):
-                conn = await psycopg.AsyncConnection.connect(self._dsn, autocommit=True, prepare_threshold=0)
+                conn = await connect(self._dsn)
                 stack.push_async_callback(conn.close)
                 self.sessions.append(conn)
             self._watcher = self.sessions.pop()
