@@ -280,6 +280,17 @@ def test_the_dsn_of_a_database_keeps_its_form(given: str, named: str) -> None:
         assert databases.dsn("other db") == named
 
 
+def users_pytest(folder: Path, file: str, environment: dict[str, str] | None = None) -> str:
+    """What pytest prints in a process of its own, as a user runs it; all tests of the file pass."""
+    words = ["-q", "-p", "no:cacheprovider", "--rootdir", str(folder), file]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("embedded", [False, True], ids=["given", "embedded"])
 def test_a_users_test_file(tmp_path: Path, server: Any, embedded: bool) -> None:
@@ -311,22 +322,7 @@ def test_a_second_database(tallybook_server, tallybook_dsn):
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("TALLYBOOK_", "PYTEST_"))}
     if not embedded:
         environment["TALLYBOOK_TEST_DSN"] = server.dsn()
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--rootdir",
-        str(tmp_path),
-        "test_shop.py",
-    ]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "3 passed" in done.stdout
+    assert "3 passed" in users_pytest(tmp_path, "test_shop.py", environment)
 
 
 @pytest.mark.slow
@@ -335,16 +331,4 @@ def test_the_plugin_starts_nothing_and_imports_no_manager_of_servers(tmp_path: P
     (tmp_path / "test_other.py").write_text(
         "import sys\ndef test_it():\n    assert not {'tallybook.testing', 'tallybook.embedded'} & sys.modules.keys()\n"
     )
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--rootdir",
-        str(tmp_path),
-        "test_other.py",
-    ]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    users_pytest(tmp_path, "test_other.py")

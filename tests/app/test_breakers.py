@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
-import click.testing
 import pytest
 
+from support.cli import invoke
 from support.workers import Jobs, eventually, working
 from tallybook import App, Dead
-from tallybook._cli import cli
 from tallybook.errors import ConfigError, InvalidArgument
 
 
@@ -70,8 +70,7 @@ async def test_closing_it_by_hand_is_heard_at_once(app: App, dsn: str, db: Any) 
 def test_by_hand(dsn: str, db: Any, app: App) -> None:
     """Made, listed, opened, closed and removed from the command line and from Python; a slip of the pen is one clear error."""
 
-    def run(*words: str) -> click.testing.Result:
-        return click.testing.CliRunner().invoke(cli, ["breaker", *words], env={"TALLYBOOK_DSN": dsn})
+    run = partial(invoke, "breaker", to=dsn)
 
     assert run("list").output == "no breakers\n"
     assert run("set", "provider", "5", "1min", "30s").output == "breaker 'provider' is created\n"

@@ -7,18 +7,19 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
+from support.cli import invoke
 from support.database import Connection
 from support.hands import Hands, put
 from support.shop import Shop, moved
 from tallybook import App, Constant, Counts, Difference
-from tallybook._cli import cli
 from tallybook.errors import ConfigError, InvalidArgument
 from tallybook.testing import drain
 
@@ -27,10 +28,9 @@ Run = Callable[..., Result]
 
 
 @pytest.fixture
-def run(dsn: str, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(dsn: str) -> Run:
     """Run a command on the test's database."""
-    monkeypatch.setenv("TALLYBOOK_DSN", dsn)
-    return lambda *words: CliRunner().invoke(cli, [str(word) for word in words], catch_exceptions=False)
+    return partial(invoke, to=dsn)
 
 
 @pytest.fixture

@@ -6,10 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
+from support.cli import invoke
 from tallybook import App, Complete, Kill, Reschedule
-from tallybook._cli import cli
 from tallybook.errors import ConfigError, InvalidArgument, UnknownJob
 from tallybook.testing import drain_async
 
@@ -87,7 +86,7 @@ async def test_the_command_line_pages_and_filters(app: App, db: Any, dsn: str) -
 
     def run(dsn: str, *words: str) -> tuple[str, str]:
         """What `tallybook job list` prints, and what it says beside it."""
-        result = CliRunner().invoke(cli, ["job", "list", *words, "--dsn", dsn])
+        result = invoke("job", "list", *words, to=dsn)
         assert result.exit_code == 0, result.output
         return result.stdout, result.stderr
 
@@ -105,7 +104,7 @@ async def test_the_command_line_pages_and_filters(app: App, db: Any, dsn: str) -
     rest, said = run(dsn, "--state", "dead", "--after", f"i{dead[1]}", "--json")
     assert ([job["id"] for job in json.loads(rest)], said) == ([dead[0]], "")
     assert run(dsn, "--before", "1 hour") == ("no such jobs\n", "")
-    result = CliRunner().invoke(cli, ["job", "list", "--since", "2030-01-01", "--dsn", dsn])
+    result = invoke("job", "list", "--since", "2030-01-01", to=dsn)
     assert result.exit_code == 2 and "has no zone" in result.output
 
 
@@ -142,7 +141,7 @@ async def test_which_subjects_have_stopped_and_why(app: App, db: Any, dsn: str) 
         "a:breaks", "b:lives", "d:breaks",
     ]  # fmt: skip
     assert (await app.subjects.list(task="other")).subjects == []
-    result = CliRunner().invoke(cli, ["subject", "list", "--state", "dead", "--state", "killed", "--dsn", dsn])
+    result = invoke("subject", "list", "--state", "dead", "--state", "killed", to=dsn)
     assert [line.split()[1:3] for line in result.stdout.splitlines()[-3:]] == [
         ["d:breaks", "dead"],
         ["b:killed", "killed"],

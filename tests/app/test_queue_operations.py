@@ -7,12 +7,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from support.cli import run
+from support.cli import invoke, run
 from support.workers import Jobs, eventually, working
 from tallybook import App
-from tallybook._cli import cli
 from tallybook.errors import ConfigError, InvalidArgument, UnknownQueue
 
 
@@ -93,7 +91,7 @@ async def test_pause_and_resume_reach_a_worker(app: App, dsn: str, db: Any) -> N
 def test_the_command_line(app: App, dsn: str, db: Any) -> None:
     """S3-36: create, set, top, truncate and drop, with a question that names the number of jobs, and as JSON."""
     assert run("queue", "create", "mail", "--max-attempts", "3", dsn=dsn) == "queue 'mail' is created\n"
-    assert "is there already" in str(CliRunner().invoke(cli, ["queue", "create", "mail", "--dsn", dsn]).output)
+    assert "is there already" in invoke("queue", "create", "mail", to=dsn).output
     said = json.loads(run("queue", "set", "mail", "--retention", "brief", "--json", dsn=dsn))
     assert said == {"queue": "mail", "said": "changed"}
     assert "say what to change" in run("queue", "set", "mail", dsn=dsn, code=2)

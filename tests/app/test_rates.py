@@ -7,19 +7,19 @@ import json
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
-import click.testing
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
 from chaos.proxy import Proxy
 from support import zoo
+from support.cli import invoke
 from support.proxy import upstream
 from support.workers import Jobs, eventually, working
 from tallybook import App, Context, RateInfo, Snooze
-from tallybook._cli import cli
 from tallybook.errors import ConfigError, InvalidArgument
 
 HOUR = timedelta(hours=1)
@@ -249,8 +249,7 @@ async def test_the_verbs_in_python(app: App, dsn: str) -> None:
 def test_the_command_line(dsn: str, db: Any) -> None:
     """S1-18, S1-19: put, list, push, calls and drop, as text and as JSON, with exit codes."""
 
-    def run(*words: str) -> click.testing.Result:
-        return click.testing.CliRunner().invoke(cli, ["limit", *words], env={"TALLYBOOK_DSN": dsn})
+    run = partial(invoke, "limit", to=dsn)
 
     assert run("list").output == "no rate limits\n"
     assert run("set", "provider", "8", "1min").output == "rate limit 'provider' is created\n"
@@ -360,8 +359,7 @@ async def test_a_handler_takes_a_place_that_it_names_itself(app: App, dsn: str, 
 def test_concurrency_limits_by_hand(dsn: str, db: Any, app: App) -> None:
     """S1-18: made, listed and removed from the command line and from Python."""
 
-    def run(*words: str) -> click.testing.Result:
-        return click.testing.CliRunner().invoke(cli, ["limit", *words], env={"TALLYBOOK_DSN": dsn})
+    run = partial(invoke, "limit", to=dsn)
 
     assert run("at-once", "customer", "2").output == "concurrency limit 'customer' is created\n"
     assert app.concurrency_limits.set("customer:7", 5).sync(db) == "created"

@@ -6,18 +6,13 @@ import json
 from datetime import timedelta
 from typing import Any
 
-import click.testing
 import psycopg
 import pytest
 
+from support.cli import invoke
 from support.workers import eventually, working
 from tallybook import App, HeldRange, RetentionInfo
-from tallybook._cli import cli
 from tallybook.errors import ConfigError, InvalidArgument, UnknownJob
-
-
-def run(*words: str, to: str) -> click.testing.Result:
-    return click.testing.CliRunner().invoke(cli, list(words), env={"TALLYBOOK_DSN": to})
 
 
 async def test_a_worker_prunes(app: App, dsn: str, db: Any) -> None:
@@ -87,17 +82,17 @@ async def test_held_ranges_in_python(app: App, db: Any, dsn: str) -> None:
     assert isinstance(held, HeldRange)
     assert (held.name, held.lower, held.open_jobs, held.why) == ("default", 0, 1, "open jobs")
     assert held.due_at is not None
-    assert "open jobs" in run("history", "held", to=dsn).output
-    assert json.loads(run("history", "held", "--json", to=dsn).output)[0]["open_jobs"] == 1
+    assert "open jobs" in invoke("history", "held", to=dsn).output
+    assert json.loads(invoke("history", "held", "--json", to=dsn).output)[0]["open_jobs"] == 1
 
 
 def test_retention_on_the_command_line(dsn: str) -> None:
     """S3-21: tallybook history lists and sets; what cannot be is one line and an exit code."""
-    assert "brief" in run("history", "list", to=dsn).output
-    assert run("history", "held", to=dsn).output == "nothing is held\n"
-    assert run("history", "set", "brief", "2h", to=dsn).output == "brief is kept for 2 hours\n"
-    assert run("history", "set", "brief", "2h", to=dsn).output == "brief is kept for 2 hours already\n"
-    listed = {one["name"]: one["keep"] for one in json.loads(run("history", "list", "--json", to=dsn).output)}
+    assert "brief" in invoke("history", "list", to=dsn).output
+    assert invoke("history", "held", to=dsn).output == "nothing is held\n"
+    assert invoke("history", "set", "brief", "2h", to=dsn).output == "brief is kept for 2 hours\n"
+    assert invoke("history", "set", "brief", "2h", to=dsn).output == "brief is kept for 2 hours already\n"
+    listed = {one["name"]: one["keep"] for one in json.loads(invoke("history", "list", "--json", to=dsn).output)}
     assert listed["brief"] == 7200.0
-    refused = run("history", "set", "short", "2h", to=dsn)
+    refused = invoke("history", "set", "short", "2h", to=dsn)
     assert refused.exit_code != 0 and "no retention class" in refused.output

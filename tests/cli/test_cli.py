@@ -4,38 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
-from click.testing import CliRunner, Result
 from psycopg.conninfo import make_conninfo
 
-from support.cli import Command
+from support.cli import Command, invoke
 from tallybook import App, Constant
 from tallybook._cli import GROUPS, cli
 from tallybook._cli.errors import short
 from tallybook._cli.text import clean, json_safe
 
-Run = Callable[..., Result]
 UNREACHABLE = "host=127.0.0.1 port=1 dbname=shop user=u password=geheim"
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run a command in this process; `to` is its TALLYBOOK_DSN."""
-    monkeypatch.delenv("TALLYBOOK_DSN", raising=False)
-
-    def invoke(*words: object, to: str | None = None, input: str | None = None) -> Result:  # noqa: A002 - click's name
-        result = CliRunner().invoke(cli, [str(word) for word in words], env={"TALLYBOOK_DSN": to}, input=input)
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return result
-
-    return invoke
 
 
 def put(dsn: str, *jobs: str) -> list[int]:
@@ -45,12 +28,12 @@ def put(dsn: str, *jobs: str) -> list[int]:
     return [row[0] for row in rows if row]
 
 
-def test_the_help_has_four_groups(run: Run) -> None:
+def test_the_help_has_four_groups() -> None:
     """The help shows at most 26 commands, each once, under Run, Look, Change and Maintain, in lines of 80 columns."""
     shown = [str(command.name) for commands in GROUPS.values() for command in commands]
     assert list(GROUPS) == ["Run", "Look", "Change", "Maintain"]
     assert sorted(shown) == sorted(cli.commands) and len(shown) <= 26
-    lines = run("--help").output.splitlines()
+    lines = invoke("--help").output.splitlines()
     assert [line for line in lines if line.endswith(":") and line[0] != " "] == [
         "Options:",
         *(f"{name}:" for name in GROUPS),
@@ -58,12 +41,12 @@ def test_the_help_has_four_groups(run: Run) -> None:
     assert not [line for line in lines if len(line) > 80 or (line[0:1] == " " and line.endswith("..."))]
 
 
-def test_dsn_before_and_after_the_command(run: Run, dsn: str, empty_dsn: str) -> None:
+def test_dsn_before_and_after_the_command(dsn: str, empty_dsn: str) -> None:
     """--dsn works before and after the command; the one after it wins."""
     put(dsn, "'mail', 'send'")
-    assert run("--dsn", dsn, "job", "list", to=UNREACHABLE).output == run("job", "list", "--dsn", dsn).output
-    assert run("--dsn", empty_dsn, "job", "list", "--dsn", dsn).exit_code == 0
-    assert run("--dsn", empty_dsn, "job", "list", to=dsn).exit_code == 2
+    assert invoke("--dsn", dsn, "job", "list", to=UNREACHABLE).output == invoke("job", "list", "--dsn", dsn).output
+    assert invoke("--dsn", empty_dsn, "job", "list", "--dsn", dsn).exit_code == 0
+    assert invoke("--dsn", empty_dsn, "job", "list", to=dsn).exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -78,14 +61,14 @@ def test_dsn_before_and_after_the_command(run: Run, dsn: str, empty_dsn: str) ->
         (["job", "list", "--state", "pending"], "available or scheduled"),
     ],
 )
-def test_near_misses_get_a_suggestion(run: Run, words: list[str], hint: str) -> None:
+def test_near_misses_get_a_suggestion(words: list[str], hint: str) -> None:
     """A command, an option or a choice that there is not, and what was probably meant."""
-    result = run(*words)
+    result = invoke(*words)
     assert result.exit_code == 2
     assert "Did you mean" in result.output and hint in result.output.split("Did you mean", 1)[1]
 
 
-def test_job_show_says_state_and_error_first(run: Run, dsn: str) -> None:
+def test_job_show_says_state_and_error_first(dsn: str) -> None:
     """The first lines are the id, the state, and of a dead job its last error."""
     app = App("shop", dsn=dsn)
 
@@ -95,7 +78,7 @@ def test_job_show_says_state_and_error_first(run: Run, dsn: str) -> None:
 
     job = charge.enqueue_sync(app)
     asyncio.run(app.drain())
-    lines = run("job", "show", job.id, to=dsn).output.splitlines()
+    lines = invoke("job", "show", job.id, to=dsn).output.splitlines()
     assert [line.split() for line in lines[:2]] == [["id", str(job.id)], ["state", "dead"]]
     assert (
         lines[2].split(maxsplit=1) == ["error", "builtins.ValueError: card was refused"]
@@ -103,7 +86,7 @@ def test_job_show_says_state_and_error_first(run: Run, dsn: str) -> None:
     )
 
 
-def test_max_attempts_is_the_tasks_own_value(run: Run, dsn: str) -> None:
+def test_max_attempts_is_the_tasks_own_value(dsn: str) -> None:
     """What counts for a job is shown: what was asked for it, else what its task says, else its queue, else 5."""
     app = App("shop", dsn=dsn)
 
@@ -113,22 +96,22 @@ def test_max_attempts_is_the_tasks_own_value(run: Run, dsn: str) -> None:
     plain, asked = charge.enqueue_sync(app), charge.with_(max_attempts=2).enqueue_sync(app)
 
     def shown(job: int) -> int:
-        return int(json.loads(run("job", "show", job, "--json", to=dsn).output)["max_attempts"])
+        return int(json.loads(invoke("job", "show", job, "--json", to=dsn).output)["max_attempts"])
 
     assert (shown(plain.id), shown(asked.id)) == (5, 2)
     asyncio.run(app.drain(max_jobs=0))
     assert (shown(plain.id), shown(asked.id)) == (9, 2)
 
 
-def test_migrate_twice(run: Run, empty_dsn: str) -> None:
+def test_migrate_twice(empty_dsn: str) -> None:
     """S3-41: migrate installs the schema, says so, and finds nothing to do the second time."""
-    first, second = run("migrate", to=empty_dsn), run("migrate", to=empty_dsn)
+    first, second = invoke("migrate", to=empty_dsn), invoke("migrate", to=empty_dsn)
     assert (first.exit_code, second.exit_code) == (0, 0)
     assert "installed schema tallybook (version" in first.output
     assert second.output.startswith("nothing to do: ")
 
 
-def test_migrate_from_two_processes(run: Run, empty_dsn: str, tmp_path: Path) -> None:
+def test_migrate_from_two_processes(empty_dsn: str, tmp_path: Path) -> None:
     """S3-41: two migrations at once follow each other: one installs, the other finds it done, none fails."""
     with (
         Command(tmp_path / "a", "migrate", dsn=empty_dsn) as one,
@@ -136,51 +119,51 @@ def test_migrate_from_two_processes(run: Run, empty_dsn: str, tmp_path: Path) ->
     ):
         assert [one.ended(), two.ended()] == [0, 0], one.output + two.output
         assert (one.output + two.output).count("applying migrations/0001") == 1
-    assert run("info", to=empty_dsn).exit_code == 0
+    assert invoke("info", to=empty_dsn).exit_code == 0
 
 
-def test_script_installs_the_same(run: Run, empty_dsn: str) -> None:
+def test_script_installs_the_same(empty_dsn: str) -> None:
     """S3-42: what `migrate --sql` prints, applied by other means, is what migrate installs."""
-    text = run("migrate", "--sql", "--node", 7).output
+    text = invoke("migrate", "--sql", "--node", 7).output
     with psycopg.connect(empty_dsn, autocommit=True) as conn:
         conn.execute(text)
-    found = json.loads(run("info", "--json", to=empty_dsn).output)
+    found = json.loads(invoke("info", "--json", to=empty_dsn).output)
     assert (found["routines_current"], found["node"]) == (True, 7)
-    assert run("migrate", to=empty_dsn).output.startswith("nothing to do: ")
+    assert invoke("migrate", to=empty_dsn).output.startswith("nothing to do: ")
 
 
-def test_info_tells_what_is_installed(run: Run, dsn: str, empty_dsn: str) -> None:
+def test_info_tells_what_is_installed(dsn: str, empty_dsn: str) -> None:
     """S3-42: info names the versions of schema and server; its exit code is 1 where nothing is installed."""
-    here, nowhere = run("info", to=dsn), run("info", to=empty_dsn)
+    here, nowhere = invoke("info", to=dsn), invoke("info", to=empty_dsn)
     assert (here.exit_code, nowhere.exit_code) == (0, 1)
     assert "up to date" in here.output
     assert "run `tallybook migrate`" in nowhere.output
 
 
-def test_migrate_rebases_what_came_from_another_cluster(run: Run, dsn: str) -> None:
+def test_migrate_rebases_what_came_from_another_cluster(dsn: str) -> None:
     """Moving house: info says that a database came from another cluster, migrate makes its jobs claimable and says so."""
-    assert json.loads(run("info", "--json", to=dsn).output)["cluster"] == "this one"
+    assert json.loads(invoke("info", "--json", to=dsn).output)["cluster"] == "this one"
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute("select tallybook.enqueue('mail', 'send')")
         conn.execute("update tallybook.installation set system_identifier = 1")
-        assert "came from another cluster" in run("info", to=dsn).output
-        assert "1 lanes rebased, 1 jobs put in line again" in run("migrate", to=dsn).output
+        assert "came from another cluster" in invoke("info", to=dsn).output
+        assert "1 lanes rebased, 1 jobs put in line again" in invoke("migrate", to=dsn).output
         assert conn.execute("select attempt, attempts, state from tallybook.job").fetchall() == [(2, 0, "available")]
-    assert json.loads(run("info", "--json", to=dsn).output)["cluster"] == "this one"
+    assert json.loads(invoke("info", "--json", to=dsn).output)["cluster"] == "this one"
 
 
-def test_uninstall_asks(run: Run, dsn: str) -> None:
+def test_uninstall_asks(dsn: str) -> None:
     """S3-42: uninstall removes nothing while nobody has confirmed it, all with --yes, and then finds nothing to do."""
-    refused = run("uninstall", to=dsn)
+    refused = invoke("uninstall", to=dsn)
     assert (refused.exit_code, "Say --yes" in refused.output) == (2, True)
-    assert run("info", to=dsn).exit_code == 0
-    assert "removed schema tallybook" in run("uninstall", "--yes", to=dsn).output
-    assert "nothing to do" in run("uninstall", "--yes", to=dsn).output
+    assert invoke("info", to=dsn).exit_code == 0
+    assert "removed schema tallybook" in invoke("uninstall", "--yes", to=dsn).output
+    assert "nothing to do" in invoke("uninstall", "--yes", to=dsn).output
 
 
-def test_node_is_set_once(run: Run, dsn: str) -> None:
+def test_node_is_set_once(dsn: str) -> None:
     """A second migrate with another --node says that the number stays."""
-    result = run("migrate", "--node", 3, to=dsn)
+    result = invoke("migrate", "--node", 3, to=dsn)
     assert (result.exit_code, "node number stays 0" in result.output) == (1, True)
 
 
@@ -204,9 +187,9 @@ def test_node_is_set_once(run: Run, dsn: str) -> None:
         (["job", "list", "--dsn", "no dsn secret"], "not a connection string"),
     ],
 )
-def test_wrong_usage(run: Run, dsn: str, words: list[str], said: str) -> None:
+def test_wrong_usage(dsn: str, words: list[str], said: str) -> None:
     """What is typed wrong ends with one line that says what, a hint, and code 2; never a traceback, never a secret."""
-    result = run(*words, to=dsn)
+    result = invoke(*words, to=dsn)
     assert result.exit_code == 2
     assert said in result.output
     assert result.output.startswith("tallybook: error: ")
@@ -214,9 +197,9 @@ def test_wrong_usage(run: Run, dsn: str, words: list[str], said: str) -> None:
 
 
 @pytest.mark.parametrize("words", ["info", "migrate", "job list", "queue pause mail", "enqueue mail t"])
-def test_unreachable_server(run: Run, words: str) -> None:
+def test_unreachable_server(words: str) -> None:
     """A server that is not there: one line that names it without the password, code 1."""
-    result = run(*words.split(), to=UNREACHABLE)
+    result = invoke(*words.split(), to=UNREACHABLE)
     assert result.exit_code == 1
     assert "cannot reach PostgreSQL at host=127.0.0.1 port=1 dbname=shop user=u: " in result.output
     assert "geheim" not in result.output
@@ -226,7 +209,7 @@ def test_a_schema_of_yours_with_that_name_is_not_removed(empty_dsn: str) -> None
     """`uninstall` removes what Tallybook has installed and nothing else."""
     with psycopg.connect(empty_dsn, autocommit=True) as conn:
         conn.execute("create schema tallybook; create table tallybook.mine ()")
-        result = CliRunner().invoke(cli, ["uninstall", "--yes", "--dsn", empty_dsn])
+        result = invoke("uninstall", "--yes", to=empty_dsn)
         assert result.exit_code == 0 and "nothing to do" in result.output
         assert conn.execute("select to_regclass('tallybook.mine') is not null").fetchone() == (True,)
 
@@ -235,39 +218,39 @@ def test_a_schema_of_yours_with_that_name_is_not_removed(empty_dsn: str) -> None
 @pytest.mark.parametrize(
     ("version", "said"), [(-1, "version -1"), (999, "Update the package"), (None, "no schema tallybook in database")]
 )
-def test_schema_of_another_version(run: Run, dsn: str, words: str, version: int | None, said: str) -> None:
+def test_schema_of_another_version(dsn: str, words: str, version: int | None, said: str) -> None:
     """A schema that is missing, too old or too new: each command says so and what to do, code 2."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         if version is None:
             conn.execute("drop schema tallybook cascade")
         else:
             conn.execute("update tallybook.installation set version = %s, works_from = %s", (version, version))
-    result = run(*words.split(), to=dsn)
+    result = invoke(*words.split(), to=dsn)
     assert result.exit_code == 2
     assert said in result.output
 
 
-def test_enqueue(run: Run, dsn: str) -> None:
+def test_enqueue(dsn: str) -> None:
     """enqueue puts one job in with its options, and says whether a unique key was taken."""
-    first = run("enqueue", "mail", "t", '{"a": 1.5}', "--unique", "k", "--delay", "1 h", "--priority", 0, to=dsn)
-    second = json.loads(run("enqueue", "mail", "t", "-", "--unique", "k", "--json", to=dsn, input="{}").stdout)
+    first = invoke("enqueue", "mail", "t", '{"a": 1.5}', "--unique", "k", "--delay", "1 h", "--priority", 0, to=dsn)
+    second = json.loads(invoke("enqueue", "mail", "t", "-", "--unique", "k", "--json", to=dsn, typed="{}").stdout)
     assert first.output == f"job {second['id']} is in queue 'mail'\n"
     assert second["created"] is False
-    job = json.loads(run("job", "show", second["id"], "--json", to=dsn).output)
+    job = json.loads(invoke("job", "show", second["id"], "--json", to=dsn).output)
     assert (job["state"], job["priority"], job["args"], job["unique_key"]) == ("scheduled", 0, {"a": 1.5}, "k")
 
 
-def test_enqueue_warns_of_a_task_that_nobody_knows(run: Run, dsn: str) -> None:
+def test_enqueue_warns_of_a_task_that_nobody_knows(dsn: str) -> None:
     """When workers live and none knows the task, enqueue says so, with the nearest name; the job is in all the same."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute("select tallybook.worker_start('w', array['mail'], array['send_welcome'])")
-    result = run("enqueue", "mail", "send_welcom", to=dsn)
+    result = invoke("enqueue", "mail", "send_welcom", to=dsn)
     assert (result.exit_code, result.stdout[:4]) == (0, "job ")
     assert "did you mean 'send_welcome'?" in result.stderr
-    assert run("enqueue", "mail", "send_welcome", to=dsn).stderr == ""
+    assert invoke("enqueue", "mail", "send_welcome", to=dsn).stderr == ""
 
 
-def test_every_state_with_one_query(run: Run, dsn: str) -> None:
+def test_every_state_with_one_query(dsn: str) -> None:
     """S5-11: each job's state is read by one query on the view, even while it runs, and `job list` shows the same."""
     app = App("shop", dsn=dsn)
     states = "select task, state from tallybook.job order by id"
@@ -286,7 +269,7 @@ def test_every_state_with_one_query(run: Run, dsn: str) -> None:
     asyncio.run(app.drain())
     later = "run_at => now() + interval '1 hour'"
     *_, cancelled = put(dsn, "'mail', 'waits'", f"'mail', 'later', {later}", f"'mail', 'gone', {later}")
-    assert run("job", "cancel", cancelled, "--reason", "withdrawn", to=dsn).output == f"job {cancelled}: cancelled\n"
+    assert invoke("job", "cancel", cancelled, "--reason", "withdrawn", to=dsn).output == f"job {cancelled}: cancelled\n"
 
     expected = [
         ("looks", "completed"), ("fails", "retrying"), ("fails", "dead"),
@@ -295,28 +278,28 @@ def test_every_state_with_one_query(run: Run, dsn: str) -> None:
     assert seen == [("running",)]
     with psycopg.connect(dsn) as conn:
         assert conn.execute(states).fetchall() == expected
-    listed = json.loads(run("job", "list", "--json", to=dsn).output)
+    listed = json.loads(invoke("job", "list", "--json", to=dsn).output)
     assert [(job["task"], job["state"]) for job in reversed(listed)] == expected
     for task, state in expected:
-        only = json.loads(run("job", "list", "--json", "--state", state, "--task", task, to=dsn).output)
+        only = json.loads(invoke("job", "list", "--json", "--state", state, "--task", task, to=dsn).output)
         assert [job["task"] for job in only] == [task]
-    counts = {row["name"]: row for row in json.loads(run("queue", "list", "--json", to=dsn).output)}
+    counts = {row["name"]: row for row in json.loads(invoke("queue", "list", "--json", to=dsn).output)}
     assert (counts["default"]["dead"], counts["default"]["retrying"]) == (1, 1)
     # The cancelled one counts where it is until it would have been due.
     assert (counts["mail"]["available"], counts["mail"]["scheduled"], counts["mail"]["paused_at"]) == (1, 2, None)
 
 
-def test_job_list_is_newest_first_and_limited(run: Run, dsn: str) -> None:
+def test_job_list_is_newest_first_and_limited(dsn: str) -> None:
     """job list shows the newest jobs first, at most --limit, filtered by queue; dates are ISO 8601."""
     ids = put(dsn, "'mail', 'a'", "'mail', 'b'", "'other', 'c'", "'mail', 'd'")
-    rows = json.loads(run("job", "list", "--queue", "mail", "--limit", 2, "--json", to=dsn).stdout)
+    rows = json.loads(invoke("job", "list", "--queue", "mail", "--limit", 2, "--json", to=dsn).stdout)
     assert [row["id"] for row in rows] == [ids[3], ids[1]]
     assert rows[0]["enqueued_at"][10] == "T" and rows[0]["enqueued_at"].endswith("+00:00")
-    assert run("job", "list", "--queue", "none", to=dsn).output == "no such jobs\n"
-    assert json.loads(run("job", "list", "--unserved", "--json", to=dsn).output) == []
+    assert invoke("job", "list", "--queue", "none", to=dsn).output == "no such jobs\n"
+    assert json.loads(invoke("job", "list", "--unserved", "--json", to=dsn).output) == []
 
 
-def test_job_show_has_errors_and_attempts(run: Run, dsn: str) -> None:
+def test_job_show_has_errors_and_attempts(dsn: str) -> None:
     """job show tells a dead job's columns, each attempt and each error; retry puts it back in line."""
     app = App("shop", dsn=dsn)
 
@@ -326,47 +309,47 @@ def test_job_show_has_errors_and_attempts(run: Run, dsn: str) -> None:
 
     (job,) = put(dsn, "'default', 'fails'")
     asyncio.run(app.drain())
-    shown = run("job", "show", job, to=dsn).output
+    shown = invoke("job", "show", job, to=dsn).output
     assert all(part in shown for part in ("dead", "ValueError: no such address", "Traceback", "worker"))
-    found = json.loads(run("job", "show", job, "--json", to=dsn).output)
+    found = json.loads(invoke("job", "show", job, "--json", to=dsn).output)
     assert (found["state"], len(found["history"]), len(found["errors"])) == ("dead", 1, 1)
-    assert run("job", "retry", job, to=dsn).output == f"job {job}: back in line, attempt 2\n"
-    again = run("job", "retry", job, to=dsn)
+    assert invoke("job", "retry", job, to=dsn).output == f"job {job}: back in line, attempt 2\n"
+    again = invoke("job", "retry", job, to=dsn)
     assert (again.exit_code, f"job {job} is not dead or cancelled" in again.output) == (1, True)
 
 
 @pytest.mark.parametrize("verb", ["show", "cancel", "retry"])
 @pytest.mark.parametrize("job", [987654321, 2**64])
-def test_unknown_job(run: Run, dsn: str, verb: str, job: int) -> None:
+def test_unknown_job(dsn: str, verb: str, job: int) -> None:
     """An id that no job has: one line, code 1."""
-    result = run("job", verb, job, to=dsn)
+    result = invoke("job", verb, job, to=dsn)
     assert (result.exit_code, f"job {job}" in result.output) == (1, True)
 
 
-def test_one_unknown_job_keeps_no_other_from_being_cancelled(run: Run, dsn: str) -> None:
+def test_one_unknown_job_keeps_no_other_from_being_cancelled(dsn: str) -> None:
     """cancel goes on after an unknown id, and ends with code 1 all the same."""
     (job,) = put(dsn, "'mail', 'a'")
-    result = run("job", "cancel", 987654321, job, to=dsn)
+    result = invoke("job", "cancel", 987654321, job, to=dsn)
     assert (result.exit_code, result.stdout) == (1, f"job {job}: cancelled\n")
 
 
-def test_pause_and_resume(run: Run, dsn: str) -> None:
+def test_pause_and_resume(dsn: str) -> None:
     """A paused queue is shown with since when and by whom; a wrong name is answered with the nearest one."""
     put(dsn, "'mail', 'a'")
-    assert run("queue", "pause", "mail", "--by", "ops", to=dsn).output == "queue 'mail' is paused\n"
-    assert "by ops" in run("queue", "list", to=dsn).output
-    assert run("queue", "pause", "mail", to=dsn).output == "queue 'mail' was paused already\n"
-    assert run("queue", "resume", "mail", to=dsn).output == "queue 'mail' runs again\n"
-    wrong = run("queue", "pause", "mial", to=dsn)
+    assert invoke("queue", "pause", "mail", "--by", "ops", to=dsn).output == "queue 'mail' is paused\n"
+    assert "by ops" in invoke("queue", "list", to=dsn).output
+    assert invoke("queue", "pause", "mail", to=dsn).output == "queue 'mail' was paused already\n"
+    assert invoke("queue", "resume", "mail", to=dsn).output == "queue 'mail' runs again\n"
+    wrong = invoke("queue", "pause", "mial", to=dsn)
     assert (wrong.exit_code, "Did you mean 'mail'?" in wrong.output) == (1, True)
 
 
-def test_output_is_safe_on_a_terminal(run: Run, dsn: str) -> None:
+def test_output_is_safe_on_a_terminal(dsn: str) -> None:
     """What jobs carry cannot steer the terminal nor fake lines; as JSON it stays what it is."""
     nasty = "\x1b[31mred\x1b[0m\nfake line \x9b2J [bold]x[/bold] \u202eback"
     (job,) = put(dsn, "'mail', 'a'")
-    run("job", "cancel", job, "--reason", nasty, to=dsn)
-    plain, as_json = run("job", "list", to=dsn).output, run("job", "show", job, "--json", to=dsn).output
+    invoke("job", "cancel", job, "--reason", nasty, to=dsn)
+    plain, as_json = invoke("job", "list", to=dsn).output, invoke("job", "show", job, "--json", to=dsn).output
     assert "red fake line  [bold]x[/bold] back" in plain
     assert not set("\x1b\x9b\u202e") & set(plain + as_json)
     assert json.loads(as_json)["reason"] == nasty
@@ -386,7 +369,7 @@ def test_reason_of_a_failed_connection_is_short() -> None:
     )
 
 
-def test_debug_shows_the_traceback(run: Run, monkeypatch: pytest.MonkeyPatch, dsn: str) -> None:
+def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, dsn: str) -> None:
     """TALLYBOOK_DEBUG=1 shows the traceback before the error."""
     monkeypatch.setenv("TALLYBOOK_DEBUG", "1")
-    assert "Traceback" in run("queue", "pause", "none", to=make_conninfo(dsn)).stderr
+    assert "Traceback" in invoke("queue", "pause", "none", to=make_conninfo(dsn)).stderr

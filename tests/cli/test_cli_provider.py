@@ -7,10 +7,9 @@ import re
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
+from support.cli import invoke
 from tallybook import App
-from tallybook._cli import cli
 from tallybook._model.keyring import new_key
 
 CANARY = "sk-canary-4711"
@@ -18,7 +17,7 @@ CANARY = "sk-canary-4711"
 
 def run(*words: str, dsn: str, code: int = 0, stdin: str | None = None) -> str:
     """The output of a `tallybook provider` command."""
-    result = CliRunner().invoke(cli, ["provider", *words, "--dsn", dsn], input=stdin)
+    result = invoke("provider", *words, to=dsn, typed=stdin)
     assert result.exit_code == code, result.output
     assert CANARY not in result.output
     return result.output
@@ -26,7 +25,7 @@ def run(*words: str, dsn: str, code: int = 0, stdin: str | None = None) -> str:
 
 @pytest.fixture(autouse=True)
 def keys(monkeypatch: pytest.MonkeyPatch) -> str:
-    made = CliRunner().invoke(cli, ["provider", "key", "--id", "k1"]).output.strip()
+    made = invoke("provider", "key", "--id", "k1").output.strip()
     assert re.fullmatch(r"k1:[A-Za-z0-9+/]{43}=", made)
     monkeypatch.setenv("TALLYBOOK_KEYS", made)
     return made
@@ -165,5 +164,5 @@ def test_a_provider_that_cannot_get_its_secrets_is_not_added(
 
 def test_keys_by_hand() -> None:
     """`provider key` needs no database; each is new."""
-    made = [CliRunner().invoke(cli, ["provider", "key"]).output for _ in range(2)]
+    made = [invoke("provider", "key").output for _ in range(2)]
     assert made[0] != made[1] and all(re.fullmatch(r"k[0-9a-f]{6}:[A-Za-z0-9+/]{43}=\n", one) for one in made)

@@ -6,31 +6,24 @@ import csv
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
+from support.cli import invoke
 from tallybook import App, Kill, Reject, Reschedule
-from tallybook._cli import cli
 from tallybook.testing import drain
 
 Run = Callable[..., Result]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, dsn: str) -> Run:
+def run(dsn: str) -> Run:
     """Run `tallybook subject ...` in this process."""
-    monkeypatch.setenv("TALLYBOOK_DSN", dsn)
-
-    def invoke(*words: object, input: str | None = None) -> Result:  # noqa: A002 - click's name
-        result = CliRunner().invoke(cli, ["subject", *map(str, words)], input=input)
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return result
-
-    return invoke
+    return partial(invoke, "subject", to=dsn)
 
 
 def rows(db: Any) -> list[tuple[Any, ...]]:
@@ -46,7 +39,7 @@ def test_push_and_upsert_one(run: Run, db: Any) -> None:
     assert first.exit_code == 0
     assert first.output == "subject 'asset:42', job 1, is new\n"
     assert (
-        run("push", "prices", "refresh", "asset:42", "-", input="{}").output
+        run("push", "prices", "refresh", "asset:42", "-", typed="{}").output
         == "subject 'asset:42', job 1, was there, and is as it was\n"
     )
     assert rows(db)[0][:3] == ("asset:42", {"asset_id": 42}, 1)
@@ -99,15 +92,15 @@ def test_json_lines_are_upserted_and_reported_row_by_row(run: Run, db: Any) -> N
     """S3-13: JSON lines from stdin; with --json one report a row, in the order of the file."""
     lines = [{"subject": "b", "args": {"n": 1}, "priority": 0}, {"subject": "a", "run_at": "2031-01-01T00:00:00Z"}]
     text = "\n\n".join(map(json.dumps, lines))
-    result = run("upsert", "prices", "refresh", "--file", "-", "--json", input=text)
+    result = run("upsert", "prices", "refresh", "--file", "-", "--json", typed=text)
     assert result.exit_code == 0
     assert [(row["subject"], row["report"]) for row in json.loads(result.output)] == [
         ("b", "created"),
         ("a", "created"),
     ]
     assert [row[:3] for row in rows(db)] == [("a", {}, 2), ("b", {"n": 1}, 0)]
-    assert json.loads(run("upsert", "prices", "refresh", "--file", "-", "--json", input="\n").output) == []
-    assert run("upsert", "prices", "refresh", "--file", "-", input="").output == "no subjects in it\n"
+    assert json.loads(run("upsert", "prices", "refresh", "--file", "-", "--json", typed="\n").output) == []
+    assert run("upsert", "prices", "refresh", "--file", "-", typed="").output == "no subjects in it\n"
 
 
 @pytest.mark.parametrize(

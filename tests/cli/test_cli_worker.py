@@ -14,6 +14,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from support.cli import Command, children, is_alive
+from support.database import one
 from support.waiting import wait_until
 from tallybook import App
 from tallybook._cli.errors import Problem
@@ -54,9 +55,7 @@ def worker(folder: Path, dsn: str, *words: str) -> Command:
 
 def put(dsn: str, queue: str, task: str, **args: str) -> int:
     with psycopg.connect(dsn, autocommit=True) as conn:
-        row = conn.execute("select tallybook.enqueue(%s, %s, %s::jsonb)", (queue, task, json.dumps(args))).fetchone()
-        assert row
-        return int(row[0])
+        return int(one(conn, "select tallybook.enqueue(%s, %s, %s::jsonb)", queue, task, json.dumps(args)))
 
 
 def rows(dsn: str, query: str) -> list[tuple[Any, ...]]:

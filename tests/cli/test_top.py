@@ -18,16 +18,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import psycopg
 import pytest
-from click.testing import CliRunner
 from rich.cells import cell_len
 
+from support.cli import invoke
 from support.database import Connection
 from support.roles import house
-from tallybook._cli import cli
 from tallybook._cli.top_screen import screen
 from tallybook._db.top import Rates, Reading, Runs, rates, read
 
@@ -235,8 +235,7 @@ def test_a_reader_looks(empty_dsn: str) -> None:
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def run(*words: str, **environment: str) -> Any:
-    return CliRunner().invoke(cli, ["top", *words], env=environment)
+run = partial(invoke, "top")
 
 
 def test_once(dsn: str, db: Connection) -> None:

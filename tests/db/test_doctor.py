@@ -9,20 +9,18 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 import psycopg
 import pytest
-from click.testing import CliRunner
 from psycopg.conninfo import conninfo_to_dict
 
-from support.database import Connection
+from support.cli import invoke
+from support.database import Connection, one
 from support.paths import ROOT
 from support.roles import House, house
 from support.waiting import wait_until
 from support.workers import POOLED
 from tallybook import App, Finding
-from tallybook._cli import cli
 from tallybook._db import migrate
 from tallybook._db.doctor import GROUPS, clock, doctor, examine
 from tallybook._db.link import CONNECT
@@ -99,10 +97,6 @@ def command(found: Finding, start: str) -> str:
     said = re.search(r"(?<!\w)" + re.escape(start) + r"[^;]*;", found.advice or "")
     assert said, found.advice
     return said[0]
-
-
-def ran(*words: str, dsn: str) -> Any:
-    return CliRunner().invoke(cli, [*words, "--dsn", dsn])
 
 
 # --- who pins the horizon ---------------------------------------------------------------------------------------------
@@ -262,19 +256,22 @@ def start(
     lease: str = "30 s",
     session: bool = False,
 ) -> int:
-    row = db.execute(
-        "select tallybook.worker_start('till-3', %s::text[], %s::text[], session => %s, lease => %s::text::interval,"
-        " at => clock_timestamp() + %s::text::interval)",
-        [list(queues), list(tasks), session, lease, later],
-    ).fetchone()
-    assert row
-    return int(row[0])
+    return int(
+        one(
+            db,
+            "select tallybook.worker_start('till-3', %s::text[], %s::text[], session => %s, lease => %s::text::interval,"
+            " at => clock_timestamp() + %s::text::interval)",
+            list(queues),
+            list(tasks),
+            session,
+            lease,
+            later,
+        )
+    )
 
 
 def put(db: Connection, arguments: str = "'mail', 'x'") -> int:
-    row = db.execute(f"select tallybook.enqueue({arguments})".encode()).fetchone()
-    assert row
-    return int(row[0])
+    return int(one(db, f"select tallybook.enqueue({arguments})".encode()))
 
 
 def claim(db: Connection, worker: int, queue: str = "mail") -> uuid.UUID:
@@ -625,24 +622,24 @@ def test_a_server_that_is_not_there() -> None:
 @OWN
 def test_the_command_line(healthy: str) -> None:
     """Exit code 0 while there are but notes, 1 with a warning, 2 for usage; --json and --quiet; one line says how many of which."""
-    fine = ran("doctor", dsn=healthy)
+    fine = invoke("doctor", to=healthy)
     assert fine.exit_code == 0, fine.output
     assert "note     workers: no worker lives" in fine.output and re.search(
         r"\d+ checks: 1 note, \d+ ok\n", fine.output
     )
     with psycopg.connect(healthy, autocommit=True) as db:
         put(db)
-        bad = ran("doctor", "--quiet", dsn=healthy)
+        bad = invoke("doctor", "--quiet", to=healthy)
         assert bad.exit_code == 1 and 'WARNING  unserved_queues: queue "mail" has jobs in line' in bad.output
         assert "-> Start a worker" in bad.output and "ok       " not in bad.output
-        listed = ran("doctor", "--json", dsn=healthy)
+        listed = invoke("doctor", "--json", to=healthy)
         assert listed.exit_code == 1
         found = {one["name"]: one for one in json.loads(listed.output)}
         assert found["unserved_queues"]["level"] == "warning" and found["unserved_queues"]["details"]["count"] == 1
         assert set(found["horizon"]) == {"name", "level", "finding", "advice", "details"}
         start(db, "mail")
-    assert ran("doctor", dsn=healthy).exit_code == 0
-    assert ran("doctor", "--nonsense", dsn=healthy).exit_code == 2
+    assert invoke("doctor", to=healthy).exit_code == 0
+    assert invoke("doctor", "--nonsense", to=healthy).exit_code == 2
 
 
 async def test_in_python(dsn: str, db: Connection) -> None:

@@ -11,13 +11,12 @@ from typing import Any
 
 import psycopg
 import pytest
-from click.testing import CliRunner
 
+from support.cli import invoke
 from support.waiting import wait_until
 from support.worker_process import Workers, note
 from support.workers import Jobs, eventually, working
 from tallybook import App
-from tallybook._cli import cli
 from tallybook._db import migrate as schema
 from tallybook._db import schema_aside, schema_locks
 from tallybook.errors import SchemaBusy, SchemaMissing, SchemaTooNew, SchemaTooOld
@@ -189,7 +188,7 @@ def test_migrate_says_whom_it_lets_by(dsn: str, db: Any, connect: Any, next_rele
     holder.execute("set application_name = 'report'")
     holder.execute("select tallybook.enqueue('default', 'held')")
     with ThreadPoolExecutor(1) as pool:
-        command = pool.submit(CliRunner().invoke, cli, ["migrate", "--dsn", dsn])
+        command = pool.submit(invoke, "migrate", to=dsn)
         blocked = "select from pg_locks where not granted and relation is not null" + HERE
         wait_until(lambda: db.execute(blocked).fetchall(), "it waits")
         wait_until(lambda: not db.execute(blocked).fetchall(), "it has let it by")
@@ -225,10 +224,10 @@ def test_a_newer_schema_that_works_with_this_release(dsn: str, db: Any) -> None:
 
     ping.enqueue_sync(db)
     assert drain(app, dsn=dsn).completed == 1
-    assert CliRunner().invoke(cli, ["job", "list", "--dsn", dsn]).exit_code == 0
-    info = CliRunner().invoke(cli, ["info", "--dsn", dsn])
+    assert invoke("job", "list", to=dsn).exit_code == 0
+    info = invoke("info", to=dsn)
     assert info.exit_code == 0 and "newer than this program: they work together" in info.output
-    migrated = CliRunner().invoke(cli, ["migrate", "--dsn", dsn])  # as an old pod's start would
+    migrated = invoke("migrate", to=dsn)  # as an old pod's start would
     assert migrated.exit_code == 0 and "which works with it" in migrated.output
     assert schema.info(db).version == NEWEST + 5
 
@@ -240,9 +239,9 @@ def test_a_newer_schema_that_does_not(dsn: str, db: Any) -> None:
         drain(App("shop"), dsn=dsn)
     assert (caught.value.found, caught.value.needed) == (NEWEST + 5, NEWEST)
     for words in (["migrate"], ["job", "list"], ["task", "list"]):
-        result = CliRunner().invoke(cli, [*words, "--dsn", dsn])
+        result = invoke(*words, to=dsn)
         assert result.exit_code != 0
-    assert CliRunner().invoke(cli, ["info", "--dsn", dsn]).exit_code == 1
+    assert invoke("info", to=dsn).exit_code == 1
 
 
 def test_an_older_schema_is_told(dsn: str, next_release: None) -> None:

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import psycopg
 import pytest
 from psycopg import sql
 
-from support.roles import Connection, House, house
+from support.roles import Connection, House
 from tallybook._db import roles
 from tallybook._db.migrate import routines
 
 pytestmark = pytest.mark.direct("logins of their own")
 DENIED = psycopg.errors.InsufficientPrivilege
-
-
-@pytest.fixture
-def at(empty_dsn: str) -> Iterator[House]:
-    """A database of a plain owner, with the five roles."""
-    with house(empty_dsn) as made:
-        made.give()
-        yield made
 
 
 def functions(at: House) -> list[tuple[str, str, bool, list[str] | None, str]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import psycopg
 import pytest
 
@@ -13,14 +11,6 @@ from tallybook._db import migrate, roles
 from tallybook.errors import ConfigError, RoleError
 
 pytestmark = pytest.mark.direct("logins of their own")
-
-
-@pytest.fixture
-def at(empty_dsn: str) -> Iterator[House]:
-    """A database of a plain owner, with the five roles."""
-    with house(empty_dsn) as made:
-        made.give()
-        yield made
 
 
 def refused(conn: Connection, statement: str) -> None:

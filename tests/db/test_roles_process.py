@@ -4,32 +4,23 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import psycopg
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from psycopg.conninfo import make_conninfo
 
-from support.cli import Command
+from support.cli import Command, invoke
 from support.paths import ROOT
-from support.roles import House, house
+from support.roles import House
 from support.waiting import wait_until
 from tallybook import App, Snooze
-from tallybook._cli import cli
 from tallybook._db import roles
 from tallybook.errors import UnknownJob
 
 pytestmark = pytest.mark.direct("logins of their own")
-
-
-@pytest.fixture
-def at(empty_dsn: str) -> Iterator[House]:
-    with house(empty_dsn) as made:
-        made.give()
-        yield made
 
 
 def states(at: House, *ids: int) -> list[str]:
@@ -142,7 +133,7 @@ async def test_drain_and_rescue_as_the_worker_role(at: House) -> None:
 
 
 def run(at: House, user: str, *words: str) -> Result:
-    return CliRunner().invoke(cli, [*words, "--dsn", at.dsn_of(user)])
+    return invoke(*words, to=at.dsn_of(user))
 
 
 def test_the_command_line_as_operator_and_producer(at: House) -> None:
@@ -167,7 +158,7 @@ def test_the_command(at: House) -> None:
     words = ("roles", "--prefix", at.prefix)
     again = run(at, at.owner, *words)
     assert again.exit_code == 0 and again.output.count("there already") == len(roles.KINDS), again.output
-    printed = CliRunner().invoke(cli, [*words, "--sql"])
+    printed = invoke(*words, "--sql")
     assert f'create role "{at.prefix}producer" nologin' in printed.output and "_roles_use" in printed.output
     gone = run(at, at.owner, *words, "--forget")
     assert gone.exit_code == 0 and "took all rights" in gone.output

@@ -7,18 +7,18 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import psycopg
 import pytest
-from click.testing import CliRunner
 
 from support.broken import without
-from support.database import Connection
+from support.cli import run
+from support.database import Connection, call, one
 from support.queries import keys
 from support.workers import eventually, working
 from tallybook import App, Context
-from tallybook._cli import cli
 from tallybook._db.link import Link
 from tallybook._maintenance import queries
 from tallybook._maintenance.clock import Clock
@@ -42,9 +42,7 @@ async def clock(dsn: str) -> AsyncIterator[Clock]:
 
 
 def put(db: Connection, name: str, query: str, *, at: datetime = NOON, **more: Any) -> None:
-    given = {"name": name, "task": "refresh", "cron": "* * * * *", "query": query, "at": at, **more}
-    words = ", ".join(f"{word} => %({word})s" for word in given)
-    db.execute(f"select tallybook.schedule_set({words})", given)  # type: ignore[arg-type]
+    call(db, "schedule_set", **{"name": name, "task": "refresh", "cron": "* * * * *", "query": query, "at": at, **more})
 
 
 async def tick(made: Clock, minutes: int = 1) -> int:
@@ -156,14 +154,18 @@ async def test_a_tick_is_fired_once_by_many(db: Connection, dsn: str) -> None:
 
 
 def plan(db: Connection, name: str) -> str:
-    row = db.execute(
-        "select json_build_object('name', name, 'revision', revision::text, 'tick', tick, 'late', '[]'::json,"
-        " 'ticks', json_build_array(%s::timestamptz), 'next', %s::timestamptz, 'due', %s::timestamptz)::text"
-        " from tallybook.schedule where name = %s",
-        (NOON, NOON + MINUTE, NOON + MINUTE, name),
-    ).fetchone()
-    assert row is not None
-    return str(row[0])
+    return str(
+        one(
+            db,
+            "select json_build_object('name', name, 'revision', revision::text, 'tick', tick, 'late', '[]'::json,"
+            " 'ticks', json_build_array(%s::timestamptz), 'next', %s::timestamptz, 'due', %s::timestamptz)::text"
+            " from tallybook.schedule where name = %s",
+            NOON,
+            NOON + MINUTE,
+            NOON + MINUTE,
+            name,
+        )
+    )
 
 
 FIRE = "select carried, jobs from tallybook._schedule_fire_query(%s)"
@@ -477,10 +479,7 @@ def test_the_server_refuses_it_when_it_is_put(db: Connection) -> None:
 def test_on_the_command_line(db: Connection, dsn: str) -> None:
     """tallybook schedule put --query, show, run and next: the same schedule."""
 
-    def said(*words: str, code: int = 0) -> str:
-        result = CliRunner().invoke(cli, ["schedule", *words, "--dsn", dsn])
-        assert result.exit_code == code, result.output
-        return result.output
+    said = partial(run, "schedule", dsn=dsn)
 
     assert "is created; next at" in said("set", "stale", "refresh", "--query", STALE, "--cron", "* * * * *")
     assert STALE in said("show", "stale")

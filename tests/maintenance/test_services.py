@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
-import click.testing
 import pytest
 
+from support.cli import invoke
 from support.workers import SLEEPY, Jobs, eventually, working
 from tallybook import App, ServiceInfo
-from tallybook._cli import cli
 from tallybook._db.link import Link
 from tallybook._maintenance.promote import Promoter
 from tallybook._worker.claim import claimer as claimer_module
@@ -38,14 +36,16 @@ begin
 end $$"""
 
 
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., click.testing.Result]:
-    """A command in this process; the last word is its TALLYBOOK_DSN."""
+def counted(of: Any, verb: str, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Have this coroutine function write down each of its calls."""
+    kept, calls = getattr(of, verb), list[object]()
 
-    def invoke(*words: str, to: str) -> click.testing.Result:
-        return click.testing.CliRunner().invoke(cli, list(words), env={"TALLYBOOK_DSN": to})
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        return await kept(*args, **kwargs)
 
-    return invoke
+    monkeypatch.setattr(of, verb, call)
+    return calls
 
 
 def info(app: App, db: Any, name: str) -> ServiceInfo:
@@ -123,25 +123,19 @@ async def test_drain_promotes_while_a_worker_does(
 # How often
 
 
-async def test_a_new_interval_reaches_a_running_worker(app: App, dsn: str, db: Any) -> None:
+async def test_a_new_interval_reaches_a_running_worker(
+    app: App, dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """S3-32: an interval that is changed while a worker runs holds from its next look on, without a restart."""
     for name in ("promote", "rescue", "rebase"):
         app.services.set(name, "1 hour").sync(db)
     async with working(app, dsn, rescue_look=timedelta(hours=1)) as worker:
-        looks = 0
-        look = worker.maintenance.loop.look
-
-        async def counted() -> None:
-            nonlocal looks
-            await look()
-            looks += 1
-
-        worker.maintenance.loop.look = counted  # type: ignore[method-assign]
+        looks = counted(worker.maintenance.loop, "look", monkeypatch)
         app.services.set("rebase", "100 ms").sync(db)
         # Ten looks take a second once it knows; before that each of them comes four seconds after the last one or later.
         await eventually(lambda: worker.maintenance.rebaser.every == 0.1, "it has learned")
-        before = looks
-        await eventually(lambda: looks >= before + 10, "it looks as often", seconds=20)
+        before = len(looks)
+        await eventually(lambda: len(looks) >= before + 10, "it looks as often", seconds=20)
         assert worker.maintenance.promoter.every == 3600
 
 
@@ -182,16 +176,8 @@ async def test_the_look_finds_jobs_for_a_worker_that_is_not_woken(
             lambda: worker.claimer.asleep and (worker.sleeper is None or worker.sleeper.clear), "it sleeps"
         )
         db.execute("select tallybook.enqueue('default', 'note', '{\"n\": 1}')")
-        looks = 0
-        look = worker.maintenance.loop.look
-
-        async def counted() -> None:
-            nonlocal looks
-            await look()
-            looks += 1
-
-        worker.maintenance.loop.look = counted  # type: ignore[method-assign]
-        await eventually(lambda: ran or looks >= 8, "it ran, or looked eight times")
+        looks = counted(worker.maintenance.loop, "look", monkeypatch)
+        await eventually(lambda: ran or len(looks) >= 8, "it ran, or looked eight times")
         assert bool(ran) is rides
 
 
@@ -201,30 +187,14 @@ async def test_an_idle_claimer_leaves_the_look_to_the_services(
 ) -> None:
     """An idle worker claims nothing while the services look often enough for it: that is one statement instead of two."""
     monkeypatch.setattr(claimer_module, "jittered", lambda seconds: seconds)
-    claims = 0
-    claim = Claimer._claim
-
-    async def counted(self: Claimer, **given: Any) -> Any:
-        nonlocal claims
-        claims += 1
-        return await claim(self, **given)
-
     async with working(app, dsn, poll=S) as worker:
         await eventually(
             lambda: worker.claimer.asleep and (worker.sleeper is None or worker.sleeper.clear), "it sleeps"
         )
-        monkeypatch.setattr(Claimer, "_claim", counted)
-        looks = 0
-        look = worker.maintenance.loop.look
-
-        async def also_counted() -> None:
-            nonlocal looks
-            await look()
-            looks += 1
-
-        worker.maintenance.loop.look = also_counted  # type: ignore[method-assign]
-        await eventually(lambda: looks >= 10, "ten looks")
-        assert claims <= 1
+        claims = counted(Claimer, "_claim", monkeypatch)
+        looks = counted(worker.maintenance.loop, "look", monkeypatch)
+        await eventually(lambda: len(looks) >= 10, "ten looks")
+        assert len(claims) <= 1
 
 
 class SlowLink:
@@ -280,19 +250,11 @@ async def test_a_suspect_is_looked_at_twice(
     other.execute("select pg_advisory_lock_shared(1413565443, %s::int)", [dead])
     async with working(app, dsn, rescue_look=None) as worker:
         await eventually(lambda: info(app, db, "rescue").last_run_at, "it has looked")
-        runs = 0
-        serve = worker.maintenance.rescuer.serve
-
-        async def counted() -> Any:
-            nonlocal runs
-            runs += 1
-            return await serve()
-
-        monkeypatch.setattr(worker.maintenance.rescuer, "serve", counted)
+        runs = counted(worker.maintenance.rescuer, "serve", monkeypatch)
         other.close()
         ended = "select ended_at is not null from tallybook.worker where id = %s"
         await eventually(lambda: db.execute(ended, [dead]).fetchone()[0], "it is given up")
-        assert runs == 2
+        assert len(runs) == 2
 
 
 # In Python and on the command line
@@ -327,22 +289,22 @@ async def test_services_in_async_python(app: App, dsn: str) -> None:
     assert next(one for one in await app.services.list() if one.name == "promote").every == S
 
 
-def test_services_on_the_command_line(run: Any, dsn: str, db: Any) -> None:
+def test_services_on_the_command_line(dsn: str, db: Any) -> None:
     """S3-31 S3-32: `service list` shows interval, last run, duration and effect; `service every` changes the interval."""
     db.execute("select tallybook.rescue(as_service => true)")
-    changed = run("service", "every", "rescue", "10s", to=dsn)
+    changed = invoke("service", "every", "rescue", "10s", to=dsn)
     assert (changed.exit_code, changed.output) == (0, "service rescue runs every 10 s at least\n")
-    assert run("service", "every", "rescue", "10 s", to=dsn).output == "service rescue runs every 10 s already\n"
-    lines = run("service", "list", to=dsn).output.splitlines()
+    assert invoke("service", "every", "rescue", "10 s", to=dsn).output == "service rescue runs every 10 s already\n"
+    lines = invoke("service", "list", to=dsn).output.splitlines()
     assert lines[0].split() == ["service", "every", "last", "run", "took", "effect"]
     rows = {line.split()[0]: line.split() for line in lines[1:]}
     assert rows["rescue"][1:3] == ["10", "s"] and rows["rescue"][-2:] == ["ms", "0"]
     assert rows["promote"][3:] == ["never"]
-    found = {row["name"]: row for row in json.loads(run("service", "list", "--json", to=dsn).output)}
+    found = {row["name"]: row for row in json.loads(invoke("service", "list", "--json", to=dsn).output)}
     assert found["rescue"]["every"] == 10 and found["rescue"]["last_effect"] == 0
     assert found["promote"] == {
         "name": "promote", "every": 5, "last_run_at": None, "last_took": None, "last_effect": None,
     }  # fmt: skip
-    wrong = run("service", "every", "rescued", "10s", to=dsn)
+    wrong = invoke("service", "every", "rescued", "10s", to=dsn)
     assert wrong.exit_code == 1 and 'there is no service "rescued"' in wrong.output
-    assert run("service", "every", "rescue", "10", to=dsn).exit_code == 2
+    assert invoke("service", "every", "rescue", "10", to=dsn).exit_code == 2

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
-import click.testing
 import pytest
 
+from support.cli import invoke
 from support.waiting import wait_until
 from tallybook import App
-from tallybook._cli import cli
 from tallybook._db import audit, sync
 from tallybook.errors import ConfigError, InvalidArgument
 
@@ -154,8 +154,7 @@ def test_audit_on_the_command_line(dsn: str, db: Any) -> None:
     sync.run(db, audit.add("ada\x1b[31m", "web", "pause", {"queue": "mail"}, {"paused": True}))
     sync.run(db, audit.add("key-1", "api", "retry", {"job": 7}))
 
-    def run(*words: str) -> click.testing.Result:
-        return click.testing.CliRunner().invoke(cli, ["audit", *words], env={"TALLYBOOK_DSN": dsn})
+    run = partial(invoke, "audit", to=dsn)
 
     lines = run().output.splitlines()
     assert lines[0].split() == ["id", "at", "actor", "via", "action", "target", "done"]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pickle
 import tomllib
+from functools import partial
 from pathlib import Path
 
-import click.testing
 import pytest
 
+from support.cli import invoke
 from support.operator_client import OTHER, SECRET
 from tallybook import App
-from tallybook._cli import cli
 from tallybook.errors import ConfigError
 from tallybook.web import Key, operator_api, read_keys
 
@@ -96,8 +96,7 @@ def test_two_keys_of_one_id_or_one_secret_are_refused() -> None:
 def test_a_key_is_made_on_the_command_line(tmp_path: Path) -> None:
     """S2-12: `tallybook web key` prints a block that the file takes, with a fresh secret each time."""
 
-    def new(*words: str) -> click.testing.Result:
-        return click.testing.CliRunner().invoke(cli, ["web", "key", *words])
+    new = partial(invoke, "web", "key")
 
     made = new("deploy", "--scope", "read", "--scope", "operate", "--queue", 'a "b"')
     again = new("deploy-2", "--scope", "admin")

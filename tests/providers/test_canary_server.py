@@ -6,13 +6,12 @@ from typing import Any
 
 import psycopg
 import pytest
-from click.testing import CliRunner
 from psycopg import sql
 
 from support.canary_forms import CANARY, CONTROL, FORMER, KEY, found_in
+from support.cli import invoke
 from support.clusters import cluster
 from tallybook import App
-from tallybook._cli import cli
 from tallybook._db.migrate import migrate
 from tallybook._model.keyring import new_key
 
@@ -47,7 +46,7 @@ async def test_the_servers_log_and_sessions_do_not_show_it(monkeypatch: pytest.M
                     await app.providers.set_secret("acme", "api_key", secret)
                     look()
                 command = ("provider", "set-secret", "acme", "other", "--dsn", dsn)
-                assert CliRunner().invoke(cli, command, input=CANARY + "\n").exit_code == 0
+                assert invoke(*command, typed=CANARY + "\n").exit_code == 0
                 monkeypatch.setenv("TALLYBOOK_KEYS", f"{other},{KEY}")
                 app.providers.forget()
                 assert (await app.providers.get("acme")).secrets["api_key"].reveal() == CANARY

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 import pytest
 
-from support.database import Connect, Connection
+from support.database import Connect, Connection, one
 from support.hands import Hands
 
 
@@ -14,6 +15,13 @@ from support.hands import Hands
 def hands(db: Connection) -> Hands:
     """A worker made of SQL alone, on queue q."""
     return Hands(db)
+
+
+@pytest.fixture
+def now(db: Connection) -> datetime:
+    """The server's time."""
+    found: datetime = one(db, "select clock_timestamp()")
+    return found
 
 
 @pytest.fixture

@@ -16,21 +16,15 @@ from psycopg.types.json import Jsonb
 from support.askers import HOUR, S, T
 from support.broken import without
 from support.chance import seeds
-from support.database import Connect, Connection, one
+from support.database import Connect, Connection, call, one
 
 FAIL = 'select tallybook.fail(%s, %s, %s::int, \'{"message": "no"}\', %s, max_attempts => 30, at => %s)'
 
 
 def put(db: Connection, key: str, n: int = 1, *, at: datetime = T, **more: Any) -> list[int]:
-    named = {
-        "queue": "q",
-        "task": "t",
-        "at": at,
-        **more,
-        "options": Jsonb({"fair_key": key, **more.get("options", {})}),
-    }
-    names = ", ".join(f"{name} => %({name})s" for name in named)
-    return [one(db, f"select tallybook.enqueue({names})", named) for _ in range(n)]
+    options = {"fair_key": key, **more.pop("options", {})}
+    named = {"queue": "q", "task": "t", "at": at, "options": options, **more}
+    return [call(db, "enqueue", **named)[0][0] for _ in range(n)]
 
 
 def load(db: Connection, keys: list[str], at: datetime = T) -> None:

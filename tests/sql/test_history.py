@@ -20,12 +20,6 @@ S, DAY = timedelta(seconds=1), timedelta(days=1)
 COUNT = "select (select count(*) from tallybook.entry), (select count(*) from tallybook.outcome)"
 
 
-@pytest.fixture
-def now(db: Connection) -> datetime:
-    found: datetime = one(db, "select clock_timestamp()")
-    return found
-
-
 def prune(db: Connection, at: datetime) -> int:
     """Runs as long as there is something to do: how many rows went."""
     went = 0

@@ -17,12 +17,6 @@ DAY = timedelta(days=1)
 SWEEP = "select swept, more from tallybook._sweep(%s)"
 
 
-@pytest.fixture
-def now(db: Connection) -> datetime:
-    found: datetime = one(db, "select clock_timestamp()")
-    return found
-
-
 def sweep(db: Connection, at: datetime) -> int:
     return int(one(db, SWEEP, at))
 

@@ -7,7 +7,7 @@ import unicodedata
 import psycopg
 import pytest
 
-from support.database import Connection
+from support.database import Connection, one
 from tallybook._model.options import check_name
 from tallybook.errors import ConfigError
 
@@ -37,9 +37,7 @@ def test_sql_and_python_refuse_the_same_characters(db: Connection, shape: str) -
         query = (
             "select array(select tallybook._is_visible(n) from unnest(%s::text[]) with ordinality u(n, i) order by i)"
         )
-        row = db.execute(query, [names]).fetchone()
-        assert row is not None
-        return list(row[0])
+        return list(one(db, query, names))
 
     names = [shape.format(chr(code)) for code in CODES]
     taken = in_sql(db, names)

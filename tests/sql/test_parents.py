@@ -7,18 +7,14 @@ from typing import Any
 import pytest
 from psycopg import errors as pg
 
-from support.database import Connect, Connection
+from support.database import Connect, Connection, call
 from support.hands import Hands, put, states
 
 
 def child(db: Connection, *after: int, **more: Any) -> int:
     """A job that waits for these."""
-    given = {"queue": "q", "task": "child", "after": list(after), **more}
-    names = ", ".join(f"{name} => %({name})s" for name in given)
-    row = db.execute(f"select tallybook.enqueue_after({names})", given).fetchone()  # type: ignore[arg-type]
-    assert row is not None
-    found: int = row[0]
-    return found
+    ((job,),) = call(db, "enqueue_after", **{"queue": "q", "task": "child", "after": list(after), **more})
+    return job
 
 
 def resolve(db: Connection, *parents: int) -> tuple[int, int, int, int]:

@@ -10,7 +10,7 @@ from psycopg import errors as pg
 
 from support.broken import without
 from support.chance import seeds
-from support.database import Connect, Connection
+from support.database import Connect, Connection, call
 from support.hands import Hands, put, states
 
 pytestmark = pytest.mark.direct("holds transactions open beside one another")
@@ -20,12 +20,9 @@ ENDED = ("completed", "cancelled", "dead")
 
 
 def child(db: Connection, after: list[int], on_parent: str = "completed", **more: Any) -> int:
-    given = {"queue": "q", "task": "child", "after": after, "on_parent": on_parent, **more}
-    names = ", ".join(f"{name} => %({name})s" for name in given)
-    row = db.execute(f"select tallybook.enqueue_after({names})", given).fetchone()  # type: ignore[arg-type]
-    assert row is not None
-    found: int = row[0]
-    return found
+    more = {"queue": "q", "task": "child", "after": after, "on_parent": on_parent, **more}
+    ((job,),) = call(db, "enqueue_after", **more)
+    return job
 
 
 def resolve(db: Connection, *parents: int) -> tuple[int, int, int]:

@@ -19,6 +19,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from support.database import one
+
 pytestmark = pytest.mark.servers
 Connection = psycopg.Connection[tuple[Any, ...]]
 SMALL, LARGE = 2_000, 20_000
@@ -246,9 +248,7 @@ class Stage:
         return dict(rows)
 
     def one(self, statement: str) -> Any:
-        row = self.db.execute(statement).fetchone()
-        assert row is not None
-        return row[0]
+        return one(self.db, statement)
 
 
 @pytest.fixture(scope="module")

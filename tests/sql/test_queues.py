@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from support.database import Connect, Connection, one
+from support.database import Connect, Connection, Row, call, one
 from support.hands import Hands, put, states
 from support.waiting import wait_until
 
@@ -239,12 +239,8 @@ def test_a_queue_can_be_dumped_alone(db: Connection, hands: Hands) -> None:
     assert db.execute("select queue, state, jobs from tallybook.backlog()").fetchall() == [("other", "available", 1)]
 
 
-def top(db: Connection, **more: Any) -> list[tuple[Any, ...]]:
-    names = "".join(f", {name} => %({name})s" for name in more)
-    return db.execute(
-        f"select position, id, state, priority, place from tallybook.queue_top('q'{names}) order by position",  # type: ignore[arg-type]  # noqa: S608
-        more,
-    ).fetchall()
+def top(db: Connection, **more: Any) -> list[Row]:
+    return sorted(call(db, "queue_top", "position, id, state, priority, place", queue="q", **more))
 
 
 def test_top_is_the_order_in_which_they_run(db: Connection, hands: Hands) -> None:

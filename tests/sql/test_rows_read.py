@@ -12,7 +12,7 @@ from typing import Any, LiteralString, cast
 import pytest
 
 from support.broken import source
-from support.database import Connection
+from support.database import Connection, one
 
 READ: LiteralString = """
 select coalesce(sum(pg_stat_get_xact_tuples_returned(c.oid)), 0)::bigint from pg_class c
@@ -20,9 +20,7 @@ select coalesce(sum(pg_stat_get_xact_tuples_returned(c.oid)), 0)::bigint from pg
 
 
 def _counted(conn: Connection) -> int:
-    row = conn.execute(READ).fetchone()
-    assert row is not None
-    return int(row[0])
+    return int(one(conn, READ))
 
 
 def _read(conn: Connection, query: LiteralString) -> int:

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from support.database import Connection, one
+from support.database import Connection, call, one
 from support.hands import Hands, put
 from support.subjects import end, push
 
@@ -34,11 +34,7 @@ def trace(db: Connection, **named: Any) -> list[tuple[int, int, str]]:
 
 
 def rows(db: Connection, **named: Any) -> list[dict[str, Any]]:
-    given = {name: Jsonb(value) if isinstance(value, dict) else value for name, value in named.items()}
-    names = ", ".join(f"{name} => %({name})s" for name in given)
-    query = f"select to_jsonb(t) from tallybook.trace({names}) t"  # noqa: S608
-    found = db.execute(cast("Any", query), given).fetchall()
-    return [row[0] for row in found]
+    return [row for (row,) in call(db, "trace", "to_jsonb(trace)", **named)]
 
 
 def linked(db: Connection, **links: Any) -> list[int]:

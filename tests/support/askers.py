@@ -8,9 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, cast
 from uuid import UUID, uuid4
 
-from psycopg.types.json import Jsonb
-
-from support.database import Connection, one
+from support.database import Connection, call, one
 from support.waiting import wait_until
 
 T = datetime.fromisoformat("2031-03-30T00:30:00+00:00")
@@ -18,10 +16,9 @@ MS, S, MIN, HOUR = timedelta(milliseconds=1), timedelta(seconds=1), timedelta(mi
 
 
 def put(db: Connection, *keys: str, n: int = 1, at: datetime = T, **more: Any) -> list[int]:
-    options = Jsonb({"limits": list(keys)}) if keys else None
+    options = {"limits": list(keys)} if keys else None
     named = {"queue": "q", "task": "t", "options": options, "at": at, **more}
-    names = ", ".join(f"{name} => %({name})s" for name in named)
-    return [one(db, f"select tallybook.enqueue({names})", named) for _ in range(n)]
+    return [call(db, "enqueue", **named)[0][0] for _ in range(n)]
 
 
 @dataclass(eq=False)

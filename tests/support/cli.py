@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from support.waiting import wait_until
 from tallybook._cli import cli
@@ -103,8 +103,19 @@ def children(pid: int) -> list[int]:
     return [number for number in numbers if _stat(number)[1:2] == [str(pid)] and is_alive(number)]
 
 
+def invoke(*words: object, to: str | None = None, typed: str | None = None, **environment: str) -> Result:
+    """A `tallybook` command, run in this process. `to` is its TALLYBOOK_DSN, `typed` what a person types; its errors are raised."""
+    return CliRunner().invoke(
+        cli,
+        [str(word) for word in words],
+        env={"TALLYBOOK_DSN": to, **environment},
+        input=typed,
+        catch_exceptions=False,
+    )
+
+
 def run(*words: str, dsn: str, code: int = 0, typed: str | None = None) -> str:
-    """The output of a `tallybook` command, run in this process; `typed` is what a person types."""
-    result = CliRunner().invoke(cli, [*words, "--dsn", dsn], input=typed)
+    """The output of a command that ends with this code."""
+    result = invoke(*words, to=dsn, typed=typed)
     assert result.exit_code == code, result.output
     return result.output

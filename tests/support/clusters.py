@@ -19,6 +19,7 @@ from typing import Any
 
 import psycopg
 
+from support.database import one
 from tallybook._embedded.account import server_account
 from tallybook._embedded.binaries import binaries
 from tallybook._embedded.settings import NOT_DURABLE
@@ -71,9 +72,7 @@ def cluster(version: int | None = None, *, epoch: int = 0, **settings: str) -> I
 
 def next_xid(conn: psycopg.Connection[Any]) -> int:
     """The transaction id that the server gives out next, and takes."""
-    row = conn.execute("select pg_current_xact_id()::text::bigint").fetchone()
-    assert row is not None
-    return int(row[0])
+    return int(one(conn, "select pg_current_xact_id()::text::bigint"))
 
 
 def burn(conn: psycopg.Connection[Any], ids: int) -> None:

@@ -1,4 +1,4 @@
-"""Words of all tests for their database: a connection, one that opens more of them, one value."""
+"""Words of all tests for their database: a connection, one that opens more of them, one value, a call."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import psycopg
+from psycopg.types.json import Jsonb
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 Connect = Callable[..., Connection]
+Row = tuple[Any, ...]
 
 
 def one(db: psycopg.Connection[Any], query: Any, *params: Any) -> Any:
@@ -18,3 +20,10 @@ def one(db: psycopg.Connection[Any], query: Any, *params: Any) -> Any:
     ).fetchone()
     assert row is not None, f"no row: {query}"
     return row[0]
+
+
+def call(db: Connection, verb: str, columns: str = "*", **args: Any) -> list[Row]:
+    """Select these columns from a function of Tallybook, whose arguments are given by name; a dict is JSON."""
+    values = {name: Jsonb(value) if isinstance(value, dict) else value for name, value in args.items()}
+    names = ", ".join(f"{name} => %({name})s" for name in values)
+    return db.execute(f"select {columns} from tallybook.{verb}({names})", values).fetchall()  # type: ignore[arg-type]  # noqa: S608

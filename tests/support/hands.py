@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID, uuid4
 
-import psycopg
-
-from support.database import Connection
+from support.database import Connection, call, one
 
 
 @dataclass
@@ -49,9 +47,7 @@ class Hands:
         self.worker: int = self.one(query, self.queues)
 
     def one(self, query: str, *params: object) -> Any:
-        row = self.db.execute(query, params).fetchone()  # type: ignore[arg-type]
-        assert row is not None
-        return row[0]
+        return one(self.db, query, *params)
 
     def claim(self, max_jobs: int = 100) -> list[Job]:
         """One batch; whatever claimed_jobs says of each."""
@@ -138,13 +134,7 @@ class Hands:
 
 def put(db: Connection, **more: Any) -> int:
     """Enqueue into queue q, by name: put(db, order_key='k', args={...})."""
-    more = {"queue": "q", "task": "t", **more}
-    if "args" in more:
-        more["args"] = psycopg.types.json.Jsonb(more["args"])
-    names = ", ".join(f"{name} => %({name})s" for name in more)
-    row = db.execute(f"select tallybook.enqueue({names})", more).fetchone()  # type: ignore[arg-type]
-    assert row is not None
-    job: int = row[0]
+    ((job,),) = call(db, "enqueue", **{"queue": "q", "task": "t", **more})
     return job
 
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import Any, LiteralString
 
-from support.database import Connection
+from support.database import Connection, call
 
 
 def enqueue_from(db: Connection, query: str | None, **more: Any) -> tuple[int, int]:
     """How many rows it has seen, and how many jobs it has made; into queue q, of task t unless told otherwise."""
-    given = {"query": query, "queue": "q", "task": "t", **more}
-    names = ", ".join(f"{name} => %({name})s" for name in given)
-    statement = f"select seen, created from tallybook.enqueue_from({names})"  # noqa: S608
-    row = db.execute(statement, given).fetchone()  # type: ignore[arg-type]
-    assert row is not None
-    return row[0], row[1]
+    ((seen, created),) = call(
+        db, "enqueue_from", "seen, created", **{"query": query, "queue": "q", "task": "t", **more}
+    )
+    return seen, created
 
 
 def values(*keys: str) -> str:

@@ -6,19 +6,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from psycopg.types.json import Jsonb
-
-from support.database import Connection
+from support.database import Connection, Row, call, one
 from support.hands import Hands, Job
-
-Row = tuple[Any, ...]
-
-
-def call(db: Connection, verb: str, **args: Any) -> list[Row]:
-    """select * from tallybook.VERB(name => value, ...); a dict is JSON."""
-    values = {name: Jsonb(value) if isinstance(value, dict) else value for name, value in args.items()}
-    names = ", ".join(f"{name} => %({name})s" for name in values)
-    return db.execute(f"select * from tallybook.{verb}({names})", values).fetchall()  # type: ignore[arg-type]  # noqa: S608
 
 
 def push(db: Connection, subject: str, **more: Any) -> tuple[int, bool]:
@@ -66,17 +55,12 @@ def state(db: Connection, name: str, task: str = "t") -> str | None:
 
 def clock(db: Connection, ahead: str = "0") -> datetime:
     """The server's time, moved."""
-    row = db.execute("select clock_timestamp() + %s::interval", (ahead,)).fetchone()
-    assert row is not None
-    moved: datetime = row[0]
-    return moved
+    return one(db, "select clock_timestamp() + %s::interval", ahead)
 
 
 def promote(db: Connection, ahead: str = "0") -> int:
     """Whatever is due by then goes to its line: how many."""
-    row = db.execute("select promoted from tallybook.promote(at => %s)", (clock(db, ahead),)).fetchone()
-    assert row is not None
-    return int(row[0])
+    return int(one(db, "select promoted from tallybook.promote(at => %s)", clock(db, ahead)))
 
 
 def start_one(hands: Hands, ahead: str = "0") -> Job:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from support.database import Connection
+from support.database import Connection, call
 from tallybook import App
 from tallybook._db.link import Link
 from tallybook._maintenance.clock import Clock
@@ -46,10 +46,7 @@ def put(db: Connection, name: str, *, at: datetime | str, **more: Any) -> str:
     more = {"name": name, "task": "t", "queue": "q", "at": at, **more}
     if not {"cron", "every"} & set(more):
         more["every"] = "10 min"
-    arguments = ", ".join(f"{key} => %({key})s" for key in more)
-    row = db.execute(f"select tallybook.schedule_set({arguments})", more).fetchone()  # type: ignore[arg-type]
-    assert row is not None
-    what: str = row[0]
+    ((what,),) = call(db, "schedule_set", **more)
     return what
 
 

@@ -31,15 +31,6 @@ LONG = {"lease": timedelta(seconds=30), "heartbeat": timedelta(seconds=10), "res
 
 
 @pytest.fixture
-def note(app: App) -> Any:
-    @app.task
-    async def note(n: int = 0) -> None:
-        pass
-
-    return note
-
-
-@pytest.fixture
 def proxy(dsn: str) -> Iterator[Proxy]:
     with Proxy(dsn) as proxy:
         yield proxy

@@ -32,15 +32,6 @@ select count(*) from pg_locks where locktype = 'advisory' and classid in (141356
    and database = (select oid from pg_database where datname = current_database())"""
 
 
-@pytest.fixture
-def note(app: App) -> Any:
-    @app.task
-    async def note(n: int = 0) -> None:
-        pass
-
-    return note
-
-
 @pytest.fixture(params=["transaction"])
 def pooled(request: pytest.FixtureRequest, dsn: str) -> Iterator[str]:
     """The test's database through a PgBouncer with few sessions, so that they are shared."""

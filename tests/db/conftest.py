@@ -1,0 +1,17 @@
+"""What tests of the database's rights share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from support.roles import House, house
+
+
+@pytest.fixture
+def at(empty_dsn: str) -> Iterator[House]:
+    """A database of a plain owner, with the five roles."""
+    with house(empty_dsn) as made:
+        made.give()
+        yield made
