@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,14 +10,14 @@ import pytest
 from psycopg import sql
 
 from support.callers import KINDS, Caller, connected
+from support.database import fresh
 
 
 @pytest.fixture(scope="package")
 def shared(server: Any, template: str) -> Iterator[str]:
     """One database for all kinds of connections: a fresh one each would take most of the time."""
-    name = f"tallybook_callers_{secrets.token_hex(6)}"
-    yield server.create_database(name, template)
-    server.drop_database(name)
+    with fresh(server, template) as dsn:
+        yield dsn
 
 
 @pytest.fixture

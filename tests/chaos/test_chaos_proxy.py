@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -16,6 +16,7 @@ from psycopg.conninfo import conninfo_to_dict
 from chaos.proxy import Proxy, Upstream
 from chaos.wire import Requests, is_ready
 from support.proxy import upstream
+from support.workers import eventually
 
 Answer = asyncio.Future[Any]
 
@@ -46,12 +47,6 @@ async def within(seconds: float, answer: Answer) -> bool:
     return bool((await asyncio.wait((answer,), timeout=seconds))[0])
 
 
-async def seen(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-
 async def test_without_a_fault_it_is_not_noticed(dsn: str) -> None:
     """Large answers, pipelines and prepared statements go through whole; many connections at once."""
     async with through(dsn) as (proxy, conn):
@@ -66,7 +61,7 @@ async def test_without_a_fault_it_is_not_noticed(dsn: str) -> None:
         assert proxy.connections == 6
         for one in more:
             await one.close()
-        await seen(lambda: proxy.connections == 1)
+        await eventually(lambda: proxy.connections == 1, "it is connected")
 
 
 async def test_delay(dsn: str) -> None:
@@ -97,7 +92,7 @@ async def test_blackhole_delivers_late(dsn: str, db: Any, to_server: bool) -> No
         answer = asked(conn, "insert into t values (1)")
         done = "select count(*) from t"
         if not to_server:
-            await seen(lambda: db.execute(done).fetchone() == (1,))
+            await eventually(lambda: db.execute(done).fetchone() == (1,), "it was done")
         assert not await within(0.3, answer)
         assert db.execute(done).fetchone() == (0 if to_server else 1,)
         proxy.heal()
@@ -117,7 +112,7 @@ async def test_blackhole_is_given_up_by_the_clients_kernel(dsn: str, db: Any) ->
         assert proxy.counts["given up"] == 1
         assert db.execute(there, (pid,)).fetchone() == (1,)
         proxy.heal()
-        await seen(lambda: db.execute(there, (pid,)).fetchone() == (0,))
+        await eventually(lambda: db.execute(there, (pid,)).fetchone() == (0,), "the session is gone")
 
 
 async def test_half_open_stays_dead(dsn: str) -> None:
@@ -175,7 +170,7 @@ async def test_cut_at_commit(dsn: str, db: Any, when: Any, prepared: bool) -> No
         with pytest.raises(psycopg.OperationalError):
             await conn.execute("commit", prepare=prepared)
         assert proxy.counts[f"cut {when} statement"] == 1
-        await seen(lambda: proxy.connections == 0)
+        await eventually(lambda: proxy.connections == 0, "it is disconnected")
         assert db.execute("select count(*) from t").fetchone() == (1 if when == "after" else 0,)
 
 
@@ -199,7 +194,7 @@ async def test_reset_is_a_reset(dsn: str) -> None:
         with socket.socket() as raw:
             raw.setblocking(False)
             await loop.sock_connect(raw, ("127.0.0.1", proxy.port))
-            await seen(lambda: proxy.connections == 1)
+            await eventually(lambda: proxy.connections == 1, "it is connected")
             proxy.reset()
             with pytest.raises(ConnectionResetError):
                 await loop.sock_recv(raw, 1)

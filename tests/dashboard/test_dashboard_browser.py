@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import http.server
 import re
-import secrets
 import tempfile
 import threading
 from collections import Counter
@@ -27,6 +26,7 @@ from support.chromium import DESK, PHONE, Browser, browser, needed
 from support.cli import Command
 from support.dashboard import JOBS, NO_PAGES, PASSWORD, covers, routes, users_file
 from support.dashboard_app import HOSTILE, IMG, LONG, QUEUE, SECRET, app, furnish
+from support.database import fresh
 from support.hands import Hands, put
 from support.paths import TESTS
 from support.waiting import wait_until
@@ -49,9 +49,8 @@ def folder() -> Iterator[Path]:
 def data(server: Any, template: str) -> Iterator[str]:
     """A database with jobs in all states, and a worker that runs some of them."""
     needed()
-    name = f"tallybook_browser_{secrets.token_hex(6)}"
-    yield server.create_database(name, template)
-    server.drop_database(name)
+    with fresh(server, template) as dsn:
+        yield dsn
 
 
 @pytest.fixture(scope="module")

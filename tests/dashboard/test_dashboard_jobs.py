@@ -15,6 +15,7 @@ import httpx2
 import psycopg
 import pytest
 
+from support.dashboard import audits
 from tallybook import App, Kill
 from tallybook.errors import ConfigError
 from tallybook.extra.dashboard import database
@@ -106,11 +107,6 @@ async def visiting(app: App, **options: Any) -> AsyncIterator[Visitor]:
     async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
         yield Visitor(http)
     await site.aclose()
-
-
-def audits(db: Any) -> list[tuple[str, str, dict[str, Any], dict[str, Any]]]:
-    """Who did what to what, and what became of it, oldest first."""
-    return list(db.execute("select actor, action, target, done from tallybook.audits order by id").fetchall())
 
 
 async def dead_ones(app: App, db: Any, dsn: str, *users: str) -> list[int]:

@@ -16,6 +16,7 @@ import httpx2
 import psycopg
 import pytest
 
+from support.dashboard import audits
 from support.roles import house
 from support.waiting import wait_until
 from tallybook import App
@@ -89,11 +90,6 @@ async def seeing(app: App, dsn: str, *, read_only: bool = False) -> AsyncIterato
 async def seen(app: App, dsn: str) -> AsyncIterator[Seen]:
     async with seeing(app, dsn) as one:
         yield one
-
-
-def audits(db: Any) -> list[tuple[str, str, dict[str, Any], dict[str, Any]]]:
-    rows = db.execute("select actor, action, target, done from tallybook.audits order by id").fetchall()
-    return [tuple(row) for row in rows]
 
 
 # --- empty, and who may not -------------------------------------------------------------------------------------------

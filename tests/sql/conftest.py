@@ -36,3 +36,11 @@ def quick(connect: Connect) -> Connect:
         return conn
 
     return open_one
+
+
+@pytest.fixture
+def careless(db: Connection) -> Connection:
+    """A connection whose commits do not wait for the disk, for tests that crash no server."""
+    for setting in ("synchronous_commit = off", "jit = off", "statement_timeout = '60 s'"):
+        db.execute(f"set {setting}".encode())
+    return db

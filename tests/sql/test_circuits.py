@@ -13,6 +13,7 @@ from support.askers import HOUR, MIN, MS, Asker, S, T, put
 from support.broken import without
 from support.chance import seeds
 from support.database import Connection, one
+from support.hands import states
 
 KEY = "provider:acme"
 
@@ -50,11 +51,6 @@ def state(db: Connection, name: str = KEY) -> tuple[Any, ...]:
     return row
 
 
-def states(db: Connection, jobs: list[int]) -> list[str]:
-    rows = dict(db.execute("select id, state from tallybook.job where id = any (%s)", (jobs,)).fetchall())
-    return [rows[job] for job in jobs]
-
-
 def broken(db: Connection, asker: Asker, n: int = 3, at: datetime = T) -> datetime:
     """Let the breaker open by that many jobs that fail for good; when that was."""
     for _ in range(n):
@@ -74,7 +70,7 @@ def test_so_many_failures_open_it_and_its_jobs_wait(db: Connection) -> None:
     jobs, (other,) = put(db, KEY, n=4, at=at), put(db, "provider:other", at=at)
     assert asker.look(at) == [other]
     assert asker.claim(at) == []
-    assert states(db, jobs) == ["waiting"] * 4
+    assert states(db, *jobs) == ["waiting"] * 4
     assert one(db, "select reason from tallybook.job where id = %s", jobs[0]) == f'the breaker of "{KEY}" is open'
     assert one(
         db, "select array_agg(distinct (attempts, failures)::text) from tallybook.job where id = any (%s)", jobs
@@ -189,7 +185,7 @@ def test_by_hand(db: Connection) -> None:
     until = one(db, "select tallybook.breaker_open(%s, '2 h', at => %s)", KEY, T)
     assert until == T + 2 * HOUR
     jobs = put(db, KEY, n=3)
-    assert (asker.look(T), states(db, jobs)) == ([], ["waiting"] * 3)
+    assert (asker.look(T), states(db, *jobs)) == ([], ["waiting"] * 3)
     assert permits(db, T + HOUR) == 0
     assert one(db, "select tallybook.breaker_close(%s, at => %s)", KEY, T + HOUR) is True
     assert one(db, "select tallybook.breaker_close(%s, at => %s)", KEY, T + HOUR) is False
@@ -217,7 +213,7 @@ def test_a_rule_that_goes_lets_all_go_on(db: Connection) -> None:
     assert one(db, "select tallybook.breaker_drop('provider')") is False
     assert permits(db, at) == 3
     assert len(asker.look(at)) == 3
-    assert states(db, jobs) == ["running"] * 3
+    assert states(db, *jobs) == ["running"] * 3
     assert one(db, "select count(*) from tallybook.breaker_state") == 0
 
 
@@ -234,7 +230,7 @@ def test_of_a_queue_and_of_a_task(db: Connection) -> None:
     end(asker, fast, T, "dead")
     (fast,) = put(db)
     assert asker.look(T) == []
-    assert states(db, [slow, fast]) == ["waiting", "waiting"]
+    assert states(db, slow, fast) == ["waiting", "waiting"]
 
 
 def test_with_a_concurrency_limit_of_the_same_name(db: Connection) -> None:

@@ -14,16 +14,12 @@ from support.askers import HOUR, MIN, MS, Asker, S, T, put, two_at_once
 from support.broken import without
 from support.chance import seeds
 from support.database import Connection, one
+from support.hands import states
 from support.waiting import wait_until
 
 
 def limit(db: Connection, name: str = "customer", most: int = 2) -> str:
     return str(one(db, "select tallybook.concurrency_limit_set(%s, %s)", name, most))
-
-
-def states(db: Connection, jobs: list[int]) -> list[str]:
-    rows = dict(db.execute("select id, state from tallybook.job where id = any (%s)", (jobs,)).fetchall())
-    return [rows[job] for job in jobs]
 
 
 def complete(asker: Asker, *jobs: int) -> None:
@@ -43,7 +39,7 @@ def test_only_so_many_run_and_the_others_wait(db: Connection) -> None:
     jobs, (other,) = put(db, "customer:1", n=5), put(db, "customer:2")
     asker = Asker(db)
     assert asker.look(T) == [*jobs[:2], other]
-    assert states(db, jobs) == ["running"] * 2 + ["waiting"] * 3
+    assert states(db, *jobs) == ["running"] * 2 + ["waiting"] * 3
     assert (
         one(db, "select reason from tallybook.job where id = %s", jobs[2])
         == 'the permits of the limit "customer:1" are taken'
@@ -165,7 +161,7 @@ def test_a_newcomer_goes_behind_those_who_wait(db: Connection) -> None:
     complete(asker, first)
     (new,) = put(db, "customer:1")
     assert asker.look(T) == [second], "let go on by who asks"
-    assert states(db, [new]) == ["waiting"]
+    assert states(db, new) == ["waiting"]
 
 
 @pytest.mark.parametrize("end", ["fail", "bury", "snooze", "cancelled", "rescue"])
@@ -214,7 +210,7 @@ def test_no_place_is_kept_for_a_job_that_waits_for_another_key(db: Connection) -
     assert permits(db, "b") == 1
     (late,) = put(db, "a")
     assert asker.look(T) == [both], "with both permits, before a newcomer"
-    assert states(db, [late]) == ["waiting"]
+    assert states(db, late) == ["waiting"]
     assert one(db, "select count(*) from tallybook.entry where job_id = %s", both) == 2, "it came into line once more"
 
 
@@ -228,7 +224,7 @@ def test_who_waits_can_be_cancelled(db: Connection) -> None:
     complete(asker, jobs[0])
     assert permits(db, "customer:1") == 1
     assert asker.look(T) == [jobs[2]]
-    assert states(db, jobs) == ["completed", "cancelled", "running"]
+    assert states(db, *jobs) == ["completed", "cancelled", "running"]
 
 
 def test_a_rule_that_changes_or_goes_lets_them_go_on(db: Connection) -> None:
@@ -277,7 +273,7 @@ def test_a_limit_of_a_queue_and_of_a_task(db: Connection) -> None:
     slow, fast = put(db, n=2, task="slow"), put(db, n=3)
     asker = Asker(db)
     assert asker.look(T) == [slow[0], *fast[:2]]
-    assert states(db, [slow[1], fast[2]]) == ["waiting", "waiting"]
+    assert states(db, slow[1], fast[2]) == ["waiting", "waiting"]
 
 
 def test_other_claims_read_no_more_for_those_who_wait(db: Connection) -> None:

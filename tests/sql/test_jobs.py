@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -14,6 +13,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from support.broken import source
+from support.chance import THOROUGH
 from support.database import Connection
 from support.hands import Hands, Job, put, states
 from support.job_lists import STATES, differences, ids, page, pages, some_filters
@@ -170,7 +170,7 @@ class Shop:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100 if os.environ.get("TALLYBOOK_THOROUGH") else 2))
+@pytest.mark.parametrize("seed", range(100 if THOROUGH else 2))
 def test_the_pages_are_the_view(db: Connection, seed: int) -> None:
     """Whatever was done to the jobs, all pages of a list together have what the view has for its filter, each job once."""
     shop = Shop(db, seed)

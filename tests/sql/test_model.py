@@ -6,7 +6,6 @@ The model knows lines and states, nothing of transactions, windows or tables.
 from __future__ import annotations
 
 import json
-import os
 import random
 import secrets
 import uuid
@@ -18,7 +17,7 @@ from typing import Any, ClassVar
 
 import psycopg
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -30,11 +29,10 @@ from hypothesis.stateful import (
 )
 from psycopg import sql
 
+from support.chance import QUIET, THOROUGH
 from support.database import Connection
 from support.job_lists import STATES, differences, some_filters
 
-THOROUGH = bool(os.environ.get("TALLYBOOK_THOROUGH"))
-QUIET = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large]
 DAY = timedelta(days=1)
 QUEUE = "mail"
 TASKS = ("send", "pack")
@@ -606,21 +604,11 @@ VERBS = (
 )
 
 
-@pytest.fixture
-def quick(connect: Any) -> Connection:
-    """A connection whose commits do not wait for the disk: these tests crash no server."""
-    conn: Connection = connect()
-    conn.execute("set synchronous_commit = off")
-    conn.execute("set jit = off")
-    conn.execute("set statement_timeout = '60 s'")
-    return conn
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_verbs_do_what_the_model_does(quick: Connection) -> None:
+def test_the_verbs_do_what_the_model_does(careless: Connection) -> None:
     """Random verbs, in random order, some rolled back: each returns what the model says, and the view shows its state."""
-    Ledger.db = quick
+    Ledger.db = careless
     run_state_machine_as_test(
         Ledger,
         settings=settings(
@@ -654,7 +642,7 @@ KEYS = st.text(st.characters(exclude_characters="\x00", exclude_categories=["Cs"
     ),
     many=st.booleans(),
 )
-def test_args_come_back_as_they_went_in(quick: Connection, args: dict[str, Any], many: bool) -> None:
+def test_args_come_back_as_they_went_in(careless: Connection, args: dict[str, Any], many: bool) -> None:
     """I13: what is enqueued is what the worker and the view read: big integers, unicode, nested, empty."""
 
     def exact(text: str) -> Any:
@@ -666,9 +654,9 @@ def test_args_come_back_as_they_went_in(quick: Connection, args: dict[str, Any],
         enqueue = "select job_ids[1] from tallybook.enqueue_many('{mail}', '{send}', array[%s::text])"
     else:
         enqueue = "select tallybook.enqueue('mail', 'send', %s)"
-    row = quick.execute(enqueue, [text]).fetchone()
+    row = careless.execute(enqueue, [text]).fetchone()
     assert row is not None
-    shown = quick.execute("select args::text from tallybook.job where id = %s", row).fetchone()
+    shown = careless.execute("select args::text from tallybook.job where id = %s", row).fetchone()
     assert shown is not None
     assert exact(shown[0]) == exact(text)
 
@@ -691,7 +679,7 @@ def test_args_come_back_as_they_went_in(quick: Connection, args: dict[str, Any],
         max_size=8,
     )
 )
-def test_a_batch_is_its_singles_in_order(quick: Connection, specs: list[dict[str, Any]]) -> None:
+def test_a_batch_is_its_singles_in_order(careless: Connection, specs: list[dict[str, Any]]) -> None:
     """I14: enqueue_many does what enqueue of each in order does, with unique keys that meet inside the batch too."""
 
     def elsewhere(specs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -701,14 +689,14 @@ def test_a_batch_is_its_singles_in_order(quick: Connection, specs: list[dict[str
             {**spec, "queue": f"{spec['queue']} {own}", "key": spec["key"] and f"{spec['key']} {own}"} for spec in specs
         ]
 
-    base = quick.execute("select clock_timestamp()").fetchone()
+    base = careless.execute("select clock_timestamp()").fetchone()
     assert base is not None
     for spec in specs:
         spec["run_at"] = None if spec["hours"] is None else base[0] + timedelta(hours=spec["hours"])
         spec["some_priority"] = 2 if spec["priority"] is None else spec["priority"]
     first, second = elsewhere(specs), elsewhere(specs)
     singles = [
-        quick.execute(
+        careless.execute(
             "select tallybook.enqueue(%(queue)s, %(task)s, %(args)s, %(run_at)s, %(some_priority)s, %(key)s, %(limit)s,"
             " %(headers)s)",
             spec,
@@ -717,7 +705,7 @@ def test_a_batch_is_its_singles_in_order(quick: Connection, specs: list[dict[str
     ]
     ids = [row[0] for row in singles if row]
     columns = ("queue", "task", "args", "run_at", "priority", "key", "limit", "headers")
-    row = quick.execute(
+    row = careless.execute(
         "select * from tallybook.enqueue_many(%s::text[], %s::text[], %s::text[], %s::timestamptz[], %s::int[], %s::text[],"
         " %s::int[], %s::text[])",
         [[spec[column] for spec in second] for column in columns],
@@ -725,7 +713,7 @@ def test_a_batch_is_its_singles_in_order(quick: Connection, specs: list[dict[str
     assert row is not None
     assert [ids.index(job) for job in ids] == [row[0].index(job) for job in row[0]], "the same of them are new"
     assert row[1] == [ids.index(job) == n for n, job in enumerate(ids)]
-    assert list(shown(quick, row[0])) == list(shown(quick, ids))
+    assert list(shown(careless, row[0])) == list(shown(careless, ids))
 
 
 def shown(conn: Connection, ids: list[int]) -> Iterator[tuple[Any, ...]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +18,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from support.database import one
+from support.database import fresh, one
 
 pytestmark = pytest.mark.servers
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -254,13 +253,8 @@ class Stage:
 @pytest.fixture(scope="module")
 def stage(server: Any, template: str) -> Iterator[Stage]:
     """Measured with little and with ten times the history; never analyzed, never vacuumed."""
-    name = f"tallybook_plans_{secrets.token_hex(6)}"
-    dsn = server.create_database(name, template)
-    try:
-        with psycopg.connect(dsn, autocommit=True) as conn:
-            yield measured(conn)
-    finally:
-        server.drop_database(name)
+    with fresh(server, template) as dsn, psycopg.connect(dsn, autocommit=True) as conn:
+        yield measured(conn)
 
 
 def measured(conn: Connection) -> Stage:

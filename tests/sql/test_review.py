@@ -15,7 +15,8 @@ import pytest
 
 from support.broken import source, without
 from support.database import Connection, one
-from support.sessions import LANE_LOCK, behind, buffers, enqueue, states
+from support.hands import states
+from support.sessions import LANE_LOCK, behind, buffers, enqueue
 from support.waiting import wait_until
 from tallybook._db.migrate import migrate
 from tallybook.embedded import temporary_server
@@ -285,7 +286,7 @@ def test_an_outage_longer_than_the_lease_robs_nobody(db: Connection) -> None:
     db.execute("select tallybook.renew(%s, 0, at => %s)", [back, after + seconds(1)])
     assert rescue(db, after + seconds(9)) == (0, 1)
     assert rescue(db, after + seconds(11)) == (1, 0)
-    assert states(db, jobs_of(db, mine, lost)) == ["running", "available"]
+    assert states(db, *jobs_of(db, mine, lost)) == ["running", "available"]
     assert one(db, "select tallybook.complete(%s, %s, 1)", mine.lease, jobs_of(db, mine)[0])
 
 
@@ -494,7 +495,7 @@ def test_fail_without_a_delay_answers_available(db: Connection) -> None:
     query = "select tallybook.fail(%s, %s, 1, '{}', %s)"
     assert one(db, query, claimed.lease, first, "0") == "available"
     assert one(db, query, claimed.lease, second, "1 hour") == "scheduled"
-    assert states(db, [first, second]) == ["available", "retrying"]
+    assert states(db, first, second) == ["available", "retrying"]
 
 
 def test_a_job_that_is_named_twice_is_completed_once(db: Connection) -> None:
@@ -505,5 +506,5 @@ def test_a_job_that_is_named_twice_is_completed_once(db: Connection) -> None:
     for _ in range(2):
         refused = one(db, "select tallybook.complete_many(%s, %s, %s)", [claimed.lease] * 3, named, [1] * 3)
         assert refused == []
-    assert states(db, jobs) == ["completed", "completed"]
+    assert states(db, *jobs) == ["completed", "completed"]
     assert one(db, "select count(*) from tallybook.outcome") == 2

@@ -7,7 +7,6 @@ ours: a job in line that is put off to later is in line still until promote come
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -15,7 +14,7 @@ from typing import Any, ClassVar
 
 import psycopg
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -27,11 +26,11 @@ from hypothesis.stateful import (
 )
 from psycopg import sql
 
+from support.chance import QUIET, THOROUGH
 from support.database import Connection
 from support.hands import Hands, Job
 from support.subjects import call, end, forget, many, push, upsert
 
-THOROUGH = bool(os.environ.get("TALLYBOOK_THOROUGH"))
 DAY = timedelta(days=1)
 TABLES = ("entry", "claim", "outcome", "scheduled", "dead", "tombstone", "amendment", "subject_job", "worker", "lane")
 NAMES = st.sampled_from("abc")
@@ -424,20 +423,12 @@ class Documents(RuleBasedStateMachine):
         assert twice == []
 
 
-@pytest.fixture
-def quick(connect: Any) -> Connection:
-    conn: Connection = connect()
-    for setting in ("synchronous_commit = off", "jit = off", "statement_timeout = '60 s'"):
-        conn.execute(f"set {setting}")  # type: ignore[arg-type]
-    return conn
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_subjects_do_what_documents_do(quick: Connection) -> None:
+def test_subjects_do_what_documents_do(careless: Connection) -> None:
     """S3-01, S3-02, S3-07, S3-13, S3-22, S3-25, S3-27, S3-28, S3-29: random verbs in random order: each reports what the model
     says, and the view shows its documents."""
-    Documents.db = quick
+    Documents.db = careless
     _run()
 
 
@@ -451,23 +442,19 @@ def _run(phases: Collection[Phase] = tuple(Phase)) -> None:
             max_examples=500 if THOROUGH else 40,
             stateful_step_count=60 if THOROUGH else 30,
             deadline=None,
-            suppress_health_check=[
-                HealthCheck.too_slow,
-                HealthCheck.function_scoped_fixture,
-                HealthCheck.data_too_large,
-            ],
+            suppress_health_check=QUIET,
         ),
     )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_control_a_reschedule_that_counts_nothing(quick: Connection) -> None:
+def test_control_a_reschedule_that_counts_nothing(careless: Connection) -> None:
     """Negative control: a reschedule that forgets to count the iteration is found."""
-    quick.execute(
+    careless.execute(
         "create or replace function tallybook._subject_iterated(p_options jsonb, p_at timestamptz) returns jsonb"
         " language sql as 'select p_options'"
     )
-    Documents.db = quick
+    Documents.db = careless
     with pytest.raises(AssertionError):
         _run([Phase.generate])  # that it is found is enough: no shorter example is looked for

@@ -3,7 +3,6 @@ and a subject has ten times the iterations behind it. Measured as in test_plans.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +10,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from support.database import Connection, one
+from support.database import Connection, fresh, one
 
 Readings = dict[str, list[tuple[int, set[str]]]]
 TABLES = "^(entry|claim|outcome)_(brief|default|long)|^scheduled$|^subject_job$|^dead$"
@@ -137,48 +136,43 @@ def readings(request: pytest.FixtureRequest, server: Any, template: str) -> Iter
     All in one session, which keeps the plans that it made while the tables were empty. A table that was vacuumed then counts as
     one page: reading all of an index is as cheap as looking up one row.
     """
-    name = f"tallybook_plans_{secrets.token_hex(6)}"
-    dsn = server.create_database(name, template)
-    try:
-        with psycopg.connect(dsn, autocommit=True) as db:
-            db.execute("set synchronous_commit = off")
-            tables = db.execute(
-                "select relname from pg_class where relnamespace = 'tallybook'::regnamespace and relkind = 'r'"
-            )
-            for (table,) in tables.fetchall():
-                off = sql.SQL("alter table tallybook.{} set (autovacuum_enabled = off)")
-                db.execute(off.format(sql.Identifier(table)))
-            db.execute("create table place (name text, attempt text)")
-            if request.param == "vacuumed while empty":
-                db.execute("vacuum")
-            db.execute("insert into place values ('long, active', 'gen_random_uuid(), 1, 2')")
+    with fresh(server, template) as dsn, psycopg.connect(dsn, autocommit=True) as db:
+        db.execute("set synchronous_commit = off")
+        tables = db.execute(
+            "select relname from pg_class where relnamespace = 'tallybook'::regnamespace and relkind = 'r'"
+        )
+        for (table,) in tables.fetchall():
+            off = sql.SQL("alter table tallybook.{} set (autovacuum_enabled = off)")
+            db.execute(off.format(sql.Identifier(table)))
+        db.execute("create table place (name text, attempt text)")
+        if request.param == "vacuumed while empty":
+            db.execute("vacuum")
+        db.execute("insert into place values ('long, active', 'gen_random_uuid(), 1, 2')")
+        for verb in VERBS:
+            db.execute("begin")
+            db.execute(call(db, verb))
+            db.execute("rollback")
+        found: dict[str, list[tuple[int, set[str]]]] = {verb: [] for verb in VERBS | CONTROLS}
+        first = 0
+        for size in SIZES:
+            if first:  # the active one goes on, so that the filling can go on
+                db.execute(call(db, "reschedule").replace("1 h", "0"))  # type: ignore[arg-type]
+            db.execute(FILL.format(first=first, subjects=size))  # type: ignore[arg-type]
+            first = size // 1000
+            for verb, query in CONTROLS.items():
+                found[verb].append(read(db, query))
             for verb in VERBS:
-                db.execute("begin")
-                db.execute(call(db, verb))
-                db.execute("rollback")
-            found: dict[str, list[tuple[int, set[str]]]] = {verb: [] for verb in VERBS | CONTROLS}
-            first = 0
-            for size in SIZES:
-                if first:  # the active one goes on, so that the filling can go on
-                    db.execute(call(db, "reschedule").replace("1 h", "0"))  # type: ignore[arg-type]
-                db.execute(FILL.format(first=first, subjects=size))  # type: ignore[arg-type]
-                first = size // 1000
-                for verb, query in CONTROLS.items():
-                    found[verb].append(read(db, query))
-                for verb in VERBS:
-                    found[verb].append(read(db, call(db, verb)))
-            counts = one(
-                db, "select array[count(*), count(*) filter (where ended_as is not null)] from tallybook.subject_job"
-            )
-            assert counts == [10_002, 2_500]
-            assert one(db, "select max(attempt) from tallybook.entry") > 1_000
-            assert one(db, "select count(*) from pg_stats where schemaname = 'tallybook' and tablename <> 'lane'") == 0
-            yield {
-                verb: rows for verb, rows in found.items()
-                if verb not in PLANNED_ANEW or request.param == "never vacuumed"
-            }  # fmt: skip
-    finally:
-        server.drop_database(name)
+                found[verb].append(read(db, call(db, verb)))
+        counts = one(
+            db, "select array[count(*), count(*) filter (where ended_as is not null)] from tallybook.subject_job"
+        )
+        assert counts == [10_002, 2_500]
+        assert one(db, "select max(attempt) from tallybook.entry") > 1_000
+        assert one(db, "select count(*) from pg_stats where schemaname = 'tallybook' and tablename <> 'lane'") == 0
+        yield {
+            verb: rows for verb, rows in found.items()
+            if verb not in PLANNED_ANEW or request.param == "never vacuumed"
+        }  # fmt: skip
 
 
 def call(db: Connection, verb: str) -> str:

@@ -19,7 +19,8 @@ from psycopg import errors, sql
 
 from support.broken import without
 from support.database import Connection, one
-from support.sessions import LANE_LOCK, behind, buffers, enqueue, states
+from support.hands import states
+from support.sessions import LANE_LOCK, behind, buffers, enqueue
 from support.waiting import wait_until
 
 WORKER_GATE, ASLEEP = 1413565442, 1413565444
@@ -303,7 +304,7 @@ def test_an_open_cancel_of_an_available_job_holds_up_nobody(db: Connection, quic
     assert complete(other, lease, jobs[:2]) == []
     assert one(other, "select tallybook.fail(%s, %s, 1, '{}')", lease, jobs[2]) == "scheduled"
     business.execute("commit")
-    assert states(db, jobs) == ["completed", "completed", "retrying"]
+    assert states(db, *jobs) == ["completed", "completed", "retrying"]
 
 
 def test_a_prepared_cancel_holds_up_nobody(db: Connection, quick: Any) -> None:
@@ -330,7 +331,7 @@ def test_an_open_cancel_holds_up_no_rescue(db: Connection, quick: Any) -> None:
     business.execute("select tallybook.cancel(%s)", [jobs[0]])
     rescue(other)
     business.execute("rollback")
-    assert states(db, jobs) == ["available", "available"]
+    assert states(db, *jobs) == ["available", "available"]
 
 
 @pytest.mark.direct("watches which session waits for which")
@@ -376,7 +377,7 @@ def test_an_open_transaction_that_clears_a_tombstone_holds_up_no_rescue(db: Conn
     business.execute("select tallybook.retry(%s)", [jobs[0]])
     rescue(other)
     business.execute("rollback")
-    assert states(db, jobs) == ["cancelled", "available"]
+    assert states(db, *jobs) == ["cancelled", "available"]
 
 
 # --- 5 -------------------------------------------------------------------------------------------------------------
@@ -461,7 +462,7 @@ def test_rescue_waits_for_a_claim_in_flight(db: Connection, quick: Any) -> None:
     dying.execute("commit")
     rescue(db)
     assert not one(db, "select ended_at is null from tallybook.worker where id = %s", worker)
-    assert states(db, jobs) == ["available"] * 3
+    assert states(db, *jobs) == ["available"] * 3
     assert sorted(drain(db)) == jobs
 
 
@@ -477,7 +478,7 @@ def test_a_worker_that_was_given_up_is_refused(db: Connection) -> None:
     assert complete(db, lease, jobs) == jobs
     assert one(db, "select tallybook.fail(%s, %s, 1, '{}')", lease, jobs[0]) == "refused"
     assert one(db, "select tallybook.snooze(%s, %s, 1, '1 s')", lease, jobs[0]) == "refused"
-    assert states(db, jobs) == ["available"] * 2
+    assert states(db, *jobs) == ["available"] * 2
     assert sorted(drain(db)) == jobs
 
 
@@ -489,11 +490,11 @@ def test_a_zombies_open_end_does_not_hold_up_the_others(db: Connection, quick: A
     zombie.execute("begin")
     assert complete(zombie, lease, jobs[1:2]) == []
     rescue(db)
-    assert states(db, jobs) == ["available", "running", "available", "available", "available"]
+    assert states(db, *jobs) == ["available", "running", "available", "available", "available"]
     assert one(db, "select ended_at is null from tallybook.worker where id = %s", worker)
     zombie.execute(end)
     rescue(db)
-    assert states(db, jobs)[1] == ("completed" if end == "commit" else "available")
+    assert states(db, *jobs)[1] == ("completed" if end == "commit" else "available")
     assert not one(db, "select ended_at is null from tallybook.worker where id = %s", worker)
     rest = drain(db)
     assert sorted(rest) == sorted(set(jobs) - (set(jobs[1:2]) if end == "commit" else set()))
@@ -514,7 +515,7 @@ def test_rescue_reads_from_the_watermark_on(db: Connection) -> None:
     from_start, from_watermark = buffers(db, query, worker, 0), buffers(db, query, worker, number)
     assert from_watermark < 100 < from_start / 10
     rescue(db)
-    assert states(db, last) == ["available"] * 2
+    assert states(db, *last) == ["available"] * 2
 
 
 # --- 7 -------------------------------------------------------------------------------------------------------------
@@ -536,7 +537,7 @@ def test_ends_go_in_the_order_of_job_ids(db: Connection, connect: Any) -> None:
         assert one(other, "select tallybook.fail(%s, %s, 1, '{}', '1 h')", lease, jobs[2]) == "scheduled"
         blocker.execute("rollback")
         assert waiting.result(timeout=20) == jobs[2:]
-    assert states(db, jobs) == ["completed", "completed", "retrying"]
+    assert states(db, *jobs) == ["completed", "completed", "retrying"]
 
 
 def test_finish_and_rescue_do_not_deadlock(db: Connection, connect: Any) -> None:
@@ -580,7 +581,7 @@ def test_a_cancel_that_meets_a_failing_attempt_is_kept(db: Connection, quick: An
     failing.execute("commit")
     db.execute("select tallybook.promote(at => clock_timestamp() + interval '1 day')")
     assert drain(db) == []
-    assert states(db, jobs) == ["cancelled"]
+    assert states(db, *jobs) == ["cancelled"]
 
 
 @pytest.mark.parametrize("how", ["fail", "snooze", "rescue"])
@@ -597,7 +598,7 @@ def test_a_cancel_outlives_the_attempt_that_it_met(db: Connection, how: str) -> 
         rescue(db)
     db.execute("select tallybook.promote(at => clock_timestamp() + interval '1 day')")
     assert drain(db) == []
-    assert states(db, jobs) == ["cancelled"]
+    assert states(db, *jobs) == ["cancelled"]
 
 
 @pytest.mark.direct("watches which session waits for which")
@@ -625,7 +626,7 @@ def test_a_cancel_after_a_failure_looks_again(db: Connection) -> None:
     assert one(db, "select tallybook.cancel(%s)", jobs[1]) == "completed"
     db.execute("select tallybook.promote(at => clock_timestamp() + interval '1 day')")
     assert drain(db) == []
-    assert states(db, jobs) == ["cancelled", "completed"]
+    assert states(db, *jobs) == ["cancelled", "completed"]
 
 
 @pytest.mark.direct("a sleeping worker holds a session")
@@ -893,7 +894,7 @@ def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def test_a_job_is_looked_up_by_indexes_in_every_state(db: Connection, jobs_of_each_state: dict[str, int]) -> None:
     """Trap 12, S5-11: a look-up of one job by its id scans no table, and reads few pages, whatever the job's state."""
     for state, job in jobs_of_each_state.items():
-        assert states(db, [job]) == [state]
+        assert states(db, job) == [state]
         cursor = db.execute("explain (analyze, buffers, format json) select * from tallybook.job where id = %s", [job])
         plan = cursor.fetchall()[0][0][0]["Plan"]
         scanned = [

@@ -172,3 +172,8 @@ def contents(db: Any) -> dict[str, Any]:
     ).fetchall()
     query = sql.SQL("select md5(string_agg(t::text, E'\\n' order by t::text)) from {} t")
     return {name: db.execute(query.format(sql.Identifier("tallybook", name))).fetchone() for (name,) in tables}
+
+
+def audits(db: Any) -> list[tuple[str, str, dict[str, Any], dict[str, Any]]]:
+    """Who did what to what, and what became of it, oldest first."""
+    return list(db.execute("select actor, action, target, done from tallybook.audits order by id").fetchall())

@@ -1,8 +1,10 @@
-"""Words of all tests for their database: a connection, one that opens more of them, one value, a call."""
+"""Words of all tests for their database: a connection, one that opens more of them, one value, a call, a database of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -27,3 +29,14 @@ def call(db: Connection, verb: str, columns: str = "*", **args: Any) -> list[Row
     values = {name: Jsonb(value) if isinstance(value, dict) else value for name, value in args.items()}
     names = ", ".join(f"{name} => %({name})s" for name in values)
     return db.execute(f"select {columns} from tallybook.{verb}({names})", values).fetchall()  # type: ignore[arg-type]  # noqa: S608
+
+
+@contextmanager
+def fresh(server: Any, template: str) -> Iterator[str]:
+    """A database for several tests, made from this template and dropped at the end: its conninfo."""
+    name = f"tallybook_shared_{secrets.token_hex(6)}"
+    dsn = server.create_database(name, template)
+    try:
+        yield dsn
+    finally:
+        server.drop_database(name)

@@ -20,11 +20,6 @@ def enqueue(db: Connection, queue: str = "q", *, n: int = 1, **options: Any) -> 
     return [job for (job,) in cursor.fetchall()]
 
 
-def states(db: Connection, jobs: list[int]) -> list[str]:
-    query = "select state from tallybook.job where id = any (%s) order by id"
-    return [state for (state,) in db.execute(query, [jobs]).fetchall()]
-
-
 def buffers(db: Connection, query: str, *params: object) -> int:
     """How many pages a statement touches, once its plans are made; its effects are rolled back.
 

@@ -15,6 +15,7 @@ import psycopg
 import pytest
 
 from support.workers import Jobs, eventually, working
+from support.zoo import Unprintable
 from tallybook import App, Cancel, Constant, Context, Dead, Snooze
 from tallybook._worker.finish.finisher import Finisher
 
@@ -249,11 +250,6 @@ async def test_one_that_waits_holds_up_no_other(app: App, dsn: str, db: Any, job
         for n in reversed(gates):
             gates[n].set()
             await jobs.ends(put[n])
-
-
-class Unprintable(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("no text")
 
 
 @pytest.mark.parametrize("where", ["at once", "after waiting", "thread"])
