@@ -633,24 +633,23 @@ def test_off_means_not_imported(dsn: str) -> None:
     assert on.returncode == 1 and "AssertionError: opentelemetry" in on.stderr
 
 
-def calls(work: Callable[[], object]) -> list[str]:
-    """The functions of Tallybook that are called, in their order."""
-    found = []
-
-    def profile(frame: Any, event: str, _: object) -> None:
-        if event == "call" and "/tallybook/" in frame.f_code.co_filename:
-            found.append(f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_name}")
-
-    sys.setprofile(profile)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    return found
-
-
 def test_off_means_no_statement_and_no_call(app: App, dsn: str, db: Any) -> None:
     """Off: an enqueue is one statement and one call more than the verb, nothing of tracing is called, in the worker either."""
+
+    def calls(work: Callable[[], object]) -> list[str]:
+        """The functions of Tallybook that are called, in their order."""
+        found = []
+
+        def profile(frame: Any, event: str, _: object) -> None:
+            if event == "call" and "/tallybook/" in frame.f_code.co_filename:
+                found.append(f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_name}")
+
+        sys.setprofile(profile)
+        try:
+            work()
+        finally:
+            sys.setprofile(None)
+        return found
 
     @app.task
     async def hello() -> None:

@@ -109,18 +109,18 @@ def test_the_catalogue_follows_the_code_and_rests_while_it_stays(dsn: str, db: A
 
 def test_the_older_release_does_not_overwrite_the_newer_one(dsn: str, db: Any) -> None:
     """S2-11, S3-39: in a rolling deploy the newer version of a task stays on record when an older worker starts."""
+
+    def older() -> App:
+        app = App("shop")
+
+        @app.task
+        async def send_welcome(user: int) -> None: ...
+
+        return app
+
     drain(shop(), dsn=dsn)
-    drain(_older(), dsn=dsn)
+    drain(older(), dsn=dsn)
     assert recorded(db)["send_welcome"]["version"] == 2
-
-
-def _older() -> App:
-    app = App("shop")
-
-    @app.task
-    async def send_welcome(user: int) -> None: ...
-
-    return app
 
 
 def test_an_old_name_on_record_does_not_hide_its_alias(dsn: str, db: Any) -> None:
@@ -283,32 +283,32 @@ def test_an_empty_catalogue_says_where_tasks_come_from(dsn: str) -> None:
 
 def test_two_apps_with_one_task_name_are_warned(dsn: str, db: Any, caplog: pytest.LogCaptureFixture) -> None:
     """S2-15: a worker that starts says which of its names another app has put on record, once it matters."""
+
+    def only(name: str) -> App:
+        app = App("second")
+        app.task(name=name)(_nothing)
+        return app
+
     drain(shop("first"), dsn=dsn)
     drain(shop("first"), dsn=dsn)
     assert "on record" not in caplog.text
-    drain(_only("welcome"), dsn=dsn)  # an alias there
+    drain(only("welcome"), dsn=dsn)  # an alias there
     (said,) = (record.getMessage() for record in caplog.records if "on record" in record.getMessage())
     assert "task 'welcome' is on record as one of app 'first', not of app 'second'" in said
     assert "each runs jobs that are meant for the other" not in said  # another queue
-    drain(_only("plain"), dsn=dsn)
+    drain(only("plain"), dsn=dsn)
     assert "each runs jobs that are meant for the other" in caplog.text
-
-
-def _only(name: str) -> App:
-    app = App("second")
-    app.task(name=name)(_nothing)
-    return app
 
 
 def test_how_a_task_is_run_is_on_record() -> None:
     """S2-15: deadline, process, memory and the rest of what a task declares about its execution are in the catalogue."""
+
+    def counted(n: int) -> None: ...
+
     app = App("shop")
-    app.task(timeout="30 s", process=True, memory="512 MB", env=("TALLYBOOK_DSN",))(_counted)
+    app.task(timeout="30 s", process=True, memory="512 MB", env=("TALLYBOOK_DSN",))(counted)
     (one,) = app._catalogue()
     said = one["definition"]
     found = (said["timeout"], said["process"], said["memory"], said["env"])
     assert found == ("30 s", True, 512 << 20, ["TALLYBOOK_DSN"])
     assert "atomic" not in said
-
-
-def _counted(n: int) -> None: ...

@@ -48,11 +48,6 @@ def app() -> App:
     return made
 
 
-def counted(**numbers: int) -> dict[str, int]:
-    names = asdict(Counts(queue="", task="", **dict.fromkeys(NUMBERS, 0)))
-    return {name: numbers.get(name, 0) for name in names if name in NUMBERS}
-
-
 NUMBERS = (
     "scheduled", "retrying", "waiting", "available", "running", "dead", "completed", "failed", "snoozed", "cancelled", "lost",
     "moved", "died",
@@ -76,6 +71,11 @@ def worked(app: App, dsn: str, db: Connection) -> App:
 
 async def test_the_counters_in_python(worked: App, dsn: str, db: Connection) -> None:
     """S3-14, S3-33: counts, throughput, timings, levels, completed_since: states, totals, rates, percentiles, series."""
+
+    def counted(**numbers: int) -> dict[str, int]:
+        names = asdict(Counts(queue="", task="", **dict.fromkeys(NUMBERS, 0)))
+        return {name: numbers.get(name, 0) for name in names if name in NUMBERS}
+
     app = worked
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
         found = {(one.queue, one.task): one for one in await app.counts.list().on(conn)}

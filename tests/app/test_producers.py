@@ -14,7 +14,6 @@ from tallybook import App, Constant
 from tallybook.errors import ConnectionNotSupported, InvalidArgument, PayloadError, UnknownJob, UnknownQueue
 
 app = App("shop")
-AT = datetime(2031, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
 WORDS = 'a "quoted" \\ word, {1,2} NULL %s :name $1 \u2028 🦆'
 
 
@@ -63,12 +62,13 @@ def test_savepoints(caller: Caller, look: Any) -> None:
 
 def test_verbs(caller: Caller, look: Any) -> None:
     """Options, bulk, get, cancel, and the server's refusals are the same on every connection."""
-    calls = [send_welcome.with_(run_at=AT, priority=0, headers={"t": WORDS}).job(1), charge.job(7), charge.job(7)]
+    at = datetime(2031, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
+    calls = [send_welcome.with_(run_at=at, priority=0, headers={"t": WORDS}).job(1), charge.job(7), charge.job(7)]
     jobs = caller.enqueue_many(app, (call for call in calls))
     assert [job.created for job in jobs] == [True, True, False]
     assert jobs[1].id == jobs[2].id
     info = caller.ask(app.get(jobs[0]))
-    assert (info.state, info.run_at, info.priority, info.queue) == ("scheduled", AT, 0, "mail")
+    assert (info.state, info.run_at, info.priority, info.queue) == ("scheduled", at, 0, "mail")
     assert (info.headers, info.args, info.max_attempts) == ({"t": WORDS}, {"user_id": 1}, None)
     assert caller.ask(app.cancel(jobs[0], WORDS)) == "cancelled"
     with pytest.raises(UnknownJob, match="there is no job 999") as caught, caller.savepoint():

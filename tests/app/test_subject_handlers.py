@@ -277,33 +277,33 @@ def test_new_args_that_do_not_fit_fail_where_they_are_given(shop: Shop, args: di
     assert error in shop.job().last_error
 
 
-def versions(dsn: str) -> tuple[App, App, list[Any]]:
-    """Two releases of a program: the args of the second have a currency."""
-    one, two, seen = App("prices", dsn=dsn), App("prices", dsn=dsn), list[Any]()
-
-    @one.task(name="refresh")
-    async def refresh_1(asset: int) -> Reschedule:
-        seen.append(("v1", asset))
-        return Reschedule("+1 week")
-
-    @two.task(name="refresh", version=2)
-    async def refresh_2(ctx: Context, asset_id: int, currency: str) -> Reschedule:
-        seen.append(("v2", asset_id, currency))
-        assert ctx.subject is not None
-        if ctx.subject.name == "in memory":
-            return Reschedule("+1 week")
-        return Reschedule("+1 week", args={"asset_id": asset_id, "currency": "USD"})
-
-    @refresh_2.upgrade(1)
-    def from_1(args: dict[str, Any]) -> dict[str, Any]:
-        return {"asset_id": args["asset"], "currency": "EUR"}
-
-    return one, two, seen
-
-
 @pytest.mark.slow
 def test_old_args_are_upgraded_in_the_flow(dsn: str, db: Any) -> None:
     """S3-39: an old subject's args are upgraded in memory, and new ones are stored as of the task's version."""
+
+    def versions(dsn: str) -> tuple[App, App, list[Any]]:
+        """Two releases of a program: the args of the second have a currency."""
+        one, two, seen = App("prices", dsn=dsn), App("prices", dsn=dsn), list[Any]()
+
+        @one.task(name="refresh")
+        async def refresh_1(asset: int) -> Reschedule:
+            seen.append(("v1", asset))
+            return Reschedule("+1 week")
+
+        @two.task(name="refresh", version=2)
+        async def refresh_2(ctx: Context, asset_id: int, currency: str) -> Reschedule:
+            seen.append(("v2", asset_id, currency))
+            assert ctx.subject is not None
+            if ctx.subject.name == "in memory":
+                return Reschedule("+1 week")
+            return Reschedule("+1 week", args={"asset_id": asset_id, "currency": "USD"})
+
+        @refresh_2.upgrade(1)
+        def from_1(args: dict[str, Any]) -> dict[str, Any]:
+            return {"asset_id": args["asset"], "currency": "EUR"}
+
+        return one, two, seen
+
     one, two, seen = versions(dsn)
     old = one.tasks["refresh"]
     for name, n in (("stored", 1), ("in memory", 2)):

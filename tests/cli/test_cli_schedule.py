@@ -102,14 +102,14 @@ def test_mistakes_are_explained(dsn: str, words: list[str], code: int, text: str
 
 def test_a_schedule_in_code_can_be_looked_at_and_comes_back(dsn: str, db: Any) -> None:
     """S2-11: one in code cannot be changed by hand; dropped by hand it comes back, and the command says so."""
+
+    def nothing() -> None: ...
+
     app = App("shop", dsn=dsn)
-    app.task(schedule="@hourly", name="sweep")(_nothing)
+    app.task(schedule="@hourly", name="sweep")(nothing)
     db.execute("select tallybook._schedules_register('shop', %s)", (json.dumps(app._declared_schedules()),))
     assert 'declared in the code of app "shop"' in run(
         "schedule", "set", "sweep", "t", "--cron", "@daily", dsn=dsn, code=1
     )
     assert "the code of app shop" in run("schedule", "show", "sweep", dsn=dsn)
     assert "comes back when a worker of app 'shop' starts" in run("schedule", "drop", "sweep", "--yes", dsn=dsn)
-
-
-def _nothing() -> None: ...

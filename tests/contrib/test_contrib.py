@@ -61,57 +61,56 @@ def sync_sessions(dsn: str) -> sessionmaker[Session]:
     return sessionmaker(create_engine(url(dsn), poolclass=NullPool))
 
 
-def async_sessions(dsn: str) -> async_sessionmaker[AsyncSession]:
-    return async_sessionmaker(create_async_engine(url(dsn), poolclass=NullPool))
-
-
 # FastAPI
-
-
-def register_route(api: FastAPI, app: App, dsn: str, kind: str) -> None:
-    """POST /{user}?boss=: a customer and a job in the request's transaction; user 13 is refused, and 14 an accident."""
-    welcome = app.tasks["welcome"]
-    insert = "insert into customer values (:id, :boss)"
-
-    def refuse(user: int) -> None:
-        if user == 13:
-            raise HTTPException(409)
-        if user == 14:
-            raise ValueError
-
-    if kind == "psycopg":
-
-        @api.post("/{user}")
-        async def psycopg_route(
-            conn: Annotated[psycopg.AsyncConnection, in_transaction()], user: int, boss: int
-        ) -> None:
-            await conn.execute("insert into customer values (%s, %s)", (user, boss))
-            await welcome.enqueue(conn, user)
-            refuse(user)
-
-    elif kind == "async session":
-        transaction = in_transaction(async_sessions(dsn))
-
-        @api.post("/{user}")
-        async def async_route(user: int, boss: int, session: AsyncSession = transaction) -> None:
-            await session.execute(text(insert), {"id": user, "boss": boss})
-            await welcome.enqueue(session, user)
-            refuse(user)
-
-    else:
-        transaction = in_transaction(sync_sessions(dsn))
-
-        @api.post("/{user}")
-        def plain_route(user: int, boss: int, session: Session = transaction) -> None:
-            session.execute(text(insert), {"id": user, "boss": boss})
-            welcome.enqueue_sync(session, user)
-            refuse(user)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["psycopg", "async session", "session"])
 def test_a_route_and_its_jobs_are_one_transaction(kind: str, app: App, dsn: str, db: Any) -> None:
     """S4-21: row and job are there once the answer is a success; a refusal, an accident or a failed COMMIT leaves neither."""
+
+    def async_sessions(dsn: str) -> async_sessionmaker[AsyncSession]:
+        return async_sessionmaker(create_async_engine(url(dsn), poolclass=NullPool))
+
+    def register_route(api: FastAPI, app: App, dsn: str, kind: str) -> None:
+        """POST /{user}?boss=: a customer and a job in the request's transaction; user 13 is refused, and 14 an accident."""
+        welcome = app.tasks["welcome"]
+        insert = "insert into customer values (:id, :boss)"
+
+        def refuse(user: int) -> None:
+            if user == 13:
+                raise HTTPException(409)
+            if user == 14:
+                raise ValueError
+
+        if kind == "psycopg":
+
+            @api.post("/{user}")
+            async def psycopg_route(
+                conn: Annotated[psycopg.AsyncConnection, in_transaction()], user: int, boss: int
+            ) -> None:
+                await conn.execute("insert into customer values (%s, %s)", (user, boss))
+                await welcome.enqueue(conn, user)
+                refuse(user)
+
+        elif kind == "async session":
+            transaction = in_transaction(async_sessions(dsn))
+
+            @api.post("/{user}")
+            async def async_route(user: int, boss: int, session: AsyncSession = transaction) -> None:
+                await session.execute(text(insert), {"id": user, "boss": boss})
+                await welcome.enqueue(session, user)
+                refuse(user)
+
+        else:
+            transaction = in_transaction(sync_sessions(dsn))
+
+            @api.post("/{user}")
+            def plain_route(user: int, boss: int, session: Session = transaction) -> None:
+                session.execute(text(insert), {"id": user, "boss": boss})
+                welcome.enqueue_sync(session, user)
+                refuse(user)
+
     api = FastAPI(lifespan=lifespan(app))
     register_route(api, app, dsn, kind)
     with TestClient(api, raise_server_exceptions=False) as client:

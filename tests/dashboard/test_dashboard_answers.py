@@ -100,6 +100,25 @@ async def test_an_error_of_ours_tells_nothing(make: Make, monkeypatch: pytest.Mo
 
 async def test_no_file_but_those_of_the_dashboard_is_given_out(make: Make, tmp_path: Path) -> None:
     """S4-09: no way out of the folder of the static files, which anybody may read."""
+
+    async def raw(site: Any, path: str) -> tuple[int, bytes]:
+        """An answer to a path that no client would send as it is."""
+        scope = {
+            "type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b"", "scheme": "http",
+            "headers": [(b"host", b"localhost")], "client": HERE, "root_path": "", "http_version": "1.1",
+            "asgi": {"version": "3.0"},
+        }  # fmt: skip
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        await site(scope, receive, send)
+        return sent[0]["status"], b"".join(one.get("body", b"") for one in sent)
+
     files = [
         "/static/../site.py",
         "/static/vendor/../../site.py",
@@ -112,29 +131,11 @@ async def test_no_file_but_those_of_the_dashboard_is_given_out(make: Make, tmp_p
     ]
     site = make(users=users_file(tmp_path))
     for path in files:
-        status, body = await _raw(site, path)
+        status, body = await raw(site, path)
         assert status in (401, 404), path
         assert b"from __future__" not in body
     async with visiting(site) as visitor:
         assert (await visitor.get("/static/app.js")).status == 200
-
-
-async def _raw(site: Any, path: str) -> tuple[int, bytes]:
-    """An answer to a path that no client would send as it is."""
-    scope = {
-        "type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b"", "scheme": "http",
-        "headers": [(b"host", b"localhost")], "client": HERE, "root_path": "", "http_version": "1.1", "asgi": {"version": "3.0"},
-    }  # fmt: skip
-    sent: list[Any] = []
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    async def receive() -> Any:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    await site(scope, receive, send)
-    return sent[0]["status"], b"".join(one.get("body", b"") for one in sent)
 
 
 NONSENSE: list[Any] = [

@@ -111,15 +111,6 @@ def walk(look: Browser, site: str, check: Callable[[str], None], most: int = 80)
     return done
 
 
-def live(look: Browser) -> None:
-    """Wait until the live parts of the page have come, if it has any."""
-    wait_until(lambda: look.run("return document.readyState") == "complete", "the page is loaded")
-    if look.run("return !!document.querySelector('[data-live]')"):
-        wait_until(
-            lambda: look.run("return performance.getEntriesByType('resource').length > 0"), "its parts are asked for"
-        )
-
-
 def test_the_collector_hears_what_a_text_would_do(look: Browser) -> None:
     """The control: the same payload in a page that does not escape it is heard, refused by the policy or run without it."""
 
@@ -156,6 +147,16 @@ def test_the_collector_hears_what_a_text_would_do(look: Browser) -> None:
 
 def test_every_page_is_quiet_and_shows_hostile_texts_as_text(look: Browser, site: str, data: str) -> None:
     """S4-09, S1-26: no page breaks the policy, none says a word in the console, none runs a text or shows a secret."""
+
+    def live(look: Browser) -> None:
+        """Wait until the live parts of the page have come, if it has any."""
+        wait_until(lambda: look.run("return document.readyState") == "complete", "the page is loaded")
+        if look.run("return !!document.querySelector('[data-live]')"):
+            wait_until(
+                lambda: look.run("return performance.getEntriesByType('resource').length > 0"),
+                "its parts are asked for",
+            )
+
     shown = []
 
     def check(address: str) -> None:

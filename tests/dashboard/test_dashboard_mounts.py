@@ -49,31 +49,31 @@ def in_any(site: Site) -> Any:
     return mounted(elsewhere, MOUNT, site)
 
 
-async def check(visitor: Visitor, db: Any) -> None:
-    """Links, files, forms and data below the path, and nothing beside it."""
-    walked = await walk(visitor, most=12)
-    assert {address for address, answer in walked.items() if answer.status == 200} >= {"/", "/queues"}
-    for answer in walked.values():
-        addresses = [one for one in _ADDRESS.findall(answer.text) if not one.startswith("#")]
-        assert addresses and all(one.startswith(f"{MOUNT}/") for one in addresses), addresses
-        assert f'data-root="{MOUNT}"' in answer.text
-    for file in set(re.findall(r'(?:href|src)="([^"]*/static/[^"]*)"', walked["/"].text)):
-        answer = await visitor.get(file.removeprefix(MOUNT))
-        assert answer.status == 200 and SECURITY.items() <= dict(answer.headers).items()
-    assert "at" in json.loads((await visitor.get("/series")).text)
-    answer = await visitor.post("/queue/pause", name="mail", back=f"{MOUNT}/queue?name=mail")
-    assert (answer.status, answer.headers["location"]) == (303, f"{MOUNT}/queue?name=mail")
-    assert f"Path={MOUNT};" in answer.headers["set-cookie"]
-    assert "Queue mail is paused." in (await visitor.get("/queue?name=mail")).text
-    assert (await visitor.post("/queue/resume", name="mail", back="/admin")).headers["location"] == f"{MOUNT}/"
-    found = db.execute("select actor, action from tallybook.audits where via = 'web' order by id").fetchall()
-    assert found == [("ada", "queue.pause"), ("ada", "queue.resume")]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("mount", [in_starlette, in_fastapi, in_any])
 async def test_it_works_below_a_path(mount: Any, dsn: str, db: Any) -> None:
     """Mounted in another application, its links, files, forms and cookies stay below its path; the host says who is there."""
+
+    async def check(visitor: Visitor, db: Any) -> None:
+        """Links, files, forms and data below the path, and nothing beside it."""
+        walked = await walk(visitor, most=12)
+        assert {address for address, answer in walked.items() if answer.status == 200} >= {"/", "/queues"}
+        for answer in walked.values():
+            addresses = [one for one in _ADDRESS.findall(answer.text) if not one.startswith("#")]
+            assert addresses and all(one.startswith(f"{MOUNT}/") for one in addresses), addresses
+            assert f'data-root="{MOUNT}"' in answer.text
+        for file in set(re.findall(r'(?:href|src)="([^"]*/static/[^"]*)"', walked["/"].text)):
+            answer = await visitor.get(file.removeprefix(MOUNT))
+            assert answer.status == 200 and SECURITY.items() <= dict(answer.headers).items()
+        assert "at" in json.loads((await visitor.get("/series")).text)
+        answer = await visitor.post("/queue/pause", name="mail", back=f"{MOUNT}/queue?name=mail")
+        assert (answer.status, answer.headers["location"]) == (303, f"{MOUNT}/queue?name=mail")
+        assert f"Path={MOUNT};" in answer.headers["set-cookie"]
+        assert "Queue mail is paused." in (await visitor.get("/queue?name=mail")).text
+        assert (await visitor.post("/queue/resume", name="mail", back="/admin")).headers["location"] == f"{MOUNT}/"
+        found = db.execute("select actor, action from tallybook.audits where via = 'web' order by id").fetchall()
+        assert found == [("ada", "queue.pause"), ("ada", "queue.resume")]
+
     await furnish(dsn, drain=False)
     site = dashboard(app, authenticate=who, dsn=dsn)
     async with visiting(site, within=mount(site), base="https://shop.example", root=MOUNT) as visitor:
@@ -226,33 +226,33 @@ uvicorn.run(application, port=0, lifespan="off", log_level="info")
 """
 
 
-@contextmanager
-def django(folder: Path, dsn: str) -> Iterator[str]:
-    """A real Django application in a process of its own, with the file of docs/dashboard.md; its address."""
-    (folder / "serve.py").write_text(DJANGO)
-    (folder / "asgi.py").write_text(shown("project/asgi.py"))
-    (folder / "shop").mkdir()
-    (folder / "shop" / "jobs.py").write_text("from support.dashboard_app import app\n")
-    environment = {"TESTS": str(TESTS), "PATH": "/usr/bin:/bin", "TALLYBOOK_DSN": dsn}
-    command = [sys.executable, "serve.py"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, text=True, cwd=folder) as running:
-        assert running.stderr is not None
-        said = ""
-        try:
-            for line in running.stderr:
-                said += line
-                if found := re.search(r"http://127\.0\.0\.1:\d+", line):
-                    break
-            else:
-                raise AssertionError(said)
-            yield found[0]
-        finally:
-            running.kill()
-
-
 @pytest.mark.slow
 async def test_it_works_in_django_by_its_sessions(tmp_path: Any, dsn: str, db: Any) -> None:
     """Mounted by `mounted` beside a real Django application: its users with is_staff look, superusers act, others see nothing."""
+
+    @contextmanager
+    def django(folder: Path, dsn: str) -> Iterator[str]:
+        """A real Django application in a process of its own, with the file of docs/dashboard.md; its address."""
+        (folder / "serve.py").write_text(DJANGO)
+        (folder / "asgi.py").write_text(shown("project/asgi.py"))
+        (folder / "shop").mkdir()
+        (folder / "shop" / "jobs.py").write_text("from support.dashboard_app import app\n")
+        environment = {"TESTS": str(TESTS), "PATH": "/usr/bin:/bin", "TALLYBOOK_DSN": dsn}
+        command = [sys.executable, "serve.py"]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, text=True, cwd=folder) as running:
+            assert running.stderr is not None
+            said = ""
+            try:
+                for line in running.stderr:
+                    said += line
+                    if found := re.search(r"http://127\.0\.0\.1:\d+", line):
+                        break
+                else:
+                    raise AssertionError(said)
+                yield found[0]
+            finally:
+                running.kill()
+
     await furnish(dsn, drain=False)
     with django(tmp_path, dsn) as base:
         for name, may_look, may_act in (

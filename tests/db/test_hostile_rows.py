@@ -147,17 +147,6 @@ async def test_every_page(db: Connection, dsn: str, make: Any, kind: str) -> Non
 # --- commands --------------------------------------------------------------------------------------------------------
 
 
-def reading(group: click.Group, *words: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """Every command but those that change something."""
-    for name in group.list_commands(click.Context(group)):
-        one = group.get_command(click.Context(group), name)
-        assert one is not None
-        if isinstance(one, click.Group):
-            yield from reading(one, *words, name)
-        elif name not in CHANGES and (*words, name) not in (("top",), ("provider", "test"), ("version",)):
-            yield (*words, name), one
-
-
 CHANGES = {
     "dev",
     "migrate",
@@ -201,6 +190,17 @@ JOBS = [str(job) for job in range(1, 7)]
 )
 def test_every_command(db: Connection, dsn: str, kind: str) -> None:
     """S1-01: whatever a row holds, each command that reads ends without a traceback, in text and in JSON that others can read."""
+
+    def reading(group: click.Group, *words: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+        """Every command but those that change something."""
+        for name in group.list_commands(click.Context(group)):
+            one = group.get_command(click.Context(group), name)
+            assert one is not None
+            if isinstance(one, click.Group):
+                yield from reading(one, *words, name)
+            elif name not in CHANGES and (*words, name) not in (("top",), ("provider", "test"), ("version",)):
+                yield (*words, name), one
+
     commands = dict(reading(cli))
     hostile(db, kind)
     named = {"queue": "q", "task": "t", "schedule": "plan", "provider": "p", "limit": "r"}

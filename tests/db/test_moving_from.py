@@ -37,14 +37,6 @@ def blocks(other: str, language: str) -> list[str]:
     return [body for found, body in FENCED.findall(text) if found == language]
 
 
-def equivalents(other: str) -> list[str]:
-    """What stands in backticks on our side of the table, row by row."""
-    text = (ROOT / f"docs/moving-from-{other}.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| .+? \| (.+) \|$", text.split("## Equivalents\n")[1].split("\n## ")[0], re.MULTILINE)
-    assert len(rows) > 20, rows
-    return [code for row in rows for code in re.findall(r"`([^`]+)`", row)]
-
-
 KNOWN = {*inspect.signature(tallybook.App.task).parameters, "schedule=", 'on_conflict="raise"', "process=True"}
 """Options that a table names by themselves."""
 
@@ -72,6 +64,14 @@ def statement(code: str, number: int) -> str | None:
 @pytest.mark.parametrize("other", ("celery", "procrastinate", "pgqueuer", "rq"))
 def test_the_equivalents_run(other: str, dsn: str, db: Any, tmp_path: Path) -> None:
     """Issue 8: each piece of Tallybook's code in a table of equivalents runs as it stands, on a database."""
+
+    def equivalents(other: str) -> list[str]:
+        """What stands in backticks on our side of the table, row by row."""
+        text = (ROOT / f"docs/moving-from-{other}.md").read_text(encoding="utf-8")
+        rows = re.findall(r"^\| .+? \| (.+) \|$", text.split("## Equivalents\n")[1].split("\n## ")[0], re.MULTILINE)
+        assert len(rows) > 20, rows
+        return [code for row in rows for code in re.findall(r"`([^`]+)`", row)]
+
     table = """
 import asyncio
 import os
@@ -199,14 +199,12 @@ def other():
     assert shop.run("-c", DRAIN).splitlines() == ["welcome, user 1 (en)", "welcome, user 4 (en)"]
 
 
-RQ = "def send_welcome(user_id, lang='en'):\n    print('old')\n\n\ndef other():\n    print('old')\n"
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_open_jobs_move_from_rq(old: Path, redis: str, tmp_path: Path, dsn: str, db: Any) -> None:
     """Issue 8: docs/moving-from-rq.md as written: what waits and what is scheduled moves once; what others wait for stays."""
-    (tmp_path / "jobs.py").write_text(RQ, encoding="utf-8")
+    rq = "def send_welcome(user_id, lang='en'):\n    print('old')\n\n\ndef other():\n    print('old')\n"
+    (tmp_path / "jobs.py").write_text(rq, encoding="utf-8")
     shop = Old(old, tmp_path, "rq", TALLYBOOK_DSN=dsn, REDIS_URL=f"unix://{redis}")
     shop.run(
         "-c",

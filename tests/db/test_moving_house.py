@@ -178,6 +178,20 @@ def test_a_cursor_of_another_cluster_is_mended_under_a_working_worker(shop: Call
 @pytest.mark.parametrize("seed", range(3))
 def test_a_dump_in_the_midst_of_work_is_whole(shop: Callable[..., Shop], tmp_path: Path, way: str, seed: int) -> None:
     """Dump while producers produce, roll back and cancel, and workers work: in the copy every job ends once."""
+
+    def produce(conn: Connection, seed: int, over: threading.Event) -> None:
+        """One producer: transactions of a few jobs, of which some roll back, some take long, some cancel."""
+        chance = random.Random(seed)
+        while not over.wait(0.002):
+            conn.execute("begin")
+            for _ in range(chance.randint(1, 4)):
+                job = put(conn, chance.choice(QUEUES), priority=chance.choice((1, 2)))
+            if chance.random() < 0.1:
+                conn.execute("select tallybook.cancel(%s)", (job,))
+            if chance.random() < 0.2:
+                over.wait(chance.random() * 0.1)
+            conn.execute("rollback" if chance.random() < 0.1 else "commit")
+
     old, new = (shop(name, empty=name != WAYS[way][0]) for name in WAYS[way])
     if way == "into the ids of the dump":
         catch_up(old, new, 5000)
@@ -209,17 +223,3 @@ def test_a_dump_in_the_midst_of_work_is_whole(shop: Callable[..., Shop], tmp_pat
     assert set(again).isdisjoint(before)
     completed = {job for job, state in after.items() if state == "completed" and job not in before}
     assert sorted(again) == sorted(completed)  # each once
-
-
-def produce(conn: Connection, seed: int, over: threading.Event) -> None:
-    """One producer: transactions of a few jobs, of which some roll back, some take long, some cancel."""
-    chance = random.Random(seed)
-    while not over.wait(0.002):
-        conn.execute("begin")
-        for _ in range(chance.randint(1, 4)):
-            job = put(conn, chance.choice(QUEUES), priority=chance.choice((1, 2)))
-        if chance.random() < 0.1:
-            conn.execute("select tallybook.cancel(%s)", (job,))
-        if chance.random() < 0.2:
-            over.wait(chance.random() * 0.1)
-        conn.execute("rollback" if chance.random() < 0.1 else "commit")

@@ -552,23 +552,23 @@ def test_every_sqlstate_of_the_functions_is_listed() -> None:
 # Configuration
 
 
-def shown(field: Field[Any]) -> str:
-    """The default as docs/configuration.md writes it."""
-    if field.default is MISSING or field.default is None:
-        undeclared = {
-            "queues": "see below",
-            "name": "host:pid:random",
-            "max_abandoned": "its slots",
-            "direct_dsn": "none",
-            "metrics_port": "none",
-            "rescue_look": "none",
-        }
-        return undeclared[field.name]
-    return str(field.default).lower() if isinstance(field.default, bool) else field.default
-
-
 def test_worker_options_are_those_of_the_settings() -> None:
     """docs/configuration.md lists every field of WorkerSettings with its default, and its option of `tallybook worker`."""
+
+    def shown(field: Field[Any]) -> str:
+        """The default as docs/configuration.md writes it."""
+        if field.default is MISSING or field.default is None:
+            undeclared = {
+                "queues": "see below",
+                "name": "host:pid:random",
+                "max_abandoned": "its slots",
+                "direct_dsn": "none",
+                "metrics_port": "none",
+                "rescue_look": "none",
+            }
+            return undeclared[field.name]
+        return str(field.default).lower() if isinstance(field.default, bool) else field.default
+
     rows = table(section("docs/configuration.md", "Worker"), "option")
     assert words(rows) == [field.name for field in fields(WorkerSettings)]
     for row, field in zip(rows, fields(WorkerSettings), strict=True):
@@ -643,14 +643,14 @@ def test_environment_variables_are_those_of_the_code() -> None:
 # The pages themselves
 
 
-def anchor(heading: str) -> str:
-    """The anchor that a heading gets on the web."""
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-
-
 @pytest.mark.parametrize("page", sources(), ids=name)
 def test_links_between_pages_resolve(page: Path) -> None:
     """Every link to a file of the repository leads to one, and to a heading that it has; so does every picture in HTML."""
+
+    def anchor(heading: str) -> str:
+        """The anchor that a heading gets on the web."""
+        return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
     whole = FENCED.sub("", page.read_text(encoding="utf-8"))
     for target in re.findall(r"\]\(([^)\s]+)\)", whole) + re.findall(r"\b(?:src|href)=\"([^\"]+)\"", whole):
         if re.match(r"[a-z]+:", target):

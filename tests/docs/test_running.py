@@ -103,17 +103,17 @@ def test_the_number_that_is_scaled_by(empty_dsn: str) -> None:
                 conn.execute("select * from tallybook.job")
 
 
-def connections() -> dict[str, str]:
-    """The table of the page: of what, how many."""
-    rows = re.findall(
-        r"^\| ([^|]+) \| ([^|]+) \| [^|]+ \|$", PAGE.split("## How many connections")[1].split("##")[0], re.M
-    )
-    return {what.split(":")[0].split(",")[0].strip(): count for count, what in rows[1:]}
-
-
 @pytest.mark.direct("counts the connections of a worker")
 async def test_the_connections_of_a_worker(app: App, dsn: str, db: Any) -> None:
     """A worker has as many connections as the page says, and one more with the first job that needs it, never more."""
+
+    def connections() -> dict[str, str]:
+        """The table of the page: of what, how many."""
+        rows = re.findall(
+            r"^\| ([^|]+) \| ([^|]+) \| [^|]+ \|$", PAGE.split("## How many connections")[1].split("##")[0], re.M
+        )
+        return {what.split(":")[0].split(",")[0].strip(): count for count, what in rows[1:]}
+
     said = connections()
     jobs = Jobs(app, db)
 

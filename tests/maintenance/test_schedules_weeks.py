@@ -57,6 +57,10 @@ async def test_a_week_across_a_change(dsn: str, db: Any, week: str) -> None:
     fires exactly what cronsim says, each tick once, none missed and none skipped.
     """
 
+    def started(dsn: str, app: App) -> Clock:
+        links = Link(dsn, "clock"), Link(dsn, "clock")
+        return Clock(*links, app=app.name, declared=app._declared_schedules)
+
     def said_by_cronsim(cron: str, tz: str, start: datetime, end: datetime) -> list[datetime]:
         """The ticks after start and up to end, iterated without a pause from a day before."""
         ticks = (tick.astimezone(UTC) for tick in CronSim(cron, (start - timedelta(days=1)).astimezone(ZoneInfo(tz))))
@@ -85,7 +89,7 @@ async def test_a_week_across_a_change(dsn: str, db: Any, week: str) -> None:
             at = max(at, due + timedelta(seconds=luck.choice([0, 0.01, luck.uniform(0, 50)])))
             if not upgraded and at >= upgrade:
                 at = max(at, upgrade)
-                running.append(_started(dsn, release(tz, True)))
+                running.append(started(dsn, release(tz, True)))
                 upgraded, upgrade = True, at
                 await running[-1].run(at=at)  # fires what is due by the old release, then registers the new one
                 hands.complete(*hands.start())
@@ -96,7 +100,7 @@ async def test_a_week_across_a_change(dsn: str, db: Any, week: str) -> None:
                 await _dies(dsn, running[0], at)
                 died += 1
             elif luck.random() < 0.05:  # another worker of the release that is there starts
-                running.append(_started(dsn, release(tz, upgraded)))
+                running.append(started(dsn, release(tz, upgraded)))
                 await running[-1].register(at=at)
             await luck.choice(running).run(at=at)
             hands.complete(*hands.start())
@@ -111,11 +115,6 @@ async def test_a_week_across_a_change(dsn: str, db: Any, week: str) -> None:
         assert fires(db, name, "tick") == ticks, name
     assert set(fires(db)) == {"enqueued"}
     assert one(db, "select count(*) from tallybook.entry") == sum(map(len, expected.values()))
-
-
-def _started(dsn: str, app: App) -> Clock:
-    links = Link(dsn, "clock"), Link(dsn, "clock")
-    return Clock(*links, app=app.name, declared=app._declared_schedules)
 
 
 async def _dies(dsn: str, clock: Clock, at: datetime) -> None:

@@ -197,23 +197,23 @@ async def test_an_idle_claimer_leaves_the_look_to_the_services(
         assert len(claims) <= 1
 
 
-class SlowLink:
-    """Every promote takes 20 ms of the clock and finds the next job due in 5 ms; the marks that it was asked with."""
-
-    def __init__(self) -> None:
-        self.now, self.next_in = 100.0, 0.005
-        self.marks: list[Any] = []
-
-    async def run(self, call: Any) -> Any:
-        _, mark, _ = call.__closure__[[*call.__code__.co_freevars].index("params")].cell_contents
-        self.marks.append(mark)
-        self.now += 0.02
-        return [(0, datetime(2031, 1, 1, tzinfo=UTC), self.next_in)]
-
-
 async def test_looks_behind_the_mark_take_a_tenth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trap 14: each producer of a job that is due soon asks for a look behind the mark, which walks over all that was promoted
     since an old snapshot is held. They take a tenth of the time at most, and none that was asked for is forgotten."""
+
+    class SlowLink:
+        """Every promote takes 20 ms of the clock and finds the next job due in 5 ms; the marks that it was asked with."""
+
+        def __init__(self) -> None:
+            self.now, self.next_in = 100.0, 0.005
+            self.marks: list[Any] = []
+
+        async def run(self, call: Any) -> Any:
+            _, mark, _ = call.__closure__[[*call.__code__.co_freevars].index("params")].cell_contents
+            self.marks.append(mark)
+            self.now += 0.02
+            return [(0, datetime(2031, 1, 1, tzinfo=UTC), self.next_in)]
+
     link = SlowLink()
     promoter = Promoter(cast(Link, link), on_promoted=lambda: None)
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: link.now)

@@ -21,16 +21,6 @@ class TooMany(Exception):
         self.retry_after = retry_after
 
 
-class HTTPError(Exception):
-    """As of httpx and requests: the response, whose headers find a name in any case."""
-
-    def __init__(self, **headers):
-        message = email.message.Message()
-        for name, value in headers.items():
-            message[name.replace("_", "-")] = value
-        self.response = SimpleNamespace(headers=message)
-
-
 class ClientResponseError(Exception):
     """As of aiohttp: the headers themselves."""
 
@@ -105,6 +95,16 @@ def test_at_most_a_day(said):
 
 def test_headers_of_the_common_libraries():
     """httpx and requests have them on the response, aiohttp and urllib on the error; a plain dict in any case."""
+
+    class HTTPError(Exception):
+        """As of httpx and requests: the response, whose headers find a name in any case."""
+
+        def __init__(self, **headers):
+            message = email.message.Message()
+            for name, value in headers.items():
+                message[name.replace("_", "-")] = value
+            self.response = SimpleNamespace(headers=message)
+
     assert wait(HTTPError(retry_after="60")) == MINUTE
     assert wait(ClientResponseError({"Retry-After": "60"})) == MINUTE
     assert wait(ClientResponseError({"RETRY-AFTER": "60"})) == MINUTE

@@ -22,13 +22,6 @@ def app(dsn: str, monkeypatch: pytest.MonkeyPatch) -> App:
     return App("shop", dsn=dsn)
 
 
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 async def test_a_provider_and_its_secrets(app: App, db: Any) -> None:
     """S1-12: put, set a secret, get: decrypted in memory, encrypted in the table, changed with the former one as previous."""
     providers = app.providers
@@ -163,6 +156,13 @@ async def test_routes_choose_the_provider(app: App) -> None:
 
 async def test_what_was_read_is_kept_for_five_seconds(app: App, db: Any) -> None:
     """S1-17: within fresh_for no statement is said, after it a changed row is seen; writes from here are seen at once."""
+
+    class Clock:
+        now = 1000.0
+
+        def __call__(self) -> float:
+            return self.now
+
     clock = Clock()
     providers = Providers(app, clock=clock)
     await providers.set("acme", kind="one")

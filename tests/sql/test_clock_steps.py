@@ -28,12 +28,6 @@ RUNS = {
 }
 
 
-def look(db: Connection, at: datetime) -> list[str]:
-    """Which services have something to do, as a look for promote alone is told."""
-    due: list[str] = one(db, "select due from tallybook.services_due('{promote}', at => %s)", at)
-    return due
-
-
 def run(db: Connection, *services: str, at: datetime) -> None:
     """Run these services as workers do."""
     for service in services or RUNS:
@@ -59,6 +53,12 @@ def end(db: Connection, verb: str, at: datetime, **more: Any) -> int:
 @pytest.mark.parametrize("back", [MIN, HOUR, YEARS], ids=str)
 def test_every_service_runs_at_the_next_look(db: Connection, back: timedelta) -> None:
     """After a step back all services are due at the next look, whatever it asks for; they run, and it is over."""
+
+    def look(db: Connection, at: datetime) -> list[str]:
+        """Which services have something to do, as a look for promote alone is told."""
+        due: list[str] = one(db, "select due from tallybook.services_due('{promote}', at => %s)", at)
+        return due
+
     services = [
     "concurrency_release", "fair_release", "fold", "parents_resolve", "promote", "prune", "rebase", "rescue", "schedules",
 ]  # fmt: skip

@@ -426,23 +426,22 @@ def test_at_the_limit_of_ranges_the_reason_is_named(db: Connection, now: datetim
 # Bursts
 
 
-def large(db: Connection, jobs: int) -> None:
-    """One transaction's jobs, one to a page of 8 kB."""
-    db.execute(
-        "do $$ declare l regclass; begin for l in select r.leaf from tallybook._families() f, tallybook._ranges(f.parents[1]) r"
-        " where f.name = 'default' loop execute format('alter table %s set (fillfactor = 10)', l); end loop; end $$"
-    )
-    db.execute(
-        "select tallybook.enqueue_many(array_agg(text 'q'), array_agg(text 'work'),"
-        " array_agg(jsonb_build_object('x', repeat('x', 900))::text)) from generate_series(1, %s)",
-        [jobs],
-    )
-
-
 @pytest.mark.parametrize("before", [0, 5], ids=["first of all", "after quiet hours"])
 def test_a_burst_leaves_in_time(db: Connection, now: datetime, before: int) -> None:
     """S3-21: every ended job leaves at most 1.25 times its retention after its end, also after a burst that uses up transaction
     ids and space a thousand times as fast as what comes before and after it."""
+
+    def large(db: Connection, jobs: int) -> None:
+        """One transaction's jobs, one to a page of 8 kB."""
+        db.execute(
+            "do $$ declare l regclass; begin for l in select r.leaf from tallybook._families() f, tallybook._ranges(f.parents[1]) r"
+            " where f.name = 'default' loop execute format('alter table %s set (fillfactor = 10)', l); end loop; end $$"
+        )
+        db.execute(
+            "select tallybook.enqueue_many(array_agg(text 'q'), array_agg(text 'work'),"
+            " array_agg(jsonb_build_object('x', repeat('x', 900))::text)) from generate_series(1, %s)",
+            [jobs],
+        )
 
     def finish(db: Connection, hands: Hands, at: datetime) -> None:
         """All that can be claimed is claimed and ends at the played time."""

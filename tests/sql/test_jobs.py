@@ -173,13 +173,36 @@ class Shop:
 @pytest.mark.parametrize("seed", range(100 if THOROUGH else 2))
 def test_the_pages_are_the_view(db: Connection, seed: int) -> None:
     """Whatever was done to the jobs, all pages of a list together have what the view has for its filter, each job once."""
+
+    def filters(db: Connection, rng: random.Random) -> list[dict[str, Any]]:
+        row = db.execute("select array_agg(enqueued_at order by id) from tallybook.job").fetchone()
+        times = (row and row[0]) or [LATER]
+        return [
+            {},
+            *({"states": [state]} for state in STATES),
+            *({"states": [state], "queue": "q"} for state in STATES),
+            *(
+                some_filters(
+                    rng,
+                    queue=["q", "r"],
+                    task=["t", "s"],
+                    error=["no luck", "MEMORY"],
+                    since=times,
+                    before=times,
+                    links=[{"submission": 1}],
+                    unserved=[True],
+                )
+                for _ in range(10)
+            ),
+        ]
+
     shop = Shop(db, seed)
     seen: set[str] = set()
     for _ in range(2):
         for _ in range(50):
             shop.step()
         shop.leave()
-        for named in _filters(db, shop.rng):
+        for named in filters(db, shop.rng):
             assert differences(db, **named) == "", f"seed {seed}"
         seen |= {state for (state,) in db.execute("select distinct state from tallybook.job")}
     assert len(seen) >= 5 and seen >= {"available", "running", "dead"}, "the test has seen what it is about"
@@ -200,49 +223,24 @@ def test_control_a_source_that_is_left_out_is_noticed(db: Connection) -> None:
     assert f"missing: [({job}, " in differences(db, states=["completed"])
 
 
-def _filters(db: Connection, rng: random.Random) -> list[dict[str, Any]]:
-    row = db.execute("select array_agg(enqueued_at order by id) from tallybook.job").fetchone()
-    times = (row and row[0]) or [LATER]
-    return [
-        {},
-        *({"states": [state]} for state in STATES),
-        *({"states": [state], "queue": "q"} for state in STATES),
-        *(
-            some_filters(
-                rng,
-                queue=["q", "r"],
-                task=["t", "s"],
-                error=["no luck", "MEMORY"],
-                since=times,
-                before=times,
-                links=[{"submission": 1}],
-                unserved=[True],
-            )
-            for _ in range(10)
-        ),
-    ]
-
-
-READ: LiteralString = """
+def test_a_page_reads_a_bounded_number_of_rows(db: Connection, connect: Any) -> None:
+    """Issue 7: with plans from empty tables, too, a page reads some thousands of rows, whatever there is, and says how far."""
+    read: LiteralString = """
 select coalesce(sum(pg_stat_get_xact_tuples_returned(c.oid)), 0)::bigint from pg_class c
   join pg_namespace n on n.oid = c.relnamespace where n.nspname = 'tallybook' and c.relkind in ('i', 'r')"""
 
+    def _read(db: Connection, work: Callable[[], object]) -> int:
+        """How many rows and index entries are read by it, at its second run."""
+        found = 0
+        for _ in range(2):
+            with db.transaction():
+                before = db.execute(read).fetchone()
+                work()
+                after = db.execute(read).fetchone()
+                assert before and after
+                found = after[0] - before[0]
+        return found
 
-def _read(db: Connection, work: Callable[[], object]) -> int:
-    """How many rows and index entries are read by it, at its second run."""
-    found = 0
-    for _ in range(2):
-        with db.transaction():
-            before = db.execute(READ).fetchone()
-            work()
-            after = db.execute(READ).fetchone()
-            assert before and after
-            found = after[0] - before[0]
-    return found
-
-
-def test_a_page_reads_a_bounded_number_of_rows(db: Connection, connect: Any) -> None:
-    """Issue 7: with plans from empty tables, too, a page reads some thousands of rows, whatever there is, and says how far."""
     pages = {
         "the newest": {},
         "the line": {"states": ["available"]},

@@ -298,20 +298,6 @@ def test_thousands_of_dead_letters_are_retried_by_one_call(db: Connection) -> No
 # --- cancel_many ---------------------------------------------------------------------------------------------------
 
 
-def crowd(db: Connection, hands: Hands) -> dict[str, int]:
-    """One job in each state, with keys."""
-    jobs = {"ended": put(db, unique_key="a", order_key="o", args={"x": 1})}
-    hands.complete(*hands.start())
-    jobs["running"] = put(db, unique_key="a", order_key="o", args={"x": 1})
-    jobs["waiting"] = put(db, unique_key="b", order_key="o", args={"x": 1})
-    assert [job.id for job in hands.start()] == [jobs["running"]]
-    jobs["scheduled"] = put(db, unique_key="c", order_key="o", run_at="2999-01-01")
-    jobs["available"] = put(db, task="u", unique_key="a", order_key="o")
-    jobs["other"] = put(db, queue="p", unique_key="d")
-    assert states(db, *jobs.values())[:5] == ["completed", "running", "waiting", "scheduled", "available"]
-    return jobs
-
-
 @pytest.mark.parametrize(
     ("where", "found"),
     [
@@ -332,6 +318,20 @@ def crowd(db: Connection, hands: Hands) -> dict[str, int]:
 )
 def test_cancel_many_takes_what_matches(db: Connection, hands: Hands, where: str, found: str) -> None:
     """F45: open jobs only, by every filter; those that run are told, the others do not start; a second call finds none."""
+
+    def crowd(db: Connection, hands: Hands) -> dict[str, int]:
+        """One job in each state, with keys."""
+        jobs = {"ended": put(db, unique_key="a", order_key="o", args={"x": 1})}
+        hands.complete(*hands.start())
+        jobs["running"] = put(db, unique_key="a", order_key="o", args={"x": 1})
+        jobs["waiting"] = put(db, unique_key="b", order_key="o", args={"x": 1})
+        assert [job.id for job in hands.start()] == [jobs["running"]]
+        jobs["scheduled"] = put(db, unique_key="c", order_key="o", run_at="2999-01-01")
+        jobs["available"] = put(db, task="u", unique_key="a", order_key="o")
+        jobs["other"] = put(db, queue="p", unique_key="d")
+        assert states(db, *jobs.values())[:5] == ["completed", "running", "waiting", "scheduled", "available"]
+        return jobs
+
     jobs = crowd(db, hands)
     meant = {jobs[name] for name in found.split()}
     row = value(db, "cancelled, cancelling from tallybook.cancel_many(...)", where)

@@ -345,6 +345,15 @@ def test_jit_is_off_where_plans_are_guessed(stage: Stage) -> None:
 
 def test_no_plan_reads_all_or_compiles(stage: Stage) -> None:
     """The plans themselves, of each statement in each verb, where auto_explain is there: no Seq Scan on a ledger, no JIT."""
+
+    def whole(node: dict[str, Any]) -> Iterator[str]:
+        """The ledger tables that a plan reads from end to end; what was never started is none of them."""
+        name = node.get("Relation Name", "")
+        if node["Node Type"] == "Seq Scan" and re.search(LEDGERS, name):
+            yield name
+        for child in node.get("Plans", []):
+            yield from whole(child)
+
     db = stage.db
     try:
         db.execute("load 'auto_explain'")
@@ -379,15 +388,6 @@ def test_no_plan_reads_all_or_compiles(stage: Stage) -> None:
     db.execute("reset client_min_messages")
     assert plans > 3 * len(VERBS)
     assert found == []
-
-
-def whole(node: dict[str, Any]) -> Iterator[str]:
-    """The ledger tables that a plan reads from end to end; what was never started is none of them."""
-    name = node.get("Relation Name", "")
-    if node["Node Type"] == "Seq Scan" and re.search(LEDGERS, name):
-        yield name
-    for child in node.get("Plans", []):
-        yield from whole(child)
 
 
 def children(db: Connection, index: str) -> set[str]:

@@ -35,12 +35,6 @@ def heard(db: Connection, ear: Connection) -> list[dict[str, Any]]:
     raise AssertionError(f"the word at the end has not come; before it came {said}")
 
 
-def lanes(db: Connection) -> list[tuple[Any, ...]]:
-    return db.execute(
-        "select retention, priority, part from tallybook.lane where queue = 'q' order by lane_id"
-    ).fetchall()
-
-
 @pytest.mark.servers
 def test_a_queue_is_made_and_changed(db: Connection) -> None:
     """S3-36: put says whether it made, changed or left a queue; null leaves a setting; the view shows them, and who said so."""
@@ -99,6 +93,12 @@ def test_the_default_of_attempts_is_between_the_tasks_and_5(db: Connection, hand
 
 def test_a_class_is_for_new_lanes(db: Connection, hands: Hands) -> None:
     """S3-36: after a change of class producers use new lanes of it, the old ones are drained."""
+
+    def lanes(db: Connection) -> list[tuple[Any, ...]]:
+        return db.execute(
+            "select retention, priority, part from tallybook.lane where queue = 'q' order by lane_id"
+        ).fetchall()
+
     old, later = put(db), put(db, run_at=LATER)
     db.execute("select tallybook.queue_set('q', retention => 'brief')")
     assert lanes(db) == [("d", 2, ""), ("b", 2, "")]

@@ -289,24 +289,26 @@ def test_starts_are_not_sooner_than_the_caller_can(db: Connection) -> None:
     assert [start - T for _, start in asker.started] == [40 * MS, 140 * MS]
 
 
-def _far_and_near(db: Connection) -> list[tuple[datetime, timedelta]]:
-    """When 60 jobs of a key start, by workers of which one needs 300 ms from asking to starting; and how late at most."""
-    db.execute("select tallybook.rate_limit_set('api', 10, '1 second')")
-    put(db, "api", n=60)
-    asker, at, turn = Asker(db), T, 0
-    while len(asker.started) < 60:
-        db.execute("select tallybook.promote(at => %s)", (at,))
-        while jobs := asker.claim(at, 1):
-            turn += 1
-            ahead = 300 * MS if turn % 4 == 0 else 0 * MS
-            asker.ask(jobs, at - ahead, ahead=f"interval '{ahead / MS} ms'")  # it asks in time: nothing is lost by it
-        at = max(at + MS, one(db, "select coalesce(min(run_at), %s) from tallybook.scheduled", at))
-    return sorted((start, asker.late[job]) for job, start in asker.started)
-
-
 def test_who_is_far_away_may_be_late_by_as_much(db: Connection) -> None:
     """S1-18: late is at least ahead, and no window has more for it: who is near and who is far take turns at one key."""
-    starts = _far_and_near(db)
+
+    def far_and_near(db: Connection) -> list[tuple[datetime, timedelta]]:
+        """When 60 jobs of a key start, by workers of which one needs 300 ms from asking to starting; and how late at most."""
+        db.execute("select tallybook.rate_limit_set('api', 10, '1 second')")
+        put(db, "api", n=60)
+        asker, at, turn = Asker(db), T, 0
+        while len(asker.started) < 60:
+            db.execute("select tallybook.promote(at => %s)", (at,))
+            while jobs := asker.claim(at, 1):
+                turn += 1
+                ahead = 300 * MS if turn % 4 == 0 else 0 * MS
+                asker.ask(
+                    jobs, at - ahead, ahead=f"interval '{ahead / MS} ms'"
+                )  # it asks in time: nothing is lost by it
+            at = max(at + MS, one(db, "select coalesce(min(run_at), %s) from tallybook.scheduled", at))
+        return sorted((start, asker.late[job]) for job, start in asker.started)
+
+    starts = far_and_near(db)
     assert {late for _, late in starts} == {20 * MS, 300 * MS}
     assert all(start - first >= S + late for (first, late), (start, _) in zip(starts, starts[10:], strict=False))
 

@@ -263,14 +263,14 @@ def test_more_jobs_than_a_trace_takes_are_refused(db: Connection) -> None:
     assert error.value.sqlstate == "TB005"
 
 
-def pages(db: Connection, query: str) -> int:
-    """How many pages a whole call touches."""
-    plan = one(db, f"explain (analyze, buffers, format json) {query}")[0]["Plan"]
-    return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
-
-
 def test_why_and_trace_do_not_know_how_much_history_there_is(db: Connection, hands: Hands) -> None:
     """The pages that they touch are the same behind 1,000 done jobs and behind 15,000, with and without statistics."""
+
+    def pages(db: Connection, query: str) -> int:
+        """How many pages a whole call touches."""
+        plan = one(db, f"explain (analyze, buffers, format json) {query}")[0]["Plan"]
+        return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+
     jobs: dict[str, int] = {}
 
     def stage() -> None:

@@ -709,26 +709,26 @@ def test_notify_off_can_be_prepared(db: Connection, quick: Any) -> None:
 # --- 9, 10 ---------------------------------------------------------------------------------------------------------
 
 
-def split(db: Connection, bounds: list[int]) -> None:
-    """Lay the ledgers of the default class into smaller partitions, with what they hold."""
-    edges = [sql.SQL("minvalue"), *(sql.Literal(str(bound)) for bound in bounds), sql.SQL("maxvalue")]
-    for table in ("entry", "claim", "outcome"):
-        parent = f"{table}_default"
-        kept = sql.Identifier(f"kept_{table}")
-        db.execute(sql.SQL("create temp table {} as table {}").format(kept, sql.Identifier("tallybook", parent)))
-        for old in (1, 2):
-            db.execute(sql.SQL("drop table {}").format(sql.Identifier("tallybook", f"{parent}_{old}")))
-        for n, (low, high) in enumerate(pairwise(edges)):
-            db.execute(
-                sql.SQL("create table {} partition of {} for values from ({}) to ({})").format(
-                    sql.Identifier("tallybook", f"{parent}_{n}"), sql.Identifier("tallybook", parent), low, high
-                )
-            )
-        db.execute(sql.SQL("insert into {} table {}").format(sql.Identifier("tallybook", parent), kept))
-
-
 def test_an_attempt_has_one_end_across_partitions(db: Connection) -> None:
     """Trap 9: an attempt whose entry, claim and ends lie transactions apart accepts one end, beside its entry."""
+
+    def split(db: Connection, bounds: list[int]) -> None:
+        """Lay the ledgers of the default class into smaller partitions, with what they hold."""
+        edges = [sql.SQL("minvalue"), *(sql.Literal(str(bound)) for bound in bounds), sql.SQL("maxvalue")]
+        for table in ("entry", "claim", "outcome"):
+            parent = f"{table}_default"
+            kept = sql.Identifier(f"kept_{table}")
+            db.execute(sql.SQL("create temp table {} as table {}").format(kept, sql.Identifier("tallybook", parent)))
+            for old in (1, 2):
+                db.execute(sql.SQL("drop table {}").format(sql.Identifier("tallybook", f"{parent}_{old}")))
+            for n, (low, high) in enumerate(pairwise(edges)):
+                db.execute(
+                    sql.SQL("create table {} partition of {} for values from ({}) to ({})").format(
+                        sql.Identifier("tallybook", f"{parent}_{n}"), sql.Identifier("tallybook", parent), low, high
+                    )
+                )
+            db.execute(sql.SQL("insert into {} table {}").format(sql.Identifier("tallybook", parent), kept))
+
     jobs: list[int] = []
     leases: dict[int, UUID | None] = {}
     worker = start_worker(db)
@@ -885,21 +885,21 @@ def jobs_of_each_state(db: Connection) -> dict[str, int]:
     return found
 
 
-def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield plan
-    for child in plan.get("Plans", []):
-        yield from _nodes(child)
-
-
 def test_a_job_is_looked_up_by_indexes_in_every_state(db: Connection, jobs_of_each_state: dict[str, int]) -> None:
     """Trap 12, S5-11: a look-up of one job by its id scans no table, and reads few pages, whatever the job's state."""
+
+    def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        yield plan
+        for child in plan.get("Plans", []):
+            yield from nodes(child)
+
     for state, job in jobs_of_each_state.items():
         assert states(db, job) == [state]
         cursor = db.execute("explain (analyze, buffers, format json) select * from tallybook.job where id = %s", [job])
         plan = cursor.fetchall()[0][0][0]["Plan"]
         scanned = [
             node["Relation Name"]
-            for node in _nodes(plan)
+            for node in nodes(plan)
             if node["Node Type"] == "Seq Scan"
             and node["Actual Loops"]
             and node["Relation Name"] not in ("worker", "lane")

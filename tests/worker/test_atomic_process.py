@@ -134,6 +134,27 @@ def test_one_effect_a_job_through_kills(workers: Workers) -> None:
 @pytest.mark.timeout(180)
 def test_one_effect_a_job_through_the_servers_death() -> None:
     """P4 P10 F4 F5: kill -9 of the server, three times under load: one effect a job, and nothing had to be started again."""
+
+    class Reconnecting:
+        """The test's own connection, which the server's death takes as well."""
+
+        def __init__(self, dsn: str) -> None:
+            self._dsn = dsn
+            self.conn = psycopg.connect(dsn, autocommit=True)
+
+        def execute(self, *statement: Any) -> Any:
+            try:
+                return self.conn.execute(*statement)
+            except psycopg.OperationalError:
+                self.conn = wait_until(self._again, "the server is back")
+                return self.conn.execute(*statement)
+
+        def _again(self) -> psycopg.Connection[Any] | None:
+            try:
+                return psycopg.connect(self._dsn, autocommit=True)
+            except psycopg.OperationalError:
+                return None
+
     with temporary_server(18, settings={"fsync": "on"}) as server:
         dsn = server.create_database("shop")
         with psycopg.connect(dsn) as conn:
@@ -154,24 +175,3 @@ def test_one_effect_a_job_through_the_servers_death() -> None:
             wait_until(lambda: row(db, QUEUED) == (0,), "all have ended", seconds=60)
             assert row(db, WRONG) == RIGHT
             assert row(db, "select count(*) from effect") == (1200,)
-
-
-class Reconnecting:
-    """The test's own connection, which the server's death takes as well."""
-
-    def __init__(self, dsn: str) -> None:
-        self._dsn = dsn
-        self.conn = psycopg.connect(dsn, autocommit=True)
-
-    def execute(self, *statement: Any) -> Any:
-        try:
-            return self.conn.execute(*statement)
-        except psycopg.OperationalError:
-            self.conn = wait_until(self._again, "the server is back")
-            return self.conn.execute(*statement)
-
-    def _again(self) -> psycopg.Connection[Any] | None:
-        try:
-            return psycopg.connect(self._dsn, autocommit=True)
-        except psycopg.OperationalError:
-            return None

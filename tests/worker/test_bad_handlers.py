@@ -32,15 +32,6 @@ def state(db: Any, job: Any) -> JobInfo:
     return zoo.app.get(job).sync(db)
 
 
-def ended(
-    db: Any, *jobs: Any, states: tuple[str, ...] = ("completed", "dead", "cancelled"), seconds: float = 30.0
-) -> Any:
-    """Wait until all of them are in one of these states."""
-    for job in jobs:
-        wait_until(lambda job=job: state(db, job).state in states, f"job {job.id} is {states}", seconds=seconds)
-    return [state(db, job) for job in jobs]
-
-
 class Restarter:
     """What a supervisor does: a worker that died is started again."""
 
@@ -185,6 +176,15 @@ async def test_drain_runs_suspects_alone_too(dsn: str, db: Any) -> None:
 @pytest.mark.slow
 def test_a_worker_lives_with_all_of_them(dsn: str, db: Any, tmp_path: Path) -> None:
     """F24 F25 F26 F27 F28: one worker, all bad handlers at once: each fails by itself, 200 good jobs complete beside."""
+
+    def ended(
+        db: Any, *jobs: Any, states: tuple[str, ...] = ("completed", "dead", "cancelled"), seconds: float = 30.0
+    ) -> Any:
+        """Wait until all of them are in one of these states."""
+        for job in jobs:
+            wait_until(lambda job=job: state(db, job).state in states, f"job {job.id} is {states}", seconds=seconds)
+        return [state(db, job) for job in jobs]
+
     bad = [
         zoo.sleeps.job(),
         zoo.swallows.job(),

@@ -62,6 +62,19 @@ def test_control_an_end_without_the_fence_ends_twice(dsn: str, db: Connection) -
 
 def test_control_an_end_by_a_lease_that_is_not_on_record(db: Connection) -> None:
     """Negative control: with the lease left out of `_lease_entries`, a claim that was taken back ends what another one runs."""
+
+    def end_by_a_forgotten_lease(db: Connection) -> bool:
+        """Whether the lease of a claim that was taken back can complete a job that another lease has."""
+        job = one(db, "select tallybook.enqueue('mail', 'send')")
+        worker = one(db, "select tallybook.worker_start('w', array['mail'])")
+        forgotten = "00000000-0000-0000-0000-000000000001"
+        claim = "select jobs from tallybook.claim(%s, array['mail'], array[1], %s)"
+        db.execute("begin")
+        assert one(db, claim, worker, forgotten) == 1
+        db.execute("rollback")
+        assert one(db, claim, worker, one(db, "select gen_random_uuid()")) == 1
+        return bool(one(db, "select tallybook.complete(%s, %s, 1)", forgotten, job))
+
     assert end_by_a_forgotten_lease(db) is False
     without(
         db,
@@ -70,19 +83,6 @@ def test_control_an_end_by_a_lease_that_is_not_on_record(db: Connection) -> None
         "from tallybook.claim k where k.jobs > 0 order by k.id desc limit 1",
     )
     assert end_by_a_forgotten_lease(db) is True
-
-
-def end_by_a_forgotten_lease(db: Connection) -> bool:
-    """Whether the lease of a claim that was taken back can complete a job that another lease has."""
-    job = one(db, "select tallybook.enqueue('mail', 'send')")
-    worker = one(db, "select tallybook.worker_start('w', array['mail'])")
-    forgotten = "00000000-0000-0000-0000-000000000001"
-    claim = "select jobs from tallybook.claim(%s, array['mail'], array[1], %s)"
-    db.execute("begin")
-    assert one(db, claim, worker, forgotten) == 1
-    db.execute("rollback")
-    assert one(db, claim, worker, one(db, "select gen_random_uuid()")) == 1
-    return bool(one(db, "select tallybook.complete(%s, %s, 1)", forgotten, job))
 
 
 # No producer waits for another.

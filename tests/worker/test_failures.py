@@ -12,21 +12,20 @@ from support.workers import Jobs, eventually, working
 from tallybook import App, Constant
 
 
-class Hostile(Exception):
-    """Everything that is asked of it ends the program."""
-
-    def __getattribute__(self, name: str) -> Any:
-        raise SystemExit(3)
-
-    def __str__(self) -> str:
-        raise KeyboardInterrupt
-
-    __repr__ = __str__
-
-
 @pytest.mark.parametrize("how", ["on the loop", "on a thread"])
 async def test_any_exception_is_kept_as_a_failure(app: App, dsn: str, db: Any, jobs: Jobs, how: str) -> None:
     """F29: an exception that cannot be shown, in whatever way, fails its job with a record, and the worker goes on."""
+
+    class Hostile(Exception):
+        """Everything that is asked of it ends the program."""
+
+        def __getattribute__(self, name: str) -> Any:
+            raise SystemExit(3)
+
+        def __str__(self) -> str:
+            raise KeyboardInterrupt
+
+        __repr__ = __str__
 
     def _deep() -> Exception:
         error: Exception = ValueError("0")

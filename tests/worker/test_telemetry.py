@@ -44,13 +44,6 @@ def ask(port: int, path: str, method: str = "GET") -> tuple[int, str]:
         conn.close()
 
 
-def say(port: int, words: bytes) -> bytes:
-    """What comes back for these bytes, to the end of the connection."""
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as conn:
-        conn.sendall(words)
-        return b"".join(iter(lambda: conn.recv(65_536), b""))
-
-
 def parsed(text: str) -> Samples:
     """The samples, as Prometheus' own client reads them; no two of the same name and labels."""
     found: Samples = {}
@@ -296,6 +289,12 @@ async def test_hostile_requests_do_not_disturb(
     app: App, dsn: str, db: Any, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bad methods, bodies, long headers, slow clients and a hundred connections: clear answers, and jobs run meanwhile."""
+
+    def say(port: int, words: bytes) -> bytes:
+        """What comes back for these bytes, to the end of the connection."""
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as conn:
+            conn.sendall(words)
+            return b"".join(iter(lambda: conn.recv(65_536), b""))
 
     def _refused(crowd: list[socket.socket]) -> int:
         """How many have an answer already; 0 until all that are too many have one."""

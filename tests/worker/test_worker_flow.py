@@ -260,6 +260,27 @@ async def test_abort_does_not_wait_for_a_thread(app: App, dsn: str, db: Any, job
 @pytest.mark.slow
 async def test_a_handler_that_blocks_the_loop_keeps_its_jobs(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
     """A handler that blocks the event loop for longer than the lease is not robbed of its job by another worker."""
+
+    class OtherWorker(threading.Thread):
+        """Rescues with a lease of 2 s, again and again, in a thread of its own."""
+
+        def __init__(self, dsn: str) -> None:
+            super().__init__(daemon=True)
+            self.dsn, self.rescued, self._over = dsn, 0, threading.Event()
+            self.start()
+
+        def run(self) -> None:
+            import psycopg
+
+            with psycopg.connect(self.dsn, autocommit=True) as conn:
+                while not self._over.wait(0.1):
+                    row = conn.execute("select lost from tallybook.rescue('2 s')").fetchone()
+                    self.rescued += row[0] if row else 0
+
+        def stop(self) -> None:
+            self._over.set()
+            self.join()
+
     ran: list[int] = []
 
     @app.task
@@ -268,33 +289,12 @@ async def test_a_handler_that_blocks_the_loop_keeps_its_jobs(app: App, dsn: str,
         time.sleep(3.5)  # noqa: ASYNC251  it is what this test is about; the lease is 2 s
 
     job = blocks.enqueue_sync(db)
-    other = _OtherWorker(dsn)
+    other = OtherWorker(dsn)
     async with working(app, dsn):
         (ended,) = await jobs.ends(job)
     other.stop()
     assert (ended.state, ended.attempts, ended.crashes, ran) == ("completed", 1, 0, [1])
     assert other.rescued == 0
-
-
-class _OtherWorker(threading.Thread):
-    """Rescues with a lease of 2 s, again and again, in a thread of its own."""
-
-    def __init__(self, dsn: str) -> None:
-        super().__init__(daemon=True)
-        self.dsn, self.rescued, self._over = dsn, 0, threading.Event()
-        self.start()
-
-    def run(self) -> None:
-        import psycopg
-
-        with psycopg.connect(self.dsn, autocommit=True) as conn:
-            while not self._over.wait(0.1):
-                row = conn.execute("select lost from tallybook.rescue('2 s')").fetchone()
-                self.rescued += row[0] if row else 0
-
-    def stop(self) -> None:
-        self._over.set()
-        self.join()
 
 
 async def test_an_attempt_that_was_lost_does_not_hide_the_next(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
