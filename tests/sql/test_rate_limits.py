@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -196,6 +197,49 @@ def test_control_without_the_pace_all_come_at_once(eight: Connection) -> None:
     """Control: without it each of them is claimed in vain."""
     without(eight, "promote", "if v_limited then", "if false then")
     assert _after_an_outage(eight)[2] == 39
+
+
+def _pushed(db: Connection, asker: Asker) -> None:
+    """The key is pushed by three minutes."""
+    db.execute("select tallybook.rate_limit_push('provider:acme', %s)", (T + 3 * MIN,))
+
+
+def _overtaken(db: Connection, asker: Asker) -> None:
+    """Urgent jobs take the next ten turns."""
+    put(db, "provider:acme", n=10, priority=1, at=T + S)
+
+
+def _lagging(db: Connection, asker: Asker) -> None:
+    """One is so far away that the longer gap is longer than those who wait were told."""
+    db.execute("update tallybook.rate_state set lag = '1 s', next_at = next_at + interval '1 s'")
+
+
+def _moved_while_they_wait(db: Connection, moved: Callable[[Connection, Asker], None]) -> tuple[int, list[int], Asker]:
+    """39 jobs wait, and their turns move: the most entries of one, how far each was from its place, and all starts."""
+    jobs = put(db, "provider:acme", n=40)
+    asker = Asker(db)
+    assert asker.look(T) == jobs[:1]
+    moved(db, asker)
+    order = [job for job in asker.run(T + HOUR, T + S) if job in jobs]
+    assert sorted(order) == jobs[1:]
+    most = one(db, "select max(n) from (select count(*) as n from tallybook.entry group by job_id) x")
+    return most, [order.index(job) - n for n, job in enumerate(jobs[1:])], asker
+
+
+@pytest.mark.parametrize("moved", [_pushed, _overtaken, _lagging])
+def test_who_waits_costs_one_more_entry(eight: Connection, moved: Callable[[Connection, Asker], None]) -> None:
+    """S1-18: a job that a rate limit holds has two entries, however often its turn moves; no place and no turn is lost."""
+    most, displaced, asker = _moved_while_they_wait(eight, moved)
+    assert most == 2
+    assert set(displaced) == {0}
+    starts = sorted(start for _, start in asker.started)
+    assert max(b - a for a, b in pairwise(starts[1:])) <= 8500 * MS
+
+
+def test_control_who_comes_too_early_is_written_again(eight: Connection) -> None:
+    """Control: where only what is late gets a new turn in place, the others are claimed in vain."""
+    without(eight, "_pace", "greatest(r.next_at, r.promised_at) > c_soon", "false")
+    assert _moved_while_they_wait(eight, _pushed)[0] > 2
 
 
 def test_a_changed_rule_counts_for_those_who_wait(eight: Connection) -> None:

@@ -309,9 +309,10 @@ class Context:
     async def limit(self, *keys: str) -> None:
         """Take one call of each of these limits before you make it, where the key is known only in the handler.
 
-        Returns at the moment when the call may be made. Where that is more than 150 ms away it raises instead, which ends
-        the attempt without a failure: the job runs again, from its beginning, when its turn comes. Let it pass (it is no
-        error of yours), and call this before anything that must not happen twice. ConfigError: no limit has that name.
+        Returns at the moment when the call may be made. Where that is more than 150 ms away (400 ms, for a job that has
+        waited already) it raises instead, which ends the attempt without a failure: the job runs again, from its beginning,
+        when its turn comes. Let it pass (it is no error of yours), and call this before anything that must not happen twice.
+        ConfigError: no limit has that name.
 
             await ctx.limit("provider:acme")
         """

@@ -8,8 +8,8 @@
 -- running it.
 -- Rows that another session has locked are left to it. Without after it also moves jobs in line that were amended to
 -- another lane or time, and the lines of order keys whose first was cancelled.
--- Of those that come back to their turn at a limit only so many are moved as can start, where they are late;
--- the others get a later time (see _pace).
+-- Of those that come back to their turn at a limit only so many are moved as can start; the others get a later time
+-- (see _pace).
 -- Reads lane, tombstone, amendment, limit_rule; deletes from scheduled; writes entry, waiting, order_line,
 -- service, scheduled, rate_state.
 -- rights: worker
@@ -42,8 +42,7 @@ begin
     end if;
     if exists (select from tallybook.amendment) then perform tallybook._apply_amendments(at); end if;
   end if;
-  select array_agg(d.job_id), bool_or(d.turn and d.run_at < promote.at - interval '60 ms'), max(d.run_at) into v_ids,
-         v_limited, v_last from (
+  select array_agg(d.job_id), bool_or(d.turn), max(d.run_at) into v_ids, v_limited, v_last from (
     select s.job_id, s.run_at, coalesce(s.options ? 'turn', false) as turn from tallybook.scheduled s
      where s.run_at <= promote.at and s.run_at >= coalesce(promote.after, '-infinity')
      order by s.run_at limit max_jobs for update skip locked) d;

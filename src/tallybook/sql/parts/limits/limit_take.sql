@@ -1,7 +1,7 @@
 -- limit_take(leases, job_ids, attempts): a start for claimed jobs that limits hold. Ask it before you start one.
 --
 -- starts_in   seconds from now: start it then, not earlier, and not later by more than late. At most ahead and 0.15 s
---             more
+--             more, or 0.4 s for who has waited
 -- late        20 ms; of longer windows the hundredth part, and for who is far away as much as ahead, up to 1 s. Whoever
 --             comes later asks again, with missed
 -- unknown     instead of both: there is no limit of this name; nothing has happened to the job
@@ -36,6 +36,8 @@ language plpgsql as $$
 declare
   c_from constant timestamptz := at + ahead;
   c_soon constant timestamptz := c_from + interval '150 ms';  -- a start that is so near is waited for
+  -- A job whose turn has moved since it came back waits a little longer: else it would be written once more.
+  c_near constant timestamptz := c_from + interval '400 ms';
   v_jobs tallybook._limited_job[]; v_job tallybook._limited_job; v_held tallybook._limited_job[] := '{}';
   v_keys tallybook._limit_key[]; v_names text[]; v_name text; k tallybook._limit_key; v_of int[]; v_late interval;
   e tallybook.entry; c tallybook.rate_call; v_called tallybook.rate_call[] := '{}'; v record; j int;
@@ -59,7 +61,9 @@ begin
     late := case when unknown is null then coalesce(extract(epoch from v_late), 3600) end;
     if unknown is not null then permits := false; return next; continue; end if;
 
-    select * into v from tallybook._limit_answer(v_job, v_keys, v_of, c_from, c_soon,
+    select * into v from tallybook._limit_answer(v_job, v_keys, v_of, c_from,
+                                                 case when v_job.front and v_job.priority > 1 then c_near
+                                                 else c_soon end,
                                                  permits and (v_job.front or missed or names is not null), missed,
                                                  limit_take.at);
     if v.blocked_by is not null then

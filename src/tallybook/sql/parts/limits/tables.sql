@@ -80,7 +80,7 @@ create table tallybook.rate_state (
   paced_to    timestamptz not null default '-infinity',
   lag         interval not null default '0'
 ) with (fillfactor = 50);
-comment on column tallybook.rate_state.front_at is 'Behind the last that came back to its turn in vain.';
+comment on column tallybook.rate_state.front_at is 'Behind the last that came back to its turn in vain, or would have.';
 comment on column tallybook.rate_state.promised_at is
   'Which start the next one gets that promote lets come back: not more of them come than can start.';
 comment on column tallybook.rate_state.paced_to is

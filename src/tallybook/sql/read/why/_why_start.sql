@@ -33,7 +33,8 @@ begin
                                     and x.options ->> 'turn' = v_key order by x.run_at desc limit 1));
       end if;
       return query select x.* from tallybook._why_rate(v_key, v_next, p_at, 3) x
-                    where v_next > p_at + interval '150 ms';
+                    where v_next > p_at + case when coalesce(w.options ? 'turn', false) then interval '400 ms'
+                                          else interval '150 ms' end;
     elsif not exists (select from tallybook._limit_of('concurrency', v_key))
           and not exists (select from tallybook._limit_of('breaker', v_key)) then
       return query
