@@ -238,7 +238,7 @@ def test_who_waits_costs_one_more_entry(eight: Connection, moved: Callable[[Conn
 
 def test_control_who_comes_too_early_is_written_again(eight: Connection) -> None:
     """Control: where only what is late gets a new turn in place, the others are claimed in vain."""
-    without(eight, "_pace", "greatest(r.next_at, r.promised_at) > c_soon", "false")
+    without(eight, "_pace", "greatest(r.next_at, r.promised_at) > c_near", "false")
     assert _moved_while_they_wait(eight, _pushed)[0] > 2
 
 

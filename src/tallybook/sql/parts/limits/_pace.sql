@@ -16,6 +16,7 @@ as $$
 declare
   c_early constant interval := '120 ms';  -- as in limit_take
   c_soon constant timestamptz := p_at + interval '150 ms';  -- a start that is so near is let through there
+  c_near constant timestamptz := p_at + interval '400 ms';  -- it may wait there so long, if it has to
   c_late constant timestamptz := p_at - interval '60 ms';
   v_keys text[]; v_now bigint[];
 begin
@@ -24,11 +25,11 @@ begin
             from unnest(p_ids) d(job_id), tallybook.scheduled s
            where s.job_id = d.job_id and s.options ? 'turn' group by 1) k
     left join tallybook.rate_state r on r.name = k.key
-   where k.run_at < c_late or greatest(r.next_at, r.promised_at) > c_soon
+   where k.run_at < c_late or greatest(r.next_at, r.promised_at) > c_near
       or k.jobs > 1 and exists (
            select from tallybook._limit_of('rate', k.key) l
             where greatest(r.next_at, r.promised_at, p_at - (l.burst - 1) * tallybook._step(l.most, l.per, l.burst))
-                  + (k.jobs - 1) * tallybook._step(l.most, l.per, l.burst) > c_soon);
+                  + (k.jobs - 1) * tallybook._step(l.most, l.per, l.burst) > c_near);
   if v_keys is null then return p_ids; end if;
   with due as materialized (
     select d.job_id, s.run_at, l.priority < 2 as urgent,
