@@ -30,7 +30,9 @@ def installed() -> str | None:
 class Pooler:
     """A PgBouncer for one server, on a Unix socket of its own; a context manager."""
 
-    def __init__(self, server_dsn: str, *, mode: str = "transaction", pool_size: int = 50) -> None:
+    def __init__(
+        self, server_dsn: str, *, mode: str = "transaction", pool_size: int = 50, rotate: bool = False
+    ) -> None:
         given = conninfo_to_dict(server_dsn)
         target = " ".join(f"{key}={given[key]}" for key in ("host", "port", "user", "password") if given.get(key))
         self._user = str(given["user"])
@@ -46,6 +48,7 @@ class Pooler:
             "default_pool_size": pool_size,
             "max_client_conn": 1000,
             "server_idle_timeout": 20,
+            "server_round_robin": int(rotate),  # each transaction on the session that has been idle longest
             "logfile": self._log,
         }
         lines = [f"{name}={value}" for name, value in settings.items()]

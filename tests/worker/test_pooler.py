@@ -6,6 +6,7 @@ import logging
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 
@@ -34,8 +35,9 @@ select count(*) from pg_locks where locktype = 'advisory' and classid in (141356
 
 @pytest.fixture(params=["transaction"])
 def pooled(request: pytest.FixtureRequest, dsn: str) -> Iterator[str]:
-    """The test's database through a PgBouncer with few sessions, so that they are shared."""
-    with Pooler(dsn, mode=request.param, pool_size=4) as pooler:
+    """The test's database through a PgBouncer with few sessions, so that they are shared; "rotating": each in turn."""
+    rotate = request.param == "rotating"
+    with Pooler(dsn, mode="transaction" if rotate else request.param, pool_size=4, rotate=rotate) as pooler:
         yield pooler.dsn(str(conninfo_to_dict(dsn)["dbname"]))
 
 
@@ -76,10 +78,15 @@ async def test_a_worker_through_a_pooler(
         assert conn.execute("select count(*) from pg_listening_channels()").fetchone() == (0,)
 
 
+@pytest.mark.parametrize("pooled", ["rotating"], indirect=True)
 async def test_taken_for_a_session_a_pooler_breaks_the_worker(
     app: App, note: Any, pooled: str, db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F40, negative control: statements prepared by name, as without a pooler, meet sessions that do not know them."""
+    """F40, negative control: statements prepared by name, as without a pooler, meet sessions that do not know them.
+
+    A PgBouncer that is little used would give the worker the same session again and again: this one takes them in turn,
+    and there are several from the start.
+    """
     original = Claimer._prepare
 
     async def as_direct(self: Claimer, conn: Any) -> None:
@@ -90,6 +97,9 @@ async def test_taken_for_a_session_a_pooler_breaks_the_worker(
     links = [Link(pooled, "x"), Link(pooled, "y")]
     failed: list[str] = []
     monkeypatch.setattr("tallybook._db.policy.Outage.failed", lambda *args: failed.append(str(args[1])) or 0.05)
+    with ExitStack() as held:
+        for _ in range(3):
+            held.enter_context(psycopg.connect(pooled, prepare_threshold=None)).execute("select 1")
     async with working(app, pooled, queues={"default": 4}) as worker:
         for n in range(30):
             note.enqueue_sync(db, n)
