@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from support.broken import without
 from support.workers import SLEEPY, Jobs, eventually, given_up, working
 from tallybook import App, Context
 
@@ -335,3 +336,15 @@ async def test_nothing_of_a_stopped_worker_stays_on_record(app: App, dsn: str, d
             await eventually(lambda: worker.heartbeat and worker.heartbeat.worker_id, "it is on record")
     on_record = "select count(*), count(*) filter (where ended_at is null) from tallybook.worker"
     assert db.execute(on_record).fetchone() == (8, 0)
+
+
+async def test_ends_are_on_record_though_their_permits_cannot_be_passed_on(
+    app: App, dsn: str, db: Any, jobs: Jobs, handlers: Handlers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S1-18: an error in the release takes no end back and stops no worker: the service lets those go on who wait."""
+    db.execute("select tallybook.concurrency_limit_set('task:note', 1)")
+    guard = "perform tallybook._read_committed("
+    without(db, "concurrency_release", guard, f"if quiet <> '{{}}' then raise exception 'broken'; end if; {guard}")
+    async with working(app, dsn):
+        await jobs.ends(*[handlers.note.enqueue_sync(db) for _ in range(3)])
+    assert "passed on later: broken" in caplog.text

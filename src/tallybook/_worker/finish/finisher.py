@@ -141,8 +141,7 @@ class Finisher:
                 completed, self._completed = _next_flush(self._completed)
                 ends, self._ends = self._ends[:_MOST_VERBS], self._ends[_MOST_VERBS:]
                 if completed:
-                    released = await self._link.run(lambda conn, jobs=completed: self._flush_completed(conn, jobs))  # type: ignore[misc]
-                    self._seen(completed, released=released)
+                    self._seen(completed, released=await self._say_completed(completed))
                     if self._results:
                         for job in completed:
                             self._results.pop(job, None)
@@ -150,6 +149,18 @@ class Finisher:
                     await self._say(ends)
                     self._seen([end.running for end in ends])
             self._idle.set()
+
+    async def _say_completed(self, jobs: list[Running]) -> bool:
+        """Whether those who wait for their permits go on, too; where that is refused, the ends are said without it."""
+        try:
+            return await self._link.run(lambda conn: self._flush_completed(conn, jobs, release=True))
+        except QueueUnavailable:
+            raise
+        except Exception as error:
+            if not any(job.permits for job in jobs):
+                raise
+            log.error("the permits of ended jobs are passed on later: %s", error, extra={"event": "release failed"})
+        return await self._link.run(lambda conn: self._flush_completed(conn, jobs, release=False))
 
     async def _say(self, ends: list[End]) -> None:
         """All in one transaction; where that is refused, one by one, so that one end that cannot be stored stops no other."""
@@ -183,8 +194,7 @@ class Finisher:
                 )
         self._book.changed.set()  # the claimer may be holding back for what was unsaid
 
-    async def _flush_completed(self, conn: AsyncConnection, jobs: list[Running]) -> bool:
-        # Whether those who waited for their permits go on, too.
+    async def _flush_completed(self, conn: AsyncConnection, jobs: list[Running], *, release: bool) -> bool:
         first = jobs[0].lease
         one = all(job.lease is first for job in jobs)
         values: list[Any] = [[job.job_id for job in jobs], [job.attempt for job in jobs]]
@@ -195,7 +205,7 @@ class Finisher:
             sql = _COMPLETE_ONE if one else COMPLETE_MANY.worker
         values.insert(0, first.lease if one else [job.lease.lease for job in jobs])
         names = {key for job in jobs for key in job.permits or ()} if not one or first.permits else ()
-        if release := 0 < len(names) <= _MOST_LIMITS:
+        if release := release and 0 < len(names) <= _MOST_LIMITS:
             free = [queue for queue, slots in self._book.free.items() if slots > 0]
             sql, values = _AND_RELEASE.format(sql), [sorted(names), free, *values]
         refused, *released = await (await conn.execute(sql, values)).fetchone() or ([],)
