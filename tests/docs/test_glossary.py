@@ -28,6 +28,7 @@ OF_OTHER_IDEAS = {
     "failed": "an attempt's end, and a reason to be dead",
     "group": "as in SQL",
     "label": "as in Prometheus",
+    "lock": "how long what was picked is the caller's: its word for it at other queues as well",
     "message": "what an error says",
     "run": "a schedule, now",
     "timeout": "the option that sets the deadline",

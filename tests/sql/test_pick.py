@@ -1,0 +1,138 @@
+"""pick: a claim for callers that keep nothing, in SQL alone."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from support.database import Connection, call, one
+from support.hands import states
+
+T = datetime(2026, 11, 25, 12, tzinfo=UTC)
+MIN = timedelta(minutes=1)
+
+
+def put(db: Connection, n: int = 1, **options: Any) -> list[int]:
+    return [call(db, "enqueue", queue="q", task="note", **options)[0][0] for _ in range(n)]
+
+
+def pick(db: Connection, n: int = 10, at: datetime = T, lock: str = "5 min") -> list[Any]:
+    """(lease, job, attempt) of each."""
+    return call(db, "pick", "lease, job_id, attempt", queue="q", max_jobs=n, lock=lock, at=at)
+
+
+def complete(db: Connection, *picked: Any) -> list[bool]:
+    return [one(db, "select tallybook.complete(%s, %s, %s)", *job) for job in picked]
+
+
+def rescued(db: Connection, at: datetime) -> int:
+    """What two looks of the rescue at this time, half a minute apart, have given back."""
+    return sum(one(db, "select lost from tallybook.rescue(at => %s)", when) for when in (at, at + MIN / 2))
+
+
+def test_a_pick_is_ended_by_its_lease(db: Connection) -> None:
+    """S3-05: without worker_start and heartbeat: pick, complete, and nothing is left; a queue nobody has used is empty."""
+    assert pick(db) == []
+    jobs = put(db, 3)
+    picked = pick(db)
+    assert [job for _, job, _ in picked] == jobs
+    assert states(db, *jobs) == ["running"] * 3
+    assert complete(db, *picked) == [True] * 3
+    assert states(db, *jobs) == ["completed"] * 3
+    assert pick(db) == []
+
+
+def test_no_job_is_picked_twice(db: Connection, connect: Any) -> None:
+    """Two callers side by side get different jobs, of one record in `worker`; what is behind the first ten is left."""
+    jobs = put(db, 25)
+    first, second = pick(db), pick(connect())
+    assert [job for _, job, _ in first + second] == jobs[:20]
+    assert db.execute("select name, queues from tallybook.worker").fetchall() == [("pick", ["q"])]
+
+
+def test_the_lock_runs_out(db: Connection) -> None:
+    """What has not ended after the lock time is somebody else's, after at most a quarter more; the old lease is refused."""
+    (job,) = put(db)
+    (old,) = pick(db)
+    put(db)
+    assert one(db, "select locked_until from tallybook.pick('q', at => %s)", T) == T + 5 * MIN
+    assert rescued(db, T + 4.4 * MIN) == 0
+    assert pick(db, at=T + 5 * MIN) == []
+    assert rescued(db, T + 6.25 * MIN) + rescued(db, T + 7 * MIN) + rescued(db, T + 9 * MIN) == 2
+    again = pick(db, at=T + 10 * MIN)
+    assert job in [other for _, other, _ in again]
+    assert complete(db, old) == [False]
+    assert complete(db, *again) == [True, True]
+
+
+def test_a_later_pick_does_not_prolong_an_earlier_one(db: Connection) -> None:
+    """Each quarter of the lock time has a record of its own, so that many picks make few records and no lock is renewed."""
+    put(db, 40)
+    for second in range(0, 300, 10):
+        assert len(pick(db, 1, at=T + timedelta(seconds=second))) == 1
+    leases = db.execute("select lease, seen_at - %s from tallybook.worker order by id", (T,)).fetchall()
+    assert leases == [(6.25 * MIN, n * timedelta(seconds=80)) for n in range(4)]
+    assert all(row == (6.25 * MIN,) for row in db.execute("select lease from tallybook.worker").fetchall())
+
+
+def test_a_failure_waits_for_its_backoff(db: Connection) -> None:
+    """fail with the picked lease: retried after its delay, with the failure counted."""
+    put(db)
+    ((lease, job, attempt),) = pick(db)
+    assert one(
+        db, "select tallybook.fail(%s, %s, %s, '{}', retry_in => '1 min', at => %s)", lease, job, attempt, T
+    ) == ("scheduled")
+    assert pick(db) == []
+    db.execute("select tallybook.promote(at => %s)", (T + MIN,))
+    assert call(db, "pick", "failures, attempt", queue="q", at=T + MIN) == [(1, 2)]
+
+
+def test_what_may_not_start_is_not_picked(db: Connection) -> None:
+    """S1-18: a concurrency limit, an order key and a cancel hold for who picks as for any worker."""
+    db.execute("select tallybook.concurrency_limit_set('task:note', 2)")
+    cancelled, *jobs = put(db, 5)
+    db.execute("select tallybook.cancel(%s)", (cancelled,))
+    picked = pick(db)
+    assert [job for _, job, _ in picked] == jobs[:2]
+    assert states(db, *jobs) == ["running", "running", "waiting", "waiting"]
+    assert complete(db, *picked) == [True, True]
+    db.execute("select tallybook.concurrency_release(at => %s)", (T,))
+    assert [job for _, job, _ in pick(db)] == jobs[2:]
+
+
+def test_the_turn_of_an_order_key_comes_one_at_a_time(db: Connection) -> None:
+    """Of one order key one job is picked; the next one when that has ended."""
+    first, second = put(db, 2, order_key="k")
+    (picked,) = pick(db)
+    assert picked[1] == first
+    assert pick(db) == []
+    complete(db, picked)
+    db.execute("select tallybook.rescue(at => %s)", (T + MIN,))
+    assert [job for _, job, _ in pick(db, at=T + MIN)] == [second]
+
+
+def test_a_limit_without_a_rule_is_told_and_nothing_is_lost(db: Connection) -> None:
+    """A job that names a limit that nobody has made: the error says which; the others are still in line."""
+    jobs = [*put(db), *put(db, options={"limits": ["api"]})]
+    with pytest.raises(psycopg.Error, match="names the limit api, which has no rule"):
+        pick(db)
+    assert states(db, *jobs) == ["available"] * 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"max_jobs": 0}, "max_jobs 0 is out of range"),
+        ({"max_jobs": 10_001}, "max_jobs 10001 is out of range"),
+        ({"lock": "0.5 s"}, "lock 00:00:00.5 is out of range"),
+        ({"lock": "8 days"}, "lock 8 days is out of range"),
+        ({"queue": ""}, "queue"),
+    ],
+)
+def test_wrong_numbers_are_refused(db: Connection, wrong: dict[str, Any], says: str) -> None:
+    """Each with what it may be."""
+    with pytest.raises(psycopg.Error, match=says):
+        call(db, "pick", **{"queue": "q", **wrong})
