@@ -25,6 +25,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from support.clusters import cluster
 from support.database import Connect, Connection
+from support.fleet import Fleet, fleets
 from support.shop import Shop
 from support.workers import Jobs
 from tallybook import App
@@ -188,6 +189,13 @@ def dsn(aside: Aside) -> Iterator[str]:
     name, dsn = aside.take()
     yield _through(dsn)
     aside.give(name, dsn)
+
+
+@pytest.fixture
+def fleet(server: Databases, template: str) -> Iterator[Fleet]:
+    """Three nodes of one app, numbers 1 to 3, with the table of them in the first: see support/fleet.py."""
+    with fleets(server, template) as make_fleet:
+        yield make_fleet(3)
 
 
 @pytest.fixture

@@ -533,6 +533,7 @@ def test_errors_are_those_of_the_module() -> None:
     by_code = {cls.__name__: code for code, cls in tallybook.errors._BY_SQLSTATE.items()}
     assert states == {
         **by_code,
+        "UnknownNode": "TB002",
         "UnknownProvider": "TB002",
         "UnknownQueue": "TB002",
         "UnknownSchedule": "TB002",

@@ -23,6 +23,7 @@
 \ir ../parts/fairness/tables.sql
 \ir ../parts/history/tables.sql
 \ir ../parts/limits/tables.sql
+\ir ../parts/nodes/tables.sql
 \ir ../parts/order_key/tables.sql
 \ir ../parts/parents/tables.sql
 \ir ../parts/queues/tables.sql

@@ -1,0 +1,295 @@
+"""The databases of one app (nodes): where they are written down, which one an id or a key leads to, one question to all.
+
+`nodes(dsn)` reads them from TALLYBOOK_NODES, else from the table `tallybook.node` of the database at `dsn`, else from
+Citus' pg_dist_node; else the database at `dsn` is the only one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import threading
+import time
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, TypeVar
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from tallybook._db.declared import Call, Declared
+from tallybook._db.link import CONNECT, dsn_for_people
+from tallybook._db.policy import first_line
+from tallybook._db.socket_timeout import ThreadSocketTimeout
+from tallybook._db.source import Source
+from tallybook._db.stored import READER, loads
+from tallybook.errors import ConfigError, QueueUnavailable, UnknownNode
+
+T = TypeVar("T")
+
+VARIABLE = "TALLYBOOK_NODES"
+_NUMBER_BITS = 43
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}")
+_LINES = "Write name=DSN, one a line, or the path of a TOML file with a table [nodes]"
+
+_THERE = """\
+select to_regclass('tallybook.nodes') is not null, to_regclass('pg_catalog.pg_dist_node') is not null,
+       to_regclass('tallybook.installed') is not null, current_database()"""
+_TABLE = "select n.name, n.number, n.address, n.state, n.home from tallybook.nodes n order by n.number"
+_CITUS = """\
+select n.nodename, n.nodeport, n.groupid = l.groupid
+  from pg_catalog.pg_dist_node n cross join pg_catalog.pg_dist_local_group l
+ where n.isactive and n.noderole = 'primary' order by n.groupid"""
+_IS_COORDINATOR = "select groupid = 0 from pg_catalog.pg_dist_local_group"
+_INSTALLED = "select node from tallybook.installed"
+
+_ADD = Declared("node_add(name text, address text, number int, system_identifier bigint) -> text")
+_RETIRE = Declared("node_retire(name text) -> text", unknown=UnknownNode)
+_REMOVE = Declared("node_remove(name text, anyway boolean) -> text", unknown=UnknownNode)
+_PIN = Declared("node_pin(key text, node text) -> text", unknown=UnknownNode)
+_UNPIN = Declared("node_unpin(key text) -> boolean")
+_PINS = """\
+select cast(coalesce(json_object_agg(p.key, p.node order by p.key), '{}') as text) from tallybook.node_pins as p
+ where p.key = coalesce(cast(%(key)s as text), p.key)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One database of an app."""
+
+    name: str
+    number: int | None
+    """The ten bits in the ids of its jobs; None: nobody wrote it down, the node itself says it (`numbered`)."""
+    dsn: str = field(repr=False)
+    """The whole connection string. It may hold secrets."""
+    state: str = "live"
+    """live; retiring: no key is routed there; gone: removed."""
+    home: bool = False
+    """Whether schedules are put on record there: the live one with the lowest number, else the first that is written down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Generic[T]):
+    """What one node answered: `value`, or None with the reason in `error`."""
+
+    node: Node
+    value: T | None
+    error: str | None = None
+
+
+def nodes(dsn: str, which: str = "all") -> tuple[Node, ...]:
+    """The nodes of the app whose database `dsn` leads to: all that are not gone, or those named, like "north,south".
+
+    Sync: call it by `asyncio.to_thread` in a coroutine. QueueUnavailable where they are written down in a database that cannot
+    be reached; UnknownNode for a name; ConfigError for a bad file or variable.
+    """
+    found = [node for node in written(dsn) if node.state != "gone"]
+    if which == "all":
+        return tuple(found)
+    names = [name.strip() for name in which.split(",")]
+    return tuple(named(found, name) for name in dict.fromkeys(names))
+
+
+def named(among: Iterable[Node], name: str) -> Node:
+    """The node of this name, or the home for "home"; UnknownNode for any other."""
+    known = list(among)
+    for node in known:
+        if node.name == name or (node.home and name == "home"):
+            return node
+    raise UnknownNode(name, [node.name for node in known])
+
+
+def written(dsn: str) -> list[Node]:
+    """All nodes that are written down, those that are gone as well."""
+    given = os.environ.get(VARIABLE, "").strip()
+    return _given(given) if given else _found(dsn)
+
+
+def _given(text: str) -> list[Node]:
+    """From the variable: lines, or the path of a file."""
+    if "\n" not in text and "=" not in text:
+        pairs = _file(text)
+    else:
+        lines = [line.strip() for line in text.splitlines()]
+        pairs = [_pair(line) for line in lines if line and not line.startswith("#")]
+    found: dict[str, Node] = {}
+    for name, dsn in pairs:
+        if not _NAME.fullmatch(name) or name in ("all", "home"):
+            raise ConfigError(VARIABLE, name, "a node's name has letters, digits and _ . : -", hint=_LINES)
+        if name in found:
+            raise ConfigError(VARIABLE, name, "is there twice", hint="Give each node a name of its own")
+        found[name] = Node(name, None, Source("nodes", None).conninfo(dsn), home=not found)
+    if not found:
+        raise ConfigError(VARIABLE, text, "names no node", hint=_LINES)
+    return list(found.values())
+
+
+def _pair(line: str) -> tuple[str, str]:
+    name, _, dsn = line.partition("=")
+    if not dsn.strip():  # the line may hold a password
+        raise ConfigError(VARIABLE, "(not shown)", "a line is no name=DSN", hint=_LINES)
+    return name.strip(), dsn.strip()
+
+
+def _file(path: str) -> list[tuple[str, str]]:
+    try:
+        table = tomllib.loads(Path(path).read_text("utf-8")).get("nodes")
+    except (OSError, ValueError) as error:
+        raise ConfigError(VARIABLE, path, f"cannot be read: {first_line(error)}", hint=_LINES) from None
+    if not isinstance(table, dict) or not all(isinstance(dsn, str) and dsn.strip() for dsn in table.values()):
+        raise ConfigError(VARIABLE, path, "has no table [nodes] of names and DSNs", hint=_LINES)
+    return list(table.items())
+
+
+def _found(dsn: str) -> list[Node]:
+    """From the database: its table, Citus' list, or itself."""
+    try:
+        with psycopg.connect(dsn, **CONNECT) as conn:
+            table, citus, installed, database = conn.execute(_THERE).fetchone() or (False, False, False, "")
+            if table and (rows := conn.execute(_TABLE).fetchall()):
+                return [Node(name, number, at(dsn, to), state, home) for name, number, to, state, home in rows]
+            if citus and (found := _citus(conn, dsn)):
+                return found
+            row = conn.execute(_INSTALLED).fetchone() if installed else None
+            return [Node(database, row[0] if row else None, dsn, home=True)]
+    except psycopg.OperationalError as error:
+        reason = first_line(error).removeprefix("connection failed: ")
+        raise QueueUnavailable(dsn_for_people(dsn), reason) from error
+
+
+def _citus(conn: psycopg.Connection[Any], dsn: str) -> list[Node]:
+    """The nodes of pg_dist_node, and the coordinator where nobody has registered it."""
+    rows = conn.execute(_CITUS).fetchall()
+    found = [
+        Node(f"{host}:{port}", None, dsn if here else at(dsn, f"host={host} port={port}")) for host, port, here in rows
+    ]
+    if found and conn.execute(_IS_COORDINATOR).fetchone() == (True,) and not any(here for *_, here in rows):
+        found.insert(0, Node("coordinator", None, dsn))
+    return [replace(node, home=place == 0) for place, node in enumerate(found)]
+
+
+def at(dsn: str, address: str) -> str:
+    """The connection string of an address: `dsn` with what the address says differently."""
+    given, base = conninfo_to_dict(address), conninfo_to_dict(dsn)
+    if "host" in given:
+        base.pop("hostaddr", None)
+    return make_conninfo("", **{**base, **given})
+
+
+def node_of(job_id: int) -> int:
+    """The number of the node that gave out this id."""
+    return job_id >> _NUMBER_BITS
+
+
+def of_job(among: Iterable[Node], job_id: int) -> Node:
+    """The node of a job; UnknownNode where none of them has the number in its id."""
+    known = list(among)
+    for node in known:
+        if node.number == node_of(job_id):
+            return node
+    numbers = ", ".join(f"{node.name} ({'?' if node.number is None else node.number})" for node in known)
+    raise UnknownNode(str(node_of(job_id)), [node.name for node in known], job=job_id, hint=f"There is {numbers}")
+
+
+def route(key: str, among: Sequence[Node], pins: Mapping[str, str] = {}) -> Node:
+    """The node for the jobs of a key: where it is pinned, else the live one with the highest hash of name and key.
+
+    A node that comes or goes moves only the keys that it gains or loses. UnknownNode: it is pinned to a node that is not there.
+    """
+    if key in pins:
+        return named(among, pins[key])
+    live = [node for node in among if node.state == "live"]
+    if not live:
+        raise ConfigError("nodes", [node.name for node in among], "none is live", hint="Add one: `tallybook node add`")
+    return max(live, key=lambda node: hashlib.sha256(f"{node.name}\0{key}".encode()).digest())
+
+
+def asked(
+    among: Iterable[Node], question: Callable[[psycopg.Connection[Any]], T], *, seconds: float = 2.0
+) -> list[Answer[T]]:
+    """Put a question to all of these nodes side by side; the answers in their order.
+
+    Each runs in a thread and in a transaction of its own, whose statements the server ends after `seconds`. A node that cannot be
+    reached, fails or is silent has an error instead of a value, and delays nobody: it is waited for no longer than `seconds`.
+    """
+    places = list(among)
+    answers: list[Answer[T]] = [Answer(node, None, f"no answer within {seconds:g} s") for node in places]
+    arrived: SimpleQueue[tuple[int, Answer[T]]] = SimpleQueue()
+
+    def ask(place: int) -> None:
+        try:
+            answer = Answer(places[place], _ask(places[place].dsn, question, seconds))
+        except Exception as error:
+            answer = Answer(places[place], None, first_line(error).removeprefix("connection failed: "))
+        arrived.put((place, answer))
+
+    for place in range(len(places)):  # daemons: the end of the program waits for none that is silent
+        threading.Thread(target=ask, args=(place,), daemon=True, name=f"tallybook node {places[place].name}").start()
+    until = time.monotonic() + seconds
+    with suppress(Empty):
+        for _ in places:
+            place, answer = arrived.get(timeout=max(0.0, until - time.monotonic()))
+            answers[place] = answer
+    return answers
+
+
+def _ask(dsn: str, question: Callable[[psycopg.Connection[Any]], T], seconds: float) -> T:
+    limits = {**CONNECT, "connect_timeout": max(2, round(seconds))}
+    with psycopg.Connection.connect(dsn, **limits, context=READER) as conn, ThreadSocketTimeout(conn, seconds):
+        conn.prepare_threshold = None
+        with conn.transaction():
+            settings = f"set local statement_timeout = {round(seconds * 1000)}; set local timezone = 'UTC'; set local jit = off"
+            conn.execute(settings.encode())
+            return question(conn)
+
+
+def numbered(among: Sequence[Node]) -> tuple[Node, ...]:
+    """The same nodes; those without a number are asked for it, and keep None where they do not answer or have no schema.
+
+    ConfigError where two have one number: an id would lead to the wrong one.
+    """
+    open_ = [node for node in among if node.number is None]
+    said = {answer.node: answer.value for answer in asked(open_, _number)} if open_ else {}
+    found = tuple(replace(node, number=said.get(node, node.number)) for node in among)
+    first: dict[int, Node] = {}
+    for node in found:
+        if node.number is not None and (other := first.setdefault(node.number, node)) is not node:
+            reason = f"nodes {other.name!r} and {node.name!r} both have it, so ids of jobs lead to the wrong one"
+            hint = "One is a copy, or is listed twice. A number is set once: install one of them anew with --node N"
+            raise ConfigError("number of a node", node.number, reason, hint=hint)
+    return found
+
+
+def _number(conn: psycopg.Connection[Any]) -> int | None:
+    row = conn.execute(_INSTALLED).fetchone()
+    return None if row is None else int(row[0])
+
+
+def add(name: str, address: str, number: int, system_identifier: int | None = None) -> Call[str]:
+    return _ADD.call(str, name=name, address=address, number=number, system_identifier=system_identifier)
+
+
+def retire(name: str) -> Call[str]:
+    return _RETIRE.call(str, name=name)
+
+
+def remove(name: str, *, anyway: bool = False) -> Call[str]:
+    return _REMOVE.call(str, name=name, anyway="true" if anyway else "false")
+
+
+def pin(key: str, node: str) -> Call[str]:
+    return _PIN.call(str, key=key, node=node)
+
+
+def unpin(key: str) -> Call[bool]:
+    return _UNPIN.call(bool, key=key)
+
+
+def pins(key: str | None = None) -> Call[dict[str, str]]:
+    """Which keys are pinned to which node: all, or this one if it is."""
+    return Call("node_pins", _PINS, {"key": key}, loads)
