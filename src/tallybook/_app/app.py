@@ -394,31 +394,34 @@ class App(Owner):
             for name, found in sorted(self._declared.items())
         ]
 
-    def rate_limit(self, name: str, calls: int, *, per: timedelta | str, burst: int = 1) -> None:
+    def rate_limit(
+        self, name: str, calls: int, *, per: timedelta | str, burst: int = 1, per_node: bool = False
+    ) -> None:
         """Declare a rate limit: at most `calls` in any window of `per`, over all workers and restarts.
 
         Of the jobs that name it (`limits=("provider:acme",)`), or whose handlers call `ctx.limit("provider:acme")`, each key
         `NAME:...` is held by itself. The name "queue:mail" holds all jobs of a queue, "task:send_welcome" all of a task.
         They start one after the other, `per / calls` apart; with a `burst` so many start at once where there was room.
         Workers put it on record at their start, change it where it differs, and remove it when it has left the code. ConfigError.
+        Several nodes divide it, unless `per_node` is True: then each has the whole, for a key that leads to one node.
 
             app.rate_limit("provider", 8, per="1 min")
         """
         from tallybook._model.rate import RateRule
 
-        _add("rate_limit", self._rate_rules, name, RateRule.checked(name, calls, per, burst))
+        _add("rate_limit", self._rate_rules, name, RateRule.checked(name, calls, per, burst, per_node=per_node))
 
-    def concurrency_limit(self, name: str, most: int) -> None:
+    def concurrency_limit(self, name: str, most: int, *, per_node: bool = False) -> None:
         """Declare a concurrency limit: at most `most` jobs of a key run at once, over all workers.
 
         Names are those of `rate_limit`; a name may have a rule of both kinds. What is over it waits (state waiting) and goes on, by
-        priority, then as it came, when one that runs has ended or its worker has died. ConfigError.
+        priority, then as it came, when one that runs has ended or its worker has died. `per_node` as in `rate_limit`. ConfigError.
 
             app.concurrency_limit("customer", 2)
         """
         from tallybook._model.rate import ConcurrencyRule
 
-        _add("concurrency_limit", self._concurrency_rules, name, ConcurrencyRule(name, most))
+        _add("concurrency_limit", self._concurrency_rules, name, ConcurrencyRule(name, most, per_node))
 
     def breaker(self, name: str, failures: int, *, per: timedelta | str, open_for: timedelta | str) -> None:
         """Declare a circuit breaker: after `failures` of a key within `per` its jobs wait for `open_for`.
@@ -516,15 +519,17 @@ class App(Owner):
         return known is not None and fan_out.FAILED in known.args.names
 
     async def run_worker(
-        self, *, queues: Mapping[str, int] | Iterable[str] | None = None, **options: Any
+        self, *, queues: Mapping[str, int] | Iterable[str] | None = None, nodes: str | None = None, **options: Any
     ) -> WorkerReport:
         """Run jobs of these queues until stopped; the options are those of `tallybook worker`.
 
-        await app.run_worker(queues={"mail": 10, "default": 20})
+        `nodes` is "all", or names like "north,south": serve these databases of the app in one process, see docs/nodes.md.
+
+            await app.run_worker(queues={"mail": 10, "default": 20})
         """
         from tallybook._worker import entry
 
-        return await entry.run_worker(self, queues=queues, **options)
+        return await entry.run_worker(self, queues=queues, nodes=nodes, **options)
 
     async def drain(
         self,
@@ -533,10 +538,12 @@ class App(Owner):
         max_jobs: int | None = None,
         max_seconds: float | timedelta | None = None,
         dsn: str | None = None,
+        nodes: str | None = None,
         raise_on_failure: bool = False,
     ) -> DrainReport:
         """Run all that is due, at most `max_jobs` jobs and `max_seconds` seconds, and return the counts; never waits.
 
+        `nodes` as for `run_worker`: one after the other; those that do not answer are in the report as `unreachable`.
         `raise_on_failure` is for tests: when all has run, JobFailed for the first attempt that failed, whose cause is
         what the handler raised.
 
@@ -545,7 +552,13 @@ class App(Owner):
         from tallybook._worker import entry
 
         return await entry.drain(
-            self, dsn=dsn, queues=queues, max_jobs=max_jobs, max_seconds=max_seconds, raise_on_failure=raise_on_failure
+            self,
+            dsn=dsn,
+            queues=queues,
+            nodes=nodes,
+            max_jobs=max_jobs,
+            max_seconds=max_seconds,
+            raise_on_failure=raise_on_failure,
         )
 
     def __repr__(self) -> str:

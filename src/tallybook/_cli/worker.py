@@ -14,10 +14,11 @@ import click
 
 from tallybook._cli.common import DURATION, connect, conninfo, dsn_option
 from tallybook._cli.loading import app_option, load_app
+from tallybook._db.aside import aside
 from tallybook._db.link import Link
 from tallybook._model.durations import format_duration
 from tallybook._worker import logs
-from tallybook._worker.entry import app_queues, demand_tasks
+from tallybook._worker.entry import WorkerReport, app_queues, demand_tasks
 from tallybook._worker.life import signals, supervisor
 from tallybook._worker.life.telemetry import Telemetry
 from tallybook._worker.run import children
@@ -38,6 +39,7 @@ _LEVELS = click.Choice(["debug", "info", "warning", "error", "critical"], case_s
 @click.option(
     "--queues", metavar="LIST", help="Queues and slots, like mail=10,default. [all of the app's tasks, 10 each]"
 )
+@click.option("--nodes", metavar="LIST", help="Serve these databases of the app, like north,south; all: every one.")
 @click.option("--processes", type=click.IntRange(1, 512), default=1, show_default=True, help="How many processes.")
 @click.option("--name", help="Shown wherever the worker appears. [host:pid:random]")
 @click.option("--no-notify", is_flag=True, help="Only poll, hold no session.")
@@ -58,6 +60,7 @@ def worker(
     target: str,
     dsn: str | None,
     queues: str | None,
+    nodes: str | None,
     processes: int,
     name: str | None,
     no_notify: bool,
@@ -99,7 +102,7 @@ def worker(
         app.dsn = dsn  # what a handler enqueues with the app goes where its job came from
     if queues is None:
         settings = replace(settings, queues=parse_queues(app_queues(app)))  # every one that a task names, and default
-    sys.exit(asyncio.run(_run(app, app.conninfo(), settings)))
+    sys.exit(asyncio.run(_run(app, app.conninfo(), settings, nodes)))
 
 
 def _child_args(processes: int) -> list[str]:
@@ -128,25 +131,30 @@ def _check(app: App) -> None:
     app._check_tasks()
 
 
-async def _run(app: App, dsn: str, settings: WorkerSettings) -> int:
+async def _run(app: App, dsn: str, settings: WorkerSettings, nodes: str | None) -> int:
     from tallybook._worker.entry import prepared
 
     stop = signals.Stop()
     with signals.stop_on(signals.BOTH, stop):
-        await _reachable_with_probes(dsn, settings, stop)
+        if nodes is None:  # each node is waited for by itself
+            await _reachable_with_probes(dsn, settings, stop)
         if stop.told:
             log.info("stopped before it had begun")
             return 0
         options: dict[str, Any] = {field: getattr(settings, field) for field in settings.__dataclass_fields__}
-        worker = prepared(app, dsn=dsn, **options)
+        worker = prepared(app, dsn=dsn, nodes=nodes, **options)
         stop.target = worker.stop
         report = await worker.run()
-    log.info(
-        "stopped: %s completed, %s failed, %s snoozed, %s dead, %s given back",
-        report.completed, report.failed, report.snoozed, report.dead, report.released,
-        extra={"event": "stopped"},
-    )  # fmt: skip
+    each = "".join(f"; {name}: {_said(found)}" for name, found in report.nodes.items())
+    log.info("stopped: %s%s", _said(report), each, extra={"event": "stopped"})
     return supervisor.WORN_OUT if report.worn_out else 0
+
+
+def _said(report: WorkerReport) -> str:
+    return (
+        f"{report.completed} completed, {report.failed} failed, {report.snoozed} snoozed, {report.dead} dead,"
+        f" {report.released} given back"
+    )
 
 
 async def _reachable_with_probes(dsn: str, settings: WorkerSettings, stop: signals.Stop) -> None:
@@ -167,7 +175,7 @@ async def _reachable(dsn: str, name: str, stop: signals.Stop) -> None:
 
     async def first() -> None:
         await link.first()
-        await asyncio.to_thread(_check_schema, dsn)
+        await aside(_check_schema, dsn)
 
     waiting = asyncio.ensure_future(first())
     stop.target = waiting.cancel

@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 
 import psycopg
 
+from tallybook._db.aside import aside
 from tallybook._db.policy import Action, Outage, action_for, backoff, first_line, is_final, is_gone
-from tallybook._db.socket_timeout import NoAnswer, SocketTimeout
+from tallybook._db.socket_timeout import NoAnswer, SocketTimeout, cut
 from tallybook.errors import QueueUnavailable, from_sqlstate
 
 __all__ = ["CONNECT", "SESSION", "Link", "backoff", "dsn_for_people", "is_final", "is_gone", "own"]
@@ -142,7 +143,7 @@ class Link:
         """What `what` returns in a thread, with a connection of its own; again for as long as it finds no server."""
         while True:
             try:
-                found = await asyncio.to_thread(what)
+                found = await aside(what)
             except (psycopg.Error, OSError) as error:
                 if action_for(error) not in _COMES_BACK:
                     raise own(error) from error
@@ -203,6 +204,12 @@ class Link:
                 await self.giving_up.wait()
         if self.giving_up.is_set():
             raise QueueUnavailable(self._server, first_line(error)) from error
+
+    def cut(self) -> None:
+        """Wait for no answer any more: a call that is on its way fails, and is not said again."""
+        self.giving_up.set()
+        if self.conn is not None and self._lock.locked():
+            cut(self.conn)
 
     async def close(self) -> None:
         """Close it for good."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict
 from datetime import UTC, datetime
 
 from tallybook._db import breakers
@@ -83,5 +82,9 @@ def registered(
     ]
     of_breakers = breakers.registered(breaker_rules)
     return json.dumps(
-        {"rates": of_rates, "concurrency": [asdict(rule) for rule in concurrency], "breakers": of_breakers}
+        {
+            "rates": of_rates,
+            "concurrency": [{"name": rule.name, "most": rule.most} for rule in concurrency],
+            "breakers": of_breakers,
+        }
     )

@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tallybook._db.declared import Call
+from tallybook._model.at_node import at_node
 from tallybook._model.tracing import Tracing
 from tallybook.errors import ConfigError, NotSupported, QueueUnavailable, SchemaMissing
 
@@ -44,7 +45,8 @@ class Source:
         from psycopg import ProgrammingError
         from psycopg.conninfo import make_conninfo
 
-        given = dsn or self.dsn or os.environ.get("TALLYBOOK_DSN", "")
+        at = at_node.get()  # a handler of a job on one of several nodes: there
+        given = dsn or (at and at.dsn) or self.dsn or os.environ.get("TALLYBOOK_DSN", "")
         try:
             return make_conninfo(
                 re.sub(r"^(postgres(?:ql)?)\+\w+://", r"\1://", given),
@@ -101,6 +103,8 @@ class Source:
         """
         if self._pool is None or self._pid != os.getpid() or self._loop is not asyncio.get_running_loop():
             return None
+        if at_node.get() is not None and self.conninfo() != self._pool.conninfo:
+            return None  # it leads to another node than that of the job
         return self._pool
 
     async def _run(self, call: Call[T]) -> T:

@@ -96,6 +96,11 @@ class Clock:
         """The look of all services has looked for schedules, too, and says so where one is due: no look of its own is needed."""
         self._watched_at = time.monotonic()
 
+    def declare(self, declared: Callable[[], Sequence[dict[str, Any]]]) -> None:
+        """Put these schedules of the app's code on record from now on, and no others."""
+        self._declared, self._register_at = declared, -math.inf
+        self._told.set()
+
     def changed(self) -> None:
         """A schedule was put, changed or resumed: look now."""
         self._looked_behind = -math.inf  # its commit may have been late

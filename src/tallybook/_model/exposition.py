@@ -114,6 +114,11 @@ def of_the_database(numbers: Numbers | None, shown: Shown) -> dict[str, list[Sam
     }
 
 
+def at_node(node: str, found: Mapping[str, list[Sample]]) -> dict[str, list[Sample]]:
+    """The samples with a node's name as one more label."""
+    return {metric: [((*values, node), number) for values, number in samples] for metric, samples in found.items()}
+
+
 def text(found: Mapping[str, list[Sample]]) -> str:
     """The page that says so, in the order of METRICS."""
     return "".join(_lines(found))
@@ -125,7 +130,8 @@ def _lines(found: Mapping[str, list[Sample]]) -> Iterator[str]:
             continue
         yield f"# HELP {name} {says}\n# TYPE {name} {kind}\n"
         for values, number in found[name]:
-            pairs = ",".join(f'{label}="{_escaped(value)}"' for label, value in zip(labels, values, strict=True))
+            names = (*labels, "node")[: len(values)]
+            pairs = ",".join(f'{label}="{_escaped(value)}"' for label, value in zip(names, values, strict=True))
             shown = f"{int(number)}" if number.is_integer() else repr(number)
             yield f"{name}{{{pairs}}} {shown}\n" if pairs else f"{name} {shown}\n"
 

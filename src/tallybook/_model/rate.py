@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from tallybook._model.durations import parse_duration
@@ -27,11 +27,26 @@ class RateRule:
     calls: int
     per: timedelta
     burst: int = 1
+    per_node: bool = False
 
     @classmethod
-    def checked(cls, name: str, calls: int, per: timedelta | str, burst: int = 1) -> RateRule:
+    def checked(
+        cls, name: str, calls: int, per: timedelta | str, burst: int = 1, *, per_node: bool = False
+    ) -> RateRule:
         """A rule with a duration in words, too."""
-        return cls(name, calls, parse_duration(per, option="per"), burst)
+        return cls(name, calls, parse_duration(per, option="per"), burst, per_node)
+
+    @property
+    def size(self) -> int:
+        """What several nodes divide."""
+        return self.calls
+
+    def part(self, at: int, of: int) -> RateRule:
+        """The part of one of several nodes, the first of them at 0. ConfigError: it cannot be divided."""
+        if self.per_node or of == 1:
+            return self
+        calls = _part("rate limit", self.name, self.calls, at, of)
+        return replace(self, calls=calls, burst=min(calls, max(1, self.burst // of)))
 
     def __post_init__(self) -> None:
         check_limit_name("rate_limit", self.name)
@@ -47,10 +62,29 @@ class ConcurrencyRule:
 
     name: str
     most: int
+    per_node: bool = False
 
     def __post_init__(self) -> None:
         check_limit_name("concurrency_limit", self.name)
         whole("most", self.most, 1, 10_000)
+
+    @property
+    def size(self) -> int:
+        """What several nodes divide."""
+        return self.most
+
+    def part(self, at: int, of: int) -> ConcurrencyRule:
+        """The part of one of several nodes, the first of them at 0. ConfigError: it cannot be divided."""
+        if self.per_node or of == 1:
+            return self
+        return replace(self, most=_part("concurrency limit", self.name, self.most, at, of))
+
+
+def _part(kind: str, name: str, total: int, at: int, of: int) -> int:
+    if total < of:
+        hint = "Raise it, or route its jobs to one node by its key and declare it with per_node=True"
+        raise ConfigError(f"{kind} {name!r}", total, f"cannot be divided among {of} nodes", hint=hint)
+    return total // of + (at < total % of)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import Any
 from tallybook._worker.life import signals
 from tallybook._worker.life.drain import DrainReport
 from tallybook._worker.life.drain import drain as _drain
+from tallybook._worker.life.fleet import Fleet, drain_nodes
 from tallybook._worker.life.stopping import WorkerReport
 from tallybook._worker.life.worker import Worker
 from tallybook._worker.run.served import ServedApp
@@ -56,13 +57,15 @@ def prepared(
     *,
     dsn: str | None = None,
     queues: Mapping[str, int] | Iterable[str] | str | None = None,
+    nodes: str | None = None,
     **options: Any,
-) -> Worker:
+) -> Worker | Fleet:
     """A worker that does not run yet; as for run_worker."""
     dsn = _dsn(app, dsn)
     if direct := options.get("direct_dsn") or os.environ.get("TALLYBOOK_DIRECT_DSN"):
         options["direct_dsn"] = app.conninfo(direct)
-    return Worker(app, dsn, WorkerSettings(queues=_served(app, queues), **options))
+    settings = WorkerSettings(queues=_served(app, queues), **options)
+    return Worker(app, dsn, settings) if nodes is None else Fleet(app, dsn, nodes, settings)
 
 
 async def run_worker(
@@ -70,16 +73,18 @@ async def run_worker(
     *,
     dsn: str | None = None,
     queues: Mapping[str, int] | Iterable[str] | str | None = None,
+    nodes: str | None = None,
     install_signals: bool | None = None,
     **options: Any,
 ) -> WorkerReport:
     """Run a worker in this process until it is told to stop; `options` are those of WorkerSettings.
 
+    `nodes`: "all", or names with commas between: serve these databases of the app, see docs/nodes.md.
     `install_signals`: True: SIGTERM and SIGINT stop it; None: those of the two do that nobody else in this process
     handles, so that a web server that the worker lives in keeps its own; False: none.
     """
     demand_tasks(app)
-    worker = prepared(app, dsn=dsn, queues=queues, **options)
+    worker = prepared(app, dsn=dsn, queues=queues, nodes=nodes, **options)
     caught = (signals.BOTH if install_signals else signals.unclaimed()) if install_signals is not False else ()
     with signals.stop_on(caught, worker.stop) if caught else nullcontext():
         return await worker.run()
@@ -90,11 +95,20 @@ async def drain(
     *,
     dsn: str | None = None,
     queues: Mapping[str, int] | Iterable[str] | str | None = None,
+    nodes: str | None = None,
     max_jobs: int | None = None,
     max_seconds: float | timedelta | None = None,
     raise_on_failure: bool = False,
 ) -> DrainReport:
-    """Run all that is due, then return; never waits for what is due later. At most so many jobs, so many seconds."""
+    """Run all that is due, then return; never waits for what is due later. At most so many jobs, so many seconds.
+
+    `nodes` as for run_worker: one after the other, without those that do not answer.
+    """
     seconds = max_seconds.total_seconds() if isinstance(max_seconds, timedelta) else max_seconds
     settings = WorkerSettings(queues=_served(app, queues), notify=False)
+    if nodes is not None:
+        drained = drain_nodes(
+            app, _dsn(app, dsn), nodes, settings, max_jobs, seconds, raise_on_failure=raise_on_failure
+        )
+        return await drained
     return await _drain(app, _dsn(app, dsn), settings, max_jobs, seconds, raise_on_failure=raise_on_failure)

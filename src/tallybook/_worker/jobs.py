@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
     from tallybook._db.subject_ends import SubjectEnd
@@ -147,6 +147,12 @@ def _parsed(text: str) -> dict[str, Any]:
     return found
 
 
+class Reservation(Protocol):
+    """Slots that a claim on its way has asked for."""
+
+    def over(self) -> None: ...
+
+
 @dataclass(slots=True)
 class Book:
     """What this process has claimed and not yet seen ended. Only touched from the event loop, read by the heartbeat."""
@@ -158,6 +164,34 @@ class Book:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     on: Callbacks = field(default_factory=Callbacks)
     """Shared by all that have the book."""
+    shared: ClassVar[bool] = False
+    """Whether other nodes' workers take slots from the same count, see shares.py. What follows is simple where none do."""
+
+    def room(self, queue: str) -> int:
+        """How many slots of a queue the next claim may ask for."""
+        return max(0, self.free[queue])
+
+    def has_room(self) -> bool:
+        """Whether any queue has a slot for the next claim."""
+        return any(free > 0 for free in self.free.values())
+
+    def asks(self, slots: Mapping[str, int]) -> Reservation | None:
+        """Take the slots that the next claim asks for; None: nobody else could take them."""
+        return None
+
+    def surplus(self, jobs: list[Running]) -> Sequence[Running]:
+        """Those of these claimed jobs that have no slot; they are taken out of the list."""
+        return ()
+
+    def rests(self) -> None:
+        """It claims nothing for now."""
+
+    def take_turn(self) -> bool:
+        """Whether a job that has to run alone may do so now."""
+        return True
+
+    def end_turn(self) -> None:
+        """It has ended."""
 
     @property
     def open_from(self) -> int:

@@ -9,6 +9,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from tallybook._model.at_node import at_node
 from tallybook._worker.jobs import current_job
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "job_line"}
@@ -39,6 +40,8 @@ class JobFilter(logging.Filter):
     """Marks each record that is made while a job runs with `job`, `task_name`, `queue`, `attempt`; drops none."""
 
     def filter(self, record: logging.LogRecord) -> bool:
+        if (at := at_node.get()) is not None and not hasattr(record, "node"):
+            record.node = at.name
         running = current_job.get()
         if running is not None:
             marks = (running.job_id, running.task_name, running.queue, running.attempt)
@@ -85,7 +88,8 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.fromtimestamp(record.created).astimezone().isoformat(sep=" ", timespec="milliseconds")
         text = _message(record).replace("\n", "\n  ")  # no line of a message looks like a line of the log
-        line = f"{at} {record.levelname:<7} {record.name}: {getattr(record, 'job_line', '')}{text}"
+        where = f"[{node}] " if (node := getattr(record, "node", None)) else ""
+        line = f"{at} {record.levelname:<7} {record.name}: {where}{getattr(record, 'job_line', '')}{text}"
         if exception := _exception(self, record):
             line += f"\n{exception}"
         return _printable(line.translate(_VISIBLE))

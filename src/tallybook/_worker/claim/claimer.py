@@ -6,6 +6,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 from tallybook._db.declared import Declared
@@ -159,8 +160,10 @@ class Claimer:
             self._book.changed.clear()
             if self.suspects.found:  # it may hold the last slot
                 return
-            if any(free > 0 for free in self._book.free.values()) and self._finisher.waiting < self._most_unsaid:
-                return
+            if self._book.has_room():
+                if self._finisher.waiting < self._most_unsaid:
+                    return
+                self._book.rests()
             await self._book.changed.wait()
 
     def idle_queues(self) -> list[str]:
@@ -222,7 +225,7 @@ class Claimer:
     async def _claim(self, *, expect_work: bool, most: int | None) -> list[Running] | None:
         # None: all that it met was cancelled, there may be more behind.
         self._order = [*self._order[1:], self._order[0]]  # in turn, where priorities do not decide
-        free = [max(0, self._book.free[queue]) for queue in self._order]
+        free = [self._book.room(queue) for queue in self._order]
         if most is not None:
             free = [min(slots, most) for slots in free]
         lease, worker_id = str(uuid.uuid4()), self._worker_id()
@@ -240,6 +243,7 @@ class Claimer:
             rows = (await trips.run(("claimed_jobs", [params[3], None])))[0] if claimed[0][2] else []
             return claimed[0], rows
 
+        reserved = self._book.asks(dict(zip(self._order, free, strict=True))) if self._book.shared else None
         try:
             found, rows = await self.link.run(call)
         except WorkerEnded:
@@ -250,6 +254,9 @@ class Claimer:
             if self.stopping.is_set():
                 return []
             raise
+        finally:
+            if reserved is not None:
+                reserved.over()
         claim_id, queue, jobs = found
         if claim_id is None:
             self._book.on.fair(0, True)
@@ -267,4 +274,8 @@ class Claimer:
         if claim_id >= self._told + _MANY:
             self._told = claim_id
             self._book.on.many()
-        return self.admission.admit([Running(row, taken, self._settings.name) for row in rows])
+        running = [Running(row, taken, self._settings.name) for row in rows]
+        for job in self._book.surplus(running):
+            self._finisher.unclaim(job, timedelta(0))
+            self._book.freed(job)
+        return self.admission.admit(running)

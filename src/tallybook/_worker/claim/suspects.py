@@ -94,7 +94,9 @@ class Suspects:
 
     def among(self, jobs: list[Running]) -> list[Running]:
         """Those of these jobs that have to run alone."""
-        return [job for job in jobs if job.crashes >= CRASH_LIMIT - 1 and not self._runner.isolated(job)]
+        # Where another node's suspect may run beside it, a process of its own is not enough: see take_turn.
+        shared = self._book.shared
+        return [j for j in jobs if j.crashes >= CRASH_LIMIT - 1 and (shared or not self._runner.isolated(j))]
 
     async def start(self, jobs: list[Running], *, until: float | None = None) -> None:
         """Start these jobs; with a suspect among them, return when it has ended or was given back.
@@ -112,8 +114,15 @@ class Suspects:
         for job in others:  # in its hands they would die with it
             self._give_back(job, timedelta(0))
         self.careful = bool(others) or self.careful
+        self._book.rests()
+        try:
+            await self._start_alone(first, until)
+        finally:
+            self._book.end_turn()
+
+    async def _start_alone(self, first: Running, until: float | None) -> None:
         self._first = first
-        alone = await self._idle_but_for(first, until)
+        alone = self._book.take_turn() and await self._idle_but_for(first, until)
         if self._first is not first:  # given back, or others' by now
             return
         self._first = None

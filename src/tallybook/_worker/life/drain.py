@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from tallybook._maintenance.service import happens
 from tallybook._worker.jobs import Running
+from tallybook._worker.life.place import WHOLE, Part
 from tallybook._worker.life.worker import Worker
 from tallybook._worker.run.served import ServedApp
 from tallybook._worker.settings import WorkerSettings
@@ -28,6 +29,11 @@ class DrainReport:
     dead: int
     moved: int
     """Jobs of unknown tasks, put aside for a worker that knows them."""
+    unreachable: tuple[str, ...] = ()
+    """Nodes that did not answer: nothing was run there."""
+
+    def __add__(self, other: DrainReport) -> DrainReport:
+        return DrainReport(*(mine + others for mine, others in zip(astuple(self), astuple(other), strict=True)))
 
 
 async def drain(
@@ -38,9 +44,10 @@ async def drain(
     max_seconds: float | None,
     *,
     raise_on_failure: bool = False,
+    part: Part = WHOLE,
 ) -> DrainReport:
     """Promote, rescue, claim and run until nothing is due, or a limit is reached. JobFailed if it is to be raised."""
-    worker = Worker(app, dsn, settings, keeps_error=raise_on_failure)
+    worker = Worker(app, dsn, settings, keeps_error=raise_on_failure, part=part)
     admission, suspects = worker.claimer.admission, worker.claimer.suspects
     until = time.monotonic() + max_seconds if max_seconds is not None else None
     started = 0

@@ -37,27 +37,44 @@ def exposition(
     """The whole text. Without numbers: that the database is away, and what the process knows itself."""
     found: dict[str, list[Sample]] = {
         **of_the_database(numbers, shown),
-        "tallybook_worker_info": [((name, version() or ""), 1.0)],
+        **of_itself(name, lag),
         "tallybook_worker_ready": [((), float(ready))],
-        "tallybook_worker_loop_lag_seconds": [((), lag)],
     }
     if worker:
-        found |= _of_the_process(worker)
+        found |= of_the_process(worker) | of_the_node(worker)
     return text(found)
 
 
-def _of_the_process(worker: ShownWorker) -> dict[str, list[Sample]]:
-    # From another thread than the loop's: each of these is one read of a number, or a copy that is one step.
-    slots, free, ends = worker.settings.queues, dict(worker.book.free), dict(worker.finisher.counts)
+def of_itself(name: str, lag: float) -> dict[str, list[Sample]]:
+    """What a process shows before it has a worker."""
+    return {
+        "tallybook_worker_info": [((name, version() or ""), 1.0)],
+        "tallybook_worker_loop_lag_seconds": [((), lag)],
+    }
+
+
+# From another thread than the loop's: each of these is one read of a number, or a copy that is one step.
+
+
+def of_the_process(worker: ShownWorker) -> dict[str, list[Sample]]:
+    """What workers of one process have in common."""
+    slots, free = worker.settings.queues, dict(worker.book.free)
     return {
         "tallybook_worker_slots": [((queue,), float(n)) for queue, n in slots.items()],
         "tallybook_worker_slots_used": [((queue,), float(n - free[queue])) for queue, n in slots.items()],
+        "tallybook_worker_loop_blocked_total": [((), float(worker.watchdog.blocked if worker.watchdog else 0))],
+    }
+
+
+def of_the_node(worker: ShownWorker) -> dict[str, list[Sample]]:
+    """What a worker has done for its database."""
+    ends = dict(worker.finisher.counts)
+    return {
         "tallybook_worker_jobs_claimed_total": [((), float(worker.claimer.claimed))],
         "tallybook_worker_attempts_ended_total": [
             ((end,), float(ends.get(end, 0))) for end in sorted({*_ENDS, *ends})
         ],
         "tallybook_worker_ends_waiting": [((), float(worker.finisher.waiting))],
         "tallybook_worker_handlers_abandoned": [((), float(worker.runner.still_abandoned))],
-        "tallybook_worker_loop_blocked_total": [((), float(worker.watchdog.blocked if worker.watchdog else 0))],
         "tallybook_worker_connection_errors_total": [((what,), float(link.errors)) for what, link in worker.links.items()],
     }  # fmt: skip

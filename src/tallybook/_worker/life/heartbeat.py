@@ -6,6 +6,7 @@ Its session also holds the advisory lock by which the others see at once that th
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import json
 import logging
 import os
@@ -21,6 +22,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from tallybook._db.aside import aside
 from tallybook._db.declared import Declared
 from tallybook._db.driver import Connection, Error, connect
 from tallybook._db.link import CONNECT, Link, dsn_for_people
@@ -104,6 +106,7 @@ class Heartbeat(threading.Thread):
         self._catalogue = json.dumps(catalogue)
         self._expected = expected
         self._lag = lag
+        self._context = contextvars.copy_context()
         self._conn: Connection | None = None
         self._ear, self._mouth = socket.socketpair()
         self._ear.setblocking(False)
@@ -178,6 +181,9 @@ class Heartbeat(threading.Thread):
 
     def run(self) -> None:
         """Beat until stopped; comes back after any outage."""
+        self._context.run(self._run)
+
+    def _run(self) -> None:
         # The first failure is silent: a server that was restarted answers the next try.
         outage = Outage(f"no heartbeat, database {dsn_for_people(self._dsn)}", quiet=1, longest=_COMES_BACK)
         while not self._stopping:
@@ -256,7 +262,7 @@ class Heartbeat(threading.Thread):
         self._stopping = True
         self.beat_now()
         if self.ident is not None:  # told to stop between its registration and its start
-            await asyncio.to_thread(self.join, 2.0)
+            await aside(self.join, 2.0)
         with suppress(Exception):
             async with asyncio.timeout(5):
                 conn = await link.connect()

@@ -32,6 +32,7 @@ class Maintenance:
         callbacks: Callbacks,
         *,
         worker_id: Callable[[], int],
+        home: bool,
     ) -> None:
         wake = claimer.wake
         self.promoter = Promoter(link, on_promoted=wake)
@@ -41,7 +42,11 @@ class Maintenance:
         self.permits = Permits(link, self.promoter.told, on_released=wake)
         self.fairness = FairRelease(link, self.promoter.told, slots=settings.slots, on_released=wake)
         self.clock = Clock(
-            link, Link(link.dsn, settings.name), app=app.name, declared=app._declared_schedules, on_fired=wake
+            link,
+            Link(link.dsn, settings.name),
+            app=app.name,
+            declared=app._declared_schedules if home else list,  # elsewhere they are taken off, were they ever there
+            on_fired=wake,
         )
         callbacks.followed, callbacks.permits = self.parents.ended, self.permits.ended
         callbacks.fair = self.fairness.claimed

@@ -17,6 +17,8 @@ from tallybook._db.driver import AsyncConnection, Connection, Error, connect
 from tallybook._db.link import CONNECT, Link, dsn_for_people
 from tallybook._db.pooler import UNGUARDED, is_behind_pooler, shares_sessions
 from tallybook._db.schema import UNDEFINED, refusal
+from tallybook._db.socket_timeout import ThreadSocketTimeout
+from tallybook._worker.life.place import Part
 from tallybook._worker.run.served import ServedApp
 from tallybook._worker.run.served_task import ServedTask
 from tallybook._worker.settings import WorkerSettings
@@ -24,24 +26,37 @@ from tallybook.errors import ConfigError
 
 log = logging.getLogger("tallybook.worker")
 
+# Others may register at the same time, or migrate.
+_ANSWER = 60.0
 _TWINS = """\
 select n.name, t.app, t.definition ->> 'queue' from tallybook.tasks t, unnest(t.aliases || t.name) n(name)
  where t.app <> %s and n.name = any (%s) order by n.name"""
 
 
-def checked(app: ServedApp, dsn: str, queues: Iterable[str], *, lives: bool) -> int:
+def limits(app: ServedApp, part: Part) -> str:
+    """The limits of the app's code, or a node's part of them, as workers put them on record. ConfigError: too small a limit."""
+    return rates.registered(
+        (rule.part(part.at, part.of) for rule in app._rate_rules.values()),
+        (rule.part(part.at, part.of) for rule in app._concurrency_rules.values()),
+        app._breaker_rules.values(),
+    )
+
+
+async def register(app: str, declared: str, conn: AsyncConnection) -> None:
+    """Put limits on record, for a worker that runs already."""
+    await conn.execute(rates.REGISTER.worker, (app, declared))
+
+
+def checked(app: ServedApp, dsn: str, queues: Iterable[str], part: Part, *, lives: bool) -> int:
     """Check the schema and declare the app's limits; the version that a library may expect of it.
 
     Raises SchemaError, and ConfigError for a limit that nobody has set, where the worker `lives` for more than a drain.
     Warns of task names that another app has, and of queues that look misspelt.
     """
-    with connect(dsn, connect_timeout=10, autocommit=True) as conn:
+    with connect(dsn, **CONNECT) as conn, ThreadSocketTimeout(conn, _ANSWER):
         expected = migrate.check(conn).expected
         _warn_of_twins(app, conn)
-        declared = rates.registered(
-            app._rate_rules.values(), app._concurrency_rules.values(), app._breaker_rules.values()
-        )
-        conn.execute(rates.REGISTER.worker, (app.name, declared))
+        conn.execute(rates.REGISTER.worker, (app.name, limits(app, part)))
         if lives:
             _check_limits(app.tasks.values(), conn.execute(rates.NAMES.worker).fetchone())
         known = [row[0] for row in conn.execute("select name from tallybook.queues")]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from tallybook._worker.claim.admission import Admission
@@ -33,6 +34,8 @@ class WorkerReport:
     """It stopped by itself, since too many abandoned handlers were left: start the process again."""
     snoozed: int = 0
     """Attempts that were put off, by their handlers or by a limit; they count as no attempts."""
+    nodes: Mapping[str, WorkerReport] = field(default_factory=dict)
+    """The same for each node, from a worker of several."""
 
 
 class Stopping:

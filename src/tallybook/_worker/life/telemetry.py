@@ -17,12 +17,13 @@ import threading
 import time
 from contextlib import suppress
 
+from tallybook._db.aside import aside
 from tallybook._db.driver import Error
 from tallybook._db.link import Link
 from tallybook._db.numbers import ANSWER, Asked, ask
 from tallybook._db.socket_timeout import SocketTimeout
-from tallybook._model.exposition import CONTENT_TYPE, Numbers, Shown
-from tallybook._worker.life.exposition import ShownWorker, exposition
+from tallybook._model.exposition import CONTENT_TYPE, Numbers, Sample, Shown
+from tallybook._worker.life.exposition import ShownWorker, exposition, of_itself
 from tallybook._worker.settings import WorkerSettings
 from tallybook.errors import ConfigError
 
@@ -125,7 +126,7 @@ class Telemetry(threading.Thread):
     async def close(self) -> None:
         with suppress(RuntimeError):  # its loop has ended by itself
             self._own.call_soon_threadsafe(self._closing.set)
-        await asyncio.to_thread(self.join, ANSWER)
+        await aside(self.join, ANSWER)
 
     async def _serve(self) -> None:
         server = await asyncio.start_server(self._connected, sock=self._socket, limit=_MOST_BYTES)
@@ -133,6 +134,9 @@ class Telemetry(threading.Thread):
         await self._closing.wait()
         server.close()
         watching.cancel()
+        await self._close_databases()
+
+    async def _close_databases(self) -> None:
         await self._database.close()
 
     async def _watch(self) -> None:
@@ -206,21 +210,25 @@ class Telemetry(threading.Thread):
     async def _page(self, path: str) -> tuple[int, str, str]:
         plain = "text/plain; charset=utf-8"
         if path == "/metrics":
-            numbers = await self._database.numbers()
-            ready = not self.why_not_ready()
-            text = exposition(
-                name=self._settings.name,
-                worker=self._worker,
-                ready=ready,
-                lag=self.lag,
-                numbers=numbers,
-                shown=self._shown,
-            )
-            return 200, text, CONTENT_TYPE
+            return 200, await self._metrics(), CONTENT_TYPE
         if path in ("/healthz", "/readyz"):
             why = self.why_not_alive() if path == "/healthz" else self.why_not_ready()
             return (503, why, plain) if why else (200, "ok", plain)
         raise _Refused(404, "there are /metrics, /healthz and /readyz")
+
+    async def _metrics(self) -> str:
+        numbers = await self._database.numbers()
+        return exposition(
+            name=self._settings.name,
+            worker=self._worker,
+            ready=not self.why_not_ready(),
+            lag=self.lag,
+            numbers=numbers,
+            shown=self._shown,
+        )
+
+    def _of_itself(self) -> dict[str, list[Sample]]:
+        return of_itself(self._settings.name, self.lag)
 
 
 def _parsed(head: bytes) -> tuple[str, str]:

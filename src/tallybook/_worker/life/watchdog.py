@@ -35,22 +35,22 @@ class Watchdog(threading.Thread):
         self._ended = threading.Event()
         self.blocked = 0
         """How often the loop was blocked."""
-        self._lags: deque[float] = deque(maxlen=_KEPT)
+        self._lags: dict[object, deque[float]] = {}
         self._asked: float | None = None
 
-    def lag(self) -> float | None:
-        """The longest that the loop let a sign wait since this was asked last, in seconds; one that it has not given yet
+    def lag(self, reader: object = None) -> float | None:
+        """The longest that the loop let a sign wait since this reader asked last, in seconds; one that it has not given yet
         counts with the time so far. None: it was not asked for one. Any thread may call it.
         """
-        lags, self._lags = self._lags, deque(maxlen=_KEPT)
+        lags, self._lags[reader] = self._lags.get(reader, ()), deque(maxlen=_KEPT)
         asked = self._asked
-        if asked is not None:
-            lags.append(time.monotonic() - asked)
-        return max(lags, default=None)
+        late = () if asked is None else (time.monotonic() - asked,)
+        return max((*lags, *late), default=None)
 
     def _turned(self, asked: float, sign: threading.Event) -> None:
         self._asked = None
-        self._lags.append(time.monotonic() - asked)
+        for lags in list(self._lags.values()):
+            lags.append(time.monotonic() - asked)
         sign.set()
 
     def run(self) -> None:

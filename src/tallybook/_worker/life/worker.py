@@ -8,8 +8,10 @@ import logging
 from functools import partial
 from typing import Any
 
+from tallybook._db.aside import aside
 from tallybook._db.link import Link, dsn_for_people
 from tallybook._maintenance import rebase
+from tallybook._model.at_node import at_node
 from tallybook._worker.claim.claimer import Claimer
 from tallybook._worker.claim.sleeper import CANCEL, Sleeper
 from tallybook._worker.finish.finisher import Finisher
@@ -17,6 +19,7 @@ from tallybook._worker.jobs import Book
 from tallybook._worker.life import on_record
 from tallybook._worker.life.heartbeat import Heartbeat
 from tallybook._worker.life.maintenance import Maintenance
+from tallybook._worker.life.place import WHOLE, Part, Place
 from tallybook._worker.life.stopping import Stopping, WorkerReport
 from tallybook._worker.life.telemetry import Telemetry
 from tallybook._worker.life.watchdog import Watchdog
@@ -29,19 +32,33 @@ from tallybook._worker.settings import WorkerSettings
 from tallybook.errors import NotSupported, QueueUnavailable, SchemaError
 
 log = logging.getLogger("tallybook.worker")
+_A_MOMENT = 1.0
 
 
 class Worker:
-    """One process's worker. `run` lives until `stop`."""
+    """A process's worker of one database. `run` lives until `stop`.
 
-    def __init__(self, app: ServedApp, dsn: str, settings: WorkerSettings, *, keeps_error: bool = False) -> None:
+    `part` is what it has of the limits and schedules that the code declares; with a `place` it is one of several.
+    """
+
+    def __init__(
+        self,
+        app: ServedApp,
+        dsn: str,
+        settings: WorkerSettings,
+        *,
+        keeps_error: bool = False,
+        part: Part = WHOLE,
+        place: Place | None = None,
+    ) -> None:
         if children.importing_main:
             hint = "Write `if __name__ == '__main__':` before what starts it"
             raise NotSupported("a worker is started while a process of another one imports this program", hint=hint)
         self._app = app
         self.settings = settings
         self.dsn = dsn
-        self.book = Book(dict(settings.queues))
+        self.part, self._place = part, place
+        self.book = place.book if place else Book(dict(settings.queues))
         finishes, handlers = Link(dsn, settings.name), Link(dsn, settings.name)
         self.finisher = Finisher(finishes, self.book)
         self.atomic = Atomic(app, dsn, settings.name)
@@ -50,7 +67,8 @@ class Worker:
             self.book,
             self.finisher,
             Verbs(handlers),
-            threads=settings.slots,
+            common=place.common if place else None,
+            slots=settings.slots,
             worker_name=settings.name,
             grace=settings.abort_timeout,
             atomic=self.atomic,
@@ -75,7 +93,14 @@ class Worker:
             on_foreign=rebaser.foreign_cursor,
         )
         self.maintenance = Maintenance(
-            app, self.maintenance_link, settings, self.claimer, rebaser, self.book.on, worker_id=self._id
+            app,
+            self.maintenance_link,
+            settings,
+            self.claimer,
+            rebaser,
+            self.book.on,
+            worker_id=self._id,
+            home=part.home,
         )
         self.book.on.many, self.book.on.abandoned = self._beat_now, self._abandoned
         self.links = {
@@ -91,6 +116,7 @@ class Worker:
         self._services: list[asyncio.Task[None]] = []
         self._failed: BaseException | None = None
         self._expected = 0
+        self._closing = False
         self._lives = False
         """Not only for one drain: what is wrong with the program stops it now."""
         self._starting: asyncio.Task[None] | None = None
@@ -105,6 +131,22 @@ class Worker:
             return "starting: it is not on record yet"
         away = ", ".join(what for what, link in self.links.items() if link.away and what != "handlers")
         return f"no connection to the database: {away}" if away else ""
+
+    @property
+    def _traced_as(self) -> str:
+        at = at_node.get()
+        return f"{self.settings.name} {at.name}" if at else self.settings.name
+
+    async def take_part(self, part: Part) -> None:
+        """Put on record what this node has from now on of the limits and schedules of the code. ConfigError."""
+        if part != self.part:
+            declared = on_record.limits(self._app, part)
+            moved, self.part = part.home != self.part.home, part
+            if not self._id():  # its start is on the way: what it registers there is what it is told here, or older
+                await self.maintenance_link.first()
+            await self.maintenance_link.run(partial(on_record.register, self._app.name, declared))
+            if moved:
+                self.maintenance.clock.declare(self._app._declared_schedules if part.home else list)
 
     def _id(self) -> int:
         return self.heartbeat.worker_id if self.heartbeat else 0
@@ -130,7 +172,7 @@ class Worker:
             message = "%s abandoned handlers are still there: the worker stops, to be started again"
             log.error(message, left, extra={"event": "worn out"})
             self.worn_out = True
-            self.stop()
+            self._place.worn_out() if self._place else self.stop()
 
     def _on_word(self, word: str) -> None:
         if word == CANCEL:
@@ -141,7 +183,7 @@ class Worker:
     async def start(self) -> None:
         """Connect, check the schema, go on record, open the lifespans. Waits for a server that is not up."""
         await self.maintenance_link.first()
-        check = partial(on_record.checked, self._app, self.dsn, self.settings.queues, lives=self._lives)
+        check = partial(on_record.checked, self._app, self.dsn, self.settings.queues, self.part, lives=self._lives)
         self._expected = await self.maintenance_link.until(check)
         session = await on_record.holds_session(self.maintenance_link, self.settings)
         if not session:
@@ -150,7 +192,7 @@ class Worker:
         await self.claimer.link.first()
         await self.runner.handlers.open()
         if self.runner.tracing is not None:
-            self.runner.tracing.opened(self.dsn, self.settings.name)
+            self.runner.tracing.opened(self.dsn, self._traced_as)
         loop = asyncio.get_running_loop()
         self.heartbeat = Heartbeat(
             self._session_dsn if session else self.dsn,
@@ -163,11 +205,12 @@ class Worker:
             on_schema=lambda error: loop.call_soon_threadsafe(self._schema_changed, error),
             catalogue=self._app._catalogue(),
             expected=self._expected,
-            lag=lambda: self.watchdog.lag() if self.watchdog else None,
+            lag=lambda: self.watchdog.lag(self) if self.watchdog else None,
         )
         await self.maintenance_link.until(self.heartbeat.register)
-        self.watchdog = Watchdog(loop)
-        self.watchdog.start()
+        self.watchdog = self._place.watchdog if self._place else Watchdog(loop)
+        if not self._place:
+            self.watchdog.start()
         self.heartbeat.start()
         self._serve(self.finisher.run(), "finisher")
 
@@ -191,7 +234,7 @@ class Worker:
         self._services.append(running)
 
     def _service_ended(self, service: asyncio.Task[None]) -> None:
-        if not service.cancelled() and (error := service.exception()):
+        if not service.cancelled() and (error := service.exception()) and not self._closing:
             # A service that ends is a defect of ours: do not go on without it as if nothing were.
             log.critical("%s failed, the worker stops", service.get_name(), exc_info=error)
             self._fail(error)
@@ -228,7 +271,7 @@ class Worker:
         finally:
             await self._close()
             if self._failed:
-                raise await asyncio.to_thread(on_record.explained, self._failed, self.dsn, self._expected)
+                raise await aside(on_record.explained, self._failed, self.dsn, self._expected)
 
     async def _begin(self) -> None:
         self._starting = asyncio.create_task(self.start(), name="tallybook-start")
@@ -251,6 +294,7 @@ class Worker:
         finally:
             stopping.cancel()
             claiming.cancel()
+            self.book.rests()
         with contextlib.suppress(asyncio.CancelledError):
             await claiming
 
@@ -275,15 +319,20 @@ class Worker:
             self._starting.cancel()  # a lifespan may wait for something that does not come
 
     async def _close(self) -> None:
-        if self.watchdog:
+        self._closing = True
+        if self.watchdog and not self._place:
             self.watchdog.stop()
         for service in self._services:
             service.cancel()
+        if self._services:
+            await asyncio.wait(self._services, timeout=_A_MOMENT)
+        for link in self.links.values():  # of a server that does not answer, nobody waits for one any more
+            link.cut()
         await asyncio.gather(*self._services, return_exceptions=True)
         if self.heartbeat and self.heartbeat.worker_id:
             await self.heartbeat.leave(self.maintenance_link)
         if self.runner.tracing is not None:
-            self.runner.tracing.closed(self.settings.name)
+            self.runner.tracing.closed(self._traced_as)
         await self.runner.handlers.close()
         await self.atomic.close()
         await self.finisher.doubtful.close()

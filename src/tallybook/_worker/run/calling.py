@@ -8,17 +8,16 @@ import inspect
 import json
 from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 from tallybook._model.contract import LAST_VERSION
 from tallybook._worker.jobs import Running, current_job
 from tallybook._worker.run.atomic import Atomic
-from tallybook._worker.run.children import Children, check
+from tallybook._worker.run.children import check
+from tallybook._worker.run.common import Common
 from tallybook._worker.run.context import Context
 from tallybook._worker.run.served import ServedApp
 from tallybook._worker.run.served_task import ServedTask
-from tallybook._worker.run.threads import DaemonThreads
 from tallybook._worker.run.verbs import Verbs
 from tallybook.errors import PayloadError
 
@@ -50,33 +49,32 @@ def _surrounded(
 
 
 class Handlers:
-    """The app's handlers, with what they run on: lifespans, threads, processes."""
+    """The app's handlers of one node, or of the one database; what they run on is in common."""
 
-    def __init__(self, app: ServedApp, verbs: Verbs, atomic: Atomic, *, threads: int, worker_name: str) -> None:
+    def __init__(self, app: ServedApp, verbs: Verbs, atomic: Atomic, common: Common, *, owns: bool) -> None:
         self._app = app
         self._verbs = verbs
         self._atomic = atomic
-        self.threads = DaemonThreads(threads, "tallybook-job")
-        self._children = Children(worker_name, threads, verbs)
-        self._lifespan = AsyncExitStack()
-        self._contexts = app._contexts(SimpleNamespace(), verbs)
+        self.common = common
+        self._owns = owns
+        self._way = ExitStack()
+        self._contexts = app._contexts(common.state, verbs)
 
     async def open(self) -> None:
-        """Enter the app's lifespans, in the order in which they were declared."""
+        """Check that handlers can run; enter the app's lifespans, unless these are open for all nodes."""
         for known in self._app.tasks.values():
             check(known)
         self._verbs.loop = asyncio.get_running_loop()
         self._verbs.providers = self._app.providers
-        self._lifespan.enter_context(self._app.providers.through(self._verbs.ask))
-        context = self._contexts()
-        for hook in self._app._lifespans:
-            await self._lifespan.enter_async_context(asynccontextmanager(hook)(context))
+        if self._owns:
+            self._way.enter_context(self._app.providers.through(self._verbs.ask))
+            await self.common.open(self._contexts())
 
     async def close(self) -> None:
-        """Leave the lifespans; threads that still run are left behind."""
-        await self._children.close()
-        self.threads.shutdown(wait=False, cancel_futures=True)
-        await self._lifespan.aclose()
+        """Leave what was entered here."""
+        if self._owns:
+            await self.common.close()
+        self._way.close()
 
     async def call(self, job: Running, known: ServedTask) -> Any:
         """What the handler of this job returns; raises what it raises. PayloadError: its args cannot be read."""
@@ -140,7 +138,7 @@ class Handlers:
         handle, job.handle = job.handle, None
         try:
             carried = None if self._app._tracing is None else self._app._tracing.carried()
-            return await self._children.run(job, known, carried)
+            return await self.common.children.run(job, known, self._verbs, carried)
         finally:
             job.handle = handle
 
@@ -161,7 +159,7 @@ class Handlers:
         # A thread cannot be cancelled, and its job is not over before its code is: it is told by ctx.cancelled.
         handle, job.handle = job.handle, None
         try:
-            future = self.threads.submit(call)
+            future = self.common.threads.submit(call)
             if job.guard is not None:
                 job.guard.thread = future
             return await asyncio.wrap_future(future)

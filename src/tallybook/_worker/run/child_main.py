@@ -36,6 +36,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tallybook import errors
+from tallybook._model.at_node import At, at_node
 from tallybook._model.failure import describe
 from tallybook._model.no_retry import is_final
 from tallybook._model.outcome import Outcome
@@ -185,6 +186,8 @@ class _Child:
             running.guard.deadline = datetime.now(UTC) + timedelta(seconds=message["timeout"])
         context = contextvars.copy_context()
         context.run(current_job.set, running)
+        if message.get("node"):
+            context.run(_be_at, *message["node"])
         if message.get("carried") and found.task is not None and found.task.app._tracing is not None:
             context.run(found.task.app._tracing.enter, message["carried"])
         self._running = running
@@ -210,6 +213,13 @@ class _Child:
             return {"kind": "ended", **_ended(value, message["task"])}
         except PayloadError as error:  # the new args of a subject
             return {"kind": "failed", **_described(error, message), **_then(error, running, found)}
+
+
+def _be_at(name: str, dsn: str) -> None:
+    """What this job does with an app, or with the DSN of the environment, it does on its own node."""
+    at_node.set(At(name, dsn))
+    if dsn:
+        os.environ["TALLYBOOK_DSN"] = dsn
 
 
 def _call(function: Callable[..., Any], positional: list[Any], named: dict[str, Any]) -> Any:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from tallybook._model.at_node import at_node
 from tallybook._model.failure import safe_text
 from tallybook._worker import logs
 from tallybook._worker.deadline import deadline_passed
@@ -232,19 +233,18 @@ class Child:
 
 
 class Children:
-    def __init__(self, worker_name: str, most: int, verbs: Verbs) -> None:
+    def __init__(self, worker_name: str, most: int) -> None:
         self._worker_name = worker_name
         self._most = most
-        self._verbs = verbs
         self._answers: set[asyncio.Task[None]] = set()
         self._idle: list[Child] = []
         self._all: set[Child] = set()
         self._ending: set[asyncio.Task[None]] = set()
 
-    async def run(self, job: Running, task: ServedTask, carried: dict[str, str] | None = None) -> Any:
+    async def run(self, job: Running, task: ServedTask, verbs: Verbs, carried: dict[str, str] | None = None) -> Any:
         """Run one job in a child: what its handler returned. Raises FailedInChild, ProcessDied, TimeoutError, an Outcome.
 
-        `carried` is the context of the trace that it is part of.
+        `verbs` are those of the job's node; `carried` is the context of the trace that it is part of.
         """
         guard = job.guard
         assert guard is not None
@@ -258,12 +258,12 @@ class Children:
             async with asyncio.timeout(_START_LIMIT):
                 answer = await child.next()
                 while answer["kind"] == "ask":
-                    await self._answer(job, child, answer)
+                    await self._answer(job, child, verbs, answer)
                     answer = await child.next()
             if answer["kind"] == "started":  # the time that an import takes is not the job's
                 guard.start()
                 while (answer := await child.next())["kind"] not in ("ended", "failed"):
-                    answering = asyncio.ensure_future(self._answer(job, child, answer))
+                    answering = asyncio.ensure_future(self._answer(job, child, verbs, answer))
                     self._answers.add(answering)
                     answering.add_done_callback(self._answers.discard)
         except ProcessDied:
@@ -280,7 +280,7 @@ class Children:
             return from_frame(answer["outcome"]) if "outcome" in answer else ChildResult(answer["value"])
         raise FailedInChild(answer)
 
-    async def _answer(self, job: Running, child: Child, question: dict[str, Any]) -> None:
+    async def _answer(self, job: Running, child: Child, verbs: Verbs, question: dict[str, Any]) -> None:
         """Do for a handler what needs the database: its progress, its checkpoints."""
         verb, values = _VERBS[question["verb"]], question["values"]
         if verb is Verbs.push:
@@ -288,7 +288,7 @@ class Children:
         try:
             if question["job"] != [job.job_id, job.attempt]:  # of a thread that an earlier job has left behind
                 raise LeaseLost(*question["job"])
-            value = await verb(self._verbs, job, *values)
+            value = await verb(verbs, job, *values)
         except Exception as error:
             child.answer({"id": question["id"], "error": type(error).__name__, "message": safe_text(error)})
         else:
@@ -349,8 +349,10 @@ class Children:
 
 
 def _message(job: Running, task: ServedTask, carried: dict[str, str] | None) -> dict[str, Any]:
-    timeout = task.execution.timeout
+    timeout, at = task.execution.timeout, at_node.get()
+    credentials = at is not None and "TALLYBOOK_DSN" in task.execution.env
     return {
+        "node": at and [at.name, at.dsn if credentials else ""],
         "module": task.fn.__module__,
         "name": task.fn.__qualname__,
         "task": task.name,

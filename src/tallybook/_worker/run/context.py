@@ -15,6 +15,7 @@ from tallybook._db.ends import complete
 from tallybook._db.subject_ends import SubjectEnd
 from tallybook._db.texts import instant
 from tallybook._db.verb import AsyncConn, SyncConn
+from tallybook._model.at_node import at_node
 from tallybook._model.payload import encode
 from tallybook._model.subject import Subject, subject_of
 from tallybook._model.subject_outcome import Complete, Drop, Kill, Reschedule, SubjectOutcome
@@ -149,6 +150,12 @@ class Context:
     def worker(self) -> str:
         """The name of the worker that runs the job."""
         return self._job().worker_name
+
+    @property
+    def node(self) -> str | None:
+        """The name of the node that the job is on; None where the worker serves one database only."""
+        at = at_node.get()
+        return None if at is None else at.name
 
     @property
     def subject(self) -> Subject | None:

@@ -22,9 +22,11 @@ from tallybook._worker.finish.finisher import Finisher
 from tallybook._worker.jobs import Book, Running
 from tallybook._worker.run.atomic import Atomic
 from tallybook._worker.run.calling import Handlers, is_newer
+from tallybook._worker.run.common import Common
 from tallybook._worker.run.ending import Ends
 from tallybook._worker.run.served import ServedApp
 from tallybook._worker.run.served_task import ServedTask
+from tallybook._worker.run.threads import DaemonThreads
 from tallybook._worker.run.verbs import Verbs
 
 log = logging.getLogger("tallybook.worker")
@@ -45,7 +47,8 @@ class Runner:
         finisher: Finisher,
         verbs: Verbs,
         *,
-        threads: int,
+        common: Common | None = None,
+        slots: int,
         worker_name: str,
         atomic: Atomic,
         grace: timedelta = timedelta(seconds=5),
@@ -57,8 +60,10 @@ class Runner:
         self._ready: deque[tuple[Running, ServedTask]] = deque()
         self._relays: set[asyncio.Task[None]] = set()
         self._grace = grace.total_seconds()
-        self.handlers = Handlers(app, verbs, atomic, threads=threads, worker_name=worker_name)
-        self._call, self._threads = self.handlers.call, self.handlers.threads
+        shared = common or Common(app, slots=slots, worker_name=worker_name)
+        self.handlers = Handlers(app, verbs, atomic, shared, owns=common is None)
+        self._call, self._threads = self.handlers.call, shared.threads
+        self._interrupts = DaemonThreads(4, "tallybook-interrupt")
         self.ends = Ends(finisher, worker_name, keeps_error=keeps_error)
         self._left: set[asyncio.Task[None]] = set()
         self._unclosed = 0
@@ -101,7 +106,7 @@ class Runner:
         if job.handle is not None and not job.handle.done():
             job.handle.cancel()
         elif job.interrupt is not None:  # a network round trip
-            asyncio.get_running_loop().run_in_executor(None, job.interrupt)
+            asyncio.get_running_loop().run_in_executor(self._interrupts, job.interrupt)
 
     def abort(self) -> None:
         """Cancel every running handler; what ends by that is given back without a failure."""

@@ -1,0 +1,339 @@
+"""One process for several nodes: a Worker for each, in one event loop.
+
+They share slots, threads and lifespans, and wait for nothing of each other. A node that is down, slow or refuses its worker (an
+older schema) is tried again, while the others work. The list of nodes is read again now and then: new nodes get a worker, those
+that are gone lose theirs, and limits are divided anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import logging
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import TypeAlias
+
+from tallybook._db.aside import aside
+from tallybook._db.link import Link
+from tallybook._db.nodes import Node, asked, nodes, numbered
+from tallybook._db.policy import first_line
+from tallybook._maintenance.service import happens
+from tallybook._model.at_node import At, at_node
+from tallybook._model.rate import ConcurrencyRule, RateRule
+from tallybook._worker.claim.shares import Shares
+from tallybook._worker.life import on_record
+from tallybook._worker.life.drain import DrainReport, drain
+from tallybook._worker.life.fleet_telemetry import FleetTelemetry
+from tallybook._worker.life.place import Part, Place
+from tallybook._worker.life.stopping import WorkerReport
+from tallybook._worker.life.watchdog import Watchdog
+from tallybook._worker.life.worker import Worker
+from tallybook._worker.run.common import Common
+from tallybook._worker.run.served import ServedApp
+from tallybook._worker.run.verbs import Verbs
+from tallybook._worker.settings import LOOPBACK, WorkerSettings
+from tallybook.errors import ConfigError, QueueUnavailable
+
+log = logging.getLogger("tallybook.worker")
+
+Found: TypeAlias = tuple[Sequence[Node], Sequence[Node]]
+"""All nodes, and those that this process serves."""
+
+AGAIN = 30.0
+"""Seconds until the list of nodes is read again, and until a node is tried again that has refused its worker."""
+
+
+class Life:
+    """The workers of one node, one after the other: mostly there is one."""
+
+    def __init__(self, fleet: Fleet, node: Node, part: Part) -> None:
+        self._fleet = fleet
+        self.node = node
+        self.part = part
+        self.worker: Worker | None = None
+        self.report = WorkerReport(0, 0, 0, 0)
+        self.error: Exception | None = None
+        """What ended its last worker."""
+        self.served = False
+        """Whether any of its workers was on record."""
+        self.stopping = asyncio.Event()
+        self._context = contextvars.copy_context()
+        self._context.run(at_node.set, At(node.name, node.dsn))
+        self.task = asyncio.get_running_loop().create_task(
+            self._run(), name=f"tallybook-node-{node.name}", context=self._context
+        )
+
+    async def _run(self) -> None:
+        while not self.stopping.is_set():
+            book = self._fleet.shares.book()
+            try:
+                place = Place(book, self._fleet.common, self._fleet.watchdog, self._fleet.wear_out)
+                self.worker = Worker(self._fleet.app, self.node.dsn, self._fleet.each, part=self.part, place=place)
+                self.report = added(self.report, await self.worker.run())
+                self.error = None
+            except Exception as error:
+                self.error = error
+                log.error("%s; this node is tried again in %g s", first_line(error), AGAIN)
+            finally:
+                self.served |= bool(self.worker and self.worker.heartbeat and self.worker.heartbeat.worker_id)
+                self.worker = None
+                self._fleet.shares.leave(book)
+            if self.error is not None:
+                self._fleet.refused()
+                await happens(self.stopping, AGAIN)
+
+    def stop(self) -> None:
+        """Claim nothing more and finish what runs; a second time: abort it."""
+        self.stopping.set()
+        if self.worker is not None:
+            self._context.run(self.worker.stop)
+
+    def told(self, part: Part) -> None:
+        """What it has of the limits and schedules from now on; nobody waits until its server knows."""
+        self._telling = self._context.run(asyncio.get_running_loop().create_task, self._take_part(part))
+
+    async def _take_part(self, part: Part) -> None:
+        with contextlib.suppress(QueueUnavailable):  # its worker stops: the next one has it
+            if part != self.part:
+                self.part = part
+                if self.worker is not None:
+                    await self.worker.take_part(part)
+
+
+class Fleet:
+    """The worker of several nodes: `which` is "all", or their names with commas between. `run` lives until `stop`."""
+
+    def __init__(self, app: ServedApp, dsn: str, which: str, settings: WorkerSettings) -> None:
+        _check(app, settings)
+        app._check_policies()
+        app._check_tasks()
+        self.app = app
+        self.settings = settings
+        self.each = replace(settings, metrics_port=None, metrics_host=LOOPBACK)
+        self.shares = Shares(settings.queues)
+        self.common = Common(app, slots=settings.slots, worker_name=settings.name)
+        self.lives: dict[str, Life] = {}
+        self.stopping = asyncio.Event()
+        self.telemetry = FleetTelemetry(settings, dsn, self.shown) if settings.metrics_port is not None else None
+        self._dsn, self._which = dsn, which
+        self._link = Link(dsn, settings.name)
+        self._fatal: Exception | None = None
+        self._worn_out = False
+        self._reports: dict[str, WorkerReport] = {}
+
+    async def run(self) -> WorkerReport:
+        """Serve all nodes until told to stop. ConfigError: a wrong list of nodes, a limit that cannot be divided."""
+        self.watchdog = Watchdog(asyncio.get_running_loop())
+        async with self.telemetry or contextlib.nullcontext():
+            self.watchdog.start()
+            try:
+                await self._live()
+            except QueueUnavailable:
+                if not self.stopping.is_set():
+                    raise
+            finally:
+                self.watchdog.stop()
+                await self._end()
+        if self._fatal is not None:
+            raise self._fatal
+        self._reports |= {name: added(self._reports.get(name), life.report) for name, life in self.lives.items()}
+        total = added(*self._reports.values())
+        return replace(total, worn_out=self._worn_out, nodes=self._reports)
+
+    async def _live(self) -> None:
+        found = await self._first()
+        parts = parts_of(self.app, found[0])
+        await self._open()
+        self._tell(found[0], parts)
+        while not self.stopping.is_set():
+            await self._serve(*found, parts)
+            await happens(self.stopping, AGAIN)
+            if self.stopping.is_set():
+                break
+            before = found[0]
+            try:
+                found = await aside(self._look)
+                parts = parts_of(self.app, found[0])
+            except Exception as error:  # the database that has the list is away, or the list is wrong now
+                log.warning("the list of nodes cannot be used, it stays as it was: %s", first_line(error))
+                continue
+            if _known(before) != _known(found[0]):
+                self._tell(found[0], parts)
+        await asyncio.gather(*(life.task for life in self.lives.values()))
+
+    async def _first(self) -> Found:
+        """Wait for the database that has the list. ConfigError: two nodes have one number."""
+        while True:
+            try:
+                found = await aside(self._look)
+                await aside(numbered, found[0])
+            except QueueUnavailable:
+                await self._link.first()  # raises where waiting does not help
+            else:
+                return found
+
+    def _look(self) -> Found:
+        return nodes(self._dsn), nodes(self._dsn, self._which)
+
+    def _tell(self, every: Sequence[Node], parts: dict[str, Part]) -> None:
+        home = next((node.name for node in every if node.home), None)
+        log.info("%s nodes: %s; schedules of the code are on %s", len(every), ", ".join(parts), home or "none")
+        if len(every) == 1:
+            return
+        rules: list[RateRule | ConcurrencyRule] = [
+            *self.app._rate_rules.values(),
+            *self.app._concurrency_rules.values(),
+        ]
+        for rule in rules:
+            if not rule.per_node:
+                each = [rule.part(part.at, part.of).size for part in parts.values()]
+                shown = ", ".join(f"{name} {size}" for name, size in zip(parts, each, strict=True))
+                log.info("limit %r of %s is divided: %s", rule.name, rule.size, shown)
+
+    async def _open(self) -> None:
+        """Open the lifespans, once for all nodes; a stop does not wait for them."""
+        verbs = Verbs(self._link)
+        verbs.loop, verbs.providers = asyncio.get_running_loop(), self.app.providers
+        context = self.app._contexts(self.common.state, verbs)()
+        opening = asyncio.create_task(self.common.open(context), name="tallybook-start")
+        stopping = asyncio.create_task(self.stopping.wait())
+        try:
+            await asyncio.wait((opening, stopping), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+            opening.cancel()  # unless it is done
+        with contextlib.suppress(asyncio.CancelledError):
+            await opening
+
+    async def _serve(self, every: Sequence[Node], served: Sequence[Node], parts: dict[str, Part]) -> None:
+        """Give each of these nodes a worker, and its part; stop those of others, and of nodes with a new address."""
+        wanted = {node.name: node for node in served}
+        for name, life in list(self.lives.items()):
+            if name not in wanted or wanted[name].dsn != life.node.dsn:
+                if not life.stopping.is_set():
+                    log.info("node %s is not served any more", name)
+                    life.stop()
+                if not life.task.done():
+                    wanted.pop(name, None)  # its worker ends first
+                    continue
+                del self.lives[name]
+                self._reports[name] = added(self._reports.get(name), life.report)
+        for name, node in wanted.items():
+            if (known := self.lives.get(name)) is None:
+                self.lives[name] = Life(self, node, parts[name])
+            else:
+                known.told(parts[name])
+
+    def shown(self) -> dict[str, tuple[str, Worker | None]]:
+        """The address and the worker of each node, for the telemetry."""
+        return {name: (life.node.dsn, life.worker) for name, life in list(self.lives.items())}
+
+    def refused(self) -> None:
+        """A node has refused its worker: where all did, and none ever served, waiting does not help."""
+        if self.lives and all(life.error is not None and not life.served for life in self.lives.values()):
+            self._fatal = next(life.error for life in self.lives.values())
+            self.stopping.set()
+            self._stop_lives()
+
+    def wear_out(self) -> None:
+        """Too many abandoned handlers are left: stop, to be started again."""
+        self._worn_out = True
+        if not self.stopping.is_set():
+            self.stop()
+
+    def stop(self) -> None:
+        """Claim nothing more and finish what runs, on all nodes; a second time: abort it."""
+        again = self.stopping.is_set()
+        self.stopping.set()
+        self._link.giving_up.set()
+        for life in self.lives.values():
+            if again or not life.stopping.is_set():
+                life.stop()
+
+    def _stop_lives(self) -> None:
+        for life in self.lives.values():
+            if not life.stopping.is_set():
+                life.stop()
+
+    async def _end(self) -> None:
+        tasks = [life.task for life in self.lives.values()]
+        for task in tasks:  # those that still run: this one was cancelled, or has failed
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.common.close()
+        await self._link.close()
+
+
+def parts_of(app: ServedApp, every: Sequence[Node]) -> dict[str, Part]:
+    """The part of each node. ConfigError: a limit is too small to be divided."""
+    parts = {node.name: Part(at, len(every), node.home) for at, node in enumerate(every)}
+    for part in parts.values():
+        on_record.limits(app, part)
+    return parts
+
+
+async def drain_nodes(
+    app: ServedApp,
+    dsn: str,
+    which: str,
+    settings: WorkerSettings,
+    max_jobs: int | None,
+    max_seconds: float | None,
+    *,
+    raise_on_failure: bool,
+) -> DrainReport:
+    """Drain one node after the other: each has all slots, and what is left of the limits."""
+    _check(app, settings)
+    until = math.inf if max_seconds is None else time.monotonic() + max_seconds
+    most = math.inf if max_jobs is None else max_jobs
+    parts, served = parts_of(app, await aside(nodes, dsn)), await aside(nodes, dsn, which)
+    total = DrainReport(0, 0, 0, 0, 0, 0)
+    for answer in await aside(asked, served, lambda conn: conn.execute("select").rowcount):
+        name = answer.node.name
+        if answer.error is not None:
+            log.warning("node %s is not drained: %s", name, answer.error)
+            total = replace(total, unreachable=(*total.unreachable, name))
+        elif (jobs := most - total.processed) > 0 and (seconds := until - time.monotonic()) > 0:
+            token = at_node.set(At(name, answer.node.dsn))
+            try:
+                total += await drain(
+                    app,
+                    answer.node.dsn,
+                    settings,
+                    None if max_jobs is None else int(jobs),
+                    None if max_seconds is None else seconds,
+                    raise_on_failure=raise_on_failure,
+                    part=parts[name],
+                )
+            finally:
+                at_node.reset(token)
+    return total
+
+
+def _check(app: ServedApp, settings: WorkerSettings) -> None:
+    """Refuse what leads to one database only. ConfigError."""
+    if settings.direct_dsn:
+        raise ConfigError("direct_dsn", "(not shown)", "it leads to one node only", hint="Leave it out with --nodes")
+    for task in app.tasks.values():
+        if not task.atomic:
+            continue
+        if task.transaction == "django" or (app._sessions and "sqlalchemy" in task.transaction):
+            hint = "Make the task not atomic, or run a worker for each node"
+            raise ConfigError("nodes", task.name, "its transactions are begun by the program, on one node", hint=hint)
+
+
+def _known(found: Sequence[Node]) -> list[tuple[str, str, bool]]:
+    return [(node.name, node.state, node.home) for node in found]
+
+
+_SUMS = [field.name for field in fields(WorkerReport) if field.type == "int"]
+
+
+def added(*reports: WorkerReport | None) -> WorkerReport:
+    """The sum of what workers did."""
+    found = [report for report in reports if report is not None]
+    return WorkerReport(**{name: sum(getattr(report, name) for report in found) for name in _SUMS})

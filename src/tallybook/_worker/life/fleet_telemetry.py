@@ -1,0 +1,60 @@
+"""The endpoint of a worker of several nodes: one port, and each node's figures with its name as the label `node`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from tallybook._model.exposition import Sample, Shown, at_node, of_the_database, text
+from tallybook._worker.life.exposition import ShownWorker, of_the_node, of_the_process
+from tallybook._worker.life.telemetry import Database, Telemetry
+from tallybook._worker.settings import WorkerSettings
+
+Nodes: TypeAlias = "Mapping[str, tuple[str, ShownWorker | None]]"
+"""The address of each node, and its worker, where there is one just now."""
+
+
+class FleetTelemetry(Telemetry):
+    """It is ready while any node is: a node that is away is named, and costs a scrape no longer than its limit."""
+
+    def __init__(self, settings: WorkerSettings, dsn: str, nodes: Callable[[], Nodes]) -> None:
+        super().__init__(settings, dsn)
+        self._nodes = nodes
+        self._databases: dict[str, tuple[str, Database, Shown]] = {}
+
+    def why_not_ready(self) -> str:
+        """Empty: some node's jobs are taken."""
+        if why := self.why_not_alive():
+            return why
+        found = {name: _why_not(worker) for name, (_, worker) in self._nodes().items()}
+        if not all(found.values()):
+            return ""
+        return "; ".join(f"{name}: {why}" for name, why in found.items()) or "no list of nodes yet"
+
+    async def _metrics(self) -> str:
+        nodes = self._nodes()
+        for name, (dsn, _) in nodes.items():
+            if name not in self._databases or self._databases[name][0] != dsn:
+                self._databases[name] = (dsn, Database(dsn, self._settings.name), Shown())
+        asked = [self._databases[name] for name in nodes]
+        numbers = await asyncio.gather(*(database.numbers() for _, database, _ in asked))
+        found: dict[str, list[Sample]] = {**self._of_itself()}
+        for (name, (_, worker)), (_, _, shown), answer in zip(nodes.items(), asked, numbers, strict=True):
+            of_one = of_the_database(answer, shown) | {
+                "tallybook_worker_ready": [((), float(not _why_not(worker)))],
+                **(of_the_node(worker) if worker else {}),
+            }
+            for metric, samples in at_node(name, of_one).items():
+                found.setdefault(metric, []).extend(samples)
+        first = next((worker for _, worker in nodes.values() if worker), None)
+        return text(found | (of_the_process(first) if first else {}))
+
+    async def _close_databases(self) -> None:
+        await super()._close_databases()
+        for _, database, _ in self._databases.values():
+            await database.close()
+
+
+def _why_not(worker: ShownWorker | None) -> str:
+    return worker.why_not_ready() if worker else "no worker now: see the log"

@@ -1,0 +1,36 @@
+"""The place of a worker among those of one process: what it has in common with them, and its part of what they divide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tallybook._worker.jobs import Book
+from tallybook._worker.life.watchdog import Watchdog
+from tallybook._worker.run.common import Common
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a node has of what the code declares for all nodes."""
+
+    at: int = 0
+    """Its place among the nodes, in the order of their numbers."""
+    of: int = 1
+    """How many nodes there are."""
+    home: bool = True
+    """Whether the schedules of the code are put on record there."""
+
+
+WHOLE = Part()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What the worker of one node shares with those of the other nodes."""
+
+    book: Book
+    common: Common
+    watchdog: Watchdog
+    worn_out: Callable[[], object]
+    """Called when too many abandoned handlers are left: they are the process's, so all of its workers stop."""

@@ -1,0 +1,33 @@
+"""What the handlers of one process have in common, however many nodes their jobs are of."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, asynccontextmanager
+from types import SimpleNamespace
+
+from tallybook._worker.run.children import Children
+from tallybook._worker.run.context import Context
+from tallybook._worker.run.served import ServedApp
+from tallybook._worker.run.threads import DaemonThreads
+
+
+class Common:
+    """Threads and child processes, as many as there are slots, and what the app's lifespans have opened."""
+
+    def __init__(self, app: ServedApp, *, slots: int, worker_name: str) -> None:
+        self._app = app
+        self.threads = DaemonThreads(slots, "tallybook-job")
+        self.children = Children(worker_name, slots)
+        self.state = SimpleNamespace()
+        self._lifespan = AsyncExitStack()
+
+    async def open(self, context: Context) -> None:
+        """Enter the app's lifespans, in the order in which they were declared."""
+        for hook in self._app._lifespans:
+            await self._lifespan.enter_async_context(asynccontextmanager(hook)(context))
+
+    async def close(self) -> None:
+        """Leave the lifespans; threads that still run are left behind."""
+        await self.children.close()
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        await self._lifespan.aclose()
