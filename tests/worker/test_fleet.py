@@ -1,0 +1,330 @@
+"""One worker process over several nodes, in the test's own loop: what is shared, what is divided, and what delays nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from support.fleet import Fleet as Nodes
+from support.fleet_app import TABLES
+from support.fleet_app import app as shop
+from support.workers import QUICK, eventually
+from tallybook import App, Context
+from tallybook._worker.entry import WorkerReport, run_worker
+from tallybook._worker.life import fleet as _fleet
+from tallybook._worker.life.fleet import Fleet
+from tallybook._worker.settings import WorkerSettings, parse_queues
+from tallybook.errors import ConfigError
+
+NAMES = ("north", "south", "west")
+NOWHERE = "host=127.0.0.1 port=1 dbname=x"
+
+
+@asynccontextmanager
+async def serving(
+    app: App, dsn: str, which: str = "all", queues: Any = None, **options: Any
+) -> AsyncIterator[tuple[Fleet, list[WorkerReport]]]:
+    """Run a fleet's worker while the block runs, then stop it; its report is in the list then."""
+    settings = {**QUICK, "stop_timeout": timedelta(seconds=10), "abort_timeout": timedelta(seconds=2), **options}
+    worker = Fleet(app, dsn, which, WorkerSettings(queues=parse_queues(queues), **settings))
+    life, reports = asyncio.create_task(worker.run()), []
+    try:
+        yield worker, reports
+    finally:
+        if not worker.stopping.is_set():
+            worker.stop()
+        async with asyncio.timeout(60):
+            await asyncio.gather(life, return_exceptions=True)
+    reports.append(life.result())
+
+
+def at_work(worker: Fleet) -> list[str]:
+    """The nodes on which it is on record."""
+    return [name for name, life in worker.lives.items() if life.worker is not None and life.worker._id()]
+
+
+async def on_record(worker: Fleet, *names: str) -> None:
+    await eventually(lambda: set(names) <= set(at_work(worker)), f"it is at work on {names}")
+
+
+def ended(nodes: Nodes, number: int) -> int:
+    """How many jobs of a node have completed."""
+    return int(nodes.run(number, "select count(*) from tallybook.job where state = 'completed'")[0][0])
+
+
+async def all_ended(nodes: Nodes, counts: dict[int, int]) -> None:
+    await eventually(lambda: {n: ended(nodes, n) for n in counts} == counts, f"completed: {counts}")
+
+
+async def test_the_jobs_of_all_nodes_run(fleet: Nodes, caplog: pytest.LogCaptureFixture) -> None:
+    """One process runs the jobs of each node in transactions there, opens its lifespans once, and reports by node."""
+    caplog.set_level("INFO")
+    for number in (1, 2, 3):
+        fleet.run(number, TABLES)
+        for _ in range(number):
+            fleet.enqueue(number, task="note")
+    async with serving(shop, fleet.dsn) as (_, reports):
+        await all_ended(fleet, {1: 1, 2: 2, 3: 3})
+    (report,) = reports
+    assert report.completed == 6
+    assert {name: found.completed for name, found in report.nodes.items()} == dict(zip(NAMES, (1, 2, 3), strict=True))
+    for number, name in enumerate(NAMES, 1):
+        rows = fleet.run(number, "select job_id >> 43, opened, node from ran")
+        assert {(at, node) for at, _, node in rows} == {(number, name)}
+        assert len({opened for _, opened, _ in rows}) == 1
+
+
+async def test_a_handler_stays_on_the_node_of_its_job(fleet: Nodes) -> None:
+    """What a handler puts in by the App goes to the node of its job, and so does what its process of its own writes."""
+    for number in (1, 2, 3):
+        fleet.run(number, TABLES)
+    fleet.enqueue(2, task="relay")
+    fleet.enqueue(3, task="outside")
+    async with serving(shop, fleet.dsn):
+        await all_ended(fleet, {1: 0, 2: 2, 3: 1})
+    assert fleet.run(2, "select node from ran") == [("south",)]
+    assert fleet.run(3, "select node from ran") == [("west",)]
+
+
+async def test_slots_are_shared_and_never_exceeded(fleet: Nodes, app: App) -> None:
+    """With more jobs on each node than slots in all, no more handlers run than there are slots, and no node starves."""
+    now, most, ran = 0, 0, Counter[str]()
+
+    @app.task
+    async def busy(ctx: Context) -> None:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0.005)
+        now -= 1
+        ran[str(ctx.node)] += 1
+
+    counts = {1: 200, 2: 40, 3: 40}
+    for number, jobs in counts.items():
+        fleet.run(number, "select tallybook.enqueue('default', 'busy', '{}') from generate_series(1, %s)", jobs)
+    async with serving(app, fleet.dsn, queues="default=4"):
+        await eventually(lambda: min(ran[name] for name in ("south", "west")) >= 20, "others have their turn")
+        assert ran["north"] < 160, "the node with endless work took nearly all turns"
+        await all_ended(fleet, counts)
+    assert most == 4
+
+
+async def test_a_node_that_is_down_holds_up_nobody(fleet: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that cannot be reached at the start is waited for while the others work, and does not hold up the stop."""
+    monkeypatch.setenv("TALLYBOOK_NODES", f"away={NOWHERE}\nnorth={fleet.dsns[0]}\nsouth={fleet.dsns[1]}")
+    for number in (1, 2):
+        fleet.run(number, TABLES)
+        fleet.enqueue(number, task="note")
+    async with serving(shop, NOWHERE) as (worker, reports):
+        await all_ended(fleet, {1: 1, 2: 1})
+        assert sorted(at_work(worker)) == ["north", "south"]
+        stopped = time.monotonic()
+    assert time.monotonic() - stopped < 10
+    assert reports[0].completed == 2 and reports[0].nodes["away"].completed == 0
+
+
+async def test_a_node_without_the_schema_is_tried_again(
+    fleet: Nodes, empty_dsn: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A node that refuses its worker is told in the log and tried again, while the others work."""
+    from psycopg import connect
+
+    from tallybook._db.migrate import migrate
+
+    caplog.set_level("INFO")
+    monkeypatch.setattr(_fleet, "AGAIN", 0.2)
+    monkeypatch.setenv("TALLYBOOK_NODES", f"north={fleet.dsn}\nnew={empty_dsn}")
+    fleet.run(1, TABLES)
+    async with serving(shop, fleet.dsn) as (worker, _):
+        await on_record(worker, "north")
+        await eventually(lambda: "this node is tried again" in caplog.text, "the new node is refused")
+        with connect(empty_dsn) as conn:
+            migrate(conn, node=7)
+        await on_record(worker, "north", "new")
+
+
+async def test_where_all_nodes_refuse_the_worker_it_ends(
+    empty_dsn: str, monkeypatch: pytest.MonkeyPatch, app: App, note: Any
+) -> None:
+    """Where every node refuses the worker, and none ever took one, waiting does not help: the first error is raised."""
+    monkeypatch.setenv("TALLYBOOK_NODES", f"one={empty_dsn}")
+    with pytest.raises(Exception, match="tallybook migrate"):
+        await run_worker(app, dsn=empty_dsn, nodes="all", **QUICK)
+
+
+async def test_some_nodes_may_be_chosen(fleet: Nodes) -> None:
+    """A worker of named nodes serves these only."""
+    for number in (1, 2, 3):
+        fleet.run(number, TABLES)
+        fleet.enqueue(number, task="note")
+    async with serving(shop, fleet.dsn, "west, south") as (worker, _):
+        await all_ended(fleet, {2: 1, 3: 1})
+        assert sorted(at_work(worker)) == ["south", "west"]
+    assert ended(fleet, 1) == 0
+
+
+def schedules(nodes: Nodes) -> list[list[str]]:
+    return [[row[0] for row in nodes.run(n, "select name from tallybook.schedules")] for n in (1, 2, 3)]
+
+
+async def test_schedules_of_the_code_are_on_the_home(
+    fleet: Nodes, app: App, note: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Schedules of the code are put on record on the home only; when that is retired they go to the next one."""
+    caplog.set_level("INFO")
+    monkeypatch.setattr(_fleet, "AGAIN", 0.2)
+    app.schedule("daily", note.job(1), cron="@daily")
+    async with serving(app, fleet.dsn) as (worker, _):
+        await on_record(worker, *NAMES)
+        await eventually(lambda: schedules(fleet) == [["daily"], [], []], "the home has it")
+        assert "schedules of the code are on north" in caplog.text
+        fleet.run(1, "select tallybook.node_retire('north')")
+        await eventually(lambda: schedules(fleet) == [[], ["daily"], []], "the next one has it, and it alone")
+        assert "schedules of the code are on south" in caplog.text
+
+
+async def test_nodes_that_come_and_go_are_served_or_not(fleet: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that is put on the list gets a worker, one that is taken off loses it, and nobody starts the process anew."""
+    monkeypatch.setattr(_fleet, "AGAIN", 0.2)
+    for number in (1, 2, 3):
+        fleet.run(number, TABLES)
+    fleet.run(1, "select tallybook.node_remove('west')")
+    async with serving(shop, fleet.dsn) as (worker, reports):
+        await on_record(worker, "north", "south")
+        fleet.add("west", fleet.dsns[2], 3)
+        await on_record(worker, *NAMES)
+        fleet.enqueue(3, task="note")
+        await all_ended(fleet, {3: 1})
+        fleet.run(1, "select tallybook.node_remove('west')")
+        await eventually(lambda: "west" not in worker.lives, "west is not served any more")
+    assert reports[0].nodes["west"].completed == 1
+
+
+def limits(nodes: Nodes) -> list[dict[str, int]]:
+    rows = [
+        nodes.run(
+            n,
+            "select rule, coalesce(calls, most) from (select rule, calls, null::int as most from tallybook.rate union all select rule, null, most from tallybook.concurrency) x",
+        )
+        for n in (1, 2, 3)
+    ]
+    return [dict(found) for found in rows]  # type: ignore[arg-type]
+
+
+async def test_limits_of_the_code_are_divided(
+    fleet: Nodes, app: App, note: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each node has its part of a limit, the first ones the remainder, or the whole where it says so; and again when one goes."""
+    caplog.set_level("INFO")
+    monkeypatch.setattr(_fleet, "AGAIN", 0.2)
+    app.rate_limit("provider", 10, per="1 min")
+    app.concurrency_limit("customer", 5)
+    app.concurrency_limit("tenant", 2, per_node=True)
+    async with serving(app, fleet.dsn) as (worker, _):
+        await on_record(worker, *NAMES)
+        shares = [(4, 2), (3, 2), (3, 1)]
+        assert limits(fleet) == [{"provider": p, "customer": c, "tenant": 2} for p, c in shares]
+        assert "limit 'provider' of 10 is divided: north 4, south 3, west 3" in caplog.text
+        fleet.run(1, "select tallybook.node_remove('west')")
+        there = [{"provider": 5, "customer": c, "tenant": 2} for c in (3, 2)]
+        await eventually(lambda: limits(fleet)[:2] == there, "two have what three had")
+
+
+async def test_a_limit_below_the_number_of_nodes_is_refused(fleet: Nodes, app: App, note: Any) -> None:
+    """A limit that is too small to be divided ends the start, with what to do."""
+    app.concurrency_limit("one", 1)
+    with pytest.raises(ConfigError, match=r"concurrency limit 'one'.*cannot be divided among 3 nodes"):
+        await run_worker(app, dsn=fleet.dsn, nodes="all", **QUICK)
+    with pytest.raises(ConfigError, match="cannot be divided"):
+        await app.drain(dsn=fleet.dsn, nodes="all")
+
+
+async def test_what_leads_to_one_node_only_is_refused(fleet: Nodes, app: App, note: Any) -> None:
+    """A direct DSN, and an atomic task with the program's own sessions, cannot serve several nodes."""
+    from sqlalchemy.orm import Session
+
+    with pytest.raises(ConfigError, match="leads to one node only"):
+        await run_worker(app, dsn=fleet.dsn, nodes="all", direct_dsn=fleet.dsn)
+    own = App("own", session=lambda: None)
+
+    @own.task(atomic=True)
+    def write(tx: Session) -> None: ...
+
+    with pytest.raises(ConfigError, match="begun by the program"):
+        await run_worker(own, dsn=fleet.dsn, nodes="all")
+
+
+def _page(port: int, path: str) -> tuple[int, str]:
+    conn = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    try:
+        conn.request("GET", path)
+        answer = conn.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        conn.close()
+
+
+async def test_one_port_shows_all_nodes(fleet: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The figures of all nodes are on one port with the label `node`; a node that is away is shown so, and the process is ready."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    monkeypatch.setenv("TALLYBOOK_NODES", f"north={fleet.dsns[0]}\nsouth={fleet.dsns[1]}\naway={NOWHERE}")
+    for number in (1, 2):
+        fleet.run(number, TABLES)
+        fleet.enqueue(number, task="note")
+    async with serving(shop, fleet.dsn, queues="default=4", metrics_port=0) as (worker, _):
+        await all_ended(fleet, {1: 1, 2: 1})
+        assert worker.telemetry is not None
+        status, text = await asyncio.to_thread(_page, worker.telemetry.port, "/metrics")
+        ready, _ = await asyncio.to_thread(_page, worker.telemetry.port, "/readyz")
+    assert (status, ready) == (200, 200)
+    found = {
+        (sample.name, tuple(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    up = {node: found["tallybook_up", (("node", node),)] for node in ("north", "south", "away")}
+    assert up == {"north": 1, "south": 1, "away": 0}
+    assert found["tallybook_worker_slots", (("queue", "default"),)] == 4
+    assert found["tallybook_worker_jobs_claimed_total", (("node", "south"),)] == 1
+    assert found["tallybook_worker_ready", (("node", "away"),)] == 0
+
+
+@pytest.fixture
+def drained(app: App, fleet: Nodes) -> Callable[..., Awaitable[Any]]:
+    @app.task
+    async def t() -> None: ...
+
+    for number in (1, 2, 3):
+        fleet.enqueue(number)
+    return lambda **options: app.drain(dsn=fleet.dsn, nodes="all", **options)
+
+
+async def test_a_drain_runs_what_is_due_on_all_nodes(drained: Any, fleet: Nodes) -> None:
+    """A drain over nodes runs one after the other and adds up what it did."""
+    report = await drained()
+    assert (report.processed, report.completed, report.unreachable) == (3, 3, ())
+    assert [ended(fleet, number) for number in (1, 2, 3)] == [1, 1, 1]
+
+
+async def test_a_drain_has_its_limit_over_all_nodes(drained: Any) -> None:
+    """At most so many jobs are those of all nodes together."""
+    assert (await drained(max_jobs=2)).processed == 2
+    assert (await drained()).processed == 1
+
+
+async def test_a_drain_leaves_out_a_node_that_does_not_answer(
+    drained: Any, fleet: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that does not answer is in the report, and the others are drained."""
+    monkeypatch.setenv("TALLYBOOK_NODES", f"away={NOWHERE}\nsouth={fleet.dsns[1]}")
+    report = await drained()
+    assert (report.processed, report.unreachable) == (1, ("away",))
