@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy.orm import Session
 
 from support.fleet import Fleet as Nodes
 from support.fleet_app import TABLES
@@ -209,13 +210,7 @@ async def test_nodes_that_come_and_go_are_served_or_not(fleet: Nodes, monkeypatc
 
 
 def limits(nodes: Nodes) -> list[dict[str, int]]:
-    rows = [
-        nodes.run(
-            n,
-            "select rule, coalesce(calls, most) from (select rule, calls, null::int as most from tallybook.rate union all select rule, null, most from tallybook.concurrency) x",
-        )
-        for n in (1, 2, 3)
-    ]
+    rows = [nodes.run(n, "select name, most from tallybook.limit_rule") for n in (1, 2, 3)]
     return [dict(found) for found in rows]  # type: ignore[arg-type]
 
 
@@ -249,8 +244,6 @@ async def test_a_limit_below_the_number_of_nodes_is_refused(fleet: Nodes, app: A
 
 async def test_what_leads_to_one_node_only_is_refused(fleet: Nodes, app: App, note: Any) -> None:
     """A direct DSN, and an atomic task with the program's own sessions, cannot serve several nodes."""
-    from sqlalchemy.orm import Session
-
     with pytest.raises(ConfigError, match="leads to one node only"):
         await run_worker(app, dsn=fleet.dsn, nodes="all", direct_dsn=fleet.dsn)
     own = App("own", session=lambda: None)

@@ -36,7 +36,7 @@ from tallybook._worker.run.common import Common
 from tallybook._worker.run.served import ServedApp
 from tallybook._worker.run.verbs import Verbs
 from tallybook._worker.settings import LOOPBACK, WorkerSettings
-from tallybook.errors import ConfigError, QueueUnavailable
+from tallybook.errors import ConfigError, QueueUnavailable, UnknownNode
 
 log = logging.getLogger("tallybook.worker")
 
@@ -171,6 +171,8 @@ class Fleet:
             try:
                 found = await aside(self._look)
                 await aside(numbered, found[0])
+            except UnknownNode as error:  # it was told so: the supervisor does not start it again
+                raise ConfigError("nodes", self._which, first_line(error)) from error
             except QueueUnavailable:
                 await self._link.first()  # raises where waiting does not help
             else:

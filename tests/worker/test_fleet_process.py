@@ -1,0 +1,205 @@
+"""Worker processes of several nodes, each on a server of its own: killed, stopped, and stopped with a server that hangs."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.cli import Command
+from support.fleet import Fleet as Nodes
+from support.fleet_app import TABLES
+from support.paths import ROOT
+from support.stopped import stopped
+from support.waiting import wait_until
+from tallybook._embedded.account import server_account
+from tallybook.embedded import Server, temporary_server
+
+TIMES = ["--lease", "2 s", "--heartbeat", "400 ms", "--poll", "200 ms"]
+SETTINGS = {"max_connections": "60", "wal_level": "replica", "max_wal_senders": "4"}
+
+
+def worker(folder: Path, nodes: Nodes, *words: str, **environment: str) -> Command:
+    """A worker of all nodes, as a process."""
+    paths = f"{ROOT / 'tests'}:{ROOT / 'src'}"
+    given = ["worker", "-A", "support.fleet_app:app", "--nodes", "all", *TIMES, *words]
+    return Command(folder, *given, dsn=nodes.dsn, PYTHONPATH=paths, **environment)
+
+
+def ran(nodes: Nodes, number: int) -> list[tuple[int, int]]:
+    """Attempt and process of each start on a node."""
+    return [(attempt, pid) for attempt, pid in nodes.run(number, "select attempt, pid from ran order by attempt")]
+
+
+def put(nodes: Nodes, task: str, *numbers: int) -> None:
+    for number in numbers:
+        nodes.run(number, TABLES)
+        nodes.enqueue(number, task=task)
+
+
+def runs(nodes: Nodes, starts: int, *numbers: int, seconds: float = 60.0) -> None:
+    """Wait until so many attempts have started on each of these nodes."""
+    wait_until(
+        lambda: all(len(ran(nodes, n)) >= starts for n in numbers), f"{starts} starts on {numbers}", seconds=seconds
+    )
+
+
+def both_on_record(nodes: Nodes) -> None:
+    """Wait until two workers are on record on each node."""
+    live = "select count(*) from tallybook.worker where ended_at is null"
+    wait_until(lambda: all(nodes.run(n, live) == [(2,)] for n in (1, 2, 3)), "two workers on each node")
+
+
+def test_another_process_takes_over_on_all_nodes(fleet: Nodes, tmp_path: Path) -> None:
+    """When a worker of several nodes is killed, another one rescues what it had, on each of them."""
+    put(fleet, "hold", 1, 2, 3)
+    with worker(tmp_path, fleet) as victim:
+        runs(fleet, 1, 1, 2, 3)
+        with worker(tmp_path, fleet) as other:
+            both_on_record(fleet)
+            victim.send(signal.SIGKILL)
+            runs(fleet, 2, 1, 2, 3)
+            assert [ran(fleet, number)[1] for number in (1, 2, 3)] == [(2, other.pid)] * 3
+            for number in (1, 2, 3):
+                fleet.run(number, "insert into gate values (true)")
+
+
+def test_the_last_line_is_the_sum_and_each_node(fleet: Nodes, tmp_path: Path) -> None:
+    """SIGTERM ends the process with code 0, and its last line says what it did in all and on each node; lines name their node."""
+    put(fleet, "note", 1, 2, 3)
+    fleet.enqueue(2, task="note")
+    with worker(tmp_path, fleet) as process:
+        runs(fleet, 1, 1, 3)
+        runs(fleet, 2, 2)
+        process.send(signal.SIGTERM)
+        assert process.ended() == 0
+    last = process.output.splitlines()[-1]
+    assert re.search(
+        r"stopped: 4 completed, .*; north: 1 completed, .*; south: 2 completed, .*; west: 1 completed", last
+    )
+    assert re.search(r"\[south\] worker \d+ \(.*\) serves default=10", process.output)
+
+
+def test_bad_lists_of_nodes_end_the_process(fleet: Nodes, tmp_path: Path) -> None:
+    """A node that is not there, and two with one number, end the process with code 2 and one line."""
+    twice = f"north={fleet.dsns[0]}\nagain={fleet.dsns[0]}"
+    with worker(tmp_path, fleet, "--nodes", "nroth") as unknown, worker(tmp_path, fleet, TALLYBOOK_NODES=twice) as both:
+        assert (unknown.ended(), both.ended()) == (2, 2)
+    assert "Did you mean 'north'?" in unknown.output and "Traceback" not in unknown.output
+    assert "'north' and 'again' both have it" in both.output and "Traceback" not in both.output
+
+
+def test_several_processes_serve_all_nodes(fleet: Nodes, tmp_path: Path) -> None:
+    """Each of several processes serves all nodes."""
+    put(fleet, "note", 1, 2, 3)
+    with worker(tmp_path, fleet, "--processes", "2") as process:
+        both_on_record(fleet)
+        process.send(signal.SIGTERM)
+        assert process.ended() == 0
+
+
+@pytest.fixture
+def servers() -> Iterator[list[Server]]:
+    """Three servers of their own."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(temporary_server(18, settings=SETTINGS)) for _ in range(3)]
+
+
+@pytest.fixture
+def apart(servers: list[Server]) -> Iterator[Nodes]:
+    """Three nodes, each on a server of its own."""
+    nodes = Nodes(None, 3, servers=servers)
+    for number in (1, 2, 3):
+        nodes.run(number, TABLES)
+    yield nodes
+
+
+def picked_up(nodes: Nodes, number: int, starts: int) -> float:
+    """Seconds until a job that is put in now has run."""
+    began = time.monotonic()
+    nodes.enqueue(number, task="note")
+    runs(nodes, starts, number, seconds=20)
+    return time.monotonic() - began
+
+
+def test_a_server_that_hangs_delays_no_other_node(servers: list[Server], apart: Nodes, tmp_path: Path) -> None:
+    """While a node's server stands still the jobs of others start at once, all slots are theirs, and a stop comes to its end."""
+    pid: Any = servers[1].pid
+    with worker(tmp_path, apart, "--queues", "default=2", "--stop-timeout", "3 s") as process:
+        for number in (1, 2, 3):
+            picked_up(apart, number, 1)
+        with stopped(pid):
+            times = [picked_up(apart, number, n) for n in range(2, 12) for number in (1, 3)]
+            assert sorted(times)[len(times) // 2] < 1, times
+            for _ in range(2):
+                apart.enqueue(1, task="hold")
+            runs(apart, 13, 1, seconds=20)  # both slots
+            apart.run(1, "insert into gate values (true)")
+            process.send(signal.SIGTERM)
+            began = time.monotonic()
+            assert process.ended() == 0
+            assert time.monotonic() - began < 30
+    assert "1 completed" in process.output.splitlines()[-1].split("south")[1]
+
+
+def test_a_server_that_hangs_from_the_start_delays_no_other_node(
+    servers: list[Server], apart: Nodes, tmp_path: Path
+) -> None:
+    """A server that accepts connections and never answers is waited for while the others work; later its jobs run, too."""
+    pid: Any = servers[1].pid
+    with worker(tmp_path, apart) as process:
+        with stopped(pid):
+            for number in (1, 3):
+                picked_up(apart, number, 1)
+        apart.enqueue(2, task="note")
+        runs(apart, 1, 2)
+        process.send(signal.SIGTERM)
+        assert process.ended() == 0
+
+
+def _standby(server: Server) -> None:
+    """Start it as one that takes no writes until it is promoted."""
+    signal_file = server.data_dir / "standby.signal"
+    signal_file.touch()
+    if (account := server_account()) is not None:
+        os.chown(signal_file, account.uid, account.gid)
+    server.start()
+
+
+def test_a_read_only_node_delays_no_other(servers: list[Server], apart: Nodes, tmp_path: Path) -> None:
+    """While a node takes no writes the jobs of the others run; when it does again, its own."""
+    with worker(tmp_path, apart) as process:
+        for number in (1, 2, 3):
+            picked_up(apart, number, 1)
+        apart.enqueue(2, task="hold")
+        runs(apart, 2, 2)
+        servers[1].kill()
+        _standby(servers[1])
+        for number in (1, 3):
+            picked_up(apart, number, 2)
+        assert apart.run(2, "select pg_is_in_recovery(), pg_promote()") == [(True, True)]
+        apart.run(2, "insert into gate values (true)")
+        picked_up(apart, 2, 4)
+        process.send(signal.SIGTERM)
+        assert process.ended() == 0
+
+
+def test_a_server_that_is_killed_comes_back(servers: list[Server], apart: Nodes, tmp_path: Path) -> None:
+    """A node whose server dies costs the others nothing, and is served again when it is back."""
+    with worker(tmp_path, apart) as process:
+        for number in (1, 2, 3):
+            picked_up(apart, number, 1)
+        servers[1].kill()
+        for number in (1, 3):
+            picked_up(apart, number, 2)
+        servers[1].start()
+        picked_up(apart, 2, 2)
+        process.send(signal.SIGTERM)
+        assert process.ended() == 0
