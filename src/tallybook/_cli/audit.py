@@ -7,7 +7,9 @@ from typing import Any
 
 import click
 
-from tallybook._cli.common import Columns, Db, limit_option, listing
+from tallybook._cli.common import Columns, limit_option, listing
+from tallybook._cli.database import Db
+from tallybook._cli.over_nodes import newest
 from tallybook._db import audit as calls
 from tallybook._model.audit import AuditRow
 
@@ -22,7 +24,7 @@ _COLUMNS: Columns = {
 }  # fmt: skip
 
 
-@listing(_COLUMNS, name="audit", empty="nothing was changed")
+@listing(_COLUMNS, name="audit", empty="nothing was changed", merge=newest("at", "id"))
 @click.option("--actor", metavar="NAME", help="Only what this user, or this API key, has changed.")
 @click.option("--action", metavar="VERB", help="Only this verb, like retry.")
 @click.option("--before", type=int, metavar="ID", help="Older than this row: the last of the page before.")

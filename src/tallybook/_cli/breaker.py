@@ -6,7 +6,8 @@ from datetime import timedelta
 
 import click
 
-from tallybook._cli.common import DURATION, Columns, Db, command, gone, listing
+from tallybook._cli.common import DURATION, Columns, command, gone, listing
+from tallybook._cli.database import Db
 from tallybook._cli.text import clean, local
 from tallybook._db import breakers
 from tallybook._model.breaker import BreakerInfo, BreakerRule

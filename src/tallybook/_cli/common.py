@@ -8,33 +8,26 @@ from __future__ import annotations
 
 import json
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, is_dataclass
 from datetime import datetime, timedelta
-from functools import cached_property, wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
-from tallybook._cli.errors import short
+from tallybook._cli.database import Db
+from tallybook._cli.over_nodes import Found, Merge, each, gathered, nodes_option, with_node
 from tallybook._cli.text import clean, columns, json_safe, local
-from tallybook._db import driver, migrate, sync
-from tallybook._db.declared import Call
-from tallybook._db.driver import Connection, OperationalError
-from tallybook._db.link import CONNECT, backoff, dsn_for_people, is_final
-from tallybook._db.source import Source
-from tallybook._db.stored import READER, loads
+from tallybook._db.stored import loads
 from tallybook._model.durations import format_duration, parse_duration
-from tallybook.errors import ConfigError, QueueUnavailable
+from tallybook.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-Conn = Connection
 F = TypeVar("F", bound=Callable[..., Any])
-T = TypeVar("T")
 Made = Callable[[Callable[..., Any]], click.Command]
 Columns = Mapping[str, str | Callable[[Any], object]]
 """Of a table: a title, and an attribute or what makes the cell of a row."""
@@ -94,44 +87,35 @@ by_option = click.option("--by", metavar="WHO", help="Who does it, shown with it
 yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 
 
-class Db:
-    """The database of a command. It is connected to when it is first asked: a mistake in an option is told without it."""
-
-    def __init__(self, dsn: str | None, stack: ExitStack, schema: bool) -> None:
-        self._dsn, self._stack, self._schema = dsn, stack, schema
-
-    @cached_property
-    def conn(self) -> Conn:
-        """The connection, as `connect` makes it."""
-        return self._stack.enter_context(connect(self._dsn, schema=self._schema))
-
-    def run(self, call: Call[T]) -> T:
-        """The result of a verb."""
-        return sync.run(self.conn, call)
-
-    def texts(self, sql: str, params: Sequence[object] | Mapping[str, object] = ()) -> list[str]:
-        """The first column of a query: rows as JSON, or names."""
-        return [row[0] for row in self.conn.execute(sql.encode(), params).fetchall()]
-
-
 def command(
-    name: str | None = None, *, of: click.Group | None = None, json: bool = False, schema: bool = True, **settings: Any
+    name: str | None = None,
+    *,
+    of: click.Group | None = None,
+    json: bool = False,
+    schema: bool = True,
+    nodes: bool | Literal["each"] = False,
+    **settings: Any,
 ) -> Made:
     """Make a command of a function of a Db, which returns the line to print, or None; with `json` it is told `as_json`.
 
-    Without `schema` the database need not have one that this release works with.
+    Without `schema` the database need not have one that this release works with. With `nodes` it has the option --nodes,
+    which its Db knows; with "each" it is run on each node in turn.
     """
 
     def made(fn: Callable[..., Any]) -> click.Command:
         @wraps(fn)
-        def run(dsn: str | None, **given: Any) -> None:
+        def run(dsn: str | None, nodes_: str | None = None, **given: Any) -> None:
             with ExitStack() as stack:
-                line = fn(Db(dsn, stack, schema), **given)
+                db = Db(dsn, stack, schema, nodes_)
+                if nodes == "each":
+                    line = each(db, lambda one: fn(one, **given), as_json=given.get("as_json", False))
+                else:
+                    line = fn(db, **given)
             if line is not None:
                 click.echo(line)
 
         found = dsn_option(json_option(run) if json else run)
-        return (click.command if of is None else of.command)(name, **settings)(found)
+        return (click.command if of is None else of.command)(name, **settings)(nodes_option(found) if nodes else found)
 
     return made
 
@@ -144,33 +128,46 @@ def listing(
     of: click.Group | None = None,
     newest: bool = False,
     plain: Callable[[Any], object] | None = None,
+    merge: Merge | None = None,
 ) -> Made:
     """Make a command of a function of a Db that returns rows: dataclasses, dicts, or the server's own JSON.
 
     With `newest` a full page says that --limit shows more. `plain` makes JSON of what JSON has not: else instants are
-    ISO 8601, and durations are seconds.
+    ISO 8601, and durations are seconds. `merge` makes one list of those of all nodes: else they follow one another.
     """
 
     def made(fn: Callable[..., Any]) -> click.Command:
         @wraps(fn)
         def run(db: Db, as_json: bool, **given: Any) -> None:
-            rows = fn(db, **given)
+            found: Found = []
+            if db.nodes:
+                lists = gathered(db, lambda one: fn(one, **given))
+                found = [(node, row) for node, rows in lists for row in rows]
+                found = found if merge is None else merge(found, given)
+            rows = [row for _, row in found] if db.nodes else fn(db, **given)
             if as_json:
-                print_json([row_json(row, plain) for row in rows])
+                print_json(
+                    [with_node(node, row_json(row, plain)) for node, row in found]
+                    if db.nodes
+                    else [row_json(row, plain) for row in rows]
+                )
                 return
-            print_rows(shown, rows, empty=empty)
+            print_rows(shown, rows, empty=empty, nodes=[node for node, _ in found])
             if newest and len(rows) == given["limit"]:
                 click.echo(f"the newest {len(rows)}; --limit shows more", err=True)
 
-        return command(name, of=of, json=True)(run)
+        return command(name, of=of, json=True, nodes=True)(run)
 
     return made
 
 
-def print_rows(shown: Columns, rows: Sequence[Any], *, empty: str) -> None:
-    """A table of rows; those that are the server's JSON are read first."""
+def print_rows(shown: Columns, rows: Sequence[Any], *, empty: str, nodes: Sequence[str] = ()) -> None:
+    """A table of rows, with their nodes if there are any; those that are the server's JSON are read first."""
     read = [loads(row) if isinstance(row, str) else row for row in rows]
-    print_table(tuple(shown), [[_cell(row, of) for of in shown.values()] for row in read], empty=empty)
+    cells = [[_cell(row, of) for of in shown.values()] for row in read]
+    if nodes:
+        shown, cells = {"node": "", **shown}, [[node, *row] for node, row in zip(nodes, cells, strict=True)]
+    print_table(tuple(shown), cells, empty=empty)
 
 
 def _cell(row: Any, of: str | Callable[[Any], object]) -> object:
@@ -234,39 +231,6 @@ def agreed(question: str, yes: bool) -> bool:
     if not sys.stdin.isatty():
         raise click.UsageError(f"{question} Say --yes where nobody can be asked")
     return click.confirm(question, err=True)
-
-
-def conninfo(dsn: str | None) -> str:
-    """The connection string in force; ConfigError for a text that is none."""
-    return Source("cli", None).conninfo(dsn)
-
-
-@contextmanager
-def connect(dsn: str | None, *, schema: bool = True, wait: timedelta | None = None) -> Iterator[Conn]:
-    """A connection in autocommit, in UTC. With `schema`: SchemaMissing and the like unless this release fits.
-
-    A server that cannot be reached is waited for as long as `wait`, unless waiting would not help.
-    """
-    with _connected(conninfo(dsn), wait or timedelta(0)) as conn:
-        # A view cannot say it: compiling a look-up by id takes 100 ms, running it 1.
-        conn.execute("set timezone = 'UTC'; set jit = off")
-        if schema:
-            migrate.check(conn)
-        yield conn
-
-
-def _connected(target: str, wait: timedelta) -> Conn:
-    until, failures = time.monotonic() + wait.total_seconds(), 0
-    while True:
-        try:
-            return driver.connect(target, **CONNECT, context=READER)
-        except OperationalError as error:
-            if is_final(error) or time.monotonic() >= until:
-                raise QueueUnavailable(dsn_for_people(target), str(error)) from error
-            if not failures:
-                click.echo(f"waiting for {dsn_for_people(target)}: {clean(short(str(error)))}", err=True)
-            failures += 1
-            time.sleep(min(backoff(failures), 1.0))
 
 
 def _console(*, err: bool = False) -> Console | None:

@@ -6,14 +6,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import fields
 from datetime import timedelta
-from typing import Any
 
 import click
 
 from tallybook._cli.common import (
     DURATION,
     Columns,
-    Db,
     command,
     listing,
     print_json,
@@ -22,6 +20,8 @@ from tallybook._cli.common import (
     row_json,
     working,
 )
+from tallybook._cli.database import Db
+from tallybook._cli.over_nodes import gathered
 from tallybook._cli.text import clean, local
 from tallybook._db import counting
 from tallybook._model.counting import Counts, Level, Throughput, Timings
@@ -29,7 +29,7 @@ from tallybook._model.options import check_name
 from tallybook.errors import UnknownQueue
 
 _STATES = ("scheduled", "retrying", "waiting", "available", "running", "dead")
-_OLDEST = "select q.queue, q.oldest from tallybook.queue_stats q"
+_OLDEST = "select q.queue, extract(epoch from clock_timestamp() - q.oldest)::float8 from tallybook.queue_stats q"
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _NUMBERS = tuple(field.name for field in fields(Counts) if field.name not in ("queue", "task"))
 
@@ -39,7 +39,7 @@ def count() -> None:
     """Show how many jobs there are, now and over time."""
 
 
-@command("list", of=count, json=True)
+@command("list", of=count, json=True, nodes=True)
 @click.option("--by-task", is_flag=True, help="One line per queue and task.")
 def list_(db: Db, by_task: bool, as_json: bool) -> None:
     """How many jobs are in which state, how fast they end, how long they wait and take. Costs the same at any size.
@@ -47,26 +47,39 @@ def list_(db: Db, by_task: bool, as_json: bool) -> None:
     Per second: of the last minute. Waited and took: percentiles of the last 15 min, per task; a queue of several tasks
     shows those of its slowest. In JSON they are milliseconds.
     """
-    found, rates, timings = (
-        db.run(counting.counts()),
-        db.run(counting.throughput("1 min")),
-        db.run(counting.timings("15 min")),
-    )
-    oldest: dict[Any, Any] = dict(db.conn.execute(_OLDEST).fetchall())
-    (now,) = db.conn.execute("select clock_timestamp()").fetchone() or (None,)
+    found, rates, timings, oldest = _counted(db)
     for queue in oldest if not by_task else ():  # one in which there has never been a job
         if all(one.queue != queue for one in found):
             found.append(Counts(queue=queue, task="", **dict.fromkeys(_NUMBERS, 0)))
     lines = _lines(found, rates, timings, by_task)
     for line in lines:
-        since = oldest.get(line["queue"])
-        line["oldest"] = None if since is None or by_task else max(0.0, round((now - since).total_seconds(), 3))
+        since = oldest.get(str(line["queue"]))
+        line["oldest"] = None if since is None or by_task else max(0.0, round(since, 3))
     if as_json:
         print_json([row_json(line) for line in lines])
         return
     rate = ("completed/s", "failed/s")
     titles = ("queue", *(["task"] if by_task else ["oldest"]), *_STATES, *rate, "waited p50", "p95", "took p50", "p95")
     print_table(titles, [_cells(line, by_task) for line in lines], empty="nothing counted: no job was ever enqueued")
+
+
+_Counted = tuple[list[Counts], list[Throughput], list[Timings], dict[str, float | None]]
+
+
+def _counted(db: Db) -> _Counted:
+    """What there is to show, of all nodes: sums of it are made by `_lines`. And for how long the oldest could have run."""
+    if not db.nodes:
+        oldest: dict[str, float | None] = dict(db.conn.execute(_OLDEST).fetchall())
+        throughput, times = counting.throughput("1 min"), counting.timings("15 min")
+        return db.run(counting.counts()), db.run(throughput), db.run(times), oldest
+    whole: _Counted = ([], [], [], {})
+    for _, (counts, rates, timings, ages) in gathered(db, _counted):
+        whole[0].extend(counts)
+        whole[1].extend(rates)
+        whole[2].extend(timings)
+        for queue, age in ages.items():
+            whole[3][queue] = max(whole[3].get(queue) or 0.0, age or 0.0) or None
+    return whole
 
 
 def _lines(

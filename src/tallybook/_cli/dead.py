@@ -9,7 +9,6 @@ import click
 
 from tallybook._cli.common import (
     Columns,
-    Db,
     agreed,
     command,
     json_object,
@@ -18,8 +17,10 @@ from tallybook._cli.common import (
     options,
     yes_option,
 )
+from tallybook._cli.database import Db
 from tallybook._cli.job import MANY, said_of, show
 from tallybook._cli.job_list import WHEN
+from tallybook._cli.over_nodes import each, newest
 from tallybook._cli.text import clean, short
 from tallybook._db import calls, filters
 from tallybook._db.filters import REASONS, DeadFilter
@@ -65,7 +66,7 @@ _COLUMNS: Columns = {
 }  # fmt: skip
 
 
-@listing(_COLUMNS, of=dead, empty="no such dead letters", newest=True)
+@listing(_COLUMNS, of=dead, empty="no such dead letters", newest=True, merge=newest("died_at", "job"))
 @_filters
 @limit_option()
 def list_(db: Db, limit: int, **given: Any) -> list[DeadLetter]:
@@ -81,14 +82,18 @@ _chosen = options(
 )
 
 
-@command(of=dead)
+@command(of=dead, nodes=True)
 @_chosen
 def retry(db: Db, job_ids: Sequence[int], everything: bool, yes: bool, **given: Any) -> str | None:
     """Give dead letters another attempt, at once: these jobs, or all that match every filter given."""
     which = _one_way(job_ids, everything, given)
     if which is None:
-        _each(db, job_ids, lambda job_id: f"back in line, attempt {db.run(calls.retry(job_id))}")
+        _each(db, job_ids, lambda job_id: f"back in line, attempt {db.of(job_id).run(calls.retry(job_id))}")
         return None
+    return each(db, lambda one: _retry_many(one, which, yes))
+
+
+def _retry_many(db: Db, which: DeadFilter, yes: bool) -> str | None:
     if not _many_agreed(db, which, "retry", yes):
         return None
     done = db.run(filters.retry_dead(which, MANY))
@@ -96,15 +101,19 @@ def retry(db: Db, job_ids: Sequence[int], everything: bool, yes: bool, **given: 
     return f"{done.retried} jobs are back in line{refused}"
 
 
-@command(of=dead)
+@command(of=dead, nodes=True)
 @_chosen
 def drop(db: Db, job_ids: Sequence[int], everything: bool, yes: bool, **given: Any) -> str | None:
     """Throw dead letters away for good: these jobs, or all that match every filter given."""
     which = _one_way(job_ids, everything, given)
     if which is None:
         said = {True: "dropped", False: "nothing done: it is not dead"}
-        _each(db, job_ids, lambda job_id: said[db.run(filters.drop_dead(job_id))])
+        _each(db, job_ids, lambda job_id: said[db.of(job_id).run(filters.drop_dead(job_id))])
         return None
+    return each(db, lambda one: _drop_many(one, which, yes))
+
+
+def _drop_many(db: Db, which: DeadFilter, yes: bool) -> str | None:
     if not _many_agreed(db, which, "drop", yes):
         return None
     return f"{db.run(filters.drop_dead_many(which, MANY))} dead letters dropped"
@@ -127,14 +136,14 @@ def _many_agreed(db: Db, which: DeadFilter, verb: str, yes: bool) -> bool:
     if not found:
         click.echo("no such dead letters")
         return False
-    if not agreed(f"{verb} {found if found <= 1000 else 'more than 1000'} dead letters?", yes):
+    if not agreed(db.named(f"{verb} {found if found <= 1000 else 'more than 1000'} dead letters?"), yes):
         click.echo("nothing done", err=True)
         return False
     return True
 
 
 def _each(db: Db, job_ids: Sequence[int], verb: Callable[[int], str]) -> None:
-    _ = db.conn  # what is wrong with the database is no error of one job
+    _ = db.nodes or db.conn  # what is wrong with the database is no error of one job
     failed = False
     for job_id in dict.fromkeys(job_ids):
         try:

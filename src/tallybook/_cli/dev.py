@@ -14,7 +14,8 @@ from pathlib import Path
 
 import click
 
-from tallybook._cli.common import connect, conninfo, dsn_option, working
+from tallybook._cli.common import dsn_option, working
+from tallybook._cli.database import connect, conninfo
 from tallybook._cli.errors import Problem
 from tallybook._cli.loading import app_option, home
 from tallybook._cli.text import clean

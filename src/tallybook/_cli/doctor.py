@@ -6,7 +6,8 @@ import sys
 
 import click
 
-from tallybook._cli.common import Db, command, print_json, row_json
+from tallybook._cli.common import command, print_json, row_json
+from tallybook._cli.database import Db
 from tallybook._cli.text import clean
 from tallybook._db.doctor import examine
 from tallybook._model.finding import LEVELS, Finding
@@ -15,7 +16,7 @@ _MARKS = {"ok": "ok", "note": "note", "warning": "WARNING", "problem": "PROBLEM"
 _COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "red"}
 
 
-@command(json=True, schema=False)
+@command(json=True, schema=False, nodes="each")
 @click.option("--verify", is_flag=True, help="Recount the counters, whatever the size of the history.")
 @click.option("--quiet", is_flag=True, help="Leave out what is ok.")
 def doctor(db: Db, as_json: bool, verify: bool, quiet: bool) -> None:

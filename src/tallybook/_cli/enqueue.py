@@ -11,7 +11,8 @@ from typing import Any
 
 import click
 
-from tallybook._cli.common import DURATION, Db, command, options, print_json
+from tallybook._cli.common import DURATION, command, options, print_json
+from tallybook._cli.database import Db
 from tallybook._cli.errors import Problem
 from tallybook._cli.text import clean
 from tallybook._db import calls

@@ -6,7 +6,8 @@ from datetime import timedelta
 
 import click
 
-from tallybook._cli.common import DURATION, Columns, Db, command, listing
+from tallybook._cli.common import DURATION, Columns, command, listing
+from tallybook._cli.database import Db
 from tallybook._cli.text import clean
 from tallybook._db import retention as calls
 from tallybook._model.durations import format_duration

@@ -10,7 +10,6 @@ import click
 
 from tallybook._cli.common import (
     Columns,
-    Db,
     agreed,
     command,
     json_object,
@@ -20,8 +19,10 @@ from tallybook._cli.common import (
     state_option,
     yes_option,
 )
+from tallybook._cli.database import Db
 from tallybook._cli.errors import problem, say
 from tallybook._cli.job_list import list_
+from tallybook._cli.over_nodes import each
 from tallybook._cli.text import clean, local, short
 from tallybook._cli.why import why
 from tallybook._db import calls, filters
@@ -66,11 +67,11 @@ _ATTEMPTS: Columns = {
 }  # fmt: skip
 
 
-@command(of=job, json=True)
+@command(of=job, json=True, nodes=True)
 @click.argument("job_id", metavar="ID", type=int)
 def show(db: Db, job_id: int, as_json: bool) -> None:
     """Show all about one job: its columns, its errors, its attempts."""
-    row = db.conn.execute(_SHOW, (_within(job_id),)).fetchone()
+    row = db.of(_within(job_id)).conn.execute(_SHOW, (job_id,)).fetchone()
     if row is None:
         raise UnknownJob(job_id)
     if as_json:
@@ -117,7 +118,7 @@ def _print_error(error: object) -> None:
         click.echo("  " + line[: len(line) - len(line.lstrip(" "))] + clean(line.strip()))
 
 
-@command(of=job, json=True)
+@command(of=job, json=True, nodes=True)
 @click.argument("job_ids", metavar="[ID...]", type=int, nargs=-1)
 @click.option("--reason", help="Why; shown with the job.")
 @click.option("--queue", help="Instead of ids: all open jobs of this queue.")
@@ -137,9 +138,9 @@ def cancel(db: Db, job_ids: Sequence[int], reason: str | None, yes: bool, as_jso
     if filtered == bool(job_ids):
         raise click.UsageError("give either ids or filters (--queue, --task, --key, --order-key, --args)")
     if filtered:
-        _cancel_many(db, reason, yes, as_json, which)
+        each(db, lambda one: _cancel_many(one, reason, yes, as_json, dict(which)), as_json=as_json)
     else:
-        _each(db, job_ids, lambda one: db.run(calls.cancel(_within(one), reason)), as_json, "state", _cancelled)
+        _each(db, job_ids, lambda one: db.of(_within(one)).run(calls.cancel(one, reason)), as_json, "state", _cancelled)
 
 
 def _cancel_many(db: Db, reason: str | None, yes: bool, as_json: bool, which: dict[str, Any]) -> None:
@@ -150,12 +151,12 @@ def _cancel_many(db: Db, reason: str | None, yes: bool, as_json: bool, which: di
         # Others would wait for the rows of dead letters meanwhile: they are counted first, and given back.
         with db.conn.transaction(force_rollback=True):
             found = db.run(call)
-        if not (yes := _may_cancel(found)):
+        if not (yes := _may_cancel(db, found)):
             return
     # Only intents are written, and they hold up nobody: so they can be counted first, and taken back.
     with db.conn.transaction() as transaction:
         done = db.run(call)
-        if not (yes := yes or _may_cancel(done)):
+        if not (yes := yes or _may_cancel(db, done)):
             raise Rollback(transaction)
     if not yes:
         return
@@ -165,10 +166,10 @@ def _cancel_many(db: Db, reason: str | None, yes: bool, as_json: bool, which: di
     click.echo(f"{done.cancelled} jobs will not start, {done.cancelling} run and their workers are told")
 
 
-def _may_cancel(found: Cancelled) -> bool:
+def _may_cancel(db: Db, found: Cancelled) -> bool:
     """Whether there is nothing to ask, or the person agrees."""
     total = found.cancelled + found.cancelling
-    if not total or agreed(f"cancel {total} jobs, {found.cancelling} of them running?", yes=False):
+    if not total or agreed(db.named(f"cancel {total} jobs, {found.cancelling} of them running?"), yes=False):
         return True
     click.echo("nothing done", err=True)
     return False
@@ -186,12 +187,12 @@ def _cancelled(state: object) -> str:
     return _CANCELLED.get(str(state), str(state))
 
 
-@command(of=job, json=True)
+@command(of=job, json=True, nodes=True)
 @click.argument("job_ids", metavar="ID...", type=int, nargs=-1, required=True)
 def retry(db: Db, job_ids: Sequence[int], as_json: bool) -> None:
     """Give dead or cancelled jobs another attempt, at once. Each job for itself."""
     told = "back in line, attempt {}".format
-    _each(db, job_ids, lambda one: db.run(calls.retry(_within(one))), as_json, "attempt", told)
+    _each(db, job_ids, lambda one: db.of(_within(one)).run(calls.retry(one)), as_json, "attempt", told)
 
 
 def _each(
@@ -203,7 +204,7 @@ def _each(
     told: Callable[[object], str],
 ) -> None:
     """Do `verb` for each job; one that fails is told and does not keep the others from it. Exit code 1 if any did."""
-    _ = db.conn  # what is wrong with the database is no error of one job
+    _ = db.nodes or db.conn  # what is wrong with the database is no error of one job
     done: list[str] = []
     failed = False
     for job_id in dict.fromkeys(job_ids):

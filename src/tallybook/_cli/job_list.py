@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import click
 
-from tallybook._cli.common import DURATION, Columns, Db, command, limit_option, print_json, print_rows, state_option
+from tallybook._cli.common import DURATION, Columns, command, limit_option, print_json, print_rows, state_option
+from tallybook._cli.database import Db
 from tallybook._cli.enqueue import INSTANT
+from tallybook._cli.over_nodes import gathered, with_node
 from tallybook._cli.text import local, short
 from tallybook._cli.why import read_links
 from tallybook._db.jobs import JOBS, MOST, STATES, JobFilter
+from tallybook._model.merged import Part, goes_on, merged, places
 
 _LOOKED = 1_000_000
 """Rows that one command may pass over: about a second."""
 _LIST = f"""\
-select r.id, r.cursor, r.looked_to, (select to_json(j)::text from tallybook.job j where j.id = r.id)
+select r.id, r.enqueued_at, r.cursor, r.looked_to, (select to_json(j)::text from tallybook.job j where j.id = r.id)
   from {JOBS.called()} with ordinality as r order by r.ordinality"""  # noqa: S608
 
 
@@ -37,7 +42,16 @@ class _When(click.ParamType[datetime]):
 WHEN = _When()
 
 
-@command("list", json=True)
+@dataclass(frozen=True, slots=True)
+class _Row:
+    id: int
+    enqueued_at: datetime
+    cursor: str
+    text: str
+    """Its JSON, as the server writes it."""
+
+
+@command("list", json=True, nodes=True)
 @click.option("--queue", help="Of this queue.")
 @click.option("--task", help="Of this task.")
 @state_option(*STATES)
@@ -53,12 +67,18 @@ WHEN = _When()
 def list_(db: Db, as_json: bool, after: str | None, limit: int, **given: Any) -> None:
     """List jobs, newest first."""
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value}
-    rows, more, looked_to = _read(db, JobFilter(**chosen), after, limit)
+    which, names = JobFilter(**chosen), list[str]()
+    if db.nodes:
+        pairs, more, looked_to = _read_all(db, which, after, limit)
+        names, rows = [name for name, _ in pairs], [row.text for _, row in pairs]
+    else:
+        found, more, looked_to = _read(db, which, after, limit)
+        rows = [row.text for row in found]
     if as_json:
-        print_json(rows)
+        print_json([with_node(name, row) for name, row in zip(names, rows, strict=True)] if names else rows)
     else:
         empty = "no such jobs" if chosen or after else "no jobs"
-        print_rows(_COLUMNS, rows, empty=empty if more is None else f"{empty} so far")
+        print_rows(_COLUMNS, rows, empty=empty if more is None else f"{empty} so far", nodes=names)
     if more is None:
         return
     if len(rows) == limit:
@@ -67,17 +87,29 @@ def list_(db: Db, as_json: bool, after: str | None, limit: int, **given: Any) ->
         click.echo(f"looked back to {local(looked_to)}; --after {more} goes on", err=True)
 
 
-def _read(db: Db, which: JobFilter, after: str | None, limit: int) -> tuple[list[str], str | None, Any]:
-    """The jobs as JSON; where the list goes on, if it may, and up to when it has looked."""
-    rows: list[str] = []
-    looked_to: Any = None
+def _read_all(db: Db, which: JobFilter, after: str | None, limit: int) -> Part[tuple[str, _Row]]:
+    """The same of all nodes."""
+    at = places(after)
+    parts = dict(gathered(db, lambda one: _read_on(one, which, at, limit)))
+    return merged(parts, at, limit)
+
+
+def _read_on(db: Db, which: JobFilter, at: Mapping[str, str], limit: int) -> Part[_Row]:
+    name = db.node or ""
+    return _read(db, which, at.get(name), limit) if goes_on(at, name) else ([], None, None)
+
+
+def _read(db: Db, which: JobFilter, after: str | None, limit: int) -> Part[_Row]:
+    """The jobs; where the list goes on, if it may, and up to when it has looked."""
+    rows: list[_Row] = []
+    looked_to: datetime | None = None
     while len(rows) < limit:
         most = min(limit - len(rows), MOST)
         found = db.conn.execute(_LIST.encode(), which.params(after, most, _LOOKED)).fetchall()
         after = None
         if found and found[-1][0] is None:
-            _, after, looked_to, _ = found.pop()
-        rows += [row[-1] for row in found]
+            _, _, after, looked_to, _ = found.pop()
+        rows += [_Row(row[0], row[1], row[2], row[4]) for row in found]
         if after is None or len(found) < most:
             break
     return rows, after, looked_to

@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 import click
 
-from tallybook._cli.common import DURATION, Columns, Db, command, listing, print_json, print_rows, row_json
+from tallybook._cli.common import DURATION, Columns, command, listing, print_json, print_rows, row_json
+from tallybook._cli.database import Db
 from tallybook._cli.text import clean, local
 from tallybook._db import rates
 from tallybook._model.durations import format_duration

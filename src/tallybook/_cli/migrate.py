@@ -8,7 +8,8 @@ from datetime import timedelta
 
 import click
 
-from tallybook._cli.common import DURATION, Conn, Db, command, connect, dsn_option, print_json, print_pairs, yes_option
+from tallybook._cli.common import DURATION, command, dsn_option, print_json, print_pairs, yes_option
+from tallybook._cli.database import Conn, Db, connect
 from tallybook._cli.errors import Problem
 from tallybook._cli.text import clean
 from tallybook._db import migrate as schema

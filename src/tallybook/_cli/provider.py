@@ -10,7 +10,6 @@ import click
 
 from tallybook._cli.common import (
     Columns,
-    Db,
     agreed,
     command,
     json_object,
@@ -21,6 +20,7 @@ from tallybook._cli.common import (
     row_json,
     yes_option,
 )
+from tallybook._cli.database import Db
 from tallybook._cli.errors import Problem
 from tallybook._cli.route import route
 from tallybook._cli.secret_input import nothing_else, one_secret, several

@@ -14,7 +14,6 @@ import click
 from tallybook._app import App
 from tallybook._cli.common import (
     Columns,
-    Db,
     agreed,
     by_option,
     command,
@@ -25,6 +24,8 @@ from tallybook._cli.common import (
     working,
     yes_option,
 )
+from tallybook._cli.database import Db
+from tallybook._cli.over_nodes import summed
 from tallybook._cli.text import clean, local
 from tallybook._db import calls, counting, queues
 from tallybook._db.declared import Call
@@ -56,13 +57,16 @@ _COUNTED = ("available", "running", "scheduled", "retrying", "dead", "unserved",
 _COLUMNS: Columns = {"queue": "name", **{name: name for name in _COUNTED}, "paused": _paused}
 
 
-@listing(_COLUMNS, of=queue, empty="no queues: a queue is born at its first enqueue, or when a worker serves it")
+_EMPTY = "no queues: a queue is born at its first enqueue, or when a worker serves it"
+
+
+@listing(_COLUMNS, of=queue, empty=_EMPTY, merge=summed("name", *_COUNTED, latest=("paused_at", "paused_by")))
 def list_(db: Db) -> list[str]:
     """List the queues with how many of their jobs are in which state."""
     return db.texts(_LIST)
 
 
-@command(of=queue)
+@command(of=queue, nodes="each")
 @click.argument("name")
 @by_option
 def pause(db: Db, name: str, by: str | None) -> str:
@@ -71,7 +75,7 @@ def pause(db: Db, name: str, by: str | None) -> str:
     return f"queue {clean(name)!r} is paused" if changed else f"queue {clean(name)!r} was paused already"
 
 
-@command(of=queue)
+@command(of=queue, nodes="each")
 @click.argument("name")
 @by_option
 def resume(db: Db, name: str, by: str | None) -> str:
@@ -89,7 +93,7 @@ _settings = options(
 )
 
 
-@command(of=queue, json=True)
+@command(of=queue, json=True, nodes="each")
 @_settings
 def create(db: Db, name: str, as_json: bool, by: str | None, **settings: Any) -> None:
     """Make a queue with these settings. Code 1 if it has settings already: change them with set."""
@@ -100,7 +104,7 @@ def create(db: Db, name: str, as_json: bool, by: str | None, **settings: Any) ->
     _said(name, said, as_json)
 
 
-@command("set", of=queue, json=True)
+@command("set", of=queue, json=True, nodes="each")
 @_settings
 def set_(db: Db, name: str, as_json: bool, by: str | None, **settings: Any) -> None:
     """Change settings of a queue; what is not given stays as it is."""
@@ -121,7 +125,7 @@ def _said(name: str, said: str, as_json: bool) -> None:
 _OPEN = ("available", "scheduled", "retrying", "waiting")
 
 
-@command(of=queue, json=True)
+@command(of=queue, json=True, nodes="each")
 @click.argument("name")
 @state_option(*_OPEN)
 @click.option("--running", is_flag=True, help="Cancel what runs, too.")
@@ -133,7 +137,7 @@ def truncate(
     """Cancel all jobs of a queue that do not run, or those of some states."""
     _known(db, name)
     wanted = (*(states or _OPEN), *(["running"] if running else []))
-    if not agreed(f"Cancel {_holds(db, name, wanted)} of queue {clean(name)!r}?", yes):
+    if not agreed(db.named(f"Cancel {_holds(db, name, wanted)} of queue {clean(name)!r}?"), yes):
         return None
     done = _emptied(db, name, states or None, running, by or me())
     if as_json:
@@ -168,7 +172,7 @@ def _emptied(db: Db, name: str, states: Sequence[str] | None, running: bool, by:
         return verb.sync(db.conn)
 
 
-@command(of=queue, json=True)
+@command(of=queue, json=True, nodes="each")
 @click.argument("name")
 @click.option("--truncate", "first", is_flag=True, help="Cancel what it holds first.")
 @by_option
@@ -178,7 +182,7 @@ def drop(db: Db, name: str, first: bool, by: str | None, yes: bool, as_json: boo
     _known(db, name)
     held = _holds(db, name, (*_OPEN, "running"))
     what = f"cancel its {held}" if first else f"it holds {held}"
-    if not agreed(f"Drop queue {clean(name)!r} ({what})?", yes):
+    if not agreed(db.named(f"Drop queue {clean(name)!r} ({what})?"), yes):
         return
     if first:
         _emptied(db, name, None, False, by or me())

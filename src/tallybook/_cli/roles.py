@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from tallybook._cli.common import Db, command
+from tallybook._cli.common import command
+from tallybook._cli.database import Db
 from tallybook._cli.text import clean
 from tallybook._db import roles as database
 

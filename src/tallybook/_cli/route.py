@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from tallybook._cli.common import Columns, Db, command, listing
+from tallybook._cli.common import Columns, command, listing
+from tallybook._cli.database import Db
 from tallybook._cli.text import clean
 from tallybook._db import providers as calls
 from tallybook.errors import UnknownProvider

@@ -13,7 +13,6 @@ from tallybook._app.schedules import preview
 from tallybook._cli.common import (
     DURATION,
     Columns,
-    Db,
     agreed,
     by_option,
     command,
@@ -25,6 +24,7 @@ from tallybook._cli.common import (
     row_json,
     yes_option,
 )
+from tallybook._cli.database import Db
 from tallybook._cli.queue import me
 from tallybook._cli.text import clean, local, short
 from tallybook._db import schedules

@@ -15,7 +15,6 @@ import click
 
 from tallybook._cli.common import (
     Columns,
-    Db,
     command,
     limit_option,
     listing,
@@ -25,6 +24,7 @@ from tallybook._cli.common import (
     row_json,
     state_option,
 )
+from tallybook._cli.database import Db
 from tallybook._cli.enqueue import args_text, checked_options, job_options, note_unserved
 from tallybook._cli.errors import Problem
 from tallybook._cli.job import value_of

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from tallybook._cli.common import Columns, Db, command, listing, print_json, print_pairs
+from tallybook._cli.common import Columns, command, listing, print_json, print_pairs
+from tallybook._cli.database import Db
 from tallybook._cli.loading import load_app
 from tallybook._cli.text import clean, local
 from tallybook._db.stored import loads

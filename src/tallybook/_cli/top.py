@@ -8,17 +8,20 @@ import select
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tallybook._cli.common import DURATION, connect, dsn_option
+from tallybook._cli.common import DURATION, dsn_option
+from tallybook._cli.database import Db, connect
 from tallybook._cli.errors import Problem, problem
+from tallybook._cli.over_nodes import answers, nodes_option
 from tallybook._db.driver import Error
-from tallybook._db.top import Rates, Reading, rates, read
+from tallybook._db.top import Rates, Reading, added, merged, rates, read
 from tallybook.errors import TallybookError
 
 if TYPE_CHECKING:
@@ -45,9 +48,10 @@ class _Seconds(click.ParamType[timedelta]):
 
 @click.command()
 @dsn_option
+@nodes_option
 @click.option("--every", type=_Seconds(), default="1", show_default=True, metavar="SECONDS", help="How often it looks.")
 @click.option("--once", is_flag=True, help="Print one screen and end.")
-def top(dsn: str | None, every: timedelta, once: bool) -> None:
+def top(dsn: str | None, nodes_: str | None, every: timedelta, once: bool) -> None:
     """Show queues, workers, running jobs and failures, live.
 
     q or Ctrl-C ends it. Needs rich: pip install 'tallybook[rich]'. Without a terminal only --once works.
@@ -58,14 +62,59 @@ def top(dsn: str | None, every: timedelta, once: bool) -> None:
         raise Problem("top needs the package rich", hint="pip install 'tallybook[rich]'") from None
     if not once and not sys.stdout.isatty():
         raise click.UsageError("there is no terminal to show it on: say --once for one screen")
-    with connect(dsn) as conn:  # what is wrong at the start is said on a whole screen
-        first = read(conn)
-    if once:
-        width, height = shutil.get_terminal_size((120, 40))
-        for line in _lines(first, Rates(), width, height):
-            click.echo(line.plain.rstrip())
-    else:
-        _watch(dsn, every.total_seconds(), first)
+    with ExitStack() as stack:
+        looks = _one(dsn) if nodes_ is None else _all(Db(dsn, stack, True, nodes_))
+        with looks() as look:  # what is wrong at the start is said on a whole screen
+            first, _, trouble = look(None)
+        if once:
+            width, height = shutil.get_terminal_size((120, 40))
+            for line in _lines(first, Rates(), width, height, trouble):
+                click.echo(line.plain.rstrip())
+        else:
+            _watch(looks, every.total_seconds(), first)
+
+
+Look = Callable[[Reading | None], tuple[Reading, Rates, str | None]]
+"""What there is to see after an earlier reading: a reading, what happened in between, and what is wrong."""
+Looks = Callable[[], AbstractContextManager[Look]]
+
+
+def _one(dsn: str | None) -> Looks:
+    """One database, over one connection."""
+
+    @contextmanager
+    def looks() -> Iterator[Look]:
+        with connect(dsn) as conn:
+
+            def look(before: Reading | None) -> tuple[Reading, Rates, str | None]:
+                found = read(conn, before)
+                return found, rates(before, found), None
+
+            yield look
+
+    return looks
+
+
+def _all(db: Db) -> Looks:
+    """All nodes at once. The figures of one that is away stay, and it is told how old they are."""
+    known: dict[str, Reading] = {}
+    at: dict[str, float] = {}
+
+    def look(_: Reading | None) -> tuple[Reading, Rates, str | None]:
+        happened, away = [], []
+        for answer in answers(db, lambda one: read(one.conn, known.get(one.node or "")), seconds=2.0):
+            name, (found, refusal) = answer.node.name, answer.value or (None, None)
+            if found is not None:
+                happened.append(rates(known.get(name), found))
+                known[name], at[name] = found, time.monotonic()
+            else:
+                age = f"; its figures are {time.monotonic() - at[name]:.0f} s old" if name in at else ""
+                away.append(f"node {name} did not answer: {refusal or answer.error}{age}")
+        if not known:
+            raise Problem("no node has answered", hint=away[0])
+        return merged(known), added(happened), "; ".join(away) or None
+
+    return lambda: nullcontext(look)
 
 
 def _lines(reading: Reading, rate: Rates, width: int, height: int, trouble: str | None = None) -> list[Text]:
@@ -74,7 +123,7 @@ def _lines(reading: Reading, rate: Rates, width: int, height: int, trouble: str 
     return screen(reading, rate, width=width, height=height, trouble=trouble)
 
 
-def _watch(dsn: str | None, every: float, shown: Reading) -> None:
+def _watch(looks: Looks, every: float, shown: Reading) -> None:
     """Until somebody ends it. Whatever ends it, the terminal is as it was."""
     from rich.console import Console, Group
     from rich.live import Live
@@ -93,11 +142,11 @@ def _watch(dsn: str | None, every: float, shown: Reading) -> None:
         while True:
             show(rate, None if not failed else "connecting again ...")
             try:
-                with connect(dsn) as conn:
+                with looks() as look:
                     while True:
-                        found = read(conn, shown)
-                        rate, shown, failed = rates(None if failed else shown, found), found, 0
-                        show(rate)
+                        shown, rate, trouble = look(None if failed else shown)
+                        failed = 0
+                        show(rate, trouble)
                         if pressed(every):
                             return
             except (Error, TallybookError) as error:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tallybook._cli.common import connect, dsn_option
+from tallybook._cli.common import dsn_option
+from tallybook._cli.database import connect
 from tallybook._cli.errors import Problem
 from tallybook._cli.loading import load_app
 from tallybook._cli.secret_input import one_secret

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
-from tallybook._cli.common import Columns, Db, command, limit_option, listing, print_json, row_json
+from tallybook._cli.common import Columns, command, limit_option, listing, print_json, row_json
+from tallybook._cli.database import Db
+from tallybook._cli.over_nodes import Found, newest
 from tallybook._cli.text import clean, local, short
 from tallybook._db import why as verbs
 from tallybook._model.why import TraceEvent
@@ -37,13 +40,13 @@ def read_links(ctx: click.Context, param: click.Parameter, value: tuple[str, ...
     return {kind: key for kind, _, key in (text.partition("=") for text in value)} or None
 
 
-@command(json=True)
+@command(json=True, nodes=True)
 @click.argument("job_id", metavar="ID", type=int)
 def why(db: Db, job_id: int, as_json: bool) -> None:
     """Say why a job does not run, and what to do about it."""
     if not 0 < job_id < 1 << 63:
         raise UnknownJob(job_id)
-    found = db.run(verbs.why(job_id))
+    found = db.of(job_id).run(verbs.why(job_id))
     if as_json:
         print_json([row_json(one) for one in found])
         return
@@ -72,7 +75,13 @@ _EVENTS: Columns = {
 }  # fmt: skip
 
 
-@listing(_EVENTS, name="trace", empty="nothing on record", newest=True)
+def _merged(found: Found, given: Mapping[str, Any]) -> Found:
+    """In order of time, as one node lists them."""
+    merged = newest("at", "job")(found[::-1], given)
+    return merged if given["newest_first"] else merged[::-1]
+
+
+@listing(_EVENTS, name="trace", empty="nothing on record", newest=True, merge=_merged)
 @click.option("--subject", help="Of the jobs of this subject.")
 @click.option("--unique", metavar="KEY", help="Of the jobs that have had this unique key.")
 @click.option(

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tallybook._cli.common import DURATION, connect, conninfo, dsn_option
+from tallybook._cli.common import DURATION, dsn_option
+from tallybook._cli.database import connect, conninfo
 from tallybook._cli.loading import app_option, load_app
 from tallybook._db.aside import aside
 from tallybook._db.link import Link

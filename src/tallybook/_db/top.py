@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -168,6 +170,63 @@ async def _json_async(conn: psycopg.AsyncConnection[Any], query: str) -> Any:
     row = await (await conn.execute(query.encode(), prepare=False)).fetchone()
     assert row is not None
     return loads(row[0])
+
+
+def merged(readings: Mapping[str, Reading]) -> Reading:
+    """One reading of those of several nodes, by their names: numbers are added, names of workers begin with the node's.
+
+    Ids of workers are made different ones: they count from 1 on every node.
+    """
+    queues: dict[str, dict[str, Any]] = {}
+    workers: list[dict[str, Any]] = []
+    of_workers: dict[int, int] = {}
+    for place, (node, one) in enumerate(readings.items()):
+        for name, row in one.queues.items():
+            queues[name] = _added(queues[name], row) if name in queues else row
+        workers += [
+            row | {"id": row["id"] + (place << 40), "name": f"{node}/{row['name']}", "node": node}
+            for row in one.workers
+        ]
+        of_workers |= {number + (place << 40): jobs for number, jobs in one.runs.of_workers.items()}
+    found = list(readings.values())
+    longest = sorted((row for one in found for row in one.runs.longest), key=lambda row: at(row["started_at"]))
+    failures = sorted((row for one in found for row in one.failures), key=lambda row: at(row["ended_at"]), reverse=True)
+    return Reading(
+        now=max(one.now for one in found),
+        database=f"{len(found)} nodes",
+        server=", ".join(sorted({one.server for one in found})),
+        alive=sum(one.alive for one in found),
+        queues=queues,
+        workers=workers,
+        failures=failures[:50],
+        runs=Runs(sum(one.runs.jobs for one in found), longest[:50], of_workers),
+        horizon=next((one.horizon for one in found if one.horizon), None),
+    )
+
+
+def _added(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """The same queue on two nodes: since when the oldest could run on either, and paused where it is paused at all."""
+    oldest = min(filter(None, (one["oldest"], other["oldest"])), key=at, default=None)
+    numbers = {key: value + other[key] for key, value in one.items() if isinstance(value, int)}
+    return one | numbers | {"oldest": oldest, "paused_at": one["paused_at"] or other["paused_at"]}
+
+
+def added(rates: Sequence[Rates]) -> Rates:
+    """What happened on several nodes together."""
+
+    def total(values: list[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return sum(known) if known else None
+
+    of_queues: Counter[str] = Counter()
+    for one in rates:
+        of_queues.update(one.of_queues)
+    return Rates(
+        total([one.entered for one in rates]),
+        total([one.completed for one in rates]),
+        total([one.failed for one in rates]),
+        dict(of_queues),
+    )
 
 
 _ENTERED = ("available", "running", "scheduled", "retrying", "waiting", "dead", "completed", "cancelled")

@@ -1,0 +1,120 @@
+"""The database of a command, and the nodes that --nodes names."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from functools import cached_property
+from typing import TypeVar
+
+import click
+
+from tallybook._cli.errors import short
+from tallybook._cli.text import clean
+from tallybook._db import driver, migrate, sync
+from tallybook._db.declared import Call
+from tallybook._db.driver import Connection, OperationalError
+from tallybook._db.link import CONNECT, backoff, dsn_for_people, is_final
+from tallybook._db.nodes import Node, nodes, numbered, of_job
+from tallybook._db.source import Source
+from tallybook._db.stored import READER
+from tallybook.errors import QueueUnavailable
+
+Conn = Connection
+T = TypeVar("T")
+
+
+class Db:
+    """The database of a command. It is connected to when it is first asked: a mistake in an option is told without it."""
+
+    def __init__(
+        self, dsn: str | None, stack: ExitStack, schema: bool, which: str | None = None, *, node: str | None = None
+    ) -> None:
+        self._dsn, self._stack, self._schema, self._which = dsn, stack, schema, which
+        self.node = node
+        """The name of the node that it is, where --nodes is given."""
+
+    @cached_property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes that --nodes names; none without it."""
+        return () if self._which is None else nodes(conninfo(self._dsn), self._which)
+
+    def of(self, job_id: int) -> Db:
+        """The node of a job, of those that --nodes names; this database without --nodes. UnknownNode for another one."""
+        if not self.nodes:
+            return self
+        return self.at(of_job(self._numbered, job_id))
+
+    @cached_property
+    def _numbered(self) -> tuple[Node, ...]:
+        return numbered(self.nodes)
+
+    def at(self, node: Node) -> Db:
+        """A node's database."""
+        if node.name not in self._at:
+            self._at[node.name] = Db(node.dsn, self._stack, self._schema, node=node.name)
+        return self._at[node.name]
+
+    @cached_property
+    def _at(self) -> dict[str, Db]:
+        return {}
+
+    def over(self, conn: Conn, node: Node) -> Db:
+        """A node's database, on a connection that is open."""
+        found = Db(node.dsn, self._stack, self._schema, node=node.name)
+        if self._schema:
+            migrate.check(conn)
+        found.__dict__["conn"] = conn
+        return found
+
+    @cached_property
+    def conn(self) -> Conn:
+        """The connection, as `connect` makes it."""
+        return self._stack.enter_context(connect(self._dsn, schema=self._schema))
+
+    def run(self, call: Call[T]) -> T:
+        """The result of a verb."""
+        return sync.run(self.conn, call)
+
+    def texts(self, sql: str, params: Sequence[object] | Mapping[str, object] = ()) -> list[str]:
+        """The first column of a query: rows as JSON, or names."""
+        return [row[0] for row in self.conn.execute(sql.encode(), params).fetchall()]
+
+    def named(self, question: str) -> str:
+        """A question to a person, with the name of the node before it."""
+        return question if self.node is None else f"node {self.node}: {question}"
+
+
+def conninfo(dsn: str | None) -> str:
+    """The connection string in force; ConfigError for a text that is none."""
+    return Source("cli", None).conninfo(dsn)
+
+
+@contextmanager
+def connect(dsn: str | None, *, schema: bool = True, wait: timedelta | None = None) -> Iterator[Conn]:
+    """A connection in autocommit, in UTC. With `schema`: SchemaMissing and the like unless this release fits.
+
+    A server that cannot be reached is waited for as long as `wait`, unless waiting would not help.
+    """
+    with _connected(conninfo(dsn), wait or timedelta(0)) as conn:
+        # A view cannot say it: compiling a look-up by id takes 100 ms, running it 1.
+        conn.execute("set timezone = 'UTC'; set jit = off")
+        if schema:
+            migrate.check(conn)
+        yield conn
+
+
+def _connected(target: str, wait: timedelta) -> Conn:
+    until, failures = time.monotonic() + wait.total_seconds(), 0
+    while True:
+        try:
+            return driver.connect(target, **CONNECT, context=READER)
+        except OperationalError as error:
+            if is_final(error) or time.monotonic() >= until:
+                raise QueueUnavailable(dsn_for_people(target), str(error)) from error
+            if not failures:
+                click.echo(f"waiting for {dsn_for_people(target)}: {clean(short(str(error)))}", err=True)
+            failures += 1
+            time.sleep(min(backoff(failures), 1.0))

@@ -1,0 +1,77 @@
+"""One list of jobs made of those of several nodes: by time, in pages, with a place in each of them."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Protocol, TypeVar
+
+from tallybook.errors import InvalidArgument
+
+_END = "."
+"""The place of a node whose list has ended."""
+
+
+class Row(Protocol):
+    """A job of a list."""
+
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def enqueued_at(self) -> datetime: ...
+
+    @property
+    def cursor(self) -> str: ...
+
+
+R = TypeVar("R")
+J = TypeVar("J", bound=Row)
+Part = tuple[Sequence[R], str | None, datetime | None]
+"""What one node has found: rows in its own order, where it goes on, and up to when it has looked."""
+
+
+def places(after: str | None) -> dict[str, str]:
+    """Where the list of each node goes on, by its name. InvalidArgument for a text that does not say it."""
+    found = dict(pair.rpartition("=")[::2] for pair in (after or "").split(",") if pair)
+    if not all(found) or not all(found.values()):
+        raise InvalidArgument(
+            f"{(after or '')[:100]!r} is no cursor of a list over nodes", hint="Pass what it has printed"
+        )
+    return found
+
+
+def goes_on(place: Mapping[str, str], name: str) -> bool:
+    """Whether the list of a node has not ended yet."""
+    return place.get(name) != _END
+
+
+def merged(parts: Mapping[str, Part[J]], after: Mapping[str, str], most: int) -> Part[tuple[str, J]]:
+    """The newest rows of all with the names of their nodes, where the list goes on, and up to when it has looked.
+
+    A node that has looked back less far than the others hold them up: what is older than that waits for a later page, so
+    that pages stay in order. A node of which there is no part keeps its place.
+    """
+    short = {name: part[2] for name, part in parts.items() if part[1] and part[2] and len(part[0]) < most}
+    last = max(short, key=lambda name: short[name] or datetime.min, default=None)
+    horizon = None if last is None else short[last]
+
+    def rows(name: str) -> list[tuple[str, J]]:
+        wanted = parts[name][0]
+        return [(name, row) for row in wanted if horizon is None or name == last or row.enqueued_at >= horizon]
+
+    def newest(pair: tuple[str, Any]) -> tuple[datetime, int]:
+        return pair[1].enqueued_at, pair[1].id
+
+    shown = list(heapq.merge(*map(rows, parts), key=newest, reverse=True))[:most]
+    place = dict(after)
+    for name, (found, more, _) in parts.items():
+        mine = [row for node, row in shown if node == name]
+        if len(mine) == len(found):
+            place[name] = more or _END
+        elif mine:
+            place[name] = mine[-1].cursor
+    left = any(place.get(name) != _END for name in (*parts, *place))
+    more = ",".join(f"{name}={at}" for name, at in sorted(place.items())) if left else None
+    return shown, more, horizon if len(shown) < most else None

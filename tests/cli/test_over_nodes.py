@@ -1,0 +1,190 @@
+"""`--nodes`: one command over three databases, with one of them away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import psycopg
+import pytest
+from click.testing import Result
+
+from support.cli import invoke
+from support.database import one
+from support.fleet import Fleet
+from tallybook import App
+
+AWAY = "host=127.0.0.1 port=1 dbname=shop user=u password=geheim"
+
+
+class Shop:
+    """Three nodes, each with jobs that were enqueued a minute after those of the node before."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.nodes = dict(zip(("north", "south", "west"), fleet.dsns, strict=True))
+
+    def put(self, name: str, *jobs: str) -> list[int]:
+        with psycopg.connect(self.nodes[name], autocommit=True) as conn:
+            return [int(one(conn, f"select tallybook.enqueue({job})")) for job in jobs]
+
+    def state(self, name: str, job: int) -> str:
+        with psycopg.connect(self.nodes[name], autocommit=True) as conn:
+            return str(one(conn, "select tallybook.state(%s)", job))
+
+    def says(self, *words: object, away: str | None = None, nodes: str | None = "all") -> Result:
+        named = {name: AWAY if name == away else dsn for name, dsn in self.nodes.items()}
+        text = "\n".join(f"{name}={dsn}" for name, dsn in named.items())
+        over = () if nodes is None else ("--nodes", nodes)
+        return invoke(*words, *over, to=self.fleet.dsns[0], TALLYBOOK_NODES=text)
+
+    def rows(self, *words: object, away: str | None = None) -> list[dict[str, object]]:
+        return list(json.loads(self.says(*words, "--json", away=away).stdout))
+
+
+@pytest.fixture
+def shop(fleet: Fleet) -> Shop:
+    return Shop(fleet)
+
+
+def died(shop: Shop, name: str, *tasks: str) -> list[int]:
+    """Jobs of a node that died one after the other."""
+    app = App("shop", dsn=shop.nodes[name])
+
+    @app.task(name="fails", max_attempts=1)
+    def fails(task: str) -> None:
+        raise ValueError(f"no {task}")
+
+    put = []
+    for task in tasks:
+        put.append(fails.enqueue_sync(app, task).id)
+        asyncio.run(app.drain())
+    return put
+
+
+def test_a_list_is_one_list_of_all_nodes(shop: Shop) -> None:
+    """`job list --nodes all` has the newest of all nodes, in order of time, as many as --limit says, each with its node."""
+    first = shop.put("south", "'mail', 'a'", "'mail', 'b'")
+    second = shop.put("north", "'mail', 'c'")
+    third = shop.put("west", "'mail', 'd'", "'mail', 'e'")
+    wanted = [("west", third[1]), ("west", third[0]), ("north", second[0]), ("south", first[1])]
+    assert [(row["node"], row["id"]) for row in shop.rows("job", "list", "--limit", 4)] == wanted
+    table = shop.says("job", "list", "--limit", 4).stdout.splitlines()
+    assert table[0].split()[:2] == ["node", "id"] and [line.split()[0] for line in table[1:]] == [
+        one for one, _ in wanted
+    ]
+
+
+def test_pages_over_nodes_neither_skip_nor_repeat(shop: Shop) -> None:
+    """Each page goes on behind the one before on every node, and names of nodes choose which are listed."""
+    put = [
+        (name, *shop.put(name, "'mail', 'a'")) for name in ("north", "south", "west", "south", "south", "north", "west")
+    ]
+    listed, after, pages = list[tuple[str, object]](), None, 0
+    while pages < 10:
+        page = shop.says("job", "list", "--json", "--limit", 2, *(("--after", after) if after else ()))
+        listed += [(row["node"], row["id"]) for row in json.loads(page.stdout)]
+        pages += 1
+        if "--after" not in page.stderr:
+            break
+        after = page.stderr.partition("--after ")[2].split()[0]
+    assert listed == put[::-1]
+    some = json.loads(shop.says("job", "list", "--json", nodes="west,north").stdout)
+    assert {row["node"] for row in some} == {"north", "west"}
+
+
+def test_queues_are_added_up(shop: Shop) -> None:
+    """`queue list` and `count list` have one row a queue with the sums of all nodes."""
+    shop.put("north", "'mail', 'a'", "'only', 'a'")
+    shop.put("south", "'mail', 'a'", "'mail', 'a', run_at => clock_timestamp() + interval '1 h'")
+    rows = {row["name"]: row for row in shop.rows("queue", "list")}
+    assert [(rows["mail"][key]) for key in ("node", "available", "scheduled")] == ["north, south", 2, 1]
+    counted = {row["queue"]: row for row in json.loads(shop.says("count", "list", "--json").stdout)}
+    assert (counted["mail"]["available"], counted["mail"]["scheduled"], counted["only"]["available"]) == (2, 1, 1)
+
+
+def test_a_node_that_is_away_is_one_line(shop: Shop) -> None:
+    """A list has what the others answer and exit code 0; the node that is away is named on stderr, without its secrets."""
+    jobs = shop.put("north", "'mail', 'a'") + shop.put("west", "'mail', 'b'")
+    found = shop.says("job", "list", "--json", away="south")
+    assert (found.exit_code, [row["id"] for row in json.loads(found.stdout)]) == (0, jobs[::-1])
+    assert found.stderr.startswith("node south did not answer: ") and len(found.stderr.splitlines()) == 1
+    assert "geheim" not in found.stderr
+    alone = shop.says("queue", "list", nodes="south", away="south")
+    assert (alone.exit_code, alone.stderr.splitlines()[1]) == (1, "tallybook: error: no node has answered")
+
+
+def test_an_id_leads_to_its_node(shop: Shop) -> None:
+    """show, why, cancel and retry go to the node of the id, also where another node is away; others are named."""
+    north, south, west = (shop.put(name, "'mail', 'send'")[0] for name in ("north", "south", "west"))
+    assert json.loads(shop.says("job", "show", south, "--json", away="north").stdout)["id"] == south
+    assert "available" in shop.says("job", "why", west).stdout
+    both = shop.says("job", "cancel", north, west, south, away="west")
+    assert (both.exit_code, shop.state("north", north), shop.state("south", south)) == (1, "cancelled", "cancelled")
+    assert both.stdout.splitlines() == [f"job {north}: cancelled", f"job {south}: cancelled"] and "west" in both.stderr
+    assert shop.says("job", "retry", south).stdout == f"job {south}: back in line, attempt 2\n"
+    unknown = shop.says("job", "show", 9 << 43)
+    assert unknown.exit_code == 1 and "node 9" in unknown.stderr and "north (1), south (2), west (3)" in unknown.stderr
+
+
+def test_bulk_actions_report_by_node(shop: Shop) -> None:
+    """What is done to many is done node by node; a node that is away is told, and keeps no other from it. Exit code 1."""
+    jobs = {name: shop.put(name, "'mail', 'send'", "'mail', 'send'") for name in shop.nodes}
+    done = shop.says("job", "cancel", "--queue", "mail", "--yes", away="south")
+    assert done.stdout.splitlines() == [
+        f"{name}: 2 jobs will not start, 0 run and their workers are told" for name in ("north", "west")
+    ]
+    assert done.exit_code == 1 and done.stderr.startswith("south: error: ")
+    states = {name: [shop.state(name, job) for job in jobs[name]] for name in jobs}
+    assert states == {"north": ["cancelled"] * 2, "south": ["available"] * 2, "west": ["cancelled"] * 2}
+    answer = json.loads(shop.says("job", "cancel", "--queue", "mail", "--yes", "--json", away="west").stdout)
+    assert answer[1] == {"node": "south", "answer": {"cancelled": 2, "cancelling": 0}}
+    assert answer[2]["node"] == "west" and "answer" not in answer[2] and answer[2]["error"]
+    paused = shop.says("queue", "pause", "mail")
+    assert paused.stdout.splitlines() == [f"{name}: queue 'mail' is paused" for name in shop.nodes]
+    assert all(row["paused_at"] for row in shop.rows("queue", "list") if row["name"] == "mail")
+    assert shop.says("queue", "resume", "mail").exit_code == 0
+
+
+def test_dead_letters_of_all_nodes(shop: Shop) -> None:
+    """Dead letters are merged by when they died; a retry by filter is done on each node, one by id on its own."""
+    (north,), (south, last) = died(shop, "north", "stamp"), died(shop, "south", "paper", "stamp")
+    listed = shop.rows("dead", "list")
+    assert [(row["node"], row["job"]) for row in listed] == [("south", last), ("south", south), ("north", north)]
+    assert shop.says("dead", "drop", south).stdout == f"job {south}: dropped\n"
+    again = shop.says("dead", "retry", "--error", "stamp", "--yes").stdout
+    assert again.splitlines() == [
+        f"{name}: {n} jobs are back in line" for name, n in (("north", 1), ("south", 1), ("west", 0))
+    ]
+
+
+def test_the_doctor_of_all_nodes(shop: Shop) -> None:
+    """The doctor looks at each node; one that is away is a problem of its own."""
+    found = shop.says("doctor", "--json", away="west")
+    by_node = {one["node"]: one for one in json.loads(found.stdout)}
+    assert found.exit_code == 1 and by_node["west"]["error"]
+    assert by_node["north"]["answer"] and by_node["south"]["answer"]
+
+
+def test_one_database_unless_nodes_are_named(shop: Shop) -> None:
+    """TALLYBOOK_NODES alone changes nothing: without --nodes a command is about one database."""
+    mine = shop.put("north", "'mail', 'a'")
+    shop.put("south", "'mail', 'a'")
+    assert [row["id"] for row in json.loads(shop.says("job", "list", "--json", nodes=None).stdout)] == mine
+    strange = shop.says("job", "list", nodes="north,nowhere")
+    assert strange.exit_code == 1 and "nowhere" in strange.stderr
+
+
+def test_top_of_all_nodes(shop: Shop) -> None:
+    """`top` adds the queues of all nodes up, and says which node is away."""
+    shop.put("north", "'mail', 'a'", "'mail', 'a'")
+    shop.put("west", "'mail', 'a'")
+    with psycopg.connect(shop.nodes["west"], autocommit=True) as conn:
+        conn.execute("select tallybook.worker_start('one', '{mail}')")
+    found = shop.says("top", "--once", away="south")
+    lines = [line.split() for line in found.stdout.splitlines()]
+    assert found.exit_code == 0 and "node south did not answer" in found.stdout
+    assert next(line for line in lines if line[:1] == ["mail"])[1] == "3"
+    assert any(line[:1] == ["west/one"] for line in lines)
+    nobody = shop.says("top", "--once", nodes="south", away="south")
+    assert nobody.exit_code == 1 and "no node has answered" in nobody.stderr
