@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 from psycopg import DataError, Error, Notify, OperationalError, Rollback
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.errors import (
     InsufficientPrivilege,
     InvalidSchemaName,
@@ -37,6 +37,7 @@ __all__ = [
     "connect",
     "connect_async",
     "conninfo_to_dict",
+    "make_conninfo",
 ]
 
 Connection = psycopg.Connection[tuple[Any, ...]]

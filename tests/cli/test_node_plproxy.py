@@ -1,0 +1,184 @@
+"""PL/Proxy on Debian's PostgreSQL 15: what `tallybook node plproxy` prints, run by psql in a proxy database before three nodes."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from click.testing import CliRunner
+from psycopg.conninfo import make_conninfo
+
+from support import plproxy as debian
+from support.fleet import Fleet
+from tallybook import App
+from tallybook._cli.errors import Problem
+from tallybook._cli.node_plproxy import plproxy, script
+from tallybook._db.nodes import Node
+from tallybook.embedded import temporary_server
+from tallybook.testing import drain
+
+SHOP = """\
+create table orders (tenant int, item text);
+create function place_order(p_tenant int, p_item text) returns bigint language plpgsql as $$ begin
+  insert into orders values (p_tenant, p_item);
+  if p_item = '' then raise 'an order of nothing'; end if;
+  return tallybook.enqueue('mail', 'confirm', jsonb_build_object('tenant', p_tenant));
+end $$"""
+PROXIED = """\
+create function place_order(p_tenant int, p_item text) returns bigint language plproxy as $$
+  cluster 'tallybook'; run on hashtext('tenant:' || p_tenant);
+$$"""
+MANY = """\
+select m.* from (select array_agg('tenant:' || g) as keys, array_agg('mail'::text) as queues, array_agg('confirm'::text) as tasks,
+                        array_agg(json_build_object('tenant', g)::text) as args from generate_series(1, 40) g) a,
+       tallybook_proxy.enqueue_many(a.keys, a.queues, a.tasks, a.args) m"""
+
+
+def psql(dsn: str, text: str) -> None:
+    """Run a script as a person would; its first error ends it."""
+    words = ["psql", "--quiet", "--no-psqlrc", "--set=ON_ERROR_STOP=1", dsn]
+    done = subprocess.run(words, input=text, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[tuple[Fleet, str]]:
+    """Three nodes, and a proxy database into which the command's output was run, twice."""
+    debian.needed()
+    with temporary_server(15) as server:
+        fleet = Fleet(server, 3)
+        proxy = server.create_database("proxy")
+        printed = CliRunner().invoke(plproxy, env={"TALLYBOOK_DSN": fleet.dsn}, catch_exceptions=False).output
+        psql(proxy, printed)
+        psql(proxy, printed)
+        for dsn in fleet.dsns:
+            with psycopg.connect(dsn) as conn:
+                conn.execute(SHOP)
+        with psycopg.connect(proxy) as conn:
+            conn.execute(PROXIED)
+        yield fleet, proxy
+
+
+@pytest.fixture
+def proxy(cluster: tuple[Fleet, str]) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(cluster[1], autocommit=True) as conn:
+        yield conn
+
+
+def one(conn: psycopg.Connection[Any], query: str, *values: object) -> Any:
+    row = conn.execute(query.encode(), values).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def test_jobs_of_a_key_lie_on_one_node_and_keys_on_all(proxy: psycopg.Connection[Any]) -> None:
+    """Enqueue by key: the same key gets the same node each time, and forty keys reach all three."""
+    put = "select tallybook_proxy.enqueue(%s, 'mail', 'confirm', '{}', priority => 1)"
+    nodes = {key: {one(proxy, put, key) >> 43 for _ in range(3)} for key in (f"tenant:{n}" for n in range(40))}
+    assert all(len(found) == 1 for found in nodes.values())
+    assert set.union(*nodes.values()) == {1, 2, 3}
+
+
+def test_many_are_split_over_the_nodes_of_their_keys(proxy: psycopg.Connection[Any]) -> None:
+    """Bulk by SPLIT: one row a job with its key, each on the node where the key's other jobs are."""
+    found = proxy.execute(MANY.encode()).fetchall()
+    assert {key for key, _, _ in found} == {f"tenant:{n}" for n in range(1, 41)} and len(found) == 40
+    assert all(created for *_, created in found)
+    again = "select tallybook_proxy.enqueue(%s, 'mail', 'confirm')"
+    assert all(one(proxy, again, key) >> 43 == job >> 43 for key, job, _ in found)
+
+
+def test_an_id_leads_to_its_node(proxy: psycopg.Connection[Any]) -> None:
+    """State and job are asked of the id's node; a job that is not there is null, and an unknown node a clear error."""
+    jobs = [one(proxy, "select tallybook_proxy.enqueue(%s, 'mail', 'confirm')", f"tenant:{n}") for n in range(40)]
+    assert {one(proxy, "select tallybook_proxy.state(%s)", job) for job in jobs} == {"available"}
+    assert one(proxy, "select tallybook_proxy.job(%s)", jobs[0])["task"] == "confirm"
+    assert one(proxy, "select tallybook_proxy.job(%s)", jobs[0] + 1_000_000) is None
+    with pytest.raises(psycopg.Error, match="no node of this cluster has job") as raised:
+        one(proxy, "select tallybook_proxy.state(%s)", (99 << 43) + 1)
+    assert raised.value.sqlstate == "TB002" and "node 99" in str(raised.value)
+
+
+def test_lists_are_of_all_nodes(cluster: tuple[Fleet, str], proxy: psycopg.Connection[Any]) -> None:
+    """Counters and dead letters come from each node, with its number."""
+    app = App("shop")
+
+    @app.task(queue="bad", max_attempts=1)
+    def fall() -> None:
+        raise LookupError("nobody home")
+
+    for dsn in cluster[0].dsns:
+        with psycopg.connect(dsn) as conn:
+            fall.enqueue_sync(conn)
+        assert drain(app, dsn=dsn, queues=["bad"]).dead == 1
+    dead = proxy.execute("select node, job_id, queue, task, last_error from tallybook_proxy.dead_letters(5)").fetchall()
+    assert sorted(node for node, *_ in dead) == [1, 2, 3]
+    assert all(job >> 43 == node and error["message"] == "nobody home" for node, job, _, _, error in dead)
+    counted = proxy.execute("select node, dead from tallybook_proxy.counts() where queue = 'bad'").fetchall()
+    assert sorted(counted) == [(1, 1), (2, 1), (3, 1)]
+
+
+def test_an_order_and_its_job_are_one_transaction_on_the_node(
+    cluster: tuple[Fleet, str], proxy: psycopg.Connection[Any]
+) -> None:
+    """A function on the node writes both, or neither; what the proxy rolls back stays, since PL/Proxy has committed it."""
+
+    def orders() -> tuple[int, int]:
+        found = [0, 0]
+        for dsn in cluster[0].dsns:
+            with psycopg.connect(dsn) as conn:
+                found[0] += one(conn, "select count(*) from orders")
+                found[1] += one(conn, "select count(*) from tallybook.job where args ? 'tenant' and queue = 'mail'")
+        return found[0], found[1]
+
+    before = orders()
+    for tenant in range(10):
+        one(proxy, "select place_order(%s, 'pen')", tenant)
+    assert orders() == (before[0] + 10, before[1] + 10)
+    with pytest.raises(psycopg.Error, match="an order of nothing"):
+        one(proxy, "select place_order(3, '')")
+    assert orders() == (before[0] + 10, before[1] + 10)
+    with proxy.transaction(force_rollback=True):
+        one(proxy, "select place_order(3, 'pen')")
+    assert orders() == (before[0] + 11, before[1] + 11)
+
+
+def three(**more: Any) -> list[Node]:
+    dsn = make_conninfo(host="db.example", dbname="shop", user="shop", password="open sesame", sslmode="verify-full")
+    return [Node(name, number, dsn, **more) for number, name in enumerate(("north", "south", "west"), 1)]
+
+
+def test_secrets_are_not_printed() -> None:
+    """Addresses, users and TLS settings are printed; a password never, and the text says where it goes."""
+    printed = script(three())
+    assert "host=db.example" in printed and "sslmode=verify-full" in printed and "user=shop" in printed
+    assert "sesame" not in printed and "add password" in printed
+
+
+@pytest.mark.parametrize(
+    ("nodes", "asked", "count"), [(3, None, 16), (2, None, 2), (1, None, 1), (3, 4, 4), (3, 64, 64)]
+)
+def test_partitions_are_a_power_of_two_dealt_to_the_nodes(nodes: int, asked: int | None, count: int) -> None:
+    """PL/Proxy takes a power of two: one a node where their number is one, else 4 times the next, or as many as are asked for."""
+    printed = script(three()[:nodes], "shop", asked)
+    assert printed.count("  set p") == count and f"hashtext(key) & {count - 1}" in printed
+    assert all(f"({one.name}): p{at}" in printed for at, one in enumerate(three()[:nodes]))
+
+
+@pytest.mark.parametrize(("cluster", "asked", "problem"), [
+    ("shop", 3, "--partitions: 3 does not fit"), ("shop", 2, "each of 3 nodes needs one"), ("shop", -4, "--partitions: -4"),
+    ("Shop'; drop", 4, "is no plain name"),
+])  # fmt: skip
+def test_what_does_not_fit_is_refused(cluster: str, asked: int, problem: str) -> None:
+    """Another number of partitions, fewer than nodes, or a name that would need quotes: one line and a hint."""
+    with pytest.raises(Problem) as raised:
+        script(three(), cluster, asked)
+    assert problem in f"{raised.value.message} {raised.value.hint}" and raised.value.code == 2
+
+
+def test_a_node_that_retires_is_named() -> None:
+    """Its keys have to be moved before they lie elsewhere, so it keeps its partitions, and the text says so."""
+    assert "is retiring: move its keys" in script(three(state="retiring"))
