@@ -21,10 +21,12 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from support import chromium, pooler
+from support import chromium, plproxy, pooler
 from tallybook.embedded import EmbeddedError, EmbeddedUnavailable, temporary_server
+from tools import citus
 
 VERSIONS = (18, 16, 15)
 SETTINGS = {"max_prepared_transactions": "40", "max_connections": "300"}
@@ -84,9 +86,14 @@ def main() -> int:
             print(f"{result.name}: {result.closing_line} [exit code {result.code}]")
     for result in missing:
         print(f"not run: {result.name} ({result.not_run})")
-    unseen = options.all and chromium.installed() is None
-    if unseen:
-        print(f"not run: tests in a browser (not installed: {chromium.PACKAGES})")
+    outside = [
+        (chromium.installed(), f"tests in a browser (not installed: {chromium.PACKAGES})"),
+        (plproxy.installed(), f"tests of PL/Proxy (not installed: {plproxy.PACKAGE})"),
+        (citus.given(), f"tests on Citus (not given: {citus.WANTED})"),
+    ]
+    unseen = [named for there, named in outside if options.all and not there]
+    for named in unseen:
+        print(f"not run: {named}")
     if not missing and not unseen:
         print(f"not run: nothing; {', '.join(result.name for result in results)} were all there")
     failed = [result for result in results if result.failed or (result.pooled and result.not_run and os.getenv("CI"))]

@@ -1,0 +1,191 @@
+"""On Citus: orders and jobs of a tenant on one node, in one transaction. Runs where a Citus is given: see tools/citus.py."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from support.waiting import wait_until
+from tallybook import App
+from tallybook._db.migrate import migrate
+from tallybook._db.nodes import nodes
+from tallybook.testing import drain
+from tools import citus
+
+pytestmark = [
+    pytest.mark.skipif(not citus.given(), reason=f"not given: {citus.WANTED}"),
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.direct("has servers of its own"),
+]
+TABLE = "create table orders (tenant int, number bigserial, item text, confirmed int default 0, primary key (tenant, number))"
+FUNCTION = """\
+create function place_order(p_tenant int, p_item text) returns bigint language plpgsql as $$
+declare v_number bigint; begin
+  insert into orders (tenant, item) values (p_tenant, p_item) returning number into v_number;
+  return tallybook.enqueue('mail', 'confirm', jsonb_build_object('tenant', p_tenant, 'number', v_number));
+end $$"""
+SPREAD = "select create_distributed_table('orders', 'tenant', shard_count => 12)"
+DELEGATED = """\
+select create_distributed_function('place_order(int, text)', 'p_tenant', colocate_with => 'orders', force_delegation => true)"""
+WHERE = """\
+select n.nodename, n.nodeport, get_shard_id_for_distribution_column('orders', %(tenant)s)
+  from pg_dist_placement p join pg_dist_node n using (groupid)
+ where p.shardid = get_shard_id_for_distribution_column('orders', %(tenant)s)"""
+Conn = psycopg.Connection[Any]
+
+
+class Cluster:
+    """Three nodes, the first is the coordinator, and an app whose job confirms an order."""
+
+    def __init__(self, dsns: list[str], conns: list[Conn]) -> None:
+        self.dsns, self.conns, self.coordinator = dsns, conns, conns[0]
+        self.numbers = [int(conn.execute("select node from tallybook.installed").fetchone()[0]) for conn in conns]  # type: ignore[index]
+        self.app = App("shop", dsn=dsns[0])
+
+        @self.app.task(queue="mail", atomic=True, max_attempts=30)
+        async def confirm(tx: psycopg.AsyncConnection[Any], tenant: int, number: int) -> None:
+            await tx.execute(
+                "update orders set confirmed = confirmed + 1 where tenant = %s and number = %s", (tenant, number)
+            )
+
+    def place(self, tenant: int, item: str = "pen") -> int:
+        """An order by the function on the coordinator; the job's id."""
+        return int(self.coordinator.execute("select place_order(%s, %s)", (tenant, item)).fetchone()[0])  # type: ignore[index]
+
+    def holder(self, tenant: int) -> int:
+        """Which of the nodes has the tenant's orders: 0, 1 or 2."""
+        host = self.coordinator.execute(WHERE, {"tenant": tenant}).fetchone()[0]  # type: ignore[index]
+        return [conninfo_to_dict(dsn)["host"] for dsn in self.dsns].index(host)
+
+    def counted(self) -> tuple[int, list[int]]:
+        """All orders, and the jobs of each node."""
+        jobs = [conn.execute("select count(*) from tallybook.job").fetchone()[0] for conn in self.conns]  # type: ignore[index]
+        return self.coordinator.execute("select count(*) from orders").fetchone()[0], jobs  # type: ignore[index]
+
+    def work(self) -> None:
+        """Work off what is on each node, on that node's address."""
+        for dsn in self.dsns:
+            drain(self.app, dsn=dsn, queues=["mail"])
+
+    def unconfirmed(self) -> list[Any]:
+        """Orders that were not confirmed exactly once."""
+        return self.coordinator.execute("select tenant, number, confirmed from orders where confirmed <> 1").fetchall()
+
+
+@pytest.fixture(scope="module")
+def shop() -> Iterator[Cluster]:
+    """The cluster, migrated by the command, with the shop's table and function."""
+    with citus.cluster(3, "shop") as servers, ExitStack() as stack:
+        dsns = [server.dsn("shop") for server in servers]
+        conns = [stack.enter_context(psycopg.connect(dsn, autocommit=True)) for dsn in dsns]
+        for number, conn in enumerate(conns, 1):
+            conn.execute("set citus.enable_ddl_propagation = off")
+            migrate(conn, node=number)
+            conn.execute("reset citus.enable_ddl_propagation")
+        for statement in (TABLE, FUNCTION, SPREAD, DELEGATED):  # Citus wants a transaction for each
+            conns[0].execute(statement)
+        yield Cluster(dsns, conns)
+
+
+@pytest.fixture
+def clean(shop: Cluster) -> Iterator[Cluster]:
+    """The cluster, without open jobs at the end."""
+    yield shop
+    shop.work()
+
+
+def test_the_nodes_are_found_and_installed_without_propagation(shop: Cluster) -> None:
+    """pg_dist_node names three nodes, each is installed with a number of its own, and none of Tallybook's tables is Citus'."""
+    found = nodes(shop.dsns[0])
+    assert len(found) == 3 and found[0].home
+    assert len(set(shop.numbers)) == 3
+    for conn in shop.conns:
+        assert conn.execute(
+            "select count(*) from pg_dist_partition where logicalrelid::text like 'tallybook.%'"
+        ).fetchone() == (0,)
+        assert conn.execute(
+            "select count(*) from pg_catalog.pg_dist_object where objid = 'tallybook'::regnamespace"
+        ).fetchone() == (0,)
+
+
+def test_order_and_job_lie_on_the_tenants_node(clean: Cluster) -> None:
+    """A distributed function writes both in one transaction where the tenant is: the job's id names that node."""
+    holders = {tenant: clean.holder(tenant) for tenant in range(1, 31)}
+    assert set(holders.values()) == {0, 1, 2}
+    for tenant, holder in holders.items():
+        assert clean.place(tenant) >> 43 == clean.numbers[holder]
+    clean.work()
+    assert clean.unconfirmed() == []
+
+
+def test_a_rollback_leaves_nothing_on_either_node(clean: Cluster) -> None:
+    """Orders of tenants on two nodes in one transaction: a rollback leaves neither rows nor jobs, a commit one of each on each."""
+    one, other = (next(t for t in range(1, 99) if clean.holder(t) == holder) for holder in (1, 2))
+    orders, jobs = clean.counted()
+    with clean.coordinator.transaction(force_rollback=True):
+        clean.place(one)
+        clean.place(other)
+    assert clean.counted() == (orders, jobs)
+    with clean.coordinator.transaction():
+        clean.place(one)
+        clean.place(other)
+    assert clean.counted() == (orders + 2, [jobs[0], jobs[1] + 1, jobs[2] + 1])
+
+
+def test_one_select_for_many_tenants_runs_on_the_coordinator(clean: Cluster) -> None:
+    """Only a call that is the whole SELECT is sent to its node: jobs of others lie on the coordinator, and run there as well."""
+    orders, jobs = clean.counted()
+    clean.coordinator.execute("select place_order(t, 'pen') from generate_series(1, 20) t")
+    clean.coordinator.execute("select place_order(1, 'pen') + 0")
+    assert clean.counted() == (orders + 21, [jobs[0] + 21, jobs[1], jobs[2]])
+    drain(clean.app, dsn=clean.dsns[0], queues=["mail"])
+    assert clean.unconfirmed() == []
+
+
+def test_a_tenant_that_citus_moves_loses_nothing(clean: Cluster) -> None:
+    """A shard moves while its tenant orders: later jobs lie on the new node, and every order is confirmed once."""
+    tenant = next(t for t in range(1, 99) if clean.holder(t) == 1)
+    placed: list[int] = []
+    stop = threading.Event()
+
+    def order() -> None:
+        with psycopg.connect(clean.dsns[0], autocommit=True) as conn:
+            while not stop.is_set():
+                row = conn.execute("select place_order(%s, 'pen')", (tenant,)).fetchone()
+                assert row is not None
+                placed.append(row[0])
+
+    def work() -> None:
+        while not stop.is_set():
+            clean.work()
+
+    threads = [threading.Thread(target=order), threading.Thread(target=work)]
+    for thread in threads:
+        thread.start()
+    try:
+        wait_until(lambda: len(placed) >= 50, "orders before the move")
+        host, port, shard = clean.coordinator.execute(WHERE, {"tenant": tenant}).fetchone()  # type: ignore[misc]
+        to = conninfo_to_dict(clean.dsns[2])
+        clean.coordinator.execute(
+            "select citus_move_shard_placement(%s, %s, %s, %s, %s)",
+            (shard, host, port, to["host"], int(str(to["port"]))),
+        )
+        after = len(placed)
+        wait_until(lambda: len(placed) >= after + 50, "orders after the move")
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(60)
+    numbers = [job >> 43 for job in placed]
+    assert set(numbers) == {clean.numbers[1], clean.numbers[2]} and set(numbers[-40:]) == {clean.numbers[2]}
+    clean.work()
+    assert clean.unconfirmed() == []
+    found = clean.coordinator.execute("select count(*) from orders where tenant = %s", (tenant,)).fetchone()
+    assert found is not None and found[0] >= len(placed)
