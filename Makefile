@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-EXAMPLES := form_submissions harvester portfolio_jobs price_feed signup
+EXAMPLES := fleet form_submissions harvester portfolio_jobs price_feed signup
 
 .PHONY: help setup demo examples docs test test-all matrix check acceptance bench bench-ab bench-peers chaos clean
 help:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any, Self
@@ -22,7 +22,8 @@ from typing import IO, Any, Self
 import psycopg
 
 from tallybook._db.migrate import migrate
-from tallybook.embedded import temporary_server
+from tallybook.embedded import Server, temporary_server
+from tools import citus
 
 SHORT = os.environ.get("SHORT", "") not in ("", "0")
 SERVE = os.environ.get("SERVE", "") not in ("", "0")
@@ -35,10 +36,11 @@ select coalesce(sum(c.completed), 0)::bigint, coalesce(sum(c.dead), 0)::bigint, 
 
 
 class Stage:
-    """One run of one example, in a database of its own that is gone at the end."""
+    """One run of one example, in a database of its own that is gone at the end; or in several, on a server each."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, nodes: int = 1) -> None:
         self.name = name
+        self.nodes = nodes
         self.began = time.monotonic()
         self._stack = ExitStack()
         self._processes: dict[str, tuple[subprocess.Popen[bytes], IO[bytes]]] = {}
@@ -46,13 +48,24 @@ class Stage:
     def __enter__(self) -> Self:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as by Ctrl-C: what was started is stopped
         self.say("starting an embedded PostgreSQL, which is gone again at the end")
-        server = self._stack.enter_context(temporary_server())
-        self.dsn = server.create_database(self.name)
+        self.servers = self._servers()
+        self.dsns = [server.dsn(self.name) for server in self.servers]
+        self.dsn = self.dsns[0]
         # Never prepared: a plan made while the tables are empty would stay when they are full.
         self.db = self._stack.enter_context(psycopg.connect(self.dsn, autocommit=True, prepare_threshold=None))
-        migrate(self.db)
+        if self.nodes == 1:
+            migrate(self.db)
         self._stack.callback(self._stop_all)
         return self
+
+    def _servers(self) -> list[Server]:
+        """A server for each node, with an empty database; those of a Citus cluster if one was given."""
+        if self.nodes > 1 and citus.given():
+            return self._stack.enter_context(citus.cluster(self.nodes, self.name))
+        servers = [self._stack.enter_context(temporary_server()) for _ in range(self.nodes)]
+        for server in servers:
+            server.create_database(self.name)
+        return servers
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
@@ -132,7 +145,15 @@ class Stage:
 
     def is_idle(self) -> bool:
         """Whether no job is open."""
-        return self.rows(_ENDS)[0][3] == 0
+        return self.ends()[3] == 0
+
+    def ends(self, dsns: Sequence[str] = ()) -> list[int]:
+        """How many jobs are completed and dead, how many attempts have failed, and what is open; of these nodes, or of all."""
+        found = []
+        for dsn in dsns or self.dsns:
+            with psycopg.connect(dsn) as conn:
+                found += conn.execute(_ENDS).fetchall()
+        return [sum(each) for each in zip(*found, strict=True)]
 
     def end(self, missing: int = 0, *, done: int | None = None, planned: int = 0) -> int:
         """The last line, and the exit status: 0 only if nothing was lost.
@@ -148,7 +169,7 @@ class Stage:
                     time.sleep(3600)
             except KeyboardInterrupt:
                 print()
-        completed, dead, failed, still_open = self.rows(_ENDS)[0]
+        completed, dead, failed, still_open = self.ends()
         self._stop_all()
         lost = missing + (0 if SERVE else abs(still_open - planned))
         print(

@@ -1,0 +1,71 @@
+"""make example-fleet: tenants order, a node is killed and comes back, and every order is confirmed once."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import httpx2
+import psycopg
+
+from examples.fleet.shop import Order, Shop
+from examples.fleet.spread import NAMES, OnCitus, Plain
+from examples.stage import SERVE, SHORT, Stage, free_port
+from tools import citus
+
+TENANTS, ORDERS = 60, 1_500 if SHORT else 12_000
+SOUTH = 1
+"""The node that is killed."""
+
+
+def main() -> int:
+    """The run; its exit status."""
+    with Stage("fleet", nodes=3) as stage:
+        spread = OnCitus(stage) if citus.given() else Plain(stage)
+        holders = {tenant: spread.holder(tenant) for tenant in range(TENANTS)}
+        shop = Shop(TENANTS, ORDERS, lambda tenant: spread.dsn(holders[tenant]))
+        for name, dsn in zip(NAMES, stage.dsns, strict=True):
+            stage.worker(f"worker of {name}", "examples.fleet.jobs:app", env={"TALLYBOOK_DSN": dsn})
+        url = stage.web("web", "examples.fleet.web:web", free_port())
+        stage.say(f"{TENANTS} tenants on {len(stage.dsns)} nodes order {ORDERS} times; the fleet is shown at {url}")
+        shop.start()
+        stage.until(lambda: len(shop.placed) >= ORDERS // 4, "a quarter of the orders")
+
+        stage.servers[SOUTH].kill()
+        stage.say(f"the server of {NAMES[SOUTH]} is killed; the shop and the workers go on with the other nodes")
+        others = {order for order in shop.orders if holders[order[0]] != SOUTH}
+        running = [dsn for at, dsn in enumerate(stage.dsns) if at != SOUTH]
+        stage.until(lambda: others <= shop.placed and stage.ends(running)[3] == 0, "the orders of the others")
+        stage.say(
+            f"{len(others)} orders of the others are placed and confirmed; {NAMES[SOUTH]} refused {shop.refused} times"
+        )
+        shows(url, down=1)
+
+        stage.servers[SOUTH].start()
+        stage.say(f"{NAMES[SOUTH]} is back")
+        stage.until(lambda: not shop.is_alive() and stage.is_idle(), "all orders")
+        shows(url, down=0)
+        lost = account(spread.shown_by, shop.orders)
+        stage.say(f"of {ORDERS} orders {ORDERS - lost} are confirmed exactly once")
+        if SERVE:
+            stage.say(f"look at {url}, or at a node: psql '{stage.dsn}'")
+        return stage.end(lost)
+
+
+def shows(url: str, down: int) -> None:
+    """The page names each node, and those that do not answer."""
+    page = httpx2.get(url).raise_for_status().text
+    assert page.count("<tr") == 4 and page.count("does not answer") == down, page
+
+
+def account(shown_by: list[str], orders: set[Order]) -> int:
+    """How many orders are missing, not confirmed exactly once, or there although nobody placed them."""
+    confirmed: Counter[Order] = Counter()
+    for dsn in shown_by:
+        with psycopg.connect(dsn) as conn:
+            for tenant, number, times in conn.execute("select tenant, number, confirmed from orders"):
+                confirmed[tenant, number] += times
+    return sum(confirmed[order] != 1 for order in orders) + len(confirmed.keys() - orders)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,46 @@
+"""The shop: tenants order all the time, also while a node is down. What that node cannot take is ordered again until it can."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+import psycopg
+
+ITEMS = ("pen", "paper", "ink", "stamp")
+Order = tuple[int, int]
+"""A tenant and a number."""
+
+
+class Shop(threading.Thread):
+    """Places all orders, one after the other. `dsn_of` says where an order of a tenant is placed."""
+
+    def __init__(self, tenants: int, orders: int, dsn_of: Callable[[int], str]) -> None:
+        super().__init__(daemon=True)
+        self.orders: set[Order] = {(number % tenants, number) for number in range(orders)}
+        self.placed: set[Order] = set()
+        self.refused = 0
+        self._dsn_of = dsn_of
+        self._sessions: dict[str, psycopg.Connection] = {}
+
+    def run(self) -> None:
+        """Place all orders. One that meets a node that is down goes to the end of the line."""
+        line = deque(sorted(self.orders, key=lambda order: order[1]))
+        while line:
+            order = line.popleft()
+            try:
+                self.place(*order)
+            except psycopg.Error:
+                self.refused += 1
+                line.append(order)
+                time.sleep(0.01)
+
+    def place(self, tenant: int, number: int) -> None:
+        """Place an order and put in its job: one statement, one transaction, on the node where the tenant's data is."""
+        dsn = self._dsn_of(tenant)
+        session = self._sessions.pop(dsn, None) or psycopg.connect(dsn, autocommit=True)
+        session.execute("select place_order(%s, %s, %s)", (tenant, number, ITEMS[number % len(ITEMS)]))
+        self._sessions[dsn] = session  # one that has failed is not kept
+        self.placed.add((tenant, number))

@@ -1,0 +1,85 @@
+"""Jobs are put in on the node where the data is, in its transaction, by every driver and by SQL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from support.callers import KINDS, connected
+from support.fleet import Fleet, fleets
+from tallybook import App
+from tallybook._db.nodes import route
+
+ORDERS = "create table orders (tenant int, item text)"
+PLACE = """\
+with placed as (insert into orders values (7, 'pen') returning tenant)
+select tallybook.enqueue('mail', 'confirm', jsonb_build_object('tenant', tenant)) from placed"""
+
+
+@pytest.fixture(scope="module")
+def fleet(server: Any, template: str) -> Iterator[Fleet]:
+    """Three nodes with the shop's table."""
+    with fleets(server, template) as make_fleet:
+        made = make_fleet(3)
+        for dsn in made.dsns:
+            with psycopg.connect(dsn) as conn:
+                conn.execute(ORDERS)
+        yield made
+
+
+@pytest.fixture
+def shop(fleet: Fleet) -> App:
+    """An app whose DSN leads to the first node, where the table of nodes is."""
+    app = App("shop", dsn=fleet.dsns[0])
+
+    @app.task(queue="mail")
+    async def confirm(tenant: int) -> None: ...
+
+    return app
+
+
+def counted(fleet: Fleet) -> list[tuple[int, int]]:
+    """Orders and jobs of each node."""
+    found = []
+    for dsn in fleet.dsns:
+        with psycopg.connect(dsn) as conn:
+            found += conn.execute(
+                "select (select count(*) from orders), (select count(*) from tallybook.job)"
+            ).fetchall()
+    return found
+
+
+def more(before: list[tuple[int, int]], fleet: Fleet) -> list[tuple[int, int]]:
+    """How many orders and jobs each node has more than before."""
+    return [(orders - o, jobs - j) for (orders, jobs), (o, j) in zip(counted(fleet), before, strict=True)]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_a_job_lies_where_its_row_does(kind: Callable[[str], Any], fleet: Fleet, shop: App) -> None:
+    """A program that routes itself: row and job on the key's node by one commit, neither by a rollback, nothing elsewhere."""
+    node = route("tenant:7", fleet.nodes)
+    mine = [(int(number == node.number), int(number == node.number)) for number in (1, 2, 3)]
+    before = counted(fleet)
+    with connected(kind, node.dsn) as caller:
+        caller.execute("insert into orders values (7, 'pen')")
+        caller.enqueue(shop.tasks["confirm"], 7)
+        caller.rollback()
+        assert more(before, fleet) == [(0, 0)] * 3
+        caller.execute("insert into orders values (7, 'pen')")
+        job = caller.enqueue(shop.tasks["confirm"], 7)
+        caller.commit()
+    assert job.id >> 43 == node.number
+    assert more(before, fleet) == mine
+
+
+def test_sql_puts_a_job_in_where_it_runs(fleet: Fleet) -> None:
+    """In SQL there is nothing to route: the statement that writes the row puts the job in on the same node."""
+    for number, dsn in enumerate(fleet.dsns, 1):
+        before = counted(fleet)
+        with psycopg.connect(dsn) as conn:
+            row = conn.execute(PLACE).fetchone()
+        assert row is not None and row[0] >> 43 == number
+        assert more(before, fleet) == [(int(at == number), int(at == number)) for at in (1, 2, 3)]
