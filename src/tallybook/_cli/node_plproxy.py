@@ -7,7 +7,8 @@ from importlib.resources import files
 
 import click
 
-from tallybook._cli.common import conninfo, dsn_option
+from tallybook._cli.common import dsn_option
+from tallybook._cli.database import conninfo
 from tallybook._cli.errors import Problem
 from tallybook._db.driver import conninfo_to_dict, make_conninfo
 from tallybook._db.nodes import Node, nodes, numbered

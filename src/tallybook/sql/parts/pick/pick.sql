@@ -1,19 +1,19 @@
--- pick(queue, max_jobs, lock): a claim for callers that keep nothing: no worker to put on record, no heartbeat. The next
--- jobs of a queue, at most max_jobs (1 to 10000), each with the lease that complete, fail, snooze and
--- subject_reschedule want.
+-- pick(queue, max_jobs, lock): a claim for callers that keep nothing: no worker on record, no heartbeat. The next jobs
+-- of a queue, at most max_jobs (1 to 10000), each with the lease that complete, fail, snooze and subject_reschedule
+-- want.
 --
---   lock   how long they are the caller's, 1 s to 7 days: what has not ended then is rescued, a quarter of that later at
---          most, as the work of a worker that died
+--   lock   how long they are the caller's, 1 s to 7 days: what has not ended then is rescued, a quarter of that later
+--          at most, as the work of a worker that died
 --   lease, job_id, attempt   name the attempt
 --   unique_key, options      a subject's name, and what enqueue was told
 --   start_at                 not before: a rate limit said so; mostly now
 --   locked_until             the caller's at least until then
--- Call it in a transaction of its own: it holds the lane until it commits. It may return fewer jobs than there are, even
--- none: what was cancelled, or has to wait for a limit or for its order key, goes where it belongs. A job that is
+-- Call it in a transaction of its own: it holds the lane until it commits. It may return fewer jobs than there are,
+-- even none: what was cancelled, or has to wait for a limit or for its order key, goes where it belongs. A job that is
 -- cancelled while pick runs may be returned; nothing that is said of it counts then.
 -- Promoting and rescuing are not done here: at least one worker runs beside it, or whoever calls the services.
--- Errors: TB003 isolation level, TB005 wrong numbers, or a limit that has no rule. Locks: see claim and admit. Reads and
--- writes worker; see worker_start, claim, claimed_jobs and admit.
+-- Errors: TB003 isolation level, TB005 wrong numbers, or a limit that has no rule. Locks: see claim and admit. Reads
+-- and writes worker; see worker_start, claim, claimed_jobs and admit.
 -- rights: worker
 create or replace function tallybook.pick(queue text, max_jobs int default 1, lock interval default '5 min',
   at timestamptz default clock_timestamp())
@@ -23,9 +23,9 @@ language plpgsql as $$
 declare
   v_worker int; v_taken int; j record; a record;
 begin
-  perform tallybook._check_range('max_jobs', max_jobs::text, max_jobs between 1 and 10000, 'It goes from 1 to 10000.');
-  perform tallybook._check_range('lock', lock::text, lock between '1 s' and '7 days', 'It goes from 1 s to 7 days.');
-  -- One record stands for all that is picked in a quarter of the time, with the time of its beginning and a longer lease.
+  perform tallybook._check_range('max_jobs', max_jobs::text, max_jobs between 1 and 10000, 'It is 1 to 10000.');
+  perform tallybook._check_range('lock', lock::text, lock between '1 s' and '7 days', 'It is 1 s to 7 days.');
+  -- One record stands for all that is picked in a quarter of the time, from its beginning on, with a longer lease.
   select w.id into v_worker from tallybook.worker w
    where w.ended_at is null and w.name = 'pick' and w.queues = array[pick.queue] and w.lease = lock * 1.25
      and w.seen_at between pick.at - lock * 0.25 and pick.at order by w.id limit 1;
