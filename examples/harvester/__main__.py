@@ -129,7 +129,7 @@ def show(stage: Stage) -> None:
     """What a person asks: where a page has been, which have stopped and why, the counters."""
     failed = stage.one(_FAILED_ONCE)
     for words in (
-        ("trace", "--subject", failed or "/page/1", "--task", "visit"),
+        ("job", "trace", "--subject", failed or "/page/1", "--task", "visit"),
         ("subject", "list", "--state", "killed", "--state", "dead", "--limit", "5"),
     ):
         said = subprocess.run(

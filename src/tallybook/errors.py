@@ -15,7 +15,7 @@
     ├── UnknownQueue                     no such queue
     ├── UnknownProvider                  TB002: no such provider, or it is switched off
     ├── UnknownSchedule                  TB002: no such schedule
-    ├── UnknownNode                      TB002: no such node, or none has the number in a job's id
+    ├── UnknownNode                      TB002: no such node
     ├── UnknownJob                       TB002: no such job, or its history is pruned
     ├── ResultTimeout (TimeoutError)     the job has not ended in time; it goes on
     ├── ResultMissing                    the job completed, and its result could not be kept
@@ -323,29 +323,21 @@ class UnknownJob(TallybookError):
 
     job: int | None = None
 
-    def __init__(self, job: int) -> None:
-        super().__init__(
-            f"unknown job {job}", hint="It was never committed, or its history was pruned after its retention"
-        )
+    def __init__(
+        self, job: int, *, hint: str = "It was never committed, or its history was pruned after its retention"
+    ) -> None:
+        super().__init__(f"unknown job {job}", hint=hint)
         self.job = job
 
 
 class UnknownNode(TallybookError):
-    """There is no such node, or none with the number in the id of this `job`; `node` is its name or number, `known` the names."""
+    """There is no such node; `node` is the name, `known` are the names that there are."""
 
     node: str | None = None
     known: tuple[str, ...] = ()
-    job: int | None = None
 
-    def __init__(
-        self, node: str, known: Iterable[str] = (), *, job: int | None = None, hint: str | None = None
-    ) -> None:
-        if job is None:
-            _unknown(self, "node", node, known)
-        else:
-            super().__init__(f"job {job} is of node {node}, which is not one of this app's", hint=hint)
-            self.node, self.known = node, tuple(sorted(known))
-        self.job = job
+    def __init__(self, node: str, known: Iterable[str] = ()) -> None:
+        _unknown(self, "node", node, known)
 
 
 class KeyTaken(TallybookError):

@@ -13,7 +13,7 @@ from tallybook import App
 from tallybook.errors import ConnectionNotSupported, InvalidArgument, NotSupported, SignatureError, UnknownQueue
 
 NOUNS = (
-    "audit breakers concurrency_limits counts dead doctor events history jobs providers queues rate_limits schedules"
+    "audit breakers concurrency_limits counts dead doctor events history jobs nodes providers queues rate_limits schedules"
     " services subjects"
 )
 

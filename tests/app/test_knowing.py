@@ -125,22 +125,22 @@ async def test_a_person_asks_why(app: App, dsn: str, db: Any) -> None:
 
 
 async def test_a_person_follows_a_thing(app: App, dsn: str, db: Any) -> None:
-    """S3-35, S4-02: `tallybook trace` by link, key, subject and job, and `tallybook job list --link`."""
+    """S3-35, S4-02: `tallybook job trace` by link, key, subject and job, and `tallybook job list --link`."""
     linked = app.tasks["review"].with_(links={"submission": 42}, unique="k").enqueue_sync(db, 1)
     app.tasks["review"].enqueue_sync(db, 2)
     app.tasks["tell"].subject("doc").upsert(3).sync(db)
     await app.drain(max_jobs=10)
-    lines = run("trace", "--link", "submission=42", dsn=dsn).splitlines()
+    lines = run("job", "trace", "--link", "submission=42", dsn=dsn).splitlines()
     assert [line.split()[6] for line in lines[1:]] == ["enqueued", "started", "completed"]
-    rows = json.loads(run("trace", "--unique", "k", "--json", dsn=dsn))
+    rows = json.loads(run("job", "trace", "--unique", "k", "--json", dsn=dsn))
     assert [row["job"] for row in rows] == [linked.id] * 3
-    assert json.loads(run("trace", "--job", str(linked.id), "--json", dsn=dsn)) == rows
-    newest = run("trace", "--unique", "k", "--newest-first", "--limit", "1", dsn=dsn)
+    assert json.loads(run("job", "trace", str(linked.id), "--json", dsn=dsn)) == rows
+    newest = run("job", "trace", "--unique", "k", "--newest-first", "--limit", "1", dsn=dsn)
     assert "completed" in newest and "enqueued" not in newest and "--limit shows more" in newest
-    assert "enqueued" in run("trace", "--subject", "doc", dsn=dsn)
-    assert run("trace", "--link", "submission=43", dsn=dsn) == "nothing on record\n"
-    assert "give one of" in run("trace", dsn=dsn, code=2)
-    assert "no KIND=KEY" in run("trace", "--link", "42", dsn=dsn, code=2)
+    assert "enqueued" in run("job", "trace", "--subject", "doc", dsn=dsn)
+    assert run("job", "trace", "--link", "submission=43", dsn=dsn) == "nothing on record\n"
+    assert "give one of" in run("job", "trace", dsn=dsn, code=2)
+    assert "no KIND=KEY" in run("job", "trace", "--link", "42", dsn=dsn, code=2)
     assert [row["id"] for row in json.loads(run("job", "list", "--link", "submission=42", "--json", dsn=dsn))] == [
         linked.id
     ]

@@ -148,6 +148,11 @@ async def test_every_page(db: Connection, dsn: str, make: Any, kind: str) -> Non
 
 
 CHANGES = {
+    "add",
+    "retire",
+    "remove",
+    "pin",
+    "unpin",
     "dev",
     "migrate",
     "worker",
@@ -169,7 +174,6 @@ CHANGES = {
     "at-once",
     "close",
     "open",
-    "add",
     "drop-secret",
     "key",
     "rotate",
@@ -212,9 +216,10 @@ def test_every_command(db: Connection, dsn: str, kind: str) -> None:
             "name": [named.get(words[0], "")],
             "task": ["t"],
             "data_type": ["data"],
+            "key": ["k"],
         }
         calls = [[value, *(["s"] if needed[1:] == ["name"] else [])] for value in given[needed[0]]] if needed else [[]]
-        if words == ("trace",):
+        if words == ("job", "trace"):
             calls = [["--link", "k=1"]]
         as_json = any(one.name == "as_json" for one in command.params)
         for call in calls:

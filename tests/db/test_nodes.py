@@ -16,7 +16,7 @@ from support.database import Connection, call
 from support.fleet import Fleet, renumber
 from tallybook._db import nodes as door
 from tallybook._db.nodes import Node, asked, named, node_of, nodes, numbered, of_job, route
-from tallybook.errors import ConfigError, QueueUnavailable, UnknownNode
+from tallybook.errors import ConfigError, QueueUnavailable, UnknownJob, UnknownNode
 
 NOWHERE = "host=127.0.0.1 port=1 dbname=x"
 
@@ -165,7 +165,7 @@ def test_an_id_leads_to_its_node(fleet: Fleet) -> None:
     jobs = [fleet.enqueue(number) for number in (1, 2, 3)]
     assert [node_of(job) for job in jobs] == [1, 2, 3]
     assert [of_job(fleet.nodes, job).name for job in jobs] == ["north", "south", "west"]
-    with pytest.raises(UnknownNode, match=r"is of node 9, which is not one of this app's. There is north \(1\)"):
+    with pytest.raises(UnknownJob, match=r"Its id is of node 9; the nodes are north \(1\), south \(2\), west \(3\)"):
         of_job(fleet.nodes, 9 << 43)
 
 

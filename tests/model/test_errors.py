@@ -40,7 +40,7 @@ EXAMPLES = [
     errors.CommitUnknown("enqueue", "db:5432"),
     errors.NotASubject(7, "Reschedule"),
     errors.UnknownSchedule("swep", ["sweep"]),
-    errors.UnknownNode("5", ["north"], job=5 << 43),
+    errors.UnknownNode("nort", ["north"]),
     errors.UnknownProvider("acne", ["acme"]),
     errors.SecretError("acme", "api_key", "it does not open with key 'k1'", hint="Set the secret anew"),
     errors.ExpressionError("cron", "61 * * * *", "'61' does not fit the field minute", field="minute"),

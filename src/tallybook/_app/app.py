@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol
 from tallybook._app import declaring
 from tallybook._db import calls, fan_out
 from tallybook._db.declared import Call
-from tallybook._db.verb import AsyncConn, SyncConn, Verb, do, do_sync, traced
+from tallybook._db.verb import AsyncConn, Made, SyncConn, Verb, do, do_sync, traced
 from tallybook._model.after import with_follow_up
 from tallybook._model.backoff import Backoff, Retry, as_policy
 from tallybook._model.job import Job, JobCall, JobInfo, checked_reason, job_id
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tallybook._app.history import Audit, Doctor, History, Services
     from tallybook._app.jobs import Dead, Jobs
     from tallybook._app.limits import ConcurrencyLimits, RateLimits
+    from tallybook._app.nodes import Nodes
     from tallybook._app.queues import Queues
     from tallybook._app.schedules import InCode, Schedules
     from tallybook._app.subjects import Subjects
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 R_co = TypeVar("R_co", covariant=True)
 Tx = TypeVar("Tx")
 Hook = TypeVar("Hook", bound=Callable[[Any], AsyncIterator[Any]])
@@ -143,6 +145,7 @@ class App(Owner):
     events: Events = _noun("_app.counts", "Events")
     history: History = _noun("_app.history", "History")
     jobs: Jobs = _noun("_app.jobs", "Jobs")
+    nodes: Nodes = _noun("_app.nodes", "Nodes")
     providers: Providers = _noun("extra.providers", "Providers")
     queues: Queues = _noun("_app.queues", "Queues")
     rate_limits: RateLimits = _noun("_app.limits", "RateLimits")
@@ -440,7 +443,7 @@ class App(Owner):
 
         (await app.get(job)).state
         """
-        return Verb(self, calls.get(job_id(job)))
+        return self._on_job(job, calls.get(job_id(job)))
 
     def cancel(self, job: int | Job, reason: str | None = None) -> Verb[str]:
         """Say that a job shall not run; what that means for it: "cancelled", "cancelling" if it runs, or how it ended.
@@ -449,7 +452,7 @@ class App(Owner):
 
             state = await app.cancel(job.id, "the order was withdrawn").on(conn)
         """
-        return Verb(self, calls.cancel(job_id(job), checked_reason(reason)))
+        return self._on_job(job, calls.cancel(job_id(job), checked_reason(reason)))
 
     def retry(self, job: int | Job) -> Verb[int]:
         """Give a dead or cancelled job another attempt, at once; the number of that attempt.
@@ -458,7 +461,7 @@ class App(Owner):
 
             attempt = await app.retry(4711)
         """
-        return Verb(self, calls.retry(job_id(job)))
+        return self._on_job(job, calls.retry(job_id(job)))
 
     @overload
     def result(
@@ -482,7 +485,13 @@ class App(Owner):
         """
         from tallybook._app.results import patience, wait
 
-        return Verb(self, partial(wait, job_id(job), patience(timeout), self._names), "result")
+        return self._on_job(job, partial(wait, job_id(job), patience(timeout), self._names), "result")
+
+    def _on_job(self, job: int | Job, made: Made[T], name: str = "") -> Verb[T]:
+        """A verb on one job, which is on the node that its id names."""
+        from tallybook._db.node_source import AtJob
+
+        return Verb(AtJob(self, job_id(job)), made, name)
 
     async def enqueue_many(
         self, conn: AsyncConn | App, jobs: Iterable[JobCall], *, then: JobCall | None = None

@@ -7,16 +7,19 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import chain, islice
-from typing import Any
+from typing import Any, TypeVar
 
 from tallybook._db import schedules
+from tallybook._db.node_source import AtHome
 from tallybook._db.schedules import Fire, Fired, ScheduleInfo
-from tallybook._db.verb import ListOf, Noun, Steps, Verb
+from tallybook._db.verb import ListOf, Made, Noun, Steps, Verb
 from tallybook._model.cron import rule
 from tallybook._model.job import JobCall
 from tallybook._model.schedule import Timing, check_query, described
 from tallybook._task import BoundTask, Task
 from tallybook.errors import ConfigError, InvalidArgument, SignatureError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,10 @@ class InCode:
 
 
 class Schedules(Noun):
-    """The schedules of the app's database. `app.schedule(...)` declares one in code."""
+    """The schedules of the app's database, with several nodes of the home. `app.schedule(...)` declares one in code."""
+
+    def _verb(self, made: Made[T], name: str = "") -> Verb[T]:
+        return Verb(AtHome(self._app), made, name)
 
     def list(self) -> Verb[ListOf[ScheduleInfo]]:
         """List all schedules, of code and of the database, by name."""

@@ -25,6 +25,7 @@ from tallybook._cli.history import history
 from tallybook._cli.job import job
 from tallybook._cli.limit import limit
 from tallybook._cli.migrate import info, migrate, uninstall
+from tallybook._cli.node import node
 from tallybook._cli.provider import provider
 from tallybook._cli.queue import queue
 from tallybook._cli.roles import roles
@@ -34,16 +35,15 @@ from tallybook._cli.subject import subject
 from tallybook._cli.task import task
 from tallybook._cli.top import top
 from tallybook._cli.web import web
-from tallybook._cli.why import trace
 from tallybook._cli.worker import worker
 
 __all__ = ["GROUPS", "cli", "main"]
 
 GROUPS: dict[str, tuple[click.Command, ...]] = {
     "Run": (dev, worker, web, demo),
-    "Look": (top, job, dead, trace, count, event, task, audit, doctor),
+    "Look": (top, job, dead, count, event, task, audit, doctor),
     "Change": (enqueue, queue, schedule, subject, limit, breaker, provider),
-    "Maintain": (migrate, info, service, history, roles, uninstall),
+    "Maintain": (migrate, info, node, service, history, roles, uninstall),
 }
 """What a person wants to do, and by what."""
 

@@ -94,19 +94,20 @@ def command(
     json: bool = False,
     schema: bool = True,
     nodes: bool | Literal["each"] = False,
+    home: bool = False,
     **settings: Any,
 ) -> Made:
     """Make a command of a function of a Db, which returns the line to print, or None; with `json` it is told `as_json`.
 
     Without `schema` the database need not have one that this release works with. With `nodes` it has the option --nodes,
-    which its Db knows; with "each" it is run on each node in turn.
+    which its Db knows; with "each" it is run on each node in turn. With `home` its database is, of several, the home.
     """
 
     def made(fn: Callable[..., Any]) -> click.Command:
         @wraps(fn)
         def run(dsn: str | None, nodes_: str | None = None, **given: Any) -> None:
             with ExitStack() as stack:
-                db = Db(dsn, stack, schema, nodes_)
+                db = Db(dsn, stack, schema, nodes_, home=home)
                 if nodes == "each":
                     line = each(db, lambda one: fn(one, **given), as_json=given.get("as_json", False))
                 else:
@@ -129,6 +130,7 @@ def listing(
     newest: bool = False,
     plain: Callable[[Any], object] | None = None,
     merge: Merge | None = None,
+    home: bool = False,
 ) -> Made:
     """Make a command of a function of a Db that returns rows: dataclasses, dicts, or the server's own JSON.
 
@@ -156,7 +158,7 @@ def listing(
             if newest and len(rows) == given["limit"]:
                 click.echo(f"the newest {len(rows)}; --limit shows more", err=True)
 
-        return command(name, of=of, json=True, nodes=True)(run)
+        return command(name, of=of, json=True, nodes=True, home=home)(run)
 
     return made
 

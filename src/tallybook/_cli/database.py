@@ -30,16 +30,28 @@ class Db:
     """The database of a command. It is connected to when it is first asked: a mistake in an option is told without it."""
 
     def __init__(
-        self, dsn: str | None, stack: ExitStack, schema: bool, which: str | None = None, *, node: str | None = None
+        self,
+        dsn: str | None,
+        stack: ExitStack,
+        schema: bool,
+        which: str | None = None,
+        *,
+        node: str | None = None,
+        home: bool = False,
     ) -> None:
-        self._dsn, self._stack, self._schema, self._which = dsn, stack, schema, which
+        self._dsn, self._stack, self._schema, self._which, self._home = dsn, stack, schema, which, home
         self.node = node
         """The name of the node that it is, where --nodes is given."""
+
+    @property
+    def conninfo(self) -> str:
+        """The connection string in force."""
+        return conninfo(self._dsn)
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:
         """The nodes that --nodes names; none without it."""
-        return () if self._which is None else nodes(conninfo(self._dsn), self._which)
+        return () if self._which is None else nodes(self.conninfo, self._which)
 
     def of(self, job_id: int) -> Db:
         """The node of a job, of those that --nodes names; this database without --nodes. UnknownNode for another one."""
@@ -72,7 +84,8 @@ class Db:
     @cached_property
     def conn(self) -> Conn:
         """The connection, as `connect` makes it."""
-        return self._stack.enter_context(connect(self._dsn, schema=self._schema))
+        dsn = nodes(self.conninfo, "home")[0].dsn if self._home else self._dsn
+        return self._stack.enter_context(connect(dsn, schema=self._schema))
 
     def run(self, call: Call[T]) -> T:
         """The result of a verb."""

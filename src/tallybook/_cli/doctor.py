@@ -29,7 +29,7 @@ def doctor(db: Db, as_json: bool, verify: bool, quiet: bool) -> None:
     for one in examine(db.conn, verify=verify):
         found.append(one)
         if not as_json and not (quiet and one.level == "ok"):
-            _show(one)
+            show_finding(one)
     if as_json:
         print_json([row_json(one) for one in found if not (quiet and one.level == "ok")])
     else:
@@ -38,7 +38,8 @@ def doctor(db: Db, as_json: bool, verify: bool, quiet: bool) -> None:
         sys.exit(1)
 
 
-def _show(one: Finding) -> None:
+def show_finding(one: Finding) -> None:
+    """A finding for people: a line, and below it what to do."""
     mark = click.style(_MARKS[one.level].ljust(8), fg=_COLOURS[one.level])
     click.echo(f"{mark} {clean(one.name)}: {clean(one.finding)}")
     if one.advice:

@@ -1,4 +1,4 @@
-"""tallybook job show, cancel, retry; list is in job_list.py, why in why.py."""
+"""tallybook job show, cancel, retry; list is in job_list.py, why and trace in why.py."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ from tallybook._cli.errors import problem, say
 from tallybook._cli.job_list import list_
 from tallybook._cli.over_nodes import each
 from tallybook._cli.text import clean, local, short
-from tallybook._cli.why import why
+from tallybook._cli.why import trace, why
 from tallybook._db import calls, filters
 from tallybook._db.driver import Rollback
+from tallybook._db.node_source import unknown
 from tallybook._db.stored import loads
 from tallybook._model.job import Cancelled
 from tallybook.errors import TallybookError, UnknownJob
@@ -47,11 +48,12 @@ select to_json(jsonb_populate_record(j, jsonb_build_object('max_attempts', coale
 
 @click.group()
 def job() -> None:
-    """List, show, explain, cancel and retry jobs."""
+    """List, show, explain, trace, cancel and retry jobs."""
 
 
 job.add_command(list_)
 job.add_command(why)
+job.add_command(trace)
 
 
 def said_of(error: object) -> str:
@@ -73,7 +75,7 @@ def show(db: Db, job_id: int, as_json: bool) -> None:
     """Show all about one job: its columns, its errors, its attempts."""
     row = db.of(_within(job_id)).conn.execute(_SHOW, (job_id,)).fetchone()
     if row is None:
-        raise UnknownJob(job_id)
+        raise unknown(db.conninfo, job_id)
     if as_json:
         print_json(f'{row[0].rstrip().removesuffix("}")},"history":{row[1]}}}')
         return

@@ -9,10 +9,11 @@ from datetime import timedelta
 import click
 
 from tallybook._cli.common import DURATION, command, dsn_option, print_json, print_pairs, yes_option
-from tallybook._cli.database import Conn, Db, connect
-from tallybook._cli.errors import Problem
+from tallybook._cli.database import Conn, Db, connect, conninfo
+from tallybook._cli.errors import Problem, problem, say
 from tallybook._cli.text import clean
 from tallybook._db import migrate as schema
+from tallybook._db import nodes
 from tallybook._maintenance.rebase import rebase
 
 
@@ -20,39 +21,73 @@ from tallybook._maintenance.rebase import rebase
 @dsn_option
 @click.option("--sql", "only_sql", is_flag=True, help="Print the whole installation as SQL and touch nothing.")
 @click.option("--node", type=click.IntRange(0, 1023), help="Number of this database in its job ids, set once. [0]")
+@click.option("--nodes", "which", metavar="NODES", help="One node after the other: all, or names like 'north,south'.")
 @click.option("--wait", type=DURATION, metavar="DURATION", help='Wait so long for the server, like "1 min".')
-def migrate(dsn: str | None, only_sql: bool, node: int | None, wait: timedelta | None) -> None:
+def migrate(dsn: str | None, only_sql: bool, node: int | None, which: str | None, wait: timedelta | None) -> None:
     """Install or upgrade the schema.
 
     Safe to run twice, from several places at once, and while producers and workers go on. One transaction: it is all
     there, or nothing. Where the database came from another cluster, its jobs are made claimable in this one.
+    With --nodes a node that fails does not stop the others; run it again for what is left. Exit code 1 if one failed.
     """
+    if which is not None and (only_sql or node is not None):
+        raise click.UsageError("--nodes goes without --sql and --node: numbers are in the list of nodes")
     if only_sql:
         click.echo(schema.script(node=node or 0), nl=False)
-        return
+    elif which is not None:
+        _each(conninfo(dsn), which, wait)
+    else:
+        _one(dsn, node, wait)
+
+
+def _each(dsn: str, which: str, wait: timedelta | None) -> None:
+    """Every node in turn, with a line of what became of it."""
+    failed = 0
+    everyone = nodes.numbered(nodes.nodes(dsn))
+    chosen = nodes.nodes(dsn, which)
+    for one in everyone:
+        if not any(one.name == other.name for other in chosen):
+            continue
+        try:
+            _one(one.dsn, nodes.number_for(one, everyone), wait, f"{one.name}: ")
+        except Exception as error:
+            found = problem(error)
+            if found is None:
+                raise
+            failed += 1
+            say(f"{one.name}: {found.message}", found.hint)
+    if failed:
+        click.echo(f"{failed} of {len(chosen)} nodes failed; the others are done", err=True)
+        sys.exit(1)
+
+
+def _one(dsn: str | None, node: int | None, wait: timedelta | None, label: str = "") -> None:
     with connect(dsn, schema=False, wait=wait) as conn:
         before = schema.info(conn)
         done = schema.migrate(
             conn,
             node=node or 0,
-            on_step=lambda name: click.echo(f"applying {name}"),
-            on_wait=lambda by: click.echo(f"tables are in use by {clean(by)}; letting them by, then again", err=True),
+            on_step=lambda name: click.echo(f"{label}applying {name}"),
+            on_wait=lambda by: click.echo(
+                f"{label}tables are in use by {clean(by)}; letting them by, then again", err=True
+            ),
         )
         after = schema.info(conn)
         moved = rebase(conn)
         where = f"schema tallybook (version {after.version}) of database {conn.info.dbname!r}"
     if not done and after.version > after.expected:
-        click.echo(f"nothing to do: {where} is newer than this program ({after.expected}), which works with it")
+        said = f"nothing to do: {where} is newer than this program ({after.expected}), which works with it"
     elif not done:
-        click.echo(f"nothing to do: {where} is up to date")
+        said = f"nothing to do: {where} is up to date"
     elif before.version == 0:
-        click.echo(f"installed {where}, node {after.node}".replace(" of database", " in database"))
+        said = f"installed {where}, node {after.node}".replace(" of database", " in database")
     elif before.version == after.version:
-        click.echo(f"replaced the functions and views of {where}")
+        said = f"replaced the functions and views of {where}"
     else:
-        click.echo(f"upgraded {where} from version {before.version}")
+        said = f"upgraded {where} from version {before.version}"
+    click.echo(label + said)
     if moved.rebased:
-        click.echo(str(moved))
+        click.echo(f"{label}{moved}")
     if node is not None and node != after.node:
         hint = "It is part of the ids of all jobs that are there. A new number needs a new installation"
         raise Problem(f"the node number stays {after.node}: it is set at the first installation", hint=hint)

@@ -76,7 +76,7 @@ _COLUMNS: Columns = {
 _EMPTY = "no schedules: declare one by @app.task(schedule=...), or by tallybook schedule set"
 
 
-@listing(_COLUMNS, of=schedule, empty=_EMPTY, plain=_plain)
+@listing(_COLUMNS, of=schedule, home=True, empty=_EMPTY, plain=_plain)
 def list_(db: Db) -> list[ScheduleInfo]:
     """List the schedules, of code and of the database, with their next tick and their counts."""
     return db.run(schedules.listed())
@@ -92,7 +92,7 @@ _FIRES: Columns = {
 }  # fmt: skip
 
 
-@command(of=schedule, json=True)
+@command(of=schedule, home=True, json=True)
 @click.argument("name")
 @click.option("-n", "fires", type=click.IntRange(1, 1000), default=20, show_default=True, help="So many of its fires.")
 def show(db: Db, name: str, fires: int, as_json: bool) -> None:
@@ -120,7 +120,7 @@ def show(db: Db, name: str, fires: int, as_json: bool) -> None:
     print_rows(_FIRES, happened, empty="no fires")
 
 
-@command("next", of=schedule, json=True)
+@command("next", of=schedule, home=True, json=True)
 @click.argument("name")
 @click.option("-n", "count", type=click.IntRange(1, 1000), default=5, show_default=True, help="So many ticks.")
 def next_(db: Db, name: str, count: int, as_json: bool) -> None:
@@ -135,7 +135,7 @@ def next_(db: Db, name: str, count: int, as_json: bool) -> None:
         click.echo(clean(_state(one)), err=True)
 
 
-@command("set", of=schedule)
+@command("set", of=schedule, home=True)
 @click.argument("name")
 @click.argument("task")
 @click.option("--args", metavar="JSON", default="{}", help="Of its jobs: one JSON object.")
@@ -178,7 +178,7 @@ def set_(
     return f"schedule {clean(name)!r} is {what}" + ("" if tick is None else f"; next at {local(tick)}")
 
 
-@command(of=schedule)
+@command(of=schedule, home=True)
 @click.argument("name")
 @by_option
 def pause(db: Db, name: str, by: str | None) -> str:
@@ -187,7 +187,7 @@ def pause(db: Db, name: str, by: str | None) -> str:
     return f"schedule {clean(name)!r} is paused" if changed else f"schedule {clean(name)!r} was paused already"
 
 
-@command(of=schedule)
+@command(of=schedule, home=True)
 @click.argument("name")
 def resume(db: Db, name: str) -> str:
     """Fire the ticks of a paused schedule again, from the next one on."""
@@ -195,7 +195,7 @@ def resume(db: Db, name: str) -> str:
     return f"schedule {clean(name)!r} fires again" if changed else f"schedule {clean(name)!r} was not paused"
 
 
-@command(of=schedule)
+@command(of=schedule, home=True)
 @click.argument("name")
 @yes_option
 def drop(db: Db, name: str, yes: bool) -> None:
@@ -209,7 +209,7 @@ def drop(db: Db, name: str, yes: bool) -> None:
         click.echo(f"it comes back when a worker of app {clean(one.app)!r} starts, if its code declares it", err=True)
 
 
-@command(of=schedule)
+@command(of=schedule, home=True)
 @click.argument("name")
 def run(db: Db, name: str) -> str:
     """Fire a schedule now: the same path, guard and retries as at a tick. Exit code 1 if it was not enqueued."""

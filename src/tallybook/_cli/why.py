@@ -1,4 +1,4 @@
-"""tallybook job why, tallybook trace."""
+"""tallybook job why, job trace."""
 
 from __future__ import annotations
 
@@ -82,6 +82,7 @@ def _merged(found: Found, given: Mapping[str, Any]) -> Found:
 
 
 @listing(_EVENTS, name="trace", empty="nothing on record", newest=True, merge=_merged)
+@click.argument("job", metavar="[ID]", type=click.IntRange(1, (1 << 63) - 1), required=False)
 @click.option("--subject", help="Of the jobs of this subject.")
 @click.option("--unique", metavar="KEY", help="Of the jobs that have had this unique key.")
 @click.option(
@@ -92,7 +93,6 @@ def _merged(found: Found, given: Mapping[str, Any]) -> Found:
     callback=read_links,
     help="Of the jobs with this link, like submission=42; of several, with all of them.",
 )
-@click.option("--job", type=click.IntRange(1, (1 << 63) - 1), metavar="ID", help="Of this job.")
 @click.option("--task", help="Of this task only.")
 @limit_option(10_000, 1000, "The newest so many.")
 @click.option("--newest-first", is_flag=True, help="The other way round.")
@@ -104,5 +104,5 @@ def trace(db: Db, limit: int, **which: Any) -> list[TraceEvent]:
     try:
         call = verbs.trace(**which, max_events=limit)
     except InvalidArgument:
-        raise click.UsageError("give one of --subject, --unique, --link, --job") from None
+        raise click.UsageError("give one of ID, --subject, --unique, --link") from None
     return db.run(call)

@@ -30,6 +30,10 @@ from tallybook._db.schema_locks import BUSY, altered, holders, take
 from tallybook.errors import SchemaBusy, SchemaTooNew
 
 _LOCK = "select pg_advisory_xact_lock(1413565440, 0)"
+# Citus would create all of it on its other nodes as well, which have jobs of their own.
+_NO_PROPAGATION = """\
+select set_config('citus.enable_ddl_propagation', 'off', true)
+ where current_setting('citus.enable_ddl_propagation', true) is not null"""
 _ROOMS = ("core", "parts", "read", "ops")
 _TABLES = re.compile(r"/tables(/|\.sql$)")
 _INCLUDE = re.compile(r"^\\ir \.\./(\S+)$", re.MULTILINE)
@@ -191,6 +195,7 @@ def _migrate(conn: psycopg.Connection, node: int, on_step: Callable[[str], None]
         conn.execute(
             "set local client_min_messages = warning; set local statement_timeout = 0; set local lock_timeout = 0"
         )
+        conn.execute(_NO_PROPAGATION)
         conn.execute(_LOCK)
         found = info(conn)
         if found.version > found.expected:

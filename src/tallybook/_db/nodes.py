@@ -28,7 +28,7 @@ from tallybook._db.policy import first_line
 from tallybook._db.socket_timeout import ThreadSocketTimeout
 from tallybook._db.source import Source
 from tallybook._db.stored import READER, loads
-from tallybook.errors import ConfigError, QueueUnavailable, UnknownNode
+from tallybook.errors import ConfigError, QueueUnavailable, UnknownJob, UnknownNode
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ select n.nodename, n.nodeport, n.groupid = l.groupid
   from pg_catalog.pg_dist_node n cross join pg_catalog.pg_dist_local_group l
  where n.isactive and n.noderole = 'primary' order by n.groupid"""
 _IS_COORDINATOR = "select groupid = 0 from pg_catalog.pg_dist_local_group"
-_INSTALLED = "select node from tallybook.installed"
+INSTALLED = "select node from tallybook.installed"
 
 _ADD = Declared("node_add(name text, address text, number int, system_identifier bigint) -> text")
 _RETIRE = Declared("node_retire(name text) -> text", unknown=UnknownNode)
@@ -155,7 +155,7 @@ def _found(dsn: str) -> list[Node]:
                 return [Node(name, number, at(dsn, to), state, home) for name, number, to, state, home in rows]
             if citus and (found := _citus(conn, dsn)):
                 return found
-            row = conn.execute(_INSTALLED).fetchone() if installed else None
+            row = conn.execute(INSTALLED).fetchone() if installed else None
             return [Node(database, row[0] if row else None, dsn, home=True)]
     except psycopg.OperationalError as error:
         reason = first_line(error).removeprefix("connection failed: ")
@@ -174,8 +174,12 @@ def _citus(conn: psycopg.Connection[Any], dsn: str) -> list[Node]:
 
 
 def at(dsn: str, address: str) -> str:
-    """The connection string of an address: `dsn` with what the address says differently."""
-    given, base = conninfo_to_dict(address), conninfo_to_dict(dsn)
+    """The connection string of an address: `dsn` with what the address says differently. ConfigError."""
+    try:
+        given, base = conninfo_to_dict(address), conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError:  # its text, and the value, may hold a password
+        hint = "Write what differs from the DSN, like 'host=north dbname=shop'"
+        raise ConfigError("address", "(not shown)", "not a connection string", hint=hint) from None
     if "host" in given:
         base.pop("hostaddr", None)
     return make_conninfo("", **{**base, **given})
@@ -187,13 +191,13 @@ def node_of(job_id: int) -> int:
 
 
 def of_job(among: Iterable[Node], job_id: int) -> Node:
-    """The node of a job; UnknownNode where none of them has the number in its id."""
+    """The node of a job; UnknownJob where none of them has the number in its id."""
     known = list(among)
     for node in known:
         if node.number == node_of(job_id):
             return node
-    numbers = ", ".join(f"{node.name} ({'?' if node.number is None else node.number})" for node in known)
-    raise UnknownNode(str(node_of(job_id)), [node.name for node in known], job=job_id, hint=f"There is {numbers}")
+    said = ", ".join(f"{node.name} ({'no answer' if node.number is None else node.number})" for node in known)
+    raise UnknownJob(job_id, hint=f"Its id is of node {node_of(job_id)}; the nodes are {said}")
 
 
 def route(key: str, among: Sequence[Node], pins: Mapping[str, str] = {}) -> Node:
@@ -265,8 +269,26 @@ def numbered(among: Sequence[Node]) -> tuple[Node, ...]:
     return found
 
 
+def number_for(node: Node, among: Sequence[Node]) -> int:
+    """The number of a node; for one without a schema, that nobody gave one, the next that is free.
+
+    ConfigError where others do not say theirs: the free one could be theirs.
+    """
+    known = numbered(among)
+    own = named(known, node.name).number
+    if own is not None:
+        return own
+    silent = [one.node.name for one in asked([other for other in known if other.number is None], _number) if one.error]
+    if silent:
+        hint = "Bring them up, or give this node its number by `tallybook migrate --node N --dsn ...`"
+        reason = f"a free one is not known while these do not answer: {', '.join(silent)}"
+        raise ConfigError("number of a node", node.name, reason, hint=hint)
+    return max((other.number for other in known if other.number is not None), default=-1) + 1
+
+
 def _number(conn: psycopg.Connection[Any]) -> int | None:
-    row = conn.execute(_INSTALLED).fetchone()
+    there = conn.execute("select to_regclass('tallybook.installed') is not null").fetchone() == (True,)
+    row = conn.execute(INSTALLED).fetchone() if there else None
     return None if row is None else int(row[0])
 
 

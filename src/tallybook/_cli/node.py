@@ -1,0 +1,133 @@
+"""tallybook node list, check, add, retire, remove, of, pin, unpin; plproxy is in node_plproxy.py."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from tallybook._cli.common import Columns, command, print_json, print_rows, row_json
+from tallybook._cli.database import Db
+from tallybook._cli.doctor import show_finding
+from tallybook._cli.node_plproxy import plproxy
+from tallybook._cli.text import clean
+from tallybook._db import node_changes, node_check, nodes
+from tallybook._db.link import dsn_for_people
+from tallybook._db.node_changes import Changed
+
+
+@click.group()
+def node() -> None:
+    """List, check and change the databases of one app (nodes)."""
+
+
+node.add_command(plproxy)
+
+
+_COLUMNS: Columns = {
+    "node": "name",
+    "number": lambda row: "no answer" if row["number"] is None else row["number"],
+    "state": lambda row: f"{row['state']}, home" if row["home"] else row["state"],
+    "address": "address",
+}
+
+
+@command("list", of=node, json=True)
+def list_(db: Db, as_json: bool) -> None:
+    """List the nodes, those that are gone as well."""
+    rows = [
+        {
+            "name": one.name,
+            "number": one.number,
+            "state": one.state,
+            "home": one.home,
+            "address": dsn_for_people(one.dsn),
+        }
+        for one in nodes.numbered(nodes.written(db.conninfo))
+    ]
+    if as_json:
+        print_json([row_json(one) for one in rows])
+    else:
+        print_rows(_COLUMNS, rows, empty="no nodes")
+
+
+@command(of=node, json=True)
+def check(db: Db, as_json: bool) -> None:
+    """Ask every node who it is, how it is, and who serves it.
+
+    Exit code 0 if all is ok or a note, 1 if there is a warning or a problem.
+    """
+    found = node_check.check(db.conninfo)
+    if as_json:
+        print_json([row_json(one) for one in found])
+    else:
+        for one in found:
+            show_finding(one)
+    if not all(one.good for one in found):
+        sys.exit(1)
+
+
+@command(of=node)
+@click.argument("name")
+@click.argument("address")
+@click.option("--number", type=click.IntRange(0, 1023), help="In its job ids. [that of its schema, else the next free]")
+def add(db: Db, name: str, address: str, number: int | None) -> str:
+    """Put a node on record, or change its ADDRESS, like 'host=north dbname=shop'.
+
+    User, password and all else that ADDRESS leaves out come from the DSN. A retired node is live again. The first time
+    the database of the DSN becomes a node, too.
+    """
+    done = node_changes.add(db.conninfo, name, address, number)
+    if not done.installed:
+        click.echo(f"it has no schema yet, or does not answer: tallybook migrate --nodes {clean(name)}", err=True)
+    return _said(done)
+
+
+@command(of=node)
+@click.argument("name")
+def retire(db: Db, name: str) -> str:
+    """Send no more keys to a node, and move its schedules to the home.
+
+    What is there still runs, and workers serve it.
+    """
+    return _said(node_changes.retire(db.conninfo, name))
+
+
+@command(of=node)
+@click.argument("name")
+@click.option("--anyway", is_flag=True, help="Although jobs are open there, or it does not answer.")
+def remove(db: Db, name: str, anyway: bool) -> str:
+    """Take a node from the list. Its database is not touched."""
+    return _said(node_changes.remove(db.conninfo, name, anyway=anyway))
+
+
+def _said(done: Changed) -> str:
+    moved = f"; {done.schedules} schedules moved to the home" if done.schedules else ""
+    return f"node {clean(done.node.name)!r} ({done.node.number}) is {done.what}{moved}"
+
+
+@command(of=node)
+@click.argument("key")
+def of(db: Db, key: str) -> str:
+    """Show which node the jobs of a key go to."""
+    pins = db.run(nodes.pins(key))
+    found = nodes.route(key, nodes.nodes(db.conninfo), pins)
+    return f"{clean(found.name)}{' (pinned)' if key in pins else ''}"
+
+
+@command(of=node)
+@click.argument("key")
+@click.argument("name")
+def pin(db: Db, key: str, name: str) -> str:
+    """Let the jobs of a key go to this node. Jobs that are put in already stay."""
+    return f"the pin of {clean(key)!r} to node {clean(name)!r} is {node_changes.pin(db.conninfo, key, name)}"
+
+
+@command(of=node)
+@click.argument("key")
+def unpin(db: Db, key: str) -> str:
+    """Let the hash choose the node of a key again."""
+    if not node_changes.unpin(db.conninfo, key):
+        click.echo(f"{clean(key)!r} is not pinned")
+        raise SystemExit(1)
+    return f"{clean(key)!r} is not pinned any more"

@@ -1,0 +1,182 @@
+"""Changing the list of nodes: what has to be asked of the nodes themselves, and the schedules that follow their home."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from tallybook._db import counting, nodes, sync
+from tallybook._db.declared import Declared
+from tallybook._db.link import CONNECT, dsn_for_people
+from tallybook._db.nodes import VARIABLE, Node, asked, at, named, written
+from tallybook._db.policy import first_line
+from tallybook.errors import ConfigError, QueueUnavailable
+
+_GIVE = Declared("_schedules_give() -> jsonb")
+_TAKE = Declared("_schedules_take(p_schedules jsonb) -> int")
+_SELF = """\
+select c.system_identifier, d.oid, to_regclass('tallybook.installed') is not null
+  from pg_control_system() c, pg_database d where d.datname = current_database()"""
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What became of a node."""
+
+    what: str
+    """created, changed, retired, removed or unchanged."""
+    node: Node
+    schedules: int = 0
+    """How many moved to the home."""
+    installed: bool = True
+    """Whether it has the schema."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    identity: tuple[int, int]
+    number: int | None
+
+
+def add(dsn: str, name: str, address: str, number: int | None = None) -> Changed:
+    """Put a node on record in the database at `dsn`; the first time that database becomes one, too.
+
+    Without `number` it is the one of its installation, else the next free one. ConfigError, InvalidArgument; QueueUnavailable
+    unless it answers or its number is given.
+    """
+    _in_table()
+    target = at(dsn, address)
+    seen = _seen(target, needed=number is None)
+    if seen and seen.number is not None and number not in (None, seen.number):
+        reason = f"it is installed there with number {seen.number}, which is part of its job ids"
+        raise ConfigError("number", number, reason, hint="Leave --number out")
+    here = _seen(dsn, needed=True)
+    assert here is not None
+    with psycopg.connect(dsn, **CONNECT) as conn:
+        before = [node for node in written(dsn) if _is_on_record(conn, node)]
+        if not before and (seen is None or seen.identity != here.identity):
+            own = re.sub(r"[^A-Za-z0-9_.:-]", "-", conn.info.dbname).strip("-_.:") or "first"
+            sync.run(conn, nodes.add(own, "", here.number or 0, here.identity[0]))
+            before = written(dsn)
+        if number is None:
+            taken = [node.number for node in before if node.number is not None]
+            ours = [node.number for node in before if node.name == name]
+            installed = seen.number if seen else None
+            number = installed if installed is not None else next(iter(ours), None)
+            number = max(taken, default=-1) + 1 if number is None else number
+        home = next((node for node in before if node.home), None)
+        ready = seen is not None and seen.number is not None
+        if home is not None and not ready and number < (home.number or 0):
+            hint = f"Run `tallybook migrate --node {number}` on it first"
+            raise ConfigError("node", name, "it would be the home, as the lowest number, and has no schema", hint=hint)
+        what = sync.run(conn, nodes.add(name, address, number, seen.identity[0] if seen else None))
+    node = named(written(dsn), name)
+    moved = _move(home, node) if node.home and home and home.name != name else 0
+    return Changed(what, node, moved, ready)
+
+
+def retire(dsn: str, name: str) -> Changed:
+    """Send no more keys to a node, and move its schedules to the home. UnknownNode; QueueUnavailable: say it again."""
+    _in_table()
+    node = named(written(dsn), name)
+    with psycopg.connect(dsn, **CONNECT) as conn:
+        what = sync.run(conn, nodes.retire(node.name))
+    return Changed(what, node, _move(node, _home(dsn)))
+
+
+def remove(dsn: str, name: str, *, anyway: bool = False) -> Changed:
+    """Take a node from the list. ConfigError while jobs are open there, or where it does not answer, unless `anyway`."""
+    _in_table()
+    node = named(written(dsn), name)
+    (answer,) = asked([node], _open)
+    if node.state != "gone" and not anyway:
+        if answer.value is None:
+            hint = "Remove it all the same with --anyway"
+            raise ConfigError("node", name, f"its open jobs are not known: {answer.error}", hint=hint)
+        if answer.value:
+            hint = "Retire it and let its workers finish them; with --anyway they stay there"
+            raise ConfigError("node", name, f"{answer.value} jobs are open there", hint=hint)
+    with psycopg.connect(dsn, **CONNECT) as conn:
+        what = sync.run(conn, nodes.remove(node.name, anyway=anyway))
+    moved = 0 if answer.value is None or what == "unchanged" else _move(node, _home(dsn))
+    return Changed(what, node, moved)
+
+
+def pin(dsn: str, key: str, node: str) -> str:
+    """Let the jobs of a key go to this node; created, changed or unchanged. UnknownNode."""
+    found = named(nodes.nodes(dsn), node)
+    with psycopg.connect(dsn, **CONNECT) as conn:
+        return sync.run(conn, nodes.pin(key, found.name))
+
+
+def unpin(dsn: str, key: str) -> bool:
+    """Let the hash choose again; False: it was not pinned."""
+    with psycopg.connect(dsn, **CONNECT) as conn:
+        return sync.run(conn, nodes.unpin(key))
+
+
+def _open(conn: psycopg.Connection[Any]) -> int:
+    """How many jobs have not ended; none where there is no schema."""
+    installed = conn.execute("select to_regclass('tallybook.installed') is not null").fetchone() == (True,)
+    return sum(one.open for one in sync.run(conn, counting.counts())) if installed else 0
+
+
+def _in_table() -> None:
+    if os.environ.get(VARIABLE):
+        reason = "the nodes are written down in this variable, not in the table"
+        raise ConfigError(VARIABLE, "(set)", reason, hint="Change it there, or unset it to use the table")
+
+
+def _is_on_record(conn: psycopg.Connection[Any], node: Node) -> bool:
+    row = conn.execute("select exists (select from tallybook.nodes n where n.name = %s)", (node.name,)).fetchone()
+    return row == (True,)
+
+
+def _home(dsn: str) -> Node:
+    return next(node for node in nodes.nodes(dsn) if node.home)
+
+
+def _seen(dsn: str, *, needed: bool) -> _Seen | None:
+    """Which database this is, and its number; None: it does not answer, and need not."""
+    try:
+        with psycopg.connect(dsn, **CONNECT) as conn:
+            row = conn.execute(_SELF).fetchone()
+            assert row is not None
+            number = conn.execute(nodes.INSTALLED).fetchone() if row[2] else None
+            return _Seen((row[0], row[1]), number[0] if number else None)
+    except psycopg.OperationalError as error:
+        if needed:
+            hint = "Say its number with --number to add a node that is away"
+            raise QueueUnavailable(dsn_for_people(dsn), _reason(error), hint=hint) from error
+        return None
+
+
+def _move(old: Node, home: Node) -> int:
+    """Move all schedules of a node to the home; how many.
+
+    They leave in a transaction that stays open until the home has them: no tick is fired twice, or lost, unless this very
+    program is killed between two commits. Then both have them, until it is said again.
+    """
+    if old.name == home.name:
+        return 0
+    try:
+        with (
+            psycopg.connect(old.dsn, **CONNECT) as giving,
+            psycopg.connect(home.dsn, **CONNECT) as taking,
+            giving.transaction(),
+        ):
+            given = sync.run(giving, _GIVE.call(str))
+            return 0 if given == "[]" else sync.run(taking, _TAKE.call(int, schedules=given))
+    except (psycopg.errors.UndefinedFunction, psycopg.errors.InvalidSchemaName):
+        return 0  # one of them has no schema yet
+    except psycopg.OperationalError as error:
+        hint = f"Its state has changed, its schedules are still on {old.name!r}: say it again once both nodes answer"
+        raise QueueUnavailable(f"node {old.name!r} or {home.name!r}", _reason(error), hint=hint) from error
+
+
+def _reason(error: BaseException) -> str:
+    return first_line(error).removeprefix("connection failed: ")

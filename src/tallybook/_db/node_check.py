@@ -1,0 +1,188 @@
+"""The check of the nodes: each is asked who it is and how it is, and the answers are held against the list and one another."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from tallybook._db import migrate, sync
+from tallybook._db.declared import Declared
+from tallybook._db.doctor import clock
+from tallybook._db.link import CONNECT
+from tallybook._db.nodes import Answer, Node, asked, written
+from tallybook._db.schema import verdict
+from tallybook._db.stored import loads
+from tallybook._model.finding import Finding
+
+_LOOK = Declared("_node_look() -> jsonb")
+_SEEN = Declared("_node_seen(p_number int, p_system_identifier p_job_id bigint) -> void")
+_KNOWN = "select n.name, n.system_identifier, n.seen_job_id, n.seen_at::text from tallybook.nodes n"
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """What a node says of itself."""
+
+    schema: str | None
+    """What is wrong with its schema; then nothing else is known."""
+    standby: bool
+    ahead: float
+    """By how many seconds its clock is ahead of this machine's."""
+    look: dict[str, Any]
+
+
+def check(dsn: str) -> list[Finding]:
+    """One finding for each node that is well, and one for each thing that is wrong with another, in the order of the nodes.
+
+    What it has seen is kept in the table, so that the next check finds a node that was restored from an older state.
+    """
+    among = [node for node in written(dsn) if node.state != "gone"]
+    answers = asked(among, _report, seconds=5.0)
+    known = _known(dsn)
+    wrong = [*_numbers(answers), *_copies(answers), *_clocks(answers)]
+    for answer in answers:
+        wrong += _alone(answer, known.get(answer.node.name, (None, None, None)))
+    _keep(dsn, answers, {finding.details["node"] for finding in wrong if finding.level == "problem"})
+    found = []
+    for answer in answers:
+        mine = [finding for finding in wrong if finding.details["node"] == answer.node.name]
+        found += sorted(mine, key=lambda finding: finding.level != "problem") or [_fine(answer)]
+    return found
+
+
+def _report(conn: psycopg.Connection[Any]) -> _Report:
+    info = migrate.info(conn)
+    row = conn.execute("select pg_is_in_recovery()").fetchone()
+    ahead = float(clock(conn).details["server_ahead_s"])
+    error = verdict(info.version, info.works_from, info.expected, conn.info.dbname)
+    text = str(error) if error else None if info.routines_current else "its functions are of another release"
+    return _Report(text, row == (True,), ahead, {} if text else sync.run(conn, _LOOK.call(loads)))
+
+
+def _known(dsn: str) -> dict[str, tuple[Any, Any, Any]]:
+    """What the table knows of each node: its cluster, the highest job id that was seen, and when."""
+    try:
+        with psycopg.connect(dsn, **CONNECT) as conn:
+            return {name: (cluster, job, at) for name, cluster, job, at in conn.execute(_KNOWN).fetchall()}
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+        return {}
+
+
+def _keep(dsn: str, answers: list[Answer[_Report]], wrong: set[str]) -> None:
+    with psycopg.connect(dsn, **CONNECT) as conn:
+        if conn.execute("select to_regclass('tallybook.nodes') is null").fetchone() == (True,):
+            return
+        for answer in answers:
+            if answer.value and answer.value.look and answer.node.name not in wrong and answer.node.number is not None:
+                look = answer.value.look
+                values = {"system_identifier": look["system_identifier"], "job_id": look["last_job_id"]}
+                sync.run(conn, _SEEN.call(lambda _: None, number=answer.node.number, **values))
+
+
+def _finding(node: Node, what: str, level: str, text: str, advice: str | None = None, **details: Any) -> Finding:
+    more = {"node": node.name, **details}
+    return Finding(name=f"{node.name} {what}", level=level, finding=text, advice=advice, details=more)
+
+
+def _alone(answer: Answer[_Report], known: tuple[Any, Any, Any]) -> Iterator[Finding]:
+    """What is wrong with one node by itself."""
+    node, report = answer.node, answer.value
+    if report is None:
+        advice = "Start its server, or correct its address: `tallybook node add`. Its jobs wait; the other nodes go on."
+        yield _finding(node, "reachable", "problem", f"it does not answer: {answer.error}", advice)
+        return
+    if report.standby:
+        yield _finding(node, "writable", "problem", "it is a standby: nothing can be put in or claimed there",
+                       "Let its address lead to the primary, or promote it.")  # fmt: skip
+    if report.schema is not None:
+        advice = f"Run `tallybook migrate --nodes {node.name}`, or update this program."
+        yield _finding(node, "schema", "problem", report.schema, advice)
+        return
+    look = report.look
+    if node.number is not None and look["number"] != node.number:
+        text = f"its job ids have number {look['number']}, and the list says {node.number}"
+        advice = (
+            "The address leads to another node, or the number was mistyped: remove it, and add it by its own number."
+        )
+        yield _finding(node, "number", "problem", text, advice, number=look["number"])
+    yield from _past(node, look, known)
+    if look["open"] and not look["workers"]:
+        yield _finding(node, "workers", "warning", f"{look['open']} jobs are open and no live worker serves it",
+                       "Start one: `tallybook worker --nodes all`.", open=look["open"])  # fmt: skip
+    for text in look["unserved"] if look["workers"] else ():
+        yield _finding(node, "workers", "warning", text, "See `tallybook doctor` on that node.", open=look["open"])
+
+
+def _past(node: Node, look: dict[str, Any], known: tuple[Any, Any, Any]) -> Iterator[Finding]:
+    """Whether it is what it was: a copy, or an older state."""
+    cluster, job, at = known
+    if cluster is not None and cluster != look["system_identifier"]:
+        advice = (
+            "If it was moved by a dump, nothing: `tallybook node add` with its new address. Else the address is wrong."
+        )
+        text = f"another cluster answers ({look['system_identifier']}) than the one on record ({cluster})"
+        yield _finding(node, "cluster", "warning", text, advice)
+    if look["known_identifier"] != look["system_identifier"]:
+        advice = "Start a worker or run `tallybook migrate --nodes`: both make its jobs claimable in this cluster."
+        yield _finding(node, "cluster", "warning", "its schema was copied from another cluster", advice)
+    if job is not None and (look["last_job_id"] or 0) < job:
+        text = (
+            f"its last job id was {job} at {at} and is {look['last_job_id']} now: it was restored from an older state"
+        )
+        advice = (
+            f"What was put in or done after that state is lost there. Before more is put in: select "
+            f"setval('tallybook.job_id', {job}), else ids are given out twice. A standby that lagged does it, too."
+        )
+        yield _finding(node, "restored", "problem", text, advice, was=job, now=look["last_job_id"])
+
+
+def _numbers(answers: list[Answer[_Report]]) -> Iterator[Finding]:
+    """Two nodes with one number."""
+    advice = (
+        "An id leads to the wrong one. Install one of them anew with a number of its own: `tallybook migrate --node N`."
+    )
+    for number, same in _by(answers, "number").items():
+        for node in same if len(same) > 1 else ():
+            others = ", ".join(other.name for other in same if other is not node)
+            yield _finding(node, "number", "problem", f"it has number {number}, and so has {others}", advice)
+
+
+def _copies(answers: list[Answer[_Report]]) -> Iterator[Finding]:
+    """One database that is listed twice."""
+    for same in _by(answers, "system_identifier", "database").values():
+        for node in same[1:]:
+            text = f"its address leads to the database of {same[0].name}"
+            yield _finding(node, "address", "problem", text, "Correct it: `tallybook node add NAME ADDRESS`.")
+
+
+def _by(answers: list[Answer[_Report]], *keys: str) -> dict[tuple[Any, ...], list[Node]]:
+    found: dict[tuple[Any, ...], list[Node]] = defaultdict(list)
+    for answer in answers:
+        if answer.value and answer.value.look:
+            values = tuple(answer.value.look[key] for key in keys)
+            found[values if len(keys) > 1 else values[0]].append(answer.node)
+    return found
+
+
+def _clocks(answers: list[Answer[_Report]]) -> Iterator[Finding]:
+    """Servers whose clocks are apart, by the first that answers."""
+    there = [(answer.node, answer.value.ahead) for answer in answers if answer.value]
+    for node, ahead in there[1:]:
+        apart = ahead - there[0][1]
+        if abs(apart) >= 1:
+            text = f"its clock is {abs(apart):.1f} s {'ahead of' if apart > 0 else 'behind'} that of {there[0][0].name}"
+            advice = "Let all servers follow NTP: lists over all nodes are sorted by these clocks."
+            yield _finding(
+                node, "clock", "warning" if abs(apart) >= 10 else "note", text, advice, apart_s=round(apart, 3)
+            )
+
+
+def _fine(answer: Answer[_Report]) -> Finding:
+    assert answer.value is not None
+    look = answer.value.look
+    text = f"number {look['number']}, {look['open']} open jobs, {look['workers']} workers"
+    return _finding(answer.node, "is well", "ok", text + (", retiring" if answer.node.state == "retiring" else ""))

@@ -1,0 +1,26 @@
+-- _schedules_give(): take all schedules away from this database, for another one that will have them; as JSON.
+--
+-- Until the caller commits nobody can fire them here. Writes schedule.
+create or replace function tallybook._schedules_give() returns jsonb
+language sql as $$
+  with gone as (delete from tallybook.schedule s returning s.*)
+  select coalesce(jsonb_agg(to_jsonb(g) order by g.name), '[]') from gone g
+$$;
+
+-- _schedules_take(schedules): put those of another database on record here; how many. One whose name is there stays as
+-- it is here. Ticks that came due meanwhile are late ticks, as the schedule says. The last job is forgotten: it is a
+-- job of the other database. Writes schedule.
+create or replace function tallybook._schedules_take(p_schedules jsonb) returns int
+language plpgsql as $$
+declare
+  v_taken int;
+begin
+  insert into tallybook.schedule
+  select (jsonb_populate_record(s, jsonb_build_object('revision', pg_current_xact_id()::text, 'last_job_id', null,
+                                                      'line', null))).*
+    from jsonb_populate_recordset(null::tallybook.schedule, p_schedules) s
+      on conflict do nothing;
+  get diagnostics v_taken = row_count;
+  if v_taken > 0 then perform tallybook._wake(' schedule'); end if;
+  return v_taken;
+end $$;

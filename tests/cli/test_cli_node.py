@@ -1,0 +1,316 @@
+"""tallybook node ...: what a person types about several databases of one app, and how faults of a node are told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from support.cli import invoke, run
+from support.clusters import dump, restore
+from support.database import one
+from support.fleet import Fleet, fleets, renumber
+from tallybook import App
+from tallybook._db.migrate import migrate
+from tallybook._db.nodes import VARIABLE
+
+NOWHERE = "host=127.0.0.1 port=1"
+
+
+@pytest.fixture
+def make_fleet(server: Any, template: str) -> Iterator[Callable[..., Fleet]]:
+    with fleets(server, template) as make:
+        yield make
+
+
+def address(dsn: str) -> str:
+    return f"dbname={conninfo_to_dict(dsn)['dbname']}"
+
+
+def checked(fleet: Fleet, code: int) -> dict[str, list[str]]:
+    """What `node check` found of each node."""
+    found: dict[str, list[str]] = {}
+    for each in json.loads(run("node", "check", "--json", dsn=fleet.dsn, code=code)):
+        found.setdefault(each["details"]["node"], []).append(each["finding"])
+    return found
+
+
+def test_one_database_is_one_node(dsn: str) -> None:
+    """On a database alone the list shows it, and the check says that it is well."""
+    (only,) = json.loads(run("node", "list", "--json", dsn=dsn))
+    assert (only["number"], only["state"], only["home"]) == (0, "live", True)
+    assert "number 0, 0 open jobs, 0 workers" in run("node", "check", dsn=dsn)
+
+
+def test_nodes_are_listed(fleet: Fleet) -> None:
+    """The list has a line per node with number, state and address, and no password."""
+    lines = run("node", "list", dsn=fleet.dsn + "&password=hidden").splitlines()
+    assert [line.split()[:4] for line in lines[1:]] == [
+        ["north", "1", "live,", "home"], ["south", "2", "live", lines[2].split()[3]], ["west", "3", "live", lines[3].split()[3]],
+    ]  # fmt: skip
+    assert "hidden" not in "".join(lines) and all(
+        conninfo_to_dict(dsn)["dbname"] in "".join(lines) for dsn in fleet.dsns
+    )  # type: ignore[operator]
+
+
+def test_the_first_node_brings_its_directory_along(make_fleet: Callable[..., Fleet], empty_dsn: str) -> None:
+    """The first node that is added puts the database of the DSN on record, too; numbers are those of the installations."""
+    fleet = make_fleet(2, table=False)
+    assert run("node", "add", "south", address(fleet.dsns[1]), dsn=fleet.dsn) == "node 'south' (2) is created\n"
+    assert [(node.number, node.home) for node in fleet.nodes] == [(1, True), (2, False)]
+    assert "is unchanged" in run("node", "add", "south", address(fleet.dsns[1]), dsn=fleet.dsn)
+    said = run("node", "add", "new", address(empty_dsn), dsn=fleet.dsn)
+    assert "node 'new' (3) is created" in said and "tallybook migrate --nodes new" in said
+    assert "Leave --number out" in run(
+        "node", "add", "x", address(fleet.dsns[1]), "--number", "7", dsn=fleet.dsn, code=2
+    )
+
+
+def test_a_node_that_is_away_is_added_by_its_number(fleet: Fleet) -> None:
+    """One that does not answer is refused without a number, and taken with one."""
+    assert "Say its number" in run("node", "add", "away", NOWHERE, dsn=fleet.dsn, code=1)
+    assert "(9) is created" in run("node", "add", "away", NOWHERE, "--number", "9", dsn=fleet.dsn)
+    assert checked(fleet, 1)["away"][0].startswith("it does not answer")
+    assert checked(fleet, 1)["north"] == ["number 1, 0 open jobs, 0 workers"]
+
+
+def test_an_address_with_a_password_is_refused(fleet: Fleet) -> None:
+    """A password in an address is refused with what to do instead."""
+    said = run("node", "add", "x", f"{address(fleet.dsns[1])} password=geheim", "--number", "2", dsn=fleet.dsn, code=1)
+    assert "an address holds no password" in said and "PGPASSFILE" in said and "geheim" not in said
+
+
+def test_a_node_with_open_jobs_is_not_removed(fleet: Fleet) -> None:
+    """Removal tells how many jobs are open there and refuses; --anyway removes the node and leaves its jobs."""
+    job = fleet.enqueue(2)
+    fleet.enqueue(2)
+    said = run("node", "remove", "south", dsn=fleet.dsn, code=2)
+    assert "2 jobs are open there" in said and "--anyway" in said
+    assert len(fleet.nodes) == 3
+    assert run("node", "remove", "south", "--anyway", dsn=fleet.dsn) == "node 'south' (2) is removed\n"
+    assert [node.name for node in fleet.nodes] == ["north", "west"]
+    assert fleet.run(2, "select state from tallybook.job where id = %s", job) == [("available",)]
+    assert run("node", "remove", "west", dsn=fleet.dsn) == "node 'west' (3) is removed\n"
+    assert "Did you mean 'west'" in run("node", "remove", "wst", dsn=fleet.dsn, code=1)
+
+
+def test_a_node_that_does_not_answer_is_removed_only_anyway(fleet: Fleet) -> None:
+    """Where nobody knows what is open, removal is refused, too."""
+    run("node", "add", "away", NOWHERE, "--number", "9", dsn=fleet.dsn)
+    assert "its open jobs are not known" in run("node", "remove", "away", dsn=fleet.dsn, code=2)
+    assert "is removed" in run("node", "remove", "away", "--anyway", dsn=fleet.dsn)
+
+
+def test_schedules_go_to_the_home_and_move_with_it(fleet: Fleet) -> None:
+    """Schedules that a person or a program puts lie on the home node; retiring it moves them, with their counts, to the next."""
+    west = fleet.dsns[2]
+    run("schedule", "set", "nightly", "report", "--cron", "0 3 * * *", dsn=fleet.dsn)
+    fleet.run(1, "update tallybook.schedule set fired_count = 7, last_job_id = 5, paused_at = now(), due_at = null")
+    assert "1 schedules moved" in run("node", "retire", "north", dsn=fleet.dsn)
+    moved = "select name, fired_count, last_job_id, paused_at is not null from tallybook.schedule"
+    assert [fleet.run(number, moved) for number in (1, 2, 3)] == [[], [("nightly", 7, None, True)], []]
+    assert "nightly" in run("schedule", "list", dsn=fleet.dsn)
+    app = App("shop", dsn=fleet.dsn)
+    task = app.task(name="report")(lambda: None)
+    assert app.schedules.set("hourly", task.job(), every="1 hour").sync() == "created"
+    assert [one.name for one in app.schedules.list().sync()] == ["hourly", "nightly"]
+    assert fleet.run(2, "select count(*) from tallybook.schedule") == [(2,)]
+    assert app.schedules.set("here", task.job(), every="1 hour").sync(psycopg.connect(west)) == "created"
+    assert "2 schedules moved" in run("node", "add", "north", address(fleet.dsn), dsn=fleet.dsn)
+    assert fleet.run(1, "select count(*) from tallybook.schedule") == [(2,)]
+
+
+async def test_an_awaited_schedule_goes_to_the_home(fleet: Fleet) -> None:
+    """The same without a connection in an event loop."""
+    run("node", "retire", "north", dsn=fleet.dsn)
+    app = App("shop", dsn=fleet.dsn)
+    assert await app.schedules.set("hourly", app.task(name="t")(lambda: None).job(), every="1 hour") == "created"
+    assert fleet.run(2, "select name from tallybook.schedule") == [("hourly",)]
+
+
+def test_keys_are_routed_and_pinned(fleet: Fleet) -> None:
+    """A key goes where the hash says, to its pin once it has one, and back; Python and the command line agree."""
+    app = App("shop", dsn=fleet.dsn)
+    assert run("node", "of", "tenant:7", dsn=fleet.dsn) == "south\n" and app.nodes.of("tenant:7").sync().name == "south"
+    assert "is created" in run("node", "pin", "tenant:7", "west", dsn=fleet.dsn)
+    assert (
+        run("node", "of", "tenant:7", dsn=fleet.dsn) == "west (pinned)\n"
+        and app.nodes.of("tenant:7").sync().name == "west"
+    )
+    assert "Did you mean" in run("node", "pin", "tenant:7", "wst", dsn=fleet.dsn, code=1)
+    assert "not pinned any more" in run("node", "unpin", "tenant:7", dsn=fleet.dsn)
+    assert run("node", "unpin", "tenant:7", dsn=fleet.dsn, code=1) == "'tenant:7' is not pinned\n"
+    run("node", "retire", "south", dsn=fleet.dsn)
+    assert run("node", "of", "tenant:7", dsn=fleet.dsn) != "south\n"
+
+
+async def test_the_noun_changes_the_list(fleet: Fleet) -> None:
+    """app.nodes has the same verbs as the command line."""
+    app = App("shop", dsn=fleet.dsn)
+    assert [(node.number, node.name) for node in await app.nodes.list()] == [(1, "north"), (2, "south"), (3, "west")]
+    assert await app.nodes.pin("k", "west") == "created" and await app.nodes.unpin("k")
+    assert (await app.nodes.retire("west")).what == "retired"
+    assert (await app.nodes.remove("west")).what == "removed"
+    assert (await app.nodes.add("west", address(fleet.dsns[2]))).what == "changed"
+    assert [one.level for one in await app.nodes.check()] == ["ok", "ok", "ok"]
+
+
+async def test_an_id_leads_an_app_to_its_node(fleet: Fleet) -> None:
+    """Reading, cancelling and retrying a job by its id reach its node; an id of no node is told with the nodes that there are."""
+    app = App("shop", dsn=fleet.dsn)
+    job = fleet.enqueue(3)
+    assert (await app.get(job)).state == "available"
+    assert await app.cancel(job, "no") == "cancelled"
+    assert await app.retry(job) == 2
+    for gone in (9 << 43) + 1, (2 << 43) + 77:
+        with pytest.raises(Exception, match="unknown job") as raised:
+            await app.get(gone)
+        assert gone >> 43 == 2 or "Its id is of node 9; the nodes are north (1), south (2), west (3)" in str(
+            raised.value
+        )
+    assert "Its id is of node 'west': say --dsn of that node, or --nodes west" in run(
+        "job", "show", str(job), dsn=fleet.dsn, code=1
+    )
+    assert await asyncio.to_thread(app.cancel(job).sync) == "cancelled"
+    assert "Its id is of node 9; the nodes are" in run("job", "show", str(9 << 43), dsn=fleet.dsn, code=1)
+
+
+def test_a_variable_is_not_changed_by_commands(fleet: Fleet) -> None:
+    """Where TALLYBOOK_NODES lists the nodes, changes of the table are refused and the list shows the variable's."""
+    given = {VARIABLE: f"a={fleet.dsns[0]}\nb={fleet.dsns[1]}"}
+    refused = invoke("node", "add", "x", "host=y", to=fleet.dsn, **given)
+    assert refused.exit_code == 2 and "Change it there" in refused.output
+    listed = json.loads(invoke("node", "list", "--json", to=fleet.dsn, **given).stdout)
+    assert [(one["name"], one["number"]) for one in listed] == [("a", 1), ("b", 2)]
+
+
+def test_two_nodes_with_one_number(make_fleet: Callable[..., Fleet]) -> None:
+    """The check names both nodes of one number, and the one whose number is not that of the list."""
+    fleet = make_fleet(3)
+    with fleet.connect(3) as db:
+        renumber(db, 2)
+    found = checked(fleet, 1)
+    assert found["south"] == ["it has number 2, and so has west"]
+    assert found["west"] == ["it has number 2, and so has south", "its job ids have number 2, and the list says 3"]
+    assert found["north"] == ["number 1, 0 open jobs, 0 workers"]
+
+
+def test_a_node_that_is_listed_twice(fleet: Fleet) -> None:
+    """Two addresses that lead to one database are found."""
+    fleet.add("south2", fleet.dsns[1], 7)
+    assert "its address leads to the database of south" in checked(fleet, 1)["south2"]
+
+
+def test_a_node_of_an_older_schema(fleet: Fleet, empty_dsn: str) -> None:
+    """A node whose schema this program cannot work with, or that has none, is told with the command that mends it."""
+    fleet.run(2, "update tallybook.installation set version = 0, routines = 'x'")
+    fleet.run(3, "update tallybook.installation set routines = 'x'")
+    run("node", "add", "new", address(empty_dsn), dsn=fleet.dsn)
+    found = checked(fleet, 1)
+    assert "schema" in found["south"][0] and found["west"] == ["its functions are of another release"]
+    assert "no schema" in found["new"][0]
+    assert "tallybook migrate --nodes south" in run("node", "check", dsn=fleet.dsn, code=1)
+
+
+def test_a_node_restored_from_an_older_state(fleet: Fleet, server: Any, tmp_path: Any) -> None:
+    """A node whose last job id is behind what a check has seen is told as restored; once its sequence is set, it is well."""
+    dump(fleet.dsns[1], tmp_path / "yesterday")
+    job = fleet.enqueue(2)
+    fleet.run(2, "select tallybook.cancel(%s)", job)
+    checked(fleet, 1)
+    name = str(conninfo_to_dict(fleet.dsns[1])["dbname"])
+    server.drop_database(name)
+    server.create_database(name)
+    restore(tmp_path / "yesterday", fleet.dsns[1])
+    (text,) = checked(fleet, 1)["south"]
+    assert f"its last job id was {job} at " in text and "restored from an older state" in text
+    assert checked(fleet, 1)["south"] == [text], "it is told until it is mended"
+    fleet.run(2, f"select setval('tallybook.job_id', {job})")
+    assert checked(fleet, 0)["south"] == ["number 2, 0 open jobs, 0 workers"]
+
+
+def test_jobs_on_a_node_without_workers(fleet: Fleet) -> None:
+    """Open jobs that no worker serves are a warning; with a live worker on the queue they are not."""
+    fleet.enqueue(2)
+    assert checked(fleet, 1)["south"] == ["1 jobs are open and no live worker serves it"]
+    fleet.run(2, "select tallybook.worker_start('w', '{other}')")
+    assert "no live worker serves it" in checked(fleet, 1)["south"][0]
+    fleet.run(2, "select tallybook.worker_start('w2', '{default}')")
+    assert checked(fleet, 0)["south"] == ["number 2, 1 open jobs, 2 workers"]
+
+
+def test_another_cluster_behind_an_address(fleet: Fleet) -> None:
+    """An address that leads to another cluster than the one on record is a warning."""
+    checked(fleet, 0)
+    fleet.run(1, "update tallybook.node set system_identifier = 5 where name = 'west'")
+    assert "than the one on record (5)" in checked(fleet, 1)["west"][0]
+
+
+def test_an_address_that_is_none_is_refused(fleet: Fleet) -> None:
+    """A text that is no connection string is refused without being shown."""
+    said = run("node", "add", "x", "secret", dsn=fleet.dsn, code=2)
+    assert "address: '(not shown)': not a connection string" in said and "secret" not in said
+
+
+def test_every_node_is_migrated_and_one_that_is_away_stops_none(make_fleet: Callable[..., Fleet], server: Any) -> None:
+    """migrate --nodes all does each node with its number from the table; one that fails is told; a second run does the rest."""
+    fleet = make_fleet(1)
+    empty = [server.create_database(f"tallybook_bare{number}_{os.getpid()}") for number in (2, 3)]
+    try:
+        fleet.add("south", empty[0], 5)
+        with fleet.connect(1) as db:
+            db.execute("select tallybook.node_add('away', %s, 6)", (NOWHERE,))
+        fleet.add("west", empty[1], 7)
+        said = run("migrate", "--nodes", "all", dsn=fleet.dsn, code=1)
+        assert "north: nothing to do" in said
+        assert "south: installed schema tallybook" in said and "node 5\n" in said and "node 7\n" in said
+        assert "error: away: cannot reach PostgreSQL" in said and "1 of 4 nodes failed; the others are done" in said
+        with psycopg.connect(empty[0]) as conn:
+            assert conn.execute("select tallybook.enqueue('q', 't', '{}') >> 43").fetchone() == (5,)
+        run("node", "remove", "away", "--anyway", dsn=fleet.dsn)
+        again = run("migrate", "--nodes", "all", dsn=fleet.dsn)
+        assert again.count("nothing to do") == 3 and "applying" not in again
+        assert run("migrate", "--nodes", "west", dsn=fleet.dsn).count("\n") == 1
+        assert "without --sql and --node" in run("migrate", "--nodes", "all", "--node", "3", dsn=fleet.dsn, code=2)
+    finally:
+        for dsn in empty:
+            server.drop_database(conninfo_to_dict(dsn)["dbname"])
+
+
+def test_nodes_of_a_file_get_the_next_free_number(
+    make_fleet: Callable[..., Fleet], empty_dsn: str, tmp_path: Path
+) -> None:
+    """A node that a file names and that has no schema gets the next free number, unless one that may have it is away."""
+    fleet = make_fleet(2, table=False)
+    file = tmp_path / "nodes.toml"
+    lines = [f'[nodes]\na = "{fleet.dsns[0]}"', f'b = "{fleet.dsns[1]}"', f'c = "{empty_dsn}"']
+    file.write_text("\n".join([*lines, f'd = "{NOWHERE}"']))
+    refused = invoke("migrate", "--nodes", "c", to=fleet.dsn, **{VARIABLE: str(file)})
+    assert refused.exit_code == 1 and "a free one is not known while these do not answer: d" in refused.output
+    file.write_text("\n".join(lines))
+    assert "node 3\n" in invoke("migrate", "--nodes", "c", to=fleet.dsn, **{VARIABLE: str(file)}).output
+
+
+def test_a_node_with_another_number_than_its_own_is_told(fleet: Fleet) -> None:
+    """A migration does not renumber: where the list is wrong, that node has failed."""
+    with fleet.connect(3) as db:
+        renumber(db, 8)
+    said = run("migrate", "--nodes", "all", dsn=fleet.dsn, code=1)
+    assert "error: west: the node number stays 8" in said
+
+
+def test_citus_is_kept_from_creating_the_schema_elsewhere(empty_dsn: str) -> None:
+    """Where Citus' setting exists, a migration switches the propagation off for its transaction, and only for that."""
+    shown = "select current_setting('citus.enable_ddl_propagation')"
+    with psycopg.connect(empty_dsn, autocommit=True) as conn:
+        conn.execute("set citus.enable_ddl_propagation = on")
+        seen: list[str] = []
+        migrate(conn, on_step=lambda _: seen.append(one(conn, shown)))
+        assert seen and set(seen) == {"off"} and one(conn, shown) == "on"
