@@ -32,6 +32,7 @@ NAMES = (
     "why",
     "pages",
     "lists",
+    "fleet",
 )
 _WITH_PEERS = ("drain", "latency")
 

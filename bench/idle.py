@@ -16,6 +16,11 @@ from tallybook.embedded import temporary_server
 _STATEMENT = re.compile(r"LOG:  (?:statement|execute [^:]*): (.*)")
 
 
+def said_since(log: Path, size: int) -> Counter[str]:
+    """The statements in a server's log behind its first bytes, and how often each."""
+    return Counter(_STATEMENT.findall(log.read_bytes()[size:].decode("utf-8", "replace")))
+
+
 def run() -> None:
     """Print the figures. The server logs every statement; they are counted there."""
     seconds = max(20.0, 60 * SCALE)
@@ -30,7 +35,7 @@ def run() -> None:
         size, cpu, start = log.stat().st_size, process_cpu(worker.pid), time.perf_counter()
         time.sleep(seconds)
         passed, used = time.perf_counter() - start, process_cpu(worker.pid) - cpu
-        said = Counter(_STATEMENT.findall(log.read_text("utf-8", "replace")[size:]))
+        said = said_since(log, size)
         worker.go()
         worker.answer()
     for text, count in said.most_common():

@@ -13,21 +13,28 @@ from typing import Any
 
 import bench.zoo  # noqa: F401  its tasks are the app's
 from bench import app as bench_app
+from tallybook._worker.claim.claimer import Claimer
+from tallybook._worker.entry import prepared
+from tallybook._worker.life.fleet import Fleet
 from tallybook._worker.life.worker import Worker
-from tallybook._worker.settings import SLOTS, WorkerSettings
+from tallybook._worker.settings import SLOTS
 
 
-async def _drain(dsn: str, slots: int) -> dict[str, object]:
-    worker = Worker(bench_app.app, dsn, WorkerSettings(queues={"default": slots}))
-    go, claim = asyncio.Event(), worker.claimer.run
+async def _drain(dsn: str, slots: int, nodes: int = 0) -> dict[str, object]:
+    """`nodes`: of so many nodes, which TALLYBOOK_NODES names."""
+    worker = prepared(bench_app.app, dsn=dsn, queues={"default": slots}, nodes="all" if nodes else None)
+    go, claim, ready = asyncio.Event(), Claimer.run, 0
 
-    async def gated() -> None:
+    async def gated(self: Claimer) -> None:
         """Connected, on record, lifespans open: only the claims wait for the start."""
-        print("ready", flush=True)
+        nonlocal ready
+        ready += 1
+        if ready == max(1, nodes):
+            print("ready", flush=True)
         await go.wait()
-        await claim()
+        await claim(self)
 
-    worker.claimer.run = gated  # type: ignore[method-assign]
+    Claimer.run = gated  # type: ignore[method-assign]
     running = asyncio.create_task(worker.run())
     await asyncio.to_thread(sys.stdin.readline)
     cpu = time.process_time()
@@ -49,13 +56,22 @@ def _at_work(worker: Worker) -> bool:
     return polls or bool(worker.claimer.claimed) or (worker.sleeper is not None and worker.sleeper.clear)
 
 
+def _all_at_work(worker: Worker | Fleet, nodes: int) -> bool:
+    if isinstance(worker, Worker):
+        return _at_work(worker)
+    workers = [life.worker for life in worker.lives.values() if life.worker is not None]
+    return len(workers) == nodes and all(map(_at_work, workers))
+
+
 async def _serve(dsn: str, options: dict[str, Any]) -> dict[str, object]:
-    """A worker with these settings (durations in words), until told to end."""
-    options["queues"] = {"default": options.pop("slots", SLOTS)}
-    worker = Worker(bench_app.app, dsn, WorkerSettings(**options))
+    """A worker with these settings (durations in words), until told to end. `nodes`: of all nodes, which are so many."""
+    options["queues"], nodes = {"default": options.pop("slots", SLOTS)}, options.pop("nodes", 0)
+    worker = prepared(bench_app.app, dsn=dsn, nodes="all" if nodes else None, **options)
     running = asyncio.create_task(worker.run())
-    while not _at_work(worker):  # noqa: ASYNC110
-        await asyncio.sleep(0.02)
+    while not _all_at_work(worker, nodes):
+        await asyncio.wait((running,), timeout=0.02)
+        if running.done():
+            await running  # what was wrong
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
     worker.stop()
@@ -71,7 +87,7 @@ async def _serve(dsn: str, options: dict[str, Any]) -> dict[str, object]:
 
 async def main(what: str, dsn: str, given: str) -> None:
     """Work, and say what was done."""
-    said = await (_drain(dsn, int(given)) if what == "drain" else _serve(dsn, json.loads(given)))
+    said = await (_drain(dsn, *map(int, given.split())) if what == "drain" else _serve(dsn, json.loads(given)))
     print(json.dumps(said), flush=True)
 
 

@@ -82,16 +82,8 @@ class Worker:
         )
         self.maintenance_link = Link(dsn, settings.name, on_connect=rebase.on_connect)
         rebaser = rebase.Rebaser(self.maintenance_link, on_rebased=self._wake)
-        self.claimer = Claimer(
-            dsn,
-            settings,
-            self.book,
-            self.runner,
-            self.finisher,
-            self.sleeper,
-            worker_id=self._id,
-            on_foreign=rebaser.foreign_cursor,
-        )
+        parts = self.book, self.runner, self.finisher, self.sleeper
+        self.claimer = Claimer(dsn, settings, *parts, worker_id=self._id, on_foreign=rebaser.foreign_cursor)
         self.maintenance = Maintenance(
             app,
             self.maintenance_link,
