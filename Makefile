@@ -19,7 +19,7 @@ help:
 	@echo 'make bench       figures; BENCH=cost|enqueue|drain|claimers|latency|pinned|idle|outage|poison|rescue|schedule|scheduled|pinned_scheduled|upsert|query|roles|limit|concurrency|fair|counters|history|why|pages|lists|fleet, SCALE=0.1 for a short run'
 	@echo 'make bench-ab BASE=rev  drain, latency and cost of this commit beside those of another, PAIRS=10 times'
 	@echo 'make bench-peers the queues that the figures are held against, in an environment of their own'
-	@echo 'make chaos       120 s of faults on real processes, and what became of every job; SECONDS=30, MINUTES=10, SEED=7, BREAK=fence'
+	@echo 'make chaos       120 s of faults on real processes, and what became of every job; SECONDS=30, MINUTES=10, SEED=7, BREAK=fence, FLEET=3'
 	@echo 'make docs        the docs as a site, in site/; begin at site/index.html'
 	@echo 'make clean       the environments and caches away'
 
@@ -74,7 +74,7 @@ bench-peers: $(READY)
 
 # How long: MINUTES, else SECONDS. BREAK takes a fence away (the run must fail), NEMESES=a,b chooses, DISK names a small file system.
 CHAOS = --seconds $(if $(MINUTES),$$(( $(MINUTES) * 60 )),$(or $(SECONDS),120)) $(if $(SEED),--seed $(SEED)) \
-	$(if $(BREAK),--break $(BREAK)) $(if $(NEMESES),--nemeses $(NEMESES)) $(if $(DISK),--disk '$(DISK)') $(if $(RATE),--rate $(RATE))
+	$(if $(FLEET),--fleet $(FLEET)) $(if $(BREAK),--break $(BREAK)) $(if $(NEMESES),--nemeses $(NEMESES)) $(if $(DISK),--disk '$(DISK)') $(if $(RATE),--rate $(RATE))
 
 chaos: $(READY)
 	@$(BIN)/python -m chaos $(CHAOS)

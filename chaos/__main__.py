@@ -5,6 +5,7 @@
     make chaos SECONDS=30               for CI
     make chaos BREAK=fence              a negative control: must end with code 1 (BREAK=holes too)
     make chaos NEMESES=pause_worker,failover    only these
+    make chaos FLEET=3                  workers of three nodes, each on a server of its own: see fleet.py
     make chaos DISK=/mnt/small          servers on this (small) file system instead of a tmpfs
 
 Two workers and a producer reach the server through our fault proxy, the others by a DSN that names both hosts. The last
@@ -28,6 +29,7 @@ from pathlib import Path
 
 from chaos.breaks import BREAKS
 from chaos.crew import GO, Crew
+from chaos.fleet import Fleet
 from chaos.judge import OPEN, STUCK, Judge, Verdict
 from chaos.nemesis import NEMESES, Stage, schedule
 from chaos.places import Place, enter_namespace
@@ -192,6 +194,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, choices=(2, 3, 4), default=4)
     parser.add_argument("--producers", type=int, choices=(1, 2, 3), default=3)
     parser.add_argument("--rate", type=float, default=600.0, help="jobs a second that producers try to reach (600)")
+    parser.add_argument("--fleet", type=int, choices=range(2, 9), help="workers of so many nodes: see fleet.py")
     parser.add_argument("--disk", type=Path, help="a directory on a small file system, instead of a tmpfs")
     options = parser.parse_args()
     if options.seed is None:
@@ -211,7 +214,7 @@ def main() -> int:
     options = _options()
     enter_namespace()
     os.environ.pop("TALLYBOOK_DSN", None)
-    return asyncio.run(Run(options).run())
+    return asyncio.run(Fleet(options).run() if options.fleet else Run(options).run())
 
 
 if __name__ == "__main__":

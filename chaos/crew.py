@@ -75,8 +75,16 @@ class Crew:
     """All processes of a run."""
 
     def __init__(
-        self, place: Place, dsns: list[tuple[str, bool]], producer_dsns: list[str], *, seed: int, rate: float
+        self,
+        place: Place,
+        dsns: list[tuple[str, bool]],
+        producer_dsns: list[str],
+        *,
+        seed: int,
+        rate: float,
+        options: Sequence[str] = (),
     ) -> None:
+        self._options = options
         self._place = place
         self.workers = [Worker(number, dsn, proxied) for number, (dsn, proxied) in enumerate(dsns, 1)]
         self._producer_dsns = producer_dsns
@@ -114,7 +122,7 @@ class Crew:
         worker.generation += 1
         times = ["--lease", f"{LEASE} s", "--heartbeat", f"{HEARTBEAT} s", "--stop-timeout", "10 s"]
         whom = ["--dsn", worker.dsn, "--name", worker.name, "--queues", _SLOTS]
-        words = ["tallybook", "worker", "-A", "chaos.app:app", *whom, *times]
+        words = ["tallybook", "worker", "-A", "chaos.app:app", *whom, *times, *self._options]
         log = self._place.logs / f"worker-{worker.number}.log"
         worker.process = _start(words, log, CHAOS_RUNS=str(self._place.runs), CHAOS_LINGER=str(self._linger))
 

@@ -1,0 +1,266 @@
+"""`make chaos FLEET=3`: workers of several nodes, each node on a server of its own behind a proxy of its own.
+
+The faults are of one node at a time, or of a worker: a server is killed with all its processes and comes back, stands still,
+loses its network. While a node is away the others have to go on. In the end the count of each node is made as in judge.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from chaos.crew import GO, Crew
+from chaos.judge import OPEN, Fault, Judge
+from chaos.places import Place
+from chaos.proxy import Proxy
+from chaos.servers import DATABASE, SETTINGS, TABLES, VERSION
+from tallybook._db.migrate import migrate
+from tallybook.embedded import Server, temporary_server
+
+_WORKERS = 2
+_HEAL = 45.0
+_STALL, _LONGEST_DRAIN = 30.0, 300.0
+_KEYS_EACH = 10**9
+_ON_RECORD = (
+    "select name from tallybook.worker where ended_at is null and seen_at > clock_timestamp() - interval '2.5 s'"
+)
+
+
+class Node:
+    """A database on a server of its own, and the proxy by which everybody but the judge reaches it."""
+
+    def __init__(self, number: int, server: Server, proxy: Proxy) -> None:
+        self.number, self.server, self.proxy = number, server, proxy
+        self.name = f"n{number}"
+        self.paused = False
+
+    @property
+    def dsn(self) -> str:
+        return (
+            f"host=127.0.0.1 port={self.proxy.port} dbname={DATABASE} user=postgres sslmode=disable gssencmode=disable"
+            " connect_timeout=10"
+        )
+
+    def ask(self, statement: str, params: tuple[object, ...] = (), *, seconds: float = 60.0) -> list[tuple[Any, ...]]:
+        """Rows, past the proxy; asked again while the server is away."""
+        until = time.monotonic() + seconds
+        while True:
+            try:
+                with psycopg.connect(self.server.dsn(DATABASE), autocommit=True, connect_timeout=5) as conn:
+                    return conn.execute(statement, params).fetchall()
+            except psycopg.OperationalError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.1)
+
+    def send(self, number: signal.Signals) -> None:
+        """A signal to all processes of the server."""
+        assert self.server.pid is not None
+        children = Path(f"/proc/{self.server.pid}/task/{self.server.pid}/children").read_text().split()
+        for pid in [self.server.pid, *map(int, children)]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+        self.paused = number is signal.SIGSTOP
+
+
+class Fleet:
+    """One run."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._rng = random.Random(options.seed)
+        self._started = time.monotonic()
+        self._wrong: list[str] = []
+        self._faults: list[Fault] = []
+
+    def say(self, text: str) -> None:
+        """A line with the time."""
+        print(f"chaos {time.monotonic() - self._started:6.1f} s  {text}", flush=True)
+
+    async def run(self) -> int:
+        """Faults, drain, judgement: the exit code."""
+        options = self._options
+        self.say(f"{options.fleet} nodes, {options.seconds:g} s, seed {options.seed}")
+        place, code = Place(options.disk, 3 << 30), 1
+        try:
+            async with self._standing(place) as (nodes, crew):
+                await self._attack(nodes, crew)
+                await self._drain(nodes, crew)
+                code = await self._judge(nodes, crew, place)
+        finally:
+            place.close(keep=code != 0)
+            if code:
+                self.say(f"logs are kept in {place.path}")
+        return code
+
+    @asynccontextmanager
+    async def _standing(self, place: Place) -> AsyncIterator[tuple[list[Node], Crew]]:
+        async with AsyncExitStack() as stack:
+            nodes = []
+            for number in range(1, self._options.fleet + 1):
+                server = stack.enter_context(temporary_server(VERSION, settings=SETTINGS))
+                server.create_database(DATABASE)
+                with psycopg.connect(server.dsn(DATABASE), autocommit=True) as conn:
+                    migrate(conn, node=number)
+                    conn.execute(TABLES)
+                socket = psycopg.conninfo.conninfo_to_dict(server.dsn())["host"]
+                proxy = await stack.enter_async_context(Proxy(partial("{}/.s.PGSQL.5432".format, socket)))
+                nodes.append(Node(number, server, proxy))
+            os.environ["TALLYBOOK_NODES"] = "\n".join(f"{node.name}={node.dsn}" for node in nodes)
+            dsns = [node.dsn for node in nodes]
+            workers = [(dsns[0], True)] * _WORKERS
+            rate = self._options.rate
+            crew = Crew(place, workers, dsns, seed=self._options.seed, rate=rate, options=["--nodes", "all"])
+            stack.callback(crew.end)
+            crew.start()
+            yield nodes, crew
+
+    async def _attack(self, nodes: list[Node], crew: Crew) -> None:
+        await self._healthy(nodes, crew, "the start")
+        self.say(f"{_WORKERS} workers serve {len(nodes)} nodes, a producer is on each")
+        crew.pace(GO)
+        await asyncio.sleep(1)
+        until = time.monotonic() + self._options.seconds
+        bag: list[str] = []
+        while time.monotonic() < until:
+            if not bag:
+                bag = self._rng.sample(sorted(_FAULTS), len(_FAULTS))
+            name, node = bag.pop(), self._rng.choice(nodes)
+            self._faults.append(Fault(name, time.time()))
+            self.say(f"{name} on {node.name}")
+            others = [other for other in nodes if other is not node]
+            before = await asyncio.gather(*(asyncio.to_thread(_completed, other) for other in others))
+            await _FAULTS[name](self, node, crew)
+            after = await asyncio.gather(*(asyncio.to_thread(_completed, other) for other in others))
+            for other, first, last in zip(others, before, after, strict=True):
+                if last <= first:
+                    self._wrong.append(f"{other.name} stood still during {name} on {node.name}: {first} to {last}")
+            await asyncio.to_thread(self._mend, node)
+            await self._healthy(nodes, crew, f"{name} on {node.name}")
+
+    def _mend(self, node: Node) -> None:
+        if node.paused:
+            node.send(signal.SIGCONT)
+        node.proxy.heal()
+        if node.server.pid is None:
+            node.server.start()
+
+    async def _healthy(self, nodes: list[Node], crew: Crew, after: str) -> None:
+        """Every worker is on record on every node again."""
+        since = time.monotonic()
+        while True:
+            seen = [{row[0] for row in await asyncio.to_thread(node.ask, _ON_RECORD)} for node in nodes]
+            missing = [
+                f"{worker.name} on {node.name}"
+                for node, names in zip(nodes, seen, strict=True)
+                for worker in crew.workers
+                if worker.name not in names
+            ]
+            if not missing:
+                return
+            if time.monotonic() - since > _HEAL:
+                self._wrong.append(f"{_HEAL:g} s after {after} {', '.join(missing)} had not come back")
+                return
+            await asyncio.sleep(0.1)
+
+    async def _drain(self, nodes: list[Node], crew: Crew) -> None:
+        self.say("all faults are off, draining")
+        await crew.end_producers()
+        last: list[Any] = []
+        since, until = time.monotonic(), time.monotonic() + _LONGEST_DRAIN
+        while True:
+            found = [(await asyncio.to_thread(node.ask, OPEN))[0] for node in nodes]
+            now = time.monotonic()
+            if not any(row[0] or row[1] for row in found):
+                return
+            if found != last:
+                last, since = found, now
+            if now - since > _STALL or now > until:
+                self._wrong.append(f"not all jobs have ended: {found}")
+                return
+            await asyncio.sleep(0.5)
+
+    async def _judge(self, nodes: list[Node], crew: Crew, place: Place) -> int:
+        left = await crew.end_workers()
+        self._wrong += [*left, *(f"a process died by itself: {end}" for end in crew.deaths)]
+        total: dict[str, Any] = {}
+        for node in nodes:
+            runs = _runs_of(node, crew, place)
+            journal = [crew.journal(node.number)]
+            verdict = await asyncio.to_thread(Judge(node.ask, journal, [runs], crew.kills, self._faults).verdict)
+            self._wrong += [f"{node.name}: {what}" for what in verdict.wrong]
+            self.say(f"{node.name}: {json.dumps(verdict.numbers)}")
+            for key, value in verdict.numbers.items():
+                if isinstance(value, int):
+                    total[key] = total.get(key, 0) + value
+        for what in self._wrong:
+            self.say(f"WRONG: {what}")
+        print(json.dumps({"nodes": len(nodes), "faults": len(self._faults), **total}), flush=True)
+        return 1 if self._wrong or total["lost"] or total["unexpected"] or total["second_effects"] else 0
+
+
+def _completed(node: Node) -> int:
+    return int(node.ask(OPEN)[0][2])
+
+
+def _runs_of(node: Node, crew: Crew, place: Place) -> Path:
+    """The starts of handlers for the keys of a node's producer."""
+    path = place.path / f"runs-{node.number}"
+    with path.open("wb") as file:
+        for found in crew.runs():
+            text = found.read_bytes()
+            for line in text[: text.rfind(b"\n") + 1].splitlines(keepends=True):
+                if int(line.split(b" ", 1)[0]) // _KEYS_EACH == node.number:
+                    file.write(line)
+    return path
+
+
+async def _kill_server(run: Fleet, node: Node, crew: Crew) -> None:
+    """SIGKILL to all of its processes; it comes back a while later."""
+    await asyncio.to_thread(node.server.kill)
+    await asyncio.sleep(run._rng.uniform(2, 5))
+
+
+async def _stop_server(run: Fleet, node: Node, crew: Crew) -> None:
+    """It stands still."""
+    node.send(signal.SIGSTOP)
+    await asyncio.sleep(run._rng.uniform(3, 8))
+
+
+async def _cut_network(run: Fleet, node: Node, crew: Crew) -> None:
+    """Nothing comes through, and nobody is told."""
+    node.proxy.blackhole()
+    await asyncio.sleep(run._rng.uniform(3, 8))
+
+
+async def _break_connections(run: Fleet, node: Node, crew: Crew) -> None:
+    """All of its connections end at once."""
+    node.proxy.reset()
+    await asyncio.sleep(run._rng.uniform(1, 2))
+
+
+async def _kill_worker(run: Fleet, node: Node, crew: Crew) -> None:
+    """SIGKILL to a process that has jobs of all nodes."""
+    crew.kill(run._rng.choice(crew.workers))
+    await asyncio.sleep(run._rng.uniform(2, 4))
+
+
+_FAULTS: dict[str, Callable[[Fleet, Node, Crew], Awaitable[None]]] = {
+    "kill_server": _kill_server,
+    "stop_server": _stop_server,
+    "cut_network": _cut_network,
+    "break_connections": _break_connections,
+    "kill_worker": _kill_worker,
+}
