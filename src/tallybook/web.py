@@ -32,6 +32,7 @@ def dashboard(
     secret: str | None = None,
     dsn: str | None = None,
     metrics_token: str | None = None,
+    nodes: str | None = None,
 ) -> Site:
     """The dashboard of an App, as an ASGI application.
 
@@ -39,6 +40,7 @@ def dashboard(
     and password hashes; with neither only this machine is answered, by its own name. `read_only` shows nothing that changes
     anything: True where nobody has to log in, unless you say False. `secret` (32 characters or more) signs the sessions;
     without one a restart ends them, and replicas do not share them. `metrics_token` lets a scraper read /metrics.
+    `nodes` is "all", or names like "north,south": the dashboard of several databases, see docs/nodes.md.
 
     It connects when it is first asked. Mount it anywhere; run by itself it is a whole application. ConfigError for options
     that do not fit.
@@ -56,4 +58,4 @@ def dashboard(
     known = None if users is None else read_users(Path(users))
     closed = authenticate is None and known is None
     access = Access(authenticate, known, closed if read_only is None else read_only)
-    return Site(app, access, dsn=dsn, secret=secret, metrics_token=metrics_token)
+    return Site(app, access, dsn=dsn, secret=secret, metrics_token=metrics_token, nodes=nodes)

@@ -16,8 +16,8 @@ from support.workers import eventually
 from tallybook import App
 from tallybook.embedded import temporary_server
 from tallybook.extra.dashboard import live as module
-from tallybook.extra.dashboard.database import Database
 from tallybook.extra.dashboard.live import Live, TooManyViewers
+from tallybook.extra.dashboard.nodes import Nodes
 from tallybook.web import dashboard
 
 pytestmark = [pytest.mark.anyio, pytest.mark.direct("counts the sessions of the dashboard")]
@@ -62,7 +62,7 @@ class Counted:
 @asynccontextmanager
 async def looked_at(dsn: str, *, every: float = 0.05) -> AsyncIterator[tuple[Live, Counted]]:
     """A live view with the topic `number`; ended at the end, with its viewers."""
-    database, counted = Database(App("shop"), dsn=dsn), Counted()
+    database, counted = Nodes(App("shop"), dsn=dsn), Counted()
     live = Live(database, every=every)
     live.topic("number", counted)
     try:
@@ -261,7 +261,7 @@ async def test_the_database_goes_away_and_comes_back() -> None:
     with temporary_server(18) as server:
         dsn = server.create_database("live")
         async with looked_at(dsn) as (live, counted):
-            live._database._wait = 1.0
+            live._nodes.first._wait = 1.0
             one = await view(live, "number")
             await eventually(lambda: one.said.get("live") == "ok", "it is there")
             with psycopg.connect(server.dsn(), autocommit=True) as conn:

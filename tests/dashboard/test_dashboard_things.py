@@ -364,9 +364,9 @@ async def test_the_workers_are_live(app: App, dsn: str, db: Any) -> None:
     try:
         live: Live = site.live
         assert live.knows("workers") and live.knows("worker:1")
-        async with site.database.read() as conn:
+        async with site.nodes.first.read() as conn:
             number = db.execute("select id from tallybook.workers").fetchone()[0]
-            texts = [await live._asks["workers"](conn, ""), await live._asks["worker"](conn, str(number))]
+            texts = [await live._over["workers"](""), await live._asks["worker"](conn, str(number))]
             assert await live._asks["worker"](conn, "x") is None
     finally:
         await site.aclose()

@@ -18,6 +18,7 @@ from tallybook._db import numbers as _numbers
 from tallybook.errors import ConfigError
 from tallybook.extra.dashboard.database import Database
 from tallybook.extra.dashboard.metrics import health_routes, metrics_route
+from tallybook.extra.dashboard.nodes import Nodes
 
 TOKEN = "s3cr3t-of-the-scraper"
 
@@ -25,7 +26,7 @@ TOKEN = "s3cr3t-of-the-scraper"
 @asynccontextmanager
 async def serving(dsn: str, **options: Any) -> AsyncIterator[httpx2.AsyncClient]:
     """A client of an app that has these routes, in this event loop."""
-    database = Database(App("shop", dsn=dsn), wait=1.0)
+    database = Nodes(App("shop", dsn=dsn))
     web = Starlette(routes=[metrics_route(database, **options), *health_routes(database)])
     try:
         async with httpx2.AsyncClient(transport=httpx2.ASGITransport(web), base_url="http://x") as client:
@@ -112,7 +113,7 @@ async def test_a_session_lets_in_as_well(dsn: str) -> None:
 def test_a_token_that_is_none(token: Any) -> None:
     """A token that can be guessed, or that no header carries, is an error that does not show it."""
     with pytest.raises(ConfigError) as caught:
-        metrics_route(Database(App("shop")), token=token)
+        metrics_route(Nodes(App("shop")), token=token)
     assert not token or str(token) not in str(caught.value)
 
 
@@ -144,7 +145,7 @@ async def test_whose_role_may_ask(empty_dsn: str) -> None:
 
 def test_it_works_in_another_event_loop(dsn: str) -> None:
     """One route that is served by one event loop after another, as in tests of a host application, answers in each."""
-    database = Database(App("shop", dsn=dsn))
+    database = Nodes(App("shop", dsn=dsn))
     web = Starlette(routes=[metrics_route(database)])
 
     async def once() -> str:

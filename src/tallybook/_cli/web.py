@@ -15,7 +15,9 @@ from tallybook._cli.common import dsn_option
 from tallybook._cli.database import connect
 from tallybook._cli.errors import Problem
 from tallybook._cli.loading import load_app
+from tallybook._cli.over_nodes import nodes_option
 from tallybook._cli.secret_input import one_secret
+from tallybook._db.nodes import nodes, numbered
 from tallybook.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ _INSTALL = "pip install 'tallybook[web]'"
 @click.group(invoke_without_command=True)
 @click.option("-A", "--app", "target", metavar="MODULE:APP", envvar="TALLYBOOK_APP", help="Whose name it shows. [none]")
 @dsn_option
+@nodes_option
 @click.option(
     "--host", default="127.0.0.1", show_default=True, help="The address; others than this machine's need --users."
 )
@@ -45,6 +48,7 @@ def web(
     context: click.Context,
     target: str | None,
     dsn: str | None,
+    nodes_: str | None,
     host: str,
     port: int,
     users: Path | None,
@@ -83,12 +87,16 @@ def web(
         secret=os.environ.get("TALLYBOOK_WEB_SECRET") or None,
         metrics_token=os.environ.get("TALLYBOOK_METRICS_TOKEN") or None,
         dsn=dsn,
+        nodes=nodes_,
     )
     served: Any = (
         site if api_keys is None else beside(site, operator_api(app, keys=api_keys, dsn=dsn, read_only=read_only))
     )
-    with connect(site.database.conninfo):
-        pass  # a wrong DSN, or a database without the schema, is told here
+    if nodes_ is None:
+        with connect(site.nodes.first.conninfo):
+            pass  # a wrong DSN, or a database without the schema, is told here
+    else:
+        numbered(nodes(site.nodes.first.conninfo, nodes_))  # so are names that are none, and one number twice
     config = uvicorn.Config(
         served, host=host, port=port, log_level="warning", server_header=False, timeout_graceful_shutdown=3,
         proxy_headers=behind_proxy is not None, forwarded_allow_ips=behind_proxy or "", lifespan="on",

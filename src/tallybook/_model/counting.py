@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from datetime import datetime
 
 
@@ -84,6 +86,20 @@ class Level:
     failed: int
     cancelled: int
     died: int
+
+
+def added(series: Sequence[Sequence[Level]]) -> list[Level]:
+    """The series of several nodes as one, step by step."""
+    if len(series) == 1:
+        return list(series[0])
+    steps: dict[datetime, Counter[str]] = {}
+    for levels in series:
+        for one in levels:
+            steps.setdefault(one.begins, Counter()).update({name: getattr(one, name) for name in _SUMS})
+    return [Level(begins=begins, **{name: sums[name] for name in _SUMS}) for begins, sums in sorted(steps.items())]
+
+
+_SUMS = tuple(field.name for field in fields(Level) if field.name != "begins")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from tallybook._model.lists import JobDone
 from tallybook.errors import InvalidArgument, QueueUnavailable, TallybookError
 from tallybook.extra.dashboard.asked import job_of, number_of, text_of
 from tallybook.extra.dashboard.database import IN_THE_WAY, Conn
+from tallybook.extra.dashboard.nodes import At
 from tallybook.extra.dashboard.view import Act, Pages, View
 
 MOST = 10_000
@@ -156,15 +157,33 @@ def ids_of(act: Act) -> list[int]:
 
 
 async def do(act: Act, verb: Verb) -> str:
-    """Do it to the jobs that the form names; what to tell the person."""
-    ids, reason, about = ids_of(act), text_of("the reason", act.form("reason")), _filter_of(act)
+    """Do it to the jobs that the form names, node by node; what to tell the person."""
+    by_node: dict[str, tuple[At, list[int]]] = {}
+    for job in ids_of(act):
+        at = await act.site.nodes.of_job(job)
+        by_node.setdefault(at.name, (at, []))[1].append(job)
+    until, said = time.monotonic() + _LONGEST, []
+    for at, ids in by_node.values():
+        try:
+            told = await _do(act, verb, at, ids, until)
+        except (TallybookError, QueryCanceled, *IN_THE_WAY) as error:
+            if len(by_node) == 1:
+                raise
+            told = act.site.explain(error)[1]
+        said.append(f"{at.name}: {told}" if act.site.nodes.many else told)
+    return " ".join(said)
+
+
+async def _do(act: Act, verb: Verb, at: At, ids: list[int], until: float) -> str:
+    """The same for the jobs of one node."""
+    reason, about = text_of("the reason", act.form("reason")), _filter_of(act)
     said: Counter[str] = Counter()
     refusals: list[str] = []
-    begun, at, stopped = time.monotonic(), 0, ""
-    while at < len(ids) and time.monotonic() - begun < _LONGEST:
-        batch = ids[at : at + BATCH]
+    met, stopped = 0, ""
+    while met < len(ids) and time.monotonic() < until:
+        batch = ids[met : met + BATCH]
         try:
-            async with act.step() as conn:
+            async with act.step(at) as conn:
                 over = await _cancelled(conn, batch) if verb.name == "cancel" else []
                 meant = [job for job in batch if job not in over]
                 done = await verb.run(act.app, conn, meant, reason)
@@ -178,12 +197,12 @@ async def do(act: Act, verb: Verb) -> str:
                 else:
                     act.nothing()
         except (TallybookError, QueryCanceled, *IN_THE_WAY) as error:
-            if not at:
+            if not met:
                 raise
             why = act.site.explain(error)[1].removesuffix(" Nothing was changed.")
             stopped = f" Then it stopped: {why}"
             break
-        at += len(batch)
+        met += len(batch)
         said += became
         refusals += [one.detail for one in done if not one.changed and one.detail]
     changed = ", ".join(text.format(_jobs(said[key])) for key, text in _SAID.items() if said[key])
@@ -191,7 +210,7 @@ async def do(act: Act, verb: Verb) -> str:
     if refusals:
         answer += f" {_jobs(len(refusals))} left as they are: {refusals[0][:200]}"
         answer += f", and {len(refusals) - 1:,} more." if len(refusals) > 1 else "."
-    left = len(ids) - at
+    left = len(ids) - met
     return answer + stopped + (f" {_jobs(left)} were not met: do it again." if left else "")
 
 

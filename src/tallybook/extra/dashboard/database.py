@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -37,11 +38,21 @@ select set_config('statement_timeout', %s, true), set_config('lock_timeout', '2s
 class Database:
     """A small pool that opens at the first request, so that an app which is mounted without a lifespan works, too."""
 
-    def __init__(self, source: Source, *, dsn: str | None = None, max_size: int = 4, wait: float = 5.0) -> None:
+    def __init__(
+        self,
+        source: Source,
+        *,
+        dsn: str | None = None,
+        max_size: int = 4,
+        wait: float = 5.0,
+        answer: float | None = None,
+    ) -> None:
+        """It waits `wait` seconds for a connection; a reading ends after `answer` seconds, whatever its page asks for."""
         self._source = source
         self._dsn = dsn
         self._max_size = max_size
         self._wait = wait
+        self._answer = None if answer is None else f"{answer:g}s"
         self._pool: AsyncConnectionPool[Conn] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opening = asyncio.Lock()
@@ -50,6 +61,10 @@ class Database:
     def conninfo(self) -> str:
         """The connection string in force. ConfigError for a text that is none."""
         return self._source.conninfo(self._dsn)
+
+    def finder(self) -> Callable[[], str]:
+        """What finds the connection string, without a reference to this."""
+        return partial(self._source.conninfo, self._dsn)
 
     async def open(self) -> AsyncConnectionPool[Conn]:
         """The pool of this event loop. It connects in the background: a server that is away is no error yet."""
@@ -82,7 +97,7 @@ class Database:
     @asynccontextmanager
     async def read(self, timeout: str = READ_TIMEOUT) -> AsyncIterator[Conn]:
         """A connection inside a read-only transaction of one snapshot. QueueUnavailable if there is none to be had."""
-        async with self._transaction(timeout, "isolation level repeatable read read only") as conn:
+        async with self._transaction(self._answer or timeout, "isolation level repeatable read read only") as conn:
             yield conn
 
     @asynccontextmanager

@@ -10,13 +10,18 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
-from tallybook.errors import QueueUnavailable
+from tallybook.errors import QueueUnavailable, TallybookError
 from tallybook.extra.dashboard.database import Conn, Database
+from tallybook.extra.dashboard.nodes import At, Nodes
 
 log = logging.getLogger("tallybook.web")
 
 Ask = Callable[[Conn, str], Awaitable[str | None]]
 """What a topic says now; the text is what follows the colon of its name ("job:42"), and is empty without one. None: nothing."""
+AskAll = Callable[[str], Awaitable[str | None]]
+"""The same of all nodes, or of the one whose name follows the colon."""
+Place = Callable[[str], Awaitable[At]]
+"""From what follows the colon to the node that is asked."""
 
 MOST_VIEWERS = 1000
 MOST_TOPICS = 500
@@ -48,11 +53,12 @@ class _Said:
 class Live:
     """Topics, their viewers, and the one task that asks."""
 
-    def __init__(self, database: Database, *, every: float = 1.0) -> None:
-        self._database = database
+    def __init__(self, nodes: Nodes, *, every: float = 1.0) -> None:
+        self._nodes = nodes
         self._every = every
         self._asks: dict[str, Ask] = {}
-        self._single: set[str] = set()
+        self._over: dict[str, AskAll] = {}
+        self._place: dict[str, Place] = {}
         self._watched: Counter[str] = Counter()
         self._said: dict[str, _Said] = {}
         self._asked: set[str] = set()
@@ -65,15 +71,19 @@ class Live:
         self.polls = 0
         """How often it has asked."""
 
-    def topic(self, name: str, ask: Ask, *, single: bool = False) -> None:
-        """Give a topic its question. `single`: there is one of it, without a colon: nobody gets it asked again by other names."""
+    def topic(self, name: str, ask: Ask, place: Place | None = None) -> None:
+        """Give a topic its question to one database: the only one, or the node that `place` finds."""
         self._asks[name] = ask
-        if single:
-            self._single.add(name)
+        if place is not None:
+            self._place[name] = place
+
+    def over(self, name: str, ask: AskAll) -> None:
+        """Give a topic its question to all nodes; there is one of it, or, where there are several nodes, one a node, too."""
+        self._over[name] = ask
 
     def knows(self, topic: str) -> bool:
         name, colon, _ = topic.partition(":")
-        if name not in self._asks or (colon and name in self._single):
+        if name not in self._asks and (name not in self._over or (colon and not self._nodes.many)):
             return False
         return len(topic) <= 200 and topic.isprintable()
 
@@ -149,14 +159,47 @@ class Live:
         self._said.clear()
 
     async def _ask_all(self) -> None:
-        """One reading. A topic that fails spoils the transaction, so the others are asked for in the next one."""
+        """One reading."""
         self.polls += 1
-        left = list(self._watched)
+        topics = [(topic, *topic.partition(":")[::2]) for topic in list(self._watched)]
+        places: dict[str, tuple[At, list[str]]] = {}
+        for topic, name, rest in topics:
+            if name in self._asks:
+                try:
+                    at = await (self._place[name](rest) if name in self._place else self._nodes.named(""))
+                except TallybookError as error:
+                    self._fails(topic, error)
+                else:
+                    places.setdefault(at.name, (at, []))[1].append(topic)
+        over = self._ask_over([(topic, self._over[name], rest) for topic, name, rest in topics if name in self._over])
+        await asyncio.gather(over, *(self._ask_at(at, topics) for at, topics in places.values()))
+
+    async def _ask_over(self, topics: list[tuple[str, AskAll, str]]) -> None:
+        """One after the other: they share looks."""
+        for topic, ask, rest in topics:
+            try:
+                self._tells(topic, await ask(rest))
+            except Exception as error:
+                self._fails(topic, error)
+
+    async def _ask_at(self, at: At, topics: list[str]) -> None:
+        """What one node is asked; one that is away is not waited for."""
+        if not self._nodes.answers(at):
+            for topic in topics:
+                self._fails(topic, QueueUnavailable(f"node {at.name}", at.away or ""))
+        elif error := await self._ask_of(at.database, topics):
+            self._nodes.lost(at, error)
+
+    async def _ask_of(self, database: Database, left: list[str]) -> QueueUnavailable | None:
+        """What one database is asked; returns the error where it is away.
+
+        A topic that fails spoils the transaction, so the others are asked for in the next one.
+        """
         loop = asyncio.get_running_loop()
         while left:
             topic = None
             try:
-                async with self._database.read() as conn:
+                async with database.read() as conn:
                     until = loop.time() + _SNAPSHOT
                     while left and (topic is None or loop.time() < until):
                         topic = left.pop(0)
@@ -166,16 +209,21 @@ class Live:
                 for one in [topic, *left] if topic is None or isinstance(error, QueueUnavailable) else [topic]:
                     if one is not None:
                         self._fails(one, error)
-                if topic is None or isinstance(error, QueueUnavailable):
-                    return
+                if isinstance(error, QueueUnavailable):
+                    return error
+                if topic is None:
+                    return None
+        return None
 
     async def _ask(self, conn: Conn, topic: str) -> None:
         name, _, rest = topic.partition(":")
-        text = await self._asks[name](conn, rest)
+        self._tells(topic, await self._asks[name](conn, rest))
+
+    def _tells(self, topic: str, text: str | None) -> None:
         if topic not in self._watched:
             return  # its viewers have gone meanwhile
         if self._failing.pop(topic, None) is not None:
-            log.info("the live view reads %s again", name)
+            log.info("the live view reads %s again", topic.partition(":")[0])
         self._asked.add(topic)
         held = self._said.get(topic)
         if text is not None and (held is None or held.text != text):

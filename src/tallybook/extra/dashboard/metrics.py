@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from collections.abc import Callable
 
@@ -10,9 +11,10 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from tallybook._db.numbers import Asked, ask
-from tallybook._model.exposition import CONTENT_TYPE, Numbers, Shown, of_the_database, text
-from tallybook.errors import ConfigError
-from tallybook.extra.dashboard.database import Database
+from tallybook._model.exposition import CONTENT_TYPE, Numbers, Sample, Shown, at_node, of_the_database, text
+from tallybook.errors import ConfigError, QueueUnavailable
+from tallybook.extra.dashboard.database import Conn
+from tallybook.extra.dashboard.nodes import At, Nodes
 
 _FEWEST = 16
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -20,7 +22,7 @@ _READY = "select to_regclass('tallybook.entry') is not null"
 
 
 def metrics_route(
-    database: Database,
+    nodes: Nodes,
     *,
     path: str = "/metrics",
     token: str | None = None,
@@ -32,39 +34,59 @@ def metrics_route(
     With neither of the two it lets everybody in, and who may come is for whoever mounts it to say. A database that is away
     is `tallybook_up 0`, with a 200. ConfigError for a token of fewer than 16 characters, or of others than a header can carry.
 
-        Starlette(routes=[metrics_route(database, token=os.environ["METRICS_TOKEN"])])
+    Of several nodes each series has the label `node`, and each node its own `tallybook_up`.
+
+        Starlette(routes=[metrics_route(nodes, token=os.environ["METRICS_TOKEN"])])
     """
     expected = None if token is None else _checked(token)
     is_open = token is None and admits is None
 
-    async def answer() -> Numbers:
-        async with database.read() as conn:
-            return await ask(conn)
+    asked: dict[str, tuple[Asked[Numbers], Shown]] = {}
 
-    asked, shown = Asked(answer), Shown()
+    async def numbers(at: At) -> dict[str, list[Sample]]:
+        async def answer() -> Numbers:
+            said = await nodes.ask_one(at, lambda conn, _: ask(conn))
+            if said.value is None:
+                raise QueueUnavailable(f"node {at.name}", said.error or "")
+            return said.value
+
+        one, shown = asked.setdefault(at.name, (Asked(answer), Shown()))
+        return of_the_database(await one.now(), shown)
 
     async def metrics(request: Request) -> Response:
-        known = expected is not None and knows_token(request, expected)
-        if not (known or is_open or (admits is not None and admits(request))):
+        is_known = expected is not None and knows_token(request, expected)
+        if not (is_known or is_open or (admits is not None and admits(request))):
             return PlainTextResponse(
                 "a bearer token is needed\n", 401, {**_HEADERS, "WWW-Authenticate": 'Bearer realm="tallybook"'}
             )
-        page = text(of_the_database(await asked.now(), shown))
+        known = await nodes.known()
+        found = await asyncio.gather(*map(numbers, known))
+        whole: dict[str, list[Sample]] = {}
+        for at, one in zip(known, found, strict=True):
+            for name, samples in (at_node(at.name, one) if nodes.many else one).items():
+                whole.setdefault(name, []).extend(samples)
+        page = text(whole)
         return Response(page, headers={**_HEADERS, "Content-Type": CONTENT_TYPE})
 
     return Route(path, metrics, methods=["GET"], name="metrics")
 
 
-def health_routes(database: Database) -> list[Route]:
-    """`/healthz`: 200 while the process answers. `/readyz`: 200 while the database does, and has Tallybook in it, else 503.
+def health_routes(nodes: Nodes) -> list[Route]:
+    """`/healthz`: 200 while the process answers. `/readyz`: 200 while the database does, and has Tallybook in it, else 503;
+    of several nodes one that does is enough.
 
     They ask at most once a second, say nothing that is worth a secret, and are for whoever can reach the port.
     """
 
     async def answer() -> bool:
-        async with database.read("1s") as conn:
+        async def ready(conn: Conn, _: str) -> bool:
             row = await (await conn.execute(_READY)).fetchone()
-        return bool(row and row[0])
+            return bool(row and row[0])
+
+        said = await nodes.ask(ready)
+        if all(one.value is None for one in said):
+            raise QueueUnavailable(f"node {said[0].name}", said[0].error or "")
+        return any(one.value for one in said)
 
     asked = Asked(answer)
 

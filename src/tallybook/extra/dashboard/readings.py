@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from tallybook._db import top
 from tallybook._db.counting import COMPLETED
 from tallybook._db.top import Reading
+from tallybook.errors import QueueUnavailable
 from tallybook.extra.dashboard.database import Conn
+from tallybook.extra.dashboard.nodes import Nodes
 
 STATES = ("available", "running", "scheduled", "retrying", "waiting", "dead")
 _MOST_QUEUES = 12
-_SAME_LOOK = 0.5  # seconds; the two topics of a page are asked for one after the other
+_SAME_LOOK = 0.5  # seconds; the two topics of a page share one look
 _RECENT = 10.0  # seconds
 _TODAY_GOOD = 5.0  # seconds; it reads a day's series
 _COMPLETED_TODAY = f"""\
@@ -21,31 +24,38 @@ select cast(coalesce(sum(c.completed), 0) as bigint)
   from {COMPLETED.called(since="date_trunc('day', clock_timestamp())")} as c"""  # noqa: S608
 
 
-class Readings:
-    """What the poller keeps from one reading to the next."""
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one look at a database has found."""
+
+    reading: Reading
+    rates: top.Rates
+    today: int
+    """Jobs that completed today."""
+    at: float
+    """When, by time.monotonic()."""
+
+
+class Database:
+    """What is kept of one database from one look to the next."""
 
     def __init__(self) -> None:
-        self._before: Reading | None = None
-        self._read_at = 0.0
+        self.last: Look | None = None
         self._today, self._today_until = 0, 0.0
 
-    async def read(self, conn: Conn) -> dict[str, Any]:
-        now = await top.read_async(conn, self._before)
-        rates = top.rates(self._recent(), now)
-        self._before, self._read_at = now, time.monotonic()
-        return standing(now, rates) | {"today": await self._completed_today(conn)}
+    async def look(self, conn: Conn, *, first: bool = False) -> Look:
+        """Read it. `first` is for the first sight of a page: the poller's last look stays, so rates are between two of its own."""
+        recent = self._recent()
+        now = await top.read_async(conn, None if self.last is None else self.last.reading)
+        rates = top.Rates() if first or recent is None else top.rates(recent.reading, now)
+        found = Look(now, rates, await self._completed_today(conn), time.monotonic())
+        if recent is None or not first:
+            self.last = found
+        return found
 
-    async def first(self, conn: Conn) -> dict[str, Any]:
-        """For the first sight of the page. The poller's last reading stays, if it polls: rates are between two of its own."""
-        before = self._recent()
-        now = await top.read_async(conn, self._before)
-        if before is None:
-            self._before, self._read_at = now, time.monotonic()
-        return standing(now, top.Rates()) | {"today": await self._completed_today(conn)}
-
-    def _recent(self) -> Reading | None:
-        """The last reading, unless nobody has looked for a while: nobody wants the rate of a night."""
-        return self._before if time.monotonic() - self._read_at < _RECENT else None
+    def _recent(self) -> Look | None:
+        """The last look, unless nobody has looked for a while: nobody wants the rate of a night."""
+        return self.last if self.last and time.monotonic() - self.last.at < _RECENT else None
 
     async def _completed_today(self, conn: Conn) -> int:
         if time.monotonic() > self._today_until:
@@ -53,15 +63,50 @@ class Readings:
             self._today, self._today_until = row[0] if row else 0, time.monotonic() + _TODAY_GOOD
         return self._today
 
-    async def point(self, conn: Conn, _: str) -> str:
-        """The newest point of the charts: time, completed and failed a second, in line, running."""
-        found = self._before
-        if found is None or time.monotonic() - self._read_at > _SAME_LOOK:
-            found = self._before = await top.read_async(conn, self._before)
-        sums = {
-            state: sum(one[state] or 0 for one in found.queues.values()) for state in (*STATES, "completed", "failed")
+
+class Readings:
+    """How all nodes stand, or the one database. Figures of a node that is away stay, with how old they are."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self._nodes = nodes
+        self._of: dict[str, Database] = {}
+
+    async def read(self, only: str = "", *, first: bool = False) -> dict[str, Any]:
+        """As the overview takes it. QueueUnavailable where no node has ever answered."""
+
+        async def look(conn: Conn, name: str) -> Look:
+            return await self._of.setdefault(name, Database()).look(conn, first=first)
+
+        said = await self._nodes.ask(look, only)
+        found = {one.name: one.value or self.last(one.name) for one in said}
+        known = {name: look for name, look in found.items() if look is not None}
+        if not known:
+            raise QueueUnavailable(f"node {said[0].name}", said[0].error or "")
+        now = top.merged({name: one.reading for name, one in known.items()}) if self._nodes.many else known[""].reading
+        rates = top.added([one.value.rates for one in said if one.value]) if self._nodes.many else known[""].rates
+        return standing(now, rates) | {
+            "today": sum(one.today for one in known.values()),
+            "gone": [(one.name, one.error, self.age(one.name)) for one in said if one.error is not None],
         }
-        return json.dumps({"at": found.now.timestamp(), **sums})
+
+    def last(self, name: str) -> Look | None:
+        """The last look at a node."""
+        return self._of[name].last if name in self._of else None
+
+    def age(self, name: str) -> float | None:
+        """How old its figures are, in seconds; None: there are none."""
+        found = self.last(name)
+        return None if found is None else time.monotonic() - found.at
+
+    async def point(self, only: str = "") -> str:
+        """The newest point of the charts: time, completed and failed a second, in line, running."""
+        found = [self.last(at.name) for at in await self._nodes.chosen(only)]
+        if not any(one and time.monotonic() - one.at < _SAME_LOOK for one in found):
+            await self.read(only)
+            found = [self.last(at.name) for at in await self._nodes.chosen(only)]
+        queues = [queue for one in found if one for queue in one.reading.queues.values()]
+        sums = {state: sum(one[state] or 0 for one in queues) for state in (*STATES, "completed", "failed")}
+        return json.dumps({"at": max(one.reading.now.timestamp() for one in found if one), **sums})
 
 
 def standing(now: Reading, rates: top.Rates) -> dict[str, Any]:

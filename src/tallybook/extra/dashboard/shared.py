@@ -8,9 +8,11 @@ from typing import Any
 from tallybook import errors
 from tallybook._app import App
 from tallybook._db.driver import DataError, InsufficientPrivilege, QueryCanceled
+from tallybook._db.nodes import node_of
 from tallybook.extra.dashboard.access import Access
-from tallybook.extra.dashboard.database import IN_THE_WAY, Database
+from tallybook.extra.dashboard.database import IN_THE_WAY
 from tallybook.extra.dashboard.live import Live
+from tallybook.extra.dashboard.nodes import Nodes
 from tallybook.extra.dashboard.readings import Readings
 from tallybook.extra.dashboard.render import address, environment
 from tallybook.extra.dashboard.session import Sessions
@@ -19,7 +21,7 @@ from tallybook.extra.dashboard.users import User
 _STATUS: dict[type[Exception], int] = {
     errors.UnknownJob: 404, errors.UnknownQueue: 404, errors.UnknownSchedule: 404, errors.UnknownTask: 404,
     errors.UnknownProvider: 404, errors.InvalidArgument: 400, errors.KeyTaken: 409, errors.QueueUnavailable: 503,
-    errors.CommitUnknown: 503, errors.SchemaError: 503,
+    errors.CommitUnknown: 503, errors.SchemaError: 503, errors.UnknownNode: 404,
 }  # fmt: skip
 
 _IN_DOUBT = "The database was lost at the commit: this was done, or it was not. Look before you do it again."
@@ -28,21 +30,31 @@ _IN_DOUBT = "The database was lost at the commit: this was done, or it was not. 
 class Shared:
     """The base of Site: what a page may ask of it."""
 
-    def __init__(self, app: App, access: Access, *, dsn: str | None, secret: str | None) -> None:
+    def __init__(
+        self, app: App, access: Access, *, dsn: str | None, secret: str | None, nodes: str | None = None
+    ) -> None:
         self.app = app
         self.access = access
-        self.database = Database(app, dsn=dsn)
-        self.live = Live(self.database)
+        self.nodes = Nodes(app, dsn=dsn, which=nodes)
+        self.live = Live(self.nodes)
         self.sessions = Sessions(secret)
-        self.overview = Readings()
+        self.overview = Readings(self.nodes)
         """What the overview keeps from one reading to the next."""
         self.env = environment()
         self.root = ""
         """Where the dashboard is mounted, as the first request said: for what is written once for all viewers."""
 
-    def fragment(self, template: str, **values: Any) -> str:
-        """A piece of a page that all viewers get: without anything that is only for one of them."""
-        return self.env.get_template(template).render(url=partial(address, self.root), **values)
+    def fragment(self, template: str, only: str = "", **values: Any) -> str:
+        """A piece of a page that all viewers get, or all of one node: without anything that is only for one of them."""
+        url = partial(address, self.root, **({"node": only} if only else {}))
+        return self.env.get_template(template).render(url=url, site=self, **values)
+
+    def node_name(self, job: int) -> str:
+        """The node of a job, for people; nothing where there is one database."""
+        if not self.nodes.many:
+            return ""
+        number = node_of(job)
+        return next((at.name for at in self.nodes.read if at.node.number == number), f"node {number}")
 
     def why_read_only(self, user: User | None) -> str:
         """Why somebody who looks cannot act."""

@@ -29,7 +29,8 @@ from tallybook.extra.dashboard.view import View
 log = logging.getLogger("tallybook.web")
 
 NOUNS = (
-    "overview", "queues", "jobs", "job", "dead", "subjects", "schedules", "workers", "limits", "providers", "maintenance", "audit",
+    "overview", "queues", "jobs", "job", "dead", "subjects", "schedules", "workers", "limits", "providers", "maintenance",
+    "audit",
 )  # fmt: skip
 """One file each under pages/."""
 
@@ -45,8 +46,9 @@ class Site(Shared):
         dsn: str | None = None,
         secret: str | None = None,
         metrics_token: str | None = None,
+        nodes: str | None = None,
     ) -> None:
-        super().__init__(app, access, dsn=dsn, secret=secret)
+        super().__init__(app, access, dsn=dsn, secret=secret, nodes=nodes)
         self._metrics_token = metrics_token
         pages = self._starlette(metrics_token)
         self.routes: list[BaseRoute] = pages.routes
@@ -61,7 +63,7 @@ class Site(Shared):
     async def aclose(self) -> None:
         """Close its connections. Where it is run by itself its lifespan does; a host that mounts it may call it at its end."""
         await self.live.close()
-        await self.database.close()
+        await self.nodes.close()
 
     def is_scraper(self, request: Request) -> bool:
         """Whether it reads with the token of the metrics, which is all that it can read."""
@@ -92,11 +94,11 @@ class Site(Shared):
             Mount("/static", StaticFiles(directory=Path(__file__).parent / "static"), name="static"),
             # Whoever may see the dashboard may read its metrics, too.
             metrics_route(
-                self.database, token=metrics_token, admits=lambda request: request.scope["tallybook"].user is not None
+                self.nodes, token=metrics_token, admits=lambda request: request.scope["tallybook"].user is not None
             ),
-            *health_routes(self.database),
+            *health_routes(self.nodes),
         ]
-        for noun in ("entrance", *NOUNS):
+        for noun in ("entrance", *NOUNS, *(["nodes"] if self.nodes.many else [])):
             module = import_module(f"tallybook.extra.dashboard.pages.{noun}")
             routes += module.pages.routes
             if hasattr(module, "topics"):

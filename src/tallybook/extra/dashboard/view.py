@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from typing import Any
+from contextlib import asynccontextmanager, nullcontext
+from typing import Any, TypeVar, cast
 from urllib.parse import unquote
 
 from starlette.requests import Request
@@ -15,11 +15,15 @@ from tallybook._app import App
 from tallybook._db import audit
 from tallybook._db.driver import DataError, InsufficientPrivilege, QueryCanceled
 from tallybook._db.verb import Verb, run
-from tallybook.errors import InvalidArgument, TallybookError
+from tallybook.errors import InvalidArgument, QueueUnavailable, TallybookError
+from tallybook.extra.dashboard.asked import job_of
 from tallybook.extra.dashboard.database import IN_THE_WAY, READ_TIMEOUT, Conn
 from tallybook.extra.dashboard.gate import Visit
+from tallybook.extra.dashboard.nodes import At, Said
 from tallybook.extra.dashboard.render import address
 from tallybook.extra.dashboard.shared import Shared
+
+T = TypeVar("T")
 
 
 class View:
@@ -29,6 +33,10 @@ class View:
         self.app: App = site.app
         self.visit: Visit = request.scope["tallybook"]
         self.path: dict[str, Any] = request.path_params
+        self.node: str | None = None
+        """The node that was read; None: all."""
+        self.away: list[Said[Any]] = []
+        """Nodes that did not answer."""
 
     @property
     def user(self) -> str:
@@ -38,9 +46,35 @@ class View:
     def may_operate(self) -> bool:
         return bool(self.visit.user and self.visit.user.operate)
 
-    def read(self, timeout: str = READ_TIMEOUT) -> AbstractAsyncContextManager[Conn]:
-        """A connection that reads, all under one snapshot; it gives up after `timeout`."""
-        return self.site.database.read(timeout)
+    async def at(self) -> At:
+        """The node that it is about: that of its job, the one in the address, else the home. UnknownNode."""
+        job = job_of(self.job)
+        nodes = self.site.nodes
+        return await nodes.named(self.asked("node")) if job is None else await nodes.of_job(job)
+
+    @property
+    def job(self) -> str:
+        """The job that it is about, if it is about one."""
+        return str(self.path.get("id", ""))
+
+    @asynccontextmanager
+    async def read(self, timeout: str = READ_TIMEOUT) -> AsyncIterator[Conn]:
+        """A connection to its node that reads, all under one snapshot; it gives up after `timeout`."""
+        at = await self.at()
+        self.node = at.name
+        async with at.database.read(timeout) as conn:
+            yield conn
+
+    async def ask(self, question: Callable[[Conn, str], Awaitable[T]]) -> dict[str, T]:
+        """What the nodes answer, by name, or the one in the address; the page says which are away.
+
+        QueueUnavailable where none answers.
+        """
+        said = await self.site.nodes.ask(question, self.asked("node"))
+        self.away = [one for one in said if one.error is not None]
+        if len(self.away) == len(said):
+            raise QueueUnavailable(f"node {said[0].name}", said[0].error or "")
+        return {one.name: cast(T, one.value) for one in said if one.error is None}
 
     def asked(self, name: str, default: str = "") -> str:
         """A parameter of the query, without blanks around it."""
@@ -51,7 +85,12 @@ class View:
         return [value.strip() for value in self.request.query_params.getlist(name) if value.strip()]
 
     def url(self, path: str, **query: Any) -> str:
-        """The address of a page, below where the dashboard is mounted; None and empty parameters are left out."""
+        """The address of a page, below where the dashboard is mounted; None and empty parameters are left out.
+
+        A page of one node leads to pages of this node.
+        """
+        if not path.startswith("/static/"):
+            query.setdefault("node", self.asked("node"))
         return address(self.visit.root, path, **query)
 
     def render(self, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
@@ -62,8 +101,14 @@ class View:
         return self.site.env.get_template(template).render(
             url=self.url, root=self.visit.root, path=self.request.url.path.removeprefix(self.visit.root), user=self.user,
             may_operate=self.may_operate, token=self.visit.session.token, notice=self.visit.notice or notice, site=self.site,
-            here=self.here, **values,
+            here=self.here, here_on=self.here_on, node=self.node, away=self.away, only=self.asked("node"), **values,
         )  # fmt: skip
+
+    def here_on(self, node: str) -> str:
+        """The address of this page for another node, or for all; from its first page on."""
+        given = self.request.query_params
+        asked = {name: given.getlist(name) for name in given if name not in ("node", "after", "from")}
+        return self.url(self.request.url.path.removeprefix(self.visit.root), **{**asked, "node": node})
 
     @property
     def here(self) -> str:
@@ -81,13 +126,19 @@ class Act(View):
     _next: str | None = None
 
     @asynccontextmanager
-    async def step(self) -> AsyncIterator[Conn]:
-        """One transaction, which has to put on record what it does."""
-        async with self.site.database.act(self.request.url.path.removeprefix(self.visit.root)) as conn:
+    async def step(self, at: At | None = None) -> AsyncIterator[Conn]:
+        """One transaction, on its node or this one, which has to put on record what it does."""
+        at = at or await self.at()
+        self.node = at.name
+        async with at.database.act(self.request.url.path.removeprefix(self.visit.root)) as conn:
             self.conn, self._audited = conn, False
             yield conn
             if not self._audited:
                 raise RuntimeError(f"{self.request.url.path} changed something without a word to the audit")
+
+    @property
+    def job(self) -> str:
+        return self.form("job") or super().job
 
     def form(self, name: str, default: str = "") -> str:
         """A field of the form, without blanks around it."""

@@ -12,7 +12,6 @@ from tallybook.errors import InvalidArgument, TallybookError
 from tallybook.extra.dashboard import bulk_actions
 from tallybook.extra.dashboard.asked import job_of, text_of, when_of
 from tallybook.extra.dashboard.bulk_actions import VERBS
-from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.dashboard.pages.queues import rows
 from tallybook.extra.dashboard.redact import error_view
 from tallybook.extra.dashboard.view import Pages, View
@@ -55,11 +54,22 @@ def _place(letter: dict[str, Any]) -> str:
     return f"{letter['died_at'].isoformat()}~{letter['id']}"
 
 
-async def _letters(conn: Conn, query: str, **said: Any) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
-    """Those that were found, and the last that was looked at, if that ended the look."""
-    found = await rows(conn, query, **said)
-    mark = found.pop() if found and found[-1]["mark"] else None
-    return found, mark
+async def _letters(view: View, query: str, **said: Any) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+    """Those that were found on all nodes, and the last that was looked at, if that ended the look."""
+    found: list[dict[str, Any]] = []
+    marks: list[dict[str, Any]] = []
+    for letters in (await view.ask(lambda conn, _: rows(conn, query, **said))).values():
+        (marks if letters and letters[-1]["mark"] else []).append(letters[-1] if letters else {})
+        found += [one for one in letters if not one["mark"]]
+    found.sort(key=_when, reverse=True)
+    mark = max(marks, key=_when, default=None)
+    if mark is not None:  # a node has looked no further: what is older on the others waits for a later page
+        found = [one for one in found if _when(one) >= _when(mark)]
+    return found[: said["max_jobs"]], mark if len(found) <= said["max_jobs"] else None
+
+
+def _when(letter: dict[str, Any]) -> tuple[datetime, int]:
+    return letter["died_at"], letter["id"]
 
 
 @pages.page("/dead")
@@ -69,8 +79,7 @@ async def dead(view: View) -> Response:
     problem, after, looked_to = None, None, None
     try:
         said = _filter(asked) | _after(view.asked("after"))
-        async with view.read() as conn:
-            letters, mark = await _letters(conn, _LETTERS, **said, max_jobs=_PAGE + 1, max_looked=_LOOKED)
+        letters, mark = await _letters(view, _LETTERS, **said, max_jobs=_PAGE + 1, max_looked=_LOOKED)
         if len(letters) > _PAGE:
             letters = letters[:_PAGE]
             after = _place(letters[-1])
@@ -97,10 +106,9 @@ async def preview(view: View) -> Response:
     letters: list[dict[str, Any]] = []
     mark: dict[str, Any] | None = None
     with bulk_actions.looking(view, found):
-        async with view.read() as conn:
-            letters, mark = await _letters(conn, _IDS, **said, max_jobs=found.room + 1, max_looked=_LOOKED)
-            if not found.looks:
-                found.sample, _ = await _letters(conn, _LETTERS, **said, max_jobs=10, max_looked=_LOOKED)
+        letters, mark = await _letters(view, _IDS, **said, max_jobs=found.room + 1, max_looked=_LOOKED)
+        if not found.looks:
+            found.sample, _ = await _letters(view, _LETTERS, **said, max_jobs=10, max_looked=_LOOKED)
     for one in found.sample:
         one["error"], one["state"] = error_view(one["error"] or {}), "dead"
     if len(letters) > found.room:

@@ -16,6 +16,7 @@ from tallybook._model.why import Reason, TraceEvent
 from tallybook.errors import InvalidArgument, TallybookError, UnknownJob
 from tallybook.extra.dashboard.asked import job_of, links_of, number_of, text_of
 from tallybook.extra.dashboard.database import Conn
+from tallybook.extra.dashboard.nodes import At
 from tallybook.extra.dashboard.pages.queues import rows
 from tallybook.extra.dashboard.redact import ErrorView, error_view, error_views
 from tallybook.extra.dashboard.shared import Shared
@@ -107,7 +108,11 @@ def topics(site: Shared) -> None:
             return None
         return site.fragment("job_live.html", now=found)
 
-    site.live.topic("job", job)
+    async def place(rest: str) -> At:
+        wanted = job_of(rest)
+        return await (site.nodes.named("") if wanted is None else site.nodes.of_job(wanted))
+
+    site.live.topic("job", job, place=place)
 
 
 @pages.page("/job/{id}")

@@ -7,11 +7,13 @@ from typing import Any
 from starlette.responses import Response
 
 from tallybook._db.jobs import STATES
-from tallybook._model.lists import JobLine
+from tallybook._model.lists import JobLine, JobPage
+from tallybook._model.merged import goes_on, merged, places
 from tallybook.errors import InvalidArgument, TallybookError
 from tallybook.extra.dashboard import bulk_actions
 from tallybook.extra.dashboard.asked import links_of, text_of, when_of
 from tallybook.extra.dashboard.bulk_actions import VERBS
+from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.dashboard.redact import error_view
 from tallybook.extra.dashboard.view import Pages, View
 
@@ -44,17 +46,34 @@ def _filter(asked: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+async def _page(view: View, said: dict[str, Any], most: int) -> JobPage:
+    """The jobs of all nodes, or of the one database."""
+    after = text_of("after", view.asked("after"))
+    place = places(after) if view.site.nodes.many else {"": after or ""}
+
+    async def read(conn: Conn, node: str) -> JobPage:
+        if not goes_on(place, node):
+            return JobPage([], None, None)
+        return await view.app.jobs.list(**said, after=place.get(node) or None, max_jobs=most, max_looked=_LOOKED).on(
+            conn
+        )
+
+    found = await view.ask(read)
+    if not view.site.nodes.many:
+        return found[""]
+    pairs, after, looked_to = merged(
+        {name: (one.jobs, one.next, one.looked_to) for name, one in found.items()}, place, most
+    )
+    return JobPage([one for _, one in pairs], after, looked_to)
+
+
 @pages.page("/jobs")
 async def jobs(view: View) -> Response:
     asked, first = _asked(view), not view.asked("after")
     lines: list[JobLine] = []
     problem, after, looked_to = None, None, None
     try:
-        said = _filter(asked)
-        async with view.read() as conn:
-            page = await view.app.jobs.list(
-                **said, after=text_of("after", view.asked("after")), max_jobs=_PAGE, max_looked=_LOOKED
-            ).on(conn)
+        page = await _page(view, _filter(asked), _PAGE)
         lines, after = page.jobs, page.next
         if len(lines) < _PAGE:
             looked_to = page.looked_to
@@ -78,10 +97,7 @@ async def preview(view: View) -> Response:
     said["states"] = [state for state in verb.states if state in meant]
     if said["states"]:
         with bulk_actions.looking(view, found):
-            async with view.read() as conn:
-                page = await view.app.jobs.list(
-                    **said, after=text_of("after", view.asked("after")), max_jobs=found.room, max_looked=_LOOKED
-                ).on(conn)
+            page = await _page(view, said, found.room)
             after, found.looked_to = page.next, page.looked_to
             found.ids = [one.id for one in page.jobs]
             found.states.update(one.state for one in page.jobs)

@@ -17,8 +17,8 @@ from tallybook._db.driver import Error, connect
 from tallybook._db.link import CONNECT, dsn_for_people
 from tallybook._model.finding import LEVELS, Finding
 from tallybook.errors import TallybookError
+from tallybook.extra.dashboard.database import Database
 from tallybook.extra.dashboard.pages.queues import rows
-from tallybook.extra.dashboard.shared import Shared
 from tallybook.extra.dashboard.view import Act, Pages, View
 
 pages = Pages()
@@ -72,14 +72,14 @@ class Examination:
             self._ended = time.monotonic()
 
 
-_EXAMINATIONS: WeakKeyDictionary[Shared, Examination] = WeakKeyDictionary()
+_EXAMINATIONS: WeakKeyDictionary[Database, Examination] = WeakKeyDictionary()
 
 
-def examination(site: Shared) -> Examination:
-    if site not in _EXAMINATIONS:
-        database = site.database  # not the site: it would never be forgotten
-        _EXAMINATIONS[site] = Examination(lambda: database.conninfo)
-    return _EXAMINATIONS[site]
+def examination(database: Database) -> Examination:
+    if database not in _EXAMINATIONS:
+        # Not the database itself: it would never be forgotten.
+        _EXAMINATIONS[database] = Examination(database.finder())
+    return _EXAMINATIONS[database]
 
 
 @pages.page("/maintenance")
@@ -108,7 +108,7 @@ async def findings(view: View) -> Response:
 
 
 async def _findings(view: View) -> dict[str, Any]:
-    found, complete = await examination(view.site).look()
+    found, complete = await examination((await view.at()).database).look()
     found = sorted(found, key=lambda one: -LEVELS.index(one.level))
     return {
         "bad": [one for one in found if not one.good or one.level == "note"],

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 from starlette.responses import JSONResponse, Response
 
+from tallybook._model.counting import Level, added
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.dashboard.shared import Shared
 from tallybook.extra.dashboard.view import Pages, View
@@ -21,11 +22,11 @@ _SPANS = {
 
 
 def topics(site: Shared) -> None:
-    async def fragment(conn: Conn, _: str) -> str:
-        return site.fragment("overview_live.html", **await site.overview.read(conn))
+    async def fragment(only: str) -> str:
+        return site.fragment("overview_live.html", only, **await site.overview.read(only))
 
-    site.live.topic("overview", fragment, single=True)
-    site.live.topic("point", site.overview.point, single=True)
+    site.live.over("overview", fragment)
+    site.live.over("point", site.overview.point)
 
 
 @pages.page("/")
@@ -33,8 +34,7 @@ async def overview(view: View) -> Response:
     """The page; what is live on it is read once for the first sight."""
     span = view.asked("span", "15m")
     span = span if span in _SPANS else "15m"
-    async with view.read() as conn:
-        found = await view.site.overview.first(conn)
+    found = await view.site.overview.read(view.asked("node"), first=True)
     return view.render("overview.html", span=span, spans=_SPANS, **found)
 
 
@@ -43,10 +43,12 @@ async def series(view: View) -> Response:
     """The charts' points, as columns: time, then what completed, failed and came in, and how many were open, waiting and dead."""
     _, seconds, step = _SPANS.get(view.asked("span"), _SPANS["15m"])
     queue = view.asked("queue") or None
-    async with view.read() as conn:
-        levels = await view.app.counts.levels(
-            step=timedelta(seconds=step), since=timedelta(seconds=seconds), queue=queue
-        ).on(conn)
+
+    async def read(conn: Conn, _: str) -> list[Level]:
+        every, since = timedelta(seconds=step), timedelta(seconds=seconds)
+        return await view.app.counts.levels(step=every, since=since, queue=queue).on(conn)
+
+    levels = added(list((await view.ask(read)).values()))
     levels = levels[:-1] or levels  # the step that is not over would look like a fall
     columns = {
         "at": [one.begins.timestamp() for one in levels], "completed": [one.completed / step for one in levels],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import Any
 
 from starlette.responses import Response
@@ -48,27 +49,54 @@ async def queues(view: View) -> Response:
     """All queues, filtered by a part of the name, in an order of one's choice, a hundred a page."""
     part, order = view.asked("q").lower(), view.asked("order", "available")
     order = order if order in _ORDERS else "available"
-    async with view.read() as conn:
-        found = [one for one in await rows(conn, _ALL) if part in one["queue"].lower()]
-        if order == "oldest":
-            oldest = await _oldest(conn, found)
-            found.sort(key=lambda one: (one["queue"] not in oldest, oldest.get(one["queue"], 0), one["queue"]))
-        elif order == "name":
-            found.sort(key=lambda one: one["queue"])
-        else:
-            found.sort(key=lambda one: (-one[order], one["queue"]))
-        try:
-            start = max(0, int(view.asked("from", "0")))
-        except ValueError:
-            start = 0
-        page = found[start : start + _PAGE]
-        if order != "oldest":
-            oldest = await _oldest(conn, page)
-        rates = await _rates(view, conn)
+
+    async def read(conn: Conn, node: str) -> tuple[list[dict[str, Any]], dict[str, float], dict[str, Any]]:
+        found = [one | {"node": node} for one in await rows(conn, _ALL) if part in one["queue"].lower()]
+        return found, await _rates(view, conn), await _oldest(conn, found) if order == "oldest" else {}
+
+    said = list((await view.ask(read)).values())
+    found, rates = added([one for one, _, _ in said]), Counter[str]()
+    for _, more, _ in said:
+        rates.update(more)
+    oldest = _first([one for _, _, one in said])
+    if order == "oldest":
+        found.sort(key=lambda one: (one["queue"] not in oldest, oldest.get(one["queue"], 0), one["queue"]))
+    elif order == "name":
+        found.sort(key=lambda one: one["queue"])
+    else:
+        found.sort(key=lambda one: (-one[order], one["queue"]))
+    try:
+        start = max(0, int(view.asked("from", "0")))
+    except ValueError:
+        start = 0
+    page = found[start : start + _PAGE]
+    if order != "oldest" and page:
+        oldest = _first(list((await view.ask(lambda conn, _: _oldest(conn, page))).values()))
     return view.render(
         "queues.html", queues=page, all=len(found), start=start, size=_PAGE, part=view.asked("q"), order=order, rates=rates,
         oldest=oldest,
     )  # fmt: skip
+
+
+def added(lists: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The queues of all nodes, each with its sums; one is paused that is so anywhere."""
+    if len(lists) == 1:
+        return lists[0]
+    found: dict[str, dict[str, Any]] = {}
+    for one in (one for listed in lists for one in listed):
+        sums = found.setdefault(one["queue"], one)
+        if sums is not one:
+            sums |= {name: sums[name] + value for name, value in one.items() if isinstance(value, int)}
+            sums["paused_at"] = sums["paused_at"] or one["paused_at"]
+    return list(found.values())
+
+
+def _first(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """The earliest instant of each queue."""
+    first: dict[str, Any] = {}
+    for queue, at in (pair for one in found for pair in one.items()):
+        first[queue] = min(at, first.get(queue, at))
+    return first
 
 
 async def _oldest(conn: Conn, queues: list[dict[str, Any]]) -> dict[str, Any]:

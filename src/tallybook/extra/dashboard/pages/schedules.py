@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from starlette.responses import Response
@@ -62,13 +62,19 @@ _FAR = datetime(9999, 1, 1, tzinfo=UTC)
 async def schedules(view: View) -> Response:
     """All schedules, filtered by a part of the name, a hundred a page."""
     part, after = view.asked("q"), view.asked("after")
-    async with view.read() as conn:
+
+    async def read(conn: Conn, node: str) -> list[dict[str, Any]]:
         await conn.execute(_WALK)
         may_see = (await rows(conn, _MAY_SEE))[0]["yes"]
         query = _LIST.replace("{by_query}", "s.query is not null" if may_see else "false")
         found = await rows(conn, query, part=part, after=after, most=_PAGE + 1)
+        return [_with_rule(one) | {"node": node} for one in found]
+
+    found = sorted(chain(*(await view.ask(read)).values()), key=lambda one: one["name"])
+    last = found[_PAGE - 1]["name"] if len(found) > _PAGE else None  # the same name on another node is on the same page
+    page = found if last is None else [one for one in found if one["name"] <= last]
     return view.render(
-        "schedules.html", schedules=[_with_rule(one) for one in found[:_PAGE]], more=len(found) > _PAGE, part=part, after=after,
+        "schedules.html", schedules=page, more=len(found) > len(page), part=part, after=after,
         what=_WHAT,
     )  # fmt: skip
 

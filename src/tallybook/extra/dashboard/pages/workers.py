@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from starlette.responses import Response
 
 from tallybook._db import top
+from tallybook.errors import QueueUnavailable
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.dashboard.pages.queues import rows
 from tallybook.extra.dashboard.shared import Shared
@@ -33,17 +35,35 @@ class Workers:
 
     def __init__(self, site: Shared) -> None:
         self._site = site
-        self._runs: top.Runs | None = None
+        self._runs: dict[str, top.Runs] = {}
 
-    async def read(self, conn: Conn) -> dict[str, Any]:
+    async def of(self, conn: Conn, node: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Those of one database that live, each with how many jobs it runs, and those that ended last."""
         alive = await rows(conn, _ALIVE, _MOST + 1)
         ended = await rows(conn, _OVER, _ENDED)
-        self._runs = await top.runs_async(conn, self._runs)
-        return {"workers": [with_slots(one) for one in alive[:_MOST]], "more": len(alive) > _MOST, "ended": ended,
-                "runs": self._runs.of_workers}  # fmt: skip
+        self._runs[node] = await top.runs_async(conn, self._runs.get(node))
+        running = self._runs[node].of_workers
+        return (
+            [with_slots(one) | {"node": node, "runs": running.get(one["id"], 0)} for one in alive],
+            [one | {"node": node} for one in ended],
+        )
 
-    async def fragment(self, conn: Conn, _: str) -> str:
-        return self._site.fragment("workers_live.html", **await self.read(conn))
+    async def fragment(self, only: str) -> str:
+        """What is live of the page. QueueUnavailable where no node answers."""
+        said = await self._site.nodes.ask(self.of, only)
+        if all(one.value is None for one in said):
+            raise QueueUnavailable(f"node {said[0].name}", said[0].error or "")
+        return self._site.fragment("workers_live.html", only, **listed([one.value for one in said if one.value]))
+
+
+def listed(found: Iterable[tuple[list[dict[str, Any]], list[dict[str, Any]]]]) -> dict[str, Any]:
+    """Those of all nodes, as the page takes them."""
+    alive, ended = [], []
+    for living, gone in found:
+        alive += living
+        ended += gone
+    ended.sort(key=lambda one: one["ended_at"], reverse=True)
+    return {"workers": alive[:_MOST], "more": len(alive) > _MOST, "ended": ended[:_ENDED]}
 
 
 def with_slots(one: dict[str, Any]) -> dict[str, Any]:
@@ -56,20 +76,20 @@ def with_slots(one: dict[str, Any]) -> dict[str, Any]:
 
 
 def topics(site: Shared) -> None:
-    site.live.topic("workers", Workers(site).fragment, single=True)
+    site.live.over("workers", Workers(site).fragment)
 
-    async def one(conn: Conn, number: str) -> str | None:
+    async def one(conn: Conn, which: str) -> str | None:
+        number, _, node = which.partition("@")
         found = await _worker(conn, number)
-        return None if found is None else site.fragment("worker_live.html", **found)
+        return None if found is None else site.fragment("worker_live.html", node, **found)
 
-    site.live.topic("worker", one)
+    site.live.topic("worker", one, lambda which: site.nodes.named(which.partition("@")[2]))
 
 
 @pages.page("/workers")
 async def workers(view: View) -> Response:
-    async with view.read() as conn:
-        found = await Workers(view.site).read(conn)
-    return view.render("workers.html", **found)
+    found = await view.ask(Workers(view.site).of)
+    return view.render("workers.html", **listed(found.values()))
 
 
 @pages.page("/worker")

@@ -24,8 +24,10 @@
 
   // Live parts: one stream a page. What comes is written by the server for everybody, so it is put in as it is.
   const parts = [...document.querySelectorAll("[data-live]")];
+  const node = document.body.dataset.node;
+  const point = node ? `point:${node}` : "point";
   const topics = new Set(parts.map((part) => part.dataset.live));
-  if (document.querySelector("[data-chart]:not([data-queue])")) topics.add("point");
+  if (document.querySelector("[data-chart]:not([data-queue])")) topics.add(point);
   const stale = document.querySelector("[data-stale]");
   if (topics.size) {
     const query = new URLSearchParams([...topics].map((topic) => ["topic", topic]));
@@ -36,7 +38,7 @@
       stream.onerror = () => setTimeout(() => { if (stream.readyState !== EventSource.OPEN) stale.hidden = false; }, 4000);
       stream.addEventListener("live", (event) => { stale.hidden = event.data === "ok"; });
       for (const part of parts) stream.addEventListener(part.dataset.live, (event) => put(part, event.data));
-      stream.addEventListener("point", (event) => document.dispatchEvent(new CustomEvent("point", { detail: JSON.parse(event.data) })));
+      stream.addEventListener(point, (event) => document.dispatchEvent(new CustomEvent("point", { detail: JSON.parse(event.data) })));
     };
     const put = async (part, text) => {
       if (part.contains(document.activeElement) && document.activeElement.matches("input, select, textarea")) return;

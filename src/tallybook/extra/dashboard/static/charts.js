@@ -32,6 +32,7 @@
 
   const load = async (one) => {
     const query = new URLSearchParams({ span: one.element.dataset.span ?? "15m" });
+    if (document.body.dataset.node) query.set("node", document.body.dataset.node);
     if (one.element.dataset.queue) query.set("queue", one.element.dataset.queue);
     const answer = await fetch(`${root}/series?${query}`).catch(() => null);
     if (!answer?.ok) return; // what was drawn stays; that nothing comes is told by the stream

@@ -1,0 +1,47 @@
+"""Nodes: each with whether it answers, how old its figures are, and how much there is on it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from starlette.responses import Response
+
+from tallybook.errors import QueueUnavailable
+from tallybook.extra.dashboard.nodes import At
+from tallybook.extra.dashboard.readings import STATES
+from tallybook.extra.dashboard.shared import Shared
+from tallybook.extra.dashboard.view import Pages, View
+
+pages = Pages()
+
+_OPEN = ("available", "running", "scheduled", "retrying", "waiting")
+
+
+def topics(site: Shared) -> None:
+    async def fragment(_: str) -> str:
+        return site.fragment("nodes_live.html", nodes=await _standing(site))
+
+    site.live.over("nodes", fragment)
+
+
+async def _standing(site: Shared) -> list[dict[str, object]]:
+    """All of them, also those that have never answered."""
+    with suppress(QueueUnavailable):  # none answers: the page says so of each
+        await site.overview.read(first=True)
+    return [_node(site, at) for at in await site.nodes.known()]
+
+
+def _node(site: Shared, at: At) -> dict[str, object]:
+    last, age = site.overview.last(at.name), site.overview.age(at.name)
+    sums = dict.fromkeys(STATES, 0)
+    for queue in last.reading.queues.values() if last else ():
+        sums = {state: n + (queue[state] or 0) for state, n in sums.items()}
+    return {
+        "node": at.node, "away": at.away, "age": age, "known": last is not None, "open": sum(sums[state] for state in _OPEN),
+        "running": sums["running"], "dead": sums["dead"], "workers": last.reading.alive if last else 0,
+    }  # fmt: skip
+
+
+@pages.page("/nodes")
+async def nodes(view: View) -> Response:
+    return view.render("nodes.html", nodes=await _standing(view.site))

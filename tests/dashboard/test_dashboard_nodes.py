@@ -1,0 +1,243 @@
+"""The dashboard of several nodes: one view of all, ids that lead to theirs, and what it does while one is away."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from support.dashboard import Visitor, audits, routes, visiting, walk
+from support.fleet import Fleet
+from support.proxy import Proxy
+from tallybook import App
+from tallybook.web import Site, dashboard
+
+pytestmark = [pytest.mark.anyio, pytest.mark.direct("opens three databases by their DSNs")]
+
+REFUSES = "host=127.0.0.1 port=1 dbname=shop user=u password=geheim"
+
+
+def named(fleet: Fleet, **others: str) -> str:
+    """TALLYBOOK_NODES of the three, some of them elsewhere."""
+    dsns = dict(zip(("north", "south", "west"), fleet.dsns, strict=True)) | others
+    return "\n".join(f"{name}={dsn}" for name, dsn in dsns.items())
+
+
+@asynccontextmanager
+async def visited(monkeypatch: pytest.MonkeyPatch, fleet: Fleet, **others: str) -> AsyncIterator[Visitor]:
+    """Somebody who may do anything, in a dashboard of all nodes."""
+    monkeypatch.setenv("TALLYBOOK_NODES", named(fleet, **others))
+    site: Site = dashboard(App("shop"), dsn=fleet.dsn, nodes="all", read_only=False)
+    try:
+        async with visiting(site) as visitor:
+            yield visitor
+    finally:
+        await site.aclose()
+
+
+@contextmanager
+def silent() -> Iterator[str]:
+    """A server that takes connections and never says a word: its DSN."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"host=127.0.0.1 port={listening.getsockname()[1]} dbname=shop user=u"
+
+
+def away(proxy: Proxy) -> None:
+    """The node is gone for everybody who comes through the proxy."""
+    proxy.refusing = True
+    proxy.cut()
+
+
+def state(fleet: Fleet, number: int, job: int) -> str:
+    return str(fleet.run(number, "select tallybook.state(%s)", job)[0][0])
+
+
+def listed(page: str) -> list[int]:
+    """The jobs of a page, in its order."""
+    return [int(one) for one in re.findall(r'<a class="id" href="/job/(\d+)', page)]
+
+
+def fail(fleet: Fleet, number: int) -> int:
+    """A job of this node that is dead."""
+    app = App("shop", dsn=fleet.dsns[number - 1])
+
+    @app.task(name="fails", max_attempts=1)
+    async def fails() -> None:
+        raise ValueError("no stamp")
+
+    return fails.enqueue_sync(app).id
+
+
+async def died(fleet: Fleet, *numbers: int) -> list[int]:
+    """Jobs that died on these nodes, one after the other."""
+    jobs = []
+    for number in numbers:
+        jobs.append(await asyncio.to_thread(fail, fleet, number))
+        app = App("shop", dsn=fleet.dsns[number - 1])
+
+        @app.task(name="fails", max_attempts=1)
+        async def fails() -> None:
+            raise ValueError("no stamp")
+
+        await app.drain()
+    return jobs
+
+
+async def test_lists_are_of_all_nodes(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs and dead letters are merged by time, each with its node; queues are added up; ?node= is one node of them."""
+    dead = await died(fleet, 2, 1)
+    put = [fleet.enqueue(number, "mail") for number in (3, 1, 2, 2)]
+    async with visited(monkeypatch, fleet) as visitor:
+        jobs = await visitor.get("/jobs?queue=mail")
+        assert listed(jobs.text) == put[::-1] and jobs.text.count('<span class="badge node">south</span>') == 2
+        assert listed((await visitor.get("/dead")).text) == dead[::-1]
+        assert listed((await visitor.get("/jobs?queue=mail&node=south")).text) == put[:1:-1]
+        queues = (await visitor.get("/queues")).text
+        assert re.search(r">mail</a></th>\s*<td class=\"n\">4</td>", queues)
+        overview = (await visitor.get("/")).text
+        assert '<strong title="4">4</strong>' in overview and '<strong title="2">2</strong>' in overview
+        strange = await visitor.get("/jobs?node=nowhere")
+        assert strange.status == 400 and "unknown node &#39;nowhere&#39;" in strange.text
+
+
+async def test_pages_of_jobs_go_on_behind_one_another(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """120 jobs on three nodes are three pages, in order, none twice and none left out."""
+    put = [fleet.enqueue(number, "mail") for _ in range(40) for number in (1, 2, 3)]
+    found: list[int] = []
+    async with visited(monkeypatch, fleet) as visitor:
+        address = "/jobs"
+        for _ in range(3):
+            page = await visitor.get(address)
+            found += listed(page.text)
+            address = next((one for one in page.links if "after=" in one), "")
+    assert found == put[::-1] and not address
+
+
+async def test_a_job_and_what_is_done_to_it_by_its_id(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page of a job, its buttons and its row in the audit are on the node of its id, whatever happens to the others."""
+    job = fleet.enqueue(2, "mail")
+    async with visited(monkeypatch, fleet, north=REFUSES) as visitor:
+        assert f"Job {job}" in (await visitor.get(f"/job/{job}")).text
+        await visitor.post("/job/cancel", job=job, reason="", back=f"/job/{job}")
+        assert f"Job {job} is cancelled." in (await visitor.get(f"/job/{job}")).text
+        unknown = await visitor.get(f"/job/{9 << 43}")
+    assert state(fleet, 2, job) == "cancelled"
+    with fleet.connect(2) as conn:
+        assert [row[1] for row in audits(conn)] == ["job.cancel"]
+    assert unknown.status == 404 and "node 9" in unknown.text
+
+
+async def test_many_jobs_are_reported_by_node(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that dies between the page and the action is reported, and the jobs of the others are done."""
+    with Proxy(fleet.dsns[1]) as proxy:
+        jobs = [fleet.enqueue(number, "mail") for number in (1, 2, 3)]
+        async with visited(monkeypatch, fleet, south=proxy.dsn) as visitor:
+            page = await visitor.get("/jobs")
+            assert listed(page.text) == jobs[::-1]
+            away(proxy)
+            await visitor.post("/jobs/cancel", job=jobs, back="/jobs")
+            told = (await visitor.get("/jobs")).text
+    assert "north: 1 job cancelled." in told and "west: 1 job cancelled." in told and "south: " in told
+    assert [state(fleet, number, job) for number, job in enumerate(jobs, 1)] == ["cancelled", "available", "cancelled"]
+
+
+async def test_a_page_of_one_node(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that is about one node is of the home unless ?node= says another; its buttons are for the node that it shows."""
+    for number in (1, 2):
+        fleet.run(number, "select tallybook.queue_set('mail')")
+    async with visited(monkeypatch, fleet) as visitor:
+        page = await visitor.get("/queue?name=mail&node=south")
+        assert all("node=south" in one for one in page.forms if one.startswith("/queue/"))
+        await visitor.post("/queue/pause?node=south", name="mail", back="/queue?name=mail&node=south")
+        paused = [fleet.run(number, "select paused_at is not null from tallybook.queues") for number in (1, 2)]
+        assert paused == [[(False,)], [(True,)]]
+        assert "since" in (await visitor.get("/queues")).text or "paused" in (await visitor.get("/queues")).text
+
+
+async def test_a_silent_node_holds_up_one_page_for_two_seconds(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that takes connections and says nothing delays a page by 2 s once; then it is known to be away, and named."""
+    job = fleet.enqueue(1, "mail")
+    with silent() as dsn:
+        async with visited(monkeypatch, fleet, west=dsn) as visitor:
+            await visitor.get("/login")
+            began = time.monotonic()
+            first = await visitor.get("/jobs")
+            took, began = time.monotonic() - began, time.monotonic()
+            again = [
+                await visitor.get(page)
+                for page in ("/jobs", "/", "/dead", "/queues", "/workers", "/schedules", "/nodes")
+            ]
+            later = time.monotonic() - began
+    assert listed(first.text) == [job] and "Node west does not answer: no answer within 2 s" in first.text
+    assert took < 6 and later < 2, (took, later)
+    assert all(page.status == 200 and "west" in page.text for page in again)
+
+
+async def test_a_node_that_comes_back_is_found(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a node is away the overview has its last figures and how old they are; it is asked again beside the pages."""
+    for number in (1, 2):
+        fleet.enqueue(number, "mail")
+    with Proxy(fleet.dsns[1]) as proxy:
+        async with visited(monkeypatch, fleet, south=proxy.dsn) as visitor:
+            assert "does not answer" not in (await visitor.get("/")).text
+            away(proxy)
+            gone = (await visitor.get("/")).text
+            assert re.search(
+                r"Node <a href=\"/nodes\">south</a> does not answer: .* Its figures are [\d.]+ m?s old", gone
+            )
+            assert '<strong title="2">2</strong>' in gone
+            nodes = (await visitor.get("/nodes")).text
+            assert nodes.count(">away</span>") == 1
+            proxy.refusing, until = False, time.monotonic() + 30
+            while ">away</span>" in (await visitor.get("/nodes")).text:
+                assert time.monotonic() < until, "it is found again"
+                await asyncio.sleep(0.05)
+
+
+async def test_what_is_live_is_of_all_nodes(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The streams of overview, workers and nodes have all nodes, that of a job and of a worker their own; one is away meanwhile."""
+    for number in (1, 2):
+        fleet.run(number, f"select tallybook.worker_start('w{number}', '{{queue{number}}}')")
+    job = fleet.enqueue(2, "mail")
+    async with visited(monkeypatch, fleet, west=REFUSES) as visitor:
+        live = visitor.site.live
+        wanted = ["overview", "point", "workers", "nodes", f"job:{job}", "worker:1@south", "overview:south"]
+        said: dict[str, str] = {}
+        async for chunk in await live.watch(wanted):
+            lines = chunk.decode().split("\n")
+            if lines[0].startswith("event: "):
+                said[lines[0][7:]] = chunk.decode()
+            if set(wanted) <= set(said):
+                break
+    assert "w1" in said["workers"] and "w2" in said["workers"] and "queue2" in said["worker:1@south"]
+    assert "west" in said["overview"] and "west" not in said["overview:south"] and "west" in said["nodes"]
+    assert '"available": 1' in said["point"] and "available" in said[f"job:{job}"]
+
+
+async def test_metrics_have_the_node(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each series has the label node; a node that is away is tallybook_up 0, and the others have their numbers."""
+    fleet.enqueue(2, "mail", "send")
+    async with visited(monkeypatch, fleet, west=REFUSES) as visitor:
+        families = text_string_to_metric_families((await visitor.get("/metrics")).text)
+        ready = await visitor.get("/readyz")
+    found = {(one.name, *sorted(one.labels.items())): one.value for family in families for one in family.samples}
+    assert [found["tallybook_up", ("node", name)] for name in ("north", "south", "west")] == [1, 1, 0]
+    job = ("node", "south"), ("queue", "mail"), ("state", "available"), ("task", "send")
+    assert found[("tallybook_jobs", *job)] == 1 and ready.status == 200
+
+
+async def test_every_page_works_over_nodes(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every page that a link leads to answers, over all nodes and of each; with one of them away, too."""
+    await died(fleet, 1, 2)
+    fleet.enqueue(3, "mail")
+    async with visited(monkeypatch, fleet) as visitor:
+        walked = await walk(visitor)
+        assert {page: one.status for page, one in walked.items() if one.status != 200} == {}
+        assert any(page.startswith("/queue?") for page in walked) and "/nodes" in walked
+        assert "/nodes" in routes(visitor.site, "GET")
