@@ -216,7 +216,7 @@ async def test_what_is_live_is_of_all_nodes(fleet: Fleet, monkeypatch: pytest.Mo
             if set(wanted) <= set(said):
                 break
     assert "w1" in said["workers"] and "w2" in said["workers"] and "queue2" in said["worker:1@south"]
-    assert "west" in said["overview"] and "west" not in said["overview:south"] and "west" in said["nodes"]
+    assert ">west<" in said["overview"] and ">west<" not in said["overview:south"] and ">west<" in said["nodes"]
     assert '"available": 1' in said["point"] and "available" in said[f"job:{job}"]
 
 

@@ -90,7 +90,9 @@ def web(
         nodes=nodes_,
     )
     served: Any = (
-        site if api_keys is None else beside(site, operator_api(app, keys=api_keys, dsn=dsn, read_only=read_only))
+        site
+        if api_keys is None
+        else beside(site, operator_api(app, keys=api_keys, dsn=dsn, read_only=read_only, nodes=nodes_))
     )
     if nodes_ is None:
         with connect(site.nodes.first.conninfo):

@@ -173,7 +173,8 @@ async def _json_async(conn: psycopg.AsyncConnection[Any], query: str) -> Any:
 
 
 def merged(readings: Mapping[str, Reading]) -> Reading:
-    """One reading of those of several nodes, by their names: numbers are added, names of workers begin with the node's.
+    """One reading of those of several nodes, by their names: numbers are added, names of workers begin with the node's, a
+    queue is said to be of the first that has it.
 
     Ids of workers are made different ones: they count from 1 on every node.
     """
@@ -182,7 +183,7 @@ def merged(readings: Mapping[str, Reading]) -> Reading:
     of_workers: dict[int, int] = {}
     for place, (node, one) in enumerate(readings.items()):
         for name, row in one.queues.items():
-            queues[name] = _added(queues[name], row) if name in queues else row
+            queues[name] = _added(queues[name], row) if name in queues else row | {"node": node}
         workers += [
             row | {"id": row["id"] + (place << 40), "name": f"{node}/{row['name']}", "node": node}
             for row in one.workers

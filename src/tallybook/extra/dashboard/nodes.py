@@ -129,14 +129,22 @@ class Nodes:
 
     async def ask_one(self, at: At, question: Callable[[Conn, str], Awaitable[T]]) -> Said[T]:
         """The same of one node."""
-        if not self.many:
+
+        async def read() -> T:
             async with at.database.read() as conn:
-                return Said(at.name, await question(conn, at.name))
+                return await question(conn, at.name)
+
+        return await self.tried(at, read)
+
+    async def tried(self, at: At, what: Callable[[], Awaitable[T]]) -> Said[T]:
+        """What it returns, in time; one database is neither hurried nor remembered as away."""
+        if not self.many:
+            return Said(at.name, await what())
         if not self.answers(at):
             return Said(at.name, None, at.away)
         try:
-            async with asyncio.timeout(ANSWER), at.database.read() as conn:
-                return Said(at.name, await question(conn, at.name))
+            async with asyncio.timeout(ANSWER):
+                return Said(at.name, await what())
         except (QueueUnavailable, TimeoutError) as error:
             self.lost(at, error)
             return Said(at.name, None, at.away)
@@ -152,7 +160,8 @@ class Nodes:
 
     def lost(self, at: At, error: Exception) -> None:
         """Remember that a node is away."""
-        at.away = _NO_ANSWER if isinstance(error, TimeoutError) else first_line(error)
+        reason = error.reason if isinstance(error, QueueUnavailable) else None  # it is named beside it
+        at.away = _NO_ANSWER if isinstance(error, TimeoutError) else reason or first_line(error)
         at.looked_at = time.monotonic()
 
     async def _look_again(self, at: At) -> None:

@@ -118,5 +118,6 @@ def standing(now: Reading, rates: top.Rates) -> dict[str, Any]:
     return {
         "now": now, "rates": rates, "total": total,
         "queues": queues[:_MOST_QUEUES], "more_queues": max(0, len(queues) - _MOST_QUEUES),
-        "paused": [one["name"] for one in queues if one["paused_at"]], "silent": [one for one in now.workers if one["silent"]],
+        "paused": [(one["name"], one.get("node")) for one in queues if one["paused_at"]],
+        "silent": [one for one in now.workers if one["silent"]],
     }  # fmt: skip

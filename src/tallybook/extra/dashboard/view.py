@@ -87,10 +87,10 @@ class View:
     def url(self, path: str, **query: Any) -> str:
         """The address of a page, below where the dashboard is mounted; None and empty parameters are left out.
 
-        A page of one node leads to pages of this node.
+        A page of one node, or of a job, leads to pages of this node.
         """
         if not path.startswith("/static/"):
-            query.setdefault("node", self.asked("node"))
+            query.setdefault("node", self.asked("node") or (self.node if self.path.get("id") else None))
         return address(self.visit.root, path, **query)
 
     def render(self, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:

@@ -97,7 +97,7 @@ OPERATIONS = (
         name="list_dead_letters", method="GET", path="/dead-letters", scope="read",
         about="Dead letters, newest first; on with before = the last one's died_at.",
         in_query=(*_FILTER, fields.whole(name="max_jobs", about="At most so many.", least=1, most=1000, default=50, example=50)),
-        codes=("queue",), answer=listed("dead_letters", _LETTER),
+        codes=("queue",), newest=("died_at", "max_jobs"), answer=listed("dead_letters", _LETTER),
         example={"dead_letters": [{
             "job": 4711, "died_at": "2026-01-31T09:04:11Z", "queue": "mail", "task": "send_welcome", "reason": "failed",
             "failures": 5, "crashes": 0, "attempt": 5, "enqueued_at": "2026-01-31T09:00:00Z", "error_type": "TimeoutError",

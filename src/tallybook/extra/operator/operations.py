@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -86,6 +86,8 @@ class Operation:
     """Which problems it can end with, beside those that every endpoint has."""
     whole: bool = False
     """Whether it is refused to keys that are limited to some queues."""
+    newest: tuple[str, str] | None = None
+    """Of a list: by which member its rows are ordered, newest first, and which value limits them."""
     created: bool = False
     """Whether it can answer 201, too."""
     reads: Reads | None = None
@@ -108,6 +110,19 @@ def _typed(kind: str) -> dict[str, Any]:
 
 def listed(name: str, item: Mapping[str, Any]) -> dict[str, Any]:
     return record(**{name: {"type": "array", "items": dict(item)}})
+
+
+def merged(
+    operation: Operation, ask: Ask, found: Mapping[str, Mapping[str, Any]], away: Sequence[str]
+) -> dict[str, Any]:
+    """One answer of those of several nodes: each row says its node, and `away` has the nodes that did not answer."""
+    ((name, _),) = next(iter(found.values())).items()
+    rows = [{**row, "node": node} for node, answer in found.items() for row in answer[name]]
+    if operation.newest is not None:
+        by, most = operation.newest
+        rows.sort(key=lambda row: row[by], reverse=True)  # texts of one form, in UTC
+        rows = rows[: ask.get(most, 50)]
+    return {name: rows, "away": list(away)}
 
 
 def plain(value: Any) -> Any:

@@ -68,7 +68,7 @@ class Problem(Exception):
         return Response(json.dumps(document), self.status, self.headers, media_type="application/problem+json")
 
 
-_UNKNOWN = (errors.UnknownJob, errors.UnknownQueue, errors.UnknownSchedule, errors.UnknownTask)
+_UNKNOWN = (errors.UnknownJob, errors.UnknownQueue, errors.UnknownSchedule, errors.UnknownTask, errors.UnknownNode)
 _INVALID = (errors.InvalidArgument, errors.ConfigError, errors.PayloadError, errors.SignatureError, errors.NotSupported)
 _AWAY = "the database cannot be reached, or cannot serve now"
 

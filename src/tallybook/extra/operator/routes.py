@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
-from tallybook.extra.operator import dead_letters, jobs, queues, schedules, workers
+from tallybook.extra.operator import dead_letters, fields, jobs, queues, schedules, workers
 from tallybook.extra.operator.operations import Operation
 from tallybook.extra.operator.problems import Problem
 
-OPERATIONS: tuple[Operation, ...] = (
-    *jobs.OPERATIONS,
-    *dead_letters.OPERATIONS,
-    *queues.OPERATIONS,
-    *schedules.OPERATIONS,
-    *workers.OPERATIONS,
+NODE = fields.text(name="node", about="The node, where the API is over several.", most=64, example="south")
+
+
+def _by_node(operation: Operation) -> Operation:
+    """What is about no job, whose id leads to its node, is told the node."""
+    if any(one.name == "job" for one in operation.in_path):
+        return operation
+    return replace(operation, in_query=(*operation.in_query, NODE))
+
+
+OPERATIONS: tuple[Operation, ...] = tuple(
+    map(
+        _by_node,
+        (
+            *jobs.OPERATIONS,
+            *dead_letters.OPERATIONS,
+            *queues.OPERATIONS,
+            *schedules.OPERATIONS,
+            *workers.OPERATIONS,
+        ),
+    )
 )
 
 

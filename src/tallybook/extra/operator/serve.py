@@ -14,10 +14,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from starlette.responses import Response
@@ -28,11 +30,12 @@ from tallybook._db import aio, audit
 from tallybook.errors import CommitUnknown, QueueUnavailable
 from tallybook.extra.dashboard.database import READ_TIMEOUT, Conn, Database
 from tallybook.extra.dashboard.mount import mounted
+from tallybook.extra.dashboard.nodes import At, Nodes
 from tallybook.extra.operator import openapi
 from tallybook.extra.operator.body import Gone, parsed, read_body
 from tallybook.extra.operator.fields import read, read_query
 from tallybook.extra.operator.keys import Key, KeyRing, read_keys
-from tallybook.extra.operator.operations import Ask, Changed, Operation
+from tallybook.extra.operator.operations import Ask, Changed, Operation, merged
 from tallybook.extra.operator.problems import Problem, problem_of
 from tallybook.extra.operator.routes import found
 from tallybook.extra.operator.signing import Signed, proved, served_path, signed_by
@@ -50,17 +53,19 @@ def operator_api(
     dsn: str | None = None,
     max_size: int = 4,
     read_only: bool = False,
+    nodes: str | None = None,
 ) -> OperatorApi:
     """The operator API of `app` as an ASGI app: run it alone, or mount it, like under /api/v1.
 
     `keys` is a file (see docs/operator-api.md) or a list of Key; each request is signed with one of them. `dsn` is by default the
-    App's; at most `max_size` connections are opened, none before the first request. `read_only` refuses what
-    changes something, whatever the keys may. Raises ConfigError.
+    App's; at most `max_size` connections are opened, to each node, none before the first request. `read_only` refuses what
+    changes something, whatever the keys may. `nodes` is "all", or names like "north,south": lists are of all of these nodes, an
+    id leads to its own, and what else changes something names its `node`. Raises ConfigError.
 
         uvicorn.run(operator_api(app, keys="/etc/tallybook/keys.toml"), port=8801)
     """
     given = read_keys(keys) if isinstance(keys, str | os.PathLike) else keys
-    return OperatorApi(app, KeyRing(given), Database(app, dsn=dsn, max_size=max_size), read_only=read_only)
+    return OperatorApi(app, KeyRing(given), Nodes(app, dsn=dsn, which=nodes, max_size=max_size), read_only=read_only)
 
 
 def beside(site: ASGIApp, api: OperatorApi) -> ASGIApp:
@@ -81,15 +86,15 @@ def beside(site: ASGIApp, api: OperatorApi) -> ASGIApp:
 class OperatorApi:
     """An ASGI app. `close()` closes its connections where no server does so by the lifespan protocol."""
 
-    def __init__(self, app: App, ring: KeyRing, database: Database, *, read_only: bool = False) -> None:
+    def __init__(self, app: App, ring: KeyRing, nodes: Nodes, *, read_only: bool = False) -> None:
         self._app = app
         self._ring = ring
-        self._database = database
+        self._nodes = nodes
         self._read_only = read_only
 
     async def close(self) -> None:
         """Close its connections; the next request opens them again."""
-        await self._database.close()
+        await self._nodes.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or the lifespan of the server that runs it alone."""
@@ -147,24 +152,47 @@ class OperatorApi:
         return await self._serve(operation, Ask(self._app, key, values), signed)
 
     async def _serve(self, operation: Operation, ask: Ask, signed: Signed) -> Response:
+        chosen = await self._chosen(operation, ask)
         if operation.changes is not None:
-            changed = await self._change(operation, ask, signed)
+            changed = await self._change(chosen[0].database, operation, ask, signed)
             return _json(changed.answer, changed.status)
+        said = await asyncio.gather(
+            *(self._nodes.tried(at, partial(self._read, at.database, operation, ask, signed)) for at in chosen)
+        )
+        found = {one.name: one.value for one in said if one.value is not None}
+        if not found:
+            raise QueueUnavailable(f"node {said[0].name}", said[0].error or "")
+        if not self._nodes.many or "job" in ask.values:
+            return _json(found[chosen[0].name])
+        return _json(merged(operation, ask, found, [one.name for one in said if one.value is None]))
+
+    async def _chosen(self, operation: Operation, ask: Ask) -> list[At]:
+        """The nodes that it is about."""
+        node = ask.get("node", "")
+        if "job" in ask.values:
+            return [await self._nodes.of_job(ask["job"])]
+        if node and not self._nodes.many:
+            raise Problem("invalid", "node: this API is of one database")
+        if operation.changes is not None and self._nodes.many and not node:
+            raise Problem("invalid", "node is missing", hint="Say which of the nodes is meant")
+        return await self._nodes.chosen(node)
+
+    async def _read(self, database: Database, operation: Operation, ask: Ask, signed: Signed) -> dict[str, Any]:
         assert operation.reads is not None
         try:
-            async with self._database.act(operation.name, READ_TIMEOUT) as conn:
+            async with database.act(operation.name, READ_TIMEOUT) as conn:
                 await _fresh(conn, signed)
         except CommitUnknown as error:  # of a nonce alone
             raise QueueUnavailable(error.server or "", "the connection was lost") from error
-        async with self._database.read() as conn:
-            return _json(await operation.reads(ask, conn))
+        async with database.read() as conn:
+            return await operation.reads(ask, conn)
 
-    async def _change(self, operation: Operation, ask: Ask, signed: Signed) -> Changed:
+    async def _change(self, database: Database, operation: Operation, ask: Ask, signed: Signed) -> Changed:
         assert operation.changes is not None
         changed: Changed | None = None
         refusal: Exception | None = None
         try:
-            async with self._database.act(operation.name) as conn:
+            async with database.act(operation.name) as conn:
                 await _fresh(conn, signed)
                 try:
                     async with conn.transaction():

@@ -68,7 +68,7 @@ OPERATIONS = (
             fields.whole(name="before", about="Older than this row.", least=1, example=1000),
             fields.whole(name="max_rows", about="At most so many.", least=1, most=1000, default=50, example=50),
         ),
-        codes=("queue",),
+        codes=("queue",), newest=("at", "max_rows"),
         answer=listed("audits", record(
             id="integer", at="instant", actor="string", via="string", action="string",
             target={"type": "object"}, done={"type": "object"},

@@ -106,7 +106,7 @@ def topics(site: Shared) -> None:
                 found = await standing(site.app, conn, wanted)
         except (TallybookError, InsufficientPrivilege):
             return None
-        return site.fragment("job_live.html", now=found)
+        return site.fragment("job_live.html", site.node_name(wanted), now=found)
 
     async def place(rest: str) -> At:
         wanted = job_of(rest)
@@ -149,10 +149,14 @@ async def trace(view: View) -> Response:
         if len(given) > 1:
             raise InvalidArgument("A trace follows one thing: a link, a subject or a unique key.")
         if given:
-            async with view.read() as conn:
-                found = await view.app.jobs.trace(
-                    **given, task=text_of("task", asked["task"]), max_events=most, newest_first=True
-                ).on(conn)
+            task = text_of("task", asked["task"])
+
+            async def read(conn: Conn, _: str) -> list[TraceEvent]:
+                return await view.app.jobs.trace(**given, task=task, max_events=most, newest_first=True).on(conn)
+
+            found = [one for events in (await view.ask(read)).values() for one in events]
+            if view.site.nodes.many:
+                found = sorted(found, key=lambda one: one.at, reverse=True)[:most]
             events = events_of(found)
     except TallybookError as error:
         problem = str(error)

@@ -1,0 +1,92 @@
+"""The operator API of several nodes: lists of all, ids that lead to their node, the node that has to be named."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from support.fleet import Fleet
+from support.operator_client import SECRET, Client, client
+from tallybook import App
+from tallybook.web import Key, operator_api
+
+pytestmark = [pytest.mark.anyio, pytest.mark.direct("opens three databases by their DSNs")]
+
+REFUSES = "host=127.0.0.1 port=1 dbname=shop user=u password=geheim"
+
+
+@pytest.fixture
+async def ask(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
+    """A key that may do all, at an API of three nodes of which west is away."""
+    lines = [f"{name}={dsn}" for name, dsn in zip(("north", "south", "west"), (*fleet.dsns[:2], REFUSES), strict=True)]
+    monkeypatch.setenv("TALLYBOOK_NODES", "\n".join(lines))
+    api = operator_api(App("shop"), keys=[Key("ops", SECRET, ("admin",))], dsn=fleet.dsn, nodes="all")
+    async with client(api) as one:
+        yield one
+    await api.close()
+
+
+async def test_lists_are_of_all_nodes(fleet: Fleet, ask: Client) -> None:
+    """Rows of a list have their node, what did not answer is named, and ?node= is one of them."""
+    for number in (1, 2):
+        fleet.enqueue(number, "mail", "send")
+    found = (await ask("GET", "/counts")).json()
+    assert [(one["node"], one["queue"], one["available"]) for one in found["counts"]] == [
+        ("north", "mail", 1), ("south", "mail", 1),
+    ]  # fmt: skip
+    assert found["away"] == ["west"]
+    south = (await ask("GET", "/queues?node=south")).json()
+    assert [one["node"] for one in south["queues"]] == ["south"] and south["away"] == []
+    away, unknown = await ask("GET", "/queues?node=west"), await ask("GET", "/queues?node=east")
+    assert (away.status_code, unknown.status_code) == (503, 404) and "geheim" not in away.text
+
+
+async def test_newest_first_and_no_more_than_asked_for(fleet: Fleet, ask: Client) -> None:
+    """A list in order of time is so over all nodes, and its limit holds for all of them together."""
+    for number in (1, 2):
+        fleet.run(number, "select tallybook.queue_set('mail')")
+    for node in ("south", "north", "south"):
+        await ask("POST", f"/queues/mail/pause?node={node}")
+        await ask("POST", f"/queues/mail/resume?node={node}")
+    rows = (await ask("GET", "/audits?max_rows=3")).json()["audits"]
+    assert [(row["node"], row["action"]) for row in rows] == [
+        ("south", "resume"),
+        ("south", "pause"),
+        ("north", "resume"),
+    ]
+
+
+async def test_an_id_leads_to_its_node(fleet: Fleet, ask: Client) -> None:
+    """A job is found, explained, cancelled and retried on its node; an id of an unknown node is a 404."""
+    job = fleet.enqueue(2, "mail", "send")
+    assert (await ask("GET", f"/jobs/{job}")).json()["id"] == job
+    assert (await ask("GET", f"/jobs/{job}/why")).status_code == 200
+    assert (await ask("POST", f"/jobs/{job}/cancel", {})).json() == {"job": job, "state": "cancelled"}
+    assert fleet.run(2, "select action from tallybook.audits") == [("cancel",)]
+    assert (await ask("GET", f"/jobs/{9 << 43}")).status_code == 404
+
+
+async def test_what_changes_something_names_its_node(fleet: Fleet, ask: Client) -> None:
+    """Enqueue, pause and bulk actions are on the node that is named; without one they are refused, and nothing is changed."""
+    refused = await ask("POST", "/jobs", {"queue": "mail", "task": "send"})
+    assert refused.status_code == 422 and refused.json()["detail"] == "node is missing"
+    put = (await ask("POST", "/jobs?node=south", {"queue": "mail", "task": "send"})).json()
+    assert put["job"] >> 43 == 2
+    assert fleet.run(1, "select count(*) from tallybook.entry") == [(0,)]
+
+
+async def test_a_request_is_served_once_by_each_node(fleet: Fleet, ask: Client) -> None:
+    """A request that is sent again is refused over nodes as it is with one database."""
+    nonce = "0123456789abcdef0123"
+    assert (await ask("GET", "/queues", nonce=nonce)).status_code == 200
+    assert (await ask("GET", "/queues", nonce=nonce)).json()["code"] == "replayed"
+
+
+async def test_one_database_takes_no_node(dsn: str) -> None:
+    """An API of one database refuses ?node=: it would be about another one than is meant."""
+    api = operator_api(App("shop"), keys=[Key("ops", SECRET, ("admin",))], dsn=dsn)
+    async with client(api) as one:
+        assert (await one("GET", "/queues?node=south")).status_code == 422
+        assert (await one("GET", "/queues")).json() == {"queues": []}
+    await api.close()
