@@ -23,8 +23,8 @@ def main() -> int:
         spread = OnCitus(stage) if citus.given() else Plain(stage)
         holders = {tenant: spread.holder(tenant) for tenant in range(TENANTS)}
         shop = Shop(TENANTS, ORDERS, lambda tenant: spread.dsn(holders[tenant]))
-        for name, dsn in zip(NAMES, stage.dsns, strict=True):
-            stage.worker(f"worker of {name}", "examples.fleet.jobs:app", env={"TALLYBOOK_DSN": dsn})
+        for name in ("one", "two"):
+            stage.worker(name, "examples.fleet.jobs:app", "--nodes", "all")
         url = stage.web("web", "examples.fleet.web:web", free_port())
         stage.say(f"{TENANTS} tenants on {len(stage.dsns)} nodes order {ORDERS} times; the fleet is shown at {url}")
         shop.start()

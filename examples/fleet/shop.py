@@ -40,7 +40,8 @@ class Shop(threading.Thread):
     def place(self, tenant: int, number: int) -> None:
         """Place an order and put in its job: one statement, one transaction, on the node where the tenant's data is."""
         dsn = self._dsn_of(tenant)
-        session = self._sessions.pop(dsn, None) or psycopg.connect(dsn, autocommit=True)
+        session = self._sessions.get(dsn)
+        if session is None or session.closed:
+            session = self._sessions[dsn] = psycopg.connect(dsn, autocommit=True)
         session.execute("select place_order(%s, %s, %s)", (tenant, number, ITEMS[number % len(ITEMS)]))
-        self._sessions[dsn] = session  # one that has failed is not kept
         self.placed.add((tenant, number))
