@@ -20,8 +20,8 @@ PAGE = """\
 <!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="1"><title>The fleet</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <style>:root {{ color-scheme: light dark; font: 16px/1.6 system-ui }}
-body {{ max-width: 44rem; margin: 2rem auto; padding: 0 1rem }}
-table {{ border-collapse: collapse; width: 100% }} td, th {{ text-align: right; padding: .2rem .6rem; border-top: 1px solid #8884 }}
+body {{ max-width: 44rem; margin: 2rem auto; padding: 0 .5rem }}
+table {{ border-collapse: collapse; width: 100% }} td, th {{ text-align: right; padding: .2rem .3rem; border-top: 1px solid #8884 }}
 td:first-child, th:first-child {{ text-align: left }} .down td {{ color: #c33; text-align: left }}</style>
 <h1>The fleet</h1><table><tr><th>Node<th>In line<th>Running<th>Completed<th>Dead</tr>{rows}</table></html>"""
 

@@ -13,6 +13,7 @@ from psycopg.conninfo import make_conninfo
 
 from support import plproxy as debian
 from support.fleet import Fleet
+from support.pages import code
 from tallybook import App
 from tallybook._cli.errors import Problem
 from tallybook._cli.node_plproxy import plproxy, script
@@ -20,17 +21,8 @@ from tallybook._db.nodes import Node
 from tallybook.embedded import temporary_server
 from tallybook.testing import drain
 
-SHOP = """\
-create table orders (tenant int, item text);
-create function place_order(p_tenant int, p_item text) returns bigint language plpgsql as $$ begin
-  insert into orders values (p_tenant, p_item);
-  if p_item = '' then raise 'an order of nothing'; end if;
-  return tallybook.enqueue('mail', 'confirm', jsonb_build_object('tenant', p_tenant));
-end $$"""
-PROXIED = """\
-create function place_order(p_tenant int, p_item text) returns bigint language plproxy as $$
-  cluster 'tallybook'; run on hashtext('tenant:' || p_tenant);
-$$"""
+ORDERS = "create table orders (tenant int, item text, unique (tenant, item) deferrable initially deferred)"
+ON_NODE, ON_PROXY = code("docs/nodes.md", "PL/Proxy", "plpgsql")
 MANY = """\
 select m.* from (select array_agg('tenant:' || g) as keys, array_agg('mail'::text) as queues, array_agg('confirm'::text) as tasks,
                         array_agg(json_build_object('tenant', g)::text) as args from generate_series(1, 40) g) a,
@@ -56,9 +48,10 @@ def cluster() -> Iterator[tuple[Fleet, str]]:
         psql(proxy, printed)
         for dsn in fleet.dsns:
             with psycopg.connect(dsn) as conn:
-                conn.execute(SHOP)
+                conn.execute(ORDERS)
+                conn.execute(ON_NODE)
         with psycopg.connect(proxy) as conn:
-            conn.execute(PROXIED)
+            conn.execute(ON_PROXY)
         yield fleet, proxy
 
 
@@ -138,12 +131,26 @@ def test_an_order_and_its_job_are_one_transaction_on_the_node(
     for tenant in range(10):
         one(proxy, "select place_order(%s, 'pen')", tenant)
     assert orders() == (before[0] + 10, before[1] + 10)
-    with pytest.raises(psycopg.Error, match="an order of nothing"):
-        one(proxy, "select place_order(3, '')")
+    with pytest.raises(psycopg.Error, match="duplicate key"):  # at COMMIT on the node: the job was put in by then
+        one(proxy, "select place_order(3, 'pen')")
     assert orders() == (before[0] + 10, before[1] + 10)
     with proxy.transaction(force_rollback=True):
-        one(proxy, "select place_order(3, 'pen')")
+        one(proxy, "select place_order(3, 'ink')")
     assert orders() == (before[0] + 11, before[1] + 11)
+
+
+def test_a_list_of_all_nodes_fails_where_one_does_not_answer(cluster: tuple[Fleet, str]) -> None:
+    """A cluster with a node that is not there: its lists are an error, keys and ids still lead to the other nodes."""
+    first, *others = cluster[0].nodes
+    with psycopg.connect(first.dsn, autocommit=True) as conn:
+        conn.execute("create database wider")
+    wider = make_conninfo(first.dsn, dbname="wider")
+    psql(wider, script([first, *others, Node("east", 4, make_conninfo(first.dsn, dbname="nobody"))], "wider"))
+    with psycopg.connect(wider, autocommit=True) as proxy:
+        job = one(proxy, "select tallybook_proxy.enqueue('tenant:1', 'mail', 'confirm')")
+        assert one(proxy, "select tallybook_proxy.state(%s)", job) == "available"
+        with pytest.raises(psycopg.Error, match="nobody"):
+            proxy.execute("select * from tallybook_proxy.counts()")
 
 
 def three(**more: Any) -> list[Node]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -11,6 +12,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from support.pages import code
 from support.waiting import wait_until
 from tallybook import App
 from tallybook._db.migrate import migrate
@@ -24,16 +26,8 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.direct("has servers of its own"),
 ]
-TABLE = "create table orders (tenant int, number bigserial, item text, confirmed int default 0, primary key (tenant, number))"
-FUNCTION = """\
-create function place_order(p_tenant int, p_item text) returns bigint language plpgsql as $$
-declare v_number bigint; begin
-  insert into orders (tenant, item) values (p_tenant, p_item) returning number into v_number;
-  return tallybook.enqueue('mail', 'confirm', jsonb_build_object('tenant', p_tenant, 'number', v_number));
-end $$"""
-SPREAD = "select create_distributed_table('orders', 'tenant', shard_count => 12)"
-DELEGATED = """\
-select create_distributed_function('place_order(int, text)', 'p_tenant', colocate_with => 'orders', force_delegation => true)"""
+(PAGE,) = code("docs/nodes.md", "Citus", "plpgsql")
+*SHOP, PLACE = re.split(r";\n+(?=\S)", PAGE.strip().removesuffix(";"))  # Citus wants a transaction for each statement
 WHERE = """\
 select n.nodename, n.nodeport, get_shard_id_for_distribution_column('orders', %(tenant)s)
   from pg_dist_placement p join pg_dist_node n using (groupid)
@@ -89,8 +83,8 @@ def shop() -> Iterator[Cluster]:
             conn.execute("set citus.enable_ddl_propagation = off")
             migrate(conn, node=number)
             conn.execute("reset citus.enable_ddl_propagation")
-        for statement in (TABLE, FUNCTION, SPREAD, DELEGATED):  # Citus wants a transaction for each
-            conns[0].execute(statement)
+        for statement in (*SHOP, "alter table orders add column confirmed int default 0", PLACE):
+            conns[0].execute(statement.encode())
         yield Cluster(dsns, conns)
 
 

@@ -40,6 +40,11 @@ def section(page: str, heading: str) -> str:
     return found[2]
 
 
+def code(page: str, heading: str, language: str) -> list[str]:
+    """The fenced blocks of one language below one heading."""
+    return [body for found, body in FENCED.findall(section(page, heading)) if found == language]
+
+
 def table(part: str, first_title: str) -> list[list[str]]:
     """The rows of the table whose first column has this title."""
     lines = iter(part.splitlines())
