@@ -10,6 +10,7 @@ from tallybook.errors import ConfigError
 try:
     from tallybook.extra.dashboard.access import Access, Authenticate
     from tallybook.extra.dashboard.mount import mounted
+    from tallybook.extra.dashboard.nodes import Nodes
     from tallybook.extra.dashboard.site import Site
     from tallybook.extra.dashboard.users import User, read_users
     from tallybook.extra.operator.keys import Key, read_keys
@@ -33,6 +34,7 @@ def dashboard(
     dsn: str | None = None,
     metrics_token: str | None = None,
     nodes: str | None = None,
+    read_dsn: str | None = None,
 ) -> Site:
     """The dashboard of an App, as an ASGI application.
 
@@ -40,7 +42,8 @@ def dashboard(
     and password hashes; with neither only this machine is answered, by its own name. `read_only` shows nothing that changes
     anything: True where nobody has to log in, unless you say False. `secret` (32 characters or more) signs the sessions;
     without one a restart ends them, and replicas do not share them. `metrics_token` lets a scraper read /metrics.
-    `nodes` is "all", or names like "north,south": the dashboard of several databases, see docs/nodes.md.
+    `nodes` is "all", or names like "north,south": the dashboard of several databases, see docs/nodes.md. With `read_dsn` pages and
+    metrics are read from a hot standby and show its lag; actions go to the primary.
 
     It connects when it is first asked. Mount it anywhere; run by itself it is a whole application. ConfigError for options
     that do not fit.
@@ -58,4 +61,5 @@ def dashboard(
     known = None if users is None else read_users(Path(users))
     closed = authenticate is None and known is None
     access = Access(authenticate, known, closed if read_only is None else read_only)
-    return Site(app, access, dsn=dsn, secret=secret, metrics_token=metrics_token, nodes=nodes)
+    databases = Nodes(app, dsn=dsn, read_dsn=read_dsn, which=nodes)
+    return Site(app, access, databases, secret=secret, metrics_token=metrics_token)

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from support.standby import streaming
 from support.waiting import wait_until
 from support.worker_process import Workers, app, rest
 from tallybook._db.migrate import migrate
-from tallybook._embedded.account import server_account
-from tallybook._embedded.template import reachable_binaries
-from tallybook.embedded import Server, binaries, temporary_server
+from tallybook.embedded import Server, temporary_server
 
 
 @dataclass
@@ -45,24 +39,8 @@ class Pair:
 @pytest.fixture
 def pair() -> Iterator[Pair]:
     """Two servers; what is committed on the first is on the second."""
-    account = server_account()
-    folder = Path(tempfile.mkdtemp(prefix="tbstandby-"))
-    with ExitStack() as stack:
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        user: dict[str, Any] = {}
-        if account is not None:
-            shutil.chown(folder, account.uid, account.gid)
-            user = {"user": account.uid, "group": account.gid, "extra_groups": []}
-        primary = stack.enter_context(temporary_server(18))
-        with psycopg.connect(primary.create_database("shop")) as conn:
-            migrate(conn)
-        programs = reachable_binaries(binaries(18), account)
-        copy = [programs / "pg_basebackup", "-d", primary.dsn("postgres"), "-D", folder / "data", "-R", "-c", "fast"]
-        subprocess.run(copy, check=True, timeout=60, capture_output=True, cwd=folder, **user)
-        standby = stack.enter_context(Server(folder / "data", 18, {"fsync": "off"}))
+    with streaming() as (primary, standby):
         with psycopg.connect(primary.dsn("postgres"), autocommit=True) as conn:
-            streams = "select count(*) from pg_stat_replication where state = 'streaming'"
-            wait_until(lambda: conn.execute(streams).fetchone() == (1,), "the standby streams")
             conn.execute("alter system set synchronous_standby_names = '*'")
             conn.execute("select pg_reload_conf()")
             shown = "select count(*) from pg_stat_replication where sync_state = 'sync'"

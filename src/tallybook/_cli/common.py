@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
-from tallybook._cli.database import Db
+from tallybook._cli.database import Db, read_dsn_option
 from tallybook._cli.over_nodes import Found, Merge, each, gathered, nodes_option, with_node
 from tallybook._cli.text import clean, columns, json_safe, local
 from tallybook._db.stored import loads
@@ -95,19 +95,21 @@ def command(
     schema: bool = True,
     nodes: bool | Literal["each"] = False,
     home: bool = False,
+    reads: bool = False,
     **settings: Any,
 ) -> Made:
     """Make a command of a function of a Db, which returns the line to print, or None; with `json` it is told `as_json`.
 
     Without `schema` the database need not have one that this release works with. With `nodes` it has the option --nodes,
-    which its Db knows; with "each" it is run on each node in turn. With `home` its database is, of several, the home.
+    which its Db knows; with "each" it is run on each node in turn. With `home` its database is, of several, the home. One that only
+    `reads` can do so from a standby.
     """
 
     def made(fn: Callable[..., Any]) -> click.Command:
         @wraps(fn)
-        def run(dsn: str | None, nodes_: str | None = None, **given: Any) -> None:
+        def run(dsn: str | None, nodes_: str | None = None, read_dsn: str | None = None, **given: Any) -> None:
             with ExitStack() as stack:
-                db = Db(dsn, stack, schema, nodes_, home=home)
+                db = Db(dsn, stack, schema, nodes_, home=home, read_dsn=read_dsn)
                 if nodes == "each":
                     line = each(db, lambda one: fn(one, **given), as_json=given.get("as_json", False))
                 else:
@@ -116,6 +118,7 @@ def command(
                 click.echo(line)
 
         found = dsn_option(json_option(run) if json else run)
+        found = read_dsn_option(found) if reads else found
         return (click.command if of is None else of.command)(name, **settings)(nodes_option(found) if nodes else found)
 
     return made
@@ -158,7 +161,7 @@ def listing(
             if newest and len(rows) == given["limit"]:
                 click.echo(f"the newest {len(rows)}; --limit shows more", err=True)
 
-        return command(name, of=of, json=True, nodes=True, home=home)(run)
+        return command(name, of=of, json=True, nodes=True, home=home, reads=True)(run)
 
     return made
 

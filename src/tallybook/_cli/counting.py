@@ -39,7 +39,7 @@ def count() -> None:
     """Show how many jobs there are, now and over time."""
 
 
-@command("list", of=count, json=True, nodes=True)
+@command("list", of=count, json=True, nodes=True, reads=True)
 @click.option("--by-task", is_flag=True, help="One line per queue and task.")
 def list_(db: Db, by_task: bool, as_json: bool) -> None:
     """How many jobs are in which state, how fast they end, how long they wait and take. Costs the same at any size.

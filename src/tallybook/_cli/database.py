@@ -19,11 +19,22 @@ from tallybook._db.driver import Connection, OperationalError
 from tallybook._db.link import CONNECT, backoff, dsn_for_people, is_final
 from tallybook._db.nodes import Node, nodes, numbered, of_job
 from tallybook._db.source import Source
+from tallybook._db.standby import LAG, Standby
 from tallybook._db.stored import READER
 from tallybook.errors import QueueUnavailable
 
 Conn = Connection
 T = TypeVar("T")
+
+
+read_dsn_option = click.option(
+    "--read-dsn", metavar="DSN", help="Read from this hot standby; its lag is shown. [the primary]"
+)
+
+
+def standby_of(conn: Conn) -> str:
+    """How the server that is read from stands, in a line."""
+    return str(Standby.of(conn.execute(f"select {LAG}".encode()).fetchone() or ()))
 
 
 class Db:
@@ -38,8 +49,14 @@ class Db:
         *,
         node: str | None = None,
         home: bool = False,
+        read_dsn: str | None = None,
     ) -> None:
+        if read_dsn is not None and which is not None:
+            raise click.UsageError(
+                "--read-dsn is the standby of one database, --nodes are several: give one of the two"
+            )
         self._dsn, self._stack, self._schema, self._which, self._home = dsn, stack, schema, which, home
+        self._read_dsn = read_dsn
         self.node = node
         """The name of the node that it is, where --nodes is given."""
 
@@ -84,8 +101,13 @@ class Db:
     @cached_property
     def conn(self) -> Conn:
         """The connection, as `connect` makes it."""
-        dsn = nodes(self.conninfo, "home")[0].dsn if self._home else self._dsn
-        return self._stack.enter_context(connect(dsn, schema=self._schema))
+        dsn = self._read_dsn
+        if dsn is None:
+            dsn = nodes(self.conninfo, "home")[0].dsn if self._home else self._dsn
+        conn = self._stack.enter_context(connect(dsn, schema=self._schema))
+        if self._read_dsn is not None:
+            click.echo(standby_of(conn), err=True)
+        return conn
 
     def run(self, call: Call[T]) -> T:
         """The result of a verb."""

@@ -69,7 +69,7 @@ _ATTEMPTS: Columns = {
 }  # fmt: skip
 
 
-@command(of=job, json=True, nodes=True)
+@command(of=job, json=True, nodes=True, reads=True)
 @click.argument("job_id", metavar="ID", type=int)
 def show(db: Db, job_id: int, as_json: bool) -> None:
     """Show all about one job: its columns, its errors, its attempts."""

@@ -51,7 +51,7 @@ class _Row:
     """Its JSON, as the server writes it."""
 
 
-@command("list", json=True, nodes=True)
+@command("list", json=True, nodes=True, reads=True)
 @click.option("--queue", help="Of this queue.")
 @click.option("--task", help="Of this task.")
 @state_option(*STATES)

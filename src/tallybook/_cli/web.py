@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tallybook._cli.common import dsn_option
-from tallybook._cli.database import connect
+from tallybook._cli.database import connect, read_dsn_option, standby_of
 from tallybook._cli.errors import Problem
 from tallybook._cli.loading import load_app
 from tallybook._cli.over_nodes import nodes_option
@@ -30,6 +30,7 @@ _INSTALL = "pip install 'tallybook[web]'"
 @click.option("-A", "--app", "target", metavar="MODULE:APP", envvar="TALLYBOOK_APP", help="Whose name it shows. [none]")
 @dsn_option
 @nodes_option
+@read_dsn_option
 @click.option(
     "--host", default="127.0.0.1", show_default=True, help="The address; others than this machine's need --users."
 )
@@ -49,6 +50,7 @@ def web(
     target: str | None,
     dsn: str | None,
     nodes_: str | None,
+    read_dsn: str | None,
     host: str,
     port: int,
     users: Path | None,
@@ -88,6 +90,7 @@ def web(
         metrics_token=os.environ.get("TALLYBOOK_METRICS_TOKEN") or None,
         dsn=dsn,
         nodes=nodes_,
+        read_dsn=read_dsn,
     )
     served: Any = (
         site
@@ -97,6 +100,9 @@ def web(
     if nodes_ is None:
         with connect(site.nodes.first.conninfo):
             pass  # a wrong DSN, or a database without the schema, is told here
+        if read_dsn is not None:
+            with connect(read_dsn) as conn:
+                click.echo(standby_of(conn), err=True)
     else:
         numbered(nodes(site.nodes.first.conninfo, nodes_))  # so are names that are none, and one number twice
     config = uvicorn.Config(

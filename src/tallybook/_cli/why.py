@@ -40,7 +40,7 @@ def read_links(ctx: click.Context, param: click.Parameter, value: tuple[str, ...
     return {kind: key for kind, _, key in (text.partition("=") for text in value)} or None
 
 
-@command(json=True, nodes=True)
+@command(json=True, nodes=True, reads=True)
 @click.argument("job_id", metavar="ID", type=int)
 def why(db: Db, job_id: int, as_json: bool) -> None:
     """Say why a job does not run, and what to do about it."""

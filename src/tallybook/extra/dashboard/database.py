@@ -13,6 +13,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from tallybook._db.link import CONNECT, dsn_for_people
 from tallybook._db.source import Source
+from tallybook._db.standby import LAG, Standby
 from tallybook._db.stored import READER
 from tallybook.errors import CommitUnknown, QueueUnavailable
 
@@ -33,6 +34,7 @@ IN_THE_WAY = (
 _LIMITS = """\
 select set_config('statement_timeout', %s, true), set_config('lock_timeout', '2s', true), set_config('jit', 'off', true),
        set_config('timezone', 'UTC', true)"""
+_LIMITS_OF_STANDBY = f"{_LIMITS}, {LAG}"
 
 
 class Database:
@@ -43,11 +45,22 @@ class Database:
         source: Source,
         *,
         dsn: str | None = None,
+        read_dsn: str | None = None,
+        is_standby: bool = False,
         max_size: int = 4,
         wait: float = 5.0,
         answer: float | None = None,
     ) -> None:
-        """It waits `wait` seconds for a connection; a reading ends after `answer` seconds, whatever its page asks for."""
+        """It waits `wait` seconds for a connection; a reading ends after `answer` seconds, whatever its page asks for.
+
+        Readings are made at `read_dsn`, which is a standby's, if it is given.
+        """
+        self.standby: Standby | None = None
+        """How a standby stood at the last reading."""
+        self._is_standby = is_standby
+        self._reads: Database | None = None
+        if read_dsn is not None:
+            self._reads = Database(source, dsn=read_dsn, is_standby=True, max_size=max_size, wait=wait)
         self._source = source
         self._dsn = dsn
         self._max_size = max_size
@@ -61,6 +74,11 @@ class Database:
     def conninfo(self) -> str:
         """The connection string in force. ConfigError for a text that is none."""
         return self._source.conninfo(self._dsn)
+
+    @property
+    def _server(self) -> str:
+        """For people."""
+        return f"{'the standby ' if self._is_standby else ''}{dsn_for_people(self.conninfo)}"
 
     def finder(self) -> Callable[[], str]:
         """What finds the connection string, without a reference to this."""
@@ -90,6 +108,8 @@ class Database:
         return self._pool
 
     async def close(self) -> None:
+        if self._reads is not None:
+            await self._reads.close()
         pool, self._pool = self._pool, None
         if pool is not None and self._loop is asyncio.get_running_loop():
             await pool.close()
@@ -97,6 +117,11 @@ class Database:
     @asynccontextmanager
     async def read(self, timeout: str = READ_TIMEOUT) -> AsyncIterator[Conn]:
         """A connection inside a read-only transaction of one snapshot. QueueUnavailable if there is none to be had."""
+        if self._reads is not None:
+            async with self._reads.read(timeout) as conn:
+                self.standby = self._reads.standby
+                yield conn
+            return
         async with self._transaction(self._answer or timeout, "isolation level repeatable read read only") as conn:
             yield conn
 
@@ -123,15 +148,17 @@ class Database:
             conn = await pool.getconn()
         except PoolTimeout as error:
             reason = f"no connection within {self._wait:g} s"
-            raise QueueUnavailable(dsn_for_people(self.conninfo), reason) from error
+            raise QueueUnavailable(self._server, reason) from error
         try:
             async with conn.transaction():
                 await conn.execute(f"set transaction {mode}".encode())
-                await conn.execute(_LIMITS, (timeout,))
+                found = await conn.execute(_LIMITS_OF_STANDBY if self._is_standby else _LIMITS, (timeout,))
+                if self._is_standby:
+                    self.standby = Standby.of((await found.fetchone() or ())[-3:])
                 yield conn
         except psycopg.OperationalError as error:
             if conn.broken or conn.closed:
-                raise QueueUnavailable(dsn_for_people(self.conninfo), "the connection was lost") from error
+                raise QueueUnavailable(self._server, "the connection was lost") from error
             raise
         finally:
             await pool.putconn(conn)

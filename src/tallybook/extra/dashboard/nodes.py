@@ -16,7 +16,7 @@ from tallybook._db.driver import Error
 from tallybook._db.nodes import Node, named, of_job
 from tallybook._db.policy import first_line
 from tallybook._db.source import Source
-from tallybook.errors import QueueUnavailable
+from tallybook.errors import ConfigError, QueueUnavailable
 from tallybook.extra.dashboard.database import Conn, Database
 
 T = TypeVar("T")
@@ -55,9 +55,21 @@ class Said(Generic[T]):
 class Nodes:
     """All of them. Without `which` there is one, without a name, and its errors are raised as they are."""
 
-    def __init__(self, app: Source, *, dsn: str | None = None, which: str | None = None, max_size: int = 4) -> None:
+    def __init__(
+        self,
+        app: Source,
+        *,
+        dsn: str | None = None,
+        read_dsn: str | None = None,
+        which: str | None = None,
+        max_size: int = 4,
+    ) -> None:
+        """ConfigError for a standby beside several nodes."""
+        if read_dsn is not None and which is not None:
+            reason = "is the standby of one database, not of several nodes"
+            raise ConfigError("read_dsn", "(not shown)", reason, hint="Give one of the two")
         self.many = which is not None
-        self.first = Database(app, dsn=dsn, max_size=max_size)
+        self.first = Database(app, dsn=dsn, read_dsn=read_dsn, max_size=max_size)
         """The database of the DSN: the only one, or where the nodes are written down."""
         self._app, self._which, self._max_size = app, which or "all", max_size
         self._at: dict[str, At] = {}

@@ -30,15 +30,13 @@ _IN_DOUBT = "The database was lost at the commit: this was done, or it was not. 
 class Shared:
     """The base of Site: what a page may ask of it."""
 
-    def __init__(
-        self, app: App, access: Access, *, dsn: str | None, secret: str | None, nodes: str | None = None
-    ) -> None:
+    def __init__(self, app: App, access: Access, nodes: Nodes, *, secret: str | None) -> None:
         self.app = app
         self.access = access
-        self.nodes = Nodes(app, dsn=dsn, which=nodes)
-        self.live = Live(self.nodes)
+        self.nodes = nodes
+        self.live = Live(nodes)
         self.sessions = Sessions(secret)
-        self.overview = Readings(self.nodes)
+        self.overview = Readings(nodes)
         """What the overview keeps from one reading to the next."""
         self.env = environment()
         self.root = ""

@@ -23,6 +23,7 @@ from tallybook.errors import TallybookError
 from tallybook.extra.dashboard.access import Access
 from tallybook.extra.dashboard.gate import Gate, Visit
 from tallybook.extra.dashboard.metrics import health_routes, knows_token, metrics_route
+from tallybook.extra.dashboard.nodes import Nodes
 from tallybook.extra.dashboard.shared import Shared
 from tallybook.extra.dashboard.view import View
 
@@ -42,13 +43,12 @@ class Site(Shared):
         self,
         app: App,
         access: Access,
+        nodes: Nodes,
         *,
-        dsn: str | None = None,
         secret: str | None = None,
         metrics_token: str | None = None,
-        nodes: str | None = None,
     ) -> None:
-        super().__init__(app, access, dsn=dsn, secret=secret, nodes=nodes)
+        super().__init__(app, access, nodes, secret=secret)
         self._metrics_token = metrics_token
         pages = self._starlette(metrics_token)
         self.routes: list[BaseRoute] = pages.routes

@@ -1,0 +1,50 @@
+"""How far a hot standby is behind its primary, for those who read from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+# While a receiver runs, and all but the newest page of what it has received is replayed, nothing is behind: a record or two are
+# being replayed right now. Else the age of the last transaction that was replayed is all there is to go by; of an idle primary that
+# is long ago.
+LAG = """\
+pg_is_in_recovery(), exists (select from pg_stat_wal_receiver),
+case when not pg_is_in_recovery() then 0
+     when exists (select from pg_stat_wal_receiver) and not pg_is_wal_replay_paused()
+      and pg_wal_lsn_diff(pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn()) < 8192 then 0
+     else extract(epoch from clock_timestamp() - pg_last_xact_replay_timestamp()) end::float8"""
+"""Columns of a select: the values of a Standby."""
+BEHIND = 10.0
+"""Seconds from which on it is a matter for a warning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standby:
+    """A server that is read from beside the primary."""
+
+    in_recovery: bool
+    """False: it is a primary."""
+    receives: bool
+    """Whether it is connected to its primary."""
+    lag: float | None
+    """Seconds; None: it has replayed nothing yet."""
+
+    @classmethod
+    def of(cls, row: Sequence[Any]) -> Standby:
+        """From the columns of LAG."""
+        return cls(*row)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether what it shows may be old."""
+        return self.in_recovery and (not self.receives or self.lag is None or self.lag >= BEHIND)
+
+    def __str__(self) -> str:
+        if not self.in_recovery:
+            return "read from a primary: no standby is at this address"
+        how = "by an unknown time" if self.lag is None else f"{self.lag:.1f} s"
+        return (
+            f"read from a standby, {how} behind{'' if self.receives else ', which receives nothing from its primary'}"
+        )

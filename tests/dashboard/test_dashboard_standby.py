@@ -1,0 +1,148 @@
+"""Pages, lists and metrics from a real hot standby; actions go to the primary, and what is behind or gone is told."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+
+from support.cli import Command, invoke
+from support.dashboard import visiting, walk
+from support.database import one
+from support.standby import streaming
+from support.waiting import wait_until
+from tallybook import App
+from tallybook._db.standby import Standby
+from tallybook.embedded import Server
+from tallybook.errors import ConfigError
+from tallybook.web import dashboard
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.direct("has servers of its own")]
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[tuple[Server, Server]]:
+    with streaming() as both:
+        yield both
+
+
+def caught_up(primary: Server, standby: Server) -> None:
+    """Wait until the standby has replayed all that the primary has written by now."""
+    with psycopg.connect(primary.dsn("shop"), autocommit=True) as conn:
+        written = one(conn, "select pg_current_wal_lsn()::text")
+    with psycopg.connect(standby.dsn("shop"), autocommit=True) as conn:
+        wait_until(lambda: one(conn, "select pg_last_wal_replay_lsn() >= %s::pg_lsn", written), "it has caught up")
+
+
+def put(primary: Server) -> int:
+    with psycopg.connect(primary.dsn("shop"), autocommit=True) as conn:
+        return int(one(conn, "select tallybook.enqueue('mail', 'send')"))
+
+
+def paused(server: Server, pause: bool) -> None:
+    """Let the standby replay nothing, or go on."""
+    with psycopg.connect(server.dsn("shop"), autocommit=True) as conn:
+        conn.execute("select pg_wal_replay_pause()" if pause else "select pg_wal_replay_resume()")
+
+
+def test_every_page_is_read_from_the_standby(pair: tuple[Server, Server]) -> None:
+    """Each page that a link leads to works on a hot standby and shows its lag; an action is done on the primary."""
+    primary, standby = pair
+    job = put(primary)
+    caught_up(primary, standby)
+
+    async def look() -> None:
+        site = dashboard(App("shop"), dsn=primary.dsn("shop"), read_dsn=standby.dsn("shop"), read_only=False)
+        try:
+            async with visiting(site) as visitor:
+                pages = await walk(visitor)
+                assert {page: answer.status for page, answer in pages.items() if answer.status != 200} == {}
+                assert all(
+                    re.search(r"Pages are read from a standby, [\d.]+ s behind", answer.text)
+                    for answer in pages.values()
+                )
+                assert "tallybook_up 1" in (await visitor.get("/metrics")).text
+                await visitor.post("/job/cancel", job=job, reason="", back="/jobs")
+        finally:
+            await site.aclose()
+
+    asyncio.run(look())
+    with psycopg.connect(primary.dsn("shop"), autocommit=True) as conn:
+        assert one(conn, "select tallybook.state(%s)", job) == "cancelled"
+
+
+def test_a_standby_that_is_behind_shows_what_it_has(pair: tuple[Server, Server]) -> None:
+    """A standby that replays nothing shows the old figures, and how old they are: on pages and on the command line."""
+    primary, standby = pair
+    caught_up(primary, standby)
+    paused(standby, True)
+    try:
+        job = put(primary)
+        listed = invoke("job", "list", "--json", "--read-dsn", standby.dsn("shop"), to=primary.dsn("shop"))
+        assert f'"id":{job},' not in listed.stdout and listed.stderr.startswith("read from a standby, ")
+        assert f'"id":{job},' in invoke("job", "list", "--json", to=primary.dsn("shop")).stdout
+    finally:
+        paused(standby, False)
+    caught_up(primary, standby)
+    listed = invoke("job", "list", "--json", "--read-dsn", standby.dsn("shop"), to=primary.dsn("shop"))
+    assert f'"id":{job},' in listed.stdout and " s behind" in listed.stderr
+
+
+@pytest.mark.parametrize(
+    "standby, told, behind",
+    [
+        (Standby(True, True, 0.2), "read from a standby, 0.2 s behind", False),
+        (Standby(True, True, 30.0), "read from a standby, 30.0 s behind", True),
+        (Standby(True, False, 4.0), "read from a standby, 4.0 s behind, which receives nothing from its primary", True),
+        (Standby(True, True, None), "read from a standby, by an unknown time behind", True),
+        (Standby(False, False, 0.0), "read from a primary: no standby is at this address", False),
+    ],
+)
+def test_how_a_standby_is_told(standby: Standby, told: str, behind: bool) -> None:
+    """What is 10 s behind, or receives nothing, is a warning; an address of a primary is called that."""
+    assert (str(standby), standby.is_behind) == (told, behind)
+
+
+def test_a_standby_that_is_gone_is_told(pair: tuple[Server, Server]) -> None:
+    """Without its standby a page is a 503 that names it, and actions are done all the same."""
+    primary, _ = pair
+    job = put(primary)
+
+    async def look() -> None:
+        site = dashboard(
+            App("shop"), dsn=primary.dsn("shop"), read_dsn="host=127.0.0.1 port=1 dbname=shop", read_only=False
+        )
+        try:
+            async with visiting(site) as visitor:
+                page = await visitor.get("/jobs")
+                assert page.status == 503 or "the standby host=127.0.0.1" in page.text
+                assert "the standby host=127.0.0.1 port=1" in page.text
+                await visitor.post("/job/cancel", job=job, reason="", back="/jobs")
+        finally:
+            await site.aclose()
+
+    asyncio.run(look())
+    with psycopg.connect(primary.dsn("shop"), autocommit=True) as conn:
+        assert one(conn, "select tallybook.state(%s)", job) == "cancelled"
+
+
+def test_the_command_shows_the_standby(pair: tuple[Server, Server], tmp_path: object) -> None:
+    """`tallybook web --read-dsn` says at its start what it reads from; a standby that is not there is an error."""
+    primary, standby = pair
+    words = ("web", "--port", "0", "--read-dsn", standby.dsn("shop"))
+    with Command(tmp_path, *words, dsn=primary.dsn("shop")) as web:  # type: ignore[arg-type]
+        web.says("the dashboard is at ")
+        assert "read from a standby, " in web.output
+    away = invoke("web", "--port", "0", "--read-dsn", "host=127.0.0.1 port=1 dbname=shop", to=primary.dsn("shop"))
+    assert away.exit_code == 1 and "cannot reach PostgreSQL at host=127.0.0.1 port=1" in away.stderr
+
+
+def test_a_standby_is_of_one_database(dsn: str) -> None:
+    """A standby beside several nodes is refused, by the function and by the command."""
+    with pytest.raises(ConfigError, match="is the standby of one database"):
+        dashboard(App("shop"), dsn=dsn, read_dsn=dsn, nodes="all")
+    both = invoke("job", "list", "--nodes", "all", "--read-dsn", dsn, to=dsn)
+    assert both.exit_code == 2 and "--read-dsn is the standby of one database" in both.stderr
