@@ -33,6 +33,7 @@ NAMES = (
     "pages",
     "lists",
     "fleet",
+    "fleet_view",
 )
 _WITH_PEERS = ("drain", "latency")
 

@@ -102,12 +102,12 @@ def addresses(jobs: dict[str, list[int]], worker: int, cursor: str) -> dict[str,
 
 
 @contextmanager
-def serving(dsn: str) -> Iterator[str]:
+def serving(dsn: str, *words: str, **environment: str) -> Iterator[str]:
     """`tallybook web` in a process of its own; its address."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("TALLYBOOK_", "PG"))}
-    command = [sys.executable, "-m", "tallybook", "web", "--operate", "--port", "0", "--dsn", dsn]
+    command = [sys.executable, "-m", "tallybook", "web", "--operate", "--port", "0", "--dsn", dsn, *words]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**clean, "PYTHONUNBUFFERED": "1"}
+        command, stdout=subprocess.PIPE, text=True, env={**clean, "PYTHONUNBUFFERED": "1", **environment}
     ) as running:
         try:
             assert running.stdout is not None
