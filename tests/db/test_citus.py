@@ -58,6 +58,13 @@ class Cluster:
         host = self.coordinator.execute(WHERE, {"tenant": tenant}).fetchone()[0]  # type: ignore[index]
         return [conninfo_to_dict(dsn)["host"] for dsn in self.dsns].index(host)
 
+    def move(self, tenant: int, to: int) -> None:
+        """Let Citus move the tenant's shard to another node."""
+        host, port, shard = self.coordinator.execute(WHERE, {"tenant": tenant}).fetchone()  # type: ignore[misc]
+        target = conninfo_to_dict(self.dsns[to])
+        there = (shard, host, port, target["host"], int(str(target["port"])))
+        self.coordinator.execute("select citus_move_shard_placement(%s, %s, %s, %s, %s)", there)
+
     def counted(self) -> tuple[int, list[int]]:
         """All orders, and the jobs of each node."""
         jobs = [conn.execute("select count(*) from tallybook.job").fetchone()[0] for conn in self.conns]  # type: ignore[index]
@@ -165,12 +172,7 @@ def test_a_tenant_that_citus_moves_loses_nothing(clean: Cluster) -> None:
         thread.start()
     try:
         wait_until(lambda: len(placed) >= 50, "orders before the move")
-        host, port, shard = clean.coordinator.execute(WHERE, {"tenant": tenant}).fetchone()  # type: ignore[misc]
-        to = conninfo_to_dict(clean.dsns[2])
-        clean.coordinator.execute(
-            "select citus_move_shard_placement(%s, %s, %s, %s, %s)",
-            (shard, host, port, to["host"], int(str(to["port"]))),
-        )
+        clean.move(tenant, to=2)
         after = len(placed)
         wait_until(lambda: len(placed) >= after + 50, "orders after the move")
     finally:
@@ -183,3 +185,13 @@ def test_a_tenant_that_citus_moves_loses_nothing(clean: Cluster) -> None:
     assert clean.unconfirmed() == []
     found = clean.coordinator.execute("select count(*) from orders where tenant = %s", (tenant,)).fetchone()
     assert found is not None and found[0] >= len(placed)
+
+
+def test_open_jobs_of_a_tenant_that_was_moved_run_where_they_are(clean: Cluster) -> None:
+    """Their node has no orders of the tenant any more, and their handlers reach them from there."""
+    tenant = next(t for t in range(1, 99) if clean.holder(t) == 1)
+    jobs = [clean.place(tenant) for _ in range(5)]
+    clean.move(tenant, to=2)
+    assert clean.holder(tenant) == 2 and {job >> 43 for job in jobs} == {clean.numbers[1]}
+    assert drain(clean.app, dsn=clean.dsns[1], queues=["mail"]).completed == 5
+    assert clean.unconfirmed() == []
