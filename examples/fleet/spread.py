@@ -8,9 +8,9 @@ from pathlib import Path
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
+from examples.fleet.jobs import app
 from examples.stage import Stage
 from tallybook._db.migrate import migrate
-from tallybook._db.nodes import nodes, route
 
 SCHEMA = (Path(__file__).parent / "schema.sql").read_bytes()
 NAMES = ("north", "south", "west")
@@ -34,11 +34,11 @@ class Plain:
                 conn.execute(SCHEMA)
         # The processes of the example find the nodes by it, too.
         os.environ["TALLYBOOK_NODES"] = "\n".join(map("=".join, zip(NAMES, self.dsns, strict=True)))
-        self.nodes = nodes(stage.dsn)
+        os.environ["TALLYBOOK_DSN"] = stage.dsn
 
     def holder(self, tenant: int) -> int:
         """Which node has this tenant's data: 0, 1 or 2."""
-        return NAMES.index(route(f"tenant:{tenant}", self.nodes).name)
+        return NAMES.index(app.nodes.of(f"tenant:{tenant}").sync().name)
 
     def dsn(self, holder: int) -> str:
         """Where an order of this node's tenants is placed: there."""

@@ -12,7 +12,7 @@ from starlette.responses import HTMLResponse
 from starlette.routing import Route
 
 from examples.fleet.jobs import app
-from tallybook._db.nodes import Node, nodes
+from tallybook._db.nodes import Node
 
 COUNTS = """\
 select sum(scheduled + retrying + waiting + available), sum(running), sum(completed), sum(dead) from tallybook.counts()"""
@@ -39,7 +39,7 @@ async def row(node: Node) -> str:
 
 async def fleet(request: Request) -> HTMLResponse:
     """All nodes."""
-    rows = await asyncio.gather(*map(row, await asyncio.to_thread(nodes, app.conninfo())))
+    rows = await asyncio.gather(*map(row, await app.nodes.list()))
     return HTMLResponse(PAGE.format(rows="".join(rows)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,8 +11,8 @@ import pytest
 
 from support.callers import KINDS, connected
 from support.fleet import Fleet, fleets
+from support.pages import code
 from tallybook import App
-from tallybook._db.nodes import route
 
 ORDERS = "create table orders (tenant int, item text)"
 PLACE = """\
@@ -60,7 +61,7 @@ def more(before: list[tuple[int, int]], fleet: Fleet) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_a_job_lies_where_its_row_does(kind: Callable[[str], Any], fleet: Fleet, shop: App) -> None:
     """A program that routes itself: row and job on the key's node by one commit, neither by a rollback, nothing elsewhere."""
-    node = route("tenant:7", fleet.nodes)
+    node = shop.nodes.of("tenant:7").sync()
     mine = [(int(number == node.number), int(number == node.number)) for number in (1, 2, 3)]
     before = counted(fleet)
     with connected(kind, node.dsn) as caller:
@@ -73,6 +74,30 @@ def test_a_job_lies_where_its_row_does(kind: Callable[[str], Any], fleet: Fleet,
         caller.commit()
     assert job.id >> 43 == node.number
     assert more(before, fleet) == mine
+
+
+def test_a_pin_moves_the_jobs_that_come_after_it(fleet: Fleet, shop: App) -> None:
+    """A directory pins a tenant: the program's next order goes there, and what lies elsewhere stays."""
+    first = shop.nodes.of("tenant:9").sync()
+    other = next(one for one in shop.nodes.list().sync() if one != first)
+    shop.nodes.pin("tenant:9", other.name).sync()
+    assert shop.nodes.of("tenant:9").sync().number == other.number
+    before = counted(fleet)
+    with psycopg.connect(shop.nodes.of("tenant:9").sync().dsn) as conn:
+        assert shop.tasks["confirm"].enqueue_sync(conn, 9).id >> 43 == other.number
+    assert [jobs for _, jobs in more(before, fleet)] == [int(number == other.number) for number in (1, 2, 3)]
+    shop.nodes.unpin("tenant:9").sync()
+    assert shop.nodes.of("tenant:9").sync().number == first.number
+
+
+async def test_the_example_of_the_page_runs(fleet: Fleet, shop: App) -> None:
+    """The code of docs/nodes.md, as written: an order and its job on the tenant's node."""
+    number = (await shop.nodes.of("tenant:7")).number
+    before = counted(fleet)
+    (block,) = code("docs/nodes.md", "Putting jobs in", "python")
+    names = {"app": shop, "psycopg": psycopg, "confirm": shop.tasks["confirm"]}
+    await eval(compile(block, "nodes.md", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)  # noqa: S307
+    assert more(before, fleet) == [(int(at == number), int(at == number)) for at in (1, 2, 3)]
 
 
 def test_sql_puts_a_job_in_where_it_runs(fleet: Fleet) -> None:

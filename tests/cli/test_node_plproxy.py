@@ -8,15 +8,15 @@ from typing import Any
 
 import psycopg
 import pytest
-from click.testing import CliRunner
 from psycopg.conninfo import make_conninfo
 
-from support import plproxy as debian
+from support import plproxy
+from support.cli import run
 from support.fleet import Fleet
 from support.pages import code
 from tallybook import App
 from tallybook._cli.errors import Problem
-from tallybook._cli.node_plproxy import plproxy, script
+from tallybook._cli.node_plproxy import script
 from tallybook._db.nodes import Node
 from tallybook.embedded import temporary_server
 from tallybook.testing import drain
@@ -39,11 +39,11 @@ def psql(dsn: str, text: str) -> None:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[tuple[Fleet, str]]:
     """Three nodes, and a proxy database into which the command's output was run, twice."""
-    debian.needed()
+    plproxy.needed()
     with temporary_server(15) as server:
         fleet = Fleet(server, 3)
         proxy = server.create_database("proxy")
-        printed = CliRunner().invoke(plproxy, env={"TALLYBOOK_DSN": fleet.dsn}, catch_exceptions=False).output
+        printed = run("node", "plproxy", dsn=fleet.dsn)
         psql(proxy, printed)
         psql(proxy, printed)
         for dsn in fleet.dsns:

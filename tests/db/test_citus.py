@@ -12,10 +12,10 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from support.cli import run
 from support.pages import code
 from support.waiting import wait_until
 from tallybook import App
-from tallybook._db.migrate import migrate
 from tallybook._db.nodes import nodes
 from tallybook.testing import drain
 from tools import citus
@@ -86,10 +86,7 @@ def shop() -> Iterator[Cluster]:
     with citus.cluster(3, "shop") as servers, ExitStack() as stack:
         dsns = [server.dsn("shop") for server in servers]
         conns = [stack.enter_context(psycopg.connect(dsn, autocommit=True)) for dsn in dsns]
-        for number, conn in enumerate(conns, 1):
-            conn.execute("set citus.enable_ddl_propagation = off")
-            migrate(conn, node=number)
-            conn.execute("reset citus.enable_ddl_propagation")
+        run("migrate", "--nodes", "all", dsn=dsns[0])
         for statement in (*SHOP, "alter table orders add column confirmed int default 0", PLACE):
             conns[0].execute(statement.encode())
         yield Cluster(dsns, conns)
@@ -114,6 +111,8 @@ def test_the_nodes_are_found_and_installed_without_propagation(shop: Cluster) ->
         assert conn.execute(
             "select count(*) from pg_catalog.pg_dist_object where objid = 'tallybook'::regnamespace"
         ).fetchone() == (0,)
+    again = run("migrate", "--nodes", "all", dsn=shop.dsns[0])
+    assert again.count("nothing to do") == 3, again
 
 
 def test_order_and_job_lie_on_the_tenants_node(clean: Cluster) -> None:
@@ -148,6 +147,13 @@ def test_one_select_for_many_tenants_runs_on_the_coordinator(clean: Cluster) -> 
     assert clean.counted() == (orders + 21, [jobs[0] + 21, jobs[1], jobs[2]])
     drain(clean.app, dsn=clean.dsns[0], queues=["mail"])
     assert clean.unconfirmed() == []
+
+
+def test_a_job_on_a_node_without_workers_is_found(clean: Cluster) -> None:
+    """`node check` names the node whose jobs nobody runs, and the queue's doctor there sees them as well."""
+    clean.coordinator.execute("select place_order(t, 'pen') from generate_series(1, 5) t")
+    checked = run("node", "check", dsn=clean.dsns[0], code=1)
+    assert "worker" in checked, checked
 
 
 def test_a_tenant_that_citus_moves_loses_nothing(clean: Cluster) -> None:
