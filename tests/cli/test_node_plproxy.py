@@ -29,11 +29,11 @@ select m.* from (select array_agg('tenant:' || g) as keys, array_agg('mail'::tex
        tallybook_proxy.enqueue_many(a.keys, a.queues, a.tasks, a.args) m"""
 
 
-def psql(dsn: str, text: str) -> None:
-    """Run a script as a person would; its first error ends it."""
+def psql(dsn: str, text: str, error: str = "") -> None:
+    """Run a script as a person would; its first error ends it, and has to be this one."""
     words = ["psql", "--quiet", "--no-psqlrc", "--set=ON_ERROR_STOP=1", dsn]
     done = subprocess.run(words, input=text, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode != 0) == bool(error) and error in done.stderr, done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +151,14 @@ def test_a_list_of_all_nodes_fails_where_one_does_not_answer(cluster: tuple[Flee
         assert one(proxy, "select tallybook_proxy.state(%s)", job) == "available"
         with pytest.raises(psycopg.Error, match="nobody"):
             proxy.execute("select * from tallybook_proxy.counts()")
+
+
+def test_another_number_of_partitions_is_refused(cluster: tuple[Fleet, str], proxy: psycopg.Connection[Any]) -> None:
+    """It would move every key: the script stops before it changes anything, and says which number fits."""
+    before = proxy.execute("select srvoptions from pg_foreign_server").fetchall()
+    psql(cluster[1], script(cluster[0].nodes, partitions=8), error="cluster tallybook has 16 partitions")
+    psql(cluster[1], script(cluster[0].nodes, partitions=32), error="--partitions 16")
+    assert proxy.execute("select srvoptions from pg_foreign_server").fetchall() == before
 
 
 def three(**more: Any) -> list[Node]:

@@ -48,6 +48,7 @@ def script(found: Sequence[Node], cluster: str = "tallybook", partitions: int | 
     words = {
         "cluster": cluster,
         "name": f"'{cluster}'",
+        "count": str(count),
         "mask": str(count - 1),
         "map": "\n".join(_mapped(one, owners) for one in ordered),
         "empty": ", ".join(f"p{at} ''" for at in range(count)),

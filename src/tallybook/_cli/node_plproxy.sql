@@ -10,9 +10,17 @@ create schema if not exists tallybook_proxy;
 
 -- A key lies in the partition hashtext(key) & @mask@, and each partition on a node:
 @map@
--- The number of partitions cannot change later, since that moves every key. Passwords are not printed: use the password
--- file of the proxy's server, or `alter user mapping for public server @cluster@ options (add password '...')`.
+-- Passwords are not printed: use the password file of the proxy's server, or
+-- `alter user mapping for public server @cluster@ options (add password '...')`.
 create server if not exists @cluster@ foreign data wrapper plproxy options (@empty@);
+do $$ declare v_there int; begin
+  select count(*) into v_there from pg_foreign_server s, unnest(s.srvoptions) o
+   where s.srvname = @name@ and o ~ '^p(artition_)?[0-9]+=';
+  if v_there <> @count@ then
+    raise exception 'cluster @cluster@ has % partitions, and these functions are for @count@', v_there
+      using hint = format('Print them with --partitions %s. Another number moves every key.', v_there);
+  end if;
+end $$;
 create user mapping if not exists for public server @cluster@;
 alter server @cluster@ options (
   @partitions@);
