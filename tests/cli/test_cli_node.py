@@ -17,6 +17,7 @@ from support.cli import invoke, run
 from support.clusters import dump, restore
 from support.database import one
 from support.fleet import Fleet, fleets, renumber
+from support.roles import house
 from tallybook import App
 from tallybook._db.migrate import migrate
 from tallybook._db.nodes import VARIABLE
@@ -314,3 +315,31 @@ def test_citus_is_kept_from_creating_the_schema_elsewhere(empty_dsn: str) -> Non
         seen: list[str] = []
         migrate(conn, on_step=lambda _: seen.append(one(conn, shown)))
         assert seen and set(seen) == {"off"} and one(conn, shown) == "on"
+
+
+def test_an_operator_changes_the_list_and_moves_no_schedules(empty_dsn: str) -> None:
+    """With roles an operator checks, pins, adds and retires, and a producer routes; schedules move as the owner of the schema."""
+    with house(empty_dsn) as made:
+        made.give()
+        operator = made.dsn_of(made.user("operator"))
+        assert "number 0, 0 open jobs" in run("node", "check", dsn=operator)
+        assert "(4) is created" in run("node", "add", "away", NOWHERE, "--number", "4", dsn=operator)
+        assert "is created" in run("node", "pin", "k", "away", dsn=operator)
+        assert run("node", "of", "k", dsn=made.dsn_of(made.user("producer"))) == "away (pinned)\n"
+        (here, away) = json.loads(run("node", "list", "--json", dsn=operator))
+        assert (here["number"], here["home"], away["number"]) == (0, True, 4)
+        assert "is retired" in run("node", "retire", here["name"], dsn=operator)
+        with pytest.raises(psycopg.errors.InsufficientPrivilege), psycopg.connect(operator) as db:
+            db.execute("select tallybook._schedules_give()")
+
+
+def test_no_tick_is_fired_while_schedules_move(fleet: Fleet) -> None:
+    """While a node gives its schedules away nobody fires them there; control: before that, the same look finds one that is due."""
+    run("schedule", "set", "often", "t", "--every", "1 s", dsn=fleet.dsn)
+    due = "select count(*) from (select from tallybook.schedule for update skip locked) s"
+    assert fleet.run(1, due) == [(1,)]
+    with psycopg.connect(fleet.dsn) as giving:
+        giving.execute("select tallybook._schedules_give()")
+        assert fleet.run(1, due) == [(0,)]
+        giving.rollback()
+    assert fleet.run(1, due) == [(1,)]

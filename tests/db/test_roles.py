@@ -137,6 +137,8 @@ def test_readers_get_no_payload(at: House) -> None:
                 "breaker",
                 "provider_field",
                 "provider_routes",
+                "nodes",
+                "node_pins",
             )
         ):
             assert columns is not None and not payload & {word.strip() for word in columns.split(",")}, name

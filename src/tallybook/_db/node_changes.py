@@ -164,15 +164,12 @@ def _move(old: Node, home: Node) -> int:
     if old.name == home.name:
         return 0
     try:
-        with (
-            psycopg.connect(old.dsn, **CONNECT) as giving,
-            psycopg.connect(home.dsn, **CONNECT) as taking,
-            giving.transaction(),
-        ):
-            given = sync.run(giving, _GIVE.call(str))
-            return 0 if given == "[]" else sync.run(taking, _TAKE.call(int, schedules=given))
-    except (psycopg.errors.UndefinedFunction, psycopg.errors.InvalidSchemaName):
-        return 0  # one of them has no schema yet
+        with psycopg.connect(old.dsn, **CONNECT) as giving:
+            there = giving.execute("select to_regclass('tallybook.schedules') is not null").fetchone() == (True,)
+            if not there or giving.execute("select from tallybook.schedules limit 1").rowcount == 0:
+                return 0
+            with psycopg.connect(home.dsn, **CONNECT) as taking, giving.transaction():
+                return sync.run(taking, _TAKE.call(int, schedules=sync.run(giving, _GIVE.call(str))))
     except psycopg.OperationalError as error:
         hint = f"Its state has changed, its schedules are still on {old.name!r}: say it again once both nodes answer"
         raise QueueUnavailable(f"node {old.name!r} or {home.name!r}", _reason(error), hint=hint) from error
