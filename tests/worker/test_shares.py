@@ -125,6 +125,33 @@ async def test_what_comes_late_starts_where_it_still_fits(monkeypatch: pytest.Mo
     assert len(late) == 2 and shares.free[Q] == 0 and slow.used[Q] == 2
 
 
+async def test_what_waits_for_a_silent_server_holds_no_slot() -> None:
+    """Jobs that were claimed and wait for an answer to start leave their slots to others; later they start where they still fit."""
+    shares = Shares({Q: 4})
+    silent, other = shares.book(), shares.book()
+    silent.hungry.add(Q)
+    jobs = _claim(silent)
+    silent.running.clear()
+    silent.held = {job.job_id: job for job in jobs}
+    assert not other.has_room()
+    silent.lend()
+    silent.lend()
+    assert shares.free[Q] == 4 and other.changed.is_set()
+    other.hungry.add(Q)
+    first, *_ = _claim(other, 3)
+    ended, *jobs = jobs
+    silent.freed(ended)
+    assert shares.free[Q] == 1 and silent.used[Q] == 0
+    silent.held = {}
+    back = silent.surplus(jobs)
+    assert (len(back), len(jobs)) == (2, 1)
+    for job in back:
+        silent.freed(job)
+    assert shares.free[Q] == 0 and silent.used[Q] == 1 and not silent.lent
+    other.freed(first)
+    assert shares.free[Q] == 1
+
+
 async def test_a_sleeping_claimer_hears_of_a_slot_that_it_had_not() -> None:
     """A claimer that asked for one queue while another was full is woken when a slot of that is free, whosever it was."""
     shares = Shares({Q: 1, "mail": 1})

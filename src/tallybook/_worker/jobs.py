@@ -164,6 +164,8 @@ class Book:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     on: Callbacks = field(default_factory=Callbacks)
     """Shared by all that have the book."""
+    held: Mapping[int, Running] = field(default_factory=dict)
+    """What is claimed and waits until it may start: the admission's."""
     shared: ClassVar[bool] = False
     """Whether other nodes' workers take slots from the same count, see shares.py. What follows is simple where none do."""
 
@@ -185,6 +187,9 @@ class Book:
 
     def rests(self) -> None:
         """It claims nothing for now."""
+
+    def lend(self) -> None:
+        """The server has not answered for a while."""
 
     def take_turn(self) -> bool:
         """Whether a job that has to run alone may do so now."""

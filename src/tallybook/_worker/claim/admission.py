@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from datetime import timedelta
 from typing import Any
 
 from tallybook._worker.claim.suspects import Suspects
@@ -49,6 +50,7 @@ class Admission:
         book.on.missed = self.missed
         self._ask = ask
         self._waiting: dict[int, Running] = {}
+        book.held = self._waiting
         self._missed: list[Running] = []
         self._ahead = 0.0
         self._looks: set[asyncio.Task[None]] = set()
@@ -192,6 +194,9 @@ class Admission:
         if jobs:
             for job in jobs:
                 del self._waiting[job.job_id]
+            for job in self._book.surplus(jobs):
+                self._finisher.unclaim(job, timedelta(0))
+                self._book.freed(job)
             self.started += len(jobs)
             self.moved.set()
             self._suspects.admit(jobs)

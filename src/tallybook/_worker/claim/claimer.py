@@ -16,6 +16,7 @@ from tallybook._db.roundtrip import RoundTrips
 from tallybook._maintenance import rebase
 from tallybook._maintenance.service import happens
 from tallybook._worker.claim.admission import Admission
+from tallybook._worker.claim.shares import PATIENCE
 from tallybook._worker.claim.sleeper import Sleeper, jittered
 from tallybook._worker.claim.suspects import Suspects
 from tallybook._worker.finish.finisher import Finisher
@@ -110,7 +111,13 @@ class Claimer:
             asked = asyncio.get_running_loop().time()  # not before the connection is free
             return asked, (await self._trips.run((name, params)))[0]
 
-        return await self.link.run(call)
+        if not self._book.shared:
+            return await self.link.run(call)
+        silent = asyncio.get_running_loop().call_later(PATIENCE, self._book.lend)
+        try:
+            return await self.link.run(call)
+        finally:
+            silent.cancel()
 
     def _forget(self) -> None:
         self._book.forget()

@@ -6,7 +6,8 @@ it is sent, so that two claims never hope for the same slot. What it did not nee
 A node takes everything that is free while no other wants it. While others want more, each has an equal share, and of those
 below their share the one that claimed longest ago comes first. A node without known work asks for its share only: if its
 server has stopped, the others have the rest. A claim without an answer gives its slots back after `PATIENCE`; if its jobs come
-after all and do not fit any more, those are given back.
+after all and do not fit any more, those are given back. The same holds for what was claimed and has not started yet, since a
+limit or another job has to let it, when that question has no answer.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Asked:
 
     def _lapse(self) -> None:
         self.over()
-        self._book.rests()
+        self._book.lend()
 
     def over(self) -> None:
         """There is an answer: what it brought is counted by `opened`."""
@@ -102,6 +103,8 @@ class SharedBook(Book):
     """Queues for which its last claim had no slot."""
     turn: int = 0
     """When it claimed last, counted in claims of all."""
+    lent: set[int] = field(default_factory=set)
+    """Jobs that are claimed and have not started, whose slots others may have until the server answers."""
     _most: Mapping[str, int] = field(default_factory=dict)
 
     def take(self, queue: str, slots: int) -> None:
@@ -147,13 +150,36 @@ class SharedBook(Book):
 
     def surplus(self, jobs: list[Running]) -> list[Running]:
         """Those of these claimed jobs that have no slot, since the answer came late; they are taken out of the list."""
-        first = max(0, len(jobs) - max(0, -self.free[jobs[0].queue])) if jobs else 0
-        found = jobs[first:]
-        del jobs[first:]
+        for job in jobs:
+            self._take_back(job)
+        over = {queue: -free for queue, free in self.free.items() if free < 0}
+        if not over:
+            return []
+        start: list[Running] = []
+        found: list[Running] = []
+        for job in reversed(jobs):
+            is_over = over.get(job.queue, 0) > 0
+            over[job.queue] = over.get(job.queue, 0) - is_over
+            (found if is_over else start).append(job)
+        jobs[:] = reversed(start)
         return found
+
+    def lend(self) -> None:
+        """The server has not answered for a while: leave to others what its jobs hold that have not started, and claim nothing."""
+        for job in self.held.values():
+            if job.job_id not in self.lent:
+                self.lent.add(job.job_id)
+                self.take(job.queue, -1)
+        self.rests()
+
+    def _take_back(self, job: Running) -> None:
+        if job.job_id in self.lent:
+            self.lent.remove(job.job_id)
+            self.take(job.queue, 1)
 
     def freed(self, running: Running) -> None:
         """A handler has returned: its slot is free for all."""
+        self._take_back(running)
         self.used[running.queue] -= 1
         Book.freed(self, running)
         self.shares.wake(running.queue)
