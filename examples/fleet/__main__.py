@@ -12,7 +12,7 @@ from examples.fleet.spread import NAMES, OnCitus, Plain
 from examples.stage import SERVE, SHORT, Stage, free_port
 from tools import citus
 
-TENANTS, ORDERS = 60, 1_500 if SHORT else 12_000
+TENANTS, ORDERS = 60, 1_500 if SHORT else 6_000
 SOUTH = 1
 """The node that is killed."""
 
