@@ -16,7 +16,7 @@ help:
 	@echo 'make matrix      every test on every PostgreSQL that is there and through PgBouncer; well over an hour'
 	@echo 'make check       ruff, mypy --strict, import-linter'
 	@echo 'make acceptance  every row of the mission with the tests that show it'
-	@echo 'make bench       figures; BENCH=cost|enqueue|drain|claimers|latency|pinned|idle|outage|poison|rescue|schedule|scheduled|pinned_scheduled|upsert|query|roles|limit|concurrency|fair|counters|history|why|pages|lists|fleet, SCALE=0.1 for a short run'
+	@echo 'make bench       figures; BENCH=cost|enqueue|drain|claimers|latency|pinned|idle|outage|poison|rescue|schedule|scheduled|pinned_scheduled|upsert|query|roles|limit|concurrency|fair|counters|history|why|pages|lists|fleet|fleet_view, SCALE=0.1 for a short run'
 	@echo 'make bench-ab BASE=rev  drain, latency and cost of this commit beside those of another, PAIRS=10 times'
 	@echo 'make bench-peers the queues that the figures are held against, in an environment of their own'
 	@echo 'make chaos       120 s of faults on real processes, and what became of every job; SECONDS=30, MINUTES=10, SEED=7, BREAK=fence, FLEET=3'

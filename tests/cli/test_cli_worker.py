@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tallybook import App
 from tallybook._cli.errors import Problem
 from tallybook._cli.loading import load_app
 from tallybook._cli.worker import _check_schema, _run
+from tallybook._db.aside import aside
 from tallybook._db.link import Link
 from tallybook._worker.settings import WorkerSettings
 
@@ -111,12 +113,10 @@ def test_no_signal_falls_between_the_wait_for_the_server_and_the_worker(
 ) -> None:
     """A SIGTERM in the very step in which the server is there stops the worker that would begin now."""
 
-    in_thread = asyncio.to_thread
-
     async def told_meanwhile(look: Any, *of: Any) -> Any:
         if look is _check_schema:  # the last of the wait
             return os.kill(os.getpid(), signal.SIGTERM)
-        return await in_thread(look, *of)
+        return await aside(look, *of)
 
     close = Link.close
 
@@ -124,9 +124,9 @@ def test_no_signal_falls_between_the_wait_for_the_server_and_the_worker(
         await asyncio.sleep(0)
         await close(link)
 
-    monkeypatch.setattr(asyncio, "to_thread", told_meanwhile)
+    monkeypatch.setattr(sys.modules["tallybook._cli.worker"], "aside", told_meanwhile)  # the package has the command
     monkeypatch.setattr(Link, "close", closed)
-    run = _run(App("shop"), dsn, WorkerSettings(queues={"mail": 1}))
+    run = _run(App("shop"), dsn, WorkerSettings(queues={"mail": 1}), None)
     assert asyncio.run(asyncio.wait_for(run, 10)) == 0
     assert rows(dsn, "select count(*) from tallybook.worker") == [(0,)]
 

@@ -84,16 +84,8 @@ class Worker:
         rebaser = rebase.Rebaser(self.maintenance_link, on_rebased=self._wake)
         parts = self.book, self.runner, self.finisher, self.sleeper
         self.claimer = Claimer(dsn, settings, *parts, worker_id=self._id, on_foreign=rebaser.foreign_cursor)
-        self.maintenance = Maintenance(
-            app,
-            self.maintenance_link,
-            settings,
-            self.claimer,
-            rebaser,
-            self.book.on,
-            worker_id=self._id,
-            home=part.home,
-        )
+        looks = self.maintenance_link, settings, self.claimer, rebaser, self.book.on
+        self.maintenance = Maintenance(app, *looks, worker_id=self._id, home=part.home)
         self.book.on.many, self.book.on.abandoned = self._beat_now, self._abandoned
         self.links = {
             "claims": self.claimer.link, "ends": finishes, "maintenance": self.maintenance_link, "handlers": handlers,
