@@ -110,7 +110,8 @@ class Clock:
         """Put the schedules of the app's code on record, unless that is done. What is locked by others is left for later."""
         if self._declared is None or time.monotonic() < self._register_at:
             return
-        said = json.dumps(self._declared())
+        declared = self._declared
+        said = json.dumps(declared())
         busy = False
         for name, what, detail in await asked(self._link, _REGISTER.worker, self._app, said, at):
             busy |= what == "busy"
@@ -118,6 +119,8 @@ class Clock:
                 log.info("schedule %r of app %r is %s", name, self._app, what, extra={"event": f"schedule {what}"})
             elif what != "busy":
                 self._warn(name, _refusal(self._app, what, detail))
+        if self._declared is not declared:  # others were declared meanwhile
+            return
         self._register_at = time.monotonic() + self._every
         if not busy:
             self._declared = None
