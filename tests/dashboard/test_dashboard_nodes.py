@@ -209,12 +209,13 @@ async def test_what_is_live_is_of_all_nodes(fleet: Fleet, monkeypatch: pytest.Mo
         live = visitor.site.live
         wanted = ["overview", "point", "workers", "nodes", f"job:{job}", "worker:1@south", "overview:south"]
         said: dict[str, str] = {}
-        async for chunk in await live.watch(wanted):
-            lines = chunk.decode().split("\n")
-            if lines[0].startswith("event: "):
-                said[lines[0][7:]] = chunk.decode()
-            if set(wanted) <= set(said):
-                break
+        async with asyncio.timeout(60):
+            async for chunk in await live.watch(wanted):
+                lines = chunk.decode().split("\n")
+                if lines[0].startswith("event: "):
+                    said[lines[0][7:]] = chunk.decode()
+                if set(wanted) <= set(said):
+                    break
     assert "w1" in said["workers"] and "w2" in said["workers"] and "queue2" in said["worker:1@south"]
     assert ">west<" in said["overview"] and ">west<" not in said["overview:south"] and ">west<" in said["nodes"]
     assert '"available": 1' in said["point"] and "available" in said[f"job:{job}"]

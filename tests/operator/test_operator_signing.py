@@ -702,7 +702,7 @@ async def test_a_defect_shows_nothing(
 async def test_a_database_that_is_away_is_503(app: App) -> None:
     """A database that cannot be reached is 503 with Retry-After, and its address is nobody's."""
     api = operator_api(app, keys=[Key("ops", SECRET, ("admin",))], dsn="host=/nowhere dbname=hidden")
-    api._database._wait = 0.05
+    api._nodes.first._wait = 0.05
     async with client(api) as call:
         began = time.monotonic()
         answer = await call("GET", "/queues")

@@ -1,4 +1,4 @@
-"""Nodes: each with whether it answers, how old its figures are, and how much there is on it."""
+"""Nodes: each with whether it answers, how old its figures are, how much there is on it and how late it is."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from starlette.responses import Response
 from tallybook.errors import QueueUnavailable
 from tallybook.extra.dashboard.nodes import At
 from tallybook.extra.dashboard.readings import STATES
+from tallybook.extra.dashboard.render import moment
 from tallybook.extra.dashboard.shared import Shared
 from tallybook.extra.dashboard.view import Pages, View
 
@@ -34,9 +35,13 @@ async def _standing(site: Shared) -> list[dict[str, object]]:
 def _node(site: Shared, at: At) -> dict[str, object]:
     last, age = site.overview.last(at.name), site.overview.age(at.name)
     sums = dict.fromkeys(STATES, 0)
-    for queue in last.reading.queues.values() if last else ():
+    queues = last.reading.queues.values() if last else ()
+    for queue in queues:
         sums = {state: n + (queue[state] or 0) for state, n in sums.items()}
+    oldest = [since for queue in queues if (since := moment(queue["oldest"])) is not None]
+    lags = [worker["lag"] for worker in last.reading.workers if worker["lag"] is not None] if last else []
     return {
+        "oldest": min(oldest, default=None), "lag": max(lags, default=None),
         "node": at.node, "away": at.away, "age": age, "known": last is not None, "open": sum(sums[state] for state in _OPEN),
         "running": sums["running"], "dead": sums["dead"], "workers": last.reading.alive if last else 0,
     }  # fmt: skip
