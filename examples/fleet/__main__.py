@@ -9,7 +9,7 @@ import psycopg
 
 from examples.fleet.shop import Order, Shop
 from examples.fleet.spread import NAMES, OnCitus, Plain
-from examples.stage import SERVE, SHORT, Stage, free_port
+from examples.stage import SERVE, SHORT, Stage, free_port, listens
 from tools import citus
 
 TENANTS, ORDERS = 60, 1_500 if SHORT else 6_000
@@ -47,7 +47,12 @@ def main() -> int:
         lost = account(spread.shown_by, shop.orders)
         stage.say(f"of {ORDERS} orders {ORDERS - lost} are confirmed exactly once")
         if SERVE:
-            stage.say(f"look at {url}, or at a node: psql '{stage.dsn}'")
+            port = free_port()
+            stage.process("dashboard", "tallybook", "web", "--nodes", "all", "--port", str(port))
+            stage.until(lambda: listens(port), "the dashboard")
+            stage.say(
+                f"look at {url}, at the dashboard of all nodes, http://127.0.0.1:{port}/, or at a node: psql '{stage.dsn}'"
+            )
         return stage.end(lost)
 
 
