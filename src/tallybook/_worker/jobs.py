@@ -153,7 +153,7 @@ class Reservation(Protocol):
     def over(self) -> None: ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Book:
     """What this process has claimed and not yet seen ended. Only touched from the event loop, read by the heartbeat."""
 

@@ -32,6 +32,8 @@ class Shares:
         self.slots = dict(slots)
         self.free = dict(slots)
         self.books: list[SharedBook] = []
+        self.listeners: set[SharedBook] = set()
+        """Books that want to know of free slots: mostly none, and then a job that ends costs one look."""
         self.turns = count(1)
         self.alone: SharedBook | None = None
         """Whose suspect runs: one at a time in a process, see suspects.py."""
@@ -45,6 +47,7 @@ class Shares:
     def leave(self, book: SharedBook) -> None:
         """A node's worker has ended: whatever it still held is free."""
         self.books.remove(book)
+        self.listeners.discard(book)
         book.end_turn()
         for queue, held in book.used.items():
             self.free[queue] += held
@@ -52,11 +55,12 @@ class Shares:
 
     def wake(self, *queues: str) -> None:
         """There may be room in these queues, for claimers that wait or that got none of it."""
-        for book in self.books:
+        for book in list(self.listeners):
             if book.waits:
                 book.changed.set()
-            elif book.short and not book.short.isdisjoint(queues):
+            elif not book.short.isdisjoint(queues):
                 book.short.clear()
+                book.listen()
                 book.on.room()
 
 
@@ -87,7 +91,7 @@ class Asked:
             self._book.shares.wake(*(queue for queue, most in slots.items() if most))
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class SharedBook(Book):
     """The book of one node among several."""
 
@@ -133,12 +137,19 @@ class SharedBook(Book):
         """Whether any queue has a slot for its next claim; if not it is told when that changes."""
         found = any(self.room(queue) > 0 for queue in self.free)
         self.waits = not found
+        self.listen()
         return found
+
+    def listen(self) -> None:
+        """Be told of free slots, or not, as it waits for some."""
+        change = self.shares.listeners.add if self.waits or self.short else self.shares.listeners.discard
+        change(self)
 
     def asks(self, slots: Mapping[str, int]) -> Asked:
         """Take the slots that the next claim asks for."""
         self.waits, self.turn, self._most = False, next(self.shares.turns), slots
         self.short = {queue for queue, most in slots.items() if not most}
+        self.listen()
         return Asked(self, slots)
 
     def opened(self, lease: Lease, jobs: int) -> None:
@@ -179,16 +190,19 @@ class SharedBook(Book):
 
     def freed(self, running: Running) -> None:
         """A handler has returned: its slot is free for all."""
-        self._take_back(running)
+        if self.lent:
+            self._take_back(running)
         self.used[running.queue] -= 1
         Book.freed(self, running)
-        self.shares.wake(running.queue)
+        if self.shares.listeners:
+            self.shares.wake(running.queue)
 
     def rests(self) -> None:
         """It claims nothing for now: nothing is kept for it."""
         self.waits = False
         self.hungry.clear()
         self.short.clear()
+        self.listen()
         self.shares.wake(*self.free)
 
     def take_turn(self) -> bool:
