@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from support.cli import invoke, run
 from support.clusters import dump, restore
@@ -52,7 +52,7 @@ def test_one_database_is_one_node(dsn: str) -> None:
 
 def test_nodes_are_listed(fleet: Fleet) -> None:
     """The list has a line per node with number, state and address, and no password."""
-    lines = run("node", "list", dsn=fleet.dsn + "&password=hidden").splitlines()
+    lines = run("node", "list", dsn=make_conninfo(fleet.dsn, password="hidden")).splitlines()
     assert [line.split()[:4] for line in lines[1:]] == [
         ["north", "1", "live,", "home"], ["south", "2", "live", lines[2].split()[3]], ["west", "3", "live", lines[3].split()[3]],
     ]  # fmt: skip

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from support.fleet import Fleet
 from support.operator_client import SECRET, Client, client
 from tallybook import App
+from tallybook.extra.operator import openapi
 from tallybook.web import Key, operator_api
 
 pytestmark = [pytest.mark.anyio, pytest.mark.direct("opens three databases by their DSNs")]
@@ -40,6 +42,19 @@ async def test_lists_are_of_all_nodes(fleet: Fleet, ask: Client) -> None:
     assert [one["node"] for one in south["queues"]] == ["south"] and south["away"] == []
     away, unknown = await ask("GET", "/queues?node=west"), await ask("GET", "/queues?node=east")
     assert (away.status_code, unknown.status_code) == (503, 404) and "geheim" not in away.text
+
+
+async def test_the_document_says_where_a_node_is_named(ask: Client) -> None:
+    """Over several nodes lists may name one, and what changes something has to; an API of one database has no such parameter."""
+
+    def told(document: dict[str, Any], path: str, method: str) -> list[bool]:
+        return [one["required"] for one in document["paths"][path][method]["parameters"] if one["name"] == "node"]
+
+    many, one = (await ask.http.get("/openapi.json")).json(), openapi.document()
+    assert (told(many, "/queues", "get"), told(many, "/jobs", "post"), told(many, "/jobs/{job}", "get")) == (
+        [False], [True], [],
+    )  # fmt: skip
+    assert told(one, "/queues", "get") == told(one, "/jobs", "post") == []
 
 
 async def test_newest_first_and_no_more_than_asked_for(fleet: Fleet, ask: Client) -> None:

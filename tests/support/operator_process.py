@@ -15,7 +15,7 @@ from typing import Any
 
 
 def _broken(what: str) -> None:
-    from tallybook.extra.operator import queues, serve
+    from tallybook.extra.operator import routes, serve
 
     async def wrong(*_: Any) -> dict[str, Any]:
         return {"queues": [{"name": 7}]}
@@ -35,7 +35,7 @@ def _broken(what: str) -> None:
     if what == "unsigned":
         serve.proved, serve.signed_by = anybody, trusting
     else:
-        (listed,) = (one for one in queues.OPERATIONS if one.name == "list_queues")
+        (listed,) = (one for one in routes.OPERATIONS if one.name == "list_queues")
         object.__setattr__(listed, "reads", wrong if what == "answer" else defect)
 
 

@@ -10,7 +10,7 @@ from tallybook.extra.operator.fields import Field
 from tallybook.extra.operator.keys import SCOPES
 from tallybook.extra.operator.operations import Operation
 from tallybook.extra.operator.problems import CODES
-from tallybook.extra.operator.routes import OPERATIONS
+from tallybook.extra.operator.routes import NODE, OPERATIONS
 
 PATH = "/openapi.json"
 
@@ -28,12 +28,13 @@ _SECURITY = {
 }
 
 
-def document(prefix: str = "") -> dict[str, Any]:
+def document(prefix: str = "", *, many: bool = False) -> dict[str, Any]:
+    """The document of an API below this path; `many`: it is over several nodes, and what changes something is told its node."""
     from tallybook import __version__
 
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
-        paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation)
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation, many)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -71,14 +72,16 @@ _PROBLEM = {
 }
 
 
-def _operation(operation: Operation) -> dict[str, Any]:
+def _operation(operation: Operation, many: bool) -> dict[str, Any]:
+    told = [NODE] if many and NODE in operation.in_query else []
     found: dict[str, Any] = {
         "operationId": operation.name,
         "tags": [operation.scope],
         "summary": operation.about,
         "parameters": [
             *(_parameter(field, "path") for field in operation.in_path),
-            *(_parameter(field, "query") for field in operation.in_query),
+            *(_parameter(field, "query") for field in operation.in_query if field is not NODE),
+            *({**_parameter(node, "query"), "required": operation.changes is not None} for node in told),
         ],
         "responses": _responses(operation),
     }

@@ -127,7 +127,7 @@ class OperatorApi:
     async def _answer(self, scope: Scope, receive: Receive) -> Response:
         path = served_path(scope)
         if path == openapi.PATH:
-            return _document(scope)
+            return _document(scope, many=self._nodes.many)
         operation, in_path = found(scope["method"], path)
         headers = list(scope["headers"])
         signed = signed_by(headers)
@@ -226,10 +226,10 @@ async def _fresh(conn: Conn, signed: Signed) -> None:
         raise Problem("replayed", "a request with this nonce was served before", hint="Sign each with a new one")
 
 
-def _document(scope: Scope) -> Response:
+def _document(scope: Scope, *, many: bool) -> Response:
     if scope["method"] != "GET":
         raise Problem("method", f"{openapi.PATH} has other methods", headers={"Allow": "GET"})
-    return _json(openapi.document(scope.get("root_path", "")))
+    return _json(openapi.document(scope.get("root_path", ""), many=many))
 
 
 def _json(answer: Mapping[str, Any], status: int = 200) -> Response:
