@@ -317,6 +317,7 @@ def test_citus_is_kept_from_creating_the_schema_elsewhere(empty_dsn: str) -> Non
         assert seen and set(seen) == {"off"} and one(conn, shown) == "on"
 
 
+@pytest.mark.direct("logins of their own")
 def test_an_operator_changes_the_list_and_moves_no_schedules(empty_dsn: str) -> None:
     """With roles an operator checks, pins, adds and retires, and a producer routes; schedules move as the owner of the schema."""
     with house(empty_dsn) as made:
