@@ -43,6 +43,9 @@ def db(tallybook_dsn: str, market: World, monkeypatch: pytest.MonkeyPatch) -> It
     with psycopg.connect(tallybook_dsn, autocommit=True, prepare_threshold=None) as conn:
         conn.execute((HERE / "schema.sql").read_bytes())
         played.seed(conn, 4)
+        drain(app)  # the schedules are on record, and stand still: a quarter of an hour may begin within a test
+        for name in SCHEDULES:
+            app.schedules.pause(name).sync(conn)
         yield conn
 
 
@@ -84,10 +87,8 @@ def put(db: Any, *portfolios: int) -> list[int]:
 
 
 def try_all(db: Any) -> None:
-    """Run what is due, and move the clock until nothing is left to be tried again; no market closes meanwhile."""
+    """Run what is due, and move the clock until nothing is left to be tried again."""
     drain(app)
-    for name in SCHEDULES:
-        app.schedules.pause(name).sync(db)
     while rows(db, "select from tallybook.job where state = 'retrying'"):
         travel(db, timedelta(minutes=10))
         drain(app)
@@ -269,6 +270,8 @@ def test_what_is_no_import_changes_nothing(db: Any, client: FlaskClient) -> None
 @pytest.mark.slow
 def test_pages(db: Any, client: FlaskClient) -> None:
     """S2-16: the clock's table, portfolios, what is not there, and what comes from elsewhere."""
+    for name in SCHEDULES:
+        assert app.schedules.drop(name).sync(db)
     assert "No worker has put one on record" in client.get("/").text
     put(db, 1)
     drain(app)
