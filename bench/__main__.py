@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import time
 
 from bench.figures import SCALE, say
 
@@ -50,7 +51,9 @@ def main() -> int:
         setup.main()
     for name in names:
         say(f"bench {name}, SCALE={SCALE:g}")
+        start = time.monotonic()
         importlib.import_module(f"bench.{name}").run()
+        say(f"bench {name} took {time.monotonic() - start:.0f} s")
     return 0
 
 

@@ -125,7 +125,7 @@ def cost() -> None:
 
 def idle() -> None:
     """What a node costs that has nothing to do: statements a second, counted in the server's log."""
-    seconds = max(20.0, 60 * SCALE)
+    seconds = max(10.0, 60 * SCALE)
     logging = {"log_statement": "all", "log_min_messages": "info"}
     with (
         temporary_server(18, settings=SETTINGS | logging, durable=True) as running,
@@ -148,7 +148,7 @@ def idle() -> None:
 
 def others() -> None:
     """From commit to start on two nodes, while the server of a third one is stopped, to before."""
-    turns, seconds = 5, max(3.0, 12 * SCALE)
+    turns, seconds = 5 if SCALE >= 0.1 else 2, max(3.0, 12 * SCALE)
     late: dict[str, list[float]] = {"before": [], "stopped": []}
     with ExitStack() as stack:
         servers = [stack.enter_context(temporary_server(18, settings=SETTINGS, durable=True)) for _ in range(3)]

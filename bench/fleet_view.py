@@ -68,14 +68,14 @@ def run() -> None:
         dsns = [stack.enter_context(database(running, tallybook=False)) for _ in range(_NODES)]
         job = [_loaded(dsn, number) for number, dsn in enumerate(dsns, 1)][-1]
         named = "\n".join(f"n{number}={dsn}" for number, dsn in enumerate(dsns, 1))
-        times = max(10, int(_TIMES * min(1.0, SCALE * 10)))
+        times = max(5, int(_TIMES * min(1.0, SCALE * 4)))
         with serving(dsns[0], "--nodes", "all", TALLYBOOK_NODES=named) as base:
             before = server_cpu(running.pid)
             took, failed = _measure(base, _pages(job), times)
             used = 1000 * (server_cpu(running.pid) - before)
         commands: dict[str, list[float]] = {" ".join(words): [] for words in _COMMANDS}
         runner = CliRunner(env={"TALLYBOOK_NODES": named, "TALLYBOOK_DSN": dsns[0]})
-        for _ in range(10):
+        for _ in range(10 if SCALE >= 0.1 else 2):
             for words in _COMMANDS:
                 began = time.perf_counter()
                 answer = runner.invoke(cli, [*words, "--nodes", "all"])
