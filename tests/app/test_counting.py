@@ -118,6 +118,8 @@ async def test_events_of_your_own(app: App, dsn: str, db: Connection) -> None:
     app.events.count("paid").sync(db)
     assert app.events.list().sync(db) == {"invoice.sent": 2, "paid": 1}
     assert [n for _, n in app.events.series("paid").sync(db)] == [1]
+    assert app.events.set("paid", 9).sync(db) == 1 and app.events.set("invoice.sent").sync(db) == 2
+    assert app.events.list().sync(db) == {"paid": 9}
     assert (app.counts.keep(60, "7 days").sync(db), app.counts.keep(60, "7 days").sync(db)) == (True, False)
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
         assert await app.counts.keep(60, "2 days").on(conn) is True
@@ -129,6 +131,7 @@ async def test_events_of_your_own(app: App, dsn: str, db: Connection) -> None:
         (lambda app, db: app.events.count("").sync(db), ConfigError),
         (lambda app, db: app.events.count("e", 0).sync(db), InvalidArgument),
         (lambda app, db: app.events.count("e", True).sync(db), InvalidArgument),
+        (lambda app, db: app.events.set("e", 1 << 63).sync(db), InvalidArgument),
         (lambda app, db: app.counts.completed_since(datetime(2026, 1, 1)).sync(db), InvalidArgument),
         (lambda app, db: app.counts.levels(step="soon").sync(db), ConfigError),
         (lambda app, db: app.counts.levels(step="90 s").sync(db), InvalidArgument),
@@ -213,6 +216,8 @@ def test_events_on_the_command_line(run: Run) -> None:
     assert json.loads(run("event", "list", "--json").output) == [{"name": "paid", "n": 3}]
     assert run("event", "list").output.splitlines()[1].split() == ["paid", "3"]
     assert run("event", "count", "").exit_code == 2
+    assert run("event", "set", "paid", 7).output == "event 'paid' is set to 7; it stood at 3\n"
+    assert run("event", "set", "paid", 0).output == "event 'paid' is forgotten; it stood at 7\n"
 
 
 def test_queue_list_reads_the_counters(run: Run, db: Connection) -> None:

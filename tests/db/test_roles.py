@@ -309,6 +309,7 @@ select tallybook.throughput(at => pg_catalog.clock_timestamp());
 select tallybook.timings(at => pg_catalog.clock_timestamp());
 select tallybook.levels(at => pg_catalog.clock_timestamp());
 select tallybook.count_event('e');
+select tallybook.event_set('e', 3);
 select tallybook.event_series('e', at => pg_catalog.clock_timestamp());
 select tallybook.recount(at => pg_catalog.clock_timestamp());
 select tallybook.verify();

@@ -458,6 +458,26 @@ def test_events_are_counted_up_and_down(db: Connection, connect: Callable[..., C
     assert counted(db) == {}
 
 
+def test_an_event_is_set_and_forgotten(db: Connection, connect: Callable[..., Connection]) -> None:
+    """S3-33: set to a number, whatever is folded; forgotten at 0; one setter waits for another, who counts waits for nobody."""
+    events: LiteralString = "select name, n::int from tallybook.event_counts()"
+    setting: LiteralString = "select tallybook.event_set('open', %s)"
+    assert [one(db, setting, 17), one(db, setting, 17), one(db, setting, -4_000)] == [0, 17, 17]
+    db.execute(FOLD)
+    other, third = connect(autocommit=False), connect()
+    assert one(other, setting, 5) == -4_000
+    db.execute("select tallybook.count_event('open', 2)")
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        third.execute("set lock_timeout = '50 ms'; select tallybook.event_set('another', 1)")
+    other.commit()
+    assert db.execute(events).fetchall() == [("open", 7)]  # 5, and what was counted beside it
+    assert one(db, setting, 0) == 7 and db.execute(events).fetchall() == []
+    db.execute("select tallybook.recount()")
+    assert db.execute(events).fetchall() == []
+    db.execute("select tallybook.count_event('open')")
+    assert db.execute(events).fetchall() == [("open", 1)]
+
+
 def test_a_recount_inside_a_transaction_counts_its_changes_once(
     db: Connection, connect: Callable[..., Connection]
 ) -> None:
@@ -614,6 +634,8 @@ BAD: dict[str, LiteralString] = {
     "since": "select tallybook.completed_since(null)",
     "event": "select tallybook.count_event('')",
     "nothing": "select tallybook.count_event('e', 0)",
+    "set to": "select tallybook.event_set('e', null)",
+    "set far": "select tallybook.event_set('e', 2147483648)",
     "keep": "select tallybook.series_keep(60, '1 min')",
     "which": "select tallybook.series_keep(61, '1 h')",
 }

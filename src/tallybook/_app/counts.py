@@ -83,8 +83,15 @@ class Events(Noun):
         """
         return self._verb(counting.count_event(name, n))
 
+    def set(self, name: str, n: int = 0) -> Verb[int]:
+        """Let an event stand at `n`, in your transaction; where it stood. At 0 it is forgotten until it is counted again.
+
+        await app.events.set("orders.open", 17).on(conn)
+        """
+        return self._verb(counting.event_set(name, n))
+
     def list(self) -> Verb[dict[str, int]]:
-        """How often each of your own events was counted, to this moment."""
+        """How often each of your own events was counted, to this moment; without those that stand at 0."""
         return self._verb(counting.event_counts())
 
     def series(

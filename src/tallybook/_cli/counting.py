@@ -236,3 +236,12 @@ def count_event(db: Db, name: str, n: int) -> str:
     """Count an event NAME, N times; a negative N takes back (`event count NAME -- -1`)."""
     db.run(counting.count_event(name, n))
     return f"event {clean(name)!r} is counted" + ("" if n == 1 else f" {n} times" if n > 0 else f" back by {-n}")
+
+
+@command("set", of=event)
+@click.argument("name")
+@click.argument("n", type=int)
+def set_event(db: Db, name: str, n: int) -> str:
+    """Let an event NAME stand at N; at 0 it is forgotten until it is counted again."""
+    before = db.run(counting.event_set(name, n))
+    return f"event {clean(name)!r} is {'set to ' + str(n) if n else 'forgotten'}; it stood at {before}"

@@ -40,6 +40,7 @@ _VERIFY = Declared("""
   verify() -> rows (queue text, task text, what text, counted bigint, found bigint) order by r.queue, r.task, r.what""")
 _RECOUNT = Declared("recount() -> bigint")
 _EVENT = Declared("count_event(name text, n int) -> void")
+_EVENT_SET = Declared("event_set(name text, n bigint) -> bigint")
 _EVENTS = Declared("event_counts() -> rows (name text, n bigint) order by r.name")
 _EVENT_SERIES = Declared(
     "event_series(name text, step interval, since timestamptz) -> rows (begins timestamptz, n bigint) order by r.begins",
@@ -87,6 +88,13 @@ def count_event(name: str, n: int) -> Call[None]:
     if isinstance(n, bool) or not isinstance(n, int) or not -(1 << 31) <= n < 1 << 31 or n == 0:
         raise InvalidArgument(f"n is a whole number other than 0 of at most 31 bits, not {n!r}")
     return _EVENT.call(lambda _: None, name=name, n=n)
+
+
+def event_set(name: str, n: int) -> Call[int]:
+    check_name("name", name, 200)
+    if isinstance(n, bool) or not isinstance(n, int) or not -(1 << 63) <= n < 1 << 63:
+        raise InvalidArgument(f"n is a whole number of at most 63 bits, not {n!r}")
+    return _EVENT_SET.call(int, name=name, n=n)
 
 
 def event_counts() -> Call[dict[str, int]]:

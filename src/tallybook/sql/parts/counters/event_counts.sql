@@ -1,4 +1,5 @@
--- event_counts(): how often each of your own events was counted, to this moment. Reads total, series, fold, tally.
+-- event_counts(): how often each of your own events was counted, to this moment; without those that stand at 0. Reads
+-- total, series, fold, tally.
 -- rights: operator, reader, metrics
 create or replace function tallybook.event_counts() returns table (name text, n bigint, last_at timestamptz)
 language sql stable
@@ -6,5 +7,5 @@ language sql stable
 as $$
   select s.task, sum(s.n)::bigint, max(s.last_at)
     from (select * from tallybook._folded_sums() union all select * from tallybook._unfolded()) s
-   where s.what = 'event' group by s.task order by s.task
+   where s.what = 'event' group by s.task having sum(s.n) <> 0 order by s.task
 $$;

@@ -1,0 +1,21 @@
+-- event_set(name, n): let an event of your own stand at n, in your transaction; what is counted meanwhile comes on top.
+-- At 0 it is forgotten: event_counts does not list it until it is counted again, event_series keeps what was. Returns
+-- where it stood. Who sets any event waits for the end of others who do; who counts waits for nobody.
+-- Errors: TB003 isolation level, TB005 a name that is empty or longer than 200 bytes, an n that is not within 2^31 of
+-- where it stands. Reads total, series, fold, tally; writes tally.
+-- rights: producer, worker, operator
+create or replace function tallybook.event_set(name text, n bigint) returns bigint
+language plpgsql as $$
+declare
+  v_before bigint;
+begin
+  perform tallybook._check_name('event', name, 200);
+  perform tallybook._read_committed('event_set needs READ COMMITTED, this transaction is %s');
+  perform pg_advisory_xact_lock(1413565449, hashtext('events: set one at a time'));
+  v_before := coalesce((select c.n from tallybook.event_counts() c where c.name = event_set.name), 0);
+  perform tallybook._refuse(coalesce(abs(event_set.n::numeric - v_before) >= 2147483648, true),
+    format('an event cannot be set from %s to %s', v_before, coalesce(event_set.n::text, 'null')),
+    'By less than 2^31 at a time.');
+  if event_set.n <> v_before then perform tallybook.count_event(name, (event_set.n - v_before)::int); end if;
+  return v_before;
+end $$;
