@@ -20,6 +20,7 @@ import pytest
 
 import tallybook
 from support.paths import ROOT
+from tallybook.testing import drain
 
 FENCED = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PINS = [
@@ -219,6 +220,28 @@ def test_open_jobs_move_from_rq(old: Path, redis: str, tmp_path: Path, dsn: str,
     ]  # fmt: skip
     assert shop.run("move.py") == "0 moved, 2 left\n"
     assert shop.run("-c", DRAIN) == "welcome, user 1 (en)\n"
+
+
+def test_a_table_of_your_own_and_the_same_here(dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S5-01, S5-03: docs/moving-from-a-table.md as written: its loop and its task do the same, and what was open moves."""
+    before, here, moving = blocks("a-table", "sql")
+    loop, shop = blocks("a-table", "python")
+    emails = "select email from account order by id"
+    db.execute(before)
+    connect = psycopg.connect
+    with monkeypatch.context() as patched, pytest.raises(StopIteration):
+        patched.setattr(psycopg, "connect", lambda _: connect(dsn))
+        patched.setattr("time.sleep", lambda _: next(iter(())))
+        exec(loop, {})  # noqa: S102
+    assert db.execute(emails).fetchall() == [("ada@example.org",)]
+    db.execute(here)
+    db.execute("insert into account (email) values ('Alan@Example.org')")
+    db.execute("insert into task (task_type, params) values ('send_welcome', '{\"account_id\": 3}')")
+    db.execute(moving)
+    names: dict[str, Any] = {}
+    exec(shop, names)  # noqa: S102
+    assert drain(names["app"], dsn=dsn).completed == 2
+    assert db.execute(emails).fetchall() == [("ada@example.org",), ("grace@example.org",), ("alan@example.org",)]
 
 
 def move(other: str, dsn: str) -> list[list[Any]]:
