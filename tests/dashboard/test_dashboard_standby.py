@@ -64,7 +64,8 @@ def test_every_page_is_read_from_the_standby(pair: tuple[Server, Server]) -> Non
                     re.search(r"Pages are read from a standby, [\d.]+ s behind", answer.text)
                     for answer in pages.values()
                 )
-                assert "tallybook_up 1" in (await visitor.get("/metrics")).text
+                metrics = (await visitor.get("/metrics")).text
+                assert "tallybook_up 1" in metrics and re.search(r"^tallybook_standby_lag_seconds \d", metrics, re.M)
                 await visitor.post("/job/cancel", job=job, reason="", back="/jobs")
         finally:
             await site.aclose()

@@ -22,6 +22,9 @@ METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "tallybook_oldest_job_age_seconds": (
         "gauge", ("queue", "state"), "For how long the oldest job in this state could have run.",
     ),
+    "tallybook_standby_lag_seconds": (
+        "gauge", (), "How far the standby is behind that these numbers are read from; only where there is one.",
+    ),
     "tallybook_worker_info": ("gauge", ("name", "version"), "Always 1."),
     "tallybook_worker_ready": ("gauge", (), "1: /readyz answers 200."),
     "tallybook_worker_slots": ("gauge", ("queue",), "How many jobs of the queue this process runs at once."),

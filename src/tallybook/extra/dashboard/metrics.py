@@ -51,7 +51,10 @@ def metrics_route(
             return said.value
 
         one, shown = asked.setdefault(at.name, (Asked(answer), Shown()))
-        return of_the_database(await one.now(), shown)
+        found, standby = of_the_database(await one.now(), shown), at.database.standby
+        if standby is not None and standby.lag is not None:
+            found["tallybook_standby_lag_seconds"] = [((), standby.lag)]
+        return found
 
     async def metrics(request: Request) -> Response:
         is_known = expected is not None and knows_token(request, expected)
