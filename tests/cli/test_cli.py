@@ -55,6 +55,8 @@ def test_dsn_before_and_after_the_command(dsn: str, empty_dsn: str) -> None:
         (["jbo", "list"], "job"),
         (["job", "lst"], "list"),
         (["worker", "--concurency", "3"], "--queues default=10"),
+        (["trace", "7"], "`tallybook job trace`"),
+        (["retry", "7"], "`tallybook job retry` or `tallybook dead retry`"),
         (["worker", "--proceses", "3"], "--processes"),
         (["job", "list", "--state", "failed"], "dead or retrying"),
         (["job", "list", "--state", "runing"], "running"),

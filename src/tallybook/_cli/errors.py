@@ -90,7 +90,12 @@ _OPTIONS = {
 
 
 def near(error: click.UsageError) -> str | None:
-    """The option or choice that was meant; None where nothing is near. (Commands click suggests itself.)"""
+    """The option, choice or command of a noun that was meant; None where nothing is near. (Misspelt commands click finds.)"""
+    group = error.ctx.command if error.ctx else None
+    if isinstance(group, click.Group) and (given := re.match(r"No such command '([^']*)'", error.message)):
+        nouns = [name for name, one in group.commands.items() if given[1] in getattr(one, "commands", {})]
+        found = " or ".join(f"`tallybook {noun} {given[1]}`" for noun in nouns)
+        return f"Did you mean {found}?" if 0 < len(nouns) < 4 else None
     if isinstance(error, click.NoSuchOption) and error.ctx is not None:
         known = [
             name for param in error.ctx.command.get_params(error.ctx) for name in (*param.opts, *param.secondary_opts)
