@@ -19,6 +19,7 @@ from support.database import one
 from support.fleet import Fleet, fleets, renumber
 from support.roles import house
 from tallybook import App
+from tallybook._db import node_changes
 from tallybook._db.migrate import migrate
 from tallybook._db.nodes import VARIABLE
 
@@ -126,6 +127,26 @@ def test_schedules_go_to_the_home_and_move_with_it(fleet: Fleet) -> None:
     assert app.schedules.set("here", task.job(), every="1 hour").sync(psycopg.connect(west)) == "created"
     assert "2 schedules moved" in run("node", "add", "north", address(fleet.dsn), dsn=fleet.dsn)
     assert fleet.run(1, "select count(*) from tallybook.schedule") == [(2,)]
+
+
+def test_a_move_that_was_cut_off_is_ended_by_the_next_one(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed between the two commits of a move: both nodes have the schedules, none has lost one; said again, the home has them."""
+    run("schedule", "set", "nightly", "report", "--cron", "0 3 * * *", dsn=fleet.dsn)
+    whole = node_changes.sync.run
+
+    def cut_off(conn: psycopg.Connection[Any], call: Any) -> Any:
+        found = whole(conn, call)
+        if "_schedules_take" in str(call):
+            raise KeyboardInterrupt
+        return found
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(node_changes.sync, "run", cut_off)
+        node_changes.retire(fleet.dsn, "north")
+    names = "select name from tallybook.schedule"
+    assert [fleet.run(number, names) for number in (1, 2, 3)] == [[("nightly",)], [("nightly",)], []]
+    run("node", "retire", "north", dsn=fleet.dsn)
+    assert [fleet.run(number, names) for number in (1, 2, 3)] == [[], [("nightly",)], []]
 
 
 async def test_an_awaited_schedule_goes_to_the_home(fleet: Fleet) -> None:
