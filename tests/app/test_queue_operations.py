@@ -33,6 +33,12 @@ async def test_settings_in_python(app: App, db: Any) -> None:
     assert app.queues.set("mail", max_attempts=0).sync(db) == "changed"
     (queue,) = await app.queues.list()
     assert (queue.name, queue.retention, queue.max_attempts, queue.changed_by) == ("mail", "brief", None, db.info.user)
+    assert await app.queues.set("mail", error_retention="1 day", metrics_retention=timedelta(hours=1)) == "changed"
+    assert app.queues.set("mail", metrics_retention="0 s").sync(db) == "changed"
+    (queue,) = app.queues.list().sync(db)
+    assert (queue.error_retention, queue.metrics_retention) == (timedelta(days=1), None)
+    with pytest.raises(ConfigError, match="error_retention"):
+        app.queues.set("mail", error_retention="soon").sync(db)
     with pytest.raises(ConfigError, match="brief, default or long"):
         await app.queues.set("mail", retention="ever").on(db)
     with pytest.raises(ConfigError, match="whole number"):
@@ -94,6 +100,8 @@ def test_the_command_line(app: App, dsn: str, db: Any) -> None:
     assert "is there already" in invoke("queue", "create", "mail", to=dsn).output
     said = json.loads(run("queue", "set", "mail", "--retention", "brief", "--json", dsn=dsn))
     assert said == {"queue": "mail", "said": "changed"}
+    assert run("queue", "set", "mail", "--error-retention", "1d", dsn=dsn) == "queue 'mail' is changed\n"
+    assert app.queues.list().sync(db)[0].error_retention == timedelta(days=1)
     assert "say what to change" in run("queue", "set", "mail", dsn=dsn, code=2)
     assert "Did you mean 'mail'?" in run("queue", "set", "mial", "--notify", dsn=dsn, code=1)
     app.enqueue_many_sync(db, [app.tasks["send"].job(n) for n in range(3)])

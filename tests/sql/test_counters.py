@@ -624,6 +624,33 @@ def test_series_thin_out_with_age(db: Connection, keep: dict[int, str]) -> None:
     assert one(db, "select n::int from tallybook.event_counts() where name = 'e'") == 240 * 241 // 2
 
 
+def test_a_queues_metrics_leave_before_the_others(db: Connection) -> None:
+    """S3-36: a queue's series goes when its metrics_retention is over and its step ends; others' and all totals stay."""
+    db.execute("select tallybook.queue_set('short', metrics_retention => '2 h')")
+    start = one(db, "select date_trunc('day', now())")
+    db.execute("select tallybook.enqueue(q, 't') from unnest('{short,long}'::text[]) q")
+
+    def left(after: timedelta) -> set[tuple[str, int]]:
+        db.execute("select tallybook.fold(at => %s)", (start + after,))
+        db.execute(
+            "select tallybook._checkpoint(f.checkpoint, f.number) from tallybook.fold f order by f.number desc limit 1"
+        )
+        db.execute(
+            "update tallybook.fold set checkpoint = number where number = (select max(number) from tallybook.fold)"
+        )
+        db.execute("select tallybook._thin(%s)", (start + after,))
+        query = "select l.queue, s.step from tallybook.series s join tallybook.lane l using (lane_id) group by 1, 2"
+        return set(db.execute(query).fetchall())
+
+    assert left(timedelta(0)) == {("short", 0), ("long", 0)}
+    assert left(timedelta(hours=1)) == {("short", 60), ("long", 60)}
+    assert left(timedelta(days=3)) == {("long", 3600)}
+    assert db.execute("select queue, available from tallybook.counts() order by queue").fetchall() == [
+        ("long", 1),
+        ("short", 1),
+    ]
+
+
 BAD: dict[str, LiteralString] = {
     "step": "select tallybook.levels('90 s')",
     "month": "select tallybook.levels('1 month')",

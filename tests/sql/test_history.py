@@ -102,6 +102,65 @@ def test_ended_jobs_go_when_their_time_is_over(db: Connection, now: datetime) ->
     assert rows == [("d", 30, {"completed": 30})]
 
 
+ERRORS: LiteralString = "select queue, message from tallybook.error order by queue"
+
+
+def test_errors_outlive_their_jobs_where_the_queue_keeps_them(db: Connection, now: datetime) -> None:
+    """S3-30: a queue's errors leave the log before its jobs, with them, or later, as its error_retention says."""
+    queues = ("a", "b", "c", "d")  # longer, as the jobs, shorter, dropped
+    hands, old = Hands(db, *queues), now - 8 * DAY
+    for queue in queues:
+        put(db, 1, queue)
+    while claimed := hands.claim():
+        hands.fail(claimed[0], final=True)
+    db.execute('update tallybook.outcome set ended_at = %s, error = error || \'{"message": "lost"}\'', [old])
+    db.execute("update tallybook.claim set claimed_at = %s", [old])
+    assert db.execute(ERRORS).fetchall() == [(queue, "lost") for queue in queues]
+    db.execute("select tallybook.queue_set(q, error_retention => '9 days') from unnest('{a,d}'::text[]) q")
+    db.execute("select tallybook.queue_set('c', error_retention => '1 h')")
+    assert db.execute(ERRORS).fetchall() == [(queue, "lost") for queue in "abd"]  # c's is with its job still
+    assert one(db, "select count(*) from tallybook.attempt where state = 'dead'") == 4
+    cut(db)
+    assert prune(db, now) == 4
+    assert db.execute(ERRORS).fetchall() == [("a", "lost"), ("d", "lost")]
+    db.execute("delete from tallybook.queue where name = 'd'")
+    assert db.execute(ERRORS).fetchall() == [("a", "lost")]
+    assert prune(db, now) == 1  # d's copy
+    assert prune(db, now + 2 * DAY) == 1  # a's
+    assert one(db, "select count(*) from tallybook.error_kept") == 0
+
+
+def test_an_error_is_copied_only_when_its_range_goes(
+    db: Connection, connect: Callable[..., Connection], now: datetime
+) -> None:
+    """S3-30: while a reader holds the range its errors are in the log once, and once when it has gone."""
+    hands = Hands(db)
+    put(db, 1)
+    hands.fail(hands.claim()[0], final=True)
+    db.execute("select tallybook.queue_set('q', error_retention => '1 year')")
+    cut(db)
+    reader = connect(autocommit=False)
+    reader.execute("select from tallybook.outcome")
+    prune(db, now + 8 * DAY)
+    assert [why for _, why in held(db, now + 8 * DAY)] == [f"a reader: pid {reader.info.backend_pid}"]
+    assert one(db, "select count(*) from tallybook.error") == 1
+    reader.rollback()
+    assert prune(db, now + 8 * DAY) == 1
+    assert one(db, "select count(*) from tallybook.error") == 1
+
+
+def test_without_a_longer_retention_no_error_is_copied(db: Connection, now: datetime) -> None:
+    """Control: the look for errors to keep reads queue alone where no queue keeps them for longer than its class."""
+    db.execute("select tallybook.queue_set('q', error_retention => '1 h')")
+    db.execute("begin")
+    db.execute("select tallybook._errors_keep('d', '7 days', '0', '18446744073709551615', %s)", [now])
+    seen = db.execute(
+        "select relname::text from pg_stat_xact_user_tables where relname ~ '^(outcome|entry)' and seq_scan + idx_scan > 0"
+    ).fetchall()
+    db.execute("rollback")
+    assert seen == []
+
+
 def test_the_lane_goes_on_where_it_was(db: Connection, now: datetime) -> None:
     """S3-21: a lane whose newest claim has gone with its range goes on behind it: nothing is taken twice, nothing left."""
     hands = Hands(db)

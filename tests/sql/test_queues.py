@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
@@ -46,6 +46,20 @@ def test_a_queue_is_made_and_changed(db: Connection) -> None:
     assert row == [("long", 3, False, "bob")]
     assert one(db, "select tallybook.queue_set('q', max_attempts => 0)") == "changed"
     assert one(db, "select max_attempts is null from tallybook.queues") is True
+    kept: LiteralString = "select error_retention::text || ', ' || metrics_retention::text from tallybook.queues"
+    assert (
+        one(db, "select tallybook.queue_set('q', error_retention => '24 h', metrics_retention => '7 days')")
+        == "changed"
+    )
+    assert (one(db, "select tallybook.queue_set('q', notify => false)"), one(db, kept)) == (
+        "unchanged",
+        "24:00:00, 7 days",
+    )
+    assert one(db, "select tallybook.queue_set('q', error_retention => '0')") == "changed"
+    assert db.execute("select error_retention, metrics_retention from tallybook.queue").fetchone() == (
+        None,
+        timedelta(7),
+    )
 
 
 @pytest.mark.parametrize(
@@ -54,6 +68,8 @@ def test_a_queue_is_made_and_changed(db: Connection) -> None:
         ("TB005", "1 to 64 bytes", "queue_set('')"),
         ("TB005", "no retention class", "queue_set('q', 'ever')"),
         ("TB005", "out of range", "queue_set('q', max_attempts => 40000)"),
+        ("TB005", "error_retention", "queue_set('q', error_retention => '59 s')"),
+        ("TB005", "metrics_retention", "queue_set('q', metrics_retention => '101 years')"),
         ("TB002", "no queue", "queue_top('nobody')"),
         ("TB005", "not known", "queue_top('q', '{running}')"),
         ("TB005", "is no place", "queue_top('q', after => 'here')"),

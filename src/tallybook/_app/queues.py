@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from functools import partial
 
 from tallybook._db import calls, queues
@@ -30,15 +31,22 @@ class Queues(Noun):
         max_attempts: int | None = None,
         notify: bool | None = None,
         by: str | None = None,
+        error_retention: str | timedelta | None = None,
+        metrics_retention: str | timedelta | None = None,
     ) -> Verb[str]:
         """Make a queue or change its settings; "created", "changed" or "unchanged". None: as it is.
 
         `retention` is brief, default or long, for jobs that are enqueued from now on; `max_attempts` counts for jobs where
-        neither they nor their task say so (0: 5 again); `notify` publishes its jobs' transitions. ConfigError.
+        neither they nor their task say so (0: 5 again); `notify` publishes its jobs' transitions. `error_retention` and
+        `metrics_retention` are how long its error log and its series of counters are kept ("0 s": no times of its own again).
+        ConfigError; InvalidArgument for a time out of range.
 
             await app.queues.set("mail", retention="brief", max_attempts=3)
         """
-        return self._verb(queues.set_(queue, retention=retention, max_attempts=max_attempts, notify=notify, by=by))
+        kept = {"error_retention": error_retention, "metrics_retention": metrics_retention}
+        return self._verb(
+            queues.set_(queue, retention=retention, max_attempts=max_attempts, notify=notify, by=by, **kept)
+        )
 
     def truncate(
         self,

@@ -13,6 +13,7 @@ import click
 
 from tallybook._app import App
 from tallybook._cli.common import (
+    DURATION,
     Columns,
     agreed,
     by_option,
@@ -89,6 +90,8 @@ _settings = options(
     click.option("--retention", type=click.Choice(["brief", "default", "long"]), help="How long ended jobs stay."),
     click.option("--max-attempts", type=int, help="Of jobs where neither they nor their task say; 0: 5 again."),
     click.option("--notify/--no-notify", default=None, help="Publish its jobs' transitions on tallybook_jobs."),
+    click.option("--error-retention", type=DURATION, help="How long its error log is kept; 0s: as its jobs."),
+    click.option("--metrics-retention", type=DURATION, help="How long its series is kept; 0s: as all series."),
     by_option,
 )
 
@@ -109,7 +112,7 @@ def create(db: Db, name: str, as_json: bool, by: str | None, **settings: Any) ->
 def set_(db: Db, name: str, as_json: bool, by: str | None, **settings: Any) -> None:
     """Change settings of a queue; what is not given stays as it is."""
     if all(value is None for value in settings.values()):
-        raise click.UsageError("say what to change: --retention, --max-attempts, --notify or --no-notify")
+        raise click.UsageError("say what to change: --retention, --max-attempts, --notify, ... (see --help)")
     _known(db, name)
     said = db.run(queues.set_(name, **settings, by=by or me()))
     _said(name, "changed" if said == "created" else said, as_json)

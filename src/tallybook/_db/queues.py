@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from tallybook._db.declared import Call, Declared
 from tallybook._db.stored import loads
 from tallybook._db.texts import record, records, text_array
+from tallybook._model.durations import format_duration, parse_duration
 from tallybook._model.options import check_name
 from tallybook._model.queue import QueueInfo, TopJob, Truncated
 from tallybook.errors import ConfigError, UnknownQueue
 
 _BY = "coalesce({by}, session_user)"
-_SET = Declared("queue_set(queue text, retention text, max_attempts int, notify boolean, by text) -> text", by=_BY)
+_SET = Declared("""
+  queue_set(queue text, retention text, max_attempts int, notify boolean, by text, error_retention interval,
+            metrics_retention interval) -> text""", by=_BY)  # fmt: skip
 _DROP = Declared("queue_drop(queue text, by text) -> boolean", by=_BY)
 _TRUNCATE = Declared("""
   queue_truncate(queue text, states text[], running boolean, by text, max_jobs int, mark jsonb)
@@ -24,21 +28,36 @@ _TOP = Declared("""
   queue_top(queue text, states text[], max_jobs int, after text)
   -> rows (position id bigint, task state text, priority int, run_at enqueued_at timestamptz, place text)
      order by r.position""", unknown=UnknownQueue)  # fmt: skip
+_KEPT = ("error_retention", "metrics_retention")
 _QUEUES = """\
-select cast(coalesce(json_agg(q order by q.name), '[]') as text) from tallybook.queues as q
+select cast(coalesce(jsonb_agg(to_jsonb(q) || jsonb_build_object(
+    'error_retention', extract(epoch from q.error_retention),
+    'metrics_retention', extract(epoch from q.metrics_retention)) order by q.name), '[]') as text)
+  from tallybook.queues as q
  where cast(%(name)s as text) is null or q.name = cast(%(name)s as text)"""
 
 
 def set_(
-    queue: str, *, retention: str | None, max_attempts: int | None, notify: bool | None, by: str | None
+    queue: str,
+    *,
+    retention: str | None,
+    max_attempts: int | None,
+    notify: bool | None,
+    by: str | None,
+    **kept: str | timedelta | None,
 ) -> Call[str]:
+    """`kept`: error_retention and metrics_retention."""
     check_name("queue", queue, 64)
     if retention is not None and retention not in ("brief", "default", "long"):
         raise ConfigError("retention", retention, "is brief, default or long")
     if max_attempts is not None and (isinstance(max_attempts, bool) or not isinstance(max_attempts, int)):
         raise ConfigError("max_attempts", max_attempts, "is a whole number from 0 to 32767")
     flag = None if notify is None else bool(notify)
-    return _SET.call(str, queue=queue, retention=retention, max_attempts=max_attempts, notify=flag, by=by)
+    times = {
+        name: None if value is None else format_duration(parse_duration(value, option=name))
+        for name, value in kept.items()
+    }
+    return _SET.call(str, queue=queue, retention=retention, max_attempts=max_attempts, notify=flag, by=by, **times)
 
 
 def drop(queue: str, by: str | None) -> Call[bool]:
@@ -84,4 +103,5 @@ def queues(name: str | None = None) -> Call[list[QueueInfo]]:
 
 def _queues(text: str) -> list[QueueInfo]:
     rows = ({name: value for name, value in row.items() if value is not None} for row in loads(text))
-    return [record(QueueInfo, row, "paused_at", "created_at", "changed_at") for row in rows]
+    instants = "paused_at", "created_at", "changed_at"
+    return [record(QueueInfo, row, *instants, seconds=[name for name in _KEPT if name in row]) for row in rows]

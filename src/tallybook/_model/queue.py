@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +23,10 @@ class QueueInfo:
     """None: it has no settings, but has seen jobs."""
     changed_at: datetime | None = None
     changed_by: str | None = None
+    error_retention: timedelta | None = None
+    """How long the error log shows its failures; None: as long as the history of its jobs."""
+    metrics_retention: timedelta | None = None
+    """How long its series of counters is kept; None: as long as all series."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,13 +113,13 @@ as $$
 $$;
 
 -- _thin(at): sum what is older than its step is kept up to the next step; the longest is forgotten. Once in a while, a
--- step at a time.
+-- step at a time. Of a queue whose metrics_retention is over then nothing is summed up.
 create or replace function tallybook._thin(p_at timestamptz) returns void
 language plpgsql
 -- profile: lookup
 as $$
 declare
-  k record; v_to timestamptz; v_checkpoint bigint; v_below timestamptz;
+  k record; v_to timestamptz; v_checkpoint bigint; v_below timestamptz; v_over int[];
 begin
   for k in select s.step, s.keep, s.thinned_to, n.step as next,
                   make_interval(secs => greatest(60, coalesce(n.step, s.step))) as width
@@ -133,6 +133,8 @@ begin
     v_below := k.thinned_to;
     continue when v_to <= k.thinned_to;
     select f.checkpoint into v_checkpoint from tallybook.fold f order by f.number desc limit 1;
+    v_over := array(select l.lane_id from tallybook.queue q join tallybook.lane l on l.queue = q.name
+                     where q.metrics_retention <= k.keep);
     with gone as (
       delete from tallybook.series x where x.step = k.step and x.at >= k.thinned_to and x.at < v_to
          and (k.step > 0 or x.number <= v_checkpoint)  -- what comes after it is part of the sums
@@ -140,7 +142,7 @@ begin
     insert into tallybook.series (at, n, attempts, lane_id, step, bucket, what, task)
     select date_bin(k.width, g.at, timestamptz '2001-01-01 00:00+00') as begins, sum(g.n), sum(g.attempts), g.lane_id,
            k.next, g.bucket, g.what, g.task
-      from gone g where k.next is not null
+      from gone g where k.next is not null and (g.lane_id = any (v_over)) is not true
      group by begins, g.lane_id, g.bucket, g.what, g.task having sum(g.n) <> 0 or sum(g.attempts) <> 0;
     update tallybook.series_step s set thinned_to = v_to
      where s.step = k.step and not exists (select from tallybook.series x where x.step = k.step and x.at >= k.thinned_to

@@ -12,8 +12,8 @@
 -- - nobody waits for a job in it to end who has not been told (parent), and the counters have passed it;
 -- - no lane's newest claim lies in it: that is moved on first, as a claim of nothing, under the lane's lock, which is
 -- only tried.
--- Reads all ledgers, worker, lane, parent; writes history_range, claim, pruned; deletes from concurrency_holder;
--- truncates.
+-- Reads all ledgers, worker, lane, parent, queue; writes history_range, claim, pruned, error_kept; deletes from
+-- concurrency_holder; truncates.
 create or replace function tallybook._prune_range(p_code "char", p_keep interval, p_lower numeric, p_upper numeric,
   p_leaves regclass[], p_at timestamptz) returns bigint
 language plpgsql
@@ -77,7 +77,12 @@ begin
              and x.xid < v_upper) then
     return tallybook._range_held(p_leaves[1], 'a permit that somebody has locked');
   end if;
-  if not tallybook._range_lock(p_leaves) then return tallybook._range_held(p_leaves[1], 'a reader'); end if;
+  begin  -- the errors first, beside everybody; and not where the range stays
+    perform tallybook._errors_keep(p_code, p_keep, v_lower, v_upper, p_at);
+    if not tallybook._range_lock(p_leaves) then raise lock_not_available; end if;
+  exception when lock_not_available then
+    return tallybook._range_held(p_leaves[1], 'a reader');
+  end;
   if not tallybook._range_quiet(p_lower, p_upper) then return null; end if;
   execute (select 'truncate ' || string_agg(format('only %s', l), ', ') from unnest(p_leaves) l);
   if h.entries > 0 then
@@ -235,4 +240,26 @@ begin
     v_moved := true;
   end loop;
   return v_moved;
+end $$;
+
+-- _errors_keep(class, keep, lower, upper, at): copy failures out of a range that is about to be dropped: those of
+-- queues whose error_retention is longer than the range was kept. Without such a queue it reads no ledger.
+create or replace function tallybook._errors_keep(p_code "char", p_keep interval, p_lower xid8, p_upper xid8,
+  p_at timestamptz) returns void
+language plpgsql
+-- profile: nested
+as $$
+begin
+  if not exists (select from tallybook.queue q where q.error_retention > p_keep) then return; end if;
+  insert into tallybook.error_kept (ended_at, state, queue, task, subject, job_id, attempt, error)
+  select o.ended_at, o.state, q.name, e.task, case when e.options ? 'subject' then e.unique_key end, o.job_id,
+         e.attempt, o.error
+    from tallybook.outcome o
+    join lateral (select x.task, x.options, x.unique_key, x.attempt, x.lane_id from tallybook.entry x
+                   where x.job_id = o.job_id and x.retention = p_code and x.xid = o.entry_xid and x.seq = o.entry_seq
+                   limit 1) e on true
+    join tallybook.lane l on l.lane_id = e.lane_id
+    join tallybook.queue q on q.name = l.queue and q.error_retention > p_at - o.ended_at
+   where o.retention = p_code and o.entry_xid >= p_lower and o.entry_xid < p_upper and o.state <> 'completed'
+     and o.state in ('failed', 'dead', 'lost');
 end $$;

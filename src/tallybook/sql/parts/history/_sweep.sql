@@ -2,7 +2,7 @@
 -- has locked are left for later. Returns how many rows went, and whether some batch was full.
 --
 -- Reads retention_class and all that jobs can be in; deletes from api_nonce, audit, dead, fire, rate_call, progress,
--- unique_key, order_turn, worker; writes sweep.
+-- unique_key, order_turn, worker, error_kept; writes sweep.
 create or replace function tallybook._sweep(p_at timestamptz, out swept bigint, out more boolean)
 language plpgsql
 -- profile: lookup
@@ -47,6 +47,14 @@ begin
       select x.id from tallybook.audit x
        where x.id <= (select max(o.id) from (select y.id from tallybook.audit y order by y.id limit c_batch) o)
          and x.at < p_at - tallybook._keep('audit') for update skip locked)) returning 1
+  ), error as (
+    delete from tallybook.error_kept k where k.ctid = any (array(
+      select o.ctid
+        from (select distinct l.queue from tallybook.lane l where exists (select from tallybook.error_kept)) n
+        left join tallybook.queue q on q.name = n.queue, lateral (
+          select x.ctid from tallybook.error_kept x
+           where x.queue = n.queue and x.ended_at <= p_at - coalesce(q.error_retention, '0')
+           order by x.ended_at limit c_batch for update skip locked) o limit c_batch)) returning 1
   ), nonce as (  -- what was signed 300 s ahead may come again 600 s after it was seen: two windows of nonce_take
     delete from tallybook.api_nonce n where n.ctid = any (array(
       select x.ctid from tallybook.api_nonce x where x.seen_at < p_at - interval '600 s' order by x.seen_at
@@ -55,7 +63,8 @@ begin
   select sum(g.n), bool_or(g.n = c_batch) into swept, more
     from (select count(*) as n from dead union all select count(*) from fire union all select count(*) from rate_call
           union all select count(*) from worker union all select count(*) from audit
-          union all select count(*) from nonce) g;
+          union all select count(*) from nonce
+          union all select count(*) from error) g;
   swept := swept + tallybook._sweep_progress() + tallybook._sweep_keys() + tallybook._sweep_turns();
 end $$;
 

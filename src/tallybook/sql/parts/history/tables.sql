@@ -70,3 +70,19 @@ create table tallybook.sweep (
 comment on table tallybook.sweep is 'Where the next sweep of a small table goes on.';
 
 insert into tallybook.service (name, every) values ('prune', '1 min');
+
+create table tallybook.error_kept (
+  ended_at timestamptz not null,
+  state    tallybook.ending not null,
+  queue    text not null,
+  task     text not null,
+  subject  text,
+  job_id   bigint not null,
+  attempt  int not null,
+  error    jsonb
+);
+create index error_kept_of_queue on tallybook.error_kept (queue, ended_at);
+create index error_kept_newest on tallybook.error_kept (ended_at);
+alter table tallybook.error_kept replica identity full;
+comment on table tallybook.error_kept is
+  'Failures whose range was dropped, of queues whose error_retention is longer. For people there is the view error.';

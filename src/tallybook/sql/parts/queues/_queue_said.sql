@@ -11,6 +11,8 @@ begin
   perform pg_notify('tallybook_queues', (
     select jsonb_build_object('queue', p_queue, 'change', p_change, 'by', left(p_by, 500)) || coalesce((
       select jsonb_build_object('retention', q.retention, 'max_attempts', q.max_attempts, 'notify', q.notify, 'paused',
-                                q.paused_at is not null)
+                                q.paused_at is not null,
+                                'error_retention', extract(epoch from q.error_retention),
+                                'metrics_retention', extract(epoch from q.metrics_retention))
         from tallybook.queue q where q.name = p_queue), '{}'))::text);
 end $$;

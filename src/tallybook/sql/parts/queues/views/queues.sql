@@ -1,7 +1,8 @@
 -- queues: every queue that has settings or has seen a job.
 -- rights: worker, operator, reader
 create or replace view tallybook.queues as
-select n.name, q.retention, q.paused_at, q.paused_by, q.created_at, q.max_attempts, q.notify, q.changed_at, q.changed_by
+select n.name, q.retention, q.paused_at, q.paused_by, q.created_at, q.max_attempts, q.notify, q.changed_at,
+       q.changed_by, q.error_retention, q.metrics_retention
   from (select q.name from tallybook.queue q
         union
         -- The lanes of a dropped queue stay; it is there again once somebody has enqueued into one.
