@@ -63,6 +63,11 @@ async def test_truncate_top_and_drop_in_python(app: App, db: Any) -> None:
     done = await app.queues.truncate("mail", on_batch=heard.append)
     assert (done.cancelled, done.cancelling, done.busy, sum(heard)) == (6, 0, False, 6)
     assert (await app.get(later)).reason == "truncated"
+    beside = send.with_(queue="other").enqueue_sync(db, 8)
+    again = send.enqueue_sync(db, 9)
+    assert (await app.queues.truncate_all(by="ada")).cancelled == 2
+    assert {(await app.get(job)).reason for job in (beside, again)} == {"truncated"}
+    assert app.queues.truncate_all().sync(db).cancelled == 0
     assert await app.queues.drop("mail", truncate=True) is True
     assert app.queues.drop("mail", truncate=True).sync(db) is False
     with pytest.raises(UnknownQueue):
@@ -113,5 +118,10 @@ def test_the_command_line(app: App, dsn: str, db: Any) -> None:
     assert "Cancel 3 jobs of queue 'mail'?" in run("queue", "truncate", "mail", dsn=dsn, code=2)
     assert "3 open jobs" in run("queue", "drop", "mail", "--yes", dsn=dsn, code=1)
     assert "queue 'mail': 3 jobs are cancelled" in run("queue", "truncate", "mail", "--yes", dsn=dsn)
+    app.tasks["send"].with_(queue="other").enqueue_sync(db, 1)
+    assert "name one queue, or say --all" in run("queue", "truncate", dsn=dsn, code=2)
+    assert "name one queue, or say --all" in run("queue", "truncate", "mail", "--all", dsn=dsn, code=2)
+    assert "Cancel 1 job of all queues?" in run("queue", "truncate", "--all", dsn=dsn, code=2)
+    assert "all queues: 1 jobs are cancelled\n" in run("queue", "truncate", "--all", "--yes", dsn=dsn)
     assert "queue 'mail' is dropped" in run("queue", "drop", "mail", "--truncate", "--yes", dsn=dsn)
     assert "Did you mean" not in run("queue", "drop", "mail", "--yes", dsn=dsn, code=1)

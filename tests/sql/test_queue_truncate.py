@@ -98,6 +98,32 @@ def test_states_can_be_chosen_and_what_runs_can_be_told(db: Connection, hands: H
 
 
 @pytest.mark.direct("holds a transaction open beside another")
+def test_all_queues_are_truncated_in_turn(db: Connection, connect: Connect, hands: Hands) -> None:
+    """S3-36: truncate_all ends what all queues hold, a batch of one queue a call; what was left of the first is said to the end."""
+    locked = put(db, queue="a", run_at=LATER)
+    jobs = [put(db, queue=queue) for queue in "abbbz"]
+    runs = put(db)
+    assert [job.id for job in hands.start()] == [runs]
+    other = connect(autocommit=False)
+    other.execute("select from tallybook.scheduled where job_id = %s for update", [locked])
+    calls: list[tuple[Any, ...]] = []
+    mark, remain = None, True
+    while remain:
+        query = (
+            "select mark, remain, queue, cancelled, busy from tallybook.queue_truncate_all(mark => %s, max_jobs => 2)"
+        )
+        mark, remain, *said = db.execute(query, [mark and psycopg.types.json.Jsonb(mark)]).fetchone() or (None, False)
+        calls.append(tuple(said))
+    assert {queue for queue, *_ in calls} == {"a", "b", "q", "z", None}
+    assert calls[:-1] == sorted(calls[:-1], key=lambda said: said[0])
+    assert sum(cancelled for _, cancelled, _ in calls) == len(jobs) and calls[-1] == (None, 0, True)
+    assert max(cancelled for _, cancelled, _ in calls) == 2
+    assert states(db, locked, runs, *jobs) == ["scheduled", "running"] + ["cancelled"] * 5
+    with pytest.raises(psycopg.Error, match="is no mark"):
+        db.execute("select tallybook.queue_truncate_all(mark => '{}')")
+
+
+@pytest.mark.direct("holds a transaction open beside another")
 def test_what_others_hold_stays_theirs(db: Connection, connect: Connect, hands: Hands) -> None:
     """S3-36: an entry taken by its id, a job that is being enqueued and a row that is locked are left; nobody is waited for."""
     taken, later = put(db), put(db, run_at=LATER)

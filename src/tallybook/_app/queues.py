@@ -67,6 +67,20 @@ class Queues(Noun):
         """
         return self._verb(partial(_truncate, queue, states, running, by, on_batch), "truncate")
 
+    def truncate_all(
+        self,
+        *,
+        states: Sequence[str] | None = None,
+        running: bool = False,
+        by: str | None = None,
+        on_batch: Callable[[int], object] | None = None,
+    ) -> Verb[Truncated]:
+        """Cancel all that all queues hold but for what runs, queue by queue, as `truncate` does; how many.
+
+        (await app.queues.truncate_all(states=["scheduled"])).cancelled
+        """
+        return self._verb(partial(_truncate, None, states, running, by, on_batch), "truncate_all")
+
     def drop(self, queue: str, *, truncate: bool = False, by: str | None = None) -> Verb[bool]:
         """Forget a queue that nobody uses, after a truncate if you like; False: there is none.
 
@@ -100,7 +114,7 @@ class Queues(Noun):
 
 
 def _truncate(
-    queue: str,
+    queue: str | None,
     states: Sequence[str] | None,
     running: bool,
     by: str | None,

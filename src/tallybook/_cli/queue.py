@@ -129,18 +129,30 @@ _OPEN = ("available", "scheduled", "retrying", "waiting")
 
 
 @command(of=queue, json=True, nodes="each")
-@click.argument("name")
+@click.argument("name", required=False)
+@click.option("--all", "every", is_flag=True, help="All queues, instead of the one of a name.")
 @state_option(*_OPEN)
 @click.option("--running", is_flag=True, help="Cancel what runs, too.")
 @by_option
 @yes_option
 def truncate(
-    db: Db, name: str, states: tuple[str, ...], running: bool, by: str | None, yes: bool, as_json: bool
+    db: Db,
+    name: str | None,
+    every: bool,
+    states: tuple[str, ...],
+    running: bool,
+    by: str | None,
+    yes: bool,
+    as_json: bool,
 ) -> str | None:
     """Cancel all jobs of a queue that do not run, or those of some states."""
-    _known(db, name)
+    if (name is None) is not every:
+        raise click.UsageError("name one queue, or say --all")
+    if name is not None:
+        _known(db, name)
+    which = "all queues" if name is None else f"queue {clean(name)!r}"
     wanted = (*(states or _OPEN), *(["running"] if running else []))
-    if not agreed(db.named(f"Cancel {_holds(db, name, wanted)} of queue {clean(name)!r}?"), yes):
+    if not agreed(db.named(f"Cancel {_holds(db, name, wanted)} of {which}?"), yes):
         return None
     done = _emptied(db, name, states or None, running, by or me())
     if as_json:
@@ -148,20 +160,20 @@ def truncate(
         return None
     told = f", {done.cancelling} run and were told" if done.cancelling else ""
     left = "; some were left that an open transaction has locked: say it again later" if done.busy else ""
-    return f"queue {clean(name)!r}: {done.cancelled} jobs are cancelled{told}{left}"
+    return f"{which}: {done.cancelled} jobs are cancelled{told}{left}"
 
 
 _HOLDS = f"""\
 select coalesce(sum((to_jsonb(c) ->> s.state)::bigint), 0)
-  from {counting.COUNTS.called()} c cross join unnest(%s::text[]) s(state) where c.queue = %s"""  # noqa: S608
+  from {counting.COUNTS.called()} c cross join unnest(%s::text[]) s(state) where c.queue = coalesce(%s, c.queue)"""  # noqa: S608
 
 
-def _holds(db: Db, name: str, states: Sequence[str]) -> str:
+def _holds(db: Db, name: str | None, states: Sequence[str]) -> str:
     (jobs,) = db.texts(_HOLDS, (list(states), name))
     return f"{jobs} job{'' if str(jobs) == '1' else 's'}"
 
 
-def _emptied(db: Db, name: str, states: Sequence[str] | None, running: bool, by: str) -> Truncated:
+def _emptied(db: Db, name: str | None, states: Sequence[str] | None, running: bool, by: str) -> Truncated:
     total = 0
 
     def on_batch(cancelled: int) -> None:
@@ -170,9 +182,10 @@ def _emptied(db: Db, name: str, states: Sequence[str] | None, running: bool, by:
         if total >= 100_000 and cancelled:
             click.echo(f"{total} jobs", err=True)
 
-    with working(f"cancelling the jobs of queue {name!r}"):
-        verb = App("cli").queues.truncate(name, states=states, running=running, by=by, on_batch=on_batch)
-        return verb.sync(db.conn)
+    how: dict[str, Any] = {"states": states, "running": running, "by": by, "on_batch": on_batch}
+    with working("cancelling the jobs of " + ("all queues" if name is None else f"queue {name!r}")):
+        noun = App("cli").queues
+        return (noun.truncate_all(**how) if name is None else noun.truncate(name, **how)).sync(db.conn)
 
 
 @command(of=queue, json=True, nodes="each")

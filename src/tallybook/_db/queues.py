@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from tallybook._db.declared import Call, Declared
+from tallybook._db.declared import Call, Declared, Value
 from tallybook._db.stored import loads
 from tallybook._db.texts import record, records, text_array
 from tallybook._model.durations import format_duration, parse_duration
@@ -24,6 +24,9 @@ _DROP = Declared("queue_drop(queue text, by text) -> boolean", by=_BY)
 _TRUNCATE = Declared("""
   queue_truncate(queue text, states text[], running boolean, by text, max_jobs int, mark jsonb)
   -> row (cancelled int, cancelling int, busy boolean, remain boolean, mark jsonb)""", unknown=UnknownQueue, by=_BY)  # fmt: skip
+_TRUNCATE_ALL = Declared("""
+  queue_truncate_all(states text[], running boolean, by text, max_jobs int, mark jsonb)
+  -> row (cancelled int, cancelling int, busy boolean, remain boolean, mark jsonb)""", by=_BY)  # fmt: skip
 _TOP = Declared("""
   queue_top(queue text, states text[], max_jobs int, after text)
   -> rows (position id bigint, task state text, priority int, run_at enqueued_at timestamptz, place text)
@@ -75,12 +78,15 @@ class Batch:
 
 
 def truncate(
-    queue: str, *, states: Sequence[str] | None, running: bool, by: str | None, max_jobs: int, mark: str | None
+    queue: str | None, *, states: Sequence[str] | None, running: bool, by: str | None, max_jobs: int, mark: str | None
 ) -> Call[Batch]:
-    """One batch of a truncate."""
-    check_name("queue", queue, 64)
+    """One batch of a truncate; None: of all queues."""
     those = None if states is None else text_array(tuple(states))
-    return _TRUNCATE.call(_batch, queue=queue, states=those, running=bool(running), by=by, max_jobs=max_jobs, mark=mark)
+    given: dict[str, Value] = {"states": those, "running": bool(running), "by": by, "max_jobs": max_jobs, "mark": mark}
+    if queue is None:
+        return _TRUNCATE_ALL.call(_batch, **given)
+    check_name("queue", queue, 64)
+    return _TRUNCATE.call(_batch, queue=queue, **given)
 
 
 def _batch(text: str) -> Batch:
