@@ -208,7 +208,7 @@ refresh.with_(priority=1).subject("a").push("42")  # wrong type behind with_
 refresh.append("42")  # wrong type
 app.subjects.upsert_many([refresh.job(42)])  # a job is no subject
 webhook.job({"type": "paid"})  # a provider is a name
-email.job("mail", "ada@example.org", text="no subject")  # missing
+email.job("mail", subject="no recipient")  # missing
 http.job("rates", header={})  # unknown argument
 Reschedule(60)  # a bare number
 Reschedule("+1 week", args=[1])  # args go by name

@@ -10,14 +10,14 @@ import pytest
 
 from support.outside import HttpServer, http_server
 from tallybook import App, JobInfo
-from tallybook.extra.tasks import email, http, webhook
+from tallybook.extra.tasks import email, http, notification, sms, webhook
 from tallybook.testing import drain
 
 
 @pytest.fixture
 def app() -> App:
     app = App("shop")
-    app.include(webhook, http, email)
+    app.include(webhook, http, email, sms, notification)
     return app
 
 

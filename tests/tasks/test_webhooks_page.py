@@ -14,13 +14,13 @@ from standardwebhooks import Webhook
 from support.outside import HttpServer, smtp_server
 from support.pages import blocks, project, python, section, statements, table, words
 from support.paths import ROOT
-from tallybook.extra.tasks import email, http, new_signing_secret, webhook
+from tallybook.extra.tasks import email, http, new_signing_secret, notification, sms, webhook
 
 PAGE = "docs/webhooks.md"
 
 
 def test_the_examples_of_the_webhooks_page_run(tmp_path: Path, dsn: str, db: Any, endpoint: HttpServer) -> None:
-    """S4-06 S4-22: docs/webhooks.md as written: in Python and in SQL, two webhooks, a mail and an SMS, then one of each."""
+    """S4-06 S4-22: docs/webhooks.md as written: in Python and in SQL, all its jobs run."""
     # The page's app, with the providers that it names, whose servers are this test's.
     drain = """
 import json, sys
@@ -47,18 +47,19 @@ print(drain(app).completed)
     secret = new_signing_secret()
     with smtp_server() as (mailbox, port):
         given = json.dumps([secret, endpoint.url, port])
-        assert python(tmp_path, dsn, "-c", drain, given, PYTHONPATH=str(ROOT / "tests")) == "7\n"
-        assert len(mailbox.messages) == 2
+        assert python(tmp_path, dsn, "-c", drain, given, PYTHONPATH=str(ROOT / "tests")) == "8\n"
+        assert len(mailbox.messages) == 3
     called = [got for got in endpoint.got if got.path == "/acme"]
     for got in called:
         Webhook(secret).verify(got.body, got.headers)
     assert "7-9-webhook" in [got.headers["webhook-id"] for got in called] and len(called) == 3
-    assert sum(got.path == "/sms/messages" for got in endpoint.got) == 2
+    assert sorted(got.path for got in endpoint.got if got.path != "/acme") == ["/sms", "/sms", "/sms/messages"]
 
 
 def test_the_args_on_the_page_are_those_of_the_tasks() -> None:
-    """docs/webhooks.md lists every arg of the three tasks, and no other."""
-    for heading, task in (("Webhook", webhook), ("HTTP", http), ("E-mail", email)):
+    """docs/webhooks.md lists every arg of the tasks, and no other."""
+    tasks = {"Webhook": webhook, "HTTP": http, "E-mail": email, "SMS": sms, "Notification": notification}
+    for heading, task in tasks.items():
         listed = words([[row[0]] for row in table(section(PAGE, heading), "arg")])
         taken = list(inspect.signature(task.fn).parameters)
         assert sorted(listed) == sorted(set(taken) - {"ctx"}), heading
@@ -73,5 +74,6 @@ def test_the_settings_on_the_page_are_those_that_are_read() -> None:
     read = {
         name for file in folder.glob("*.py") for found in pattern.findall(file.read_text("utf-8")) for name in found
     }
-    rows = table(section(PAGE, "Settings of a provider"), "setting") + table(section(PAGE, "E-mail"), "setting")
+    headings = ("Settings of a provider", "E-mail", "SMS")
+    rows = [row for heading in headings for row in table(section(PAGE, heading), "setting")]
     assert set(words([[row[0]] for row in rows])) == read - {""}

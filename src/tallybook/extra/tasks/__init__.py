@@ -1,4 +1,6 @@
-"""Ready-made tasks: `webhook`, `http` and `email`. An app serves those that it includes.
+"""Ready-made tasks: `webhook`, `http`, `email`, `sms`, and `notification`, a mail and an SMS as one job.
+
+An app serves those that it includes.
 
     from tallybook import App
     from tallybook.extra.tasks import email, http, webhook
@@ -10,13 +12,15 @@
     await webhook.with_(queue="out", delay="5 min").enqueue(conn, "acme", {...})
 
 In SQL: `select tallybook.enqueue('out', 'tallybook.webhook', '{"provider": "acme", "body": {...}}')`. Their args name a
-provider, which has the address and the secrets: none of these is ever in a job. `webhook` and `http` need
+provider, which has the address and the secrets: none of these is ever in a job. `webhook`, `http` and `sms` need
 `pip install 'tallybook[webhooks]'` where their jobs run, `email` needs `tallybook[email]`; who only enqueues needs neither.
 """
 
 from tallybook.extra.tasks._email import email
 from tallybook.extra.tasks._http import http
+from tallybook.extra.tasks._notification import notification
 from tallybook.extra.tasks._provider import Registry
+from tallybook.extra.tasks._sms import sms
 from tallybook.extra.tasks._webhook import new_signing_secret, webhook
 
-__all__ = ["Registry", "email", "http", "new_signing_secret", "webhook"]
+__all__ = ["Registry", "email", "http", "new_signing_secret", "notification", "sms", "webhook"]

@@ -19,8 +19,9 @@ from tallybook.errors import CallFailed
 from tallybook.extra.tasks._provider import provider_of, text_setting
 from tallybook.extra.tasks._shelf import ready_made
 from tallybook.extra.tasks._smtp import Server
+from tallybook.extra.tasks._templates import rendered
 
-_PATIENT = Exponential(timedelta(minutes=1), factor=4, cap=timedelta(hours=6), jitter=True)
+PATIENT = Exponential(timedelta(minutes=1), factor=4, cap=timedelta(hours=6), jitter=True)
 _ADDRESS = re.compile(r"[^\s@<>()\[\],;:\\\"]{1,64}@[^\s@<>()\[\],;:\\\"]{1,255}")
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,76}")
 _OURS = {
@@ -30,15 +31,17 @@ _OURS = {
 _MOST_RECIPIENTS = 100
 
 
-@ready_made("tallybook.email", retry=_PATIENT, max_attempts=8, summary="Mail by {provider}: {subject}")
+@ready_made("tallybook.email", retry=PATIENT, max_attempts=8, summary="Mail by {provider}: {subject}")
 async def email(
     ctx: Context,
     provider: str,
     to: str | list[str],
-    subject: str,
+    subject: str | None = None,
     text: str | None = None,
     *,
     html: str | None = None,
+    template: str | None = None,
+    values: dict[str, Any] | None = None,
     cc: list[str] | None = None,
     bcc: list[str] | None = None,
     reply_to: str | None = None,
@@ -51,13 +54,21 @@ async def email(
     Addresses are `ada@example.org` or `Ada <ada@example.org>`. `sender` is the provider's setting `from` unless given. The
     Message-ID is the same at each attempt, made of the job's id and args, or of `idempotency_key`. A recipient that the
     server refuses for good is in the result, {"message_id", "accepted", "refused"}; one that it refuses for now is tried
-    again, alone. The job is dead if all are refused for good, and where an argument holds a line break.
+    again, alone. The job is dead if all are refused for good, and where an argument holds a line break. `template` names
+    files of the folder TALLYBOOK_MAIL_TEMPLATES that make subject, text and html of `values`; see docs/webhooks.md.
 
         await email.enqueue(conn, "mail", "ada@example.org", "Your invoice", "It is attached to your account.")
     """
     who = f"mail by provider {provider!r}"
     found = await provider_of(ctx, provider)
     from_ = _address(who, "sender", sender if sender is not None else text_setting(found, "from"))
+    if template is not None:
+        if text is not None or html is not None:
+            raise _wrong(who, "give a template, or text and html, not both")
+        made = rendered(who, template, values or {})
+        subject, text, html = subject or made.get("subject", "").strip() or None, made.get("text"), made.get("html")
+    if subject is None:
+        raise _wrong(who, "there is no subject")
     groups = {"to": [to] if isinstance(to, str) else to, "cc": cc or [], "bcc": bcc or []}
     addresses = {name: [_address(who, name, one) for one in given] for name, given in groups.items()}
     recipients = list(dict.fromkeys(one.addr_spec for given in addresses.values() for one in given))

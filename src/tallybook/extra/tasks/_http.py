@@ -69,14 +69,14 @@ async def http(
         raise CallFailed(
             f"{who}: the answer is compressed although none was asked for", provider=provider, no_retry=True
         )
-    return {"status": answer.status, "headers": _headers(call, answer), **_content(call, answer)}
+    return {"status": answer.status, "headers": _headers(call, answer), **content_of(call, answer)}
 
 
 def _headers(call: Call, answer: Answer) -> dict[str, str]:
     return {name: call.mask.text(answer.headers[name]) for name in _KEPT if name in answer.headers}
 
 
-def _content(call: Call, answer: Answer) -> dict[str, Any]:
+def content_of(call: Call, answer: Answer) -> dict[str, Any]:
     """The body as JSON where it says that it is, as text where it is one, and else in base64."""
     if not answer.body:
         return {}

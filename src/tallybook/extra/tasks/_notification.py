@@ -1,0 +1,89 @@
+"""The task `tallybook.notification`: a mail and an SMS as one job, each with its own result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tallybook._app import ContextTask
+from tallybook._worker.run.context import Context
+from tallybook.errors import CallFailed, LeaseLost, SignatureError
+from tallybook.extra.tasks._email import PATIENT
+from tallybook.extra.tasks._email import email as email_task
+from tallybook.extra.tasks._shelf import ready_made
+from tallybook.extra.tasks._sms import sms as sms_task
+
+
+class _Channel:
+    """The job's context for one channel, whose checkpoint is its part of the job's."""
+
+    def __init__(self, ctx: Context, name: str, kept: dict[str, Any]) -> None:
+        self._ctx, self._kept, self._part = ctx, kept, f"{name}_checkpoint"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
+
+    async def get_checkpoint(self) -> Any:
+        return self._kept.get(self._part)
+
+    async def set_checkpoint(self, value: object) -> None:
+        self._kept[self._part] = value
+        await self._ctx.set_checkpoint(self._kept)
+
+
+@ready_made("tallybook.notification", retry=PATIENT, max_attempts=8, summary="Notification")
+async def notification(
+    ctx: Context, email: dict[str, Any] | None = None, sms: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Send a mail, an SMS or both as one job: `email` and `sms` are the args of these tasks.
+
+    Each channel is tried, whatever the other does. What was sent is on record at once, and no later attempt sends it
+    again. The result is {"email": the mail's, "sms": the SMS's}. The job is dead at once where what is left cannot be
+    sent; a person's retry sends only that.
+
+        await notification.enqueue(
+            conn,
+            email={"provider": "mail", "to": "ada@example.org", "subject": "Your form", "text": "It has come in."},
+            sms={"provider": "sms", "to": "+4930123", "text": "Your form has come in."},
+        )
+    """
+    wanted: dict[str, tuple[ContextTask[..., Any], dict[str, Any]]] = {}
+    for name, task, args in (("email", email_task, email), ("sms", sms_task, sms)):
+        if args is not None:
+            wanted[name] = (task, _checked(name, task, args))
+    if not wanted:
+        raise CallFailed("notification: there is neither email nor sms", no_retry=True)
+    kept: dict[str, Any] = (await ctx.get_checkpoint() if ctx.attempt > 1 else None) or {}
+    failed: dict[str, Exception] = {}
+    for name, (task, args) in wanted.items():
+        if name in kept:
+            continue
+        try:
+            kept[name] = await task.fn(_Channel(ctx, name, kept), **args)
+        except LeaseLost:
+            raise
+        except Exception as error:
+            failed[name] = error
+        else:
+            if len(wanted) > 1:
+                await ctx.set_checkpoint(kept)
+    if failed:
+        raise _failure(failed, [name for name in wanted if name not in failed])
+    return {name: kept[name] for name in wanted}
+
+
+def _checked(name: str, task: ContextTask[..., Any], args: dict[str, Any]) -> dict[str, Any]:
+    try:
+        task.job(**args)
+    except SignatureError as error:
+        raise CallFailed(f"notification: {name}: {error}", no_retry=True) from None
+    return args
+
+
+def _failure(failed: dict[str, Exception], sent: list[str]) -> CallFailed:
+    """One error for the channels that failed: another attempt is worth it where one of them may still be sent."""
+    text = "; ".join([*(f"{name} is sent" for name in sent), *(f"{name}: {error}" for name, error in failed.items())])
+    over = all(getattr(error, "no_retry", False) for error in failed.values())
+    headers = next(
+        (error.headers for error in failed.values() if isinstance(error, CallFailed) and error.headers), None
+    )
+    return CallFailed(f"notification: {text}", headers=headers, no_retry=over)

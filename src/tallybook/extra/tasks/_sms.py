@@ -1,0 +1,62 @@
+"""The task `tallybook.sms`: one text message by a provider's HTTP interface."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+from tallybook._model.provider import Provider
+from tallybook._worker.run.context import Context
+from tallybook.errors import CallFailed, ConfigError
+from tallybook.extra.tasks._email import PATIENT
+from tallybook.extra.tasks._http import content_of
+from tallybook.extra.tasks._outbound import Call, body_of
+from tallybook.extra.tasks._provider import option, provider_of
+from tallybook.extra.tasks._shelf import ready_made
+
+_NUMBER = re.compile(r"\+?[0-9]{3,15}")
+_MOST_TEXT = 1600
+_MOST = 16_384
+_NAMES = {"to": "to", "text": "text", "sender": "from"}
+
+
+@ready_made("tallybook.sms", retry=PATIENT, max_attempts=8, summary="SMS by {provider} to {to}")
+async def sms(
+    ctx: Context, provider: str, to: str, text: str, *, sender: str | None = None, idempotency_key: str | None = None
+) -> dict[str, Any]:
+    """Send one text message to one number, like +4930123, by a POST to the provider's URL.
+
+    The provider's setting `fields` names what the body calls `to`, `text` and `sender` (`from`), and may add more; with
+    `form` it is a form instead of JSON. `sender` is the setting `from` unless given. The Idempotency-Key is the same at
+    each attempt. Success is a status of 2xx; the result is {"status", and "json" or "text"}.
+
+        await sms.enqueue(conn, "sms", "+4930123", "Your form has come in.")
+    """
+    who = f"SMS by provider {provider!r}"
+    if not _NUMBER.fullmatch(to):
+        raise CallFailed(f"{who}: to: a number is wanted, like +4930123", no_retry=True)
+    if not 1 <= len(text) <= _MOST_TEXT:
+        raise CallFailed(f"{who}: the text has {len(text)} characters, 1 to {_MOST_TEXT} are possible", no_retry=True)
+    found = await provider_of(ctx, provider)
+    call = Call.to_provider(who, found)
+    body = _body(found, to=to, text=text, sender=sender if sender is not None else found.settings.get("from"))
+    if found.settings.get("form") is True:
+        kind, content = "application/x-www-form-urlencoded", urlencode(body).encode()
+    else:
+        kind, content = "application/json", body_of(who, body, None, needed=True) or b""
+    ours = {"Content-Type": kind, "Idempotency-Key": idempotency_key or f"job_{ctx.job_id}"}
+    answer = await call.make("POST", content, ours, most=_MOST, cut=True)
+    if not 200 <= answer.status < 300:
+        raise call.refusal(answer)
+    return {"status": answer.status, **content_of(call, answer)}
+
+
+def _body(provider: Provider, **said: Any) -> dict[str, Any]:
+    """What the provider calls it, and what else it wants."""
+    fields = provider.settings.get("fields", {})
+    if not isinstance(fields, Mapping):
+        raise ConfigError(option(provider, "fields"), fields, "not an object of names and texts")
+    more = {name: value for name, value in fields.items() if name not in _NAMES}
+    return {**more, **{fields.get(name, _NAMES[name]): value for name, value in said.items() if value is not None}}
