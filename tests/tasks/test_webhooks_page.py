@@ -36,7 +36,7 @@ serving(
 )
 print(drain(app).completed)
 """
-    assert project(tmp_path, PAGE) == ["app.py", "send.py"]
+    assert project(tmp_path, PAGE) == ["app.py", "send.py", "forms.py"]
     known = conninfo_to_dict(dsn)
     names = {"host": "PGHOST", "port": "PGPORT", "dbname": "PGDATABASE", "user": "PGUSER", "password": "PGPASSWORD"}
     environment = {names[key]: str(value) for key, value in known.items() if key in names}

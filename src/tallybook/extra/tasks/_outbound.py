@@ -81,7 +81,7 @@ class Call:
         where = option(provider, "url")
         secure = not provider.secrets or provider.settings.get("allow_http") is True
         try:
-            url = _checked_url(url, allow_http=secure)
+            url = checked_url(url, allow_http=secure)
         except ValueError as error:
             raise ConfigError(where, None, f"{error}") from None
         try:
@@ -100,7 +100,7 @@ class Call:
     def to_url(cls, who: str, url: str, *, query: Any = None) -> Call:
         """To a URL that the args say: any public one, without a secret."""
         try:
-            url = _checked_url(url, allow_http=True)
+            url = checked_url(url, allow_http=True)
         except ValueError as error:
             raise CallFailed(f"{who}: url: {error}", no_retry=True) from None
         return cls(who, None, _joined(who, url, None, _pairs(who, query)), {}, Mask())
@@ -197,7 +197,7 @@ def _merged(*groups: Mapping[str, str]) -> dict[str, str]:
     return dict(found.values())
 
 
-def _checked_url(url: str, *, allow_http: bool) -> str:
+def checked_url(url: str, *, allow_http: bool) -> str:
     """The URL, whose host is what will be called. ValueError, which does not show it: it may hold a secret."""
     if not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
         raise ValueError("a URL is ASCII without spaces; a name in other letters is written in its form with xn--")

@@ -9,6 +9,7 @@ import hmac
 import re
 import secrets
 import time
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -17,7 +18,7 @@ from tallybook._model.provider import Provider
 from tallybook._model.secret import Secret
 from tallybook._worker.run.context import Context
 from tallybook.errors import CallFailed, ConfigError, UnknownProvider
-from tallybook.extra.tasks._outbound import Call, body_of
+from tallybook.extra.tasks._outbound import Call, body_of, checked_url
 from tallybook.extra.tasks._provider import Registry, option, provider_of, quiet, registry_of
 from tallybook.extra.tasks._shelf import ready_made
 
@@ -40,6 +41,8 @@ async def webhook(
     content_type: str = "application/json",
     idempotency_key: str | None = None,
     headers: dict[str, str] | None = None,
+    url: str | None = None,
+    signed_by: str | None = None,
 ) -> dict[str, Any]:
     """Send `body` as JSON, or `text` as it is, by POST to the provider's URL, signed as Standard Webhooks says.
 
@@ -47,6 +50,9 @@ async def webhook(
     header webhook-id, the same at each attempt, is `idempotency_key` (letters, digits and _:/+=@~-, at most 200), or made
     of the job's id. Success is a status of 2xx; the result is {"status", "webhook_id", "answer"}. 410 sets the provider
     inactive. Redirects are failures; so is an address that is not public, unless the provider allows it.
+
+    `url` and `signed_by` are for one provider with many endpoints, such as one a form: the call goes to this URL, signed by
+    the provider's secret of this name, and no other of its secrets goes along.
 
         await webhook.enqueue(conn, "acme", {"type": "invoice.paid", "data": {"id": 42}})
     """
@@ -57,6 +63,8 @@ async def webhook(
     content = body_of(who, body, text, needed=True)
     assert content is not None
     found = await provider_of(ctx, provider)
+    if url is not None or signed_by is not None:
+        found = _at(who, found, url, signed_by)
     call = Call.to_provider(who, found)
     if (secret := found.secrets.get("signing_secret")) is None:
         raise ConfigError(option(found, "signing_secret"), None, "this secret is not there", hint=_HINT)
@@ -74,7 +82,7 @@ async def webhook(
     if 200 <= answer.status < 300:
         said = call.mask.text(answer.text()).replace("\0", "\ufffd")[:_KEPT]  # a database keeps no NUL
         return {"status": answer.status, "webhook_id": message_id, "answer": said}
-    if answer.status == 410:
+    if answer.status == 410 and url is None:
         registry = registry_of(ctx)
         if await _has_moved(registry, found):
             raise CallFailed(f"{who}: status 410, at a url that the provider has no more", provider=provider)
@@ -82,6 +90,21 @@ async def webhook(
         ctx.log.warning("provider %r is not active any more: its endpoint answered 410", provider)
         raise call.refusal(answer, hint="The provider is not active any more: its endpoint is gone")
     raise call.refusal(answer)
+
+
+def _at(who: str, provider: Provider, url: str | None, signed_by: str | None) -> Provider:
+    """The provider at a URL of the args, with one secret of its own: the others are not for whoever is there."""
+    if url is None or signed_by is None:
+        raise CallFailed(f"{who}: url and signed_by are given together", no_retry=True)
+    try:
+        checked_url(url, allow_http=provider.settings.get("allow_http") is True)
+    except ValueError as error:
+        raise CallFailed(f"{who}: url: {error}", no_retry=True) from None
+    secret = provider.secrets.get(signed_by)
+    if secret is None:  # its name is not shown: it may be the secret itself, by mistake
+        hint = "tallybook provider set-secret sets it"
+        raise ConfigError(option(provider, "signed_by"), None, "no secret has this name", hint=hint)
+    return replace(provider, settings={**provider.settings, "url": url}, secrets={"signing_secret": secret})
 
 
 async def _has_moved(registry: Registry, called: Provider) -> bool:
