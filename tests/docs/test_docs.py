@@ -137,7 +137,7 @@ def test_the_example_of_the_query_page_runs(tmp_path: Path, dsn: str, db: Any) -
 def test_the_examples_of_the_providers_page_run(tmp_path: Path, dsn: str, db: Any) -> None:
     """S1-12, S1-15, S1-17: docs/providers.md as written: added, routed, used, re-routed by one row, changed, rotated."""
     page = "docs/providers.md"
-    assert project(tmp_path, page) == ["app.py"]
+    assert project(tmp_path, page) == ["app.py", "rated.py"]
     first, *others = [line for block in blocks(ROOT / page, "sh") for line in block.splitlines()]
     secrets = {name: f"{name} of the page" for name in ("ACME_API_KEY", "BETA_API_KEY", "NEW_API_KEY")}
     key = python(tmp_path, dsn, "-m", *shlex.split(first)).strip()
@@ -153,6 +153,12 @@ def test_the_examples_of_the_providers_page_run(tmp_path: Path, dsn: str, db: An
                 for statement in statements(block):
                     db.execute(statement)
         printed[line] = python(tmp_path, dsn, "-m", *shlex.split(line), TALLYBOOK_KEYS=key, **secrets)
+    rated = "from rated import *; from tallybook.testing import drain; drain(app)"
+    enqueue = "from rated import *; [fetch_quote.enqueue_sync(app, 'A') for _ in range(2)]"
+    python(tmp_path, dsn, "-c", enqueue)
+    python(tmp_path, dsn, "-c", rated, TALLYBOOK_KEYS=key)
+    found = db.execute("select state from tallybook.job where task = 'fetch_quote' order by state").fetchall()
+    assert found == [("completed",), ("scheduled",)]  # one of 8 a minute, the other 7.5 s later
     assert "ask https://beta.example for RELIANCE with {'api_key': Secret('********')} 1\n" in used
     assert "Provider(name='acme', kind='market-data'" in used
     assert printed["tallybook provider route which equity RELIANCE"] == "beta\n"

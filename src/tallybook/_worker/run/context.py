@@ -17,9 +17,11 @@ from tallybook._db.texts import instant
 from tallybook._db.verb import AsyncConn, SyncConn
 from tallybook._model.at_node import at_node
 from tallybook._model.payload import encode
+from tallybook._model.provider import Provider
 from tallybook._model.subject import Subject, subject_of
 from tallybook._model.subject_outcome import Complete, Drop, Kill, Reschedule, SubjectOutcome
 from tallybook._worker.run.subjects import end_of
+from tallybook._worker.run.turns import Turn
 from tallybook.errors import LeaseLost, NotASubject, NotSupported
 
 if TYPE_CHECKING:
@@ -202,6 +204,19 @@ class Context:
             )
             raise NotSupported("ctx.providers here", hint=hint)
         return found  # type: ignore[no-any-return]
+
+    def provider(self, provider: str | Provider) -> Turn:
+        """Take a turn at a provider, by name or as read, where its setting `limits` names rate limits.
+
+        For `async with`, or `with` in a plain handler. Enter it before anything that must not happen twice: like `limit`,
+        it ends the attempt without a failure where the turn is not near. So does an error of the block that is a 429, of
+        any HTTP library, after the limits were pushed back by its Retry-After, or by a minute. UnknownProvider, ConfigError.
+
+            async with ctx.provider("acme") as acme:
+                answer = await http.get(acme.settings["url"])
+                answer.raise_for_status()
+        """
+        return Turn(self, provider)
 
     async def complete(self, conn: AsyncConn, *, result: object = None) -> None:
         """End this attempt as completed in `conn`'s transaction, together with what else is written there.

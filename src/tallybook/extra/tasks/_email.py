@@ -14,6 +14,7 @@ from email.utils import formatdate
 from typing import Any
 
 from tallybook._model.backoff import Exponential
+from tallybook._model.provider import Provider
 from tallybook._worker.run.context import Context
 from tallybook.errors import CallFailed
 from tallybook.extra.tasks._provider import provider_of, text_setting
@@ -87,11 +88,11 @@ async def email(
     message["Message-ID"] = message_id
     _add_headers(who, message, headers or {})
     _add_content(who, message, text, html)
-    return await _deliver(ctx, Server.of(who, found), message, from_.addr_spec, recipients)
+    return await _deliver(ctx, found, Server.of(who, found), message, from_.addr_spec, recipients)
 
 
 async def _deliver(
-    ctx: Context, server: Server, message: EmailMessage, sender: str, recipients: list[str]
+    ctx: Context, provider: Provider, server: Server, message: EmailMessage, sender: str, recipients: list[str]
 ) -> dict[str, Any]:
     """Hand it over for those recipients that no earlier attempt has dealt with."""
     before = await ctx.get_checkpoint() if ctx.attempt > 1 else None
@@ -100,7 +101,8 @@ async def _deliver(
     left = [one for one in recipients if one not in accepted and one not in refused]
     later: dict[str, str] = {}
     if left:
-        answers = await server.send(message, sender, left)
+        async with ctx.provider(provider):
+            answers = await server.send(message, sender, left)
         refused = {**refused, **{to: said for to, (code, said) in answers.items() if code >= 500}}
         later = {to: said for to, (code, said) in answers.items() if code < 500}
         accepted = [*accepted, *(to for to in left if to not in answers)]

@@ -62,7 +62,7 @@ async def http(
         ours["Content-Type"] = content_type or ("application/json" if text is None else "text/plain; charset=utf-8")
     if method in ("POST", "PATCH"):
         ours["Idempotency-Key"] = idempotency_key or f"job_{ctx.job_id}"
-    answer = await call.make(method, content, ours, more=headers, most=_MOST, cut=False)
+    answer = await call.make(ctx, method, content, ours, more=headers, most=_MOST, cut=False)
     if not (200 <= answer.status < 300 or answer.status in (expect or ())):
         raise call.refusal(answer)
     if answer.headers.get("content-encoding", "identity").lower() != "identity":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tallybook._app import ContextTask
+from tallybook._model.outcome import Outcome
 from tallybook._worker.run.context import Context
 from tallybook.errors import CallFailed, LeaseLost, SignatureError
 from tallybook.extra.tasks._email import PATIENT
@@ -59,7 +60,7 @@ async def notification(
             continue
         try:
             kept[name] = await task.fn(_Channel(ctx, name, kept), **args)
-        except LeaseLost:
+        except (LeaseLost, Outcome):  # another one's job, or a turn that is not near: this attempt is over
             raise
         except Exception as error:
             failed[name] = error

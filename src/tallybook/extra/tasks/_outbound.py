@@ -6,11 +6,13 @@ import asyncio
 import json
 import re
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit, urlunsplit
 
 from tallybook._model.provider import Provider
+from tallybook._worker.run.context import Context
 from tallybook.errors import AddressRefused, CallFailed, ConfigError
 from tallybook.extra.tasks import _provider
 from tallybook.extra.tasks._address import Allowed
@@ -107,6 +109,7 @@ class Call:
 
     async def make(
         self,
+        ctx: Context,
         method: str,
         body: bytes | None,
         headers: Mapping[str, str],
@@ -118,7 +121,8 @@ class Call:
         """Send it and read at most `most` bytes of the answer: what is longer is cut, or is an error.
 
         `headers` are the task's, `more` those of the args, which may not say what is ours. The whole call, from the name's
-        resolution to the answer's last byte, takes at most the timeout. CallFailed, AddressRefused.
+        resolution to the answer's last byte, takes at most the timeout. It takes a turn at the provider, which hears of a 429.
+        CallFailed, AddressRefused.
         """
         transport = needed(self.who, "tallybook.extra.tasks._transport", "webhooks")
         taken = {name.lower() for name in (*self.headers, *headers)}
@@ -126,9 +130,12 @@ class Call:
         for name, value in headers.items():
             if not is_header_value(value):  # a line break would make two headers of it
                 raise CallFailed(f"{self.who}: {name}: its value cannot stand in a header", no_retry=True)
-        got = await self._made(transport, method, body, theirs, headers, most, cut=cut)
-        if isinstance(got, Exception):
-            raise got
+        async with nullcontext() if self.provider is None else ctx.provider(self.provider):
+            got = await self._made(transport, method, body, theirs, headers, most, cut=cut)
+            if isinstance(got, Exception):
+                raise got
+            if got.status == 429 and self.provider is not None and self.provider.settings.get("limits"):
+                raise self.refusal(got)
         return got
 
     async def _made(

@@ -47,7 +47,7 @@ async def sms(
     else:
         kind, content = "application/json", body_of(who, body, None, needed=True) or b""
     ours = {"Content-Type": kind, "Idempotency-Key": idempotency_key or f"job_{ctx.job_id}"}
-    answer = await call.make("POST", content, ours, most=_MOST, cut=True)
+    answer = await call.make(ctx, "POST", content, ours, most=_MOST, cut=True)
     if not 200 <= answer.status < 300:
         raise call.refusal(answer)
     return {"status": answer.status, **content_of(call, answer)}

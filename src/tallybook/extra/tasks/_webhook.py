@@ -78,7 +78,7 @@ async def webhook(
             secret, message_id=message_id, timestamp=timestamp, body=content, option=where
         ),
     }
-    answer = await call.make("POST", content, signed, more=headers, most=_MOST, cut=True)
+    answer = await call.make(ctx, "POST", content, signed, more=headers, most=_MOST, cut=True)
     if 200 <= answer.status < 300:
         said = call.mask.text(answer.text()).replace("\0", "\ufffd")[:_KEPT]  # a database keeps no NUL
         return {"status": answer.status, "webhook_id": message_id, "answer": said}
