@@ -206,7 +206,9 @@ class App(Owner):
         in a transaction that it gets first, of the library that the annotation says, and that carries its end (a text:
         of Django, with this alias): see docs/atomic.md. Queue, priority, retry, max_attempts and unique can be changed
         per job by `with_`, and so can `limits`, the keys of the limits that hold each of them ("provider:{provider}", where
-        `{name}` stands for an argument). Raises DuplicateTask, ConfigError, SignatureError.
+        `{name}` stands for an argument). With `exclusive=True` one job of the task
+        runs at a time, whatever put it in; with a text one of each key ("{tenant}", as in `limits`). Another one waits, or
+        with `on_busy="skip"` is cancelled. Raises DuplicateTask, ConfigError, SignatureError.
 
         `retry` is the backoff after a failure, by default exponential from 5 s with jitter, at most 6 h: a policy; the
         name of one that `retry_policy` declares, before or after the task; or a function of (failures) or (failures,
@@ -257,6 +259,9 @@ class App(Owner):
         for name in names:
             if name in self._names:
                 raise DuplicateTask(name, _place(self._names[name].fn), _place(declared.fn))
+        if declared.exclusive is not None:
+            for rule in map(declared.exclusive.rule, names[: len(names) if declared.exclusive.key is None else 1]):
+                _add("exclusive", self._concurrency_rules, rule.name, rule)
         self.tasks[declared.name] = declared
         self._names.update(dict.fromkeys(names, declared))
         return declared

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict, TypeVar
 
 from tallybook._model.backoff import Backoff, Retry, as_policy
 from tallybook._model.contract import Contract
+from tallybook._model.exclusive import Exclusive
 from tallybook._model.execution import Execution
 from tallybook._model.no_retry import NoRetry, checked
 from tallybook._model.options import Options, check_name
@@ -32,6 +33,8 @@ class _Options(TypedDict, total=False):
     unique: bool | tuple[str, ...] | None
     limits: tuple[str, ...]
     fair_key: str | None
+    exclusive: bool | str
+    on_busy: Literal["wait", "skip"]
     store_result: bool
     version: int
     aliases: tuple[str, ...]
@@ -75,6 +78,8 @@ def task(
     unique: bool | tuple[str, ...] | None = None,
     limits: tuple[str, ...] = (),
     fair_key: str | None = None,
+    exclusive: bool | str = False,
+    on_busy: Literal["wait", "skip"] = "wait",
     store_result: bool = True,
     version: int = 1,
     aliases: tuple[str, ...] = (),
@@ -96,6 +101,7 @@ def task(
     timing = _timing(schedule, tz=tz, jitter=jitter, missed=missed, catch_up=catch_up, overlap=overlap)
     unique, policy, final = _derived(unique), _policy_or_name(retry), checked(no_retry)
     options = Options(queue, priority, unique, max_attempts=max_attempts, limits=limits, fair_key=fair_key)
+    alone = Exclusive.checked(exclusive, on_busy)
     contract = Contract(version, aliases, summary, _follower(app, on_dead))
 
     def declare(fn: Callable[..., Any]) -> Task[..., Any]:
@@ -112,6 +118,7 @@ def task(
             store_result=store_result,
             atomic=atomic,
             execution=execution,
+            exclusive=alone,
             contract=replace(contract, upgrades={}),  # each function has its own
         )
         app._declare(declared)

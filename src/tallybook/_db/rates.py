@@ -84,7 +84,7 @@ def registered(
     return json.dumps(
         {
             "rates": of_rates,
-            "concurrency": [{"name": rule.name, "most": rule.most} for rule in concurrency],
+            "concurrency": [{"name": rule.name, "most": rule.most, "skips": rule.skips} for rule in concurrency],
             "breakers": of_breakers,
         }
     )

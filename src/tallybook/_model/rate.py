@@ -63,6 +63,8 @@ class ConcurrencyRule:
     name: str
     most: int
     per_node: bool = False
+    skips: bool = False
+    """A job that finds the permits taken is cancelled."""
 
     def __post_init__(self) -> None:
         check_limit_name("concurrency_limit", self.name)

@@ -30,6 +30,7 @@ from tallybook._db.verb import AsyncConn, SyncConn, do, do_sync, traced
 from tallybook._model.after import Parent, checked_after
 from tallybook._model.backoff import DEFAULT, Backoff, Retry, as_policy
 from tallybook._model.contract import Contract, Upgrade
+from tallybook._model.exclusive import Exclusive
 from tallybook._model.execution import PLAIN, Execution
 from tallybook._model.job import Job, JobCall
 from tallybook._model.mistakes import METHODS, as_option
@@ -89,6 +90,7 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
         contract: Contract | None = None,
         atomic: bool | str = False,
         execution: Execution = PLAIN,
+        exclusive: Exclusive | None = None,
     ) -> None:
         self.store_result = store_result
         self.contract = contract or Contract()
@@ -104,6 +106,7 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
         self._retry = DEFAULT if retry is None or isinstance(retry, str) else as_policy(retry)
         self.no_retry = _classes(no_retry)
         self.execution = execution
+        self.exclusive = exclusive
         self.guarded = execution is not PLAIN
         self.atomic = _checked_atomic(atomic)
         self.args = ArgsModel(fn, task=self.name, is_special=_is_given, check_specials=self._check_given)
@@ -327,13 +330,14 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
 class BoundTask(_Near, HasSubjects[P], Generic[P, R_co]):
     """A task with options for its next jobs, made by `task.with_(...)`; it can be kept and used many times."""
 
-    __slots__ = ("_args", "_keyed", "app", "name", "options")
+    __slots__ = ("_args", "_exclusive", "_keyed", "app", "name", "options")
 
     def __init__(self, owner: Task[P, R_co], options: Options) -> None:
         self.options = options
         self.app = owner.app
         self.name = owner.name
         self._args = owner.args
+        self._exclusive = owner.exclusive.limits(owner.name) if owner.exclusive else ()
         self._keyed = options.unique is not None and options.unique is not False
 
     def enqueue(self, conn: AsyncConn | Source, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Job[R_co]]:
@@ -366,13 +370,14 @@ class BoundTask(_Near, HasSubjects[P], Generic[P, R_co]):
             self.app._policy(self.options.retry)  # a slip of the pen is found here, not when the job fails
         bound = self._args.bind(args, kwargs)
         text = encode(bound, task=self.name)
-        options = self._keys_filled(text) if self.options.limits or self.options.fair_key else self.options
+        keyed = self.options.limits or self.options.fair_key or self._exclusive
+        options = self._keys_filled(text) if keyed else self.options
         return JobCall(self.name, text, self._key(text) if self._keyed else None, options)
 
     def _keys_filled(self, text: str) -> Options:
         """The options with what the args make of the limits' keys and of the fair key."""
-        limits, fair = self.options.limits, self.options.fair_key
-        if not any("{" in key for key in (*limits, fair or "")):
+        limits, fair = self.options.limits + self._exclusive, self.options.fair_key
+        if not self._exclusive and not any("{" in key for key in (*limits, fair or "")):
             return self.options
         args = json.loads(text)
         return replace(
@@ -402,6 +407,9 @@ class BoundTask(_Near, HasSubjects[P], Generic[P, R_co]):
         if self._keyed:
             hint = "Write task.with_(unique=False), and give the query a column key"
             raise ConfigError("unique", self.options.unique, "the rows of the query say the keys", hint=hint)
+        if self._exclusive:
+            reason = "the args of the query's rows make no key of it"
+            raise ConfigError("exclusive", self._exclusive[0], reason, hint="Write exclusive=True")
         return JobCall(self.name, "{}", None, self.options)
 
     def _key(self, text: str) -> str:

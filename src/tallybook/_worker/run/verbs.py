@@ -91,6 +91,8 @@ class Verbs:
             if found is None:
                 raise Postponed(keys)
             starts_in, unknown, late, permits = found
+            if unknown is None and starts_in is None:  # the limit skips what finds its permits taken
+                raise Postponed(keys)
             ahead = min(1.5 * (loop.time() - asked), FAR_AHEAD)  # where answers are slow, the start may be as late
             if permits:
                 job.holds(keys)

@@ -73,9 +73,9 @@ begin
                                             on t.job_id = job_ids[n]
             where v_limit <> '{}' loop
     job_id := job_ids[c.n]; starts_in := c.starts_in; late := c.late; permits := coalesce(c.permits, false);
-    verdict := case when c.unknown is not null then 'unknown' when c.job_id is null then 'ended' else 'start' end;
-    said := coalesce(c.unknown, case verdict when 'ended'
-                     then 'scheduled' end); args := v_args[c.n]; options := v_options[c.n];
+    verdict := case when c.unknown is not null then 'unknown' when c.starts_in is null then 'ended' else 'start' end;
+    said := coalesce(c.unknown, case when c.job_id is null then 'scheduled' when c.starts_in is null
+                     then 'cancelled' end); args := v_args[c.n]; options := v_options[c.n];
     return next;
   end loop;
 end $$;

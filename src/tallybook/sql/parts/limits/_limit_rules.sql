@@ -5,11 +5,13 @@ language sql stable as $$
    order by r.name = p_name desc limit 1
 $$;
 
--- _limit_set(kind, name, most, per, burst, open_for, in_code, at): make a rule, or change it: created, changed or
--- unchanged. A person's rule stays as it is when code declares one of its name. Those who wait go by the new rule.
+-- _limit_set(kind, name, most, per, burst, open_for, in_code, at, skips): make a rule, or change it: created, changed
+-- or unchanged. skips null: as it is. A person's rule stays as it is when code declares one of its name. Those who wait
+-- go by the new rule.
 -- Errors: TB005 a name that no rule may have.
 create or replace function tallybook._limit_set(p_kind text, p_name text, p_most int, p_per interval, p_burst int,
-  p_open_for interval, p_in_code text, p_at timestamptz) returns text
+  p_open_for interval, p_in_code text, p_at timestamptz, p_skips boolean default null)
+returns text
 language plpgsql as $$
 declare
   v_there tallybook.limit_rule;
@@ -21,19 +23,21 @@ begin
     select r.* into v_there from tallybook.limit_rule r where r.kind = p_kind and r.name = p_name for update;
     if found then
       if p_in_code is not null and v_there.in_code is null
-         or (v_there.most, v_there.per, v_there.burst, v_there.open_for, v_there.in_code)
-            is not distinct from (p_most, p_per, p_burst, p_open_for, p_in_code) then
+         or (v_there.most, v_there.per, v_there.burst, v_there.open_for, v_there.in_code, v_there.skips)
+            is not distinct from (p_most, p_per, p_burst, p_open_for, p_in_code, coalesce(p_skips, v_there.skips)) then
         return 'unchanged';
       end if;
       update tallybook.limit_rule r
-         set most = p_most, per = p_per, burst = p_burst, open_for = p_open_for, in_code = p_in_code, changed_at = p_at
+         set most = p_most, per = p_per, burst = p_burst, open_for = p_open_for, in_code = p_in_code, changed_at = p_at,
+             skips = coalesce(p_skips, r.skips)
        where r.kind = p_kind and r.name = p_name;
       if p_kind = 'rate' then perform tallybook._rate_changed(p_name, p_at); end if;
       if p_kind = 'concurrency' then perform tallybook._wake(' concurrency_release'); end if;
       return 'changed';
     end if;
-    insert into tallybook.limit_rule (kind, name, most, per, burst, open_for, in_code, created_at, changed_at)
-    values (p_kind, p_name, p_most, p_per, p_burst, p_open_for, p_in_code, p_at, p_at) on conflict do nothing;
+    insert into tallybook.limit_rule (kind, name, most, per, burst, open_for, in_code, skips, created_at, changed_at)
+    values (p_kind, p_name, p_most, p_per, p_burst, p_open_for, p_in_code, coalesce(p_skips, false), p_at, p_at)
+    on conflict do nothing;
     if found then return 'created'; end if;
   end loop;
 end $$;

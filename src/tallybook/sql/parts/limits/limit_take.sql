@@ -4,7 +4,8 @@
 --             more, or 0.4 s for who has waited
 -- late        20 ms; of longer windows the hundredth part, and for who is far away as much as ahead, up to 1 s. Whoever
 --             comes later asks again, with missed
--- unknown     instead of both: there is no limit of this name; nothing has happened to the job
+-- unknown     instead of both: there is no limit of this name; nothing has happened to the job. All three null: a limit
+--             that skips has cancelled it
 -- permits     it holds a permit of a concurrency limit: say concurrency_release() with the limits' names when it has
 --             ended
 -- A job that is not named is not the caller's any more: it stands in scheduled until its turn comes, in waiting until
@@ -66,7 +67,9 @@ begin
                                                  else c_soon end,
                                                  permits and (v_job.front or missed or names is not null), missed,
                                                  limit_take.at);
-    if v.blocked_by is not null then
+    if v.blocked_by is not null and tallybook._limit_skips(v_job, v.blocked_by, limit_take.at) then
+      late := null; permits := false; return next; continue;
+    elsif v.blocked_by is not null then
       e := tallybook._end(v_job.lease, v_job.job_id, v_job.attempt, 'moved', null, limit_take.at);
       continue when e.job_id is null;
       e.attempt := e.attempt + 1;

@@ -6,6 +6,7 @@ create table tallybook.limit_rule (
   burst      int,
   open_for   interval,
   in_code    text,
+  skips      boolean not null default false,
   created_at timestamptz not null default clock_timestamp(),
   changed_at timestamptz not null default clock_timestamp(),
   primary key (kind, name),
@@ -29,6 +30,8 @@ comment on column tallybook.limit_rule.most is
 comment on column tallybook.limit_rule.burst is
   'How many calls may be made at once; never more than calls in any window for all that.';
 comment on column tallybook.limit_rule.open_for is 'How long jobs wait before one of them is let through as a probe.';
+comment on column tallybook.limit_rule.skips is
+  'A job that finds the permits taken does not wait: it is cancelled. Of a concurrency limit that code declares.';
 comment on column tallybook.limit_rule.in_code is 'The app that declares it; null: it was put in by a person.';
 
 -- Which attempts run under a key, or are next: each holds its permit until it has an outcome. Rows of the ended go

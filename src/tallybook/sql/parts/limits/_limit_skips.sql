@@ -1,0 +1,16 @@
+-- _limit_skips(job, name, at): cancel a job that found the permits of this key taken, where its rule says so: true.
+--
+-- False: it waits. So does a job that holds a permit itself: its first answer was lost, and it is not its own rival.
+-- Reads limit_rule, concurrency_holder; writes what cancel_running writes.
+create or replace function tallybook._limit_skips(p_job tallybook._limited_job, p_name text, p_at timestamptz)
+returns boolean language plpgsql
+-- profile: nested
+as $$
+begin
+  if not exists (select from tallybook._limit_of('concurrency', p_name) r where r.skips)
+     or exists (select from tallybook.concurrency_holder h
+                 where h.name = p_name and h.xid = p_job.xid and h.seq = p_job.seq) then return false; end if;
+  perform tallybook.cancel_running(p_job.lease, p_job.job_id, p_job.attempt,
+                                   format('skipped: the permits of the limit %s are taken', to_json(p_name)), p_at);
+  return true;
+end $$;

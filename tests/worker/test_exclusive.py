@@ -1,0 +1,134 @@
+"""`exclusive=` of a task: one job at a time on real workers, whatever puts it in; and what becomes of the second."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from support.broken import without
+from support.workers import Jobs, eventually, working
+from tallybook import App
+from tallybook.errors import ConfigError
+from tallybook.testing import travel
+
+TAKEN = 'skipped: the permits of the limit "task:report" are taken'
+WAITS = 'the permits of the limit "task:report" are taken'
+
+
+@pytest.mark.parametrize(
+    ("guard", "states", "reason"),
+    [
+        ({"exclusive": True}, {"running": 1, "waiting": 2}, WAITS),
+        ({"exclusive": True, "on_busy": "skip"}, {"running": 1, "cancelled": 2}, TAKEN),
+        ({}, {"running": 3}, None),
+    ],
+    ids=["wait", "skip", "control"],
+)
+async def test_one_runs_whatever_puts_it_in(
+    app: App, dsn: str, db: Any, jobs: Jobs, guard: Any, states: dict[str, int], reason: str | None
+) -> None:
+    """S2-02 S2-13 S2-14: of a tick, a person's run and code's job on two workers one runs; control: without the guard all do."""
+    gate, running = asyncio.Event(), Counter[str]()
+
+    @app.task(schedule="0 4 1 1 *", overlap=True, **guard)
+    async def report() -> None:
+        running["now"] += 1
+        running["most"] = max(running["most"], running["now"])
+        await gate.wait()
+        running["now"] -= 1
+
+    async with working(app, dsn, {"default": 5}), working(app, dsn, {"default": 5}):
+        await eventually(lambda: [one.tick for one in app.schedules.list().sync(db) if one.tick], "its tick is planned")
+        first = report.enqueue_sync(db).id
+        await eventually(lambda: running["now"] == 1, "the first runs")
+        put = [first, app.schedules.run("report").sync(db).job_id]
+        travel(dsn, timedelta(days=366))
+        fired = "select job_id from tallybook.fire where schedule = 'report' and job_id <> %s"
+        put.append((await eventually(lambda: db.execute(fired, [put[1]]).fetchone(), "the tick"))[0])
+        await eventually(lambda: Counter(jobs(job).state for job in put) == states, f"{states}")
+        assert {jobs(job).reason for job in put[1:]} == {reason}
+        await eventually(lambda: running["now"] == states["running"], "those that may run do")
+        gate.set()
+        ends = Counter(info.state for info in await jobs.ends(*put))
+    assert ends == ({"completed": 1, "cancelled": 2} if "on_busy" in guard else {"completed": 3})
+    assert running["most"] == states["running"]
+
+
+async def test_a_key_is_exclusive_by_itself(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """S2-14: with a key one job of each key runs, also where `with_` names other limits; a skipped one counts no failure."""
+    gate, began = asyncio.Event(), list[str]()
+    app.concurrency_limit("disk", 10)
+
+    @app.task(exclusive="{tenant}", on_busy="skip")
+    async def export(tenant: str) -> None:
+        began.append(tenant)
+        await gate.wait()
+
+    async with working(app, dsn, {"default": 5}) as worker:
+        first, other = export.enqueue_sync(db, "a"), export.enqueue_sync(db, "b")
+        await eventually(lambda: sorted(began) == ["a", "b"], "one of each key runs")
+        second = export.with_(limits=("disk",)).enqueue_sync(db, "a")
+        info = await jobs.becomes(second, "cancelled")
+        gate.set()
+        assert {info.state for info in await jobs.ends(first, other)} == {"completed"}
+        assert [info.state for info in await jobs.ends(export.enqueue_sync(db, "a"))] == ["completed"]
+        assert worker.finisher.counts["cancelled"] == 1
+    assert (info.failures, info.reason) == (0, 'skipped: the permits of the limit "exclusive export:a" are taken')
+
+
+@pytest.mark.parametrize("broken", [False, True], ids=["", "control"])
+def test_a_job_does_not_skip_itself(db: Any, broken: bool) -> None:
+    """S2-14: a worker whose answer was lost asks again: the job waits for its own permit; control: it would be cancelled."""
+    if broken:
+        without(db, "_limit_skips", "h.xid = p_job.xid", "false")
+    db.execute("select tallybook.concurrency_limit_set('task:t', 1, skips => true), tallybook.enqueue('q', 't')")
+    db.execute("select tallybook.worker_start('w', '{q}')")
+    lease = db.execute("select gen_random_uuid()").fetchone()[0]
+    db.execute("select tallybook.claim((select max(id) from tallybook.worker), '{q}', '{1}', %s)", [lease])
+    ask = """\
+select a.verdict, a.said
+  from tallybook.claimed_jobs(%s) c, tallybook.admit(array[%s], array[c.job_id], array[c.attempt], '{limit}') a"""
+    assert db.execute(ask, [lease, lease]).fetchone() == ("start", None)
+    db.execute(ask, [lease, lease])
+    assert db.execute("select state from tallybook.job").fetchone() == ("cancelled" if broken else "waiting",)
+
+
+def test_a_person_changes_the_number_and_not_what_becomes_of_the_second(db: Any) -> None:
+    """S2-14: a changed limit keeps whether it skips; the same again is no change."""
+    limit = "select tallybook.concurrency_limit_set('task:t', %s, skips => %s)"
+    said = [
+        db.execute(limit, given).fetchone()[0] for given in ((1, True), (1, None), (2, None), (2, True), (2, False))
+    ]
+    assert said == ["created", "unchanged", "changed", "unchanged", "changed"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"on_busy": "skip"}, "the task is not exclusive. Give exclusive=True, too"),
+        ({"exclusive": True, "on_busy": "stop"}, "is wait or skip"),
+        ({"exclusive": ""}, "has 1 to 150 bytes"),
+        ({"exclusive": 1}, "not a text"),
+        ({"exclusive": "{n}", "name": "a:b"}, "the task's name 'a:b' has a colon"),
+    ],
+)
+def test_a_wrong_guard_is_refused(app: App, options: Any, words: str) -> None:
+    """S2-14: an option that says nothing is an error where the task is declared."""
+    with pytest.raises(ConfigError, match=words):
+
+        @app.task(**options)
+        async def report(n: int = 0) -> None: ...
+
+
+def test_a_query_gives_no_key(app: App) -> None:
+    """S2-14: rows of a query would be put in without their key, so a schedule of such a task is refused."""
+
+    @app.task(exclusive="{n}")
+    async def report(n: int) -> None: ...
+
+    with pytest.raises(ConfigError, match="the args of the query's rows make no key of it"):
+        report.job_of_rows()
