@@ -75,8 +75,8 @@ def main() -> int:
         letters = dict(stage.rows(DEAD))
         shown = admin.get("/dead").text
         stage.say(f"/dead shows {shown.count('/retry')} dead letters: one is tried again, one is cancelled")
-        admin.post(f"/dead/{letters['broken']}/retry")
-        admin.post(f"/dead/{letters['gone']}/cancel")
+        admin.post(f"/operations/{letters['broken']}/retry")
+        admin.post(f"/operations/{letters['gone']}/cancel")
         stage.until(stage.is_idle, "the one that is tried again")
 
         return account(stage, world, visitors, admin)

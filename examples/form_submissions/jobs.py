@@ -13,10 +13,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from examples.form_submissions.models import Form, Submission, sessions
 from tallybook import App, Context, Exponential, JobCall
-from tallybook.extra.tasks import email, webhook
+from tallybook.extra.tasks import email, notification, webhook
 
 app = App("forms", session=sessions)
-app.include(webhook, email)
+app.include(webhook, email, notification)
 
 QUEUE = "integrations"
 BACKOFF = Exponential(timedelta(minutes=5))  # 5, 10, 20, 40, 80 minutes
@@ -51,12 +51,6 @@ async def table_sync(ctx: Context, sheet: str, submission: int, data: dict[str, 
     return str(row["row"])
 
 
-@app.task(queue=QUEUE, retry=BACKOFF, max_attempts=ATTEMPTS, timeout=DEADLINE, summary="SMS to {phone}")
-async def sms(ctx: Context, phone: str, message: str, key: str) -> None:
-    """Tell the form's owner by SMS."""
-    await call(ctx, "sms", "/sms", key, {"to": phone, "text": message})
-
-
 @app.task(queue=QUEUE, retry=BACKOFF, max_attempts=ATTEMPTS, timeout=DEADLINE, summary="Who sent {submission}")
 async def enrich(ctx: Context, submission: int, sender: str, key: str) -> None:
     """Find out whom the submission is from. The finding and the job's end are one transaction."""
@@ -85,32 +79,39 @@ def table_sync_job(form: Form, saved: Submission) -> JobCall:
     return table_sync.with_(links=links_of(saved)).job(form.sheet, saved.id, saved.data, key_of(saved, "table"))
 
 
-def email_job(form: Form, saved: Submission) -> JobCall:
-    how = email.with_(queue=QUEUE, retry=BACKOFF, max_attempts=ATTEMPTS, links=links_of(saved))
+def notification_job(form: Form, saved: Submission) -> JobCall:
+    """A mail and an SMS to the form's owner, as one job: a retry sends only what was not sent."""
+    how = notification.with_(queue=QUEUE, retry=BACKOFF, max_attempts=ATTEMPTS, links=links_of(saved))
     body = "\n".join(f"{name}: {value}" for name, value in saved.data.items())
-    subject, key = f"{saved.form}: submission {saved.id}", key_of(saved, "email")
-    return how.job("mail", form.owner_email, subject, body, headers={"X-Submission": key}, idempotency_key=key)
+    subject, mail, sms = f"{saved.form}: submission {saved.id}", key_of(saved, "mail"), key_of(saved, "sms")
+    marked = {"headers": {"X-Submission": mail}, "idempotency_key": mail}
+    return how.job(
+        email={"provider": "mail", "to": form.owner_email, "subject": subject, "text": body, **marked},
+        sms={"provider": "sms", "to": form.owner_phone, "text": f"{subject} has come in", "idempotency_key": sms},
+    )
 
 
-def sms_job(form: Form, saved: Submission) -> JobCall:
-    message = f"{saved.form}: submission {saved.id} has come in"
-    return sms.with_(links=links_of(saved)).job(form.owner_phone, message, key_of(saved, "sms"))
+def receipt_job(_: Form, saved: Submission) -> JobCall:
+    """A mail to the sender."""
+    how = email.with_(queue=QUEUE, retry=BACKOFF, max_attempts=ATTEMPTS, links=links_of(saved))
+    key, text = key_of(saved, "receipt"), f"Thank you: your submission {saved.id} has come in."
+    marked = {"X-Submission": key}
+    return how.job("mail", saved.data["email"], "Thank you", text, headers=marked, idempotency_key=key)
 
 
 def enrich_job(_: Form, saved: Submission) -> JobCall:
-    sender = saved.data.get("email", "")
-    return enrich.with_(links=links_of(saved)).job(saved.id, sender, key_of(saved, "enrichment"))
+    return enrich.with_(links=links_of(saved)).job(saved.id, saved.data["email"], key_of(saved, "enrichment"))
 
 
-OPERATIONS = {
-    "webhook": webhook_job, "table": table_sync_job, "email": email_job, "sms": sms_job, "enrichment": enrich_job,
-}  # fmt: skip
+FORM = {"webhook": webhook_job, "table": table_sync_job, "notification": notification_job}
+SENDER = {"receipt": receipt_job, "enrichment": enrich_job}  # of who has left an address
 
 
 async def hand_over(session: AsyncSession, form: Form, saved: Submission) -> None:
     """Put all five in by one statement, and note which job is what, in the submission's transaction."""
-    jobs = await app.enqueue_many(session, [describe(form, saved) for describe in OPERATIONS.values()])
-    named = zip(OPERATIONS, jobs, strict=True)
+    operations = FORM | SENDER if saved.data.get("email") else FORM
+    jobs = await app.enqueue_many(session, [describe(form, saved) for describe in operations.values()])
+    named = zip(operations, jobs, strict=True)
     await session.execute(NOTED, [{"job": job.id, "submission": saved.id, "kind": kind} for kind, job in named])
 
 

@@ -72,13 +72,14 @@ async def who(request: Request) -> User | None:
     return User(given.username or "admin", operate=True)
 
 
-async def admin(request: Request) -> None:
+async def admin(request: Request) -> User:
     """Only those, and no form of another site."""
-    if await who(request) is None:
+    if (user := await who(request)) is None:
         raise HTTPException(401, headers={"WWW-Authenticate": "Basic"})
     origin = request.headers.get("origin")
     if request.method != "GET" and origin and urlsplit(origin).netloc != request.headers["host"]:
         raise HTTPException(403, "this was sent from another site")
+    return user
 
 
 STATUS = text("""select o.kind, j.* from operation o left join tallybook.job j on j.id = o.job_id
@@ -122,18 +123,22 @@ async def dead(request: Request, session: Transaction, task: str | None = None) 
     return pages.TemplateResponse(request, "dead.html", {"letters": letters})
 
 
-@api.post("/dead/{job}/{verb}", dependencies=[Depends(admin)])
-async def act(session: Transaction, job: int, verb: str) -> RedirectResponse:
-    """retry: another attempt, at once. cancel: nobody wants it any more."""
-    if verb not in ("retry", "cancel"):
+@api.post("/operations/{job}/{verb}")
+async def act(session: Transaction, user: Annotated[User, Depends(admin)], job: int, verb: str) -> RedirectResponse:
+    """retry: another attempt, at once. cancel: nobody wants it any more, dead or not; who said so is on record."""
+    submission = await session.scalar(text("select submission from operation where job_id = :job"), {"job": job})
+    if submission is None or verb not in ("retry", "cancel"):
         raise HTTPException(404)
     try:
-        await (app.retry(job).on(session) if verb == "retry" else app.dead.drop(job).on(session))
+        if verb == "retry":
+            await app.retry(job).on(session)
+        elif not (state := await app.cancel(job, f"by {user.name}").on(session)).startswith("cancel"):
+            raise HTTPException(409, f"it is {state}")
     except UnknownJob as error:
         raise HTTPException(404, str(error)) from error
     except TallybookError as error:  # somebody else was quicker
         raise HTTPException(409, str(error)) from error
-    return RedirectResponse("/dead", 303)
+    return RedirectResponse(f"/submissions/{submission}", 303)
 
 
 @api.post("/cron/process")

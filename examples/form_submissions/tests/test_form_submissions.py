@@ -64,11 +64,11 @@ def test_a_submission_and_its_operations_are_one_transaction(client: TestClient,
     assert found == [
         ("webhook", "tallybook.webhook", 5, str(number)),
         ("table", "table_sync", None, str(number)),
-        ("email", "tallybook.email", 3, str(number)),
-        ("sms", "sms", None, str(number)),
+        ("notification", "tallybook.notification", 3, str(number)),
+        ("receipt", "tallybook.email", 3, str(number)),
         ("enrichment", "enrich", None, str(number)),
     ]
-    assert ATTEMPTS == table_sync.max_attempts == app.tasks["sms"].max_attempts == 3
+    assert ATTEMPTS == table_sync.max_attempts == app.tasks["enrich"].max_attempts == 3
     assert_enqueued(db, "tallybook.webhook", idempotency_key=f"contact-{number}-webhook")
     assert_enqueued(db, table_sync, sheet="contacts", submission=number, key=f"contact-{number}-table")
 
@@ -150,7 +150,7 @@ def test_people_look_at_it_and_handle_what_is_dead(client: TestClient, db: Any) 
     jobs = dict(db.execute("select kind, job_id from operation where submission = %s", (number,)).fetchall())
     for path in ("/", f"/submissions/{number}", "/dead"):
         assert client.get(path).status_code == 401
-    assert client.post(f"/dead/{jobs['sms']}/retry").status_code == 401
+    assert client.post(f"/operations/{jobs['notification']}/retry").status_code == 401
     assert client.get("/queue/").status_code == 403
     client.auth = ("ada", "right")
     assert client.get("/queue/").status_code == 200
@@ -158,19 +158,22 @@ def test_people_look_at_it_and_handle_what_is_dead(client: TestClient, db: Any) 
     page = client.get(f"/submissions/{number}").text
     assert "UnknownProvider" in page
     assert "enqueued" in page and "retrying" in page and "dead" in page and "<script>" not in page
-    assert f"/dead/{jobs['sms']}/retry" in client.get("/dead").text
-    assert f"/dead/{jobs['table']}/retry" not in client.get("/dead?task=sms").text
-    forged = client.post(f"/dead/{jobs['sms']}/retry", headers={"Origin": "https://evil.example"})
+    assert f"/operations/{jobs['notification']}/retry" in client.get("/dead").text
+    assert f"/operations/{jobs['table']}/retry" not in client.get("/dead?task=tallybook.notification").text
+    forged = client.post(f"/operations/{jobs['notification']}/retry", headers={"Origin": "https://evil.example"})
     assert forged.status_code == 403
     state = "select (select state from tallybook.job where id = %s)"
-    assert db.execute(state, (jobs["sms"],)).fetchone() == ("dead",)
-    assert client.post(f"/dead/{jobs['sms']}/retry").status_code == 303
-    assert db.execute(state, (jobs["sms"],)).fetchone() == ("available",)
-    assert client.post(f"/dead/{jobs['table']}/cancel").status_code == 303
-    assert f"/dead/{jobs['table']}/" not in client.get("/dead").text
-    assert client.post(f"/dead/{jobs['sms']}/retry").status_code == 409
-    assert client.post("/dead/999999999/retry").status_code == 404
-    assert client.post(f"/dead/{jobs['sms']}/drop").status_code == 404
+    assert db.execute(state, (jobs["notification"],)).fetchone() == ("dead",)
+    assert client.post(f"/operations/{jobs['notification']}/retry").status_code == 303
+    assert db.execute(state, (jobs["notification"],)).fetchone() == ("available",)
+    assert client.post(f"/operations/{jobs['notification']}/retry").status_code == 409
+    for kind in ("table", "notification"):  # one that is dead, and one that is in line
+        assert client.post(f"/operations/{jobs[kind]}/cancel").status_code == 303
+        assert db.execute(state, (jobs[kind],)).fetchone() == ("cancelled",)
+    assert f"/operations/{jobs['table']}/" not in client.get("/dead").text
+    assert client.get(f"/submissions/{number}").text.count("cancelled by ada") == 2
+    assert client.post("/operations/999999999/retry").status_code == 404
+    assert client.post(f"/operations/{jobs['webhook']}/drop").status_code == 404
 
 
 def test_the_account_finds_what_is_lost() -> None:
@@ -212,5 +215,11 @@ def test_what_comes_under_another_key_is_done_twice() -> None:
     world.do("contact-1-sms", "/sms: contact: submission 1 has come in")
     world.do("contact-1-sms", "/sms: contact: submission 1 has come in")
     assert world.twice() == set()
+    world.heeds_keys = False
+    world.do("contact-1-table", "/tables/contacts: 1")
+    world.do("contact-1-table", "/tables/contacts: 1")
+    assert world.twice() == {"/tables/contacts: 1"}  # a receiver that knows no keys
+    world.effects.clear()
+    world.do("contact-1-sms", "/sms: contact: submission 1 has come in")
     world.do("another key", "/sms: contact: submission 1 has come in")
     assert world.twice() == {"/sms: contact: submission 1 has come in"}
