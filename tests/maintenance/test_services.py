@@ -52,6 +52,33 @@ def info(app: App, db: Any, name: str) -> ServiceInfo:
     return next(one for one in app.services.list().sync(db) if one.name == name)
 
 
+@pytest.mark.parametrize("maintenance", [False, True], ids=["off", "control"])
+async def test_a_worker_without_maintenance_only_runs_jobs(
+    app: App, dsn: str, db: Any, jobs: Jobs, caplog: pytest.LogCaptureFixture, *, maintenance: bool
+) -> None:
+    """S3-41: a flag skips maintenance: jobs run, nothing is promoted and no service has run, and its log says so."""
+
+    @app.task
+    async def note() -> None: ...
+
+    caplog.set_level("INFO", logger="tallybook.worker")
+    poll = timedelta(seconds=0.05)
+    async with working(app, dsn, maintenance=maintenance, poll=poll):
+        later = note.with_(delay=timedelta(seconds=0.1)).enqueue_sync(db)
+        due = "select bool_and(clock_timestamp() > run_at) is not false from tallybook.scheduled"
+        await eventually(lambda: db.execute(due).fetchone()[0], "it is due, or was promoted")
+        job = note.enqueue_sync(db)
+        await eventually(lambda: jobs(job).state == "completed", "what is in line runs")
+        if maintenance:
+            await eventually(lambda: jobs(later).state == "completed", "it was promoted")
+        ran = db.execute("select count(*) from tallybook.service where last_run_at is not null").fetchone()[0]
+        assert (jobs(later).state, ran > 0) == (("completed", True) if maintenance else ("scheduled", False))
+    assert ("it does no maintenance" in caplog.text) is not maintenance
+    if not maintenance:
+        await app.drain(dsn=dsn)
+        assert jobs(later).state == "completed"
+
+
 # Two workers
 
 

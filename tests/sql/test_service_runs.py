@@ -155,6 +155,20 @@ def test_a_rescue_is_on_record_with_its_effect(db: Connection, now: datetime) ->
     assert one(db, "select last_effect from tallybook.service where name = 'rescue'") == 3
 
 
+def test_a_rescue_stops_at_its_limit(db: Connection, now: datetime) -> None:
+    """S3-31: rescue and burying take a limit: no other worker's jobs are touched past it; those of one worker go together."""
+    for _ in range(3):
+        hands = Hands(db)
+        db.execute("select tallybook.enqueue('q', 'send') from generate_series(1, 2)")
+        assert len(hands.claim()) == 2
+    query = "select lost from tallybook.rescue(at => %s, max_crashes => 1, max_jobs => %s)"
+    lost = [one(db, query, now + seconds * S, most) for seconds, most in ((60, 1), (75, 1), (75, 3), (75, 3))]
+    assert lost == [0, 2, 4, 0]
+    assert one(db, "select count(*) from tallybook.dead") == 0, "whose fault it was is not known of any"
+    with pytest.raises(psycopg.Error, match="max_jobs"):
+        one(db, query, now, 0)
+
+
 def test_at_most_one_run_a_second_is_put_on_record(db: Connection, now: datetime) -> None:
     """A service that runs a hundred times a second writes its row once: a pinned horizon would make it slow."""
     for n in range(20):

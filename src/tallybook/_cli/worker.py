@@ -44,6 +44,7 @@ _LEVELS = click.Choice(["debug", "info", "warning", "error", "critical"], case_s
 @click.option("--processes", type=click.IntRange(1, 512), default=1, show_default=True, help="How many processes.")
 @click.option("--name", help="Shown wherever the worker appears. [host:pid:random]")
 @click.option("--no-notify", is_flag=True, help="Only poll, hold no session.")
+@click.option("--no-maintenance", is_flag=True, help="Only run jobs: others promote, rescue and prune.")
 @click.option("--direct-dsn", metavar="DSN", help="Past a pooler, for the session; else TALLYBOOK_DIRECT_DSN.")
 @click.option("--poll", type=DURATION, metavar="DURATION", help="How often to look when idle. [1 s]")
 @click.option("--heartbeat", type=DURATION, metavar="DURATION", help="How often to say that it lives. [10 s]")
@@ -65,6 +66,7 @@ def worker(
     processes: int,
     name: str | None,
     no_notify: bool,
+    no_maintenance: bool,
     direct_dsn: str | None,
     metrics_port: int | None,
     metrics_host: str | None,
@@ -86,7 +88,7 @@ def worker(
     logs.setup(log_format, log_level)
     given: dict[str, Any] = {"name": name, "queues": parse_queues(queues), "notify": not no_notify, **durations}
     given["direct_dsn"] = conninfo(direct_dsn) if direct_dsn else None
-    given |= {"metrics_port": metrics_port, "metrics_host": metrics_host}
+    given |= {"metrics_port": metrics_port, "metrics_host": metrics_host, "maintenance": not no_maintenance}
     settings = WorkerSettings(**{option: value for option, value in given.items() if value is not None})
     if dsn:
         conninfo(dsn)  # an error here, not N times below

@@ -43,6 +43,8 @@ class WorkerSettings:
     """How often the worker says that it lives."""
     lease: timedelta = timedelta(seconds=30)
     """After this time without a heartbeat a worker is dead to the others."""
+    maintenance: bool = True
+    """Run the services and schedules beside jobs. False: only claim and run; other workers, or a program, have to do it."""
     rescue_look: timedelta | None = None
     """How often at least this worker looks for the work of dead ones, more often where workers are few; None: as the service
     rescue says, see services.md."""

@@ -48,9 +48,10 @@ class Maintenance:
             declared=app._declared_schedules if home else list,  # elsewhere they are taken off, were they ever there
             on_fired=wake,
         )
-        callbacks.followed, callbacks.permits = self.parents.ended, self.permits.ended
-        callbacks.fair = self.fairness.claimed
-        callbacks.scheduled = lambda delay: self.promoter.at_latest_in(delay.total_seconds())
+        if settings.maintenance:
+            callbacks.followed, callbacks.permits = self.parents.ended, self.permits.ended
+            callbacks.fair = self.fairness.claimed
+            callbacks.scheduled = lambda delay: self.promoter.at_latest_in(delay.total_seconds())
         watch = ClockWatch(link, self.clock)
         services = [
             self.promoter, self.rescuer, rebaser, self.parents, self.permits, self.fairness, Folder(link), Pruner(link),

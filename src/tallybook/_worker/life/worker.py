@@ -237,8 +237,11 @@ class Worker:
             log.info("worker %s (%s) serves %s with %s tasks", *said, extra={"event": "started"})
             if self.sleeper:
                 self._serve(self.sleeper.run(), "listener")
-            self._serve(self.maintenance.loop.run(), "maintenance")
-            self._serve(self.maintenance.clock.serve(), "schedules")
+            if self.settings.maintenance:
+                self._serve(self.maintenance.loop.run(), "maintenance")
+                self._serve(self.maintenance.clock.serve(), "schedules")
+            else:
+                log.info("it does no maintenance: another worker has to promote, rescue, fire schedules and prune")
             await self._claim()
             return await self.stopping.finish(worn_out=self.worn_out)
         except asyncio.CancelledError:  # the program that runs us ends: what a second stop does

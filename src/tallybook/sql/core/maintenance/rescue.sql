@@ -18,11 +18,13 @@
 -- on record until nothing of it is open.
 -- as_service: claim the run first, and put it on record (see _service.sql); lost is null where somebody else is running
 -- it.
+-- max_jobs: no other worker is looked at once so many attempts were lost; call again while lost says as many. What one
+-- worker held goes together: a job that is looked at alone would count as the one that killed it.
 -- Reads worker, claim, entry; writes outcome, entry, dead, worker, service.
 -- rights: worker
 create or replace function tallybook.rescue(lease_time interval default null, grace interval default '1 s',
   max_crashes int default 3, at timestamptz default clock_timestamp(), only_worker int default null,
-  as_service boolean default false, out lost int, out suspects int)
+  as_service boolean default false, max_jobs int default null, out lost int, out suspects int)
 language plpgsql
 -- profile: nested
 set lock_timeout = '200ms'  -- what is locked comes with the next run
@@ -34,10 +36,12 @@ begin
     raise exception 'rescue needs READ COMMITTED' using errcode = 'TB003',
       hint = 'An older snapshot overlooks the newest claims.';
   end if;
+  perform tallybook._check_range('max_jobs', max_jobs::text, coalesce(max_jobs > 0, true), 'It goes from 1 up.');
   if as_service and not tallybook._service_claim('rescue', at) then return; end if;
   lost := 0; suspects := 0;
   for w in select k.* from tallybook.worker k
             where k.ended_at is null and (only_worker is null or k.id = only_worker) order by k.id loop
+    exit when lost >= max_jobs;
     case tallybook._worker_fate(w, coalesce(lease_time, w.lease), grace, at)
       when 'lives' then continue;
       when 'suspect' then

@@ -24,7 +24,8 @@ begin
        where coalesce(s.last_run_at, '-infinity') < p_at - greatest(2 * s.every, interval '2 min')
          and v_since < p_at - greatest(2 * s.every, interval '2 min')),
     case when v_since is null then 'no worker lives that could run them' else 'all services run' end,
-    'Workers live and do not do it: see their logs for what fails. By hand, for one run: `select tallybook.NAME()`, '
+    'Workers live and do not do it: see their logs for what fails, and start one without `--no-maintenance`. By hand, '
+    'for one run: `select tallybook.NAME()`, '
     'for promote, rescue, rebase, concurrency_release, fair_release, parents_resolve, fold and prune.');
 
   return query select * from tallybook._finding('clock_steps', (
