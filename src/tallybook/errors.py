@@ -23,6 +23,7 @@
     ├── JobDied                          the job is dead: there will be no result
     ├── JobCancelled                     the job was cancelled: there will be no result
     ├── KeyTaken                         TB008: another live job has the unique key, and on_conflict is "raise"
+    ├── LockNotAvailable (TimeoutError)  ctx.lock did not get its lock in time
     ├── LeaseLost                        TB001: the attempt is not this worker's any more
     ├── TransactionError                 the transaction that an attempt's end belongs to did not end as it must
     ├── WorkerEnded                      TB006: the worker is unknown to the server, or was declared ended
@@ -67,6 +68,7 @@ __all__ = [
     "JobFailed",
     "KeyTaken",
     "LeaseLost",
+    "LockNotAvailable",
     "NotASubject",
     "NotSupported",
     "PayloadError",
@@ -365,6 +367,18 @@ class ResultTimeout(TallybookError, TimeoutError):
     def __init__(self, job: int, seconds: float) -> None:
         super().__init__(f"job {job} has not ended within {seconds:g} s", hint="It goes on: ask again, or wait longer")
         self.job = job
+
+
+class LockNotAvailable(TallybookError, TimeoutError):
+    """`ctx.lock` did not get its lock in the time that it was given; `name` is the lock's."""
+
+    name: str | None = None
+
+    def __init__(self, name: str, seconds: float | None) -> None:
+        when = "before its job was told to stop" if seconds is None else f"within {seconds:g} s"
+        hint = "Another handler holds it: catch this and return Snooze(...), or let the retry policy set the delay"
+        super().__init__(f"the lock {name!r} was not free {when}", hint=hint)
+        self.name = name
 
 
 class ResultMissing(TallybookError):

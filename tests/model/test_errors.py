@@ -33,6 +33,7 @@ EXAMPLES = [
     errors.TransactionError("the handler has ended its transaction", hint="Leave COMMIT to the worker"),
     errors.KeyTaken(4711),
     errors.ResultTimeout(7, 10),
+    errors.LockNotAvailable("ledger", 30.0),
     errors.ResultMissing(7, "its result was not kept: it is no JSON"),
     errors.JobFailed(7, "send", "ValueError", "no such user"),
     errors.JobDied(7, "ValueError", "no such user"),

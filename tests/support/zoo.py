@@ -129,6 +129,12 @@ def limited(ctx: Context) -> None:
     ctx.limit_sync("provider:acme")
 
 
+def locked(ctx: Context) -> None:
+    """Asks for a lock."""
+    with ctx.lock("ledger"):
+        raise AssertionError("it was taken")
+
+
 @app.task(process=True, retry=LATER, memory="512 MB")
 def is_modest(path: str) -> None:
     Path(path).write_text(str(os.getpid()))

@@ -66,7 +66,7 @@ class Worker:
             app,
             self.book,
             self.finisher,
-            Verbs(handlers),
+            Verbs(handlers, settings.direct_dsn or dsn),
             common=place.common if place else None,
             slots=settings.slots,
             worker_name=settings.name,

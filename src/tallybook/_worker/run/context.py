@@ -20,6 +20,7 @@ from tallybook._model.payload import encode
 from tallybook._model.provider import Provider
 from tallybook._model.subject import Subject, subject_of
 from tallybook._model.subject_outcome import Complete, Drop, Kill, Reschedule, SubjectOutcome
+from tallybook._worker.run.lock import Lock
 from tallybook._worker.run.subjects import end_of
 from tallybook._worker.run.turns import Turn
 from tallybook.errors import LeaseLost, NotASubject, NotSupported
@@ -356,6 +357,24 @@ class Context:
     def push_back_sync(self, key: str, retry_after: timedelta) -> None:
         """Tell a limit that nobody may call for so long; push_back for plain handlers."""
         self._wait(self._said().push(self._job(), key, retry_after))
+
+    def lock(self, name: str, *, wait: timedelta | str | None = None) -> Lock:
+        """Hold a lock of this name: one handler at a time has it, in all processes of this database.
+
+        `wait` is how long to try; None: until it is free; "0 s": once. Raises LockNotAvailable then, an error like any other:
+        catch it, or the retry policy sets the delay. The lock has a connection of its own and is free when that ends, however
+        its process dies. NotSupported in an atomic task, in a process of its own, and behind a pooler without a direct DSN.
+
+            async with ctx.lock("ledger", wait="30 s"):  # in a plain handler: with ctx.lock("ledger", wait="30 s"):
+                await post()
+        """
+        dsn = self._said().session_dsn
+        if self._atomic:
+            hint = "Call pg_advisory_xact_lock in its transaction: that is held until the commit"
+            raise NotSupported("ctx.lock in an atomic task", hint=hint)
+        if dsn is None:
+            raise NotSupported("ctx.lock in a process of its own", hint="Give the task exclusive=True")
+        return Lock(name, wait, dsn, told=lambda: self.cancelled, here=self._wait)
 
     def _said(self) -> Verbs:
         if self._verbs is None:

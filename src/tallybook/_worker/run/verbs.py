@@ -42,8 +42,12 @@ class Postponed(Outcome):
 class Verbs:
     """The verbs behind Context.progress and its like. LeaseLost where the attempt is not this worker's any more."""
 
-    def __init__(self, link: Link) -> None:
+    session_dsn: str | None = None
+    """Where a handler's lock can have a session; None: nowhere here."""
+
+    def __init__(self, link: Link, session_dsn: str | None = None) -> None:
         self._link = link
+        self.session_dsn = session_dsn
         self.loop: asyncio.AbstractEventLoop | None = None
         self.providers: Providers | None = None
 
