@@ -15,7 +15,9 @@ from tallybook.extra.providers import Provider
 
 
 class Busy(Exception):
-    """The provider takes no calls for this long."""
+    """The provider takes no calls for this long: a 429, to `ctx.provider`."""
+
+    status = 429
 
     def __init__(self, retry_after: timedelta) -> None:
         super().__init__(f"busy for {retry_after.total_seconds():.0f} s")

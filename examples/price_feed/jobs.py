@@ -12,14 +12,13 @@ import psycopg
 from psycopg.types.json import Jsonb
 from psycopg_pool import AsyncConnectionPool
 
-from examples.price_feed.collectors import Busy, ask
+from examples.price_feed.collectors import ask
 from examples.price_feed.money import PriceRefused, minor_units
-from tallybook import App, Cancel, Constant, Context, JobCall, Snooze
+from tallybook import App, Cancel, Constant, Context, JobCall
 from tallybook.extra.tasks import email
 
 app = App("prices")
 app.include(email)
-app.rate_limit("provider", 8, per="1 min")  # of each provider: the key is provider:NAME
 
 ADMIN = os.environ.get("ADMIN_EMAIL", "admin@example.org")
 Json = dict[str, Any]
@@ -55,19 +54,14 @@ async def price_fetch_failed(
 )  # fmt: skip
 async def fetch_price(
     ctx: Context, asset_id: int, symbol: str, data_type: str, currency: str, decimals: int
-) -> Cancel | Snooze | None:
+) -> Cancel | None:
     """Ask the provider that the routes name now, when it may be asked. The price and the job's end are one transaction."""
     provider = await ctx.providers.resolve(data_type, symbol)
     if provider is None:
         return Cancel(f"no active route for {data_type} {symbol}")
-    key = f"provider:{provider.name}"
-    # If its turn is not near this attempt ends here, without a failure, and another one comes in time.
-    await ctx.limit(key)
-    try:
+    # If its turn is not near this attempt ends here, without a failure, and another one comes in time; so it does after a 429.
+    async with ctx.provider(provider):
         found = await ask(ctx.state.http, provider, symbol)
-    except Busy as error:  # somebody else has used up its calls
-        await ctx.push_back(key, error.retry_after)
-        return Snooze(timedelta(0))
     if found.currency != currency:
         raise PriceRefused(f"{provider.name} answered in {found.currency}, not in {currency}")
     amount = minor_units(found.price, decimals)

@@ -232,8 +232,8 @@ def test_no_provider_sees_more_than_its_calls(db: Any, world: World, calls: int)
     world.has_moods = False
     for code in FUNDS[:10]:
         hold(db, code, "fund", "INR")
-    if calls != 8:  # one that a person has put stays, whatever the code says
-        app.rate_limits.set("provider", calls, per="1 min").sync(db)
+    if calls != 8:
+        app.rate_limits.set("provider:mfapi", calls, per="1 min").sync(db)
     app.schedules.run("wanted-prices").sync(db)
     drain(app, dsn=app.conninfo())
     assert (len(world.calls["mfapi"]) == 1) == (calls == 8)
