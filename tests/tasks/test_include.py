@@ -75,6 +75,7 @@ async def test_an_included_task_has_the_app_and_its_policies(dsn: str, db: Any) 
     [
         ("httpcore2", "webhooks", http.job(url="https://192.0.2.1/")),
         ("aiosmtplib", "email", email.job("mail", "a@b.org", "s", "t")),
+        ("jinja2", "templates", email.job("mail", "a@b.org", template="welcome")),
     ],
 )
 def test_a_missing_extra_is_one_clear_error(
@@ -94,8 +95,8 @@ def test_a_missing_extra_is_one_clear_error(
 def test_enqueueing_needs_no_extra() -> None:
     """S4-06: a producer that imports the ready-made tasks loads no library of theirs."""
     program = (
-        "import sys\nfrom tallybook.extra.tasks import email, http, webhook\nwebhook.job('acme', {'a': 1})\n"
-        "print([name for name in ('httpcore2', 'aiosmtplib', 'anyio', 'h11') if name in sys.modules])\n"
+        "import sys\nfrom tallybook.extra.tasks import email, http, notification, sms, webhook\nwebhook.job('acme', {'a': 1})\n"
+        "print([name for name in ('httpcore2', 'aiosmtplib', 'jinja2', 'anyio', 'h11') if name in sys.modules])\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "[]\n"
