@@ -53,6 +53,40 @@ def test_no_job_is_picked_twice(db: Connection, connect: Any) -> None:
     assert db.execute("select name, queues from tallybook.worker").fetchall() == [("pick", ["q"])]
 
 
+def test_a_pick_takes_one_version_only(db: Connection) -> None:
+    """S3-26, S3-39: with a version only its jobs are picked, in order; others are put aside once, for those that ask for them."""
+    two = psycopg.types.json.Jsonb({"version": 2})
+    jobs = [put(db, options=two if n % 2 else None)[0] for n in range(6)]
+
+    def of(version: int) -> list[Any]:
+        """What two calls pick: the line, then what was put aside."""
+        return [
+            job
+            for _ in range(2)
+            for job in call(db, "pick", "lease, job_id, attempt", queue="q", max_jobs=10, version=version)
+        ]
+
+    first, second = of(1), of(2)
+    assert [[job for _, job, _ in picked] for picked in (first, second)] == [jobs[::2], jobs[1::2]]
+    put(db, options=two)
+    assert of(1) == [], "it is not taken, and put aside"
+    assert all(complete(db, *first, *second, *of(2)))
+    (old,) = put(db)
+    assert of(2) == []
+    assert complete(db, *of(1)) == [True], "so is one of version 1"
+    assert db.execute("select distinct state, failures, attempts from tallybook.job").fetchall() == [
+        ("completed", 0, 1)
+    ]
+    moves = "select max(n) from (select count(*) as n from tallybook.attempt where state = 'moved' group by job_id) m"
+    assert one(db, moves) == 1 and states(db, old) == ["completed"]
+    assert db.execute("select distinct name from tallybook.worker order by 1").fetchall() == [
+        ("pick, version 1",),
+        ("pick, version 2",),
+    ]
+    with pytest.raises(psycopg.Error, match="version"):
+        of(0)
+
+
 def test_the_lock_runs_out(db: Connection) -> None:
     """What has not ended after the lock time is somebody else's, after at most a quarter more; the old lease is refused."""
     (job,) = put(db)
