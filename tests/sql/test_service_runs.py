@@ -196,6 +196,18 @@ def test_every_is_changed_by_sql(db: Connection) -> None:
     assert dict(zip(names, every, strict=True))["rescue"] == 10 * S
 
 
+def test_one_run_serves_all_queues(db: Connection, now: datetime) -> None:
+    """S3-32: instead of maintenance per queue one run of a service serves all queues, and one interval holds for all."""
+    put = "select tallybook.enqueue('q' || n, 'send', run_at => %s, at => %s) from generate_series(1, 20) n"
+    db.execute(put, [now + S, now])
+    db.execute("select tallybook.service_every('promote', '1 h')")
+    assert one(db, RUNS["promote"], now) == 0
+    due = "select 'promote' = any (due) from tallybook.services_due(at => %s)"
+    assert [one(db, due, at) for at in (now, now + S)] == [False, True], "at its time, whatever the interval says"
+    assert (one(db, RUNS["promote"], now + S), left(db)) == (20, 0)
+    assert one(db, "select count(*) from tallybook.service where name = 'promote'") == 1
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [
