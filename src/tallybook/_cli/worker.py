@@ -47,6 +47,7 @@ _LEVELS = click.Choice(["debug", "info", "warning", "error", "critical"], case_s
 @click.option("--no-maintenance", is_flag=True, help="Only run jobs: others promote, rescue and prune.")
 @click.option("--direct-dsn", metavar="DSN", help="Past a pooler, for the session; else TALLYBOOK_DIRECT_DSN.")
 @click.option("--poll", type=DURATION, metavar="DURATION", help="How often to look when idle. [1 s]")
+@click.option("--slot-pause", type=DURATION, metavar="DURATION", help="Rest a slot so long after each job. [0 s]")
 @click.option("--heartbeat", type=DURATION, metavar="DURATION", help="How often to say that it lives. [10 s]")
 @click.option("--lease", type=DURATION, metavar="DURATION", help="Without a heartbeat for so long it is dead. [30 s]")
 @click.option("--stop-timeout", type=DURATION, metavar="DURATION", help="How long a stop waits for jobs. [25 s]")

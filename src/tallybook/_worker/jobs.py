@@ -233,3 +233,7 @@ class Book:
         self.changed.set()
         if self.free[running.queue] == 1:
             self.on.room()
+
+    def rested(self, running: Running) -> None:
+        """A handler returned a while ago: its slot is free now."""
+        self.freed(running)

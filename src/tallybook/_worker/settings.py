@@ -17,6 +17,9 @@ SLOTS = 10
 # A start that a limit lets through is put ahead by what the answers take, and may be late by as much, up to so many seconds.
 FAR_AHEAD = 1.0
 LOOPBACK = "127.0.0.1"
+_DURATIONS = (
+    "poll", "slot_pause", "heartbeat", "lease", "rescue_look", "stop_timeout", "abort_timeout", "suspect_wait",
+)  # fmt: skip
 
 
 def default_name() -> str:
@@ -39,6 +42,8 @@ class WorkerSettings:
     """Past a pooler, to the same database: the session is held there; None: TALLYBOOK_DIRECT_DSN, else none."""
     poll: timedelta = timedelta(seconds=1)
     """How often an idle worker looks for jobs, jittered by half; the backstop behind notifications."""
+    slot_pause: timedelta = timedelta(0)
+    """How long a slot rests when its job has ended, before the next one; a stop does not wait for it."""
     heartbeat: timedelta = timedelta(seconds=10)
     """How often the worker says that it lives."""
     lease: timedelta = timedelta(seconds=30)
@@ -68,7 +73,7 @@ class WorkerSettings:
             if not isinstance(slots, int) or isinstance(slots, bool) or not 1 <= slots <= 100_000:
                 raise ConfigError("queues", f"{queue}={slots}", "slots go from 1 to 100000")
             check_name("queues", queue, 64)
-        for option in ("poll", "heartbeat", "lease", "rescue_look", "stop_timeout", "abort_timeout", "suspect_wait"):
+        for option in _DURATIONS:
             if getattr(self, option) is not None:
                 object.__setattr__(self, option, parse_duration(getattr(self, option), option=option))
         for option in ("poll", "heartbeat", "lease", "rescue_look"):

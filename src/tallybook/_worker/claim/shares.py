@@ -197,6 +197,11 @@ class SharedBook(Book):
         if self.shares.listeners:
             self.shares.wake(running.queue)
 
+    def rested(self, running: Running) -> None:
+        """A slot is free, unless its node's worker has ended meanwhile: then it was given back with all others."""
+        if self in self.shares.books:
+            self.freed(running)
+
     def rests(self) -> None:
         """It claims nothing for now: nothing is kept for it."""
         self.waits = False

@@ -71,6 +71,7 @@ class Worker:
             slots=settings.slots,
             worker_name=settings.name,
             grace=settings.abort_timeout,
+            slot_pause=settings.slot_pause,
             atomic=self.atomic,
             keeps_error=keeps_error,
         )

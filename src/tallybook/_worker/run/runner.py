@@ -52,6 +52,7 @@ class Runner:
         worker_name: str,
         atomic: Atomic,
         grace: timedelta = timedelta(seconds=5),
+        slot_pause: timedelta = timedelta(0),
         keeps_error: bool = False,
     ) -> None:
         self._app = app
@@ -60,6 +61,8 @@ class Runner:
         self._ready: deque[tuple[Running, ServedTask]] = deque()
         self._relays: set[asyncio.Task[None]] = set()
         self._grace = grace.total_seconds()
+        self._slot_pause = slot_pause.total_seconds()
+        self._freed = self._rest if slot_pause else book.freed
         shared = common or Common(app, slots=slots, worker_name=worker_name)
         self.handlers = Handlers(app, verbs, atomic, shared, owns=common is None)
         self._call, self._threads = self.handlers.call, shared.threads
@@ -255,7 +258,7 @@ class Runner:
             return  # given back at the stop: its end and its slot are dealt with
         if value is None and raised is None and job.guard is None and not job.in_doubt:  # nearly all of them
             self._finisher.complete(job)
-            self._book.freed(job)
+            self._freed(job)
             return
         try:
             if raised is not None:
@@ -264,4 +267,10 @@ class Runner:
                 self.ends.returned(job, known, value)
         except Exception as error:  # whatever it is, the attempt has an end and the slot is free
             self.ends.broken(job, known, raised or error)
-        self._book.freed(job)
+        self._freed(job)
+
+    def _rest(self, job: Running) -> None:
+        """Its handler has returned: the slot is free after the pause."""
+        self._book.running.pop(job.job_id, None)
+        self._book.changed.set()  # a stop waits for handlers only
+        asyncio.get_running_loop().call_later(self._slot_pause, self._book.rested, job)
