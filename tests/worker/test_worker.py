@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -161,6 +162,34 @@ async def test_the_loop_outlives_an_error_of_its_own(dsn: str, db: Any, caplog: 
         db.execute(claim)
         (ended,) = await jobs.ends(job)
     assert (ended.state, ended.attempts) == ("completed", 1)
+
+
+@pytest.mark.parametrize("quiet", [60.0, 0.0], ids=["", "the minute is over"])
+async def test_an_unknown_task_is_warned_of_once_a_minute(
+    app: App,
+    dsn: str,
+    db: Any,
+    note: Any,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    quiet: float,
+) -> None:
+    """S5-08: the log has one warning per unknown task and minute, which names it and a job; the others are on the level debug."""
+    monkeypatch.setattr("tallybook._worker.run.runner._QUIET", quiet)
+    caplog.set_level(logging.INFO, "tallybook.worker")
+    db.execute(
+        "select tallybook.enqueue('default', t, '{}') from unnest('{todo,later}'::text[]) t, generate_series(1, 5)"
+    )
+    async with working(app, dsn):
+        aside = "select count(*) from tallybook.job where unserved"
+        await eventually(lambda: db.execute(aside).fetchone() == (10,), "all are put aside")
+    found = [record for record in caplog.records if getattr(record, "event", None) == "unknown_task"]
+    each = 1 if quiet else 5
+    assert Counter((record.levelname, record.__dict__["task_name"]) for record in found) == {
+        ("WARNING", "todo"): each,
+        ("WARNING", "later"): each,
+    }
+    assert found[0].getMessage().endswith(": no task 'todo' here, put aside for a worker that knows it")
 
 
 async def test_an_old_and_a_new_worker_on_one_queue(dsn: str, db: Any, caplog: pytest.LogCaptureFixture) -> None:

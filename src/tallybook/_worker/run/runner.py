@@ -35,6 +35,8 @@ log = logging.getLogger("tallybook.worker")
 _TURN = 0.005
 # What was abandoned and can be ended has ended by then, in seconds.
 _A_MOMENT = 0.05
+# A task that is not known here is warned of so seldom, in seconds; and so many names of them are kept at most.
+_QUIET, _MANY_NAMES = 60.0, 1000
 
 
 class Runner:
@@ -70,6 +72,8 @@ class Runner:
         self.ends = Ends(finisher, worker_name, keeps_error=keeps_error)
         self._left: set[asyncio.Task[None]] = set()
         self._unclosed = 0
+        self._unknown: dict[str, float] = {}
+        """Until when no warning of it is due."""
         self.abandoned = 0
         """How many handlers did not end after their deadline and the grace."""
         self.tracing = app._tracing
@@ -80,8 +84,7 @@ class Runner:
         for job in jobs:
             known = self._app._names.get(job.task_name)
             if known is None or (job.options and is_newer(job.options, known)):
-                what = f"task {job.task_name!r}" if known is None else f"such version of the args of {job.task_name!r}"
-                log.info("job %s: no %s here, put aside for a worker that knows it", job.job_id, what)
+                self._warn_of_unknown(job, known)
                 self._finisher.move(job)
                 self._book.freed(job)
                 continue
@@ -91,6 +94,20 @@ class Runner:
             self._book.running[job.job_id] = job
             self._ready.append((job, known))
         self._spawn()
+
+    def _warn_of_unknown(self, job: Running, known: ServedTask | None) -> None:
+        what = f"task {job.task_name!r}" if known is None else f"such version of the args of {job.task_name!r}"
+        now = asyncio.get_running_loop().time()
+        is_quiet = now < self._unknown.get(what, now)
+        if not is_quiet:
+            if len(self._unknown) >= _MANY_NAMES:
+                self._unknown.clear()
+            self._unknown[what] = now + _QUIET
+        log.log(
+            logging.DEBUG if is_quiet else logging.WARNING,
+            "job %s: no %s here, put aside for a worker that knows it", job.job_id, what,
+            extra={"event": "unknown_task", "job": job.job_id, "task_name": job.task_name, "queue": job.queue},
+        )  # fmt: skip
 
     def cannot_start(self, job: Running, error: dict[str, Any]) -> None:
         """Fail an attempt that has not started, by its task's own limit of attempts."""
