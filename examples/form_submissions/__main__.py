@@ -13,7 +13,6 @@ import httpx2
 from examples.form_submissions.world import Visitors, World, account, providers
 from examples.stage import SHORT, Stage, free_port
 from tallybook._model.keyring import new_key
-from tallybook.extra.tasks import new_signing_secret
 from tallybook.testing import travel
 
 HERE = "examples.form_submissions"
@@ -35,7 +34,7 @@ def main() -> int:
     password, cron = secrets.token_hex(8), secrets.token_hex(8)
     env = {"TALLYBOOK_KEYS": new_key("k1"), "ADMIN_PASSWORD": password, "CRON_TOKEN": cron, "DEADLINE": "1.5"}
     os.environ.update(env)
-    with World(new_signing_secret(), secrets.token_hex(8)) as world, Stage("form_submissions") as stage:
+    with World(secrets.token_hex(8)) as world, Stage("form_submissions") as stage:
         stage.schema(Path(__file__).parent / "schema.sql")
         asyncio.run(providers(stage.dsn, world))
         url = stage.web("web", f"{HERE}.web:api", free_port(), env)

@@ -72,7 +72,7 @@ def links_of(saved: Submission) -> dict[str, str | int]:
 def webhook_job(form: Form, saved: Submission) -> JobCall:
     how = webhook.with_(queue=QUEUE, retry=BACKOFF, max_attempts=form.webhook_attempts, links=links_of(saved))
     body = {"type": "form.submitted", "form": saved.form, "submission": saved.id, "data": saved.data}
-    return how.job(form.webhook, body, idempotency_key=key_of(saved, "webhook"))
+    return how.job("forms", body, url=form.webhook, signed_by=form.name, idempotency_key=key_of(saved, "webhook"))
 
 
 def table_sync_job(form: Form, saved: Submission) -> JobCall:

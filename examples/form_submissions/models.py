@@ -23,7 +23,7 @@ class Base(DeclarativeBase):
 class Form(Base):
     __tablename__ = "form"
     name: Mapped[str] = mapped_column(primary_key=True)
-    webhook: Mapped[str]  # the name of a provider, which has the address and the secret
+    webhook: Mapped[str]  # its URL; the secret that signs is the provider's of the form's name
     owner_email: Mapped[str]
     owner_phone: Mapped[str]
     sheet: Mapped[str]

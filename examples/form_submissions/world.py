@@ -22,12 +22,15 @@ from socketserver import TCPServer
 from typing import Any
 
 import httpx2
+import psycopg
 from aiosmtpd.controller import Controller
 from standardwebhooks import Webhook
 
 from examples.stage import SERVE, Stage
 from tallybook import App
+from tallybook.extra.tasks import new_signing_secret
 
+FORMS = ("contact", "signup", "broken", "gone")
 HANGS = 3.0
 """So long a silent server takes, in seconds; the deadline of the run is shorter."""
 
@@ -40,8 +43,8 @@ def draw(text: str) -> float:
 class World:
     """Both servers, and their account."""
 
-    def __init__(self, signing_secret: str, token: str) -> None:
-        self.signing_secret = signing_secret
+    def __init__(self, token: str) -> None:
+        self.signing_secrets = {form: new_signing_secret() for form in FORMS}
         self.token = token
         self.lock = threading.Lock()
         self.asked: Counter[str] = Counter()
@@ -157,7 +160,9 @@ class _Handler(BaseHTTPRequestHandler):
         if not self.path.startswith("/hooks/"):
             return self.headers.get("Authorization") == f"Bearer {self.world.token}"
         try:
-            Webhook(self.world.signing_secret).verify(body, dict(self.headers.items()))
+            Webhook(self.world.signing_secrets[self.path.removeprefix("/hooks/")]).verify(
+                body, dict(self.headers.items())
+            )
         except Exception:
             return False
         return True
@@ -199,12 +204,14 @@ class _Smtp(Controller):
 
 
 async def providers(dsn: str, world: World) -> None:
-    """Whom the jobs call: addresses in settings, secrets encrypted."""
+    """Whom the jobs call: addresses in settings, secrets encrypted. Each form has a URL, and a secret of its name."""
     registry = App("setup", dsn=dsn).providers
     inside: dict[str, Any] = {"allow": ["127.0.0.1"], "allow_http": True, "timeout": 1}
-    for name, path in (("hook", "ok"), ("broken", "broken"), ("gone", "gone")):
-        await registry.set(name, kind="webhook", settings={"url": f"{world.url}/hooks/{path}", **inside})
-        await registry.set_secret(name, "signing_secret", world.signing_secret)
+    await registry.set("forms", kind="webhook", settings=inside)
+    for form, secret in world.signing_secrets.items():
+        await registry.set_secret("forms", form, secret)
+    with psycopg.connect(dsn) as conn:
+        conn.execute("update form set webhook = %s || name", (f"{world.url}/hooks/",))
     await registry.set("sms", kind="sms", settings={"url": f"{world.url}/sms", **inside})
     await registry.set_secret("sms", "token", world.token)
     for name in ("tables", "enrichment"):

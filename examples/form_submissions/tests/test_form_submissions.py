@@ -69,7 +69,7 @@ def test_a_submission_and_its_operations_are_one_transaction(client: TestClient,
         ("enrichment", "enrich", None, str(number)),
     ]
     assert ATTEMPTS == table_sync.max_attempts == app.tasks["enrich"].max_attempts == 3
-    assert_enqueued(db, "tallybook.webhook", idempotency_key=f"contact-{number}-webhook")
+    assert_enqueued(db, "tallybook.webhook", signed_by="contact", idempotency_key=f"contact-{number}-webhook")
     assert_enqueued(db, table_sync, sheet="contacts", submission=number, key=f"contact-{number}-table")
 
 
@@ -211,7 +211,7 @@ def test_the_whole_run_loses_nothing() -> None:
 
 def test_what_comes_under_another_key_is_done_twice() -> None:
     """S4-18: the account's own control: a receiver that sees a new key at a retry does the same thing again, and that is seen."""
-    world = World("", "")
+    world = World("")
     world.do("contact-1-sms", "/sms: contact: submission 1 has come in")
     world.do("contact-1-sms", "/sms: contact: submission 1 has come in")
     assert world.twice() == set()
