@@ -108,7 +108,7 @@ def test_the_catalogue_follows_the_code_and_rests_while_it_stays(dsn: str, db: A
 
 
 def test_the_older_release_does_not_overwrite_the_newer_one(dsn: str, db: Any) -> None:
-    """S2-11, S3-39: in a rolling deploy the newer version of a task stays on record when an older worker starts."""
+    """S2-11, S3-36, S3-39: in a rolling deploy the newer version of a task stays on record when an older worker starts."""
 
     def older() -> App:
         app = App("shop")
