@@ -11,7 +11,7 @@ import pytest
 
 from support.broken import without
 from support.workers import Jobs, eventually, working
-from tallybook import App
+from tallybook import App, Context
 from tallybook.errors import ConfigError
 from tallybook.testing import travel
 
@@ -78,6 +78,26 @@ async def test_a_key_is_exclusive_by_itself(app: App, dsn: str, db: Any, jobs: J
         assert [info.state for info in await jobs.ends(export.enqueue_sync(db, "a"))] == ["completed"]
         assert worker.finisher.counts["cancelled"] == 1
     assert (info.failures, info.reason) == (0, 'skipped: the permits of the limit "exclusive export:a" are taken')
+
+
+async def test_a_handler_that_asks_itself_is_skipped(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """S2-14: ctx.limit of a limit that skips ends the attempt as cancelled, where the permit is taken."""
+    db.execute("select tallybook.concurrency_limit_set('door', 1, skips => true)")
+    gate, began = asyncio.Event(), list[str]()
+
+    @app.task
+    async def enter(ctx: Context, name: str) -> None:
+        await ctx.limit("door")
+        began.append(name)
+        await gate.wait()
+
+    async with working(app, dsn, {"default": 5}) as worker:
+        first = enter.enqueue_sync(db, "first")
+        await eventually(lambda: began, "the first is in")
+        info = await jobs.becomes(enter.enqueue_sync(db, "second"), "cancelled")
+        gate.set()
+        assert [one.state for one in await jobs.ends(first)] == ["completed"]
+    assert (began, info.failures, worker.finisher.counts["refused"]) == (["first"], 0, 0)
 
 
 @pytest.mark.parametrize("broken", [False, True], ids=["", "control"])
