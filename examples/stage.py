@@ -21,7 +21,7 @@ from typing import IO, Any, Self
 
 import psycopg
 
-from tallybook._db.migrate import migrate
+from tallybook import migrate
 from tallybook.embedded import Server, temporary_server
 from tools import citus
 

@@ -10,7 +10,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from examples.fleet.jobs import app
 from examples.stage import Stage
-from tallybook._db.migrate import migrate
+from tallybook import migrate
 
 SCHEMA = (Path(__file__).parent / "schema.sql").read_bytes()
 NAMES = ("north", "south", "west")

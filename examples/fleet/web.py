@@ -12,7 +12,7 @@ from starlette.responses import HTMLResponse
 from starlette.routing import Route
 
 from examples.fleet.jobs import app
-from tallybook._db.nodes import Node
+from tallybook import Node
 
 COUNTS = """\
 select sum(scheduled + retrying + waiting + available), sum(running), sum(completed), sum(dead) from tallybook.counts()"""

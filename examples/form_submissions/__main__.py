@@ -12,7 +12,7 @@ import httpx2
 
 from examples.form_submissions.world import Visitors, World, account, providers
 from examples.stage import SHORT, Stage, free_port
-from tallybook._model.keyring import new_key
+from tallybook.extra.providers import new_key
 from tallybook.testing import travel
 
 HERE = "examples.form_submissions"

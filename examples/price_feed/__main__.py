@@ -13,7 +13,7 @@ import httpx2
 from examples.price_feed.world import DELISTED, Visitors, World, account, fill, kill_one_that_calls, providers, serve
 from examples.stage import SERVE, SHORT, Stage, free_port
 from tallybook import App
-from tallybook._model.keyring import new_key
+from tallybook.extra.providers import new_key
 
 HERE = "examples.price_feed"
 MANY, LOOKS, REAL = (

@@ -12,6 +12,8 @@ from tallybook._app import App, Task
 from tallybook._model.backoff import Constant, Exponential, Linear
 
 if TYPE_CHECKING:
+    from tallybook._db.migrate import migrate
+    from tallybook._db.nodes import Node
     from tallybook._db.schedules import Fire, Fired, ScheduleInfo
     from tallybook._model.audit import AuditRow
     from tallybook._model.breaker import BreakerInfo
@@ -62,6 +64,7 @@ __all__ = [
     "Kill",
     "Level",
     "Linear",
+    "Node",
     "Provider",
     "QueueInfo",
     "RateInfo",
@@ -86,9 +89,12 @@ __all__ = [
     "TraceEvent",
     "Truncated",
     "__version__",
+    "migrate",
 ]
 
 _LATER = {
+    "_db.migrate": "migrate",
+    "_db.nodes": "Node",
     "_db.schedules": "Fire Fired ScheduleInfo",
     "_model.audit": "AuditRow",
     "_model.breaker": "BreakerInfo",

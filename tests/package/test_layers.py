@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from graphlib import TopologicalSorter
 
@@ -57,3 +58,10 @@ def test_no_function_is_long() -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
     assert {name: lines for name, lines in found.items() if lines > 70} == {}
+
+
+def test_examples_import_what_is_public() -> None:
+    """No example and no page imports a module whose name begins with an underscore: readers copy what they see."""
+    shown = [*ROOT.glob("examples/**/*.py"), *ROOT.glob("docs/*.md"), ROOT / "README.md"]
+    private = re.compile(r"^\s*(from|import) tallybook(\.\w+)*\._", re.MULTILINE)
+    assert len(shown) > 60 and [path.name for path in shown if private.search(path.read_text(encoding="utf-8"))] == []

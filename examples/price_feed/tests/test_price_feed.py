@@ -23,8 +23,7 @@ from examples.price_feed.collectors import Busy, Quote, ask
 from examples.price_feed.jobs import app
 from examples.price_feed.money import PriceRefused, minor_units
 from examples.price_feed.world import FUNDS, World, missing, most_in_a_minute, providers, wrong
-from tallybook._model.keyring import new_key
-from tallybook.extra.providers import Provider, Secret
+from tallybook.extra.providers import Provider, Secret, new_key
 from tallybook.testing import drain
 
 HERE = Path(__file__).parents[1]
