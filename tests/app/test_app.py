@@ -40,9 +40,9 @@ def test_public_names() -> None:
     public = (
         "App AuditRow BreakerInfo Cancel Cancelled Complete ConcurrencyInfo Constant Context Counts Dead DeadLetter "
         "Difference Drop Exponential Finding Fire Fired HeldRange Job JobCall JobDone JobInfo JobLine JobPage Kill Level "
-        "Linear Provider QueueInfo RateInfo Reason Reject Reschedule RetentionInfo Retried ScheduleInfo Secret "
+        "Linear Node Provider QueueInfo RateInfo Reason Reject Reschedule RetentionInfo Retried ScheduleInfo Secret "
         "ServiceInfo Snooze Subject SubjectCall SubjectInfo SubjectPage SubjectReport Task Throughput Timings TopJob "
-        "TraceEvent Truncated __version__"
+        "TraceEvent Truncated __version__ migrate"
     )
     assert tallybook.__all__ == public.split()
     assert all(hasattr(tallybook, name) for name in tallybook.__all__)
