@@ -134,6 +134,7 @@ def test_a_person_changes_the_number_and_not_what_becomes_of_the_second(db: Any)
         ({"exclusive": ""}, "has 1 to 150 bytes"),
         ({"exclusive": 1}, "not a text"),
         ({"exclusive": "{n}", "name": "a:b"}, "the task's name 'a:b' has a colon"),
+        ({"exclusive": "{m}"}, "task 'report' has no argument 'm'. It has n"),
     ],
 )
 def test_a_wrong_guard_is_refused(app: App, options: Any, words: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from tallybook._model.options import check_name
@@ -29,6 +31,15 @@ class Exclusive:
         if exclusive is not True:
             check_name("exclusive", exclusive, 150)
         return cls(None if exclusive is True else str(exclusive), on_busy == "skip")
+
+    def check(self, task: str, arguments: Collection[str]) -> None:
+        """ConfigError for a `{name}` that is none of the task's arguments."""
+        for name in re.findall(r"\{(\w+)\}", self.key or ""):
+            if name not in arguments:
+                known = ", ".join(sorted(arguments)) or "none"
+                raise ConfigError(
+                    "exclusive", self.key, f"task {task!r} has no argument {name!r}", hint=f"It has {known}"
+                )
 
     def rule(self, task: str) -> ConcurrencyRule:
         """The limit that holds the jobs of a task of this name. ConfigError for a name that none can have."""

@@ -110,6 +110,8 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
         self.guarded = execution is not PLAIN
         self.atomic = _checked_atomic(atomic)
         self.args = ArgsModel(fn, task=self.name, is_special=_is_given, check_specials=self._check_given)
+        if exclusive is not None and not self.args.is_open:
+            exclusive.check(self.name, self.args.names)
         # What the task declares is looked up when an attempt fails; in the row there is only what a job asked for.
         self._bound: BoundTask[P, R_co] = BoundTask(
             self, replace(options, max_attempts=None, version=self.contract.version)
