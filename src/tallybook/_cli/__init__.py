@@ -80,7 +80,7 @@ class _Cli(click.Group):
 def cli() -> None:
     """Tallybook: background jobs inside your own PostgreSQL.
 
-    --dsn may stand before or after the command. TALLYBOOK_DEBUG=1 shows tracebacks.
+    --dsn works before and after the command. TALLYBOOK_DEBUG=1 shows tracebacks.
     """
 
 

@@ -25,10 +25,10 @@ _COLUMNS: Columns = {
 
 
 @listing(_COLUMNS, name="audit", empty="nothing was changed", merge=newest("at", "id"))
-@click.option("--actor", metavar="NAME", help="Only what this user, or this API key, has changed.")
+@click.option("--actor", metavar="NAME", help="Only changes of this user or API key.")
 @click.option("--action", metavar="VERB", help="Only this verb, like retry.")
 @click.option("--before", type=int, metavar="ID", help="Older than this row: the last of the page before.")
-@limit_option(1000, says="At most so many rows.")
+@limit_option(1000, says="Show at most this many rows.")
 def audit(db: Db, limit: int, **given: Any) -> list[AuditRow]:
     """List what people have changed.
 

@@ -18,7 +18,7 @@ from tallybook._model.durations import format_duration
 def breaker() -> None:
     """List, change, open and close circuit breakers.
 
-    After so many failures the jobs of a key wait.
+    After a number of failures the jobs of a key wait.
     """
 
 
@@ -34,7 +34,7 @@ _COLUMNS: Columns = {
 
 @listing(_COLUMNS, of=breaker, empty="no breakers")
 def list_(db: Db) -> list[BreakerInfo]:
-    """List the breakers and their keys. In JSON durations are seconds."""
+    """List the breakers and their keys. JSON has seconds."""
     return db.run(breakers.breakers())
 
 
@@ -44,7 +44,7 @@ def list_(db: Db) -> list[BreakerInfo]:
 @click.argument("per", type=DURATION)
 @click.argument("open_for", type=DURATION)
 def set_(db: Db, name: str, failures: int, per: timedelta, open_for: timedelta) -> str:
-    """Make or change a breaker: after FAILURES within PER it is open for OPEN_FOR, like `provider 5 1min 30s`."""
+    """Set a breaker: FAILURES within PER open it for OPEN_FOR, like `acme 5 1min 30s`."""
     said = db.run(breakers.set_(BreakerRule.checked(name, failures, per, open_for)))
     return f"breaker {clean(name)!r} is {said}"
 
@@ -52,7 +52,7 @@ def set_(db: Db, name: str, failures: int, per: timedelta, open_for: timedelta) 
 @command(of=breaker)
 @click.argument("name")
 def drop(db: Db, name: str) -> str:
-    """Remove a breaker; who waits for it goes on."""
+    """Drop a breaker; jobs that wait for it continue."""
     return gone(db.run(breakers.drop(name)), "breaker", name)
 
 
@@ -60,13 +60,13 @@ def drop(db: Db, name: str) -> str:
 @click.argument("name")
 @click.argument("duration", type=DURATION, required=False)
 def open_(db: Db, name: str, duration: timedelta | None) -> str:
-    """Open the breaker of a key: no job of it starts for DURATION, or for what its rule says; then a probe does."""
+    """Open the breaker of a key for DURATION, or as long as its rule sets."""
     return f"the breaker of {clean(name)!r} is open until {local(db.run(breakers.open_(name, duration)))}"
 
 
 @command(of=breaker)
 @click.argument("name")
 def close(db: Db, name: str) -> str:
-    """Close the breaker of a key: its jobs go on."""
+    """Close the breaker of a key: its jobs continue."""
     changed = db.run(breakers.close(name))
     return f"the breaker of {clean(name)!r} is closed" + ("" if changed else ", as it was")

@@ -78,13 +78,13 @@ def state_option(*states: str) -> Callable[[F], F]:
     return click.option("--state", "states", multiple=True, type=click.Choice(states), metavar="STATE", help=says)
 
 
-def limit_option(most: int = 1_000_000, default: int = 50, says: str = "At most so many.") -> Callable[[F], F]:
+def limit_option(most: int = 1_000_000, default: int = 50, says: str = "Show at most this many.") -> Callable[[F], F]:
     """--limit."""
     return click.option("--limit", type=click.IntRange(1, most), default=default, show_default=True, help=says)
 
 
-by_option = click.option("--by", metavar="WHO", help="Who does it, shown with it. [user@host]")
-yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+by_option = click.option("--by", metavar="WHO", help="Your name for the record. [user@host]")
+yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 
 
 def command(

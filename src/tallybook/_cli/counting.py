@@ -42,10 +42,10 @@ def count() -> None:
 @command("list", of=count, json=True, nodes=True, reads=True)
 @click.option("--by-task", is_flag=True, help="One line per queue and task.")
 def list_(db: Db, by_task: bool, as_json: bool) -> None:
-    """How many jobs are in which state, how fast they end, how long they wait and take. Costs the same at any size.
+    """List jobs by state, throughput and times. Costs the same at any size.
 
-    Per second: of the last minute. Waited and took: percentiles of the last 15 min, per task; a queue of several tasks
-    shows those of its slowest. In JSON they are milliseconds.
+    Rates are of the last minute. Waited and took are percentiles of the last 15 min; a queue of several tasks shows its
+    slowest task. JSON has milliseconds.
     """
     found, rates, timings, oldest = _counted(db)
     for queue in oldest if not by_task else ():  # one in which there has never been a job
@@ -139,9 +139,9 @@ def _ms(value: object) -> str:
 @command(of=count, json=True)
 @click.argument("queue", required=False)
 @click.option("--step", type=DURATION, default="1 min", show_default=True, help="Whole minutes.")
-@click.option("--since", type=DURATION, metavar="DURATION", help="How long ago it begins. [60 steps]")
+@click.option("--since", type=DURATION, metavar="DURATION", help="Start, as an age. [60 steps]")
 def series(db: Db, queue: str | None, step: timedelta, since: timedelta | None, as_json: bool) -> None:
-    """The counters of QUEUE, or of all queues, over time: states at the end of each step, ends within it."""
+    """Show the counters of QUEUE, or of all queues, over time."""
     if queue is not None:
         check_name("queue", queue, 64)
         known = db.texts("select q.name from tallybook.queues q")
@@ -189,7 +189,7 @@ _DIFFERENCES: Columns = {
 
 @command(of=count, json=True)
 def verify(db: Db, as_json: bool) -> None:
-    """Recount everything and hold it against the counters. Exit code 1 where they differ.
+    """Compare the counters with a recount. Exit code 1 if they differ.
 
     It reads all that is open and all that is kept, under one snapshot; some seconds for ten million jobs.
     """
@@ -212,7 +212,7 @@ def verify(db: Db, as_json: bool) -> None:
 
 @command(of=count)
 def recount(db: Db) -> str:
-    """Count everything anew, from what is kept, and go on from there. No job waits for it."""
+    """Rebuild the counters from the stored jobs. No job waits for it."""
     with working("counting everything anew ..."):
         sums = db.run(counting.recount())
     return f"counted anew: {sums} sum{'' if sums == 1 else 's'}"
@@ -220,12 +220,12 @@ def recount(db: Db) -> str:
 
 @click.group()
 def event() -> None:
-    """Count events of your own, and list how often each was counted."""
+    """Count your own events and list the counts."""
 
 
 @listing({"event": "name", "counted": "n"}, of=event, empty="no events: `tallybook event count NAME` counts one")
 def list_events(db: Db) -> list[dict[str, object]]:
-    """List the events with how often each was counted."""
+    """List the events with their counts."""
     return [{"name": name, "n": n} for name, n in db.run(counting.event_counts()).items()]
 
 
@@ -233,7 +233,7 @@ def list_events(db: Db) -> list[dict[str, object]]:
 @click.argument("name")
 @click.argument("n", type=int, default=1)
 def count_event(db: Db, name: str, n: int) -> str:
-    """Count an event NAME, N times; a negative N takes back (`event count NAME -- -1`)."""
+    """Count the event NAME N times; negative N subtracts (`event count NAME -- -1`)."""
     db.run(counting.count_event(name, n))
     return f"event {clean(name)!r} is counted" + ("" if n == 1 else f" {n} times" if n > 0 else f" back by {-n}")
 
@@ -242,6 +242,6 @@ def count_event(db: Db, name: str, n: int) -> str:
 @click.argument("name")
 @click.argument("n", type=int)
 def set_event(db: Db, name: str, n: int) -> str:
-    """Let an event NAME stand at N; at 0 it is forgotten until it is counted again."""
+    """Set the count of the event NAME to N; 0 forgets it until its next count."""
     before = db.run(counting.event_set(name, n))
     return f"event {clean(name)!r} is {'set to ' + str(n) if n else 'forgotten'}; it stood at {before}"

@@ -32,7 +32,7 @@ from tallybook.errors import TallybookError
 def dead() -> None:
     """List, show, retry and drop dead letters.
 
-    A dead letter is a job that no attempt is left for.
+    A dead letter is a job without attempts left.
     """
 
 
@@ -43,8 +43,8 @@ _filters = options(
     click.option("--queue", help="Of this queue."),
     click.option("--task", help="Of this task."),
     click.option("--reason", type=click.Choice(REASONS), metavar="REASON", help=f"{', '.join(REASONS)}."),
-    click.option("--error", metavar="TEXT", help="Whose last error contains this, whatever the case."),
-    click.option("--args", metavar="JSON", help="Whose args contain this JSON object."),
+    click.option("--error", metavar="TEXT", help="Last error contains this text, ignoring case."),
+    click.option("--args", metavar="JSON", help="Args contain this JSON object."),
     click.option("--since", type=WHEN, metavar="WHEN", help="Died since then: '2 hours' ago, or 2026-01-31T09:00Z."),
     click.option("--before", type=WHEN, metavar="WHEN", help="Died before then."),
 )
@@ -85,7 +85,7 @@ _chosen = options(
 @command(of=dead, nodes=True)
 @_chosen
 def retry(db: Db, job_ids: Sequence[int], everything: bool, yes: bool, **given: Any) -> str | None:
-    """Give dead letters another attempt, at once: these jobs, or all that match every filter given."""
+    """Retry dead letters now: these jobs, or all that match every filter."""
     which = _one_way(job_ids, everything, given)
     if which is None:
         _each(db, job_ids, lambda job_id: f"back in line, attempt {db.of(job_id).run(calls.retry(job_id))}")
@@ -104,7 +104,7 @@ def _retry_many(db: Db, which: DeadFilter, yes: bool) -> str | None:
 @command(of=dead, nodes=True)
 @_chosen
 def drop(db: Db, job_ids: Sequence[int], everything: bool, yes: bool, **given: Any) -> str | None:
-    """Throw dead letters away for good: these jobs, or all that match every filter given."""
+    """Drop dead letters for good: these jobs, or all that match every filter."""
     which = _one_way(job_ids, everything, given)
     if which is None:
         said = {True: "dropped", False: "nothing done: it is not dead"}

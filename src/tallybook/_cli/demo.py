@@ -13,13 +13,13 @@ from tallybook._cli.errors import Problem
 @click.command()
 @click.option(
     "--input", "input_", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE.csv",
-    help="Your own rows instead of those that ship with the package.",
+    help="CSV file with your own rows.",
 )  # fmt: skip
-@click.option("--plain", is_flag=True, help="Plain lines, even on a terminal.")
+@click.option("--plain", is_flag=True, help="Print plain lines, even on a terminal.")
 def demo(input_: Path | None, plain: bool) -> None:
     """Show the main job, for real.
 
-    Form submissions go out as webhooks, some of which fail; a worker is killed in the middle; what arrived is counted.
+    It sends form submissions as webhooks, some of which fail, kills a worker in the middle, and counts the deliveries.
     """
     try:
         from tallybook.extra.demo import run

@@ -44,9 +44,8 @@ _NOT_CODE = frozenset({"__pycache__", "node_modules", "site-packages", "venv", "
 def dev(target: str, dsn: str | None, data: Path, queues: str | None, no_reload: bool) -> None:
     """Start a database and a worker.
 
-    A PostgreSQL of your own is started, the schema installed, a worker run; Ctrl-C stops all of it. The worker starts
-    again when a .py file below the app's directory changes. The data stays for the next time. With --dsn or
-    TALLYBOOK_DSN that database is used instead.
+    It starts a PostgreSQL of your own, installs the schema and runs a worker; Ctrl-C stops all three. The worker restarts
+    when a .py file below the app's directory changes. The data is kept. --dsn or TALLYBOOK_DSN select another database.
     """
     root = home(target)
     with _database(dsn or os.environ.get("TALLYBOOK_DSN"), data) as found:

@@ -17,10 +17,10 @@ _COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "red"
 
 
 @command(json=True, schema=False, nodes="each")
-@click.option("--verify", is_flag=True, help="Recount the counters, whatever the size of the history.")
-@click.option("--quiet", is_flag=True, help="Leave out what is ok.")
+@click.option("--verify", is_flag=True, help="Verify the counters even if the history is large.")
+@click.option("--quiet", is_flag=True, help="Hide checks that are ok.")
 def doctor(db: Db, as_json: bool, verify: bool, quiet: bool) -> None:
-    """Say what is wrong with the database, and what to do.
+    """Find problems of the database and advise on each.
 
     Changes nothing, and takes seconds: each check has a time limit. Exit code 0 if all is ok or a note, 1 if there is a
     warning or a problem.

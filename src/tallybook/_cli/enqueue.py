@@ -43,9 +43,9 @@ INSTANT = _Instant()
 
 job_options = options(
     click.option("--run-at", type=INSTANT, metavar="INSTANT", help="Not before, like 2026-01-31T09:00:00+01:00."),
-    click.option("--delay", type=DURATION, metavar="DURATION", help='Not before so long from now, like "5 min".'),
+    click.option("--delay", type=DURATION, metavar="DURATION", help='Start after this time, like "5 min".'),
     click.option("--priority", type=click.IntRange(0, 32767), help="Lower runs first. [2]"),
-    click.option("--max-attempts", type=click.IntRange(1, 32767), help="Failures that end it. [the task's, or 5]"),
+    click.option("--max-attempts", type=click.IntRange(1, 32767), help="Failures until it is dead. [the task's, or 5]"),
 )
 
 
@@ -54,9 +54,9 @@ job_options = options(
 @click.argument("task")
 @click.argument("args", metavar="[ARGS_JSON]", default="{}")
 @job_options
-@click.option("--unique", metavar="KEY", help="At most one live job of this task has this key.")
+@click.option("--unique", metavar="KEY", help="Unique key: at most one live job of the task has it.")
 def enqueue(db: Db, queue: str, task: str, args: str, unique: str | None, as_json: bool, **given: Any) -> None:
-    """Put one job in.
+    """Enqueue one job.
 
     ARGS_JSON is one object: TASK's args by parameter name; "-" reads it from stdin.
 

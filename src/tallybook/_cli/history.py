@@ -16,12 +16,12 @@ from tallybook._model.retention import HeldRange, RetentionInfo
 
 @click.group()
 def history() -> None:
-    """How long history is kept, and what holds it."""
+    """Show and change retention periods."""
 
 
 @listing({"class": "name", "kept": "keep", "what": "what"}, of=history, empty="none")
 def list_(db: Db) -> list[RetentionInfo]:
-    """List how long what is kept. In JSON durations are seconds."""
+    """Show retention periods. JSON has seconds."""
     return db.run(calls.retentions())
 
 
@@ -29,7 +29,7 @@ def list_(db: Db) -> list[RetentionInfo]:
 @click.argument("name")
 @click.argument("keep", type=DURATION)
 def set_(db: Db, name: str, keep: timedelta) -> str:
-    """Change how long something is kept, like `brief 2h`. Running workers follow within a minute."""
+    """Change a retention period, like `brief 2h`. Workers follow within a minute."""
     changed = db.run(calls.set_(name, keep))
     return f"{clean(name)} is kept for {format_duration(keep)}" + ("" if changed else " already")
 
@@ -42,5 +42,5 @@ _HELD: Columns = {
 
 @listing(_HELD, name="held", of=history, empty="nothing is held")
 def held(db: Db) -> list[HeldRange]:
-    """List the ranges of history that stay although their time is over, and why."""
+    """List the ranges of history that are due to leave but held, with the holder."""
     return db.run(calls.held())

@@ -122,19 +122,18 @@ def _print_error(error: object) -> None:
 
 @command(of=job, json=True, nodes=True)
 @click.argument("job_ids", metavar="[ID...]", type=int, nargs=-1)
-@click.option("--reason", help="Why; shown with the job.")
-@click.option("--queue", help="Instead of ids: all open jobs of this queue.")
+@click.option("--reason", help="Reason, shown with the job.")
+@click.option("--queue", help="Instead of ids: open jobs of this queue.")
 @click.option("--task", help="Of this task.")
 @click.option("--key", "unique", help="With this unique key.")
 @click.option("--order-key", help="With this order key.")
-@click.option("--args", metavar="JSON", help="Whose args contain this JSON object.")
+@click.option("--args", metavar="JSON", help="Args contain this JSON object.")
 @state_option(*filters.STATES)
 @yes_option
 def cancel(db: Db, job_ids: Sequence[int], reason: str | None, yes: bool, as_json: bool, **which: Any) -> None:
-    """Say that jobs shall not run; what runs is told to stop.
+    """Cancel jobs; running ones are asked to stop.
 
-    Either these jobs, each for itself, or all open ones that match every filter given;
-    dead ones with --state dead.
+    Pass ids, or filters for all open jobs that match every one of them. Dead jobs need --state dead.
     """
     filtered = any(which.values())
     if filtered == bool(job_ids):
@@ -192,7 +191,7 @@ def _cancelled(state: object) -> str:
 @command(of=job, json=True, nodes=True)
 @click.argument("job_ids", metavar="ID...", type=int, nargs=-1, required=True)
 def retry(db: Db, job_ids: Sequence[int], as_json: bool) -> None:
-    """Give dead or cancelled jobs another attempt, at once. Each job for itself."""
+    """Retry dead or cancelled jobs now, each in its own transaction."""
     told = "back in line, attempt {}".format
     _each(db, job_ids, lambda one: db.of(_within(one)).run(calls.retry(one)), as_json, "attempt", told)
 

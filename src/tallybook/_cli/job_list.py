@@ -55,14 +55,14 @@ class _Row:
 @click.option("--queue", help="Of this queue.")
 @click.option("--task", help="Of this task.")
 @state_option(*STATES)
-@click.option("--unserved", is_flag=True, help="Whose task no living worker knows.")
+@click.option("--unserved", is_flag=True, help="No live worker knows their task.")
 @click.option(
-    "--link", "links", metavar="KIND=KEY", multiple=True, callback=read_links, help="With this link; can be repeated."
+    "--link", "links", metavar="KIND=KEY", multiple=True, callback=read_links, help="With this link; repeatable."
 )
-@click.option("--error", metavar="TEXT", help="Whose last error contains this, whatever the case.")
+@click.option("--error", metavar="TEXT", help="Last error contains this text, ignoring case.")
 @click.option("--since", type=WHEN, metavar="WHEN", help="Enqueued since then: '2 hours' ago, or 2026-01-31T09:00Z.")
 @click.option("--before", type=WHEN, metavar="WHEN", help="Enqueued before then.")
-@click.option("--after", metavar="CURSOR", help="Go on behind another list: what it has printed as its end.")
+@click.option("--after", metavar="CURSOR", help="Continue after another list: the value it printed at its end.")
 @limit_option()
 def list_(db: Db, as_json: bool, after: str | None, limit: int, **given: Any) -> None:
     """List jobs, newest first."""

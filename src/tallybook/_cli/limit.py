@@ -21,7 +21,7 @@ select to_json(c)::text from (
 
 @click.group()
 def limit() -> None:
-    """List and change limits: of rates, and of what runs at once."""
+    """List and change rate limits and concurrency limits."""
 
 
 def _rule(one: RateInfo) -> str:
@@ -42,7 +42,7 @@ _AT_ONCE: Columns = {
 
 @command("list", of=limit, json=True)
 def list_(db: Db, as_json: bool) -> None:
-    """List the limits and their keys, with how many jobs wait at each. In JSON durations are seconds."""
+    """List the limits and their keys with the waiting jobs. JSON has seconds."""
     found, at_once = db.run(rates.rates()), db.run(rates.concurrency())
     if as_json:
         print_json([row_json(one) for one in (*found, *at_once)])
@@ -57,9 +57,9 @@ def list_(db: Db, as_json: bool) -> None:
 @click.argument("name")
 @click.argument("calls", type=int)
 @click.argument("per", type=DURATION)
-@click.option("--burst", type=int, default=1, show_default=True, help="How many may start at once.")
+@click.option("--burst", type=int, default=1, show_default=True, help="Number of calls that may start together.")
 def set_(db: Db, name: str, calls: int, per: timedelta, burst: int) -> str:
-    """Make or change a limit of CALLS in any window of PER, like `provider 8 1min`, `queue:mail 100 1s`."""
+    """Set a rate limit of CALLS in any window of PER, like `provider 8 1min`."""
     said = db.run(rates.set_(RateRule.checked(name, calls, per, burst)))
     return f"rate limit {clean(name)!r} is {said}"
 
@@ -68,7 +68,7 @@ def set_(db: Db, name: str, calls: int, per: timedelta, burst: int) -> str:
 @click.argument("name")
 @click.argument("most", type=int)
 def at_once(db: Db, name: str, most: int) -> str:
-    """Make or change a limit of MOST jobs that run at once, like `customer 2`, `queue:reports 5`."""
+    """Set a concurrency limit of MOST jobs, like `customer 2`, `queue:reports 5`."""
     said = db.run(rates.set_concurrency(ConcurrencyRule(name, most)))
     return f"concurrency limit {clean(name)!r} is {said}"
 
@@ -76,7 +76,7 @@ def at_once(db: Db, name: str, most: int) -> str:
 @command(of=limit)
 @click.argument("name")
 def drop(db: Db, name: str) -> None:
-    """Remove what this name has of both kinds of limits. Jobs that still name it fail."""
+    """Drop the limits of both kinds with this name. Jobs that still name it fail."""
     kinds = (("rate", rates.drop(name)), ("concurrency", rates.drop_concurrency(name)))
     gone = [kind for kind, call in kinds if db.run(call)]
     for kind in gone:
@@ -90,7 +90,7 @@ def drop(db: Db, name: str) -> None:
 @click.argument("name")
 @click.argument("duration", type=DURATION)
 def push(db: Db, name: str, duration: timedelta) -> str:
-    """Let no call of a key start for so long, like `provider:acme 5min`."""
+    """Close a key for a time: no call of it starts, like `provider:acme 5min`."""
     until = db.run(rates.push(name, datetime.now(UTC) + duration))
     return f"the next call of {clean(name)!r} may start at {local(until)}"
 
@@ -106,7 +106,7 @@ _CALLED: Columns = {
 
 @listing(_CALLED, name="calls", of=limit, empty="no calls")
 @click.argument("name")
-@click.option("-n", "most", type=click.IntRange(1, 10_000), default=20, show_default=True, help="How many.")
+@click.option("-n", "most", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Show at most this many.")
 def calls(db: Db, name: str, most: int) -> list[str]:
-    """List the newest calls of a key: when, of which job, and whether it succeeded."""
+    """List the newest calls of a key with their jobs and ends."""
     return db.texts(_CALLS, (name, most))

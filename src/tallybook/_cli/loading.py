@@ -25,7 +25,7 @@ _FORM = "Write -A module:app, as in -A shop.jobs:app for `app = App(...)` in sho
 
 def app_option(command: F) -> F:
     """-A, --app."""
-    text = "Where the App is; or in TALLYBOOK_APP."
+    text = "The App, as module:app. [TALLYBOOK_APP]"
     return click.option(
         "-A", "--app", "target", metavar="MODULE:APP", envvar="TALLYBOOK_APP", required=True, help=text
     )(command)

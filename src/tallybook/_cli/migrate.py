@@ -19,16 +19,16 @@ from tallybook._maintenance.rebase import rebase
 
 @click.command()
 @dsn_option
-@click.option("--sql", "only_sql", is_flag=True, help="Print the whole installation as SQL and touch nothing.")
+@click.option("--sql", "only_sql", is_flag=True, help="Print the whole installation as SQL; change nothing.")
 @click.option("--node", type=click.IntRange(0, 1023), help="Number of this database in its job ids, set once. [0]")
-@click.option("--nodes", "which", metavar="NODES", help="One node after the other: all, or names like 'north,south'.")
-@click.option("--wait", type=DURATION, metavar="DURATION", help='Wait so long for the server, like "1 min".')
+@click.option("--nodes", "which", metavar="NODES", help="Migrate one node after the other: all, or names like north,south.")
+@click.option("--wait", type=DURATION, metavar="DURATION", help='Wait this long for the server, like "1 min".')
 def migrate(dsn: str | None, only_sql: bool, node: int | None, which: str | None, wait: timedelta | None) -> None:
     """Install or upgrade the schema.
 
-    Safe to run twice, from several places at once, and while producers and workers go on. One transaction: it is all
-    there, or nothing. Where the database came from another cluster, its jobs are made claimable in this one.
-    With --nodes a node that fails does not stop the others; run it again for what is left. Exit code 1 if one failed.
+    You can run it twice, from several places at once, and while producers and workers run. It is one transaction. If the
+    database came from another cluster, its jobs become claimable here. With --nodes a node that fails does not stop the
+    others: run it again. Exit code 1 if one failed.
     """
     if which is not None and (only_sql or node is not None):
         raise click.UsageError("--nodes goes without --sql and --node: numbers are in the list of nodes")
@@ -153,7 +153,7 @@ def _verdict(found: schema.SchemaInfo) -> str:
 def uninstall(db: Db, yes: bool) -> str:
     """Remove the schema and all jobs.
 
-    Their history and their results go, too. Nothing outside of the schema `tallybook` is touched.
+    With their history and results. Nothing outside the schema `tallybook` changes.
     """
     database = db.conn.info.dbname
     if not schema.is_installed(db.conn):

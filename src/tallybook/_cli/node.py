@@ -34,7 +34,7 @@ _COLUMNS: Columns = {
 
 @command("list", of=node, json=True)
 def list_(db: Db, as_json: bool) -> None:
-    """List the nodes, those that are gone as well."""
+    """List the nodes, removed ones included."""
     rows = [
         {
             "name": one.name,
@@ -53,7 +53,7 @@ def list_(db: Db, as_json: bool) -> None:
 
 @command(of=node, json=True)
 def check(db: Db, as_json: bool) -> None:
-    """Ask every node who it is, how it is, and who serves it.
+    """Check every node: identity, state and workers.
 
     Exit code 0 if all is ok or a note, 1 if there is a warning or a problem.
     """
@@ -72,10 +72,10 @@ def check(db: Db, as_json: bool) -> None:
 @click.argument("address")
 @click.option("--number", type=click.IntRange(0, 1023), help="In its job ids. [that of its schema, else the next free]")
 def add(db: Db, name: str, address: str, number: int | None) -> str:
-    """Put a node on record, or change its ADDRESS, like 'host=north dbname=shop'.
+    """Add a node, or change its ADDRESS, like 'host=north dbname=shop'.
 
-    User, password and all else that ADDRESS leaves out come from the DSN. A retired node is live again. The first time
-    the database of the DSN becomes a node, too.
+    The DSN supplies user, password and everything else that ADDRESS leaves out. A retired node becomes live again. The
+    first call makes the database of the DSN a node too.
     """
     done = node_changes.add(db.conninfo, name, address, number)
     if not done.installed:
@@ -88,16 +88,16 @@ def add(db: Db, name: str, address: str, number: int | None) -> str:
 def retire(db: Db, name: str) -> str:
     """Send no more keys to a node, and move its schedules to the home.
 
-    What is there still runs, and workers serve it.
+    Its jobs still run, and workers serve it.
     """
     return _said(node_changes.retire(db.conninfo, name))
 
 
 @command(of=node)
 @click.argument("name")
-@click.option("--anyway", is_flag=True, help="Although jobs are open there, or it does not answer.")
+@click.option("--anyway", is_flag=True, help="Remove it despite open jobs, or if it does not answer.")
 def remove(db: Db, name: str, anyway: bool) -> str:
-    """Take a node from the list. Its database is not touched."""
+    """Remove a node from the list. Its database is not touched."""
     return _said(node_changes.remove(db.conninfo, name, anyway=anyway))
 
 
@@ -109,7 +109,7 @@ def _said(done: Changed) -> str:
 @command(of=node)
 @click.argument("key")
 def of(db: Db, key: str) -> str:
-    """Show which node the jobs of a key go to."""
+    """Show the node of a key."""
     pins = db.run(nodes.pins(key))
     found = nodes.route(key, nodes.nodes(db.conninfo), pins)
     return f"{clean(found.name)}{' (pinned)' if key in pins else ''}"
@@ -119,14 +119,14 @@ def of(db: Db, key: str) -> str:
 @click.argument("key")
 @click.argument("name")
 def pin(db: Db, key: str, name: str) -> str:
-    """Let the jobs of a key go to this node. Jobs that are put in already stay."""
+    """Pin the jobs of a key to this node. Existing jobs stay where they are."""
     return f"the pin of {clean(key)!r} to node {clean(name)!r} is {node_changes.pin(db.conninfo, key, name)}"
 
 
 @command(of=node)
 @click.argument("key")
 def unpin(db: Db, key: str) -> str:
-    """Let the hash choose the node of a key again."""
+    """Unpin a key: the hash chooses its node again."""
     if not node_changes.unpin(db.conninfo, key):
         click.echo(f"{clean(key)!r} is not pinned")
         raise SystemExit(1)

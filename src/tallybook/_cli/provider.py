@@ -42,9 +42,9 @@ _LOOSE = {"ignore_unknown_options": True}
 
 @click.group()
 def provider() -> None:
-    """Keep those whom jobs call, and their secrets.
+    """Manage providers: settings, secrets, routes.
 
-    Their settings, their secrets, encrypted, and the routes that choose among them.
+    A provider is a service that jobs call. Its secrets are encrypted.
     """
 
 
@@ -53,12 +53,12 @@ provider.add_command(route)
 
 @command(of=provider, context_settings=_LOOSE)
 @click.argument("name")
-@click.option("--kind", required=True, help="What it is for, in your own words, like market-data or smtp.")
-@click.option("--settings", metavar="JSON", help="What anybody may read, one JSON object.")
+@click.option("--kind", required=True, help="Its kind, in your own words, like market-data or smtp.")
+@click.option("--settings", metavar="JSON", help="Settings that are not secret, one JSON object.")
 @click.option(
-    "--secret", "fields", metavar="FIELD", multiple=True, help="Ask for this secret, or read a line of stdin."
+    "--secret", "fields", metavar="FIELD", multiple=True, help="Prompt for this secret, or read a line of stdin."
 )
-@click.option("--secret-env", "variables", metavar="FIELD=VARIABLE", multiple=True, help="Take it from this variable.")
+@click.option("--secret-env", "variables", metavar="FIELD=VARIABLE", multiple=True, help="Read it from this variable.")
 @click.option("--inactive", is_flag=True, help="Do not use it yet.")
 @click.argument("more", nargs=-1, metavar="")
 def add(
@@ -71,7 +71,7 @@ def add(
     inactive: bool,
     more: tuple[str, ...],
 ) -> str:
-    """Add a provider, with its secrets if you like, which are never given as arguments."""
+    """Add a provider, with secrets if you like; they are never arguments."""
     nothing_else(more)
     check_name("name", name, 64)
     known = json_object("--settings", settings) if settings else {}
@@ -87,11 +87,11 @@ def add(
 
 @command("set", of=provider)
 @click.argument("name")
-@click.option("--kind", help="What it is for.")
-@click.option("--settings", metavar="JSON", help="What anybody may read, one JSON object: it replaces the former one.")
+@click.option("--kind", help="Its kind.")
+@click.option("--settings", metavar="JSON", help="Settings that are not secret, one JSON object; replaces the former one.")
 @click.option("--active/--inactive", default=None, help="Whether it is used.")
 def set_(db: Db, name: str, kind: str | None, settings: str | None, active: bool | None) -> str:
-    """Change a provider: its kind, its settings, whether it is used. Running workers follow within seconds."""
+    """Change kind, settings or use of a provider. Workers follow within seconds."""
     if kind is None and settings is None and active is None:
         raise click.UsageError("say what to change: --kind, --settings, --active or --inactive")
     known = None if settings is None else json_object("--settings", settings)
@@ -125,7 +125,7 @@ _SECRETS: Columns = {"secret": "field", "slot": "slot", "key": "key_id", "set": 
 @command(of=provider, json=True)
 @click.argument("name")
 def show(db: Db, name: str, as_json: bool) -> None:
-    """Show one provider: its settings, and of its secrets the names, the keys and the times."""
+    """Show one provider: its settings, and names, keys and times of its secrets."""
     one = _one(db, name)
     routes = [found for found in db.run(calls.routes()) if found.provider == name]
     if as_json:
@@ -148,9 +148,9 @@ def show(db: Db, name: str, as_json: bool) -> None:
 @command("set-secret", of=provider, context_settings=_LOOSE)
 @click.argument("name")
 @click.argument("field")
-@click.option("--from-env", "variable", metavar="VARIABLE", help="Take it from this environment variable.")
-@click.option("--no-previous", is_flag=True, help="Do not keep the former one: it is lost, or known to others.")
-@click.option("--drop-previous", is_flag=True, help="Set nothing; forget the former one, which is no longer good.")
+@click.option("--from-env", "variable", metavar="VARIABLE", help="Read it from this environment variable.")
+@click.option("--no-previous", is_flag=True, help="Do not keep the former value: it is lost or has leaked.")
+@click.option("--drop-previous", is_flag=True, help="Set nothing; drop the previous value.")
 @click.argument("more", nargs=-1, metavar="")
 def set_secret(
     db: Db,
@@ -161,7 +161,7 @@ def set_secret(
     drop_previous: bool,
     more: tuple[str, ...],
 ) -> str:
-    """Set a secret: asked for, or all of stdin, or a variable's. The former one is kept as the previous one."""
+    """Set a secret from a prompt, stdin or a variable; keep the former as previous."""
     nothing_else(more)
     steps.check_field(field)
     secret = None if drop_previous else one_secret(field, variable)
@@ -178,7 +178,7 @@ def set_secret(
 @click.argument("field")
 @yes_option
 def drop_secret(db: Db, name: str, field: str, yes: bool) -> str | None:
-    """Forget a secret, and what it was before."""
+    """Drop a secret and its previous value."""
     steps.check_field(field)
     if not agreed(f"Forget {clean(field)} of provider {clean(name)!r}?", yes):
         return None
@@ -195,7 +195,7 @@ _TESTED: Columns = {
 @command(of=provider, json=True)
 @click.argument("name", required=False)
 def test(db: Db, name: str | None, as_json: bool) -> None:
-    """Decrypt every secret of a provider, or of all, and say which of them open here. Exit code 1 if one does not."""
+    """Decrypt the secrets of a provider, or of all. Exit code 1 if one does not open."""
     keys = KeySource()
     names = [name] if name is not None else db.run(calls.names())
     found: list[Tested] = [tested for one in names for tested in _do(db, steps.test(one, keys))]
@@ -209,7 +209,7 @@ def test(db: Db, name: str | None, as_json: bool) -> None:
 
 @command(of=provider)
 def rotate(db: Db) -> str:
-    """Encrypt all secrets with the current key, while workers run. Exit code 1 if some are left under another one."""
+    """Encrypt all secrets with the current key. Exit code 1 if some are left."""
     done = _do(db, steps.rotate(KeySource()))
     for problem in done.problems:
         click.echo(f"left: {clean(problem)}", err=True)
@@ -222,9 +222,9 @@ def rotate(db: Db) -> str:
 
 
 @provider.command()
-@click.option("--id", "key_id", metavar="ID", help="Its id; without it a random one.")
+@click.option("--id", "key_id", metavar="ID", help="Its id. [random]")
 def key(key_id: str | None) -> None:
-    """Print a new random key, ID:KEY, for TALLYBOOK_KEYS or the file of TALLYBOOK_KEYS_FILE. It is stored nowhere."""
+    """Print a new random key, ID:KEY, for TALLYBOOK_KEYS. It is stored nowhere."""
     click.echo(new_key(key_id))
 
 
@@ -232,7 +232,7 @@ def key(key_id: str | None) -> None:
 @click.argument("name")
 @yes_option
 def drop(db: Db, name: str, yes: bool) -> str | None:
-    """Remove a provider with its secrets. Its routes have to be gone before."""
+    """Drop a provider with its secrets. Drop its routes first."""
     one = _one(db, name)
     if not agreed(f"Remove provider {clean(name)!r} ({clean(one.kind)}) with its secrets?", yes):
         return None

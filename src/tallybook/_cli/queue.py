@@ -63,7 +63,7 @@ _EMPTY = "no queues: a queue is born at its first enqueue, or when a worker serv
 
 @listing(_COLUMNS, of=queue, empty=_EMPTY, merge=summed("name", *_COUNTED, latest=("paused_at", "paused_by")))
 def list_(db: Db) -> list[str]:
-    """List the queues with how many of their jobs are in which state."""
+    """List the queues with their jobs by state."""
     return db.texts(_LIST)
 
 
@@ -71,7 +71,7 @@ def list_(db: Db) -> list[str]:
 @click.argument("name")
 @by_option
 def pause(db: Db, name: str, by: str | None) -> str:
-    """Let no more jobs of this queue start, until resume. What runs goes on."""
+    """Start no more jobs of a queue until resume. Running jobs continue."""
     changed = _steer(db, name, calls.pause(name, by or me()))
     return f"queue {clean(name)!r} is paused" if changed else f"queue {clean(name)!r} was paused already"
 
@@ -80,18 +80,18 @@ def pause(db: Db, name: str, by: str | None) -> str:
 @click.argument("name")
 @by_option
 def resume(db: Db, name: str, by: str | None) -> str:
-    """Let a paused queue run again."""
+    """Resume a paused queue."""
     changed = _steer(db, name, calls.resume(name, by or me()))
     return f"queue {clean(name)!r} runs again" if changed else f"queue {clean(name)!r} was not paused"
 
 
 _settings = options(
     click.argument("name"),
-    click.option("--retention", type=click.Choice(["brief", "default", "long"]), help="How long ended jobs stay."),
-    click.option("--max-attempts", type=int, help="Of jobs where neither they nor their task say; 0: 5 again."),
+    click.option("--retention", type=click.Choice(["brief", "default", "long"]), help="Retention class of ended jobs."),
+    click.option("--max-attempts", type=int, help="Default for jobs and tasks without their own; 0 unsets it."),
     click.option("--notify/--no-notify", default=None, help="Publish its jobs' transitions on tallybook_jobs."),
-    click.option("--error-retention", type=DURATION, help="How long its error log is kept; 0s: as its jobs."),
-    click.option("--metrics-retention", type=DURATION, help="How long its series is kept; 0s: as all series."),
+    click.option("--error-retention", type=DURATION, help="Retention of its error log; 0s: that of its jobs."),
+    click.option("--metrics-retention", type=DURATION, help="Retention of its series; 0s: that of all series."),
     by_option,
 )
 
@@ -99,7 +99,7 @@ _settings = options(
 @command(of=queue, json=True, nodes="each")
 @_settings
 def create(db: Db, name: str, as_json: bool, by: str | None, **settings: Any) -> None:
-    """Make a queue with these settings. Code 1 if it has settings already: change them with set."""
+    """Create a queue with these settings. Exit code 1 if it has settings already."""
     with db.conn.transaction():
         said = db.run(queues.set_(name, **settings, by=by or me()))
         if said != "created":
@@ -110,7 +110,7 @@ def create(db: Db, name: str, as_json: bool, by: str | None, **settings: Any) ->
 @command("set", of=queue, json=True, nodes="each")
 @_settings
 def set_(db: Db, name: str, as_json: bool, by: str | None, **settings: Any) -> None:
-    """Change settings of a queue; what is not given stays as it is."""
+    """Change settings of a queue; others stay as they are."""
     if all(value is None for value in settings.values()):
         raise click.UsageError("say what to change: --retention, --max-attempts, --notify, ... (see --help)")
     _known(db, name)
@@ -130,9 +130,9 @@ _OPEN = ("available", "scheduled", "retrying", "waiting")
 
 @command(of=queue, json=True, nodes="each")
 @click.argument("name", required=False)
-@click.option("--all", "every", is_flag=True, help="All queues, instead of the one of a name.")
+@click.option("--all", "every", is_flag=True, help="Truncate all queues.")
 @state_option(*_OPEN)
-@click.option("--running", is_flag=True, help="Cancel what runs, too.")
+@click.option("--running", is_flag=True, help="Cancel running jobs too.")
 @by_option
 @yes_option
 def truncate(
@@ -145,7 +145,7 @@ def truncate(
     yes: bool,
     as_json: bool,
 ) -> str | None:
-    """Cancel all jobs of a queue that do not run, or those of some states."""
+    """Cancel all jobs of a queue that are not running, or those of some states."""
     if (name is None) is not every:
         raise click.UsageError("name one queue, or say --all")
     if name is not None:
@@ -190,11 +190,11 @@ def _emptied(db: Db, name: str | None, states: Sequence[str] | None, running: bo
 
 @command(of=queue, json=True, nodes="each")
 @click.argument("name")
-@click.option("--truncate", "first", is_flag=True, help="Cancel what it holds first.")
+@click.option("--truncate", "first", is_flag=True, help="Cancel its jobs first.")
 @by_option
 @yes_option
 def drop(db: Db, name: str, first: bool, by: str | None, yes: bool, as_json: bool) -> None:
-    """Forget a queue that nobody uses. Its history stays until it is pruned."""
+    """Drop an unused queue. Its history stays until it is pruned."""
     _known(db, name)
     held = _holds(db, name, (*_OPEN, "running"))
     what = f"cancel its {held}" if first else f"it holds {held}"
@@ -214,10 +214,10 @@ _TOP: Columns = {
 @listing(_TOP, name="top", of=queue, empty="nothing is in line or scheduled")
 @click.argument("name")
 @state_option("available", "scheduled", "retrying")
-@click.option("--max", "max_jobs", type=click.IntRange(1, 1000), default=20, show_default=True, help="How many.")
-@click.option("--after", metavar="PLACE", help="Read on behind this place, as --json shows it.")
+@click.option("--max", "max_jobs", type=click.IntRange(1, 1000), default=20, show_default=True, help="Show at most this many.")
+@click.option("--after", metavar="PLACE", help="Continue after this place, as printed by --json.")
 def top(db: Db, name: str, states: tuple[str, ...], max_jobs: int, after: str | None) -> list[TopJob]:
-    """The next jobs of a queue, in the order in which they would run."""
+    """Show the next jobs of a queue, in the order in which they would run."""
     return _steer(db, name, queues.top(name, states=states or None, max_jobs=max_jobs, after=after))
 
 

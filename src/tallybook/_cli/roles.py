@@ -12,11 +12,11 @@ from tallybook._db import roles as database
 
 @command()
 @click.option(
-    "--prefix", default=database.PREFIX, show_default=True, help="What the names of the five roles begin with."
+    "--prefix", default=database.PREFIX, show_default=True, help="Prefix of the names of the five roles."
 )
-@click.option("--existing", is_flag=True, help="Create no role: give the rights to roles that are there.")
-@click.option("--sql", "only_sql", is_flag=True, help="Print the SQL and touch nothing.")
-@click.option("--forget", is_flag=True, help="Take the rights away, and let everybody run the functions again.")
+@click.option("--existing", is_flag=True, help="Create no role: grant the rights to existing ones.")
+@click.option("--sql", "only_sql", is_flag=True, help="Print the SQL; change nothing.")
+@click.option("--forget", is_flag=True, help="Revoke the rights and let everybody run the functions again.")
 def roles(db: Db, prefix: str, existing: bool, only_sql: bool, forget: bool) -> str | None:
     """Create the database roles, with exactly their rights.
 

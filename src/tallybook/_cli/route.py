@@ -13,16 +13,16 @@ from tallybook.errors import UnknownProvider
 
 @click.group()
 def route() -> None:
-    """Choose a provider by the kind of data, and by symbol: a rule for one symbol goes before the one for all."""
+    """Choose a provider by kind of data and symbol; one for a symbol comes first."""
 
 
 @command("set", of=route)
 @click.argument("data_type")
 @click.argument("name")
-@click.option("--symbol", help="Only for this one; without it for all that have no route of their own.")
-@click.option("--active/--inactive", default=None, help="Whether it counts.")
+@click.option("--symbol", help="Only for this symbol. [all symbols without their own route]")
+@click.option("--active/--inactive", default=None, help="Whether the route applies.")
 def set_(db: Db, data_type: str, name: str, symbol: str | None, active: bool | None) -> str:
-    """Lead a kind of data to a provider. Running workers follow within seconds."""
+    """Route a kind of data to a provider. Workers follow within seconds."""
     try:
         what = db.run(calls.route_set(data_type, name, symbol, active))
     except UnknownProvider:
@@ -33,7 +33,7 @@ def set_(db: Db, data_type: str, name: str, symbol: str | None, active: bool | N
 
 @command(of=route)
 @click.argument("data_type")
-@click.option("--symbol", help="The route of this one; without it the one for all.")
+@click.option("--symbol", help="The route of this symbol. [the general one]")
 def drop(db: Db, data_type: str, symbol: str | None) -> str:
     """Remove a route. Exit code 1 if there is none."""
     if not db.run(calls.route_drop(data_type, symbol)):
@@ -64,7 +64,7 @@ def list_(db: Db, data_type: str | None) -> list[calls.Route]:
 @click.argument("data_type")
 @click.argument("symbol", required=False)
 def which(db: Db, data_type: str, symbol: str | None) -> str:
-    """Print the provider that a kind of data, and a symbol, leads to. Exit code 1 if there is none."""
+    """Print the provider of a kind of data and a symbol. Exit code 1 if there is none."""
     found = db.run(calls.resolve(data_type, symbol))
     if found is None:
         click.echo(f"no provider serves {_shown(data_type, symbol)}", err=True)

@@ -47,7 +47,7 @@ _NAMES = "select s.name from tallybook.schedules s"
 def schedule() -> None:
     """List, change and run schedules.
 
-    A schedule is a rule that enqueues by the clock.
+    A schedule enqueues jobs by the clock.
     """
 
 
@@ -78,7 +78,7 @@ _EMPTY = "no schedules: declare one by @app.task(schedule=...), or by tallybook 
 
 @listing(_COLUMNS, of=schedule, home=True, empty=_EMPTY, plain=_plain)
 def list_(db: Db) -> list[ScheduleInfo]:
-    """List the schedules, of code and of the database, with their next tick and their counts."""
+    """List the schedules with their next tick and their counts."""
     return db.run(schedules.listed())
 
 
@@ -94,9 +94,9 @@ _FIRES: Columns = {
 
 @command(of=schedule, home=True, json=True)
 @click.argument("name")
-@click.option("-n", "fires", type=click.IntRange(1, 1000), default=20, show_default=True, help="So many of its fires.")
+@click.option("-n", "fires", type=click.IntRange(1, 1000), default=20, show_default=True, help="Number of ticks.")
 def show(db: Db, name: str, fires: int, as_json: bool) -> None:
-    """Show one schedule and what became of its latest ticks."""
+    """Show one schedule and its latest ticks."""
     one, _ = _known(db, name, schedules.show(name))
     happened = db.run(schedules.fires(name, fires))
     if as_json:
@@ -122,9 +122,9 @@ def show(db: Db, name: str, fires: int, as_json: bool) -> None:
 
 @command("next", of=schedule, home=True, json=True)
 @click.argument("name")
-@click.option("-n", "count", type=click.IntRange(1, 1000), default=5, show_default=True, help="So many ticks.")
+@click.option("-n", "count", type=click.IntRange(1, 1000), default=5, show_default=True, help="Number of ticks.")
 def next_(db: Db, name: str, count: int, as_json: bool) -> None:
-    """Show when a schedule ticks next, in its own time zone."""
+    """Show the next ticks of a schedule, in its own time zone."""
     one, now = _known(db, name, schedules.show(name))
     ticks = [tick.astimezone(zone(one.tz)).isoformat() for tick in preview(one, now, count)]
     if as_json:
@@ -138,18 +138,18 @@ def next_(db: Db, name: str, count: int, as_json: bool) -> None:
 @command("set", of=schedule, home=True)
 @click.argument("name")
 @click.argument("task")
-@click.option("--args", metavar="JSON", default="{}", help="Of its jobs: one JSON object.")
+@click.option("--args", metavar="JSON", default="{}", help="Args of its jobs: one JSON object.")
 @click.option("--query", metavar="SQL", help="A SELECT: each row is a job, with columns args, key, run_at, priority.")
 @click.option("--cron", metavar="TEXT", help="Like '*/5 * * * *'; 5 fields, or 6 with seconds first; or @daily.")
 @click.option("--every", type=DURATION, metavar="DURATION", help="Like '10 min', instead of --cron.")
-@click.option("--tz", metavar="ZONE", help="Of the cron expression, like Europe/Berlin. [UTC]")
-@click.option("--queue", default="default", show_default=True, help="Where its jobs go.")
-@click.option("--priority", type=int, default=2, show_default=True, help="Of its jobs; lower runs first.")
-@click.option("--max-attempts", type=int, help="Failures until a job of it is dead. [what the task says]")
-@click.option("--jitter", type=DURATION, metavar="DURATION", help="Fire up to so much later than the tick.")
-@click.option("--missed", type=click.Choice(MISSED), default="once", show_default=True, help="Ticks found too late.")
-@click.option("--catch-up", type=int, default=100, show_default=True, help="At most so many with --missed all.")
-@click.option("--overlap", is_flag=True, help="Fire although the job of the last fire still runs.")
+@click.option("--tz", metavar="ZONE", help="Time zone of the cron expression, like Europe/Berlin. [UTC]")
+@click.option("--queue", default="default", show_default=True, help="Queue of its jobs.")
+@click.option("--priority", type=int, default=2, show_default=True, help="Priority of its jobs; lower runs first.")
+@click.option("--max-attempts", type=int, help="Failures until a job is dead. [the task's]")
+@click.option("--jitter", type=DURATION, metavar="DURATION", help="Fire up to this much later than the tick.")
+@click.option("--missed", type=click.Choice(MISSED), default="once", show_default=True, help="What to do with ticks that are found late.")
+@click.option("--catch-up", type=int, default=100, show_default=True, help="With --missed all: fire at most this many.")
+@click.option("--overlap", is_flag=True, help="Fire even if the job of the last fire is open.")
 def set_(
     db: Db,
     name: str,
@@ -161,7 +161,7 @@ def set_(
     max_attempts: int | None,
     **timing: Any,
 ) -> str:
-    """Create or change a schedule that lives in the database."""
+    """Create or change a schedule of the database."""
     if (timing["cron"] is None) == (timing["every"] is None):
         raise click.UsageError("give one of --cron and --every")
     if query is not None:
@@ -182,7 +182,7 @@ def set_(
 @click.argument("name")
 @by_option
 def pause(db: Db, name: str, by: str | None) -> str:
-    """Fire no more ticks of this schedule, until resume."""
+    """Pause a schedule until resume."""
     changed = _known(db, name, schedules.pause(name, by or me()))
     return f"schedule {clean(name)!r} is paused" if changed else f"schedule {clean(name)!r} was paused already"
 
@@ -190,7 +190,7 @@ def pause(db: Db, name: str, by: str | None) -> str:
 @command(of=schedule, home=True)
 @click.argument("name")
 def resume(db: Db, name: str) -> str:
-    """Fire the ticks of a paused schedule again, from the next one on."""
+    """Resume a paused schedule from its next tick on."""
     changed = _known(db, name, schedules.resume(name))
     return f"schedule {clean(name)!r} fires again" if changed else f"schedule {clean(name)!r} was not paused"
 
@@ -199,7 +199,7 @@ def resume(db: Db, name: str) -> str:
 @click.argument("name")
 @yes_option
 def drop(db: Db, name: str, yes: bool) -> None:
-    """Remove a schedule. One that is declared in code comes back when a worker of its app starts."""
+    """Drop a schedule. A schedule in code returns when a worker of its app starts."""
     one, _ = _known(db, name, schedules.show(name))
     if not agreed(f"Remove schedule {clean(name)!r} ({clean(one.rule)})?", yes):
         return
@@ -212,7 +212,7 @@ def drop(db: Db, name: str, yes: bool) -> None:
 @command(of=schedule, home=True)
 @click.argument("name")
 def run(db: Db, name: str) -> str:
-    """Fire a schedule now: the same path, guard and retries as at a tick. Exit code 1 if it was not enqueued."""
+    """Fire a schedule now, as at a tick. Exit code 1 if no job was enqueued."""
     fired = _known(db, name, schedules.run(name))
     if fired.what == "enqueued":
         return f"job {fired.job_id}" if fired.job_id is not None else f"{fired.jobs} jobs"

@@ -16,7 +16,7 @@ from tallybook._model.service import ServiceInfo
 
 @click.group()
 def service() -> None:
-    """List the maintenance that workers do, and how often."""
+    """List and change the maintenance services."""
 
 
 def _took(one: ServiceInfo) -> str:
@@ -31,7 +31,7 @@ _COLUMNS: Columns = {
 
 @listing(_COLUMNS, of=service, empty="no services")
 def list_(db: Db) -> list[ServiceInfo]:
-    """List the services with their last run, how long it took and how much it changed. In JSON durations are seconds."""
+    """List the services with their last run. JSON has seconds."""
     return db.run(services.services())
 
 
@@ -39,7 +39,7 @@ def list_(db: Db) -> list[ServiceInfo]:
 @click.argument("name")
 @click.argument("duration", type=DURATION)
 def every(db: Db, name: str, duration: timedelta) -> str:
-    """Change how often workers look after a service at least, like `rescue 10s`. Running workers follow within 5 s."""
+    """Set the longest interval of a service, like `rescue 10s`. Workers follow in 5 s."""
     changed = db.run(services.service_every(name, duration))
     shown = f"service {clean(name)} runs every {format_duration(duration)}"
     return f"{shown} at least" if changed else f"{shown} already"

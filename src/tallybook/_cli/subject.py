@@ -58,7 +58,7 @@ select to_json(e)::text from tallybook.error e
 def subject() -> None:
     """List, show, push, upsert and forget subjects.
 
-    A subject is a job with a name that lives on.
+    A subject is a recurring job with a name.
     """
 
 
@@ -72,13 +72,13 @@ _COLUMNS: Columns = {
 @click.option("--task", help="Of this task.")
 @click.option("--queue", help="Of this queue.")
 @state_option(*STATES)
-@click.option("--prefix", help="Whose name starts with this.")
-@click.option("--after", metavar="CURSOR", help="Go on behind another list: what it has printed as its end.")
+@click.option("--prefix", help="Name starts with this.")
+@click.option("--after", metavar="CURSOR", help="Continue after another list: the value it printed at its end.")
 @limit_option()
 def list_(db: Db, as_json: bool, after: str | None, limit: int, **given: Any) -> None:
-    """List subjects by task and name; completed, killed and dead ones alone: the last one to stop first.
+    """List subjects by task and name.
 
-    Which have stopped, and why: tallybook subject list --state killed --state dead
+    A list of only completed, killed and dead ones has the latest end first: tallybook subject list --state killed
     """
     rows, more = _read(db, {**given, "states": given["states"] or None}, after, limit)
     if as_json:
@@ -137,7 +137,7 @@ def show(db: Db, task: str, name: str, as_json: bool) -> None:
 @click.argument("args", metavar="[ARGS_JSON]", default="{}")
 @job_options
 def push(db: Db, queue: str, task: str, name: str, args: str, as_json: bool, **given: Any) -> None:
-    """Make the subject NAME of TASK, unless there is one.
+    """Create the subject NAME of TASK, unless it exists.
 
     ARGS_JSON is one object: TASK's args by parameter name; "-" reads it from stdin.
 
@@ -159,10 +159,10 @@ def push(db: Db, queue: str, task: str, name: str, args: str, as_json: bool, **g
 def upsert(
     db: Db, queue: str, task: str, name: str | None, args: str, path: str | None, as_json: bool, **given: Any
 ) -> None:
-    """Make the subject NAME of TASK, or change the one that is there; one that runs is not touched.
+    """Create or change the subject NAME of TASK; a running one is left alone.
 
-    With --file many: of CSV the columns, of JSON lines the members are subject, and as you like args (a JSON
-    object), run_at, priority. They go in batches of 1,000, each a transaction; to say it again does no harm.
+    --file reads many: CSV columns or members of JSON lines are subject, and optionally args (a JSON object), run_at,
+    priority. Each 1,000 are one transaction; a repeat is harmless.
 
     tallybook subject upsert prices refresh --file assets.csv
     """
@@ -266,9 +266,9 @@ _FORGET = {
 @click.argument("task")
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 def forget(db: Db, task: str, names: Sequence[str]) -> None:
-    """Let names be free: the next push of one makes a new subject. Each for itself.
+    """Forget subjects: the next push of such a name creates a new one.
 
-    What waits for its time will not run. One that runs is left alone: cancel its job first.
+    Scheduled ones will not run. A running one is left alone: cancel its job first.
     """
     failed = False
     for name in dict.fromkeys(names):
@@ -285,5 +285,5 @@ def forget(db: Db, task: str, names: Sequence[str]) -> None:
 @click.option("--since", type=WHEN, metavar="WHEN", help="Since then: '2 hours' ago, or 2026-01-31T09:00Z.")
 @limit_option()
 def errors_(db: Db, **given: Any) -> list[str]:
-    """List what went wrong, newest first."""
+    """List the errors of subjects, newest first."""
     return db.texts(_ERRORS, given)

@@ -36,7 +36,7 @@ _app_option = click.option(
     "--app",
     "target",
     metavar="MODULE:APP",
-    help="Show what the code of this App declares, instead of what is on record in the database.",
+    help="Show the tasks in the code of this App instead of the recorded ones.",
 )
 
 
@@ -44,9 +44,9 @@ _app_option = click.option(
 def task() -> None:
     """Show the tasks that workers know.
 
-    Their arguments, policies and aliases, and who serves them.
+    With their arguments, policies, aliases and workers.
 
-    Workers put their tasks on record when they start.
+    Workers record their tasks when they start.
     """
 
 
@@ -91,7 +91,7 @@ _COLUMNS: Columns = {
 @listing(_COLUMNS, of=task, empty="no tasks: workers put theirs on record when they start")
 @_app_option
 def list_(db: Db, target: str | None) -> list[dict[str, Any]]:
-    """List the tasks, one a line."""
+    """List the tasks, one per line."""
     return _found(db, target)
 
 

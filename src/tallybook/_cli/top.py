@@ -49,8 +49,8 @@ class _Seconds(click.ParamType[timedelta]):
 @click.command()
 @dsn_option
 @nodes_option
-@click.option("--every", type=_Seconds(), default="1", show_default=True, metavar="SECONDS", help="How often it looks.")
-@click.option("--once", is_flag=True, help="Print one screen and end.")
+@click.option("--every", type=_Seconds(), default="1", show_default=True, metavar="SECONDS", help="Refresh interval.")
+@click.option("--once", is_flag=True, help="Print one screen and exit.")
 def top(dsn: str | None, nodes_: str | None, every: timedelta, once: bool) -> None:
     """Show queues, workers, running jobs and failures, live.
 

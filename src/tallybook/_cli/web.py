@@ -27,23 +27,23 @@ _INSTALL = "pip install 'tallybook[web]'"
 
 
 @click.group(invoke_without_command=True)
-@click.option("-A", "--app", "target", metavar="MODULE:APP", envvar="TALLYBOOK_APP", help="Whose name it shows. [none]")
+@click.option("-A", "--app", "target", metavar="MODULE:APP", envvar="TALLYBOOK_APP", help="The App whose name it shows. [none]")
 @dsn_option
 @nodes_option
 @read_dsn_option
 @click.option(
-    "--host", default="127.0.0.1", show_default=True, help="The address; others than this machine's need --users."
+    "--host", default="127.0.0.1", show_default=True, help="Address; one that other machines reach needs --users."
 )
-@click.option("--port", type=click.IntRange(0, 65_535), default=8420, show_default=True, help="0: any free one.")
+@click.option("--port", type=click.IntRange(0, 65_535), default=8420, show_default=True, help="Port; 0 is any free one.")
 @click.option(
-    "--users", type=click.Path(path_type=Path), help="A TOML file with who may log in; see `tallybook web user`."
+    "--users", type=click.Path(path_type=Path), help="TOML file of users; see `tallybook web user`."
 )
-@click.option("--operate", is_flag=True, help="Without users: let this machine change things, too.")
-@click.option("--read-only", is_flag=True, help="Let nobody change anything.")
+@click.option("--operate", is_flag=True, help="Without users: allow changes from this machine.")
+@click.option("--read-only", is_flag=True, help="Allow no changes.")
 @click.option(
     "--api-keys", type=click.Path(path_type=Path), help="Serve the operator API at /api/v1; see `tallybook web key`."
 )
-@click.option("--behind-proxy", metavar="ADDRESS", help="Believe this proxy who asks and whether by https.")
+@click.option("--behind-proxy", metavar="ADDRESS", help="Trust this proxy's headers about client and scheme.")
 @click.pass_context
 def web(
     context: click.Context,
@@ -61,8 +61,7 @@ def web(
 ) -> None:
     """Show the dashboard.
 
-    It answers this machine only, and changes nothing, unless it is told otherwise. TALLYBOOK_WEB_SECRET (32 characters or
-    more) signs the sessions; without it a restart ends them. TALLYBOOK_METRICS_TOKEN lets a scraper read /metrics.
+    By default it answers this machine only and allows no changes. TALLYBOOK_WEB_SECRET (32 characters or more) signs the sessions; without it a restart ends them. TALLYBOOK_METRICS_TOKEN lets a scraper read /metrics.
     """
     if context.invoked_subcommand is not None:
         return
@@ -151,9 +150,9 @@ def _app(target: str | None) -> App:
 
 @web.command()
 @click.argument("name")
-@click.option("--operate", is_flag=True, help="May also change things.")
+@click.option("--operate", is_flag=True, help="The user may also change things.")
 def user(name: str, operate: bool) -> None:
-    """Print the lines that let somebody log in to the dashboard; the password is asked for, or read from stdin.
+    """Print the lines of a user who may log in; prompts for the password or reads stdin.
 
     Append them to the file that `tallybook web --users` reads: `tallybook web user ada >> users.toml; chmod 600 users.toml`
     """
@@ -177,10 +176,10 @@ def user(name: str, operate: bool) -> None:
     multiple=True,
     required=True,
     type=click.Choice(("read", "enqueue", "operate", "admin")),
-    help="What it may do; several times for several. admin may do all, and see args and errors.",
+    help="Right of the key; repeatable. admin may do everything and see args and errors.",
 )
 @click.option(
-    "--queue", "queues", multiple=True, metavar="QUEUE", help="Limit it to this queue; several times for several."
+    "--queue", "queues", multiple=True, metavar="QUEUE", help="Limit it to this queue; repeatable."
 )
 def key(name: str, scopes: tuple[str, ...], queues: tuple[str, ...]) -> None:
     """Print a new key with a fresh secret, as lines for the file of keys. Nothing else ever shows the secret.

@@ -43,7 +43,7 @@ def read_links(ctx: click.Context, param: click.Parameter, value: tuple[str, ...
 @command(json=True, nodes=True, reads=True)
 @click.argument("job_id", metavar="ID", type=int)
 def why(db: Db, job_id: int, as_json: bool) -> None:
-    """Say why a job does not run, and what to do about it."""
+    """Explain why a job does not run, with advice."""
     if not 0 < job_id < 1 << 63:
         raise UnknownJob(job_id)
     found = db.of(job_id).run(verbs.why(job_id))
@@ -94,13 +94,10 @@ def _merged(found: Found, given: Mapping[str, Any]) -> Found:
     help="Of the jobs with this link, like submission=42; of several, with all of them.",
 )
 @click.option("--task", help="Of this task only.")
-@limit_option(10_000, 1000, "The newest so many.")
-@click.option("--newest-first", is_flag=True, help="The other way round.")
+@limit_option(10_000, 1000, "Only the newest this many.")
+@click.option("--newest-first", is_flag=True, help="Newest first.")
 def trace(db: Db, limit: int, **which: Any) -> list[TraceEvent]:
-    """List all that happened for one thing, in order of time.
-
-    For a subject, a unique key, a link or a job, across queues.
-    """
+    """List all events of a subject, unique key, link or job, in order of time."""
     try:
         call = verbs.trace(**which, max_events=limit)
     except InvalidArgument:

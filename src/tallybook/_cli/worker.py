@@ -41,22 +41,22 @@ _LEVELS = click.Choice(["debug", "info", "warning", "error", "critical"], case_s
     "--queues", metavar="LIST", help="Queues and slots, like mail=10,default. [all of the app's tasks, 10 each]"
 )
 @click.option("--nodes", metavar="LIST", help="Serve these databases of the app, like north,south; all: every one.")
-@click.option("--processes", type=click.IntRange(1, 512), default=1, show_default=True, help="How many processes.")
-@click.option("--name", help="Shown wherever the worker appears. [host:pid:random]")
-@click.option("--no-notify", is_flag=True, help="Only poll, hold no session.")
-@click.option("--no-maintenance", is_flag=True, help="Only run jobs: others promote, rescue and prune.")
-@click.option("--direct-dsn", metavar="DSN", help="Past a pooler, for the session; else TALLYBOOK_DIRECT_DSN.")
-@click.option("--poll", type=DURATION, metavar="DURATION", help="How often to look when idle. [1 s]")
-@click.option("--slot-pause", type=DURATION, metavar="DURATION", help="Rest a slot so long after each job. [0 s]")
-@click.option("--heartbeat", type=DURATION, metavar="DURATION", help="How often to say that it lives. [10 s]")
-@click.option("--lease", type=DURATION, metavar="DURATION", help="Without a heartbeat for so long it is dead. [30 s]")
-@click.option("--stop-timeout", type=DURATION, metavar="DURATION", help="How long a stop waits for jobs. [25 s]")
+@click.option("--processes", type=click.IntRange(1, 512), default=1, show_default=True, help="Number of processes.")
+@click.option("--name", help="Name of the worker. [host:pid:random]")
+@click.option("--no-notify", is_flag=True, help="Only poll; hold no session.")
+@click.option("--no-maintenance", is_flag=True, help="Only run jobs; other workers do the maintenance.")
+@click.option("--direct-dsn", metavar="DSN", help="DSN past a pooler, for the session. [TALLYBOOK_DIRECT_DSN]")
+@click.option("--poll", type=DURATION, metavar="DURATION", help="Poll interval when idle. [1 s]")
+@click.option("--slot-pause", type=DURATION, metavar="DURATION", help="Pause of a slot after each job. [0 s]")
+@click.option("--heartbeat", type=DURATION, metavar="DURATION", help="Heartbeat interval. [10 s]")
+@click.option("--lease", type=DURATION, metavar="DURATION", help="Time without a heartbeat until it is suspected dead. [30 s]")
+@click.option("--stop-timeout", type=DURATION, metavar="DURATION", help="Time that a stop waits for running jobs. [25 s]")
 @click.option(
     "--metrics-port",
     type=click.IntRange(0, 65_535),
-    help="Answer /metrics, /healthz and /readyz there. [nothing listens]",
+    help="Port for /metrics, /healthz and /readyz. [none]",
 )
-@click.option("--metrics-host", metavar="ADDRESS", help="On this address; there is no password. [127.0.0.1]")
+@click.option("--metrics-host", metavar="ADDRESS", help="Address for the metrics; there is no password. [127.0.0.1]")
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("--log-level", type=_LEVELS, default="info", show_default=True)
 def worker(
@@ -79,8 +79,8 @@ def worker(
 
     SIGTERM or Ctrl-C lets running jobs finish, a second one gives them back.
 
-    Exit code 0 after a stop, 2 if something it was told is wrong, 3 if it stopped by itself since too many handlers did
-    not end after their deadline and it wants to be started again, 1 for the rest.
+    Exit code 0 after a stop, 2 for a wrong option or setting, 3 if it has to be started again because too many handlers
+    did not end after their deadline, 1 for all others.
     """
     patience = (durations["stop_timeout"] or WorkerSettings.stop_timeout) + _AFTER_STOP
     supervisor.watch_parent(patience)
