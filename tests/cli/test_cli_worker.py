@@ -186,10 +186,11 @@ def test_supervisor_replaces_a_worker_that_is_used_up(tmp_path: Path, dsn: str) 
     # Does not end, and its worker has one slot: that is one too many.
     stuck = """
 import time
-from tallybook import App
+from datetime import timedelta
+from tallybook import App, Constant
 app = App("shop")
 
-@app.task(timeout="100 ms")
+@app.task(timeout="100 ms", retry=Constant(timedelta(hours=1)))
 def stuck() -> None:
     time.sleep(600)
 """
