@@ -24,6 +24,7 @@
     ├── JobCancelled                     the job was cancelled: there will be no result
     ├── KeyTaken                         TB008: another live job has the unique key, and on_conflict is "raise"
     ├── LockNotAvailable (TimeoutError)  ctx.lock did not get its lock in time
+    ├── OperatorRefused                  the operator API has refused a request
     ├── LeaseLost                        TB001: the attempt is not this worker's any more
     ├── TransactionError                 the transaction that an attempt's end belongs to did not end as it must
     ├── WorkerEnded                      TB006: the worker is unknown to the server, or was declared ended
@@ -71,6 +72,7 @@ __all__ = [
     "LockNotAvailable",
     "NotASubject",
     "NotSupported",
+    "OperatorRefused",
     "PayloadError",
     "QueueUnavailable",
     "ResultMissing",
@@ -467,6 +469,17 @@ class AddressRefused(CallFailed):
             f"{who}: its host has an address that is {reason}", provider=provider, no_retry=True, hint=hint
         )
         self.reason = reason
+
+
+class OperatorRefused(TallybookError):
+    """The operator API has refused a request: `status` is that of HTTP, `code` says why (None: whoever answered is no such API)."""
+
+    status: int | None = None
+    code: str | None = None
+
+    def __init__(self, status: int, code: str | None, message: str, *, hint: str | None = None) -> None:
+        super().__init__(f"{status} {code}: {message}" if code else f"{status}: {message}", hint=hint)
+        self.status, self.code = status, code
 
 
 class LeaseLost(TallybookError):

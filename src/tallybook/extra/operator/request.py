@@ -16,8 +16,8 @@ def signed_headers(
 
     `key` and `secret` are those of `tallybook web key`. `url` is the address as it is sent, whole or from its path on,
     with prefix and query; `body` is the body as it is sent. `at` is when, in seconds since 1970: now, if you do not say.
-    Sign each request anew, a second try of the same one as well. ValueError for a secret that is no hexadecimal digits and
-    for a URL with what has to be encoded.
+    The same headers sent again are served only if the first ones were not. ValueError for a secret that is no hexadecimal
+    digits and for a URL with what has to be encoded.
 
         body = json.dumps({"queue": "mail", "reason": "failed"}).encode()
         url = "https://ops.example.com/api/v1/dead-letters/retry"
