@@ -6,7 +6,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from examples.portfolio_jobs import world as played
-from examples.portfolio_jobs.operate import Operator
 from examples.stage import SERVE, SHORT, Stage, free_port, listens
 
 HERE = "examples.portfolio_jobs"
@@ -15,11 +14,13 @@ MANY = 40 if SHORT else 120  # portfolios for each market
 DEAD = "select count(*) from tallybook.job where state = 'dead'"
 
 
-def one_worker(stage: Stage, owners: played.Owners, market: str, later: str) -> None:
+def one_worker(stage: Stage, owners: played.Owners, market: str, next_one: str, later: str) -> None:
     """A market closes while one worker is there; owners do not wait for it."""
     stage.say(f"one worker; the clock moves to the close of {market}")
     played.close(stage, market)
     imported = owners.ask_for_two(stage, later)
+    owners.ask("screenshot", owners.empty(stage, next_one), dict.fromkeys(played.SYMBOLS[:3], "7"))
+    owners.sync(stage)
     stage.until(lambda: stage.one(played.MOVING) == 0, market)
     stage.say(played.shares(stage, market))
     played.settle(stage)
@@ -44,28 +45,30 @@ def four_workers(stage: Stage, env: dict[str, str], market: str) -> None:
     stage.say(f"{played.shares(stage, market)}; two was killed, and {lost} attempts with it")
 
 
-def by_signed_calls(stage: Stage, operator: Operator, reader: Operator, world: played.World, market: str) -> None:
+def by_signed_calls(stage: Stage, operators: played.Operators, world: played.World, market: str) -> None:
     """Runs out of schedule, dead letters that are tried again, and what is refused."""
-    fired = operator("POST", f"/schedules/close-{market}/run")
+    call = operators.operator.call
+    fired = call("POST", f"/schedules/close-{market}/run")
     stage.say(f"by signed calls: {market} is closed out of its schedule: {fired['what']}")
-    stage.until(lambda: operator("POST", "/schedules/quotes/run")["what"] == "skipped", "a skip")
+    stage.until(lambda: call("POST", "/schedules/quotes/run")["what"] == "skipped", "a skip")
     stage.say("quotes out of their schedule, while they are being fetched: skipped")
     played.settle(stage)
     dead = stage.one(DEAD)
     stage.say(f"{dead} valuations are dead: the market has no price for {played.HALTED}")
-    no = played.refused(operator, reader)
+    no = operators.refused()
     stage.say(f"refused, and nothing was changed: {', '.join(no)}")
     assert no == ["late", "replayed", "scope", "signature", "unsigned"] and stage.one(DEAD) == dead
 
     world.mended = True
     # More than once: where a market has closed twice, of two dead letters with one unique key the second waits its turn.
-    while (retried := operator("POST", "/dead-letters/retry", {"task": "value", "reason": "failed"})["retried"]) > 0:
+    while (retried := call("POST", "/dead-letters/retry", {"task": "value", "reason": "failed"})["retried"]) > 0:
         stage.say(f"that is mended; {retried} dead letters are tried again")
         played.settle(stage)
-    sent = operator("POST", "/schedules/statements/run")
+    sent = call("POST", "/schedules/statements/run")
     stage.say(f"the statements that are missing, out of their schedule: {sent['what']}")
     played.settle(stage)
-    operator("POST", "/schedules/quotes/pause")
+    for name in ("quotes", "rates", "wallets"):
+        call("POST", f"/schedules/{name}/pause")
     stage.until(stage.is_idle, "the end")
 
 
@@ -76,15 +79,15 @@ def main() -> int:
         played.seed(stage.db, MANY)
         port, env = free_port(), {"MARKET_URL": world.url}
         stage.process("pages", "flask", "--app", f"{HERE}.web:web", "run", "--port", str(port))
-        operator, reader = played.operators(stage, Path(folder))
+        operators = played.operators(stage, Path(folder))
         stage.worker("one", *WORKER, env=env)
         stage.until(lambda: listens(port) and len(stage.rows(played.CLOSES)) == 3, "pages and schedules")
         owners = played.Owners(f"http://127.0.0.1:{port}")
         first, second, third = (market for market, _ in stage.rows(played.CLOSES))
 
-        one_worker(stage, owners, first, third)
+        one_worker(stage, owners, first, second, third)
         four_workers(stage, env, second)
-        by_signed_calls(stage, operator, reader, world, third)
+        by_signed_calls(stage, operators, world, third)
 
         for name, fires, skips in stage.rows("select name, fired_count, skipped_count from tallybook.schedules"):
             stage.say(f"{name}: {fires} fired, {skips} skipped")
@@ -93,7 +96,7 @@ def main() -> int:
             stage.say(f"wrong: {what}")
         if SERVE:
             stage.say(
-                f"{owners.http.base_url}; the queue's own pages: {operator.http.base_url.join('/')}; psql '{stage.dsn}'"
+                f"{owners.http.base_url}; the queue's own pages: {operators.url.removesuffix('/api/v1')}/; psql '{stage.dsn}'"
             )
         return stage.end(len(found))
 

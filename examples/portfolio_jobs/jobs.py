@@ -27,6 +27,10 @@ STATED = "select owner, amount from valued where portfolio = %s and day = %s"
 QUOTED = """\
 update instrument i set quote = said.price::numeric, quoted_at = now()
   from jsonb_each_text(%s) said (symbol, price) where i.symbol = said.symbol"""
+RATED = """\
+insert into rate (currency, per_dollar) select currency, per_dollar::numeric from jsonb_each_text(%s) said (currency, per_dollar)
+on conflict (currency) do update set per_dollar = excluded.per_dollar, rated_at = now()"""
+WALLETS = "select 'wallet:' || portfolio as key, jsonb_build_object('portfolio', portfolio) as args from public.wallet"
 
 
 class WrongPrices(ValueError):
@@ -99,10 +103,33 @@ async def send_statement(ctx: Context, portfolio: int, day: date) -> None:
 @app.task(retry="standard", timeout=timedelta(seconds=30), summary="Quotes of all instruments")
 async def refresh_quotes(ctx: Context) -> None:
     """Fetch the newest price of everything. It may take longer than the time between two ticks: then one is skipped."""
-    answer = await ctx.state.http.get("/quotes")
+    await fetch(ctx, "/quotes", QUOTED)
+
+
+@app.task(retry="standard", timeout=PATIENCE, summary="Exchange rates")
+async def refresh_rates(ctx: Context) -> None:
+    """Fetch what a dollar is worth, for owners who count in another currency."""
+    await fetch(ctx, "/rates", RATED)
+
+
+async def fetch(ctx: Context, path: str, statement: str) -> None:
+    """Write what the market says, by one statement that takes its JSON, together with the job's end."""
+    answer = await ctx.state.http.get(path)
     answer.raise_for_status()
     async with ctx.state.pool.connection() as conn:
-        await conn.execute(QUOTED, (answer.text,))
+        await conn.execute(statement.encode(), (answer.text,))
+        await ctx.complete(conn)
+
+
+@app.task(retry="standard", max_attempts=6, timeout=PATIENCE, summary="Wallet of {portfolio}")
+async def sync_wallet(ctx: Context, portfolio: int) -> None:
+    """Ask the chain what a wallet has: every hour, and when its owner asks."""
+    ((address,),) = await rows(ctx, "select address from wallet where portfolio = %s", portfolio)
+    answer = await ctx.state.http.get("/wallet", params={"address": address})
+    answer.raise_for_status()
+    synced = "update wallet set balance = %s, synced_at = now() where portfolio = %s"
+    async with ctx.state.pool.connection() as conn:
+        await conn.execute(synced, (Decimal(answer.json()["balance"]), portfolio))
         await ctx.complete(conn)
 
 
@@ -122,15 +149,31 @@ async def import_holdings(ctx: Context, request: int) -> Cancel | None:
         answer = await ctx.state.http.get("/instrument", params={"symbol": symbol})
         if answer.status_code != 404:
             known.append((symbol, answer.raise_for_status().json()["price"], many))
-    async with ctx.state.pool.connection() as conn:
+    listed = "insert into instrument (symbol, quote) values (%s, %s) on conflict do nothing"
+    async with ctx.state.pool.connection() as conn, conn.cursor() as cursor:
         await conn.execute("delete from holding where portfolio = %s", (portfolio,))
-        for symbol, quote, many in sorted(known):
-            listed = "insert into instrument (symbol, quote) values (%s, %s) on conflict do nothing"
-            await conn.execute(listed, (symbol, quote))
-            await conn.execute("insert into holding values (%s, %s, %s)", (portfolio, symbol, many))
+        await cursor.executemany(listed, [(symbol, quote) for symbol, quote, _ in sorted(known)])
+        held = [(portfolio, symbol, many) for symbol, _, many in known]
+        await cursor.executemany("insert into holding values (%s, %s, %s)", held)
         await conn.execute("update request set done_at = now() where id = %s", (request,))
         unknown = sorted(wanted.keys() - {symbol for symbol, _, _ in known})
         await ctx.complete(conn, result={"imported": len(known), "unknown": unknown})
+    return None
+
+
+@app.task(priority=1, retry="standard", max_attempts=4, timeout=timedelta(minutes=1), summary="Screenshot {request}")
+async def read_screenshot(ctx: Context, request: int) -> Cancel | None:
+    """Have the holdings read out of a picture. The job that imports them is put in together with this one's end."""
+    ((picture,),) = await rows(ctx, "select picture from request where id = %s", request)
+    answer = await ctx.state.http.post("/read", content=picture, headers={"Idempotency-Key": f"screenshot-{request}"})
+    if answer.status_code == 422:
+        return Cancel("there are no holdings in this picture")
+    answer.raise_for_status()
+    async with ctx.state.pool.connection() as conn:
+        job = await import_holdings.enqueue(conn, request)
+        read = "update request set content = %s, picture = null, job_id = %s where id = %s"
+        await conn.execute(read, (answer.json()["lines"], job.id, request))
+        await ctx.complete(conn)
     return None
 
 
@@ -149,6 +192,8 @@ SCHEDULES: dict[str, tuple[Any, dict[str, Any]]] = {
     "close-frankfurt": (close_market.job("frankfurt"), {"cron": "45 17 * * MON-FRI", "tz": ZONES["frankfurt"]}),
     "close-newyork": (close_market.job("newyork"), {"cron": "15 16 * * MON-FRI", "tz": ZONES["newyork"]}),
     "quotes": (refresh_quotes.job(), {"every": os.environ.get("QUOTES_EVERY", "15 min")}),
+    "rates": (refresh_rates.job(), {"every": "1 h"}),
+    "wallets": (sync_wallet, {"every": "1 h", "query": WALLETS}),
     "statements": (send_statement, {"cron": "0 7 * * *", "query": "select key, args from public.unstated"}),
 }
 for name, (job, timing) in SCHEDULES.items():

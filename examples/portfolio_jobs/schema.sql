@@ -1,14 +1,20 @@
 -- quote is the newest price, of the schedule "quotes": a closing price far from it is not believed.
 create table instrument (symbol text primary key, quote numeric not null, quoted_at timestamptz);
-create table portfolio (id int primary key, owner text not null, market text not null);
+-- How many of a currency a dollar buys, of the schedule "rates".
+create table rate (currency text primary key, per_dollar numeric not null, rated_at timestamptz not null default now());
+create table portfolio (id int primary key, owner text not null, market text not null, currency text not null default 'USD');
 create table holding (
   portfolio int not null references portfolio, symbol text not null references instrument, quantity numeric not null,
   primary key (portfolio, symbol));
 
+-- What a chain says that an address of an owner has, of the schedule "wallets" or since the owner asked.
+create table wallet (
+  portfolio int primary key references portfolio, address text not null unique, balance numeric, synced_at timestamptz);
+
 -- Which markets have closed: written with the jobs that value their portfolios.
 create table closing (market text not null, day date not null, closed_at timestamptz not null default now(), primary key (market, day));
 
--- amount is in cents. worker: who did it, for the run to show.
+-- amount is in cents of a dollar. worker: who did it, for the run to show.
 create table valuation (
   portfolio int not null references portfolio, day date not null, amount bigint not null, worker text not null,
   valued_at timestamptz not null default clock_timestamp(), primary key (portfolio, day));
@@ -19,10 +25,10 @@ create table statement (
   sent_at timestamptz not null default now(), foreign key (portfolio, day) references valuation);
 create index on statement (portfolio, day);
 
--- What an owner has asked for. content: the file that came in, or the file that goes out.
+-- What an owner has asked for. content: the file that came in, or the file that goes out. picture: a screenshot, until it is read.
 create table request (
   id bigint generated always as identity primary key, portfolio int not null references portfolio,
-  kind text not null check (kind in ('import', 'export')), content text not null default '',
+  kind text not null check (kind in ('import', 'export', 'screenshot')), content text not null default '', picture bytea,
   job_id bigint, asked_at timestamptz not null default now(), done_at timestamptz);
 
 create view held as select h.portfolio, h.symbol, h.quantity, i.quote from holding h join instrument i using (symbol);
@@ -35,8 +41,8 @@ select format('statement:%s:%s', v.portfolio, v.day) as key, jsonb_build_object(
 
 -- For the pages. A job is joined as long as it is in the history; done_at and content are there for good.
 create view worth as
-select p.*, v.day, v.amount from portfolio p
+select p.*, v.day, v.amount, round(v.amount * r.per_dollar) as converted from portfolio p left join rate r using (currency)
   left join lateral (select * from valuation v where v.portfolio = p.id order by v.day desc limit 1) v on true;
 create view request_status as
-select r.*, j.state, j.progress, j.progress_message, j.result, j.reason
+select r.id, r.portfolio, r.kind, r.asked_at, r.done_at, j.state, j.progress, j.progress_message, j.result, j.reason
   from request r left join tallybook.job j on j.id = r.job_id;

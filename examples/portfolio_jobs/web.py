@@ -1,4 +1,4 @@
-"""The pages: portfolios and what the clock does; an owner asks for an import or an export and sees how far it is.
+"""The pages: portfolios and what the clock does; an owner asks for an import, an export or a sync and sees how far it is.
 
 Who is logged in is your application's business: these pages ask nobody, and listen on this machine only.
 """
@@ -11,13 +11,14 @@ from urllib.parse import urlsplit
 from flask import Flask, Response, abort, redirect, render_template, request, url_for
 from psycopg.rows import dict_row
 
-from examples.portfolio_jobs.jobs import app, export_holdings, import_holdings
+from examples.portfolio_jobs.jobs import app, export_holdings, import_holdings, read_screenshot, sync_wallet
 from tallybook.contrib.flask import Tallybook
 
 web = Flask(__name__)
-web.config["MAX_CONTENT_LENGTH"] = 100_000
+web.config["MAX_CONTENT_LENGTH"] = 2_000_000
 tallybook = Tallybook(app, web)  # here, not beside the jobs: the worker needs nothing of Flask
 
+TASKS = {"import": import_holdings, "export": export_holdings, "screenshot": read_screenshot}
 FIRES = "select schedule, fired_at, what, reason, jobs from tallybook.fires order by fired_at desc limit 20"
 
 
@@ -54,26 +55,40 @@ def portfolio(number: int) -> str:
     return render_template(
         "portfolio.html",
         portfolio=the_one("select * from portfolio where id = %s", number),
+        wallets=found("select * from wallet where portfolio = %s", number),
         holdings=found("select * from holding where portfolio = %s order by symbol", number),
         valuations=found("select * from valuation where portfolio = %s order by day desc limit 30", number),
-        requests=found("select * from request where portfolio = %s order by id desc limit 10", number),
+        requests=found(
+            "select id, kind, asked_at, done_at from request where portfolio = %s order by id desc limit 10", number
+        ),
     )
 
 
-@web.post("/portfolios/<int:number>/<any(import, export):kind>")
+@web.post("/portfolios/<int:number>/<any(import, export, screenshot):kind>")
 def ask(number: int, kind: str) -> Any:
     """Note the request and put its job in, in one transaction, before all that the clock has put in; then answer."""
     the_one("select id from portfolio where id = %s", number)
     content = request.form.get("content", "") if kind == "import" else ""
-    if "\0" in content:
+    picture = request.files["picture"].read() if kind == "screenshot" else None
+    if "\0" in content or len(content) > 100_000:
         abort(422)
     with tallybook.transaction() as conn:
-        noted = "insert into request (portfolio, kind, content) values (%s, %s, %s) returning id"
-        ((asked,),) = conn.execute(noted, (number, kind, content)).fetchall()
-        task = import_holdings if kind == "import" else export_holdings
-        job = task.with_(links={"portfolio": number}).enqueue_sync(conn, asked)
+        noted = "insert into request (portfolio, kind, content, picture) values (%s, %s, %s, %s) returning id"
+        ((asked,),) = conn.execute(noted, (number, kind, content, picture)).fetchall()  # args are small: the row has it
+        job = TASKS[kind].with_(links={"portfolio": number}).enqueue_sync(conn, asked)
         conn.execute("update request set job_id = %s where id = %s", (job.id, asked))
     return redirect(url_for("status", number=asked), 303)
+
+
+@web.post("/portfolios/<int:number>/sync")
+def sync(number: int) -> Any:
+    """Ask for what the wallet has, before the clock does."""
+    the_one("select portfolio from wallet where portfolio = %s", number)
+    # By the key of the schedule's query: a job that is in line already goes to the front.
+    first = sync_wallet.with_(priority=1, unique=f"wallet:{number}", on_conflict="raise_priority")
+    with tallybook.transaction() as conn:
+        first.enqueue_sync(conn, number)
+    return redirect(url_for("portfolio", number=number), 303)
 
 
 @web.get("/requests/<int:number>")

@@ -27,8 +27,8 @@ from urllib.parse import parse_qs, urlsplit
 import httpx2
 import psycopg
 
-from examples.portfolio_jobs.operate import Operator
 from examples.stage import Stage, free_port, listens
+from tallybook.extra.operator import OperatorClient, signed_headers
 from tallybook.testing import travel
 
 SYMBOLS = [f"{first}{second}X" for first in "ABCDEF" for second in "KLMNOP"]
@@ -59,6 +59,16 @@ def price(symbol: str, day: date | str) -> Decimal:
     return round(Decimal(10 + 400 * draw(symbol)) * Decimal(0.97 + 0.06 * draw(f"{symbol} {day}")), 2)
 
 
+def balance(address: str) -> Decimal:
+    """What the chain has for an address."""
+    return round(Decimal(5 * draw(address)), 4)
+
+
+RATES = {"EUR": "0.92", "INR": "84.4"}
+PICTURE = b"\x89PNG\r\n"
+"""How a played screenshot begins; what is to be read in it follows."""
+
+
 class World:
     """The server and its account. A calm one is quick and never fails."""
 
@@ -70,8 +80,10 @@ class World:
         self.asked: Counter[str] = Counter()
         """How often each thing was asked for."""
         self.answers: Counter[str] = Counter()
+        self.known: set[str] = set()
+        """The keys of requests that were carried out. What comes with one of them again is not done again."""
         self.mails: Counter[str] = Counter()
-        """How many mails went out for each key: one, if the keys do their work."""
+        """How many mails went out for each statement, by what is in them: one, if the keys do their work."""
         self.quoting = self.most_quoting = 0
         """How many ask for all quotes at this moment, and how many did at most."""
 
@@ -87,6 +99,16 @@ class World:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.http.server_address[1]}"
+
+    def mail(self, key: str, text: str) -> None:
+        """Send a mail, unless its key is known."""
+        day, portfolio = re.findall(r"On (\S+) your portfolio (\d+) ", text)[0]
+        with self.lock:
+            if key in self.known:
+                self.answers["knew the mail"] += 1
+            else:
+                self.known.add(key)
+                self.mails[f"statement-{portfolio}-{day}"] += 1
 
     def verdict(self, key: str) -> tuple[str, float]:
         """What this request meets, ok or what goes wrong, at most twice for a key; and how long it takes."""
@@ -127,24 +149,25 @@ class _Handler(BaseHTTPRequestHandler):
         verdict, takes = self.world.verdict(self.path)
         if not self.met(verdict, takes):
             return None
+        query = parse_qs(parts.query)
         if kind == "close":
-            return self.close(date.fromisoformat(rest[0]), parse_qs(parts.query)["symbols"][0].split(","), verdict)
-        symbol = parse_qs(parts.query)["symbol"][0]
+            return self.close(date.fromisoformat(rest[0]), query["symbols"][0].split(","), verdict)
+        if kind in ("rates", "wallet"):
+            return self.answer(200, RATES if kind == "rates" else {"balance": str(balance(query["address"][0]))})
+        symbol = query["symbol"][0]
         if symbol not in (*SYMBOLS, HALTED, NEW):
             return self.answer(404, {"error": "no such symbol"})
         return self.answer(200, {"symbol": symbol, "price": str(price(symbol, "now"))})
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        key = self.headers["Idempotency-Key"]
+        body, key = self.rfile.read(int(self.headers.get("Content-Length") or 0)), self.headers["Idempotency-Key"]
         verdict, takes = self.world.verdict(key)
         if not self.met(verdict, takes):
             return
-        with self.world.lock:
-            if self.world.mails[key]:
-                self.world.answers["knew the mail"] += 1
-            else:
-                self.world.mails[key] += 1
+        if self.path == "/read":
+            lines = body.removeprefix(PICTURE).decode()
+            return self.answer(200, {"lines": lines}) if body.startswith(PICTURE) else self.answer(422, {})
+        self.world.mail(key, json.loads(body)["text"])
         self.answer(503 if verdict == "is wrong" else 202, {})
 
     def met(self, verdict: str, takes: float) -> bool:
@@ -206,7 +229,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def seed(db: psycopg.Connection[Any], many: int) -> None:
-    """So many portfolios for each market; every 20th has a share that is halted, and the last one of each nothing at all."""
+    """So many portfolios for each market; every 20th has a share that is halted, and the last one of each nothing at all.
+
+    Every 10th has a wallet, too.
+    """
     symbols = [*SYMBOLS, HALTED]
     with db.cursor() as cursor:
         quotes = [(symbol, price(symbol, "seed")) for symbol in symbols]
@@ -214,7 +240,10 @@ def seed(db: psycopg.Connection[Any], many: int) -> None:
         for number in range(1, 3 * many + 1):
             market = MARKETS[number % 3]
             owner = f"owner{number}@example.org"
-            cursor.execute("insert into portfolio values (%s, %s, %s)", (number, owner, market))
+            currency = ("USD", *RATES)[number % 3]
+            cursor.execute("insert into portfolio values (%s, %s, %s, %s)", (number, owner, market, currency))
+            if number % 10 == 1:
+                cursor.execute("insert into wallet values (%s, %s)", (number, f"bc1{number:06}"))
             if number > 3 * many - 3:
                 continue
             held = sorted(SYMBOLS, key=lambda symbol: draw(f"{number} {symbol}"))[: 2 + number % 4]
@@ -224,7 +253,7 @@ def seed(db: psycopg.Connection[Any], many: int) -> None:
 
 
 class Owners:
-    """Who asks for imports and exports: what was taken is promised."""
+    """Who asks for imports, exports and what is read in screenshots: what was taken is promised."""
 
     def __init__(self, url: str) -> None:
         self.http = httpx2.Client(base_url=url, timeout=20)
@@ -234,20 +263,36 @@ class Owners:
     def ask(self, kind: str, portfolio: int, rows: Mapping[str, str] | None = None, unknown: str = "") -> int:
         """Ask for one; the request's number."""
         content = "".join(f"{symbol},{quantity}\n" for symbol, quantity in (rows or {}).items()) + unknown
-        answer = self.http.post(f"/portfolios/{portfolio}/{kind}", data={"content": content})
+        form: dict[str, Any] = {"data": {"content": content}}
+        if kind == "screenshot":
+            form = {"files": {"picture": ("screenshot.png", PICTURE + content.encode())}}
+        answer = self.http.post(f"/portfolios/{portfolio}/{kind}", **form)
         assert answer.status_code == 303, answer.text
         number = int(answer.headers["Location"].rpartition("/")[2])
         self.promised[number] = (kind, portfolio, dict(rows or {}))
         return number
 
+    def sync(self, stage: Stage) -> None:
+        """Ask for what a wallet has, before the clock does, and wait for it."""
+        began, ((portfolio,),) = time.monotonic(), stage.rows("select min(portfolio) from wallet")
+        asked_at = stage.one("select clock_timestamp()")
+        assert self.http.post(f"/portfolios/{portfolio}/sync").status_code == 303
+        synced = "select synced_at > %s from wallet where portfolio = %s"
+        stage.until(lambda: stage.one(synced, asked_at, portfolio), "a wallet")
+        stage.say(f"an owner's wallet is synced after {time.monotonic() - began:.1f} s")
+
     def sees(self, number: int) -> str:
         """The page of a request."""
         return self.http.get(f"/requests/{number}").raise_for_status().text
 
+    def empty(self, stage: Stage, market: str) -> int:
+        """The portfolio of a market that holds nothing."""
+        return int(stage.one("select max(id) from portfolio where market = %s", market))
+
     def ask_for_two(self, stage: Stage, market: str) -> int:
         """An export, waited for, and an import into the portfolio of this market that holds nothing; the import's number."""
-        ids = stage.rows("select id from portfolio where market = %s order by id desc limit 2", market)
-        began, empty, other = time.monotonic(), ids[0][0], ids[1][0]
+        began, empty = time.monotonic(), self.empty(stage, market)
+        other = stage.one("select max(id) from portfolio where market = %s and id < %s", market, empty)
         file = {NEW: "12.5", **dict.fromkeys(SYMBOLS[:6], "3")}
         imported, exported = self.ask("import", empty, file, unknown="NOSUCH,1\n"), self.ask("export", other)
         seen: set[str] = set()
@@ -264,40 +309,51 @@ class Owners:
         return imported
 
 
-def refused(operator: Operator, reader: Operator) -> list[str]:
-    """Try what must not work: the same request twice, an altered, a late and an unsigned one, a key that may only read."""
-    target, dry = "/dead-letters/retry", {"task": "value", "dry_run": True}
-    twice, altered, unsigned = (operator.signed("POST", target, dry) for _ in range(3))
-    assert operator.send(twice)[0] == 200
-    for_real = operator.signed("POST", target, {"task": "value"})
-    for_real.headers.update({name: said for name, said in altered.headers.items() if name.startswith("tallybook-")})
-    del unsigned.headers["Tallybook-Signature"]
-    late = operator.signed("POST", target, dry, at=time.time() - 600)
-    tries = [operator.send(one) for one in (twice, for_real, late, unsigned)]
-    tries.append(reader.send(reader.signed("POST", target, {"task": "value"})))
-    return sorted(said.get("code", "served") for _, said in tries)
+class Operators:
+    """Who looks after the jobs from outside: one key that may operate, and one that may only read."""
+
+    def __init__(self, url: str, secrets: Mapping[str, str]) -> None:
+        self.url, self._secrets = url, secrets
+        self.operator, self.reader = (OperatorClient(url, key, secrets[key]) for key in ("operate", "read"))
+
+    def refused(self) -> list[str]:
+        """Try what must not work: the same request twice, an altered, a late and an unsigned one, a key that may only read."""
+        target, dry, real = (
+            f"{self.url}/dead-letters/retry",
+            b'{"task": "value", "dry_run": true}',
+            b'{"task": "value"}',
+        )
+
+        def signed(body: bytes, key: str = "operate", at: float | None = None) -> dict[str, str]:
+            return signed_headers(key, self._secrets[key], "POST", target, body, at=at)
+
+        def tried(body: bytes, headers: dict[str, str]) -> str:
+            typed = {"Content-Type": "application/json", **headers}
+            return str(httpx2.post(target, content=body, headers=typed, timeout=35).json().get("code", "served"))
+
+        once, unsigned = signed(dry), signed(dry)
+        del unsigned["Tallybook-Signature"]
+        assert tried(dry, once) == "served"
+        altered, late = tried(real, signed(dry)), tried(dry, signed(dry, at=time.time() - 600))
+        return sorted([tried(dry, once), altered, late, tried(dry, unsigned), tried(real, signed(real, "read"))])
 
 
-def operators(stage: Stage, folder: Path) -> tuple[Operator, Operator]:
-    """The operator API, with a key that may operate and one that may only read."""
-    keys, port = folder / "keys.toml", free_port()
-    found = {scope: secrets.token_hex(32) for scope in ("operate", "read")}
+def operators(stage: Stage, folder: Path) -> Operators:
+    """The operator API under a server of its own, and its two keys."""
+    port, found = free_port(), {scope: secrets.token_hex(32) for scope in ("operate", "read")}
+    keys = write_keys(folder, found)
+    app = "examples.portfolio_jobs.jobs:app"
+    stage.process("api", "tallybook", "web", "-A", app, "--api-keys", str(keys), "--port", str(port))
+    stage.until(lambda: listens(port), "the operator API listens")
+    return Operators(f"http://127.0.0.1:{port}/api/v1", found)
+
+
+def write_keys(folder: Path, found: Mapping[str, str]) -> Path:
+    """A file of keys, each with the scope that is its name; nobody else may read it."""
+    keys = folder / "keys.toml"
     keys.touch(0o600)
     keys.write_text("".join(f'[keys.{one}]\nsecret = "{said}"\nscopes = ["{one}"]\n' for one, said in found.items()))
-    stage.process(
-        "api",
-        "tallybook",
-        "web",
-        "-A",
-        "examples.portfolio_jobs.jobs:app",
-        "--api-keys",
-        str(keys),
-        "--port",
-        str(port),
-    )
-    stage.until(lambda: listens(port), "the operator API listens")
-    operator, reader = (Operator(f"http://127.0.0.1:{port}/api/v1", one, said) for one, said in found.items())
-    return operator, reader
+    return keys
 
 
 def close(stage: Stage, market: str) -> None:
@@ -370,6 +426,12 @@ def wrong_requests(
     return said
 
 
+def wrong_syncs(wallets: Rows, rates: Rows) -> list[str]:
+    """Each wallet has what the chain says, and each currency the rate that the market says."""
+    said = [f"wallet {address}: {found}" for address, found in wallets if found != balance(address)]
+    return said + ([] if {name: str(rate) for name, rate in rates} == RATES else ["rates"])
+
+
 def account(stage: Stage, world: World, owners: Owners) -> list[str]:
     """What is missing, wrong or there twice, by the application's tables and what the outside has on record."""
     holdings = stage.rows("select portfolio, symbol, quantity from holding")
@@ -386,5 +448,8 @@ def account(stage: Stage, world: World, owners: Owners) -> list[str]:
         *wrong_valuations(closings, stage.rows("select id, market from portfolio"), holdings, valuations),
         *wrong_statements(valuations, statements, world.mails),
         *wrong_requests(owners.promised, stage.rows("select id, content, done_at from request"), holdings),
+        *wrong_syncs(
+            stage.rows("select address, balance from wallet"), stage.rows("select currency, per_dollar from rate")
+        ),
         *(["several asked for all quotes at once"] if world.most_quoting != 1 else []),
     ]

@@ -10,20 +10,20 @@ import sys
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 from flask.testing import FlaskClient
-from starlette.testclient import TestClient
 
 from examples.portfolio_jobs import world as played
 from examples.portfolio_jobs.jobs import SCHEDULES, app, refresh_quotes, value
-from examples.portfolio_jobs.operate import Operator
-from examples.portfolio_jobs.world import HALTED, NEW, World, price
+from examples.portfolio_jobs.world import HALTED, NEW, PICTURE, RATES, Operators, World, balance, price
+from tallybook.errors import OperatorRefused
 from tallybook.testing import drain, travel
-from tallybook.web import Key, operator_api
+from tests.support.operator_process import serving
 
 HERE = Path(__file__).parents[1]
 
@@ -66,15 +66,11 @@ def halt(db: Any, portfolio: int) -> None:
 
 
 @pytest.fixture
-def operators(db: Any) -> Iterator[tuple[Operator, Operator]]:
-    """Two who call the operator API: one may operate, one may only read."""
+def operators(db: Any, tallybook_dsn: str, tmp_path: Path) -> Iterator[Operators]:
+    """Two who call the operator API in a process of its own: one may operate, one may only read."""
     said = {scope: secrets.token_hex(32) for scope in ("operate", "read")}
-    keys = [Key(scope, secret, (scope,)) for scope, secret in said.items()]
-    with TestClient(operator_api(app, keys=keys), base_url="http://api") as http:
-        found = [Operator("http://api", one, secret) for one, secret in said.items()]
-        for one in found:
-            one.http = http  # type: ignore[assignment]
-        yield found[0], found[1]
+    with serving(tallybook_dsn, played.write_keys(tmp_path, said)) as url:
+        yield Operators(url, said)
 
 
 DAY = date(2026, 11, 20)
@@ -172,9 +168,9 @@ def test_each_valuation_has_one_statement(db: Any, market: World) -> None:
 
 
 @pytest.mark.slow
-def test_a_fire_while_the_last_one_is_open_is_skipped_and_counted(db: Any, operators: Any, market: World) -> None:
+def test_a_fire_while_the_last_one_is_open_is_skipped_and_counted(db: Any, operators: Operators, market: World) -> None:
     """S2-02 S2-12 S2-13 S2-16: no error, nothing put in, on record; the next one fires when that has ended."""
-    operator, _ = operators
+    operator = operators.operator.call
     drain(app)
     run = "/schedules/quotes/run"
     assert [operator("POST", run)["what"] for _ in range(3)] == ["enqueued", "skipped", "skipped"]
@@ -219,20 +215,20 @@ def test_wrong_prices_are_not_believed(db: Any, market: World, monkeypatch: pyte
 
 
 @pytest.mark.slow
-def test_dead_letters_are_tried_again_by_signed_calls_only(db: Any, operators: Any, market: World) -> None:
+def test_dead_letters_are_tried_again_by_signed_calls_only(db: Any, operators: Operators, market: World) -> None:
     """S2-08 S2-12: after four failures it is dead; altered, repeated, late, unsigned and unentitled calls change nothing."""
-    operator, reader = operators
+    operator = operators.operator.call
     halt(db, 1)
     (job,) = put(db, 1)
     try_all(db)
     assert rows(db, "select state, failures from tallybook.job where id = %s", job) == [("dead", 4)]
-    assert played.refused(operator, reader) == ["late", "replayed", "scope", "signature", "unsigned"]
+    assert operators.refused() == ["late", "replayed", "scope", "signature", "unsigned"]
     assert rows(db, STATE, job) == [("dead",)]
     market.mended = True
     assert operator("POST", "/dead-letters/retry", {"task": "value"})["retried"] == 1
     assert drain(app).completed == 1
     assert rows(db, "select portfolio, day from valuation") == [(1, DAY)]
-    with pytest.raises(RuntimeError, match="unknown"):
+    with pytest.raises(OperatorRefused, match="unknown"):
         operator("POST", "/schedules/nothing/run")
 
 
@@ -253,6 +249,55 @@ def test_an_import_replaces_what_is_held_and_says_what_is_unknown(db: Any, clien
     drain(app)
     assert f"{asked}/file" in client.get(asked).text
     assert client.get(f"{asked}/file").text == f"AKX,0.5\n{NEW},2\n"
+
+
+@pytest.mark.slow
+def test_a_screenshot_is_read_and_then_imported(db: Any, client: FlaskClient) -> None:
+    """S2-01: the job that reads a picture puts in the import together with its own end; what is no picture is cancelled."""
+
+    def sent(picture: bytes) -> str:
+        answer = client.post("/portfolios/1/screenshot", data={"picture": (BytesIO(picture), "shot.png")})
+        return answer.headers["Location"]
+
+    page, wrong = sent(PICTURE + b"AKX,2\nBKX,0.5\n"), sent(b"<svg>")
+    done = drain(app)
+    assert (done.completed, done.cancelled) == (2, 1)
+    assert "2 imported" in client.get(page).text and "no holdings in this picture" in client.get(wrong).text
+    held = rows(db, "select symbol, quantity from holding where portfolio = 1 order by 1")
+    assert held == [("AKX", Decimal(2)), ("BKX", Decimal("0.5"))]
+    tasks = rows(db, "select task, args from tallybook.job where state = 'completed' order by id")
+    assert tasks == [("read_screenshot", {"request": 1}), ("import_holdings", {"request": 1})]
+    assert client.post("/portfolios/1/screenshot").status_code == 400
+
+
+@pytest.mark.slow
+def test_a_wallet_is_synced_by_the_clock_and_first_for_an_owner_who_asks(
+    db: Any, client: FlaskClient, market: World
+) -> None:
+    """S2-01 S2-09: what the schedule has put in goes to the front when its owner asks, and is done once; rates come too."""
+    assert app.schedules.run("wallets").sync(db).jobs == 2
+    assert client.post("/portfolios/11/sync").status_code == 303
+    assert client.post("/portfolios/2/sync").status_code == 404
+    db.execute("select tallybook.promote()")  # what workers do all the time: it takes its new place
+    drain(app, max_jobs=1)
+    assert rows(db, "select portfolio from wallet where synced_at is not null") == [(11,)]
+    assert str(balance("bc1000011")) in client.get("/portfolios/11").text
+    app.schedules.run("rates").sync(db)
+    drain(app)
+    found = rows(db, "select address, balance from wallet order by 1")
+    assert found == [(address, balance(address)) for address in ("bc1000001", "bc1000011")]
+    rates = rows(db, "select currency, per_dollar from rate")
+    assert played.wrong_syncs(found, rates) == [] and set(RATES) == {name for name, _ in rates}
+    assert sum(many for what, many in market.asked.items() if "bc1000011" in what) == 1
+
+
+def test_a_mail_under_another_key_is_sent_twice_and_seen() -> None:
+    """The control of the run's count of mails: a known key sends none, another key sends the same mail again."""
+    world, text = World(calm=True), f"On {DAY} your portfolio 7 was worth 1.00."
+    for key in ("statement-7", "statement-7", "another key"):
+        world.mail(key, text)
+    assert world.mails == {f"statement-7-{DAY}": 2} and world.answers["knew the mail"] == 1
+    assert len(played.wrong_statements([(7, DAY, 0)], [(7, DAY)], world.mails)) == 1
 
 
 @pytest.mark.slow
@@ -285,7 +330,7 @@ def test_pages(db: Any, client: FlaskClient) -> None:
     assert client.post("/portfolios/999/export").status_code == 404
     assert client.post("/portfolios/1/drop").status_code == 404
     assert client.post("/portfolios/1/import", data={"content": "\0"}).status_code == 422
-    assert client.post("/portfolios/1/import", data={"content": "x" * 200_000}).status_code == 413
+    assert client.post("/portfolios/1/import", data={"content": "x" * 200_000}).status_code == 422
     assert client.post("/portfolios/1/export", headers={"Origin": "https://evil.example"}).status_code == 403
     assert rows(db, "select from request") == []
 
@@ -316,6 +361,9 @@ def test_the_account_finds_what_is_lost_wrong_and_there_twice() -> None:
     assert len(played.wrong_requests(promised, [(1, "", None), requests[1]], holdings)) == 1
     assert len(played.wrong_requests(promised, [requests[0], (2, "", datetime.now(UTC))], holdings)) == 1
     assert len(played.wrong_requests(promised, requests, holdings[1:])) == 1
+    wallets, rates = [("bc1", balance("bc1"))], [(name, Decimal(rate)) for name, rate in RATES.items()]
+    assert played.wrong_syncs(wallets, rates) == []
+    assert len(played.wrong_syncs([("bc1", None)], rates)) == len(played.wrong_syncs(wallets, rates[1:])) == 1
 
 
 @pytest.mark.slow
