@@ -49,6 +49,10 @@ def main() -> int:
 
         stage.say(f"{MANY} submissions while nobody works, five operations each")
         asyncio.run(visitors.submit(["broken", "gone", *["contact", "signup"] * (MANY // 2 - 1)]))
+        asyncio.run(visitors.submit(["contact"]))
+        withdrawn = max(visitors.promised)
+        assert admin.post(f"/submissions/{withdrawn}/cancel").status_code == 303
+        stage.say(f"submission {withdrawn} is withdrawn: its five operations are cancelled")
         for _ in range(2):
             tick = httpx2.post(f"{url}/cron/process", headers={"Authorization": f"Bearer {cron}"}, timeout=60)
             stage.say(f"a cron calls /cron/process: {tick.raise_for_status().json()}")

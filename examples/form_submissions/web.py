@@ -141,6 +141,18 @@ async def act(session: Transaction, user: Annotated[User, Depends(admin)], job: 
     return RedirectResponse(f"/submissions/{submission}", 303)
 
 
+@api.post("/submissions/{number}/cancel")
+async def withdraw(session: Transaction, user: Annotated[User, Depends(admin)], number: int) -> RedirectResponse:
+    """Cancel what is still to be done for a submission, and what is dead; a running job is told to stop."""
+    saved = await session.get(Submission, number, with_for_update=True)
+    if saved is None:
+        raise HTTPException(404, "there is no such submission")
+    saved.handed_over = True  # catch_up leaves it alone
+    jobs = await session.scalars(text("select job_id from operation where submission = :id"), {"id": number})
+    await app.jobs.cancel(jobs, f"by {user.name}").on(session)
+    return RedirectResponse(f"/submissions/{number}", 303)
+
+
 @api.post("/cron/process")
 async def process(authorization: Annotated[str, Header()] = "") -> dict[str, int]:
     """For where no worker can run: a cron calls this each minute, it runs what is due, and says how many that were."""

@@ -271,12 +271,14 @@ select count(*) from tallybook.job j, jsonb_array_elements(j.errors) e where e -
 
 
 def missing(
-    promised: dict[int, str], saved: set[int], enriched: set[int], done: set[str], given_up: set[str]
+    promised: dict[int, str], saved: set[int], enriched: set[int], done: set[str], dead: set[str], cancelled: set[str]
 ) -> set[str]:
-    """What was promised (submissions and their forms), was not given up by a person or as dead, and has not been done."""
+    """What was promised (submissions and their forms), is neither dead nor cancelled, and not done; or cancelled, and done."""
+    given_up = dead | cancelled
     wanted = {f"{form}-{n}-{kind}" for n, form in promised.items() for kind in KINDS} - given_up
     noted = {f"{form}-{n}-enrichment" for n, form in promised.items() if n not in enriched} - given_up
-    return (wanted - done) | noted | {f"submission {n}" for n in promised.keys() - saved}
+    unwanted = {f"{one}, which was cancelled" for one in done & cancelled}
+    return (wanted - done) | noted | unwanted | {f"submission {n}" for n in promised.keys() - saved}
 
 
 def account(stage: Stage, world: World, visitors: Visitors, admin: httpx2.Client) -> int:
@@ -287,7 +289,7 @@ def account(stage: Stage, world: World, visitors: Visitors, admin: httpx2.Client
         {f"{form}-{n}-{kind}" for form, n, kind in stage.rows(GIVEN_UP, state)} for state in ("dead", "cancelled")
     )
     mailed = {about for about in world.effects if about.endswith(("-mail", "-receipt"))}
-    lost = missing(visitors.promised, saved, enriched, world.done | mailed, cancelled | dead)
+    lost = missing(visitors.promised, saved, enriched, world.done | mailed, dead, cancelled)
     ((by_deadline,),) = stage.rows(BY_DEADLINE)
     said = ", ".join(f"{n} {what}" for what, n in world.answers.most_common())
     stage.say(

@@ -176,17 +176,38 @@ def test_people_look_at_it_and_handle_what_is_dead(client: TestClient, db: Any) 
     assert client.post(f"/operations/{jobs['webhook']}/drop").status_code == 404
 
 
+@pytest.mark.slow
+def test_a_submission_that_is_withdrawn_is_not_worked_off(client: TestClient, db: Any) -> None:
+    """S4-14: its open and its dead jobs are cancelled, by name and on record; what the queue has not taken yet never comes."""
+    number = client.post("/forms/contact", json=DATA).json()["submission"]
+    db.execute("alter schema tallybook rename to away")
+    try:
+        late = client.post("/forms/contact", json=DATA).json()["submission"]
+    finally:
+        db.execute("alter schema away rename to tallybook")
+    assert client.post(f"/submissions/{number}/cancel").status_code == 401
+    answers = [client.post(f"/submissions/{n}/cancel", auth=("ada", "right")) for n in (number, late, 999_999)]
+    assert [answer.status_code for answer in answers] == [303, 303, 404]
+    travel(db, timedelta(minutes=1))
+    tick(client, db)
+    found = "select j.state, j.attempts, j.reason from operation o join tallybook.job j on j.id = o.job_id where o.submission = %s"
+    assert db.execute(found, (number,)).fetchall() == [("cancelled", 0, "by ada")] * 5
+    assert db.execute(found, (late,)).fetchall() == []
+
+
 def test_the_account_finds_what_is_lost() -> None:
     """The run's account sees each loss: a submission, an effect, a finding; and takes nothing else for one."""
     from examples.form_submissions.world import KINDS, missing
 
     promised = {1: "contact", 2: "gone"}
     done = {f"{form}-{n}-{kind}" for n, form in promised.items() for kind in KINDS} - {"gone-2-webhook"}
-    assert missing(promised, {1, 2}, {1, 2}, done, {"gone-2-webhook"}) == set()
-    assert missing(promised, {1, 2}, {1, 2}, done, set()) == {"gone-2-webhook"}
-    assert missing(promised, {1}, {1, 2}, done, {"gone-2-webhook"}) == {"submission 2"}
-    assert missing(promised, {1, 2}, {2}, done, {"gone-2-webhook"}) == {"contact-1-enrichment"}
-    assert missing(promised, {1, 2}, {1, 2}, done - {"contact-1-sms"}, {"gone-2-webhook"}) == {"contact-1-sms"}
+    assert missing(promised, {1, 2}, {1, 2}, done, {"gone-2-webhook"}, set()) == set()
+    assert missing(promised, {1, 2}, {1, 2}, done, set(), set()) == {"gone-2-webhook"}
+    assert missing(promised, {1}, {1, 2}, done, {"gone-2-webhook"}, set()) == {"submission 2"}
+    assert missing(promised, {1, 2}, {2}, done, {"gone-2-webhook"}, set()) == {"contact-1-enrichment"}
+    assert missing(promised, {1, 2}, {1, 2}, done - {"contact-1-sms"}, set(), {"gone-2-webhook"}) == {"contact-1-sms"}
+    (undue,) = missing(promised, {1, 2}, {1, 2}, done, {"gone-2-webhook"}, {"contact-1-sms"})
+    assert undue == "contact-1-sms, which was cancelled"
 
 
 @pytest.mark.slow
