@@ -7,6 +7,8 @@ class User(models.Model):
     """Somebody who has signed up."""
 
     email = models.EmailField(unique=True)
+    password = models.CharField(max_length=128)
+    """A hash that `check_password` takes."""
     referrer = models.EmailField(blank=True, default="")
     checked = models.BooleanField(default=False)
     bounced = models.BooleanField(default=False)

@@ -2,9 +2,10 @@
 
 import os
 
+from django.core.management.utils import get_random_secret_key
 from psycopg.conninfo import conninfo_to_dict
 
-SECRET_KEY = os.environ.get("SECRET_KEY", "for this example only")
+SECRET_KEY = os.environ.get("SECRET_KEY") or get_random_secret_key()  # set it: without, a restart ends all forms
 ALLOWED_HOSTS = ["127.0.0.1", "localhost", "testserver"]
 ROOT_URLCONF = "examples.signup.urls"
 MIDDLEWARE = ["django.middleware.csrf.CsrfViewMiddleware"]
@@ -17,6 +18,7 @@ TEMPLATES = [
 ]
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 USE_TZ = True
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.ScryptPasswordHasher"]
 
 _dsn = conninfo_to_dict(os.environ.get("TALLYBOOK_DSN", ""))
 DATABASES = {

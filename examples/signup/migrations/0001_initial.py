@@ -15,6 +15,7 @@ class Migration(migrations.Migration):
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
                 ("email", models.EmailField(max_length=254, unique=True)),
+                ("password", models.CharField(max_length=128)),
                 ("referrer", models.EmailField(blank=True, default="", max_length=254)),
                 ("checked", models.BooleanField(default=False)),
                 ("bounced", models.BooleanField(default=False)),

@@ -3,6 +3,7 @@
 from unittest import mock
 
 import httpx2
+from django.contrib.auth.hashers import check_password
 from django.db import connection
 from django.test import TestCase, TransactionTestCase
 
@@ -10,32 +11,58 @@ from examples.signup.jobs import app
 from examples.signup.models import Step, User, Workspace
 from tallybook.testing import assert_enqueued, assert_not_enqueued, drain
 
+SECRET = "a long secret"
+
 
 class SignUpTest(TestCase):
     def test_both_ways_to_sign_up_enqueue(self) -> None:
         for page in ("/sign-up/", "/sign-up/orm/"):
             email = f"{len(page)}@example.org"
-            self.assertEqual(self.client.post(page, {"email": email}).status_code, 201)
+            self.assertEqual(self.client.post(page, {"email": email, "password": SECRET}).status_code, 201)
             assert_enqueued("default", "check_address", user_id=User.objects.get(email=email).id)
+
+    def test_a_password_is_kept_as_a_hash_alone(self) -> None:
+        for page in ("/sign-up/", "/sign-up/orm/"):
+            email = f"{len(page)}@example.org"
+            self.client.post(page, {"email": email, "password": SECRET})
+            kept = User.objects.get(email=email).password
+            self.assertTrue(check_password(SECRET, kept) and not check_password("another secret", kept))
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "select string_agg(j::text, '') || (select string_agg(u::text, '') from signup_user u) from tallybook.job j"
+            )
+            self.assertNotIn(SECRET, cursor.fetchone()[0])
+
+    def test_what_is_no_sign_up_is_refused(self) -> None:
+        wrong = (
+            {},
+            {"email": "a@example.org"},
+            {"email": "a", "password": SECRET},
+            {"email": "a@example.org", "password": "short"},
+        )
+        for page in ("/sign-up/", "/sign-up/orm/"):
+            self.assertEqual([self.client.post(page, form).status_code for form in wrong], [422] * 4)
+        self.assertFalse(User.objects.exists())
 
     def test_who_signs_up_twice_is_there_once(self) -> None:
         for page in ("/sign-up/", "/sign-up/orm/"):
-            codes = [self.client.post(page, {"email": f"{len(page)}@example.org"}).status_code for _ in range(2)]
+            form = {"email": f"{len(page)}@example.org", "password": SECRET}
+            codes = [self.client.post(page, form).status_code for _ in range(2)]
             self.assertEqual(codes, [201, 409])
         with connection.cursor() as cursor:
             cursor.execute("select count(*) from tallybook.job")
             self.assertEqual(cursor.fetchone(), (2,))
 
     def test_only_who_was_sent_brings_thanks(self) -> None:
-        self.client.post("/sign-up/", {"email": "a@example.org"})
+        self.client.post("/sign-up/", {"email": "a@example.org", "password": SECRET})
         assert_not_enqueued("default", "thank_referrer")
-        self.client.post("/sign-up/", {"email": "b@example.org", "referrer": "a@example.org"})
+        self.client.post("/sign-up/", {"email": "b@example.org", "password": SECRET, "referrer": "a@example.org"})
         assert_enqueued("default", "thank_referrer", user_id=User.objects.get(email="b@example.org").id)
 
 
 class PipelineTest(TransactionTestCase):
     def setUp(self) -> None:
-        self.client.post("/sign-up/", {"email": "ada@example.org", "referrer": "bob@example.org"})
+        self.client.post("/sign-up/", {"email": "ada@example.org", "password": SECRET, "referrer": "bob@example.org"})
 
     def tearDown(self) -> None:
         for queue in ("default", "mail"):  # Django empties its own tables only

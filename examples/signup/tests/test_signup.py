@@ -36,7 +36,7 @@ def test_the_sites_own_tests_pass(tallybook_dsn: str) -> None:
     said = python(
         "examples.signup.manage", "test", "--noinput", "examples.signup.tests.cases", TALLYBOOK_DSN=tallybook_dsn
     )
-    assert "Ran 6 tests" in said and "OK" in said
+    assert "Ran 8 tests" in said and "OK" in said
 
 
 @pytest.mark.slow
@@ -50,7 +50,8 @@ def test_the_account_finds_what_is_lost_and_what_is_there_twice(tallybook_dsn: s
             say=lambda text: None,
         )
         db.execute(
-            "insert into signup_user (id, email, referrer, checked, bounced) values (1, 'a@b.c', '', true, false);"
+            "insert into signup_user (id, email, password, referrer, checked, bounced)"
+            " values (1, 'a@b.c', 'scrypt$', '', true, false);"
             " insert into signup_workspace (user_id) values (1);"
             " insert into signup_step (user_id, name, job_id)"
             " select 1, n, 1 from unnest(array['check_address', 'make_workspace', 'send_welcome']) n"
@@ -62,6 +63,10 @@ def test_the_account_finds_what_is_lost_and_what_is_there_twice(tallybook_dsn: s
         db.execute("insert into signup_step (user_id, name, job_id) values (1, 'send_welcome', 2)")
         assert account(stage, 1, {"1": ["a@b.c"]}) == 1
         db.execute("delete from signup_step where name = 'send_welcome'")
+        assert account(stage, 1, {"1": ["a@b.c"]}) == 1
+        db.execute("insert into signup_step (user_id, name, job_id) values (1, 'send_welcome', 1)")
+        assert account(stage, 1, {"1": ["a@b.c"]}) == 0
+        db.execute("update signup_user set password = 'secret 1'")
         assert account(stage, 1, {"1": ["a@b.c"]}) == 1
 
 
