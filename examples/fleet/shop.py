@@ -42,6 +42,6 @@ class Shop(threading.Thread):
         dsn = self._dsn_of(tenant)
         session = self._sessions.get(dsn)
         if session is None or session.closed:
-            session = self._sessions[dsn] = psycopg.connect(dsn, autocommit=True)
+            session = self._sessions[dsn] = psycopg.connect(dsn, autocommit=True, connect_timeout=5)
         session.execute("select place_order(%s, %s, %s)", (tenant, number, ITEMS[number % len(ITEMS)]))
         self.placed.add((tenant, number))
