@@ -38,9 +38,11 @@ select coalesce(sum(c.completed), 0)::bigint, coalesce(sum(c.dead), 0)::bigint, 
 class Stage:
     """One run of one example, in a database of its own that is gone at the end; or in several, on a server each."""
 
-    def __init__(self, name: str, nodes: int = 1) -> None:
+    def __init__(self, name: str, nodes: int = 1, *, connections: int = 100, seconds: float = _LIMIT) -> None:
         self.name = name
         self.nodes = nodes
+        self.connections = connections
+        self.seconds = seconds
         self.began = time.monotonic()
         self._stack = ExitStack()
         self._processes: dict[str, tuple[subprocess.Popen[bytes], IO[bytes]]] = {}
@@ -62,7 +64,8 @@ class Stage:
         """A server for each node, with an empty database; those of a Citus cluster if one was given."""
         if self.nodes > 1 and citus.given():
             return self._stack.enter_context(citus.cluster(self.nodes, self.name))
-        servers = [self._stack.enter_context(temporary_server()) for _ in range(self.nodes)]
+        settings = {"max_connections": self.connections}
+        servers = [self._stack.enter_context(temporary_server(settings=settings)) for _ in range(self.nodes)]
         for server in servers:
             server.create_database(self.name)
         return servers
@@ -131,9 +134,9 @@ class Stage:
                 process.wait()
             errors.close()
 
-    def until(self, condition: Callable[[], object], what: str, seconds: float = _LIMIT) -> None:
+    def until(self, condition: Callable[[], object], what: str) -> None:
         """Wait until it holds. A process that ended, or no time left, ends the run with status 1 and says why."""
-        limit = min(time.monotonic() + seconds, self.began + _LIMIT)
+        limit = self.began + self.seconds
         while not condition():
             for name, (process, errors) in self._processes.items():
                 if process.poll() is not None:

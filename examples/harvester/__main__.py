@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -21,6 +22,8 @@ from tallybook.testing import travel
 
 HERE = "examples.harvester"
 PAGES = 1_500 if SHORT else 20_000
+SESSIONS = os.environ.get("SESSIONS", "3" if SHORT else "50")
+"""Of each worker, for its visits."""
 BOOKMARKS = range(101, 401)
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 _OLD = "select count(*) from tallybook.subject_push_many('pages', 'visit', %s, %s) where report = 'created'"
@@ -71,7 +74,7 @@ class Progress:
 
 def main() -> int:
     """The run; its exit status."""
-    with Stage("harvester") as stage:
+    with Stage("harvester", connections=200, seconds=280 if SHORT else 900) as stage:
         stage.schema(Path(__file__).parent / "schema.sql")
         port = free_port()
         stage.process("site", f"{HERE}.world", str(port), str(PAGES))
@@ -117,7 +120,7 @@ def main() -> int:
 
 def start(stage: Stage, name: str, port: int) -> None:
     """A worker with 50 visits at once, and five items."""
-    env = {"SITE": f"http://127.0.0.1:{port}"}
+    env = {"SITE": f"http://127.0.0.1:{port}", "SESSIONS": SESSIONS}
     stage.worker(name, f"{HERE}.jobs:app", "--queues", "pages=50,items=5", "--log-level", "error", env=env)
 
 

@@ -19,6 +19,7 @@ app = App("harvester")
 LINK = re.compile(r'href="(/page/\d+)"')
 ITEM = re.compile(r'data-item="(\d+)" data-cents="(\d+)"')
 MAX_AGE = re.compile(r"max-age=(\d+)")
+SESSIONS = int(os.environ.get("SESSIONS", "3"))
 SEEN = "insert into visit (url, iteration, etag, changed, worker) values (%s, %s, %s, %s, %s)"
 PRICED = """\
 insert into item (id, cents, url) values (%s, %s, %s)
@@ -27,10 +28,10 @@ on conflict (id) do update set cents = excluded.cents, url = excluded.url, check
 
 @app.lifespan
 async def clients(ctx: Context) -> AsyncIterator[None]:
-    """Of each worker: one HTTP client that keeps its connections, and three sessions, whatever number of visits is under way."""
+    """Of each worker: one HTTP client that keeps its connections, and a few sessions that the visits under way share."""
     async with (
         httpx2.AsyncClient(base_url=os.environ["SITE"], timeout=20) as ctx.state.http,
-        AsyncConnectionPool(app.conninfo(), min_size=1, max_size=3, timeout=60) as ctx.state.pool,
+        AsyncConnectionPool(app.conninfo(), min_size=SESSIONS, timeout=60) as ctx.state.pool,
     ):
         # Links that are in already. What a worker does not know it pushes once more, which does nothing.
         ctx.state.known = set()
