@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -109,9 +110,9 @@ class Run:
         stage.crew.pace(GO)
         until = time.monotonic() + self.options.seconds
         draw = schedule(self.options.nemeses, stage.rng)
-        await asyncio.sleep(1)
         if self.options.broken:
-            await stage.strike(BREAKS[self.options.broken].shown_by)
+            draw = itertools.repeat(BREAKS[self.options.broken].shown_by).__next__
+        await asyncio.sleep(1)
         while time.monotonic() < until:
             await stage.strike(draw())
 

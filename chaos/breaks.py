@@ -12,7 +12,7 @@ import psycopg
 
 @dataclass(frozen=True)
 class Break:
-    """How a fence is taken away, and the nemesis that finds it missing: a run without the fence strikes that one first."""
+    """How a fence is taken away, and the nemesis that finds it missing: a run without the fence strikes no other one."""
 
     apply: Callable[[psycopg.Connection[Any]], None]
     shown_by: str
