@@ -8,13 +8,13 @@ import hmac
 import os
 import re
 import secrets
-import stat
 import time
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tallybook._model.private_file import open_to_others
 from tallybook.errors import ConfigError
 
 _N, _R, _P = 2**15, 8, 1
@@ -129,7 +129,7 @@ def read_private(path: Path, option: str) -> dict[str, Any]:
     """A TOML file that nobody else may read. ConfigError for anything else."""
     try:
         with path.open("rb") as file:
-            if os.name == "posix" and stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
+            if open_to_others(os.fstat(file.fileno())):
                 raise ConfigError(option, str(path), "others may read it", hint=f"chmod 600 {path}")
             return tomllib.load(file)
     except OSError as error:

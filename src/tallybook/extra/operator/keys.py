@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tallybook._model.options import check_name
+from tallybook._model.private_file import open_to_others
 from tallybook.errors import ConfigError
 
 SCOPES = ("read", "enqueue", "operate", "admin")
@@ -117,11 +118,11 @@ def read_keys(path: str | os.PathLike[str]) -> list[Key]:
     try:
         with Path(path).open("rb") as file:
             about = os.fstat(file.fileno())
-            if os.name == "posix" and (
-                about.st_mode & (stat.S_IRWXG | stat.S_IRWXO) or not stat.S_ISREG(about.st_mode)
-            ):
-                reason = "others than its owner may read or write it" if stat.S_ISREG(about.st_mode) else "is no file"
-                raise ConfigError("keys", shown, reason, hint=f"Say chmod 600 {shown}")
+            if os.name == "posix" and not stat.S_ISREG(about.st_mode):
+                raise ConfigError("keys", shown, "is no file")
+            if open_to_others(about):
+                reason = "others than its owner may read or write it"
+                raise ConfigError("keys", shown, reason, hint=f"Run chmod 600 {shown}")
             text = file.read(1_000_001)
     except OSError as error:
         raise ConfigError("keys", shown, error.strerror or "cannot be read") from None
@@ -130,7 +131,8 @@ def read_keys(path: str | os.PathLike[str]) -> list[Key]:
             raise ValueError
         found = tomllib.loads(text.decode())
     except ValueError:  # its words may show a secret
-        raise ConfigError("keys", shown, "is no TOML file", hint="Compare it with docs/operator-api.md") from None
+        hint = "Compare it with https://github.com/tallybook/tallybook/blob/main/docs/operator-api.md"
+        raise ConfigError("keys", shown, "is no TOML file", hint=hint) from None
     tables = found.get("keys")
     if set(found) != {"keys"} or not isinstance(tables, dict):
         raise ConfigError("keys", shown, "has not one table [keys.NAME] for each key, and nothing else")

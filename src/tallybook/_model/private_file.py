@@ -1,0 +1,18 @@
+"""Whether a file with secrets is private."""
+
+from __future__ import annotations
+
+import os
+
+
+def open_to_others(about: os.stat_result, us: int | None = None) -> bool:
+    """Whether anybody but its owner may read or write a file. `us` is the user who asks, by default that of this process.
+
+    A file of root's may be read by our own group, if we are not root: so Kubernetes lays down secrets, and so an
+    administrator gives them to a service that must not change them.
+    """
+    if os.name != "posix":
+        return False
+    us = os.geteuid() if us is None else us
+    allowed = 0o040 if about.st_uid == 0 and us != 0 else 0
+    return bool(about.st_mode & 0o077 & ~allowed)

@@ -1,0 +1,31 @@
+"""Which files with secrets are private."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+import pytest
+
+from tallybook._model.private_file import open_to_others
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "us", "is_open"),
+    [
+        (0o600, 1000, 1000, False),
+        (0o400, 0, 0, False),
+        (0o640, 1000, 1000, True),
+        (0o640, 0, 0, True),
+        (0o440, 1001, 1000, True),
+        (0o440, 0, 1000, False),
+        (0o640, 0, 1000, False),
+        (0o660, 0, 1000, True),
+        (0o444, 0, 1000, True),
+        (0o441, 0, 1000, True),
+    ],
+)
+def test_a_private_file_is_its_owners_or_roots_for_one_group(mode: int, owner: int, us: int, is_open: bool) -> None:
+    """A file is private if its owner alone may read and write it, or if it is root's and its group may read it."""
+    about = os.stat_result((stat.S_IFREG | mode, 0, 0, 1, owner, 1000, 0, 0, 0, 0))
+    assert open_to_others(about, us) is is_open
