@@ -30,6 +30,14 @@ def blocks(language: str) -> list[str]:
     return [body for found, body in FENCED.findall(PAGE) if found == language]
 
 
+COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
+DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+
+
+def manifests(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((ROOT / f"deploy/kubernetes/{name}.yaml").read_text(encoding="utf-8")))
+
+
 def unit(text: str) -> dict[str, dict[str, str]]:
     parser = configparser.ConfigParser(interpolation=None, delimiters=("=",))
     parser.optionxform = str  # type: ignore[assignment, method-assign]
@@ -43,49 +51,103 @@ def test_the_times_to_stop_are_those_of_the_worker() -> None:
     seconds = int(stop.total_seconds())
     service = unit(blocks("ini")[0])["Service"]
     assert int(service["TimeoutStopSec"]) == seconds
-    pod = yaml.safe_load(blocks("yaml")[0])["spec"]["template"]["spec"]
-    assert pod["terminationGracePeriodSeconds"] == seconds
+    assert manifests("worker")[0]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == seconds
+    assert COMPOSE["services"]["worker"]["stop_grace_period"] == f"{seconds}s"
     assert f"**{seconds} s**" in PAGE and f"docker stop -t {seconds}" in PAGE
 
 
+def takes(words: list[str]) -> dict[str, Any]:
+    """What the command line of Tallybook reads from these words; fails where it cannot."""
+    assert words[0] == "tallybook"
+    command = cli.commands[words[1]]
+    with command.make_context(words[1], list(words[2:])) as made:
+        return made.params
+
+
 def test_the_commands_are_those_of_the_command_line() -> None:
-    """The commands of the unit, the container and the manifest are read by `tallybook worker` as they stand."""
-
-    def takes(words: list[str]) -> None:
-        """Fail unless the command line of Tallybook reads these words."""
-        assert words[:2] == ["tallybook", "worker"]
-        command = cli.commands["worker"]
-        with command.make_context("worker", list(words[2:])) as made:
-            assert (made.params["target"], made.params["metrics_port"]) == ("shop:app", 9464)
-
+    """The commands of the unit, the image, the compose file and the manifests are read by the command line as they stand."""
     service = unit(blocks("ini")[0])["Service"]
-    takes([service["ExecStart"].removeprefix("/srv/shop/.venv/bin/").split()[0], *service["ExecStart"].split()[1:]])
-    (container,) = re.findall(r"^CMD (\[.*\])$", blocks("dockerfile")[0], re.MULTILINE)
-    takes(json.loads(container))
-    manifest = yaml.safe_load(blocks("yaml")[0])
-    worker = manifest["spec"]["template"]["spec"]["containers"][0]
-    takes(worker["args"])
-    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-        get = worker[probe]["httpGet"]
-        assert get["path"] in ("/healthz", "/readyz") and get["port"] in [port["name"] for port in worker["ports"]]
-    assert str(worker["ports"][0]["containerPort"]) in worker["args"]
-    assert manifest["spec"]["selector"]["matchLabels"] == manifest["spec"]["template"]["metadata"]["labels"]
+    program, *words = service["ExecStart"].split()
+    assert takes([program.removeprefix("/srv/shop/.venv/bin/"), *words])["metrics_port"] == 9464
+    (container,) = re.findall(r"^CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)
+    assert takes(json.loads(container)).items() >= {"target": "app:app", "metrics_port": 9464}.items()
+    assert takes(COMPOSE["services"]["migrate"]["command"])
+    web = takes(COMPOSE["services"]["web"]["command"])
+    assert (web["host"], web["port"], str(web["users"])) == ("0.0.0.0", 8420, "/run/secrets/users")
+    assert [takes(containers[0]["args"]).get("port") for containers in map(_containers, ("migrate", "web"))] == [
+        None,
+        8420,
+    ]
+    assert takes(_containers("worker")[0]["args"]).items() >= {"metrics_port": 9464, "metrics_host": "0.0.0.0"}.items()
     with pytest.raises(Exception, match="No such option"):  # control
         takes(["tallybook", "worker", "-A", "shop:app", "--metrics-prot", "1"])
+
+
+def _containers(name: str) -> list[dict[str, Any]]:
+    return list(manifests(name)[0]["spec"]["template"]["spec"]["containers"])
+
+
+def test_the_probes_ask_what_is_served() -> None:
+    """Each probe asks a page and a port that its process serves, and so does each health check."""
+    for name, probes in (
+        ("worker", ("startupProbe", "livenessProbe", "readinessProbe")),
+        ("web", ("livenessProbe", "readinessProbe")),
+    ):
+        (container,) = _containers(name)
+        for probe in probes:
+            get = container[probe]["httpGet"]
+            assert get["path"] in ("/healthz", "/readyz") and get["port"] == container["ports"][0]["name"]
+        assert str(container["ports"][0]["containerPort"]) in container["args"]
+    assert "http://127.0.0.1:9464/healthz" in DOCKERFILE
+    assert "http://127.0.0.1:8420/healthz" in str(COMPOSE["services"]["web"]["healthcheck"])
+
+
+@pytest.mark.parametrize("name", ["migrate", "worker", "web"])
+def test_a_pod_has_no_rights_that_it_does_not_need(name: str) -> None:
+    """Pods and containers run as user 1000, without a token, without capabilities, on a read-only root; so does compose."""
+    found = manifests(name)[0]["spec"]["template"]
+    pod, (container,) = found["spec"], found["spec"]["containers"]
+    assert pod["securityContext"].items() >= {"runAsNonRoot": True, "runAsUser": 1000}.items()
+    assert pod["automountServiceAccountToken"] is False and container["resources"]["limits"]["memory"]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+    }  # fmt: skip
+    service = COMPOSE["services"][name]
+    assert service["read_only"] and service["cap_drop"] == ["ALL"] and not str(service.get("user", "")).startswith("0")
+    assert "\nUSER 1000:1000\n" in DOCKERFILE
+
+
+def test_selectors_match_and_only_this_machine_reaches_the_dashboard() -> None:
+    """Deployments and the Service select the pods that there are; compose shows the dashboard on loopback alone."""
+    web, service = manifests("web")
+    assert service["spec"]["selector"] == web["spec"]["template"]["metadata"]["labels"]
+    for deployment in (web, *manifests("worker")):
+        assert deployment["spec"]["selector"]["matchLabels"] == deployment["spec"]["template"]["metadata"]["labels"]
+    assert COMPOSE["services"]["web"]["ports"] == ["127.0.0.1:8420:8420"]
+    assert "ports" not in COMPOSE["services"]["postgres"]
+
+
+def test_the_image_takes_files_that_there_are() -> None:
+    """Each file that the Dockerfile copies is in the repository, and .dockerignore lets it in."""
+    copied = [
+        name for line in re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE, re.MULTILINE) for name in line.split()
+    ]
+    let_in = re.findall(r"^!(.+)$", (ROOT / ".dockerignore").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(copied) == sorted(let_in) and all((ROOT / name).exists() for name in copied)
 
 
 def test_every_block_is_read_by_its_own_language() -> None:
     """YAML and unit files of this page and of docs/telemetry.md parse, and none is empty."""
     other = (ROOT / "docs/telemetry.md").read_text(encoding="utf-8")
     found = [body for language, body in FENCED.findall(PAGE + other) if language == "yaml"]
-    assert len(found) >= 5 and all(isinstance(yaml.safe_load(body), dict) for body in found)
+    assert len(found) >= 4 and all(isinstance(yaml.safe_load(body), dict) for body in found)
     assert all(unit(body) for body in blocks("ini"))
 
 
 @pytest.mark.direct("logs in as users of its own")
 def test_the_number_that_is_scaled_by(empty_dsn: str) -> None:
     """The role metrics may ask KEDA's question, whose answer is one whole number, 0 for a queue that nobody knows."""
-    scaled = yaml.safe_load(blocks("yaml")[1])
+    scaled = yaml.safe_load(blocks("yaml")[0])
     query = scaled["spec"]["triggers"][0]["metadata"]["query"]
     assert query == blocks("sql")[0].strip().rstrip(";")
     with house(empty_dsn) as at:
