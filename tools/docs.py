@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 from tools.reference import pages  # noqa: E402
 
 FOLDERS = ("docs", "examples", "bench", "src")
-TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)|\b(?:src|href)=\"([^\"#:]+)\"")
 
 
