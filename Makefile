@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 
 EXAMPLES := fleet form_submissions harvester portfolio_jobs price_feed signup
 
-.PHONY: help setup demo examples docs test test-all matrix check acceptance bench bench-ab bench-peers chaos clean
+.PHONY: help setup demo examples docs test test-all matrix check package acceptance bench bench-ab bench-peers chaos clean
 help:
 	@echo 'make setup       the environment in .venv, with all that development needs'
 	@echo 'make demo        the main job, for real, on an embedded PostgreSQL (DEMO_INPUT=file.csv for your own rows)'
@@ -14,7 +14,8 @@ help:
 	@echo 'make test        every test that is not marked slow, on PostgreSQL 18'
 	@echo 'make test-all    every test on PostgreSQL 18; those that depend on the server on 16, 15 and through PgBouncer too'
 	@echo 'make matrix      every test on every PostgreSQL that is there and through PgBouncer; well over an hour'
-	@echo 'make check       ruff, mypy --strict, import-linter'
+	@echo 'make check       ruff, mypy --strict, import-linter, and the linters of the workflows and the Dockerfile'
+	@echo 'make package     sdist and wheel in dist/, checked; the wheel alone runs the demo, a first job and the dashboard'
 	@echo 'make acceptance  every row of the mission with the tests that show it'
 	@echo 'make bench       figures; BENCH=cost|enqueue|drain|claimers|latency|pinned|idle|outage|poison|rescue|schedule|scheduled|pinned_scheduled|upsert|query|roles|limit|concurrency|fair|counters|history|why|pages|lists|fleet|fleet_view, SCALE=0.1 for a short run'
 	@echo 'make bench-ab BASE=rev  drain, latency and cost of this commit beside those of another, PAIRS=10 times'
@@ -56,8 +57,16 @@ check: $(READY)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/zizmor --quiet --offline --no-progress .github
+	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.dependabot .github/dependabot.yml
+	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.compose-spec compose.yaml
+	@$(BIN)/hadolint Dockerfile
 	@awk 'length > 120 { print FILENAME ":" FNR ": more than 120 columns"; wide = 1 } END { exit wide }' \
 	  $$(find src/tallybook/sql -name '*.sql')
+
+package: $(READY)
+	@$(BIN)/python tools/package.py $(if $(TRY),--python '$(TRY)')
 
 acceptance: $(READY)
 	@$(BIN)/python tools/acceptance.py

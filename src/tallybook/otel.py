@@ -1,4 +1,6 @@
-"""OpenTelemetry: a trace from the enqueue to the handler, and metrics. Needs `tallybook[otel]`. See docs/telemetry.md.
+"""OpenTelemetry: a trace from the enqueue to the handler, and metrics. Needs `tallybook[otel]`.
+
+See https://github.com/tallybook/tallybook/blob/main/docs/telemetry.md.
 
     from tallybook.otel import instrument
 

@@ -42,8 +42,9 @@ def dashboard(
     and password hashes; with neither only this machine is answered, by its own name. `read_only` shows nothing that changes
     anything: True where nobody has to log in, unless you say False. `secret` (32 characters or more) signs the sessions;
     without one a restart ends them, and replicas do not share them. `metrics_token` lets a scraper read /metrics.
-    `nodes` is "all", or names like "north,south": the dashboard of several databases, see docs/nodes.md. With `read_dsn` pages and
-    metrics are read from a hot standby and show its lag; actions go to the primary.
+    `nodes` is "all", or names like "north,south": the dashboard of several databases, see
+    https://github.com/tallybook/tallybook/blob/main/docs/nodes.md. With `read_dsn` pages and metrics are read from a
+    hot standby and show its lag; actions go to the primary.
 
     It connects when it is first asked. Mount it anywhere; run by itself it is a whole application. ConfigError for options
     that do not fit.

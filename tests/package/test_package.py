@@ -1,71 +1,35 @@
-"""The package: what is in the sdist and the wheel, and that the README's first job works from an installed one.
+"""The package: what is in the sdist and the wheel, and what an installed one needs. `make package` uses it as a newcomer does.
 
 pip needs an index here. Where there is none these tests fail with what pip says; they are never skipped.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
-import signal
-import subprocess
-import sys
 import tarfile
-import venv
 import zipfile
+from email import message_from_bytes as metadata
 from pathlib import Path
 
-import psycopg
 import pytest
 
 import tallybook
-from support.paths import ROOT
-from tallybook._embedded.binaries import binaries
-
-PIP = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+from support.paths import HOME, ROOT
+from tools.package import PIP, build, installed, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
-def run(*command: str | Path, cwd: Path, fails: bool = False, **environment: str) -> str:
-    """Run a command without any setting of this process; what it printed, on both streams."""
-    bare = {"PATH": os.defpath, "HOME": os.environ.get("HOME", str(cwd)), **environment}
-    bare |= {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
-    done = subprocess.run(
-        [str(word) for word in command],
-        cwd=cwd, env=bare, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300, check=False,
-    )  # fmt: skip
-    assert (done.returncode != 0) == fails, f"{shlex.join(map(str, command))}\n{done.stdout}"
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The sdist, and the wheel that is built from it, as `python -m build` makes them of what git knows."""
-    folder = tmp_path_factory.mktemp("built")
-    clean = folder / "tree"
-    listed = run("git", "-C", ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=folder)
-    for name in filter(None, listed.split("\0")):
-        if (ROOT / name).is_file():
-            (clean / name).parent.mkdir(parents=True, exist_ok=True)
-            (clean / name).write_bytes((ROOT / name).read_bytes())
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder / "dist", clean, cwd=folder)
-    (sdist,), (wheel,) = (folder / "dist").glob("*.tar.gz"), (folder / "dist").glob("*.whl")
-    return sdist, wheel
+    """The sdist and the wheel."""
+    return build(tmp_path_factory.mktemp("built"))
 
 
 @pytest.fixture(scope="module")
 def empty(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Python that has Tallybook without extras, and nothing else."""
     return installed(built[1], "", tmp_path_factory.mktemp("empty"))
-
-
-def installed(wheel: Path, extras: str, folder: Path) -> Path:
-    venv.create(folder / "venv", with_pip=True)
-    python = folder / "venv" / "bin" / "python"
-    run(python, *PIP, f"{wheel}{extras}", cwd=folder)
-    return python
 
 
 def test_the_wheel_has_what_runs_and_nothing_else(built: tuple[Path, Path]) -> None:
@@ -79,21 +43,33 @@ def test_the_wheel_has_what_runs_and_nothing_else(built: tuple[Path, Path]) -> N
     assert {"LICENSE", "METADATA", "entry_points.txt"} <= about
 
 
-def test_the_sdist_has_what_a_packager_needs(built: tuple[Path, Path]) -> None:
-    """Issue 8: the sdist has the license, the README, the sources, the tests and the docs."""
+def test_the_sdist_has_the_sources_and_nothing_else(built: tuple[Path, Path]) -> None:
+    """The sdist has the package, its metadata and the pages that an index shows; it is smaller than 1.2 MB."""
     with tarfile.open(built[0]) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
-    needed = {"LICENSE", "README.md", "pyproject.toml", "CHANGELOG.md", "docs/tutorial.md", "tests/conftest.py"}
-    assert needed <= names and "src/tallybook/sql/migrations/0001_initial.sql" in names
-    assert not [name for name in names if re.search(r"(^|/)(\.venv|\.peers|\.cache|site|__pycache__|\.git)(/|$)", name)]
+    outside = {name for name in names if not name.startswith("src/tallybook/")}
+    assert outside == {".gitignore", "CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml"}
+    assert "src/tallybook/sql/migrations/0001_initial.sql" in names and built[0].stat().st_size < 1_200_000
+
+
+def test_an_index_can_follow_the_links_of_the_readme(built: tuple[Path, Path]) -> None:
+    """Every link of the page that an index shows is absolute; a link to a file leads to the file of this version."""
+    with zipfile.ZipFile(built[1]) as wheel:
+        about = metadata(wheel.read(f"tallybook-{tallybook.__version__}.dist-info/METADATA"))
+    files = f"{HOME}/blob/v{tallybook.__version__}/"
+    targets = re.findall(r"\]\(([^)\s]+)\)", about.get_payload())
+    ours = [target.removeprefix(files).partition("#")[0] for target in targets if target.startswith(files)]
+    assert len(ours) > 50 and all((ROOT / path).is_file() for path in ours)
+    assert [target for target in targets if not target.startswith(("https://", "#"))] == []
+    assert about["Author"] == "The Tallybook developers" and about["Keywords"]
 
 
 def test_it_works_without_extras(empty: Path, tmp_path: Path) -> None:
     """Issue 8: without extras only the four packages of the core come along; the command and the import work."""
-    listed = run(empty, "-m", "pip", "list", "--format=freeze", "--disable-pip-version-check", cwd=tmp_path)
+    listed = run(*PIP, "--python", empty, "list", "--format=freeze", cwd=tmp_path)
     names = {line.partition("==")[0].lower().replace("_", "-") for line in listed.splitlines() if "==" in line}
     own = {"tallybook", "psycopg", "psycopg-pool", "click", "cronsim", "typing-extensions"}
-    assert names - {"pip", "setuptools"} == own
+    assert names == own
     version = tallybook.__version__
     assert run(empty, "-c", "import tallybook; print(tallybook.__version__)", cwd=tmp_path) == f"{version}\n"
     assert run(empty.with_name("tallybook"), "--version", cwd=tmp_path) == f"tallybook {version}\n"
@@ -121,46 +97,3 @@ def test_a_missing_libpq_is_named(empty: Path, tmp_path: Path) -> None:
     """Issue 8: where psycopg finds no libpq, the import ends with the command that brings one."""
     said = run(empty, "-c", "import tallybook", cwd=tmp_path, fails=True, PSYCOPG_IMPL="binary").splitlines()[-1]
     assert said == "To get psycopg with its own libpq: pip install 'tallybook[binary]'"
-
-
-@pytest.mark.direct("an installed worker against a server of its own")
-def test_the_first_job_of_the_readme_runs_from_the_package(
-    built: tuple[Path, Path], tmp_path: Path, empty_dsn: str
-) -> None:
-    """Issue 8: the README's files and commands, as written, in an environment that has nothing but tallybook[demo]."""
-
-    def readme(language: str) -> list[str]:
-        """The code blocks of one language of the README's first job."""
-        part = (ROOT / "README.md").read_text(encoding="utf-8").split("## A first job\n")[1].split("\n## ")[0]
-        return re.findall(rf"^```{language}\n(.*?)^```", part, re.MULTILINE | re.DOTALL)
-
-    python = installed(built[1], "[demo]", tmp_path)
-    for block in readme("python"):
-        title = re.match(r"# (\w+\.py)\n", block)
-        assert title
-        (tmp_path / title[1]).write_text(block, encoding="utf-8")
-    (commands,) = readme("sh")
-    export, *lines = [re.split(r"  +# ", line) for line in commands.splitlines()]
-    assert export[0].startswith("export TALLYBOOK_DSN=") and [line[0] for line in lines] == [
-        "tallybook migrate", "python signup.py", "tallybook worker -A app:app",
-    ]  # fmt: skip
-    environment = {
-        "TALLYBOOK_DSN": empty_dsn,
-        "PATH": f"{python.parent}{os.pathsep}{os.defpath}",
-        "PYTHONUNBUFFERED": "1",
-    }
-    run("sh", "-c", lines[0][0], cwd=tmp_path, **environment)
-    assert run("sh", "-c", lines[1][0], cwd=tmp_path, **environment) == f"{lines[1][1]}\n"
-    command = shlex.split(lines[2][0])
-    with subprocess.Popen(
-        [python.with_name(command[0]), *command[1:]], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
-    ) as worker:
-        assert worker.stdout
-        assert worker.stdout.readline() == f"{lines[2][1]}\n"
-        worker.send_signal(signal.SIGTERM)
-        assert worker.wait(40) == 0
-    with psycopg.connect(empty_dsn) as conn:
-        found = conn.execute("select id, task, state from tallybook.job").fetchall()
-    assert found == [(1, "send_welcome", "completed")]
-    brought = run(python, "-c", "import tallybook.embedded as e; print(e.binaries())", cwd=tmp_path).strip()
-    assert brought.startswith(str(tmp_path)) and str(binaries()) not in brought

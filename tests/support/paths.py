@@ -1,8 +1,12 @@
-"""Where things are in the repository."""
+"""Where things are: in the repository, and on the web."""
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
 ROOT = TESTS.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+HOME = PROJECT["urls"]["Homepage"]
+"""The address of the project, which is written down in pyproject.toml."""

@@ -204,11 +204,12 @@ class App(Owner):
         dead. `unique` allows one live job per value of all args (True) or of these (a tuple of names). What the handler
         returns is kept, up to 1 MB of JSON, for `app.result`, unless `store_result` is False. `atomic` runs the function
         in a transaction that it gets first, of the library that the annotation says, and that carries its end (a text:
-        of Django, with this alias): see docs/atomic.md. Queue, priority, retry, max_attempts and unique can be changed
-        per job by `with_`, and so can `limits`, the keys of the limits that hold each of them ("provider:{provider}", where
-        `{name}` stands for an argument). With `exclusive=True` one job of the task
-        runs at a time, whatever put it in; with a text one of each key ("{tenant}", as in `limits`). Another one waits, or
-        with `on_busy="skip"` is cancelled. Raises DuplicateTask, ConfigError, SignatureError.
+        of Django, with this alias): see https://github.com/tallybook/tallybook/blob/main/docs/atomic.md.
+        Queue, priority, retry, max_attempts and unique can be changed per job by `with_`, and so can `limits`, the
+        keys of the limits that hold each of them ("provider:{provider}", where `{name}` stands for an argument). With
+        `exclusive=True` one job of the task runs at a time, whatever put it in; with a text one of each key
+        ("{tenant}", as in `limits`). Another one waits, or with `on_busy="skip"` is cancelled. Raises DuplicateTask,
+        ConfigError, SignatureError.
 
         `retry` is the backoff after a failure, by default exponential from 5 s with jitter, at most 6 h: a policy; the
         name of one that `retry_policy` declares, before or after the task; or a function of (failures) or (failures,
@@ -505,7 +506,8 @@ class App(Owner):
 
         All are checked before anything is sent. `conn` is as in Task.enqueue, the App itself included. `then` is a
         follow-up that runs when all of them have ended, whatever they ended as; its Job is the last one. If its task has
-        a parameter `failed`, that gets a list of those that did not complete: see docs/fan-out.md.
+        a parameter `failed`, that gets a list of those that did not complete:
+        see https://github.com/tallybook/tallybook/blob/main/docs/fan-out.md.
 
             report = await app.enqueue_many(conn, [send_welcome.job(1), charge.job(7)])
         """
@@ -537,7 +539,8 @@ class App(Owner):
     ) -> WorkerReport:
         """Run jobs of these queues until stopped; the options are those of `tallybook worker`.
 
-        `nodes` is "all", or names like "north,south": serve these databases of the app in one process, see docs/nodes.md.
+        `nodes` is "all", or names like "north,south": serve these databases of the app in one process,
+        see https://github.com/tallybook/tallybook/blob/main/docs/nodes.md.
 
             await app.run_worker(queues={"mail": 10, "default": 20})
         """

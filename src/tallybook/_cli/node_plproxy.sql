@@ -3,7 +3,7 @@
 --
 -- PL/Proxy commits each call on its node at once: a rollback of the proxy's transaction does not take a job back, and a
 -- call for many keys is one transaction for each node. An order and its job go in together when one function of yours
--- on the node writes both: see "PL/Proxy" in docs/nodes.md.
+-- on the node writes both: see "PL/Proxy" in https://github.com/tallybook/tallybook/blob/main/docs/nodes.md.
 begin;
 create extension if not exists plproxy;
 create schema if not exists tallybook_proxy;

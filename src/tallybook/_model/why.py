@@ -14,7 +14,10 @@ from tallybook.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """One reason why a job does not run, or what has become of it. docs/why.md lists the codes."""
+    """One reason why a job does not run, or what has become of it.
+
+    The codes are listed in https://github.com/tallybook/tallybook/blob/main/docs/why.md.
+    """
 
     state: str | None
     """As in JobInfo; None: there is no such job."""

@@ -1,4 +1,6 @@
-"""Subjects of a task: jobs with a name that live on. See docs/subjects.md.
+"""Subjects of a task: jobs with a name that live on.
+
+See https://github.com/tallybook/tallybook/blob/main/docs/subjects.md.
 
     asset = refresh.subject("asset:42")
     await asset.push(42)                     make it, unless it is there

@@ -287,7 +287,8 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
         Of all jobs with one `order_key` one runs at a time, in the order in which they came into line. After `expires_at`
         (aware) no attempt starts: the job is dead then, with the reason expired.
         It waits until all jobs of `after` have ended: what an enqueue returned, ids, or `task.job(...)` of the same
-        `enqueue_many`. If one is cancelled or dead, it is cancelled, unless `on_parent` is "any": see docs/fan-out.md.
+        `enqueue_many`. If one is cancelled or dead, it is cancelled, unless `on_parent` is "any":
+        see https://github.com/tallybook/tallybook/blob/main/docs/fan-out.md.
         `links` say which rows of yours the job belongs to, at most 10: {"submission": 42}. `app.jobs.trace` finds it by them.
         `retry` is an Exponential, Constant or Linear, or the name of a policy of the app's; code does not travel in a row.
         `limits` are the keys of the limits that hold the job, like "provider:acme"; `{name}` in one stands for that argument.

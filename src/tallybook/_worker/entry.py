@@ -79,7 +79,8 @@ async def run_worker(
 ) -> WorkerReport:
     """Run a worker in this process until it is told to stop; `options` are those of WorkerSettings.
 
-    `nodes`: "all", or names with commas between: serve these databases of the app, see docs/nodes.md.
+    `nodes`: "all", or names with commas between: serve these databases of the app,
+    see https://github.com/tallybook/tallybook/blob/main/docs/nodes.md.
     `install_signals`: True: SIGTERM and SIGINT stop it; None: those of the two do that nobody else in this process
     handles, so that a web server that the worker lives in keeps its own; False: none.
     """

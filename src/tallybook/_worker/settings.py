@@ -52,7 +52,7 @@ class WorkerSettings:
     """Run the services and schedules beside jobs. False: only claim and run; other workers, or a program, have to do it."""
     rescue_look: timedelta | None = None
     """How often at least this worker looks for the work of dead ones, more often where workers are few; None: as the service
-    rescue says, see services.md."""
+    rescue says, see https://github.com/tallybook/tallybook/blob/main/docs/services.md."""
     stop_timeout: timedelta = timedelta(seconds=25)
     """How long a stop waits for running jobs."""
     abort_timeout: timedelta = timedelta(seconds=5)

@@ -242,8 +242,9 @@ class Context:
             raise LeaseLost(job.job_id, job.attempt)
 
     async def end(self, conn: AsyncConn, outcome: SubjectOutcome) -> None:
-        """End this iteration of a subject in `conn`'s transaction: Reschedule, Complete, Drop or Kill, see docs/subjects.md.
+        """End this iteration of a subject in `conn`'s transaction: Reschedule, Complete, Drop or Kill.
 
+        See https://github.com/tallybook/tallybook/blob/main/docs/subjects.md.
         What complete is for an ordinary job, with the same rules: commit soon, and before the handler returns; LeaseLost
         where the job is not this worker's any more. A Reject is returned: a failure is recorded apart. Raises NotASubject for
         an ordinary job, SignatureError and PayloadError for new args that are none of the task's.

@@ -71,7 +71,8 @@ class Shared:
             return 400, "The database cannot take one of these values.", None
         if isinstance(error, InsufficientPrivilege):
             why = "The database does not let this dashboard do that."
-            return 403, why, "Its login needs the operator's role: see docs/roles.md"
+            hint = "Its login needs the operator's role: https://github.com/tallybook/tallybook/blob/main/docs/roles.md"
+            return 403, why, hint
         if isinstance(error, errors.TallybookError):
             status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 400)
             return status, _IN_DOUBT if isinstance(error, errors.CommitUnknown) else str(error), None

@@ -40,7 +40,8 @@ def document(prefix: str = "", *, many: bool = False) -> dict[str, Any]:
         "info": {
             "title": "Tallybook operator API",
             "version": __version__,
-            "description": "Every request is signed: docs/operator-api.md says how, from a shell and from Python.",
+            "description": "Every request is signed. How to sign, from a shell and from Python: "
+            "https://github.com/tallybook/tallybook/blob/main/docs/operator-api.md",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": prefix or "/"}],

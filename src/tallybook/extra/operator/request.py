@@ -1,4 +1,7 @@
-"""Sign requests to the operator API (docs/operator-api.md), with whatever library sends them. Needs no extra."""
+"""Sign requests to the operator API, with whatever library sends them. Needs no extra.
+
+See https://github.com/tallybook/tallybook/blob/main/docs/operator-api.md.
+"""
 
 from __future__ import annotations
 

@@ -57,10 +57,11 @@ def operator_api(
 ) -> OperatorApi:
     """The operator API of `app` as an ASGI app: run it alone, or mount it, like under /api/v1.
 
-    `keys` is a file (see docs/operator-api.md) or a list of Key; each request is signed with one of them. `dsn` is by default the
-    App's; at most `max_size` connections are opened, to each node, none before the first request. `read_only` refuses what
-    changes something, whatever the keys may. `nodes` is "all", or names like "north,south": lists are of all of these nodes, an
-    id leads to its own, and what else changes something names its `node`. Raises ConfigError.
+    `keys` is a file (see https://github.com/tallybook/tallybook/blob/main/docs/operator-api.md) or a list of Key; each
+    request is signed with one of them. `dsn` is by default the App's; at most `max_size` connections are opened, to
+    each node, none before the first request. `read_only` refuses what changes something, whatever the keys may.
+    `nodes` is "all", or names like "north,south": lists are of all of these nodes, an id leads to its own, and what
+    else changes something names its `node`. Raises ConfigError.
 
         uvicorn.run(operator_api(app, keys="/etc/tallybook/keys.toml"), port=8801)
     """

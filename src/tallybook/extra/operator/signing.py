@@ -93,6 +93,8 @@ def proved(signed: Signed, ring: KeyRing, scope: Scope, body: bytes) -> Key:
         raise Problem("unsigned", str(error)) from None
     right = hmac.compare_digest(sign(secret, text).encode(), signed.signature.encode())
     if key is None or not right:
-        hint = "Compare what you sign with docs/operator-api.md: key, method, path, query, timestamp, nonce, body"
+        parts = "key, method, path, query, timestamp, nonce, body"
+        hint = f"Compare what you sign ({parts}) with "
+        hint += "https://github.com/tallybook/tallybook/blob/main/docs/operator-api.md"
         raise Problem("signature", "the key is not known, or the signature is not that of this request", hint=hint)
     return key

@@ -56,7 +56,8 @@ async def email(
     Message-ID is the same at each attempt, made of the job's id and args, or of `idempotency_key`. A recipient that the
     server refuses for good is in the result, {"message_id", "accepted", "refused"}; one that it refuses for now is tried
     again, alone. The job is dead if all are refused for good, and where an argument holds a line break. `template` names
-    files of the folder TALLYBOOK_MAIL_TEMPLATES that make subject, text and html of `values`; see docs/webhooks.md.
+    files of the folder TALLYBOOK_MAIL_TEMPLATES that make subject, text and html of `values`;
+    see https://github.com/tallybook/tallybook/blob/main/docs/webhooks.md.
 
         await email.enqueue(conn, "mail", "ada@example.org", "Your invoice", "It is attached to your account.")
     """

@@ -46,10 +46,11 @@ async def webhook(
 ) -> dict[str, Any]:
     """Send `body` as JSON, or `text` as it is, by POST to the provider's URL, signed as Standard Webhooks says.
 
-    The provider has the setting `url` and the secret `signing_secret`; its other settings are in docs/webhooks.md. The
-    header webhook-id, the same at each attempt, is `idempotency_key` (letters, digits and _:/+=@~-, at most 200), or made
-    of the job's id. Success is a status of 2xx; the result is {"status", "webhook_id", "answer"}. 410 sets the provider
-    inactive. Redirects are failures; so is an address that is not public, unless the provider allows it.
+    The provider has the setting `url` and the secret `signing_secret`; its other settings are in
+    https://github.com/tallybook/tallybook/blob/main/docs/webhooks.md. The header webhook-id, the same at each
+    attempt, is `idempotency_key` (letters, digits and _:/+=@~-, at most 200), or made of the job's id. Success is a
+    status of 2xx; the result is {"status", "webhook_id", "answer"}. 410 sets the provider inactive. Redirects are
+    failures; so is an address that is not public, unless the provider allows it.
 
     `url` and `signed_by` are for one provider with many endpoints, such as one a form: the call goes to this URL, signed by
     the provider's secret of this name, and no other of its secrets goes along.

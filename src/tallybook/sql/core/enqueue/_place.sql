@@ -34,7 +34,8 @@ begin
   end if;
 end $$;
 
--- _wait(entry, at, fair_key): put a job aside until others let it go on: see state waiting in docs/states.md.
+-- _wait(entry, at, fair_key): put a job aside until others let it go on: see state waiting in
+-- https://github.com/tallybook/tallybook/blob/main/docs/states.md.
 create or replace function tallybook._wait(e tallybook.entry, p_at timestamptz,
   p_fair_key text default null) returns void
 language plpgsql as $$

@@ -1,5 +1,5 @@
--- prune(at, as_service): let history go that is past its retention, a little at each call: see docs/history.md. A
--- service.
+-- prune(at, as_service): let history go that is past its retention, a little at each call. A service.
+-- See https://github.com/tallybook/tallybook/blob/main/docs/history.md.
 --
 -- Of all that is to be done it does one piece: counts some pages of a range, moves lanes' cursors out of it, drops it,
 -- makes a step towards a new range, or else sweeps a batch of each small table. Call it again while it says so. Nobody

@@ -27,7 +27,8 @@ begin
                -- else the clock has stepped back since
                and c.called_at > p_at - interval '1 s' and c.called_at <= p_soon
                and c.job_id = p_job.job_id and c.attempt = p_job.attempt);
-    -- Only while nearly all that counts with it is still to come: see "Any window" in docs/design/0006-outside.md.
+    -- Only while nearly all that counts with it is still to come: see "Any window" in
+    -- https://github.com/tallybook/tallybook/blob/main/docs/design/0006-outside.md.
     if was > p_at - interval '500 ms' then
       start_at := greatest(start_at, was);
       kept := v_names;

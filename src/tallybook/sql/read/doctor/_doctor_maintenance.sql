@@ -36,7 +36,8 @@ begin
                        order by c.id desc)
         from tallybook.clock_step c where c.noticed_at between p_at - interval '1 day' and p_at),
     'the clock of the server has not stepped for a day',
-    'Let NTP slew the clock of the server. Jobs, limits and schedules run on after a step: see docs/services.md.');
+    'Let NTP slew the clock of the server. Jobs, limits and schedules run on after a step: '
+    'see https://github.com/tallybook/tallybook/blob/main/docs/services.md.');
 
   return query select * from tallybook._finding('schedules', (
       select jsonb_agg(jsonb_build_object('level', x.level, 'schedule', s.name, 'text', x.text, 'due_at', s.due_at)
@@ -69,5 +70,6 @@ begin
                        order by h.due_at)
         from tallybook.held_ranges(p_at) h),
     'no range of history is held back',
-    'It goes by itself once what holds it is gone: docs/history.md says what that can be.');
+    'It goes by itself once what holds it is gone: '
+    'see https://github.com/tallybook/tallybook/blob/main/docs/history.md.');
 end $$;

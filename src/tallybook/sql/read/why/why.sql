@@ -2,7 +2,8 @@
 -- have to be solved.
 --
 --   state        as the view tallybook.job says it; null: there is no such job
---   reason       a short code; docs/why.md lists them. should_start: nothing holds it
+--   reason       a short code; should_start: nothing holds it. All of them:
+--                https://github.com/tallybook/tallybook/blob/main/docs/why.md
 --   explanation  one sentence for people
 --   details      what a program wants to know: instants, keys, ids, numbers. more: there were more than were counted
 -- What runs, has ended or is unknown has a reason, too. What waits in line may have several: all are told that are
