@@ -1,7 +1,7 @@
 # One image for the worker, the dashboard and `tallybook migrate`. Put your application in place of deploy/app.py.
 #
-# Checked: hadolint; the command lines, by the command line itself; the install, outside of a container. Not run: a build of
-# this file and a container of it, since there was no Docker where it was written.
+# Checked: hadolint. The install, the health checks, migrate, worker and dashboard ran as user 1000 on a read-only root,
+# outside of a container. Not run: a build of this file and a container of it, since there was no Docker where it was written.
 FROM python:3.13-slim AS build
 RUN python -m venv /opt/venv
 WORKDIR /src
