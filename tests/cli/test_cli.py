@@ -315,6 +315,7 @@ def test_job_show_has_errors_and_attempts(dsn: str) -> None:
     assert all(part in shown for part in ("dead", "ValueError: no such address", "Traceback", "worker"))
     found = json.loads(invoke("job", "show", job, "--json", to=dsn).output)
     assert (found["state"], len(found["history"]), len(found["errors"])) == ("dead", 1, 1)
+    assert (found["last_attempt_at"], found["updated_at"]) == (found["history"][0]["started_at"], found["ended_at"])
     assert invoke("job", "retry", job, to=dsn).output == f"job {job}: back in line, attempt 2\n"
     again = invoke("job", "retry", job, to=dsn)
     assert (again.exit_code, f"job {job} is not dead or cancelled" in again.output) == (1, True)

@@ -193,9 +193,11 @@ async def test_one_job(app: App, db: Any, dsn: str) -> None:
         page = await visitor.get(f"/job/{job}")
         assert "RuntimeError: no card: ada" in page.said and "Traceback (most recent call last)" in page.said
         assert "/trace?link=customer%3D42" in page.links and "out of attempts" in page.said
+        assert "last attempt" in page.said  # when it was last started
         assert "enqueued" in (await visitor.get("/trace?link=customer%3D42")).said
         assert "Note hi" in (page := await visitor.get(f"/job/{done}")).said and '"said": "hi"' in page.said
-        assert f"/job/{child}" in (await visitor.get(f"/job/{parent}")).links
+        page = await visitor.get(f"/job/{parent}")
+        assert f"/job/{child}" in page.links and "in this state since" in page.said and "last attempt" not in page.said
         page = await visitor.get(f"/job/{child}")
         assert f"/job/{parent}" in page.links and "waits for its parents" in page.said
         page = await visitor.send(page, "/job/cancel", job=child, reason="not wanted")

@@ -180,7 +180,9 @@ async def test_only_admin_sees_what_jobs_carry(call: Client, plain: Client, db: 
         assert (shown.status_code, hidden.status_code) == (200, 200)
         assert CANARY in shown.text and CANARY not in hidden.text
     assert (await plain("GET", f"/jobs/{retrying}/why")).json()["reasons"][0]["reason"] == "running"
-    assert (await plain("GET", f"/jobs/{job}")).json()["died_of"] == "failed"
+    shown = (await plain("GET", f"/jobs/{job}")).json()
+    assert shown["died_of"] == "failed"
+    assert shown["enqueued_at"] < shown["last_attempt_at"] < shown["updated_at"] == shown["ended_at"]
     assert (await plain("GET", "/dead-letters")).json()["dead_letters"][0]["error_type"] == "SmtpError"
     for method, target, document in (
         ("GET", "/dead-letters?error=canary", None),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,12 +16,16 @@ from tallybook._cli.over_nodes import gathered, with_node
 from tallybook._cli.text import local, short
 from tallybook._cli.why import read_links
 from tallybook._db.jobs import JOBS, MOST, STATES, JobFilter
+from tallybook._model.job import JobInfo
 from tallybook._model.merged import Part, goes_on, merged, places
 
 _LOOKED = 1_000_000
 """Rows that one command may pass over: about a second."""
+# All columns of the view, but for what is looked for in the history of each job: `job show` has that.
+_READ = ", ".join(f"j.{one.name}" for one in fields(JobInfo) if one.name not in ("updated_at", "last_attempt_at"))
 _LIST = f"""\
-select r.id, r.enqueued_at, r.cursor, r.looked_to, (select to_json(j)::text from tallybook.job j where j.id = r.id)
+select r.id, r.enqueued_at, r.cursor, r.looked_to,
+       (select to_json(s)::text from (select {_READ} from tallybook.job j where j.id = r.id) s)
   from {JOBS.called()} with ordinality as r order by r.ordinality"""  # noqa: S608
 
 

@@ -144,4 +144,14 @@ def _jobs(found: str) -> list[Job]:
 def _job_info(job_id: int, found: str | None) -> JobInfo:
     if found is None:
         raise UnknownJob(job_id)
-    return record(JobInfo, loads(found), "enqueued_at", "run_at", "started_at", "ended_at", "expires_at")
+    return record(
+        JobInfo,
+        loads(found),
+        "enqueued_at",
+        "run_at",
+        "started_at",
+        "ended_at",
+        "expires_at",
+        "updated_at",
+        "last_attempt_at",
+    )

@@ -95,6 +95,10 @@ class JobInfo:
     """The name of the subject whose job it is."""
     links: dict[str, Any] | None = None
     """Which rows of yours it belongs to: a kind and a key each."""
+    updated_at: datetime | None = None
+    """Since when it is in its state."""
+    last_attempt_at: datetime | None = None
+    """When it was last started; None: not yet, or its history has gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ _JOB = record(
     id="integer", queue="string", task="string", state="string", priority="integer", attempt="integer", attempts="integer",
     failures="integer", crashes="integer", max_attempts="integer?", enqueued_at="instant", run_at="instant?",
     started_at="instant?", ended_at="instant?", expires_at="instant?", worker_id="integer?", worker="string?",
-    unserved="boolean", progress="number?", died_of="string?",
+    unserved="boolean", progress="number?", updated_at="instant?", last_attempt_at="instant?", died_of="string?",
 )  # fmt: skip
 _JOB["properties"]["details"] = {
     "type": "object",
@@ -37,7 +37,8 @@ _JOB_EXAMPLE = {
     "id": 4711, "queue": "mail", "task": "send_welcome", "state": "dead", "priority": 2, "attempt": 5, "attempts": 5,
     "failures": 5, "crashes": 0, "max_attempts": None, "enqueued_at": "2026-01-31T09:00:00Z", "run_at": None,
     "started_at": "2026-01-31T09:04:10Z", "ended_at": "2026-01-31T09:04:11Z", "expires_at": None, "worker_id": 7,
-    "worker": "web-1", "unserved": False, "progress": None, "died_of": "failed",
+    "worker": "web-1", "unserved": False, "progress": None, "updated_at": "2026-01-31T09:04:11Z",
+    "last_attempt_at": "2026-01-31T09:04:10Z", "died_of": "failed",
 }  # fmt: skip
 
 

@@ -3,8 +3,11 @@
 --
 -- A job is where it is: in scheduled, in dead, or its newest entry, whose state follows from the claims and the
 -- outcome. attempts is how often it was started. unserved: its task is known to no worker that lives.
+-- updated_at: since when it is in its state; last_attempt_at: when it was last started. Both are looked for where the
+-- row does not have them, and only for a query that selects them.
 -- rights: operator; reader (id, queue, task, state, priority, attempt, attempts, failures, crashes, max_attempts,
---   enqueued_at, run_at, started_at, ended_at, worker_id, worker, unserved, expires_at, progress)
+--   enqueued_at, run_at, started_at, ended_at, worker_id, worker, unserved, expires_at, progress,
+--   updated_at, last_attempt_at)
 create or replace view tallybook.job as
 select j.job_id as id, j.queue, j.task, j.state, j.priority, j.args, j.headers, j.attempt,
        j.attempt - j.unstarted - tallybook._unstarted_attempts(j.job_id, j.attempt) as attempts,
@@ -14,7 +17,10 @@ select j.job_id as id, j.queue, j.task, j.state, j.priority, j.args, j.headers, 
        j.unserved, j.order_key, j.expires_at, tallybook.summary(j.task, j.args) as summary, j.result,
        (select p.done from tallybook.progress p where p.job_id = j.job_id) as progress,
        (select p.message from tallybook.progress p where p.job_id = j.job_id) as progress_message, j.options,
-       case when j.options ? 'subject' then j.unique_key end as subject, j.headers -> 'links' as links
+       case when j.options ? 'subject' then j.unique_key end as subject, j.headers -> 'links' as links,
+       coalesce(j.updated_at, tallybook._last_end(j.job_id), j.enqueued_at) as updated_at,
+       coalesce(j.started_at, case when j.attempt > j.unstarted
+                                   then tallybook._last_start(j.job_id, j.attempt - j.unstarted) end) as last_attempt_at
   from (
     select a.job_id, l.queue, a.task,
            case when t.cancelled then 'cancelled' when a.place = 'scheduled' and a.failures > 0 then 'retrying'
@@ -36,10 +42,11 @@ select j.job_id as id, j.queue, j.task, j.state, j.priority, j.args, j.headers, 
              else format('another job with the order key %s is before it', to_json(a.order_key)) end) as reason,
            a.errors, false as unserved,
            coalesce(a.order_key, case when a.place = 'waiting' then a.options #>> '{parents,order_key}' end)
-             as order_key, a.expires_at, null::jsonb as result, a.options
+             as order_key, a.expires_at, null::jsonb as result, a.options,
+           coalesce(t.created_at, a.since, case when a.attempt = 1 then a.enqueued_at end) as updated_at
       from tallybook._aside a
       join tallybook.lane l on l.lane_id = a.lane_id
-      left join lateral (select t.cancelled, t.reason from tallybook.tombstone t
+      left join lateral (select t.cancelled, t.reason, t.created_at from tallybook.tombstone t
                           where a.place <> 'dead' and t.job_id = a.job_id and t.cancelled
                                 and (t.attempt = a.attempt or t.attempt < a.attempt and not t.once) limit 1) t on true
     union all
@@ -52,13 +59,14 @@ select j.job_id as id, j.queue, j.task, j.state, j.priority, j.args, j.headers, 
            o.state is null and c.lease is null and l.part not in ('', 'turn', 'fair')
              and not exists (select from tallybook.worker k where k.ended_at is null and l.part = any (k.parts)
                              and l.queue = any (k.queues)),
-           e.order_key, e.expires_at, o.result, e.options
+           e.order_key, e.expires_at, o.result, e.options,
+           coalesce(o.ended_at, c.claimed_at, t.created_at, greatest(e.run_at, e.enqueued_at))
       from tallybook.entry e
       join tallybook.lane l on l.lane_id = e.lane_id
       left join lateral (  -- one at a time: a join reads all outcomes while the planner does not know how many they are
         select o.state, o.error, o.ended_at, o.result from tallybook.outcome o
          where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq limit 1) o on true
-      left join lateral (select t.cancelled, t.reason from tallybook.tombstone t
+      left join lateral (select t.cancelled, t.reason, t.created_at from tallybook.tombstone t
                           where o.state is null and t.job_id = e.job_id and t.cancelled
                                 and (t.attempt = e.attempt or t.attempt < e.attempt and not t.once) limit 1) t on true
       left join lateral tallybook._claim_of(e.lane_id, e.retention, e.xid, e.seq) c on true
