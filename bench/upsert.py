@@ -33,7 +33,7 @@ with given as materialized (
 ), names as (
   insert into tallybook.subject_job as j (task, subject, job_id, made_at)
   select 'plain', g.subject, nextval('tallybook.job_id'), now() from given g order by g.subject
-  on conflict (task, subject) do update set made_at = j.made_at returning j.subject, j.job_id)
+  on conflict (task, subject, scope) do update set made_at = j.made_at returning j.subject, j.job_id)
 insert into tallybook.scheduled as s (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, task, args,
                                       unique_key, options)
 select n.job_id, g.run_at, now(), (select l.lane_id from tallybook._lane('prices', 2, '') l), 1, 0, 0, 'plain', g.args::jsonb,

@@ -37,6 +37,8 @@ async def test_settings_in_python(app: App, db: Any) -> None:
     assert app.queues.set("mail", metrics_retention="0 s").sync(db) == "changed"
     (queue,) = app.queues.list().sync(db)
     assert (queue.error_retention, queue.metrics_retention) == (timedelta(days=1), None)
+    assert await app.queues.set("eu", own_names=True) == "created"
+    assert [(queue.name, queue.own_names) for queue in await app.queues.list()] == [("eu", True), ("mail", False)]
     with pytest.raises(ConfigError, match="error_retention"):
         app.queues.set("mail", error_retention="soon").sync(db)
     with pytest.raises(ConfigError, match="brief, default or long"):

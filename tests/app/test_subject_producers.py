@@ -167,3 +167,26 @@ def test_what_does_not_fit_is_refused_before_anything_is_sent() -> None:
     with pytest.raises(InvalidArgument, match=r"subject 1 is of type JobCall. Describe it by task.subject\(name\).job"):
         app.subjects.upsert_many([refresh.subject("a").job(1), refresh.job(1)]).sync(object())  # type: ignore[list-item]
     keyed.with_(unique=False).subject("a").job(1)
+
+
+def test_a_name_is_that_of_its_queue(caller: Caller, look: Any) -> None:
+    """S3-02: get, forget and move mean the subject that a push of the same task and queue would meet, on every connection."""
+    assert app.queues.set("eu", own_names=True).sync(look) in ("created", "unchanged")
+    here, there = refresh.with_(delay="1 hour").subject("a"), refresh.with_(delay="1 hour", queue="eu").subject("a")
+    made = [caller.ask(subject.push(n)) for n, subject in enumerate((here, there, refresh.subject("a")))]
+    assert [report.created for report in made] == [True, True, False]
+    assert [info and info.job_id for info in (caller.ask(here.get()), caller.ask(there.get()))] == [
+        made[0].job_id,
+        made[1].job_id,
+    ]
+    assert caller.ask(there.move(AT)) == "moved"
+    assert [info and info.next_run_at == AT for info in (caller.ask(here.get()), caller.ask(there.get()))] == [
+        False,
+        True,
+    ]
+    assert [caller.ask(there.forget()) for _ in range(2)] == ["forgotten", "unknown"]
+    info = caller.ask(here.get())
+    assert info is not None and (info.queue, info.state) == ("prices", "planned")
+    caller.commit()
+    listed = app.subjects.list(task="refresh", queue="prices").sync(look)
+    assert [one.job_id for one in listed.subjects] == [made[0].job_id]

@@ -182,3 +182,22 @@ def test_list_show_errors_and_forget(run: Run, dsn: str, db: Any) -> None:
     assert gone.exit_code == 1
     assert "subject 'asset:0' is forgotten\n" in gone.output and "subject 'nobody' is unknown\n" in gone.output
     assert [row[0] for row in rows(db)] == ["asset:1", "page:2"]
+
+
+def test_a_name_in_two_queues(run: Run, db: Any, dsn: str) -> None:
+    """Names of a queue's own: listed one by one; show and forget take --queue, and without it the error names the queues."""
+    for queue in ("eu", "us"):
+        assert invoke("queue", "create", queue, "--own-names", to=dsn).exit_code == 0
+        assert run("push", queue, "refresh", "a", "{}", "--delay", "1 hour").exit_code == 0
+    refused = invoke("queue", "set", "eu", "--shared-names", to=dsn)
+    assert refused.exit_code == 1 and "has had jobs" in refused.output
+    listed = json.loads(run("list", "--json").output)
+    assert [(row["subject"], row["scope"], row["queue"]) for row in listed] == [("a", "eu", "eu"), ("a", "us", "us")]
+    for verb in ("show", "forget"):
+        said = run(verb, "refresh", "a")
+        assert said.exit_code == 1 and '"eu", "us"' in said.output and "ame the queue" in said.output
+    assert json.loads(run("show", "refresh", "a", "--queue", "us", "--json").output)["scope"] == "us"
+    assert run("forget", "refresh", "a", "--queue", "eu").output == "subject 'a' is forgotten\n"
+    assert json.loads(run("show", "refresh", "a", "--json").output)["queue"] == "us"
+    missing = run("show", "refresh", "a", "--queue", "eu")
+    assert missing.exit_code == 1 and "has no subject 'a'" in missing.output

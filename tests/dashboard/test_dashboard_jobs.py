@@ -530,6 +530,31 @@ async def test_subjects(app: App, db: Any, dsn: str) -> None:
     ]  # fmt: skip
 
 
+async def test_a_subject_of_two_queues(app: App, db: Any) -> None:
+    """A name that is a queue's own is listed with its queue; an address without it leads to the list; forms change theirs alone."""
+    feed = app.tasks["feed"]
+    for queue in ("eu", "us"):
+        app.queues.set(queue, own_names=True).sync(db)
+        feed.with_(delay="1 hour", queue=queue).subject("a").push(queue).sync(db)
+    async with visiting(app) as visitor:
+        page = await visitor.get("/subjects")
+        assert [link.partition("?")[2] for link in page.links if "/subject?" in link] == [
+            "task=feed&queue=eu&name=a",
+            "task=feed&queue=us&name=a",
+        ]
+        assert "feed, in us" in " ".join(page.said.split())
+        moved = await visitor.http.get("/subject?task=feed&name=a")
+        assert (moved.status_code, moved.headers["location"]) == (303, "/subjects?task=feed&prefix=a")
+        page = await visitor.get("/subject?task=feed&queue=us&name=a")
+        page = await visitor.send(page, "/subject/move", run_at="2031-01-01T09:00")
+        assert page.notice.startswith("It runs at 2031-01-01 09:00:00 UTC.")
+        page = await visitor.get("/subject?task=feed&queue=eu&name=a")
+        page = await visitor.send(page, "/subject/forget", task="feed", name="a", queue="eu")
+        assert page.notice.startswith("The subject is forgotten")
+    found = db.execute("select scope, next_run_at from tallybook.subject").fetchall()
+    assert found == [("us", datetime(2031, 1, 1, 9, tzinfo=UTC))]
+
+
 def test_a_planned_subject_is_moved_and_no_other(app: App, db: Any) -> None:
     """subject_move changes the time of a planned subject and nothing else; what is in line, or not there, is left."""
     feed = app.tasks["feed"]

@@ -54,7 +54,7 @@ def test_a_subject_has_these_columns(db: Connection) -> None:
     assert found == {
         "task": "t", "subject": "a", "job_id": job, "queue": "q", "state": "planned", "priority": 4, "args": {"n": 1},
         "iterations": 0, "failures": 0, "attempts": 0, "next_run_at": run_at, "last_at": None, "last_error": None,
-        "error": None, "ended_at": None,
+        "error": None, "ended_at": None, "scope": "",
     }  # fmt: skip
     push(db, "plain")
     assert (subject(db, "plain") or {})["args"] == {}

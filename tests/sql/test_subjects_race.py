@@ -288,13 +288,12 @@ CONTROLS: dict[str, tuple[Any, ...]] = {
     "a revival that does not lock the name": (
         "two that revive one",
         "_subject_again",
-        ("x.subject = p_subject for update;\n  if not found or k.job_id <> p_job_id then return;",
-         "x.subject = p_subject;\n  if not found then return;"),
+        ("x.subject = p_subject\n         and x.job_id = p_job_id for update;", "x.subject = p_subject;"),
     ),
     "a name that is free while a retry is on its way": (
         "retried and made anew",
         "_subject_retaken",
-        ("j.subject = e.unique_key for update;", "j.subject = e.unique_key;"),
+        ("j.scope = v_scope for update;", "j.scope = v_scope;"),
         ("perform tallybook._subject_lives(e.task, e.unique_key, v_other, e.job_id);", "null;"),
     ),
 }  # fmt: skip

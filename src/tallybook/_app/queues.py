@@ -33,19 +33,23 @@ class Queues(Noun):
         by: str | None = None,
         error_retention: str | timedelta | None = None,
         metrics_retention: str | timedelta | None = None,
+        own_names: bool | None = None,
     ) -> Verb[str]:
         """Make a queue or change its settings; "created", "changed" or "unchanged". None: as it is.
 
         `retention` is brief, default or long, for jobs that are enqueued from now on; `max_attempts` counts for jobs where
         neither they nor their task say so (0: 5 again); `notify` publishes its jobs' transitions. `error_retention` and
         `metrics_retention` are how long its error log and its series of counters are kept ("0 s": no times of its own again).
-        ConfigError; InvalidArgument for a time out of range.
+        `own_names`, set before the first job: its subjects have names of their own. ConfigError; InvalidArgument for a time
+        out of range, and for `own_names` of a queue that has had jobs.
 
             await app.queues.set("mail", retention="brief", max_attempts=3)
         """
         kept = {"error_retention": error_retention, "metrics_retention": metrics_retention}
         return self._verb(
-            queues.set_(queue, retention=retention, max_attempts=max_attempts, notify=notify, by=by, **kept)
+            queues.set_(
+                queue, retention=retention, max_attempts=max_attempts, notify=notify, own_names=own_names, by=by, **kept
+            )
         )
 
     def truncate(

@@ -91,6 +91,7 @@ _settings = options(
     click.option("--max-attempts", type=int, help="Default for jobs and tasks without their own; 0 unsets it."),
     click.option("--notify/--no-notify", default=None, help="Publish its jobs' transitions on tallybook_jobs."),
     click.option("--error-retention", type=DURATION, help="Retention of its error log; 0s: that of its jobs."),
+    click.option("--own-names/--shared-names", default=None, help="Separate names of subjects; set before its first job."),
     click.option("--metrics-retention", type=DURATION, help="Retention of its series; 0s: that of all series."),
     by_option,
 )

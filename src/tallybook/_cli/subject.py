@@ -33,7 +33,7 @@ from tallybook._cli.subject_file import rows_of
 from tallybook._cli.text import clean, json_safe, local, short
 from tallybook._db import subjects
 from tallybook._db.stored import loads
-from tallybook._db.subjects import LISTED, STATES
+from tallybook._db.subjects import LISTED, NAMED, STATES
 from tallybook._model.options import Options
 from tallybook._model.subject import SubjectCall, SubjectReport, check_subject
 
@@ -42,15 +42,16 @@ _LOOKED = 1_000_000
 """Subjects that one command may pass over."""
 
 _LIST = f"""\
-select l.subject, l.cursor, (select to_json(s)::text from tallybook.subject s where s.task = l.task_name and s.subject = l.subject)
+select l.subject, l.cursor, (select to_json(s)::text from tallybook.subject s where s.task = l.task_name and s.subject = l.subject
+                                      and s.job_id = l.job_id)
   from {LISTED.called()} with ordinality as l order by l.ordinality"""  # noqa: S608
 
-_SHOW = "select to_json(s)::text from tallybook.subject s where s.task = %s and s.subject = %s"
+_SHOW = f"select to_json(s)::text from {NAMED}"  # noqa: S608
 
 _ERRORS = """\
 select to_json(e)::text from tallybook.error e
  where (%(task)s::text is null or e.task = %(task)s) and (%(subject)s::text is null or e.subject = %(subject)s)
-   and (%(since)s::timestamptz is null or e.ended_at >= %(since)s)
+   and (%(since)s::timestamptz is null or e.ended_at >= %(since)s) and (%(queue)s::text is null or e.queue = %(queue)s)
  order by e.ended_at desc limit %(limit)s"""
 
 
@@ -111,13 +112,19 @@ _FAILED: Columns = {
 }  # fmt: skip
 
 
+_queue_option = click.option("--queue", help="As this queue means the name, where queues have own names.")
+
+
 @command(of=subject, json=True)
 @click.argument("task")
 @click.argument("name")
-def show(db: Db, task: str, name: str, as_json: bool) -> None:
+@_queue_option
+def show(db: Db, task: str, name: str, queue: str | None, as_json: bool) -> None:
     """Show all about one subject, and its errors."""
-    row = db.texts(_SHOW, (task, name))
-    errors = db.texts(_ERRORS, {"task": task, "subject": name, "since": None, "limit": 10})
+    which = {"task": task, "subject": name, "queue": queue}
+    row = db.texts(_SHOW, which)
+    own = loads(row[0])["scope"] or None if row else queue
+    errors = db.texts(_ERRORS, {**which, "queue": own, "since": None, "limit": 10})
     if not row:
         hint = "`tallybook subject list` shows those that there are"
         raise Problem(f"task {task!r} has no subject {name!r}", hint=hint)
@@ -265,14 +272,15 @@ _FORGET = {
 @command(of=subject)
 @click.argument("task")
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
-def forget(db: Db, task: str, names: Sequence[str]) -> None:
+@_queue_option
+def forget(db: Db, task: str, names: Sequence[str], queue: str | None) -> None:
     """Forget subjects: the next push of such a name creates a new one.
 
     Scheduled ones will not run. A running one is left alone: cancel its job first.
     """
     failed = False
     for name in dict.fromkeys(names):
-        said = db.run(subjects.forget(task, name))
+        said = db.run(subjects.forget(task, name, queue))
         failed = failed or said != "forgotten"
         click.echo(f"subject {clean(name)!r} {_FORGET.get(said, said)}", err=said != "forgotten")
     if failed:
@@ -282,6 +290,7 @@ def forget(db: Db, task: str, names: Sequence[str]) -> None:
 @listing(_FAILED, name="errors", of=subject, empty="no errors")
 @click.option("--task", help="Of this task.")
 @click.option("--subject", help="Of this subject.")
+@click.option("--queue", help="Of this queue.")
 @click.option("--since", type=WHEN, metavar="WHEN", help="Since then: '2 hours' ago, or 2026-01-31T09:00Z.")
 @limit_option()
 def errors_(db: Db, **given: Any) -> list[str]:

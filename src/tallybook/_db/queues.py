@@ -19,7 +19,7 @@ from tallybook.errors import ConfigError, UnknownQueue
 _BY = "coalesce({by}, session_user)"
 _SET = Declared("""
   queue_set(queue text, retention text, max_attempts int, notify boolean, by text, error_retention interval,
-            metrics_retention interval) -> text""", by=_BY)  # fmt: skip
+            metrics_retention interval, own_names boolean) -> text""", by=_BY)  # fmt: skip
 _DROP = Declared("queue_drop(queue text, by text) -> boolean", by=_BY)
 _TRUNCATE = Declared("""
   queue_truncate(queue text, states text[], running boolean, by text, max_jobs int, mark jsonb)
@@ -46,6 +46,7 @@ def set_(
     retention: str | None,
     max_attempts: int | None,
     notify: bool | None,
+    own_names: bool | None,
     by: str | None,
     **kept: str | timedelta | None,
 ) -> Call[str]:
@@ -55,12 +56,12 @@ def set_(
         raise ConfigError("retention", retention, "is brief, default or long")
     if max_attempts is not None and (isinstance(max_attempts, bool) or not isinstance(max_attempts, int)):
         raise ConfigError("max_attempts", max_attempts, "is a whole number from 0 to 32767")
-    flag = None if notify is None else bool(notify)
+    flags = {name: None if on is None else bool(on) for name, on in (("notify", notify), ("own_names", own_names))}
     times = {
         name: None if value is None else format_duration(parse_duration(value, option=name))
         for name, value in kept.items()
     }
-    return _SET.call(str, queue=queue, retention=retention, max_attempts=max_attempts, notify=flag, by=by, **times)
+    return _SET.call(str, queue=queue, retention=retention, max_attempts=max_attempts, by=by, **flags, **times)
 
 
 def drop(queue: str, by: str | None) -> Call[bool]:

@@ -25,8 +25,8 @@ queue text, task text, subjects text[], args text[], run_ats timestamptz[], prio
 headers text[]"""
 _PUSH_MANY = Declared(f"subject_push_many({_PLURALS}) -> rows (subject text, job_id bigint, {_MOVED})")
 _UPSERT_MANY = Declared(f"subject_upsert_many({_PLURALS}) -> rows (subject text, job_id bigint, {_MOVED})")
-_MOVE = Declared("subject_move(task text, subject text, run_at timestamptz) -> text")
-_FORGET = Declared("subject_forget(task text, subject text) -> text")
+_MOVE = Declared("subject_move(task text, subject text, run_at timestamptz, queue text) -> text")
+_FORGET = Declared("subject_forget(task text, subject text, queue text) -> text")
 LISTED = Declared("""
   subjects(task text, queue text, states text[], prefix text, after text, max_subjects int, max_looked int)
   -> rows (task_name text, subject text, job_id bigint, queue_name text, state text, priority int, args jsonb, iterations int,
@@ -52,9 +52,12 @@ select cast(coalesce(json_agg(json_build_object('n', g.ns[u.n], 'subject', u.sub
   cross join lateral {called}
     with ordinality as u(subject, job_id, report, old_run_at, new_run_at, n)"""
 
-_GET = """\
-select cast(to_json(s) as text) from tallybook.subject as s
- where s.task = cast(%(task)s as text) and s.subject = cast(%(subject)s as text)"""
+NAMED = """\
+tallybook._subject_named(cast(%(task)s as text), cast(%(subject)s as text), cast(%(queue)s as text)) as n
+ cross join lateral (select v.* from tallybook.subject as v
+                      where v.task = n.task and v.subject = n.subject and v.scope = n.scope limit 1) as s"""
+"""The row of the view subject, as s. Without a queue: of whichever queue has the name, an error where several have it."""
+_GET = f"select cast(to_json(s) as text) from {NAMED}"  # noqa: S608
 STATES = ("planned", "pending", "active", "completed", "killed", "dead")
 MOST = 1000
 _LOOKED = 50_000
@@ -88,17 +91,19 @@ def _many(verb: Declared) -> str:
     return _MANY.replace("{called}", verb.called(**{name: f"g.{name}" for name in verb.params}))
 
 
-def get(task: str, name: str) -> Call[SubjectInfo | None]:
-    return Call("subject", _GET, {"task": task, "subject": name}, _info)
+def get(task: str, name: str, queue: str | None) -> Call[SubjectInfo | None]:
+    """The subject that a push into this queue would meet; None: of whichever queue has the name."""
+    return Call("subject", _GET, {"task": task, "subject": name, "queue": queue}, _info)
 
 
-def forget(task: str, name: str) -> Call[str]:
-    return _FORGET.call(str, task=task, subject=name)
+def forget(task: str, name: str, queue: str | None) -> Call[str]:
+    """None: of whichever queue has the name."""
+    return _FORGET.call(str, task=task, subject=name, queue=queue)
 
 
-def move(task: str, name: str, run_at: datetime) -> Call[str]:
+def move(task: str, name: str, run_at: datetime, queue: str | None) -> Call[str]:
     check_instant("run_at", run_at)
-    return _MOVE.call(str, task=task, subject=name, run_at=run_at.astimezone(UTC).isoformat())
+    return _MOVE.call(str, task=task, subject=name, run_at=run_at.astimezone(UTC).isoformat(), queue=queue)
 
 
 def listed(

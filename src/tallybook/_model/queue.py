@@ -27,6 +27,8 @@ class QueueInfo:
     """How long the error log shows its failures; None: as long as the history of its jobs."""
     metrics_retention: timedelta | None = None
     """How long its series of counters is kept; None: as long as all series."""
+    own_names: bool = False
+    """Whether the names of its subjects are its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,21 +101,22 @@ class TaskSubject(Generic[P]):
 
     def get(self) -> Verb[SubjectInfo | None]:
         """Read the subject as it is now; None: there is none."""
-        return self._verb(subjects.get(self._bound.name, self.name), "get")
+        return self._verb(subjects.get(self._bound.name, self.name, self._bound.options.queue), "get")
 
     def forget(self) -> Verb[str]:
         """Let the name be free, so that the next push makes a new subject; what waits for its time will not run.
 
         "forgotten"; "active": it runs and is left alone; "unknown": there is none.
         """
-        return self._verb(subjects.forget(self._bound.name, self.name), "forget")
+        return self._verb(subjects.forget(self._bound.name, self.name, self._bound.options.queue), "forget")
 
     def move(self, run_at: datetime) -> Verb[str]:
         """Let a planned subject run at another time, with all else as it is: "moved", or the state that it has instead.
 
         await refresh.subject("asset:42").move(datetime.now(UTC))  # at once
         """
-        return self._verb(subjects.move(self._bound.name, self.name, run_at), "move")
+        queue = self._bound.options.queue
+        return self._verb(subjects.move(self._bound.name, self.name, run_at, queue), "move")
 
     def _verb(self, made: Made[T], name: str) -> Verb[T]:
         return Verb(self._bound.app, made, name)

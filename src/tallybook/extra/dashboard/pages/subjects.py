@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from tallybook._db import subjects as calls
 from tallybook._db.verb import run
@@ -24,7 +24,7 @@ _LOOKED = 500
 """Subjects that one page may look at."""
 _COLUMNS = """\
 s.task, s.subject, s.job_id, s.queue, s.state, s.iterations, s.failures, s.attempts, s.next_run_at, s.last_at, s.ended_at,
-       s.last_error, s.error"""
+       s.last_error, s.error, s.scope"""
 # The primary key gives the order; what else is asked for is looked for among so many from there on.
 _PLAN = "select set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true)"
 _LIST = f"""\
@@ -33,10 +33,13 @@ select k.*, (%(state)s::text is null or k.state = %(state)s::text
          and (%(prefix)s::text is null or starts_with(k.subject, %(prefix)s::text)) as matches
   from (select {_COLUMNS} from tallybook.subject as s
          where (%(task)s::text is null or s.task = %(task)s::text)
-           and (s.task, s.subject) > (coalesce(%(after_task)s::text, ''), coalesce(%(after_name)s::text, ''))
-         order by s.task, s.subject limit %(looked)s) as k"""  # noqa: S608
+           and (s.task, s.subject, s.scope)
+               > (coalesce(%(after_task)s::text, ''), coalesce(%(after_name)s::text, ''), coalesce(%(after_scope)s::text, ''))
+         order by s.task, s.subject, s.scope limit %(looked)s) as k"""  # noqa: S608
 _ONE = f"""\
-select {_COLUMNS}, s.args, s.priority, s.made_at from tallybook.subject as s where s.task = %s and s.subject = %s"""  # noqa: S608
+select {_COLUMNS}, s.args, s.priority, s.made_at from tallybook.subject as s
+ where s.task = %(task)s and s.subject = %(subject)s and (%(queue)s::text is null or s.scope in ('', %(queue)s))
+ order by s.scope desc limit 2"""  # noqa: S608
 
 
 @pages.page("/subjects")
@@ -52,6 +55,7 @@ async def subjects(view: View) -> Response:
         said: dict[str, Any] = {name: text_of(name, asked[name]) for name in asked}
         if place[0] is not None and place[1] is not None:
             said |= {"after_task": text_of("the page", place[0]), "after_name": text_of("the page", place[1])}
+            said["after_scope"] = text_of("the page", view.request.query_params.get("after_scope", ""))
         async with view.read() as conn:
             found, after, looked_to = await _page(conn, said)
         for one in found:
@@ -70,7 +74,9 @@ async def _page(
     """Those that match; where the next page begins, if there is one; the last that was looked at, if that ended the look."""
     await conn.execute(_PLAN)
     most = _LOOKED if said["state"] or said["prefix"] else _PAGE + 1
-    looked = await rows(conn, _LIST, **{"after_task": None, "after_name": None, **said, "looked": most})
+    looked = await rows(
+        conn, _LIST, **{"after_task": None, "after_name": None, "after_scope": None, **said, "looked": most}
+    )
     found = [one for one in looked if one["matches"]]
     if len(found) > _PAGE:
         found = found[:_PAGE]
@@ -81,22 +87,27 @@ async def _page(
 
 
 def _place(one: dict[str, Any]) -> dict[str, str]:
-    return {"after_task": one["task"], "after_name": one["subject"]}
+    return {"after_task": one["task"], "after_name": one["subject"], "after_scope": one["scope"]}
 
 
 @pages.page("/subject")
 async def subject(view: View) -> Response:
-    """One subject: how it stands, and all that its jobs did."""
+    """One subject: how it stands, and all that its jobs did. Of a name that several queues have: the list of them."""
     task, name = view.asked("task"), view.request.query_params.get("name", "")
     wanted = {"task": text_of("task", task), "subject": text_of("name", name)}
+    queue = text_of("queue", view.asked("queue"))
     found, events = None, []
     if wanted["task"] and wanted["subject"]:
         async with view.read() as conn:
-            one = await rows(conn, _ONE, wanted["task"], wanted["subject"])
-            found = one[0] if one else None
+            named = await rows(conn, _ONE, **wanted, queue=queue)
+            if len(named) > 1 and not queue:
+                return RedirectResponse(view.url("/subjects", task=task, prefix=name), 303)
+            found = named[0] if named else None
             events = await view.app.jobs.trace(
                 subject=wanted["subject"], task=wanted["task"], max_events=200, newest_first=True
             ).on(conn)
+            own = found["scope"] if found else ""
+            events = [event for event in events if not own or event.queue == own]
     error = error_view(found["error"]) if found and found["error"] else None
     status = 200 if found or events else 404
     return view.render(
@@ -104,18 +115,18 @@ async def subject(view: View) -> Response:
     )
 
 
-def _subject(act: Act) -> tuple[str, str]:
+def _subject(act: Act) -> tuple[str, str, str | None]:
     task, name = text_of("task", act.form("task")), text_of("name", (act.visit.form.get("name") or [""])[0])
     if not task or not name:
         raise InvalidArgument("The form names no subject.")
-    return task, name
+    return task, name, text_of("queue", act.form("queue"))
 
 
 @pages.action("/subject/forget")
 async def forget(act: Act) -> str:
     """Let its name be free: the next push makes a new one."""
-    task, name = _subject(act)
-    became = await run(act.conn, calls.forget(task, name))
+    task, name, queue = _subject(act)
+    became = await run(act.conn, calls.forget(task, name, queue))
     if became != "forgotten":
         act.nothing()
         return (
@@ -129,9 +140,9 @@ async def forget(act: Act) -> str:
 @pages.action("/subject/move")
 async def move(act: Act) -> str:
     """Let a planned one run at another time."""
-    task, name = _subject(act)
+    task, name, queue = _subject(act)
     run_at = time_to_come(act.form("run_at"))
-    became = await run(act.conn, calls.move(task, name, run_at))
+    became = await run(act.conn, calls.move(task, name, run_at, queue))
     if became != "moved":
         act.nothing()
         return {
@@ -141,8 +152,8 @@ async def move(act: Act) -> str:
     return f"It runs at {run_at:%Y-%m-%d %H:%M:%S} UTC."
 
 
-async def _job_of(act: Act, task: str, name: str) -> int:
-    found = await run(act.conn, calls.get(task, name))
+async def _job_of(act: Act, task: str, name: str, queue: str | None) -> int:
+    found = await run(act.conn, calls.get(task, name, queue))
     if found is None:
         raise InvalidArgument("There is no such subject.")
     return found.job_id
@@ -151,8 +162,8 @@ async def _job_of(act: Act, task: str, name: str) -> int:
 @pages.action("/subject/retry")
 async def retry(act: Act) -> str:
     """Give one that is dead or was killed another attempt: it lives again."""
-    task, name = _subject(act)
-    job = await _job_of(act, task, name)
+    task, name, queue = _subject(act)
+    job = await _job_of(act, task, name, queue)
     attempt = await act.app.retry(job).on(act.conn)
     await act.audit("subject.retry", {"task": task, "subject": name, "job": job}, {"attempt": attempt})
     return "It lives again, and runs at once."
@@ -161,8 +172,8 @@ async def retry(act: Act) -> str:
 @pages.action("/subject/cancel")
 async def cancel(act: Act) -> str:
     """Cancel its job: there is no such subject then, until it is pushed anew."""
-    task, name = _subject(act)
-    job, reason = await _job_of(act, task, name), reason_of(act)
+    task, name, queue = _subject(act)
+    job, reason = await _job_of(act, task, name, queue), reason_of(act)
     state = await act.app.cancel(job, reason).on(act.conn)
     if state not in ("cancelled", "cancelling"):
         act.nothing()

@@ -13,6 +13,7 @@ begin
       select jsonb_build_object('retention', q.retention, 'max_attempts', q.max_attempts, 'notify', q.notify, 'paused',
                                 q.paused_at is not null,
                                 'error_retention', extract(epoch from q.error_retention),
-                                'metrics_retention', extract(epoch from q.metrics_retention))
+                                'metrics_retention', extract(epoch from q.metrics_retention),
+                                'own_names', q.own_names)
         from tallybook.queue q where q.name = p_queue), '{}'))::text);
 end $$;

@@ -1,5 +1,5 @@
--- queue_set(queue, retention, max_attempts, notify, by, at, error_retention, metrics_retention): make a queue, or
--- change its settings; null: left as it is.
+-- queue_set(queue, retention, max_attempts, notify, by, at, error_retention, metrics_retention, own_names): make
+-- a queue, or change its settings; null: left as it is.
 --
 --   retention     brief, default or long: how long ended jobs stay on view. A lane keeps the class of its birth:
 --                 producers use new lanes
@@ -12,15 +12,17 @@
 --                      as long as that again
 --   metrics_retention  how long its series is kept: after this time it is dropped instead of summed up to a longer step
 --                      (see _thin); 0: as long as all series again
+--   own_names     its subjects have names of their own: of one task and name there may be one here and one elsewhere.
+--                 Changed only before the queue's first job, or after a drop: names stay what they were made as
 -- Returns created, changed or unchanged. Clients are told on the channel tallybook_queues. Limits of a queue are the
 -- rules for the key queue:NAME (rate_limit_set, concurrency_limit_set, breaker_set).
--- Errors: TB005 what does not fit; 55P03: notify needs a moment in which no transaction that has enqueued is open: try
--- again.
+-- Errors: TB005 what does not fit, own_names of a queue that has had jobs; 55P03: notify needs a moment in which no
+-- transaction that has enqueued is open: try again.
 -- Reads queue, lane; writes queue, lane.
 -- rights: operator
 create or replace function tallybook.queue_set(queue text, retention text default null, max_attempts int default null,
   notify boolean default null, by text default session_user, at timestamptz default clock_timestamp(),
-  error_retention interval default null, metrics_retention interval default null)
+  error_retention interval default null, metrics_retention interval default null, own_names boolean default null)
 returns text language plpgsql as $$
 declare
   v_done text; v_created boolean; n record;
@@ -40,15 +42,21 @@ begin
   select coalesce(queue_set.retention, q.retention) as retention, coalesce(queue_set.notify, q.notify) as notify,
          nullif(coalesce(queue_set.max_attempts, q.max_attempts), 0) as max_attempts,
          nullif(coalesce(queue_set.error_retention, q.error_retention), '0') as error_retention,
-         nullif(coalesce(queue_set.metrics_retention, q.metrics_retention), '0') as metrics_retention
+         nullif(coalesce(queue_set.metrics_retention, q.metrics_retention), '0') as metrics_retention,
+         coalesce(queue_set.own_names, q.own_names) as own_names, queue_set.own_names <> q.own_names as renames
     into n from tallybook.queue q where q.name = queue_set.queue for update;
+  perform tallybook._refuse(n.renames and exists (select from tallybook._queue_used u where u.queue = queue_set.queue),
+            format('queue %s has had jobs: own_names stays as it is', to_json(queue)),
+            'Set it before the first job, or for another queue; a queue that nobody needs can be dropped first.');
   update tallybook.queue q
      set retention = n.retention, notify = n.notify, max_attempts = n.max_attempts,
          error_retention = n.error_retention, metrics_retention = n.metrics_retention,
-         changed_at = queue_set.at, changed_by = queue_set.by
+         own_names = n.own_names, changed_at = queue_set.at, changed_by = queue_set.by
    where q.name = queue_set.queue
-     and (v_created or (q.retention, q.notify, q.max_attempts, q.error_retention, q.metrics_retention) is distinct from
-                       (n.retention, n.notify, n.max_attempts, n.error_retention, n.metrics_retention));
+     and (v_created
+          or (q.retention, q.notify, q.max_attempts, q.error_retention, q.metrics_retention, q.own_names)
+             is distinct from
+             (n.retention, n.notify, n.max_attempts, n.error_retention, n.metrics_retention, n.own_names));
   v_done := case when not found then 'unchanged' when v_created then 'created' else 'changed' end;
   perform tallybook._queue_lanes(queue);
   if notify is not null then perform tallybook._publishing(); end if;

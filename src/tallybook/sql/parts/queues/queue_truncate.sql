@@ -103,23 +103,25 @@ begin
   -- 3. Subjects that have stopped: a piece of those of all queues, in the order in which they stopped.
   if states is null and not coalesce((mark ->> 'subjects')::boolean, false) then
     v_seen := 0;
-    for t in select j.task, j.subject, j.ended_at, j.queue = queue_truncate.queue as ours from tallybook.subject_job j
+    for t in select j.task, j.subject, j.scope, j.ended_at, j.queue = queue_truncate.queue as ours
+               from tallybook.subject_job j
               where j.ended_at is not null
-                and (j.ended_at, j.task, j.subject) > (coalesce((mark #>> '{subject,0}')::timestamptz, '-infinity'),
-                                                       coalesce(mark #>> '{subject,1}', ''),
-                                                       coalesce(mark #>> '{subject,2}', ''))
-              order by j.ended_at, j.task, j.subject limit max_jobs loop
+                and (j.ended_at, j.task, j.subject, j.scope)
+                    > (coalesce((mark #>> '{subject,0}')::timestamptz, '-infinity'),
+                       coalesce(mark #>> '{subject,1}', ''), coalesce(mark #>> '{subject,2}', ''),
+                       coalesce(mark #>> '{subject,3}', ''))
+              order by j.ended_at, j.task, j.subject, j.scope limit max_jobs loop
       v_seen := v_seen + 1; l := t;
       continue when not coalesce(t.ours, false);
       delete from tallybook.subject_job d using (
-        select x.task, x.subject from tallybook.subject_job x
-         where x.task = t.task and x.subject = t.subject and x.ended_as in ('completed', 'killed')
-               and x.queue = queue_truncate.queue
+        select x.task, x.subject, x.scope from tallybook.subject_job x
+         where x.task = t.task and x.subject = t.subject and x.scope = t.scope
+               and x.ended_as in ('completed', 'killed') and x.queue = queue_truncate.queue
            and x.job_id <= (mark ->> 'id')::bigint for update skip locked) k
-       where d.task = k.task and d.subject = k.subject;
+       where d.task = k.task and d.subject = k.subject and d.scope = k.scope;
     end loop;
     if v_seen = max_jobs then
-      mark := mark || jsonb_build_object('subject', jsonb_build_array(l.ended_at, l.task, l.subject));
+      mark := mark || jsonb_build_object('subject', jsonb_build_array(l.ended_at, l.task, l.subject, l.scope));
       return;
     end if;
     mark := mark || '{"subjects": true}';

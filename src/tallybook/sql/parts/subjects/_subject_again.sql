@@ -12,8 +12,9 @@ as $$
 declare
   k tallybook.subject_job; w record;
 begin
-  select x.* into k from tallybook.subject_job x where x.task = p_task and x.subject = p_subject for update;
-  if not found or k.job_id <> p_job_id then return; end if;
+  select x.* into k from tallybook.subject_job x where x.task = p_task and x.subject = p_subject
+         and x.job_id = p_job_id for update;
+  if not found then return; end if;
   if k.ended_as is null then
     select n.state, n.options into w from tallybook._subject_now(p_job_id, p_at) n;
     if (w.state is distinct from case when p_revive then 'completed' end) then return; end if;
@@ -30,6 +31,7 @@ begin
   job_id := nextval('tallybook.job_id');
   perform tallybook._subject_lives(p_task, p_subject, p_job_id, _subject_again.job_id);
   if not p_revive then
-    update tallybook.subject_job x set made_at = p_at where x.task = p_task and x.subject = p_subject;
+    update tallybook.subject_job x set made_at = p_at where x.task = p_task and x.subject = p_subject
+           and x.job_id = _subject_again.job_id;
   end if;
 end $$;

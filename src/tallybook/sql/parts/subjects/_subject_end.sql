@@ -91,14 +91,14 @@ create or replace function tallybook._subject_retaken(e tallybook.entry,
   p_at timestamptz default clock_timestamp()) returns void
 language plpgsql as $$
 declare
-  v_other bigint; v_state text;
+  v_other bigint; v_state text; v_scope text := coalesce(e.options #>> '{subject,scope}', '');
 begin
   loop
     select j.job_id, j.ended_as into v_other, v_state from tallybook.subject_job j
-     where j.task = e.task and j.subject = e.unique_key for update;
+     where j.task = e.task and j.subject = e.unique_key and j.scope = v_scope for update;
     if not found then
-      insert into tallybook.subject_job (task, subject, job_id, made_at) values (e.task, e.unique_key, e.job_id, p_at)
-      on conflict do nothing;
+      insert into tallybook.subject_job (task, subject, scope, job_id, made_at)
+      values (e.task, e.unique_key, v_scope, e.job_id, p_at) on conflict do nothing;
       if found then return; end if;
       continue;
     end if;

@@ -1,8 +1,8 @@
--- _subjects_look(upsert, task, at, wanted, found): what each of these names is now; see _subjects_put.
+-- _subjects_look(upsert, task, scope, at, wanted, found): what each of these names is now; see _subjects_put.
 --
 -- Those of kind d, c or v stay, all others are looked at anew; who has nothing more to wait for is d, with its report.
 -- With the settings of _subjects_put. Reads subject_job, scheduled, tombstone, amendment.
-create or replace function tallybook._subjects_look(p_upsert boolean, p_task text, p_at timestamptz,
+create or replace function tallybook._subjects_look(p_upsert boolean, p_task text, p_scope text, p_at timestamptz,
   p_wanted tallybook._wanted_subject[], p_found tallybook._found_subject[])
 returns tallybook._found_subject[] language plpgsql as $$
 declare
@@ -24,7 +24,7 @@ begin
                   when p_upsert then 'p' else 'd' end::"char" as now
         from unnest(p_wanted, p_found) with ordinality u
         left join lateral (select k.job_id, k.ended_as from tallybook.subject_job k
-                            where k.task = p_task and k.subject = u.subject limit 1) j on true
+                            where k.task = p_task and k.subject = u.subject and k.scope = p_scope limit 1) j on true
         left join lateral (select true as planned from tallybook.scheduled x where x.job_id = j.job_id limit 1) s
           on true
         left join lateral (

@@ -8,7 +8,8 @@
 -- while the tables were empty, when reading the whole of an index is as cheap as one row of it.
 -- kinds: n new, c made or v revived here and to be put in, r to be revived, g to be made again, p planned, l in line, d
 -- done.
--- Reads subject_job, scheduled, tombstone, see _subject_now; writes subject_job, scheduled, entry, amendment.
+-- The names are those of the queue, where it has its own, or those that the queues share: see _subject_scope.
+-- Reads queue, subject_job, scheduled, tombstone, see _subject_now; writes subject_job, scheduled, entry, amendment.
 create or replace function tallybook._subjects_put(p_upsert boolean, p_queue text, p_task text, p_subjects text[],
   p_args text[], p_run_ats timestamptz[], p_priorities int[], p_max_attempts int, p_headers text[], p_options text[],
   p_at timestamptz)
@@ -18,7 +19,7 @@ language plpgsql
 as $$
 declare
   v_wanted tallybook._wanted_subject[]; v tallybook._found_subject[]; r record; w record; v_soon boolean := false;
-  v_n int := cardinality(p_subjects);
+  v_n int := cardinality(p_subjects); v_scope text;
 begin
   perform tallybook._check_name('queue', p_queue, 64), tallybook._check_name('task name', p_task, 200),
           tallybook._refuse(p_max_attempts not between 1 and 32767,
@@ -43,6 +44,7 @@ begin
      from unnest(p_options) o where o::jsonb ? 'fair_key' limit 1;
   if p_options is not null then perform tallybook._check_options(null, null, o::jsonb) from unnest(p_options) o; end if;
   if v_n = 0 then return; end if;
+  v_scope := tallybook._subject_scope(p_queue);
   -- Of those of one name the first counts for a push, the last for an upsert.
   v_wanted := array(
     select row(f.n, f.subject, f.args, f.run_at, f.priority, f.headers, f.options, f.lane_id,
@@ -55,13 +57,13 @@ begin
   v := array(select row('?', null, null, null, null, null)::tallybook._found_subject from unnest(v_wanted));
 
   loop
-    v := tallybook._subjects_look(p_upsert, p_task, p_at, v_wanted, v);
+    v := tallybook._subjects_look(p_upsert, p_task, v_scope, p_at, v_wanted, v);
 
     -- 1. The names: new ones, then those that are to be had again.
     if exists (select from unnest(v) u where u.kind = 'n') then
       with put as materialized (
-        insert into tallybook.subject_job as k (task, subject, job_id, made_at)
-        select p_task, u.subject, nextval('tallybook.job_id'), p_at
+        insert into tallybook.subject_job as k (task, subject, scope, job_id, made_at)
+        select p_task, u.subject, v_scope, nextval('tallybook.job_id'), p_at
           from unnest(v_wanted, v) u where u.kind = 'n' order by u.subject collate "C"
         on conflict do nothing returning k.subject, k.job_id)
       select array_agg(row(case when p.job_id is null then u.kind else 'c' end, coalesce(p.job_id, u.job_id), u.report,
@@ -93,7 +95,7 @@ begin
   end loop;
 
   if exists (select from unnest(v) u where u.kind in ('c', 'v')) then
-    perform tallybook._subjects_put_in(p_queue, p_task, p_max_attempts, p_at, v_wanted, v);
+    perform tallybook._subjects_put_in(p_queue, p_task, v_scope, p_max_attempts, p_at, v_wanted, v);
   end if;
   if v_soon then perform tallybook._wake(' promote'); end if;
 

@@ -1,15 +1,16 @@
--- _subjects_put_in(queue, task, max_attempts, at, wanted, found): put in what is new of a batch of subjects, with the
--- settings of _subjects_put. Writes scheduled, entry.
-create or replace function tallybook._subjects_put_in(p_queue text, p_task text, p_max_attempts int, p_at timestamptz,
-  p_wanted tallybook._wanted_subject[], p_found tallybook._found_subject[]) returns void
+-- _subjects_put_in(queue, task, scope, max_attempts, at, wanted, found): put in what is new of a batch of subjects.
+-- With the settings of _subjects_put. Writes scheduled, entry.
+create or replace function tallybook._subjects_put_in(p_queue text, p_task text, p_scope text, p_max_attempts int,
+  p_at timestamptz, p_wanted tallybook._wanted_subject[], p_found tallybook._found_subject[]) returns void
 language plpgsql as $$
 declare
   v_now boolean; v_soon boolean;
+  v_scope jsonb := case when p_scope = '' then '{}' else jsonb_build_object('scope', p_scope) end;
 begin
   with u as materialized (
     select u.place, u.job_id, u.subject, u.args::jsonb as args, u.run_at, u.lane_id, u.retention,
            u.headers::jsonb as headers, coalesce(u.options::jsonb, '{}')
-             || jsonb_build_object('subject', coalesce(u.carry, '{"iterations": 0}')) as options,
+             || jsonb_build_object('subject', coalesce(u.carry, '{"iterations": 0}') || v_scope) as options,
            coalesce(u.run_at > p_at, false) as later
       from unnest(p_wanted, p_found) u where u.kind in ('c', 'v')
   ), later as (

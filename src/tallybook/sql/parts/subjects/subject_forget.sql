@@ -1,15 +1,16 @@
--- subject_forget(task, subject): forget a subject that does not run: a later push makes a new one. For people and
--- producers.
+-- subject_forget(task, subject, at, queue): forget a subject that does not run: a later push makes a new one. For
+-- people and producers.
 --
 -- forgotten: it is; one that was planned or pending is cancelled first, exactly: its job will not start, and the caller
 -- may push it anew in the same transaction. active: it runs and was left alone; cancel its job first. unknown: there is
 -- none of that name.
--- The dead letter of a dead one stays. Errors: TB003 a planned or pending one at another isolation level than READ
--- COMMITTED.
--- Reads: see _subject_now; writes tombstone; deletes from subject_job.
+--   queue  the name as a push into that queue means it: see queue_set, own_names; null: of whichever queue has it
+-- The dead letter of a dead one stays. Errors: TB005 several queues have this name; TB003 a planned or pending one at
+-- another isolation level than READ COMMITTED.
+-- Reads: see _subject_named, _subject_now; writes tombstone; deletes from subject_job.
 -- rights: operator
 create or replace function tallybook.subject_forget(task text, subject text,
-  at timestamptz default clock_timestamp()) returns text
+  at timestamptz default clock_timestamp(), queue text default null) returns text
 language plpgsql
 -- profile: nested
 set enable_nestloop = on  -- also where the caller has it off
@@ -18,9 +19,8 @@ declare
   k record; v_state text;
 begin
   for turn in 1..100 loop
-    select j.job_id, j.ended_as into k from tallybook.subject_job j where j.task = subject_forget.task
-           and j.subject = subject_forget.subject;
-    if not found then return 'unknown'; end if;
+    select n.job_id, n.ended_as into k from tallybook._subject_named(task, subject, queue) n;
+    if k.job_id is null then return 'unknown'; end if;
     v_state := k.ended_as;
     if v_state is null then select n.state into v_state from tallybook._subject_now(k.job_id, at) n; end if;
     if v_state = 'active' then return 'active'; end if;

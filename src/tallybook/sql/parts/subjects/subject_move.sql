@@ -1,13 +1,14 @@
--- subject_move(task, subject, run_at): let a planned subject run at another time, and leave all else of it as it is.
--- For people.
+-- subject_move(task, subject, run_at, at, queue): let a planned subject run at another time, and leave all else of it
+-- as it is. For people.
 --
 -- moved, or what it is instead, and nothing was done: pending (it is in line already), active, completed, killed, dead,
 -- unknown (there is none).
--- A time that is past: at once. Waits for a producer that changes the same subject. Errors: TB005 a time that is none.
+-- A time that is past: at once. Waits for a producer that changes the same subject. queue: as in subject_forget.
+-- Errors: TB005 a time that is none, a name that several queues have.
 -- Reads subject_job, see _subject_now; writes scheduled, amendment.
 -- rights: operator
 create or replace function tallybook.subject_move(task text, subject text, run_at timestamptz,
-  at timestamptz default clock_timestamp()) returns text
+  at timestamptz default clock_timestamp(), queue text default null) returns text
 language plpgsql
 -- profile: nested
 as $$
@@ -16,9 +17,8 @@ declare
 begin
   perform tallybook._refuse(run_at is null or not isfinite(run_at), 'a subject is moved to a time',
                             'Give run_at; for at once the present.');
-  select j.job_id, j.ended_as into k from tallybook.subject_job j where j.task = subject_move.task
-         and j.subject = subject_move.subject;
-  if not found then return 'unknown'; end if;
+  select n.job_id, n.ended_as into k from tallybook._subject_named(task, subject, queue) n;
+  if k.job_id is null then return 'unknown'; end if;
   if k.ended_as is not null then return k.ended_as; end if;
   perform tallybook._subject_absorb(k.job_id);  -- what it was changed to on its way there; locks it
   perform from tallybook.scheduled s where s.job_id = k.job_id for update;

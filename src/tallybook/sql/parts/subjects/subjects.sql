@@ -15,14 +15,15 @@ create or replace function tallybook.subjects(task text default null, queue text
   max_looked int default 50000)
 returns table (task_name text, subject text, job_id bigint, queue_name text, state text, priority int, args jsonb,
   iterations int, failures int, attempts int, next_run_at timestamptz, last_at timestamptz, last_error text,
-  error jsonb, made_at timestamptz, ended_at timestamptz, cursor text)
+  error jsonb, made_at timestamptz, ended_at timestamptz, scope text,
+  cursor text)
 language plpgsql stable
 -- profile: nested
 as $$
 declare
   v_stopped boolean := coalesce(states <@ '{completed,killed,dead}', false);
   v_at jsonb; v_n int := 0; v_left int := max_looked; v_piece int := 256; v_rows int; v_when timestamptz := 'infinity';
-  v_task text := ''; v_name text := ''; k record;
+  v_task text := ''; v_name text := ''; v_scope text := ''; k record;
 begin
   perform tallybook._refuse(not states <@ '{planned,pending,active,completed,killed,dead}' or states = '{}',
     format('states %s are not known', states), 'They are some of planned, pending, active, completed, killed, dead.');
@@ -32,11 +33,11 @@ begin
   if after is not null then
     begin
       v_at := after::jsonb;
-      v_task := v_at ->> 0; v_name := v_at ->> 1; v_when := v_at ->> 2;
+      v_task := v_at ->> 0; v_name := v_at ->> 1; v_scope := v_at ->> 2; v_when := v_at ->> 3;
     exception when others then
       v_at := null;
     end;
-    perform tallybook._refuse(v_task is null or v_name is null or (v_when is not null) <> v_stopped,
+    perform tallybook._refuse(num_nulls(v_task, v_name, v_scope) > 0 or (v_when is not null) <> v_stopped,
       format('%s is no cursor of this list', to_json(left(after, 100))),
       'Say the cursor of the last row of the page before, with the filters of that page.');
   elsif not v_stopped then
@@ -45,32 +46,34 @@ begin
   loop
     v_rows := 0;
     for k in
-      (select j.task, j.subject, j.ended_at, j.ended_as, j.queue from tallybook.subject_job j
-        where v_stopped and j.ended_at is not null and (j.ended_at, j.task, j.subject) < (v_when, v_task, v_name)
-        order by j.ended_at desc, j.task desc, j.subject desc limit v_piece)
+      (select j.task, j.subject, j.scope, j.ended_at, j.ended_as, j.queue from tallybook.subject_job j
+        where v_stopped and j.ended_at is not null
+          and (j.ended_at, j.task, j.subject, j.scope) < (v_when, v_task, v_name, v_scope)
+        order by j.ended_at desc, j.task desc, j.subject desc, j.scope desc limit v_piece)
       union all
-      (select j.task, j.subject, j.ended_at, j.ended_as, null from tallybook.subject_job j
-        where not v_stopped and (j.task, j.subject) > (v_task, v_name)
+      (select j.task, j.subject, j.scope, j.ended_at, j.ended_as, null from tallybook.subject_job j
+        where not v_stopped and (j.task, j.subject, j.scope) > (v_task, v_name, v_scope)
           and (subjects.task is null or j.task = subjects.task)
-        order by j.task, j.subject limit v_piece)
+        order by j.task, j.subject, j.scope limit v_piece)
     loop
       v_rows := v_rows + 1; v_left := v_left - 1; v_when := k.ended_at; v_task := k.task; v_name := k.subject;
+      v_scope := k.scope;
       continue when task <> k.task or queue <> k.queue or not starts_with(k.subject, prefix)
         or k.ended_as <> all (states);
       -- Looking up what the job of one that goes on is now costs as much as passing a hundred over.
       v_left := v_left - case when v_stopped then 0 else 100 end;
-      return query select s.*, case when v_stopped then json_build_array(s.task, s.subject, s.ended_at)
-                                    else json_build_array(s.task, s.subject) end::text
+      return query select s.*, case when v_stopped then json_build_array(s.task, s.subject, s.scope, s.ended_at)
+                                    else json_build_array(s.task, s.subject, s.scope) end::text
                      from tallybook.subject s
-                    where s.task = k.task and s.subject = k.subject
+                    where s.task = k.task and s.subject = k.subject and s.scope = k.scope
                       and (v_stopped or (subjects.queue is null or s.queue = subjects.queue)
                                         and (states is null or s.state = any (states)));
       v_n := v_n + (v_stopped or found)::int;
       exit when v_n = max_subjects or v_left <= 0;
     end loop;
     if v_n = max_subjects or v_left <= 0 then
-      cursor := case when v_stopped then json_build_array(v_task, v_name, v_when)
-        else json_build_array(v_task, v_name) end;
+      cursor := case when v_stopped then json_build_array(v_task, v_name, v_scope, v_when)
+        else json_build_array(v_task, v_name, v_scope) end;
       return next;
       return;
     end if;

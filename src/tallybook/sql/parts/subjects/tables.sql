@@ -11,11 +11,12 @@ create table tallybook.subject_job (
   failures   int,
   task       text not null,
   subject    text not null,
+  scope      text not null default '',
   ended_as   text,
   queue      text,
   args       jsonb,
   error      jsonb,
-  primary key (task, subject),
+  primary key (task, subject, scope),
   constraint "a subject has 1 to 512 bytes" check (octet_length(subject) between 1 and 512),
   constraint "a subject ends completed, killed or dead" check (ended_as in ('completed', 'killed', 'dead')),
   constraint "an ended subject says when" check ((ended_as is null) = (ended_at is null))
@@ -25,8 +26,10 @@ comment on table tallybook.subject_job is
   'The job behind each subject: a named job that lives on. For people there is the view subject.';
 comment on column tallybook.subject_job.ended_as is
   'completed, killed or dead, until a person or an upsert revives it; null: it lives, or its job was cancelled.';
+comment on column tallybook.subject_job.scope is
+  'The queue that has the name for itself, by its setting own_names; empty: the queues share it.';
 -- Which subjects have stopped, the last first: written when one stops, not by its iterations.
-create index subject_stopped on tallybook.subject_job (ended_at, task, subject) where ended_at is not null;
+create index subject_stopped on tallybook.subject_job (ended_at, task, subject, scope) where ended_at is not null;
 
 -- The jobs that a subject has had: one row a job, none for its iterations.
 create index entry_of_subject on tallybook.entry (unique_key) where attempt = 1 and options ? 'subject';

@@ -4,6 +4,7 @@
 --   state       planned, pending, active, completed, killed, dead; one whose job was cancelled is none
 --   iterations  how often it was done: rescheduled, completed or killed; last_at: when, the last time
 --   attempts, failures   since then: how often it was started, and how often of these it failed
+--   scope       the queue that has the name for itself; empty: the queues share it
 -- rights: operator
 create or replace view tallybook.subject as
 select j.task, j.subject, j.job_id, coalesce(j.queue, n.queue) as queue, coalesce(j.ended_as, n.state) as state,
@@ -12,7 +13,7 @@ select j.task, j.subject, j.job_id, coalesce(j.queue, n.queue) as queue, coalesc
        coalesce(j.failures, n.failures) as failures, coalesce(j.attempts, n.attempts) as attempts,
        n.run_at as next_run_at, coalesce(j.last_at, (n.options #>> '{subject,last_at}')::timestamptz) as last_at,
        coalesce(j.error, n.error) ->> 'message' as last_error, coalesce(j.error, n.error) as error, j.made_at,
-       j.ended_at
+       j.ended_at, j.scope
   from tallybook.subject_job j
   left join lateral (select x.* from tallybook._subject_now(j.job_id) x where j.ended_as is null) n on true
  where j.ended_as is not null or n.state is not null;
