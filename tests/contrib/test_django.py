@@ -2,126 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import django
 import psycopg
 import pytest
-from psycopg.conninfo import conninfo_to_dict
 
 from support.cli import children
-from support.paths import ROOT
+from support.django_site import Site
 from support.waiting import wait_until
 
-FENCED = re.compile(r"^```python\n# (\S+\.py)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 pytestmark = pytest.mark.direct("Django's test runner makes a database of its own, and its workers hold sessions")
-
-SETTINGS = """
-import json, os
-SECRET_KEY = "for tests"
-DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
-ROOT_URLCONF = "project.urls"
-USE_TZ = True
-DATABASES = {"default": {"ENGINE": "django.db.backends.postgresql", "CONN_MAX_AGE": None, **json.loads(os.environ["SHOP_DB"])}}
-DATABASES["other"] = {**DATABASES["default"], "TEST": {"MIRROR": "default"}}
-"""
-URLS = """
-from django.urls import path
-from shop.views import order
-urlpatterns = [path("order/", order)]
-"""
-MANAGE = """
-import os, sys
-if __name__ == "__main__":
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
-    from django.core.management import execute_from_command_line
-    execute_from_command_line(sys.argv)
-"""
-MORE_JOBS = """
-import contextlib
-from datetime import timedelta
-from asgiref.sync import sync_to_async
-from django.db import connection
-from django_tasks import task
-from shop.jobs import app
-from shop.models import Order
-from tallybook import Constant
-
-def _spoil():
-    with contextlib.suppress(Exception), connection.cursor() as cursor:
-        cursor.execute("select pg_terminate_backend(pg_backend_pid())")
-
-@app.task
-def spoil() -> None:
-    _spoil()
-
-@app.task(max_attempts=1)
-def count() -> int:
-    return Order.objects.count()
-
-@app.task
-async def aspoil() -> None:
-    await sync_to_async(_spoil)()
-
-@app.task(max_attempts=1)
-async def acount() -> int:
-    return await Order.objects.acount()
-
-@task(max_attempts=2, retry=Constant(timedelta(hours=1)))
-def flaky(numbers):
-    raise ConnectionResetError(numbers)
-
-@task
-def everything(a, /, b, *rest, key, **others):
-    return [a, b, rest, key, others]
-"""
-
-
-class Site:
-    """The project of docs/django.md in a folder."""
-
-    def __init__(self, folder: Path, dsn: str, extra: str = "") -> None:
-        self.folder = folder
-        given = conninfo_to_dict(dsn)
-        words = {"NAME": "dbname", "USER": "user", "HOST": "host", "PORT": "port"}
-        database = {word: str(given[name]) for word, name in words.items() if given.get(name)}
-        clean = {
-            name: value for name, value in os.environ.items() if not name.startswith(("TALLYBOOK_", "PG", "DJANGO_"))
-        }
-        self.env = {**clean, "SHOP_DB": json.dumps({**database, "PASSWORD": "open sesame"}), "PYTHONUNBUFFERED": "1"}
-        files = {"project/settings.py": SETTINGS, "project/urls.py": URLS, "manage.py": MANAGE}
-        for name, body in FENCED.findall((ROOT / "docs" / "django.md").read_text(encoding="utf-8")):
-            files[name] = files.get(name, "") + body
-        files["project/settings.py"] += extra
-        files |= {"shop/more_jobs.py": MORE_JOBS, "shop/__init__.py": "", "project/__init__.py": ""}
-        files["shop/jobs.py"] = files["shop/jobs.py"] + "\nimport shop.more_jobs  # noqa\n"
-        files["shop/test_more.py"] = (ROOT / "tests" / "support" / "django_cases.py").read_text(encoding="utf-8")
-        for name, body in files.items():
-            (folder / name).parent.mkdir(exist_ok=True)
-            (folder / name).write_text(body, encoding="utf-8")
-
-    def manage(self, *words: str, code: int = 0, **env: str) -> str:
-        """What `manage.py ...` prints, stderr too; it ends with this code."""
-        done = subprocess.run(  # noqa: PLW1510
-            [sys.executable, "manage.py", *words],
-            cwd=self.folder, env={**self.env, **env}, capture_output=True, text=True, timeout=100,
-        )  # fmt: skip
-        assert done.returncode == code, done.stdout + done.stderr
-        return done.stdout + done.stderr
-
-    def start(self, *words: str, cwd: Path | None = None) -> subprocess.Popen[bytes]:
-        """`manage.py ...` in a process group of its own."""
-        return subprocess.Popen(
-            [sys.executable, str(self.folder / "manage.py"), *words],
-            cwd=cwd or self.folder, env=self.env, start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=(self.folder / "log").open("wb"),
-        )  # fmt: skip
 
 
 @pytest.fixture
@@ -136,6 +31,18 @@ def test_the_tests_of_a_django_project_pass(site: Site) -> None:
     """
     said = site.manage("test", "--noinput")
     assert re.search(r"Ran (\d+) tests", said)[1] == "14", said  # type: ignore[index]
+    assert "OK" in said
+
+
+@pytest.mark.slow
+def test_djangos_own_cases_of_tasks_pass(tmp_path: Path, empty_dsn: str) -> None:
+    """Django's own tests of its tasks pass on our Backend. They are in no wheel: DJANGO_SOURCE is a folder with its source."""
+    source = os.environ.get("DJANGO_SOURCE")
+    if source is None or django.VERSION < (6,):
+        pytest.skip("needs Django 6, and its source in DJANGO_SOURCE")
+    site = Site(tmp_path, empty_dsn, cases="django_own_cases.py")
+    said = site.manage("test", "--noinput", "shop.test_more", PYTHONPATH=f"{source}/tests")
+    assert re.search(r"Ran (\d+) tests", said)[1] != "0", said  # type: ignore[index]
     assert "OK" in said
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 from django.apps import AppConfig
@@ -23,6 +25,8 @@ class TallybookConfig(AppConfig):
     verbose_name = "Tallybook"
 
     def ready(self) -> None:
+        with suppress(ImportError):
+            import_module("django.tasks")  # of Django 6, which checks TASKS once somebody has imported it
         checks.register(_checks.check_settings, "tallybook")
         checks.register(_checks.check_schema, checks.Tags.database)
         pre_migrate.connect(_bring_schema, sender=self, dispatch_uid="tallybook")

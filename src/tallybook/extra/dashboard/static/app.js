@@ -31,12 +31,15 @@
   const stale = document.querySelector("[data-stale]");
   if (topics.size) {
     const query = new URLSearchParams([...topics].map((topic) => ["topic", topic]));
-    let stream;
+    let stream, heard = 0;
     const open = () => {
       stream = new EventSource(`${root}/events?${query}`);
       // A stream ends now and then, and comes again at once; what stays away is told.
-      stream.onerror = () => setTimeout(() => { if (stream.readyState !== EventSource.OPEN) stale.hidden = false; }, 4000);
-      stream.addEventListener("live", (event) => { stale.hidden = event.data === "ok"; });
+      stream.onerror = () => {
+        const ended = Date.now();
+        setTimeout(() => { if (stream.readyState !== EventSource.OPEN && heard < ended) stale.hidden = false; }, 4000);
+      };
+      stream.addEventListener("live", (event) => { heard = Date.now(); stale.hidden = event.data === "ok"; });
       for (const part of parts) stream.addEventListener(part.dataset.live, (event) => put(part, event.data));
       stream.addEventListener(point, (event) => document.dispatchEvent(new CustomEvent("point", { detail: JSON.parse(event.data) })));
     };

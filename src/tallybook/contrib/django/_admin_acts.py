@@ -1,0 +1,200 @@
+"""Actions of the admin: each is a verb on Django's connection, and a row of the audit in the same transaction."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from django.contrib import admin, messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.db import DatabaseError, connections, transaction
+from django.template.response import TemplateResponse
+
+from tallybook._app.queues import BATCH
+from tallybook._db import audit, queues, sync
+from tallybook._db.verb import Verb
+from tallybook._model.lists import JobDone
+from tallybook.contrib.django._admin_lists import alias, app
+from tallybook.errors import TallybookError
+
+_Act = TypeVar("_Act", bound=Callable[..., Any])
+_LONGEST = 20.0  # seconds that a request may go on beginning batches
+_CANCELLED = "select i from unnest(cast(%s as bigint[])) as i where tallybook.state(i) = 'cancelled'"
+
+
+def act(description: str) -> Callable[[_Act], _Act]:
+    """An action for people who may change what the model shows."""
+    found: Callable[[_Act], _Act] = admin.action(description=description, permissions=["operate"])
+    return found
+
+
+def chosen(request: Any) -> list[str]:
+    """What is checked in the list. Never all that match: a page does not know how many there are."""
+    return list(dict.fromkeys(request.POST.getlist(ACTION_CHECKBOX_NAME)))
+
+
+def who(request: Any) -> str:
+    """The person's name, for the audit."""
+    return str(request.user.get_username())[:200] or f"user {request.user.pk}"
+
+
+class Acts:
+    """What all admins of ours share: how an action asks first, tells an error, and puts itself on record."""
+
+    opts: Any
+    admin_site: Any
+    message_user: Any
+
+    def confirmed(self, request: Any, action: str, title: str, effect: str) -> Any:
+        """A page that asks; None once the person has said yes there."""
+        if "confirmed" in request.POST:
+            return None
+        context = {
+            **self.admin_site.each_context(request), "title": title, "effect": effect, "action": action, "opts": self.opts,
+            "chosen": chosen(request), "checkbox": ACTION_CHECKBOX_NAME, "media": "",
+        }  # fmt: skip
+        request.current_app = self.admin_site.name
+        return TemplateResponse(request, "admin/tallybook/confirm.html", context)
+
+    @contextmanager
+    def step(self, request: Any) -> Iterator[None]:
+        """One transaction; an error leaves nothing of it and is told to the person."""
+        try:
+            with transaction.atomic(using=alias()):
+                yield
+        except (TallybookError, DatabaseError) as error:
+            self.message_user(request, f"Nothing was changed: {str(error).splitlines()[0]}", messages.ERROR)
+
+    def record(self, request: Any, action: str, target: Mapping[str, object], done: Mapping[str, object]) -> None:
+        """The row of the audit."""
+        sync.run(alias(), audit.add(who(request), "admin", action, target, done))
+
+    def each(
+        self, request: Any, noun: str, verb: str, done: str, do: Callable[[str, str], Verb[bool]], otherwise: str
+    ) -> None:
+        """Do something to each chosen thing, by its name: `do(name, who)` returns whether that changed anything."""
+        for name in chosen(request):
+            with self.step(request):
+                changed = do(name, who(request)).sync(alias())
+                if changed:
+                    self.record(request, f"{noun}.{verb}", {noun: name}, {done: True})
+                text = f"{noun.capitalize()} {name} {done if changed else otherwise}."
+                self.message_user(request, text, messages.SUCCESS if changed else messages.WARNING)
+
+
+class JobActs(Acts):
+    """What can be done to jobs."""
+
+    @act("Retry")
+    def retry(self, request: Any, queryset: Any) -> None:
+        """Give each another attempt, at once."""
+        self._do(request, "retry", app.jobs.retry)
+
+    @act("Cancel")
+    def cancel(self, request: Any, queryset: Any) -> Any:
+        """Cancel them, after a question."""
+        effect = "None of them will start; those that run are asked to stop. Dead ones leave the dead letters."
+        if page := self.confirmed(request, "cancel", "Cancel jobs?", effect):
+            return page
+        self._do(request, "cancel", app.jobs.cancel)
+        return None
+
+    @act("Drop")
+    def drop(self, request: Any, queryset: Any) -> Any:
+        """Throw dead letters away, after a question."""
+        effect = "They are deleted and cannot be retried any more."
+        if page := self.confirmed(request, "drop", "Drop dead letters?", effect):
+            return page
+        self._do(request, "drop", app.jobs.drop)
+        return None
+
+    def _do(self, request: Any, verb: str, run: Callable[[list[int]], Verb[list[JobDone]]]) -> None:
+        ids = [int(one) for one in chosen(request) if one.isdecimal() and len(one) < 19]
+        with self.step(request):
+            before = _cancelled(ids) if verb == "cancel" else set()
+            done = run([job for job in ids if job not in before]).sync(alias())
+            became = Counter(one.done for one in done if one.changed)
+            if became:
+                self.record(request, f"jobs.{verb}", {"jobs": [one.job for one in done if one.changed]}, dict(became))
+            for kind, n in became.items():
+                self.message_user(request, f"{n} {'job' if n == 1 else 'jobs'}: {kind}.", messages.SUCCESS)
+            left = [one.detail or f"there is no job {one.job}" for one in done if not one.changed]
+            for why in [*left, *(f"job {job} is cancelled already" for job in sorted(before))][:10]:
+                self.message_user(request, f"Not changed: {why}", messages.WARNING)
+
+
+def _cancelled(ids: list[int]) -> set[int]:
+    """Those that are cancelled already: to cancel them again changes nothing."""
+    with connections[alias()].cursor() as cursor:
+        cursor.execute(_CANCELLED, [ids])
+        return {job for (job,) in cursor.fetchall()}
+
+
+class QueueActs(Acts):
+    """What can be done to queues."""
+
+    @act("Pause")
+    def pause(self, request: Any, queryset: Any) -> None:
+        """Start no more jobs of them."""
+        self.each(request, "queue", "pause", "paused", app.queues.pause, "was paused already")
+
+    @act("Resume")
+    def resume(self, request: Any, queryset: Any) -> None:
+        """Start their jobs again."""
+        self.each(request, "queue", "resume", "resumed", app.queues.resume, "was not paused")
+
+    @act("Empty")
+    def empty(self, request: Any, queryset: Any) -> Any:
+        """Cancel all that has not started, after a question: in batches, so that no claim waits long."""
+        effect = "All their jobs that have not started are cancelled. Running jobs continue; dead letters stay."
+        if page := self.confirmed(request, "empty", "Empty queues?", effect):
+            return page
+        until = time.monotonic() + _LONGEST
+        for name in chosen(request):
+            mark: str | None = None
+            remain, cancelled = True, 0
+            while remain and time.monotonic() < until:
+                remain = False
+                with self.step(request):
+                    given: dict[str, Any] = {"states": None, "running": False, "by": who(request)}
+                    batch = sync.run(alias(), queues.truncate(name, max_jobs=BATCH, mark=mark, **given))
+                    if batch.done.cancelled:
+                        found = {"cancelled": batch.done.cancelled}
+                        self.record(request, "queue.truncate", {"queue": name}, found)
+                    mark, remain = batch.mark, batch.remain
+                    cancelled += batch.done.cancelled
+            if mark is not None:
+                more = " There are more: empty it again." if remain else ""
+                self.message_user(request, f"Queue {name}: {cancelled} cancelled.{more}", messages.SUCCESS)
+        return None
+
+
+class ScheduleActs(Acts):
+    """What can be done to schedules."""
+
+    @act("Pause")
+    def pause(self, request: Any, queryset: Any) -> None:
+        """Fire no more of their ticks."""
+        self.each(request, "schedule", "pause", "paused", app.schedules.pause, "was paused already")
+
+    @act("Resume")
+    def resume(self, request: Any, queryset: Any) -> None:
+        """Fire their ticks again, from the next one on."""
+        self.each(
+            request, "schedule", "resume", "resumed", lambda name, _: app.schedules.resume(name), "was not paused"
+        )
+
+    @act("Run now")
+    def run(self, request: Any, queryset: Any) -> None:
+        """Fire each of them now."""
+        for name in chosen(request):
+            with self.step(request):
+                fired = app.schedules.run(name).sync(alias())
+                done = {"what": fired.what, "job": fired.job_id, "jobs": fired.jobs}
+                self.record(request, "schedule.run", {"schedule": name}, done)
+                about = f"job {fired.job_id}" if fired.job_id else fired.reason or f"{fired.jobs} jobs"
+                level = messages.SUCCESS if fired.what == "enqueued" else messages.WARNING
+                self.message_user(request, f"Schedule {name}: {fired.what}, {about}.", level)

@@ -1,0 +1,144 @@
+"""Lists of the admin: pages of jobs that go on behind a cursor, without a count and an offset; and the filters beside them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.admin import SimpleListFilter
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.admin.views.main import PAGE_VAR, ChangeList
+from django.db import connections, transaction
+
+from tallybook._app import App
+from tallybook._db.jobs import STATES
+from tallybook._model.lists import JobPage
+from tallybook.contrib.django import _settings
+from tallybook.errors import ConfigError, InvalidArgument
+
+app = App("admin")
+"""For its verbs: each of them is run on Django's connection."""
+_LOOKED = 20_000
+"""Rows of the ledger that one page may pass over."""
+_MOST_NAMES = 100
+_LINE = (
+    "id", "queue", "task", "state", "priority", "attempts", "failures", "max_attempts", "enqueued_at", "run_at", "started_at",
+    "ended_at", "worker", "summary", "reason", "last_error", "subject", "unique_key", "progress",
+)  # fmt: skip
+
+
+def alias() -> str:
+    """The database with the schema."""
+    return _settings.read().database
+
+
+class JobList(ChangeList):
+    """A page of `app.jobs.list`: one query, however many jobs there are. The page number is the cursor."""
+
+    def get_queryset(self, request: Any, exclude_parameters: Any = None) -> Any:
+        """All jobs, by their ids, for an action; the filters are kept for `get_results`."""
+        self.filter_specs, self.has_filters, unknown, _, self.has_active_filters = self.get_filters(request)
+        if unknown:
+            raise IncorrectLookupParameters
+        self.clear_all_filters_qs = self.get_query_string(remove=self.get_filters_params())
+        return self.root_queryset
+
+    def get_results(self, request: Any) -> None:
+        """Read the page."""
+        after = None
+        if self.query.strip().isdecimal():
+            self.result_list = list(self.root_queryset.filter(pk=int(self.query)))
+        else:
+            page = self._page(request.GET.get(PAGE_VAR) or None)
+            self.result_list = [self._row(line) for line in page.jobs]
+            after = page.next
+        self.next_url = self.get_query_string({PAGE_VAR: after}) if after else None
+        self.first_url = self.get_query_string() if PAGE_VAR in request.GET else None
+        self.result_count = self.full_result_count = len(self.result_list)
+        self.show_full_result_count = self.can_show_all = self.multi_page = False
+        self.show_admin_actions = True
+        self.paginator = None
+
+    def _page(self, after: str | None) -> JobPage:
+        said = {spec.parameter_name: spec.value() for spec in self.filter_specs}
+        state = self.model_admin.only_state or said.get("state")
+        try:
+            with transaction.atomic(using=alias()):  # a cursor that is none shall not end a transaction of the request
+                return app.jobs.list(
+                    queue=said.get("queue"), task=self.query.strip() or said.get("task"),
+                    states=[state] if state else None, after=after, max_jobs=self.list_per_page, max_looked=_LOOKED,
+                ).sync(alias())  # fmt: skip
+        except (ConfigError, InvalidArgument) as error:
+            raise IncorrectLookupParameters(error) from error
+
+    def _row(self, line: Any) -> Any:
+        row = self.model(**{name: getattr(line, name) for name in _LINE})
+        row._state.adding, row._state.db = False, alias()
+        return row
+
+
+class _Choice(SimpleListFilter):
+    """One of some values of a column; what is asked for is among them, also where they are too many to be shown."""
+
+    def values(self) -> list[str]:
+        """What there is to choose from."""
+        raise NotImplementedError
+
+    def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, str]]:
+        """The values in their order."""
+        asked = self.value()
+        found = self.values()
+        return [(name, name) for name in (found if asked is None or asked in found else [asked, *found])]
+
+    def queryset(self, request: Any, queryset: Any) -> Any:
+        """Those with this value."""
+        return queryset if self.value() is None else queryset.filter(**{self.parameter_name: self.value()})
+
+
+class StateFilter(_Choice):
+    """By state."""
+
+    title = parameter_name = "state"
+
+    def values(self) -> list[str]:
+        """All states of a job."""
+        return list(STATES)
+
+
+class QueueFilter(_Choice):
+    """By queue."""
+
+    title = parameter_name = "queue"
+
+    def values(self) -> list[str]:
+        """The first so many queues, by name."""
+        return _names("select q.name from tallybook.queues as q order by q.name limit %s")
+
+
+class TaskFilter(_Choice):
+    """By task."""
+
+    title = parameter_name = "task"
+
+    def values(self) -> list[str]:
+        """The first so many tasks that a worker has known, by name."""
+        return _names("select t.name from tallybook.tasks as t order by t.name limit %s")
+
+
+class PausedFilter(_Choice):
+    """Those that are paused, or not."""
+
+    title = parameter_name = "paused"
+
+    def values(self) -> list[str]:
+        """The two."""
+        return ["no", "yes"]
+
+    def queryset(self, request: Any, queryset: Any) -> Any:
+        """By the column paused_at."""
+        return queryset if self.value() is None else queryset.filter(paused_at__isnull=self.value() != "yes")
+
+
+def _names(query: str) -> list[str]:
+    with connections[alias()].cursor() as cursor:
+        cursor.execute(query, [_MOST_NAMES])
+        return [name for (name,) in cursor.fetchall()]

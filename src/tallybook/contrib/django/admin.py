@@ -1,0 +1,234 @@
+"""The admin of Django for jobs, dead letters, queues and schedules: they are shown, and changed by verbs alone.
+
+It is there as soon as django.contrib.admin is. `view_*` lets somebody look, `change_*` lets somebody act.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.contrib.auth import get_permission_codename
+from django.utils.html import format_html, format_html_join
+
+from tallybook._db import queues, sync
+from tallybook._model.schedule import rule_text
+from tallybook.contrib.django._admin_acts import Acts, JobActs, QueueActs, ScheduleActs
+from tallybook.contrib.django._admin_lists import (
+    JobList,
+    PausedFilter,
+    QueueFilter,
+    StateFilter,
+    TaskFilter,
+    alias,
+    app,
+)
+from tallybook.contrib.django.models import DeadLetter, Job, Queue, Schedule
+from tallybook.extra.dashboard.redact import error_views, shown
+
+_LONGEST = 120  # characters of a text in a list
+
+
+def _pre(text: str) -> str:
+    return str(format_html("<pre>{}</pre>", text)) if text else "-"
+
+
+def _cut(text: str | None) -> str:
+    return "" if not text else text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+class _Shown(Acts, admin.ModelAdmin):
+    """Shown, and never edited: the pages are those of somebody who may only look; actions are beside them."""
+
+    list_per_page = 50
+    show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER
+
+    def get_queryset(self, request: Any) -> Any:
+        """From the database with the schema."""
+        return self.model.objects.using(alias())
+
+    def has_add_permission(self, request: Any) -> bool:
+        """Never: a program enqueues."""
+        return False
+
+    def has_change_permission(self, request: Any, obj: Any = None) -> bool:
+        """Never: no form changes a row."""
+        return False
+
+    def has_delete_permission(self, request: Any, obj: Any = None) -> bool:
+        """Never."""
+        return False
+
+    def has_operate_permission(self, request: Any) -> bool:
+        """Whether this person sees the actions: with `change_*`."""
+        codename = get_permission_codename("change", self.opts)
+        return bool(request.user.has_perm(f"{self.opts.app_label}.{codename}"))
+
+    def change_view(self, request: Any, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
+        """One thing, with its actions as buttons."""
+        buttons = self.get_action_choices(request, default_choices=[])
+        return super().change_view(request, object_id, form_url, {"buttons": buttons, **(extra_context or {})})
+
+
+class _Jobs(JobActs, _Shown):
+    only_state: str | None = None
+    """Of a list of jobs in one state."""
+    search_fields = ("id", "task")
+    search_help_text = "An id, or the whole name of a task."
+    sortable_by = ()
+    fieldsets = (
+        (
+            None,
+            {"fields": ("id", "task", "queue", "state", "reason", "why", "summary", "progress", "progress_message")},
+        ),
+        ("Times", {"fields": ("enqueued_at", "run_at", "started_at", "ended_at", "expires_at", "worker")}),
+        ("Attempts", {"fields": ("attempts", "failures", "crashes", "max_attempts", "error_history")}),
+        ("Data", {"fields": ("shown_args", "shown_result", "shown_headers")}),
+        ("Keys", {"fields": ("priority", "unique_key", "order_key", "subject")}),
+    )
+
+    def get_changelist(self, request: Any, **kwargs: Any) -> Any:
+        """Pages behind a cursor."""
+        return JobList
+
+    @admin.display(description="Why")
+    def why(self, job: Job) -> str:
+        """Why it does not run, or what has become of it."""
+        reasons = app.jobs.why(job.pk).sync(alias())
+        return str(format_html_join("", "{}<br>", ((reason.explanation,) for reason in reasons)))
+
+    @admin.display(description="Errors")
+    def error_history(self, job: Job) -> str:
+        """Newest first."""
+        parts = ((f"{one.type}: {one.message}", one.traceback) for one in error_views(job.errors))
+        return str(format_html_join("", "<p>{}</p><pre>{}</pre>", parts)) or "-"
+
+    @admin.display(description="Args")
+    def shown_args(self, job: Job) -> str:
+        """Without what looks like a secret."""
+        return _pre(shown(job.args))
+
+    @admin.display(description="Result")
+    def shown_result(self, job: Job) -> str:
+        """Without what looks like a secret."""
+        return "-" if job.result is None else _pre(shown(job.result))
+
+    @admin.display(description="Headers")
+    def shown_headers(self, job: Job) -> str:
+        """Without what looks like a secret."""
+        return "-" if job.headers is None else _pre(shown(job.headers))
+
+    @admin.display(description="Note")
+    def note(self, job: Job) -> str:
+        """The last error, why it waits, or what it is about."""
+        return _cut(job.last_error or job.reason or job.summary)
+
+
+@admin.register(Job)
+class JobAdmin(_Jobs):
+    """All jobs, newest first."""
+
+    list_display = ("id", "task", "queue", "state", "attempts", "enqueued_at", "ended_at", "note")
+    list_filter = (StateFilter, QueueFilter, TaskFilter)
+    actions = ("retry", "cancel")
+
+
+@admin.register(DeadLetter)
+class DeadLetterAdmin(_Jobs):
+    """Jobs that wait for a person."""
+
+    only_state = "dead"
+    list_display = ("id", "task", "queue", "reason", "failures", "ended_at", "note")
+    list_filter = (QueueFilter, TaskFilter)
+    actions = ("retry", "drop")
+
+    def get_queryset(self, request: Any) -> Any:
+        """The dead."""
+        return super().get_queryset(request).filter(state="dead")
+
+
+@admin.register(Queue)
+class QueueAdmin(QueueActs, _Shown):
+    """All queues with their numbers."""
+
+    list_display = (
+        "queue",
+        "paused_by",
+        "available",
+        "running",
+        "scheduled",
+        "retrying",
+        "waiting",
+        "dead",
+        "completed",
+    )
+    list_filter = (PausedFilter,)
+    ordering = search_fields = ("queue",)
+    actions = ("pause", "resume", "empty")
+    fieldsets = (
+        (None, {"fields": ("queue", "paused_at", "paused_by", "oldest")}),
+        ("Jobs", {"fields": ("available", "running", "scheduled", "retrying", "waiting", "dead", "unserved")}),
+        ("Ended", {"fields": ("completed", "failed", "cancelled")}),
+        ("Settings", {"fields": ("retention", "max_attempts", "notify")}),
+    )
+
+    def get_queryset(self, request: Any) -> Any:
+        """Without what has to be looked for in every line: the page of one queue asks for it."""
+        return super().get_queryset(request).defer("oldest")
+
+    def get_object(self, request: Any, object_id: str, from_field: Any = None) -> Any:
+        """One queue with its settings."""
+        found = super().get_object(request, object_id, from_field)
+        if found is not None:
+            (found.settings,) = sync.run(alias(), queues.queues(found.pk))
+        return found
+
+    @admin.display(description="Retention class")
+    def retention(self, queue: Any) -> str:
+        """How long its ended jobs stay."""
+        return str(queue.settings.retention)
+
+    @admin.display(description="Max attempts")
+    def max_attempts(self, queue: Any) -> str:
+        """Where neither the job nor its task sets them."""
+        return str(queue.settings.max_attempts or "-")
+
+    @admin.display(description="Notify", boolean=True)
+    def notify(self, queue: Any) -> bool:
+        """Whether transitions are published."""
+        return bool(queue.settings.notify)
+
+
+@admin.register(Schedule)
+class ScheduleAdmin(ScheduleActs, _Shown):
+    """All schedules."""
+
+    list_display = ("name", "rule", "task", "queue", "tick", "last_job_id", "fired_count", "failed_count", "paused_at",
+                    "problem")  # fmt: skip
+    list_filter = (PausedFilter, QueueFilter, TaskFilter)
+    search_fields = ("name", "task")
+    ordering = ("name",)
+    actions = ("run", "pause", "resume")
+    fieldsets = (
+        (None, {"fields": ("name", "rule", "task", "queue", "source", "app", "problem")}),
+        ("Ticks", {"fields": ("tick", "due_at", "jitter", "missed", "catch_up", "overlap", "paused_at", "paused_by")}),
+        ("So far", {"fields": ("fired_count", "skipped_count", "missed_count", "failed_count", "last_job_id")}),
+        ("Job", {"fields": ("shown_args", "shown_headers", "priority", "max_attempts", "query")}),
+        ("Changes", {"fields": ("created_at", "changed_at")}),
+    )
+
+    @admin.display(description="Rule", ordering="name")
+    def rule(self, schedule: Any) -> str:
+        """Its cron expression or interval."""
+        return rule_text(schedule.cron, schedule.every, schedule.tz)
+
+    @admin.display(description="Args")
+    def shown_args(self, schedule: Any) -> str:
+        """Without what looks like a secret."""
+        return _pre(shown(schedule.args))
+
+    @admin.display(description="Headers")
+    def shown_headers(self, schedule: Any) -> str:
+        """Without what looks like a secret."""
+        return "-" if schedule.headers is None else _pre(shown(schedule.headers))

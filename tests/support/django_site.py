@@ -1,0 +1,168 @@
+"""The Django project of docs/django.md in a folder, with commands and servers of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import django
+from psycopg.conninfo import conninfo_to_dict
+
+from support.paths import ROOT
+
+FENCED = re.compile(r"^```python\n# (\S+\.py)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+SETTINGS = """
+import json, os
+SECRET_KEY = "for tests"
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+ROOT_URLCONF = "project.urls"
+USE_TZ = True
+DATABASES = {"default": {"ENGINE": "django.db.backends.postgresql", "CONN_MAX_AGE": None, **json.loads(os.environ["SHOP_DB"])}}
+DATABASES["other"] = {**DATABASES["default"], "TEST": {"MIRROR": "default"}}
+"""
+URLS = """
+from django.urls import path
+from shop.views import order
+urlpatterns = [path("order/", order)]
+"""
+MANAGE = """
+import os, sys
+if __name__ == "__main__":
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
+    from django.core.management import execute_from_command_line
+    execute_from_command_line(sys.argv)
+"""
+MORE_JOBS = """
+import contextlib
+from datetime import timedelta
+from asgiref.sync import sync_to_async
+from django.db import connection
+from django_tasks import task
+from shop.jobs import app
+from shop.models import Order
+from tallybook import Constant
+
+def _spoil():
+    with contextlib.suppress(Exception), connection.cursor() as cursor:
+        cursor.execute("select pg_terminate_backend(pg_backend_pid())")
+
+@app.task
+def spoil() -> None:
+    _spoil()
+
+@app.task(max_attempts=1)
+def count() -> int:
+    return Order.objects.count()
+
+@app.task
+async def aspoil() -> None:
+    await sync_to_async(_spoil)()
+
+@app.task(max_attempts=1)
+async def acount() -> int:
+    return await Order.objects.acount()
+
+@task(max_attempts=2, retry=Constant(timedelta(hours=1)))
+def flaky(numbers):
+    raise ConnectionResetError(numbers)
+
+@task
+def everything(a, /, b, *rest, key, **others):
+    return [a, b, rest, key, others]
+"""
+
+
+ADMIN = """
+INSTALLED_APPS[:0] = [
+    "django.contrib.admin", "django.contrib.auth", "django.contrib.contenttypes", "django.contrib.sessions",
+    "django.contrib.messages", "django.contrib.staticfiles",
+]
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware", "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware", "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware", "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+]
+TEMPLATES = [{
+    "BACKEND": "django.template.backends.django.DjangoTemplates", "APP_DIRS": True,
+    "OPTIONS": {"context_processors": [
+        "django.template.context_processors.request", "django.contrib.auth.context_processors.auth",
+        "django.contrib.messages.context_processors.messages",
+    ]},
+}]
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+STATIC_URL = "static/"
+DEBUG = True
+WSGI_APPLICATION = "project.wsgi.application"
+"""
+"""Settings of a project with the admin, for `extra`: it has the URLs of the page, too."""
+SERVERS = {
+    f"project/{kind}.py": f"""
+import os
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
+from django.core.{kind} import get_{kind}_application
+application = get_{kind}_application()
+"""
+    for kind in ("asgi", "wsgi")
+}
+
+
+def _of_this_django(text: str) -> str:
+    """The same for the Django that is installed: since 6 it has `django.tasks` of its own."""
+    if django.VERSION < (6,):
+        return text
+    for before, now in (
+        ('INSTALLED_APPS.append("django_tasks")', ""),
+        ("InvalidTaskError", "InvalidTask"),
+        ("django_tasks", "django.tasks"),
+    ):
+        text = text.replace(before, now)
+    return text
+
+
+class Site:
+    """The project of docs/django.md in a folder."""
+
+    def __init__(self, folder: Path, dsn: str, extra: str = "", cases: str = "django_cases.py") -> None:
+        self.folder = folder
+        given = conninfo_to_dict(dsn)
+        words = {"NAME": "dbname", "USER": "user", "HOST": "host", "PORT": "port"}
+        database = {word: str(given[name]) for word, name in words.items() if given.get(name)}
+        clean = {
+            name: value for name, value in os.environ.items() if not name.startswith(("TALLYBOOK_", "PG", "DJANGO_"))
+        }
+        self.env = {**clean, "SHOP_DB": json.dumps({**database, "PASSWORD": "open sesame"}), "PYTHONUNBUFFERED": "1"}
+        files = {**SERVERS, "project/settings.py": SETTINGS, "manage.py": MANAGE}
+        for name, body in FENCED.findall((ROOT / "docs" / "django.md").read_text(encoding="utf-8")):
+            files[name] = files.get(name, "") + body
+        files["project/settings.py"] += extra
+        if "django.contrib.admin" not in extra:
+            files["project/urls.py"] = URLS
+        files |= {"shop/more_jobs.py": MORE_JOBS, "shop/__init__.py": "", "project/__init__.py": ""}
+        files["shop/jobs.py"] = files["shop/jobs.py"] + "\nimport shop.more_jobs  # noqa\n"
+        files["shop/test_more.py"] = (ROOT / "tests" / "support" / cases).read_text(encoding="utf-8")
+        for name, body in files.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(_of_this_django(body), encoding="utf-8")
+
+    def manage(self, *words: str, code: int = 0, **env: str) -> str:
+        """What `manage.py ...` prints, stderr too; it ends with this code."""
+        done = subprocess.run(  # noqa: PLW1510
+            [sys.executable, "manage.py", *words],
+            cwd=self.folder, env={**self.env, **env}, capture_output=True, text=True, timeout=200,
+        )  # fmt: skip
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def start(self, *words: str, cwd: Path | None = None) -> subprocess.Popen[bytes]:
+        """`manage.py ...` in a process group of its own."""
+        return subprocess.Popen(
+            [sys.executable, str(self.folder / "manage.py"), *words],
+            cwd=cwd or self.folder, env=self.env, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=(self.folder / "log").open("wb"),
+        )  # fmt: skip
