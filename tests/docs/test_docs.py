@@ -670,6 +670,19 @@ def test_links_between_pages_resolve(page: Path) -> None:
             assert fragment in map(anchor, headings), f"{name(page)}: {target}"
 
 
+def test_the_list_of_pages_has_every_page() -> None:
+    """docs/pages.md links to each page of docs/, by topic."""
+    listed = set(re.findall(r"\]\(([\w-]+\.md)\)", text("docs/pages.md")))
+    assert listed == {page.name for page in (ROOT / "docs").glob("*.md")} - {"pages.md"}
+
+
+def test_diagrams_are_pictures() -> None:
+    """No page has a diagram as source, which the site would show as text; each picture has a dark form of its own."""
+    assert [page for page in sources() if "```mermaid" in page.read_text(encoding="utf-8")] == []
+    for picture in (ROOT / "docs/pictures").glob("*.svg"):
+        assert "prefers-color-scheme: dark" in picture.read_text(encoding="utf-8"), picture
+
+
 def test_files_and_folders_that_contributing_names_exist() -> None:
     """Each folder of the layout in CONTRIBUTING is there, and each file that a page names by its path."""
     for word in words(table(text("CONTRIBUTING.md"), "folder")):
