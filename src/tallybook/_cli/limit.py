@@ -106,7 +106,9 @@ _CALLED: Columns = {
 
 @listing(_CALLED, name="calls", of=limit, empty="no calls")
 @click.argument("name")
-@click.option("-n", "most", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Show at most this many.")
+@click.option(
+    "-n", "most", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Show at most this many."
+)
 def calls(db: Db, name: str, most: int) -> list[str]:
     """List the newest calls of a key with their jobs and ends."""
     return db.texts(_CALLS, (name, most))

@@ -21,7 +21,9 @@ from tallybook._maintenance.rebase import rebase
 @dsn_option
 @click.option("--sql", "only_sql", is_flag=True, help="Print the whole installation as SQL; change nothing.")
 @click.option("--node", type=click.IntRange(0, 1023), help="Number of this database in its job ids, set once. [0]")
-@click.option("--nodes", "which", metavar="NODES", help="Migrate one node after the other: all, or names like north,south.")
+@click.option(
+    "--nodes", "which", metavar="NODES", help="Migrate one node after the other: all, or names like north,south."
+)
 @click.option("--wait", type=DURATION, metavar="DURATION", help='Wait this long for the server, like "1 min".')
 def migrate(dsn: str | None, only_sql: bool, node: int | None, which: str | None, wait: timedelta | None) -> None:
     """Install or upgrade the schema.

@@ -88,7 +88,9 @@ def add(
 @command("set", of=provider)
 @click.argument("name")
 @click.option("--kind", help="Its kind.")
-@click.option("--settings", metavar="JSON", help="Settings that are not secret, one JSON object; replaces the former one.")
+@click.option(
+    "--settings", metavar="JSON", help="Settings that are not secret, one JSON object; replaces the former one."
+)
 @click.option("--active/--inactive", default=None, help="Whether it is used.")
 def set_(db: Db, name: str, kind: str | None, settings: str | None, active: bool | None) -> str:
     """Change kind, settings or use of a provider. Workers follow within seconds."""

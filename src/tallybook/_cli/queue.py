@@ -91,7 +91,9 @@ _settings = options(
     click.option("--max-attempts", type=int, help="Default for jobs and tasks without their own; 0 unsets it."),
     click.option("--notify/--no-notify", default=None, help="Publish its jobs' transitions on tallybook_jobs."),
     click.option("--error-retention", type=DURATION, help="Retention of its error log; 0s: that of its jobs."),
-    click.option("--own-names/--shared-names", default=None, help="Separate names of subjects; set before its first job."),
+    click.option(
+        "--own-names/--shared-names", default=None, help="Separate names of subjects; set before its first job."
+    ),
     click.option("--metrics-retention", type=DURATION, help="Retention of its series; 0s: that of all series."),
     by_option,
 )
@@ -215,7 +217,9 @@ _TOP: Columns = {
 @listing(_TOP, name="top", of=queue, empty="nothing is in line or scheduled")
 @click.argument("name")
 @state_option("available", "scheduled", "retrying")
-@click.option("--max", "max_jobs", type=click.IntRange(1, 1000), default=20, show_default=True, help="Show at most this many.")
+@click.option(
+    "--max", "max_jobs", type=click.IntRange(1, 1000), default=20, show_default=True, help="Show at most this many."
+)
 @click.option("--after", metavar="PLACE", help="Continue after this place, as printed by --json.")
 def top(db: Db, name: str, states: tuple[str, ...], max_jobs: int, after: str | None) -> list[TopJob]:
     """Show the next jobs of a queue, in the order in which they would run."""

@@ -147,7 +147,9 @@ def next_(db: Db, name: str, count: int, as_json: bool) -> None:
 @click.option("--priority", type=int, default=2, show_default=True, help="Priority of its jobs; lower runs first.")
 @click.option("--max-attempts", type=int, help="Failures until a job is dead. [the task's]")
 @click.option("--jitter", type=DURATION, metavar="DURATION", help="Fire up to this much later than the tick.")
-@click.option("--missed", type=click.Choice(MISSED), default="once", show_default=True, help="What to do with ticks that are found late.")
+@click.option(
+    "--missed", type=click.Choice(MISSED), default="once", show_default=True, help="What to do with ticks found late."
+)
 @click.option("--catch-up", type=int, default=100, show_default=True, help="With --missed all: fire at most this many.")
 @click.option("--overlap", is_flag=True, help="Fire even if the job of the last fire is open.")
 def set_(

@@ -27,17 +27,19 @@ _INSTALL = "pip install 'tallybook[web]'"
 
 
 @click.group(invoke_without_command=True)
-@click.option("-A", "--app", "target", metavar="MODULE:APP", envvar="TALLYBOOK_APP", help="The App whose name it shows. [none]")
+@click.option(
+    "-A", "--app", "target", metavar="MODULE:APP", envvar="TALLYBOOK_APP", help="The App whose name it shows. [none]"
+)
 @dsn_option
 @nodes_option
 @read_dsn_option
 @click.option(
     "--host", default="127.0.0.1", show_default=True, help="Address; one that other machines reach needs --users."
 )
-@click.option("--port", type=click.IntRange(0, 65_535), default=8420, show_default=True, help="Port; 0 is any free one.")
 @click.option(
-    "--users", type=click.Path(path_type=Path), help="TOML file of users; see `tallybook web user`."
+    "--port", type=click.IntRange(0, 65_535), default=8420, show_default=True, help="Port; 0 is any free one."
 )
+@click.option("--users", type=click.Path(path_type=Path), help="TOML file of users; see `tallybook web user`.")
 @click.option("--operate", is_flag=True, help="Without users: allow changes from this machine.")
 @click.option("--read-only", is_flag=True, help="Allow no changes.")
 @click.option(
@@ -61,7 +63,8 @@ def web(
 ) -> None:
     """Show the dashboard.
 
-    By default it answers this machine only and allows no changes. TALLYBOOK_WEB_SECRET (32 characters or more) signs the sessions; without it a restart ends them. TALLYBOOK_METRICS_TOKEN lets a scraper read /metrics.
+    By default it answers this machine only and allows no changes. TALLYBOOK_WEB_SECRET (32 characters or more) signs the
+    sessions; without it a restart ends them. TALLYBOOK_METRICS_TOKEN lets a scraper read /metrics.
     """
     if context.invoked_subcommand is not None:
         return
@@ -178,9 +181,7 @@ def user(name: str, operate: bool) -> None:
     type=click.Choice(("read", "enqueue", "operate", "admin")),
     help="Right of the key; repeatable. admin may do everything and see args and errors.",
 )
-@click.option(
-    "--queue", "queues", multiple=True, metavar="QUEUE", help="Limit it to this queue; repeatable."
-)
+@click.option("--queue", "queues", multiple=True, metavar="QUEUE", help="Limit it to this queue; repeatable.")
 def key(name: str, scopes: tuple[str, ...], queues: tuple[str, ...]) -> None:
     """Print a new key with a fresh secret, as lines for the file of keys. Nothing else ever shows the secret.
 

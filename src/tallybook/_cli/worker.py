@@ -49,8 +49,12 @@ _LEVELS = click.Choice(["debug", "info", "warning", "error", "critical"], case_s
 @click.option("--poll", type=DURATION, metavar="DURATION", help="Poll interval when idle. [1 s]")
 @click.option("--slot-pause", type=DURATION, metavar="DURATION", help="Pause of a slot after each job. [0 s]")
 @click.option("--heartbeat", type=DURATION, metavar="DURATION", help="Heartbeat interval. [10 s]")
-@click.option("--lease", type=DURATION, metavar="DURATION", help="Time without a heartbeat until it is suspected dead. [30 s]")
-@click.option("--stop-timeout", type=DURATION, metavar="DURATION", help="Time that a stop waits for running jobs. [25 s]")
+@click.option(
+    "--lease", type=DURATION, metavar="DURATION", help="Time without a heartbeat until it is suspected dead. [30 s]"
+)
+@click.option(
+    "--stop-timeout", type=DURATION, metavar="DURATION", help="Time that a stop waits for running jobs. [25 s]"
+)
 @click.option(
     "--metrics-port",
     type=click.IntRange(0, 65_535),
