@@ -213,7 +213,7 @@ async def test_the_connections_of_a_worker(app: App, dsn: str, db: Any) -> None:
         expected = int(said["claims"])
         await eventually(lambda: there() == expected, f"{there()} are {expected}")
         for task, what in (
-            (says, "what handlers say"),
+            (says, "progress"),
             (completes, "ends in doubt"),
             (atomic, "[atomic tasks](atomic.md)"),
         ):
