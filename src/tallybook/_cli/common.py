@@ -74,7 +74,7 @@ def options(*given: Callable[[Any], Any]) -> Callable[[F], F]:
 
 def state_option(*states: str) -> Callable[[F], F]:
     """--state, which can be repeated."""
-    says = f"In this state; can be repeated: {', '.join(states)}."
+    says = f"{', '.join(states)}."
     return click.option("--state", "states", multiple=True, type=click.Choice(states), metavar="STATE", help=says)
 
 

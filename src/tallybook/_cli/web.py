@@ -155,7 +155,7 @@ def _app(target: str | None) -> App:
 @click.argument("name")
 @click.option("--operate", is_flag=True, help="The user may also change things.")
 def user(name: str, operate: bool) -> None:
-    """Print the lines of a user who may log in; prompts for the password or reads stdin.
+    """Print the lines of a user; prompts for the password or reads stdin.
 
     Append them to the file that `tallybook web --users` reads: `tallybook web user ada >> users.toml; chmod 600 users.toml`
     """
@@ -183,7 +183,7 @@ def user(name: str, operate: bool) -> None:
 )
 @click.option("--queue", "queues", multiple=True, metavar="QUEUE", help="Limit it to this queue; repeatable.")
 def key(name: str, scopes: tuple[str, ...], queues: tuple[str, ...]) -> None:
-    """Print a new key with a fresh secret, as lines for the file of keys. Nothing else ever shows the secret.
+    """Print a new key with its secret, as lines for the file of keys.
 
     (umask 077; tallybook web key deploy --scope read --scope operate >> keys.toml)
     """

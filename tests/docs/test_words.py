@@ -1,0 +1,28 @@
+"""tools/words.py, which `make check` runs: it finds what it is there for."""
+
+from __future__ import annotations
+
+import click
+import pytest
+
+from tools import words
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["A page says so.", "What it does then shall be seen.", "The claim goes on.\n", f"It has {'many ' * 41}words."],
+)
+def test_odd_words_and_long_sentences_are_found(text: str) -> None:
+    """A phrase of the list, or more than forty words in one sentence, is a finding."""
+    assert list(words.of_page(f"# A page\n\n{text}\n"))
+
+
+def test_code_is_not_prose() -> None:
+    """Code blocks, headings and text in backticks have no findings."""
+    assert list(words.of_page("# It says\n\n```\nit goes on\n```\n\nThe column `says` is text.\n")) == []
+
+
+def test_a_help_text_of_two_lines_is_found() -> None:
+    """The help of an option above 80 columns is a finding, with the command and the option."""
+    command = click.Command("run", help="Run jobs.", params=[click.Option(["--queue"], help="A" * 81)])
+    assert [found.split(":")[0] for found in words.of_help(command, "tallybook run")] == ["tallybook run --queue"]

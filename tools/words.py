@@ -1,0 +1,96 @@
+"""`make check`: what can be checked of plain English, in the docs and in the help texts of the command line.
+
+A page has no phrase of `PHRASES` and no sentence above `MOST_WORDS` words; a help text fits one line of 80 columns. Code
+blocks, tables' rules, quotes in backticks and the pages of `WAITING` are left out. That list may only get shorter.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "src"))
+
+from tallybook._cli import cli  # noqa: E402
+
+MOST_WORDS = 40
+PHRASES = re.compile(
+    r"\bshall\b|\b(?:say|says|tell|tells)\b(?! which)|\b(?:goes|go|went) on\b|\b(?:is|are) over\b|upkeep"
+    r"|\bstands? (?:in|under|at|before)\b|\bwhoever\b|\bputs? in\b|\bon record\b|\bthat there (?:is|are)\b"
+    r"|\ball the same\b|\bon its way\b|\b(?:is|are) told\b|\bso (?:many|much|long)\b(?! as)|\bby itself\b"
+    r"|\bwhatever the case\b",
+    re.IGNORECASE,
+)
+# Pages that were written before the guide and wait for their turn.
+WAITING = {
+    *("CHANGELOG.md", "CONTRIBUTING.md", "docs/acceptance.md", "docs/benchmarks.md", "docs/dashboard-pictures.md"),
+    *("docs/glossary.md", "docs/nodes.md", "docs/operator-api.md", "docs/reliability.md"),
+}
+
+
+def prose(text: str) -> Iterator[str]:
+    """The sentences of a page, without code, headings, links' targets and what is quoted in backticks."""
+    bare = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    bare = re.sub(r"<[^>]+>|`[^`]*`|\]\([^)]*\)", " x ", bare)
+    rows = [line.strip("| ") for line in bare.splitlines() if line.startswith("|")]
+    plain = "\n".join(line for line in bare.splitlines() if not line.startswith(("|", "#")))
+    parts = [*re.split(r"\n\s*\n|\n\s*- |\n\s*\d+\. ", plain), *(cell for row in rows for cell in row.split("|"))]
+    for part in parts:
+        yield from re.split(r"(?<=[.!?:;])\s+", " ".join(part.split()))
+
+
+def of_page(text: str) -> Iterator[str]:
+    """What is wrong with a page."""
+    for sentence in prose(text):
+        if found := PHRASES.search(sentence):
+            yield f'"{found[0]}" in: {sentence[:100]}'
+        words = [word for word in sentence.split() if word.strip(",.") not in ("x", "")]
+        if len(words) > MOST_WORDS:
+            yield f"{len(words)} words in one sentence: {sentence[:100]}"
+
+
+def of_help(command: click.Command, path: str) -> Iterator[str]:
+    """What is wrong with the help of a command and of all below it."""
+    first = (command.help or "").strip().split("\n\n")[0].replace("\n", " ")
+    texts = {
+        path: first,
+        **{f"{path} {one.opts[0]}": one.help or "" for one in command.params if isinstance(one, click.Option)},
+    }
+    for name, text in texts.items():
+        if len(text) > 80:
+            yield f"{name}: {len(text)} columns: {text}"
+        if found := PHRASES.search(text):
+            yield f'{name}: "{found[0]}" in: {text}'
+    if isinstance(command, click.Group):
+        for name, one in command.commands.items():
+            yield from of_help(one, f"{path} {name}")
+
+
+def pages() -> list[Path]:
+    """The pages that people read first."""
+    return [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def main() -> int:
+    """Print every finding; 1 if there is one."""
+    found = [
+        f"{name}: {what}"
+        for page in pages()
+        if (name := str(page.relative_to(ROOT))) not in WAITING
+        for what in of_page(page.read_text(encoding="utf-8"))
+    ]
+    found += of_help(cli, "tallybook")
+    print(
+        "\n".join(found)
+        or f"words: {len(pages())} pages and the help texts are plain ({len(WAITING)} wait for their turn)"
+    )
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
