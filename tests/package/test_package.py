@@ -80,6 +80,7 @@ def test_it_works_without_extras(empty: Path, tmp_path: Path) -> None:
     [
         (("-c", "import tallybook.web"), "web"),
         (("-m", "tallybook", "web"), "web"),
+        (("-m", "tallybook", "mcp"), "mcp"),
         (("-m", "tallybook", "demo"), "embedded"),
         (("-c", "from tallybook.embedded import temporary_server as t; t().__enter__()"), "embedded"),
         (("-c", "import tallybook.contrib.fastapi"), "fastapi"),

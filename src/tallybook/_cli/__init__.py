@@ -24,6 +24,7 @@ from tallybook._cli.enqueue import enqueue
 from tallybook._cli.history import history
 from tallybook._cli.job import job
 from tallybook._cli.limit import limit
+from tallybook._cli.mcp import mcp
 from tallybook._cli.migrate import info, migrate, uninstall
 from tallybook._cli.node import node
 from tallybook._cli.provider import provider
@@ -40,7 +41,7 @@ from tallybook._cli.worker import worker
 __all__ = ["GROUPS", "cli", "main"]
 
 GROUPS: dict[str, tuple[click.Command, ...]] = {
-    "Run": (dev, worker, web, demo),
+    "Run": (dev, worker, web, mcp, demo),
     "Look": (top, job, dead, count, event, task, audit, doctor),
     "Change": (enqueue, queue, schedule, subject, limit, breaker, provider),
     "Maintain": (migrate, info, node, service, history, roles, uninstall),

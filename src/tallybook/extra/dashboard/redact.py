@@ -37,10 +37,21 @@ def redact(value: Any, depth: int = 0) -> Any:
     return value
 
 
-def shown(value: Any, most: int = 20_000) -> str:
-    """A value as JSON for people, redacted, indented, cut off after `most` characters."""
-    text = json.dumps(redact(value), indent=2, ensure_ascii=False, default=str)
+def shown(value: Any, most: int = 20_000, *, indent: int | None = 2) -> str:
+    """A value as JSON for people, redacted, cut off after `most` characters."""
+    text = json.dumps(redact(value), indent=indent, ensure_ascii=False, default=str)
     return text if len(text) <= most else f"{text[:most]}\n… {len(text) - most:,} more characters"
+
+
+def bounded(value: Any, most: int = 4000) -> Any:
+    """The same value with each text cut off after `most` characters."""
+    if isinstance(value, dict):
+        return {key: bounded(item, most) for key, item in value.items()}
+    if isinstance(value, list):
+        return [bounded(item, most) for item in value]
+    if isinstance(value, str) and len(value) > most:
+        return f"{value[:most]}… {len(value) - most:,} more characters"
+    return value
 
 
 _SAID = ("type", "message", "at", "started_at", "attempt", "worker", "traceback")

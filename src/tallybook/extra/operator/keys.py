@@ -18,7 +18,7 @@ from tallybook.errors import ConfigError
 
 SCOPES = ("read", "enqueue", "operate", "admin")
 """admin may do all that the others may, and see args, results and errors."""
-ID = re.compile("[A-Za-z0-9._-]{1,64}")
+ID = re.compile("[A-Za-z0-9._@-]{1,64}")
 _HEX = re.compile("(?:[0-9a-f]{2}){32,128}")
 
 
@@ -40,7 +40,7 @@ class Key:
 
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not ID.fullmatch(self.id):
-            raise ConfigError("key", self.id, "an id has 1 to 64 of A to Z, a to z, 0 to 9, '.', '_' and '-'")
+            raise ConfigError("key", self.id, "an id has 1 to 64 of A to Z, a to z, 0 to 9, '.', '_', '@' and '-'")
         if not isinstance(self.secret, str) or not _HEX.fullmatch(self.secret) or len(set(self.secret)) < 6:
             # Not shown: it may be a good one with a slip of the pen.
             hint = "Make one with `tallybook web key`"

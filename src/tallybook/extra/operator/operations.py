@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tallybook._app import App
+from tallybook._db import aio, audit
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.operator.fields import Field
 from tallybook.extra.operator.keys import Key
@@ -92,6 +93,14 @@ class Operation:
     """Whether it can answer 201, too."""
     reads: Reads | None = None
     changes: Changes | None = None
+
+    async def change(self, ask: Ask, conn: Conn, via: str) -> Changed:
+        """Change it and add the audit row, both in the caller's transaction."""
+        assert self.changes is not None
+        done = await self.changes(ask, conn)
+        if done.action is not None:
+            await aio.run(conn, audit.add(ask.key.id, via, done.action, done.target, done.done))
+        return done
 
 
 def record(**properties: Mapping[str, Any] | str) -> dict[str, Any]:

@@ -189,7 +189,6 @@ class OperatorApi:
             return await operation.reads(ask, conn)
 
     async def _change(self, database: Database, operation: Operation, ask: Ask, signed: Signed) -> Changed:
-        assert operation.changes is not None
         changed: Changed | None = None
         refusal: Exception | None = None
         try:
@@ -197,10 +196,7 @@ class OperatorApi:
                 await _fresh(conn, signed)
                 try:
                     async with conn.transaction():
-                        done = await operation.changes(ask, conn)
-                        if done.action is not None:
-                            row = audit.add(ask.key.id, "api", done.action, done.target, done.done)
-                            await aio.run(conn, row)
+                        done = await operation.change(ask, conn, "api")
                     changed = done
                 except Exception as error:
                     if conn.broken or conn.closed:

@@ -1,0 +1,54 @@
+"""An agent: the client of the MCP SDK, which starts `tallybook mcp` and speaks to it over stdio."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from mcp import Client, StdioServerParameters
+
+from tallybook.extra.operator.routes import OPERATIONS
+
+VERBS = tuple(one.name for one in OPERATIONS if one.changes is not None)
+
+
+class Agent:
+    """A client that has connected."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+
+    async def said(self, tool: str, **arguments: Any) -> tuple[bool, str]:
+        """Whether a call was refused, and the text of its answer."""
+        answer = await self.client.call_tool(tool, arguments)
+        (text,) = answer.content
+        assert text.type == "text"
+        return answer.is_error, text.text
+
+    async def call(self, tool: str, **arguments: Any) -> Any:
+        """The document of an answer that is no refusal."""
+        refused, text = await self.said(tool, **arguments)
+        assert not refused, text
+        return json.loads(text)
+
+    async def refused(self, tool: str, **arguments: Any) -> str:
+        """The text of a refusal."""
+        refused, text = await self.said(tool, **arguments)
+        assert refused, text
+        return text
+
+
+@asynccontextmanager
+async def agent(dsn: str, *words: str, allow: tuple[str, ...] = (), mode: str = "auto") -> AsyncIterator[Agent]:
+    """An agent of this database while the block runs; `mode` is how its client greets the server."""
+    allowed = [word for verb in allow for word in ("--allow", verb)]
+    command = StdioServerParameters(
+        command=sys.executable,
+        args=["-m", "tallybook", "mcp", "--by", "helper@shop", *allowed, *words],
+        env={"TALLYBOOK_DSN": dsn},
+    )
+    async with Client(command, mode=mode) as client:
+        yield Agent(client)
