@@ -1,4 +1,4 @@
-"""A client of the operator API (docs/operator-api.md), by the standard library: it needs no extra."""
+"""A client of the operator API, by the standard library: it needs no extra."""
 
 from __future__ import annotations
 
