@@ -95,6 +95,28 @@ async def test_a_handler_stays_on_the_node_of_its_job(fleet: Nodes) -> None:
     assert fleet.run(3, "select node from ran") == [("west",)]
 
 
+async def test_a_handler_reads_the_providers_of_its_node(fleet: Nodes, app: App) -> None:
+    """A provider that has other settings on each node is that of the job's node, for async and for plain handlers."""
+    for name, dsn in zip(NAMES, fleet.dsns, strict=True):
+        await App("shop", dsn=dsn).providers.set("acme", kind="mail", settings={"of": name})
+    found: set[tuple[str, str | None, str]] = set()
+
+    @app.task
+    async def awaited(ctx: Context) -> None:
+        found.add(("awaited", ctx.node, (await ctx.providers.get("acme")).settings["of"]))
+
+    @app.task
+    def plain(ctx: Context) -> None:
+        found.add(("plain", ctx.node, ctx.providers.get_sync("acme").settings["of"]))
+
+    for number in (1, 2, 3):
+        for task in ("awaited", "plain"):
+            fleet.enqueue(number, task=task)
+    async with serving(app, fleet.dsn):
+        await all_ended(fleet, {1: 2, 2: 2, 3: 2})
+    assert found == {(task, name, name) for task in ("awaited", "plain") for name in NAMES}
+
+
 async def test_slots_are_shared_and_never_exceeded(fleet: Nodes, app: App) -> None:
     """With more jobs on each node than slots in all, no more handlers run than there are slots, and no node starves."""
     now, most, ran = 0, 0, Counter[str]()

@@ -1,7 +1,8 @@
 """The registry of providers: whom jobs call, with secrets that are decrypted in memory only. It is `app.providers`.
 
 What is read is kept for `fresh_for`, 5 s, so that handlers may ask for each job, and a changed row reaches running workers
-within that time. In a worker it is read on the worker's own connection for handlers, elsewhere on one of the App's own.
+within that time. In a worker it is read on the worker's own connection for handlers, elsewhere on one of the App's own. A
+handler reads the node of its job, whose answers are kept apart from those of other nodes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tallybook._db import providers as calls
 from tallybook._db.declared import Call
 from tallybook._db.source import Source
 from tallybook._db.verb import run, run_sync
+from tallybook._model.at_node import at_node
 from tallybook._model.provider import Provider
 from tallybook._model.secret import Secret
 from tallybook.errors import InvalidArgument
@@ -174,6 +176,7 @@ class Providers:
             self._ways.remove(way)
 
     async def _read(self, key: Hashable, make: Callable[[], Steps[Any]]) -> Provider | None:
+        key = (at_node.get(), key)
         kept = self._kept.get(key)
         if kept is not None and self._clock() < kept[0]:
             return kept[1] and _own(kept[1])
@@ -193,6 +196,7 @@ class Providers:
         return found
 
     def _read_sync(self, key: Hashable, make: Callable[[], Steps[Any]]) -> Provider | None:
+        key = (at_node.get(), key)
         kept = self._kept.get(key)
         if kept is not None and self._clock() < kept[0]:
             return kept[1] and _own(kept[1])
