@@ -26,6 +26,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from psycopg import AsyncConnection
 
+from support.fleet import Fleet
 from support.paths import TESTS
 from support.workers import SLEEPY, Jobs, eventually, working
 from tallybook import App, Cancel, Constant, Context, Dead, Reschedule, Snooze
@@ -523,6 +524,24 @@ async def test_gauges_say_what_is_in_the_database(
     assert {labels["messaging.destination.name"] for labels, _ in points} == {"mail"}
     assert {labels["tallybook.state"] for labels, _ in ages} >= {"available"}
     assert seen.points("tallybook.jobs") == []
+
+
+async def test_gauges_of_several_nodes(
+    fleet: Fleet, seen: Telemetry, app: App, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The gauges have the numbers of each node with its name; a node that does not answer is left out and logged."""
+    assert app._tracing is not None
+    for number in (1, 2):
+        fleet.run(number, "select tallybook.enqueue('mail', 't') from generate_series(1, %s)", number)
+        app._tracing.opened(fleet.dsns[number - 1], f"w {number}", ("north", "south")[number - 1])
+    app._tracing.opened("host=127.0.0.1 port=1", "w 3", "west")
+    points = await asyncio.to_thread(seen.points, "tallybook.jobs")
+    ages = await asyncio.to_thread(seen.points, "tallybook.oldest_job.age")
+    assert {
+        labels["tallybook.node"]: point.value for labels, point in points if labels["tallybook.state"] == "available"
+    } == {"north": 1, "south": 2}
+    assert {labels["tallybook.node"] for labels, _ in ages} == {"north", "south"}
+    assert "telemetry: node west does not answer" in caplog.text
 
 
 async def test_gauges_without_a_database(app: App, seen: Telemetry, caplog: pytest.LogCaptureFixture) -> None:

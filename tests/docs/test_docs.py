@@ -187,6 +187,7 @@ def test_attributes_and_metrics_of_opentelemetry_are_listed() -> None:
     named = set(re.findall(r'"((?:messaging|tallybook|error)\.[a-z_.]+)"', code)) - {
         "tallybook.telemetry",
         "tallybook.state",
+        "tallybook.node",
     }
     part = text("docs/telemetry.md").split("## OpenTelemetry\n")[1]
     assert {*words(table(part, "attribute")), *words(table(part, "name"))} == named

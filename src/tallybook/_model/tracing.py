@@ -53,8 +53,8 @@ class Tracing(Protocol):
     def enter(self, carried: Mapping[str, str]) -> None:
         """Make that the current context, until this one is left."""
 
-    def opened(self, dsn: str, name: str) -> None:
-        """A worker of this process has started, on this database."""
+    def opened(self, dsn: str, name: str, node: str | None = None) -> None:
+        """A worker of this process has started, on this database, which is the node of this name where there are several."""
 
     def closed(self, name: str) -> None:
         """It has ended."""

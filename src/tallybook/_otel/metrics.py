@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
@@ -44,12 +45,14 @@ class Metrics:
             "tallybook.oldest_job.age", [self._ages], "s", "For how long the oldest job in this state could have run."
         )
         self._known: set[tuple[str, str]] = set()
-        self._shown = Shown()
-        self._workers: dict[str, str] = {}
+        self._shown: defaultdict[str | None, Shown] = defaultdict(Shown)
+        self._workers: dict[str, tuple[str | None, str]] = {}
+        """The node and the DSN of each worker, by its name."""
         self._lock = threading.Lock()
         self._asked_at = float("-inf")
-        self._found: Numbers | None = None
-        self._away = False
+        self._found: dict[str | None, Numbers] = {}
+        """By node; None where there is one database."""
+        self._away: set[str | None] = set()
 
     def sent(self, jobs: Mapping[tuple[str, str], int], seconds: float, error: str | None) -> None:
         """So many jobs of these queues and tasks were put in, by one statement."""
@@ -85,38 +88,48 @@ class Metrics:
             labels["tallybook.task"] = task
         return labels
 
-    def opened(self, dsn: str, name: str) -> None:
-        self._workers[name] = dsn
+    def opened(self, dsn: str, name: str, node: str | None = None) -> None:
+        self._workers[name] = (node, dsn)
 
     def closed(self, name: str) -> None:
         self._workers.pop(name, None)
 
     def _jobs(self, options: CallbackOptions) -> Iterable[Observation]:
-        found = self._numbers()
-        if found is not None:
-            at = [(state, COLUMNS.index(state)) for state in STATES]
-            for (queue, task), row in self._shown.counts(found).items():
-                labels = {"messaging.destination.name": queue, "tallybook.task": task}
+        at = [(state, COLUMNS.index(state)) for state in STATES]
+        for node, found in self._numbers().items():
+            for (queue, task), row in self._shown[node].counts(found).items():
+                labels = {"messaging.destination.name": queue, "tallybook.task": task, **_of(node)}
                 for state, index in at:
                     yield Observation(row[index], {**labels, "tallybook.state": state})
 
     def _ages(self, options: CallbackOptions) -> Iterable[Observation]:
-        found = self._numbers()
-        if found is not None:
-            for (queue, state), age in self._shown.ages(found).items():
-                yield Observation(age, {"messaging.destination.name": queue, "tallybook.state": state})
+        for node, found in self._numbers().items():
+            for (queue, state), age in self._shown[node].ages(found).items():
+                yield Observation(age, {"messaging.destination.name": queue, "tallybook.state": state, **_of(node)})
 
-    def _numbers(self) -> Numbers | None:
-        """At most a second old. Asked for in the thread of whoever reads the metrics, over a connection for it alone."""
+    def _numbers(self) -> dict[str | None, Numbers]:
+        """At most a second old. Asked for in the thread of whoever reads the metrics, over connections for it alone."""
         with self._lock:
-            workers = list(self._workers.items())
-            if workers and time.monotonic() - self._asked_at >= numbers.FRESH:
-                name, dsn = workers[0]
-                try:
-                    self._found, self._away = numbers.ask_sync(dsn, name), False
-                except (Error, OSError) as error:
-                    if not self._away:
-                        log.warning("telemetry: the database does not answer: %s", first_line(error))
-                    self._found, self._away = None, True
+            nodes = {node: (dsn, name) for name, (node, dsn) in list(self._workers.items())}
+            if nodes and time.monotonic() - self._asked_at >= numbers.FRESH:
+                asked = {node: self._ask(node, *at) for node, at in nodes.items()}
+                self._found = {node: found for node, found in asked.items() if found is not None}
                 self._asked_at = time.monotonic()
-            return self._found if workers else None
+            return self._found if nodes else {}
+
+    def _ask(self, node: str | None, dsn: str, name: str) -> Numbers | None:
+        """What one database answers; None, and one line in the log, where it does not."""
+        try:
+            found = numbers.ask_sync(dsn, name)
+        except (Error, OSError) as error:
+            if node not in self._away:
+                who = f"node {node}" if node else "the database"
+                log.warning("telemetry: %s does not answer: %s", who, first_line(error))
+            self._away.add(node)
+            return None
+        self._away.discard(node)
+        return found
+
+
+def _of(node: str | None) -> Labels:
+    return {"tallybook.node": node} if node else {}

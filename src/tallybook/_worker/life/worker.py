@@ -177,7 +177,8 @@ class Worker:
         await self.claimer.link.first()
         await self.runner.handlers.open()
         if self.runner.tracing is not None:
-            self.runner.tracing.opened(self.dsn, self._traced_as)
+            at = at_node.get()
+            self.runner.tracing.opened(self.dsn, self._traced_as, at.name if at else None)
         loop = asyncio.get_running_loop()
         self.heartbeat = Heartbeat(
             self._session_dsn if session else self.dsn,
