@@ -8,7 +8,7 @@ from typing import Any
 
 from tallybook.extra.operator.fields import Field
 from tallybook.extra.operator.keys import SCOPES
-from tallybook.extra.operator.operations import Operation
+from tallybook.extra.operator.operations import Operation, record
 from tallybook.extra.operator.problems import CODES
 from tallybook.extra.operator.routes import NODE, OPERATIONS
 
@@ -84,7 +84,7 @@ def _operation(operation: Operation, many: bool) -> dict[str, Any]:
             *(_parameter(field, "query") for field in operation.in_query if field is not NODE),
             *({**_parameter(node, "query"), "required": operation.changes is not None} for node in told),
         ],
-        "responses": _responses(operation),
+        "responses": _responses(operation, many),
     }
     if operation.method == "POST":
         schema = _body(operation.in_body)
@@ -130,8 +130,11 @@ def _body(fields: tuple[Field, ...]) -> dict[str, Any]:
     return schema
 
 
-def _responses(operation: Operation) -> dict[str, Any]:
-    good = {"application/json": {"schema": dict(operation.answer), "example": dict(operation.example)}}
+def _responses(operation: Operation, many: bool) -> dict[str, Any]:
+    answer, example = dict(operation.answer), dict(operation.example)
+    if many and operation.reads and NODE in operation.in_query:
+        answer, example = _of_nodes(answer, example)
+    good = {"application/json": {"schema": answer, "example": example}}
     found: dict[str, Any] = {"200": {"description": "Done.", "content": good}}
     if operation.created:
         found["201"] = {"description": "Put in.", "content": good}
@@ -144,6 +147,19 @@ def _responses(operation: Operation) -> dict[str, Any]:
     for status, of_status in by_status.items():
         found[str(status)] = _problem(status, of_status)
     return found
+
+
+def _of_nodes(answer: dict[str, Any], example: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The schema and the example of a list over several nodes, as `operations.merged` makes it."""
+    ((name, rows),) = answer["properties"].items()
+    item = rows["items"]
+    node = {"type": "string", "description": "The node that has it."}
+    away = {"type": "array", "items": {"type": "string"}, "description": "Nodes that did not answer."}
+    item = {**item, "properties": {**item["properties"], "node": node}, "required": [*item["required"], "node"]}
+    return (
+        record(**{name: {**rows, "items": item}, "away": away}),
+        {name: [{**row, "node": NODE.example} for row in example[name]], "away": []},
+    )
 
 
 def _problem(status: int, codes: list[str]) -> Mapping[str, Any]:
