@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol
 from tallybook._app import declaring
 from tallybook._db import calls, fan_out
 from tallybook._db.declared import Call
-from tallybook._db.verb import AsyncConn, Made, SyncConn, Verb, do, do_sync, traced
+from tallybook._db.verb import AsyncConn, SyncConn, Verb, do, do_sync, on_job, traced
 from tallybook._model.after import with_follow_up
 from tallybook._model.backoff import Backoff, Retry, as_policy
 from tallybook._model.job import Job, JobCall, JobInfo, checked_reason, job_id
@@ -449,7 +449,7 @@ class App(Owner):
 
         (await app.get(job)).state
         """
-        return self._on_job(job, calls.get(job_id(job)))
+        return on_job(self, job_id(job), calls.get(job_id(job)))
 
     def cancel(self, job: int | Job, reason: str | None = None) -> Verb[str]:
         """Say that a job shall not run; what that means for it: "cancelled", "cancelling" if it runs, or how it ended.
@@ -458,7 +458,7 @@ class App(Owner):
 
             state = await app.cancel(job.id, "the order was withdrawn").on(conn)
         """
-        return self._on_job(job, calls.cancel(job_id(job), checked_reason(reason)))
+        return on_job(self, job_id(job), calls.cancel(job_id(job), checked_reason(reason)))
 
     def retry(self, job: int | Job) -> Verb[int]:
         """Give a dead or cancelled job another attempt, at once; the number of that attempt.
@@ -467,7 +467,7 @@ class App(Owner):
 
             attempt = await app.retry(4711)
         """
-        return self._on_job(job, calls.retry(job_id(job)))
+        return on_job(self, job_id(job), calls.retry(job_id(job)))
 
     @overload
     def result(
@@ -491,13 +491,7 @@ class App(Owner):
         """
         from tallybook._app.results import patience, wait
 
-        return self._on_job(job, partial(wait, job_id(job), patience(timeout), self._names), "result")
-
-    def _on_job(self, job: int | Job, made: Made[T], name: str = "") -> Verb[T]:
-        """A verb on one job, which is on the node that its id names."""
-        from tallybook._db.node_source import AtJob
-
-        return Verb(AtJob(self, job_id(job)), made, name)
+        return on_job(self, job_id(job), partial(wait, job_id(job), patience(timeout), self._names), "result")
 
     async def enqueue_many(
         self, conn: AsyncConn | App, jobs: Iterable[JobCall], *, then: JobCall | None = None

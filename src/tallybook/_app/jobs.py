@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import TypedDict, Unpack
 
 from tallybook._db import calls, filters, why
 from tallybook._db import jobs as many
 from tallybook._db.filters import DeadFilter
 from tallybook._db.jobs import LOOKED, JobFilter
-from tallybook._db.verb import ListOf, Noun, Verb
+from tallybook._db.verb import ListOf, Noun, Verb, on_job, on_jobs
 from tallybook._model.job import Cancelled, DeadLetter, Job, Retried, job_id
 from tallybook._model.lists import JobDone, JobPage
 from tallybook._model.why import Reason, TraceEvent
+
+
+def _is_unknown(reasons: list[Reason]) -> bool:
+    return any(one.reason == "unknown" for one in reasons)
 
 
 class Jobs(Noun):
@@ -56,7 +62,7 @@ class Jobs(Noun):
 
         await app.jobs.state(job)
         """
-        return self._verb(calls.state(job_id(job)))
+        return on_job(self._app, job_id(job), calls.state(job_id(job)))
 
     def why(self, job: int | Job) -> Verb[ListOf[Reason]]:
         """Tell why a job does not run, or what has become of it: one or more reasons, in the order in which to solve them.
@@ -65,7 +71,7 @@ class Jobs(Noun):
 
             for reason in await app.jobs.why(job): print(reason.explanation)
         """
-        return self._verb(why.why(job_id(job)))
+        return on_job(self._app, job_id(job), why.why(job_id(job)), no_job=_is_unknown)
 
     def trace(
         self,
@@ -98,7 +104,7 @@ class Jobs(Noun):
 
             done = await app.jobs.retry([job.id for job in page.jobs])
         """
-        return self._verb(many.retry_jobs(map(job_id, ids)))
+        return on_jobs(self._app, map(job_id, ids), many.retry_jobs)
 
     def cancel(self, ids: Iterable[int | Job], reason: str | None = None) -> Verb[ListOf[JobDone]]:
         """Say of each of these jobs, up to 1000, that it shall not run; what became of each, the lowest id first.
@@ -107,7 +113,7 @@ class Jobs(Noun):
 
             done = await app.jobs.cancel([4711, 4712], "the order was withdrawn")
         """
-        return self._verb(many.cancel_jobs(map(job_id, ids), reason))
+        return on_jobs(self._app, map(job_id, ids), partial(many.cancel_jobs, reason=reason))
 
     def cancel_matching(
         self,
@@ -139,7 +145,7 @@ class Jobs(Noun):
 
         done = await app.jobs.drop([4711, 4712])
         """
-        return self._verb(many.drop_jobs(map(job_id, ids)))
+        return on_jobs(self._app, map(job_id, ids), many.drop_jobs)
 
 
 class DeadWhich(TypedDict, total=False):
@@ -182,7 +188,7 @@ class Dead(Noun):
 
     def drop(self, job: int | Job) -> Verb[bool]:
         """Throw one dead letter away; False: there is none. What is left of the job is its history."""
-        return self._verb(filters.drop_dead(job_id(job)))
+        return on_job(self._app, job_id(job), filters.drop_dead(job_id(job)), no_job=operator.not_)
 
     def drop_matching(self, *, max_jobs: int = 10_000, **which: Unpack[DeadWhich]) -> Verb[int]:
         """Throw away every dead letter that matches, oldest first; how many. Filters as in `list`."""

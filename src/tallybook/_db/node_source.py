@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import psycopg
 
@@ -12,13 +13,22 @@ from tallybook._db.declared import Call
 from tallybook._db.link import CONNECT
 from tallybook._db.nodes import INSTALLED, VARIABLE, Node, at, node_of, nodes, numbered, of_job, written
 from tallybook._db.source import Source
-from tallybook.errors import UnknownJob
+from tallybook._model.lists import JobDone
+from tallybook.errors import QueueUnavailable, UnknownJob
 
 T = TypeVar("T")
 
 _HOME: Call[str | None] = Call(
     "home", "select (select n.address from tallybook.nodes as n where n.home)", {}, lambda address: address
 )
+
+
+class At(Source):
+    """A node, for every caller: also for a handler, whose own calls go to the node of its job."""
+
+    def conninfo(self, dsn: str | None = None) -> str:
+        """The connection string of the node."""
+        return super().conninfo(dsn or self.dsn)
 
 
 class AtHome(Source):
@@ -38,47 +48,127 @@ class AtHome(Source):
 
     def _home(self, address: str | None) -> Source:
         if os.environ.get(VARIABLE):
-            return Source(self.name, written("")[0].dsn)
-        return Source(self.name, at(self._app.conninfo(), address)) if address else self._app
+            return At(self.name, written("")[0].dsn)
+        return At(self.name, at(self._app.conninfo(), address)) if address else self._app
 
 
 class AtJob(Source):
     """Where a job is: what an app's own database does not know is asked of the node that the id names."""
 
-    def __init__(self, app: Source, job_id: int) -> None:
+    def __init__(self, app: Source, job_id: int, no_job: Callable[[Any], bool] | None = None) -> None:
+        """`no_job` recognizes the answer for an unknown job, where that is no UnknownJob."""
         super().__init__(app.name, app.dsn)
-        self._at, self._job_id, self._looked = app, job_id, False
+        self._at, self._job_id, self._looked, self._no_job = app, job_id, False, no_job
 
     async def _run(self, call: Call[T]) -> T:
         try:
-            return await self._at._run(call)
+            found = await self._at._run(call)
         except UnknownJob:
             if not await asyncio.to_thread(self._leads_on):
                 raise
+        else:
+            if self._no_job is None or not self._no_job(found) or not await asyncio.to_thread(self._may_lead_on):
+                return found
         return await self._at._run(call)
 
     def _run_sync(self, call: Call[T]) -> T:
         try:
-            return self._at._run_sync(call)
+            found = self._at._run_sync(call)
         except UnknownJob:
             if not self._leads_on():
                 raise
+        else:
+            if self._no_job is None or not self._no_job(found) or not self._may_lead_on():
+                return found
         return self._at._run_sync(call)
+
+    def _may_lead_on(self) -> bool:
+        """The same; False for an id that leads to no node."""
+        try:
+            return self._leads_on()
+        except UnknownJob:
+            return False
 
     def _leads_on(self) -> bool:
         """Whether another node than the app's own database has the job; from then on that one is asked."""
         node = None if self._looked else elsewhere(self._at.conninfo(), self._job_id)
         self._looked = True
         if node is not None:
-            self._at = Source(self.name, node.dsn)
+            self._at = At(self.name, node.dsn)
         return node is not None
+
+
+class AtJobs(Source):
+    """Where many jobs are: those that an app's own database does not know are asked of their nodes, one after the other.
+
+    The jobs of a node that does not answer are refused, with its name.
+    """
+
+    def __init__(self, app: Source, verb: Callable[[Iterable[int]], Call[list[JobDone]]]) -> None:
+        """`verb` makes the call for the jobs of one node."""
+        super().__init__(app.name, app.dsn)
+        self._app, self._verb = app, verb
+
+    async def _run(self, call: Call[Any]) -> Any:
+        done = await self._app._run(call)
+        by_node, nowhere = await asyncio.to_thread(self._elsewhere, done)
+        for node, ids in by_node:
+            try:
+                done += await At(self.name, node.dsn)._run(self._verb(ids))
+            except QueueUnavailable as error:
+                done += _refused(node, ids, error)
+        return _last([*done, *nowhere])
+
+    def _run_sync(self, call: Call[Any]) -> Any:
+        done = self._app._run_sync(call)
+        by_node, nowhere = self._elsewhere(done)
+        for node, ids in by_node:
+            try:
+                done += At(self.name, node.dsn)._run_sync(self._verb(ids))
+            except QueueUnavailable as error:
+                done += _refused(node, ids, error)
+        return _last([*done, *nowhere])
+
+    def _elsewhere(self, done: list[JobDone]) -> tuple[list[tuple[Node, list[int]]], list[JobDone]]:
+        """The nodes of the jobs that are unknown so far, each with their ids; and what is to be said of ids without a node."""
+        unknown = [one.job for one in done if one.done == "unknown"]
+        dsn = self._app.conninfo()
+        own = _number(dsn) if unknown else None
+        unknown = [job for job in unknown if node_of(job) != own]
+        known = numbered(nodes(dsn)) if unknown else ()
+        by_node: dict[str, tuple[Node, list[int]]] = {}
+        nowhere: list[JobDone] = []
+        for job in unknown:
+            try:
+                node = of_job(known, job)
+            except UnknownJob as error:
+                nowhere.append(JobDone(job, "unknown", str(error)))
+            else:
+                by_node.setdefault(node.name, (node, []))[1].append(job)
+        return list(by_node.values()), nowhere
+
+
+def _refused(node: Node, ids: list[int], error: QueueUnavailable) -> list[JobDone]:
+    return [JobDone(job, "refused", f"node {node.name} does not answer: {error.reason}") for job in ids]
+
+
+def _last(done: list[JobDone]) -> list[JobDone]:
+    """What was said last of each job, the lowest id first."""
+    found = {one.job: one for one in done}
+    return [found[job] for job in sorted(found)]
+
+
+def _number(dsn: str) -> int | None:
+    """The number of the database itself."""
+    with psycopg.connect(dsn, **CONNECT) as conn:
+        row = conn.execute(INSTALLED).fetchone()
+        return row[0] if row else None
 
 
 def elsewhere(dsn: str, job_id: int) -> Node | None:
     """The node of a job that the database at `dsn` does not know; None: its id is of that very database. UnknownJob."""
-    with psycopg.connect(dsn, **CONNECT) as conn:
-        if conn.execute(INSTALLED).fetchone() == (node_of(job_id),):
-            return None
+    if _number(dsn) == node_of(job_id):
+        return None
     return of_job(numbered(nodes(dsn)), job_id)
 
 

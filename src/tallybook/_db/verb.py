@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 import warnings
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
@@ -19,6 +19,7 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 from tallybook._db import aio, sync
 from tallybook._db.declared import Call
 from tallybook._db.source import Source
+from tallybook._model.lists import JobDone
 from tallybook._model.tracing import Tracing, What
 from tallybook.errors import InvalidArgument
 
@@ -151,6 +152,24 @@ class Noun:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self._app.name}>"
+
+
+def on_job(
+    app: Source, job_id: int, made: Made[T], name: str = "", *, no_job: Callable[[Any], bool] | None = None
+) -> Verb[T]:
+    """A verb on one job, which is on the node that its id names. `no_job` as in AtJob."""
+    from tallybook._db.node_source import AtJob
+
+    return Verb(AtJob(app, job_id, no_job), made, name)
+
+
+def on_jobs(
+    app: Source, ids: Iterable[int], verb: Callable[[Iterable[int]], Call[ListOf[JobDone]]]
+) -> Verb[ListOf[JobDone]]:
+    """A verb on many jobs, each of which is on the node that its id names."""
+    from tallybook._db.node_source import AtJobs
+
+    return Verb(AtJobs(app, verb), verb(ids))
 
 
 def run(conn: Any, call: Call[T]) -> Coroutine[Any, Any, T]:

@@ -1,0 +1,134 @@
+"""Verbs on jobs follow an id to its node, from the app's own database and from a handler on another node."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from support.fleet import Fleet
+from tallybook import App
+from tallybook._model.at_node import At, at_node
+from tallybook.errors import UnknownJob
+
+REFUSES = "host=127.0.0.1 port=1 dbname=shop user=u password=geheim"
+
+
+@pytest.fixture
+def shop(fleet: Fleet) -> App:
+    """An app whose DSN leads to the first node, where the table of nodes is."""
+    return App("shop", dsn=fleet.dsn)
+
+
+@pytest.fixture(params=["of no node", "on the third node"])
+def place(request: Any, fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Where the call is made: outside of any worker, or in a handler for a job of the third node."""
+    if request.param == "of no node":
+        yield
+        return
+    names = ("north", "south", "west")
+    monkeypatch.setenv("TALLYBOOK_NODES", "\n".join(map("=".join, zip(names, fleet.dsns, strict=True))))
+    token = at_node.set(At("west", fleet.dsns[2]))
+    yield
+    at_node.reset(token)
+
+
+def state(fleet: Fleet, job: int) -> str:
+    return str(fleet.run(job >> 43, "select tallybook.state(%s)", job)[0][0])
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.anyio
+async def test_one_job(fleet: Fleet, shop: App) -> None:
+    """State and reasons of a job are read on the node that its id names, awaited and without an event loop."""
+    job = fleet.enqueue(2, "mail")
+    assert await shop.jobs.state(job) == "available"
+    assert [one.reason for one in await shop.jobs.why(job)] == [
+        row[0] for row in fleet.run(2, "select reason from tallybook.why(%s)", job)
+    ]
+    assert (await shop.get(job)).id == job
+
+
+@pytest.mark.usefixtures("place")
+def test_one_job_without_an_event_loop(fleet: Fleet, shop: App) -> None:
+    """The same verbs, and the end of a dead letter, by `.sync()`."""
+    job = fleet.enqueue(2, "mail")
+    assert shop.jobs.state(job).sync() == "available"
+    assert "unknown" not in [one.reason for one in shop.jobs.why(job).sync()]
+    die(fleet, 2, job)
+    assert shop.dead.drop(job).sync() is True
+    assert fleet.run(2, "select count(*) from tallybook.dead_letters()") == [(0,)]
+    assert shop.dead.drop(job).sync() is False
+
+
+def die(fleet: Fleet, number: int, job: int) -> None:
+    """Make a dead letter of an open job: its worker says that it failed for good."""
+    app = App("dies", dsn=fleet.dsns[number - 1])
+
+    @app.task(name="t", queue="mail", max_attempts=1)
+    async def fails() -> None:
+        raise ValueError("no stamp")
+
+    drain(app)
+    assert state(fleet, job) == "dead"
+
+
+def drain(app: App) -> None:
+    """Run what is due as a worker of this node would, not as a handler of another."""
+    context = contextvars.copy_context()
+    context.run(at_node.set, None)
+    context.run(asyncio.run, app.drain())
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.anyio
+async def test_many_jobs_of_several_nodes(fleet: Fleet, shop: App) -> None:
+    """One call changes each job on its node and reports all of them, the lowest id first; an id of no node is unknown."""
+    jobs = [fleet.enqueue(number, "mail") for number in (3, 1, 2, 2)]
+    nowhere = 9 << 43
+    done = await shop.jobs.cancel([*jobs, nowhere], "withdrawn")
+    assert [(one.job, one.done) for one in done] == [
+        *((job, "cancelled") for job in sorted(jobs)), (nowhere, "unknown"),
+    ]  # fmt: skip
+    assert "node 9" in (done[-1].detail or "")
+    assert [state(fleet, job) for job in jobs] == ["cancelled"] * 4
+    retried = await shop.jobs.retry(jobs)
+    assert [one.done for one in retried] == ["retried"] * 4
+    assert [state(fleet, job) for job in jobs] == ["available"] * 4
+
+
+@pytest.mark.usefixtures("place")
+def test_many_jobs_without_an_event_loop(fleet: Fleet, shop: App) -> None:
+    """Dead letters of two nodes are dropped by one `.sync()`; a job that has not died is refused on its node."""
+    jobs = [fleet.enqueue(number, "mail") for number in (1, 2, 2)]
+    die(fleet, 1, jobs[0])
+    open_ = fleet.enqueue(3, "mail")
+    die(fleet, 2, jobs[1])
+    done = shop.jobs.drop([*jobs, open_]).sync()
+    assert [(one.job, one.done) for one in done] == [*((job, "dropped") for job in jobs), (open_, "refused")]
+
+
+@pytest.mark.anyio
+async def test_a_node_that_does_not_answer(fleet: Fleet, shop: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The jobs of a node that is away are refused with its name and no password, and the others are done."""
+    fleet.add("south", REFUSES.replace(" password=geheim", ""), 2)
+    jobs = [fleet.enqueue(number, "mail") for number in (1, 2, 3)]
+    done = await shop.jobs.cancel(jobs)
+    assert [one.done for one in done] == ["cancelled", "refused", "cancelled"]
+    assert (done[1].detail or "").startswith("node south does not answer: ")
+    assert state(fleet, jobs[1]) == "available"
+
+
+@pytest.mark.anyio
+async def test_a_connection_is_where_the_verb_runs(fleet: Fleet, shop: App) -> None:
+    """On a connection of the caller's nothing is looked for elsewhere: the verb runs in that transaction only."""
+    job = fleet.enqueue(2, "mail")
+    async with await psycopg.AsyncConnection.connect(fleet.dsn) as conn:
+        with pytest.raises(UnknownJob):
+            await shop.jobs.state(job).on(conn)
+        assert [one.done for one in await shop.jobs.cancel([job]).on(conn)] == ["unknown"]
+    assert state(fleet, job) == "available"
