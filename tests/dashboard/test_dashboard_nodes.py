@@ -242,3 +242,57 @@ async def test_every_page_works_over_nodes(fleet: Fleet, monkeypatch: pytest.Mon
         assert {page: one.status for page, one in walked.items() if one.status != 200} == {}
         assert any(page.startswith("/queue?") for page in walked) and "/nodes" in walked
         assert "/nodes" in routes(visitor.site, "GET")
+
+
+async def test_the_audit_is_of_all_nodes(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of all nodes are in order of time, each with its node, and pages continue behind one another."""
+    for n in range(120):
+        fleet.run(1 + n % 3, "select tallybook.audit_add('ada', 'api', 'pause', %s::jsonb, '{}')", f'{{"n": {n}}}')
+    found: list[int] = []
+    async with visited(monkeypatch, fleet) as visitor:
+        address = "/audit"
+        while address:
+            page = await visitor.get(address)
+            assert '<span class="badge node">south</span>' in page.text
+            found += map(int, re.findall(r">n (\d+)<", page.text))
+            address = next((one for one in page.links if "after=" in one), "")
+        south = (await visitor.get("/audit?node=south")).text
+    assert found == list(range(119, -1, -1))
+    assert re.findall(r">n (\d+)<", south) == [str(n) for n in range(118, 0, -3)]
+
+
+async def test_subjects_are_of_all_nodes(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Subjects of one node follow those of the other, each leads to its node, and no page leaves one out or shows it twice."""
+    push = "select tallybook.subject_push('q', 't', 's' || to_char(n, 'FM000')) from generate_series(1, %s) n"
+    for number in (1, 2, 3):
+        fleet.run(number, push, 70)
+    found: list[tuple[str, str]] = []
+    async with visited(monkeypatch, fleet) as visitor:
+        pages, address = 0, "/subjects"
+        while address:
+            page = await visitor.get(address)
+            found += re.findall(r'href="/subject\?task=t&amp;name=(s\d+)&amp;node=(\w+)', page.text)
+            address, pages = next((one for one in page.links if "after_name=" in one), ""), pages + 1
+        one = await visitor.get("/subject?task=t&name=s001&node=west")
+    names = [f"s{n:03}" for n in range(1, 71)]
+    assert found == [(name, node) for node in ("north", "south", "west") for name in names] and pages == 3
+    assert one.status == 200
+
+
+async def test_a_queue_has_its_numbers_of_all_nodes(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page of a queue has a row of each node and the sum; one that the home has not leads to a node that has it."""
+    for number, jobs in ((1, 1), (2, 3)):
+        for _ in range(jobs):
+            fleet.enqueue(number, "mail")
+    fleet.enqueue(3, "sms")
+    async with visited(monkeypatch, fleet) as visitor:
+        page = (await visitor.get("/queue?name=mail")).text
+        rows = re.findall(r'<tr><th scope="row">(?:<a [^>]*>)?(\w+)(?:</a>)?</th><td class="n">(\d+)</td>', page)
+        assert rows == [("north", "1"), ("south", "3"), ("all", "4")]
+        assert "The rest of this page shows node north." in page
+        south = (await visitor.get("/queue?name=mail&node=south")).text
+        assert "On all nodes" not in south
+        assert "This page shows node south" in (await visitor.get("/limits?node=south")).text
+        elsewhere = await visitor.get("/queue?name=sms")
+        assert elsewhere.status == 307 and elsewhere.headers["location"].endswith("/queue?name=sms&node=west")
+        assert (await visitor.get("/queue?name=nothing")).status == 404

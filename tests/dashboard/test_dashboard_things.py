@@ -114,7 +114,7 @@ async def test_what_there_is_not(seen: Seen) -> None:
     assert "unknown schedule" in await seen.page("/schedule?name=none", 404)
     for number in ("7", "-1", "x", "9" * 30, "", "٣"):
         assert "There is no worker" in await seen.page(f"/worker?id={number}", 404)
-    assert "Nothing of this kind" in await seen.page("/audit?actor=nobody&before=x")
+    assert "Nothing of this kind" in await seen.page("/audit?actor=nobody&after=x")
 
 
 ACTIONS = {

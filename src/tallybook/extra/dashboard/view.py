@@ -107,7 +107,9 @@ class View:
     def here_on(self, node: str) -> str:
         """The address of this page for another node, or for all; from its first page on."""
         given = self.request.query_params
-        asked = {name: given.getlist(name) for name in given if name not in ("node", "after", "from")}
+        asked = {
+            name: given.getlist(name) for name in given if name not in ("node", "from") and not name.startswith("after")
+        }
         return self.url(self.request.url.path.removeprefix(self.visit.root), **{**asked, "node": node})
 
     @property

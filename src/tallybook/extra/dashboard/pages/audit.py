@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from starlette.responses import Response
 
-from tallybook.extra.dashboard.asked import job_of
+from tallybook._model.audit import AuditRow
+from tallybook._model.merged import Part, goes_on, merged, places
+from tallybook.extra.dashboard.asked import job_of, text_of
+from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.dashboard.redact import redact
 from tallybook.extra.dashboard.view import Pages, View
 
@@ -16,17 +21,47 @@ pages = Pages()
 _PAGE = 50
 
 
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A row in the order of all nodes."""
+
+    row: AuditRow
+
+    @property
+    def id(self) -> int:
+        return self.row.id
+
+    @property
+    def enqueued_at(self) -> datetime:
+        return self.row.at
+
+    @property
+    def cursor(self) -> str:
+        return str(self.row.id)
+
+
 @pages.page("/audit")
 async def audit(view: View) -> Response:
     """A page of it, of everybody or of one actor, of all actions or of one."""
-    actor, action, last = view.asked("actor"), view.asked("action"), job_of(view.asked("before"))
-    async with view.read() as conn:
-        found = await view.app.audit.list(
-            actor=actor or None, action=action or None, before=last, max_rows=_PAGE + 1
+    actor, action, after = view.asked("actor"), view.asked("action"), text_of("after", view.asked("after"))
+    many = view.site.nodes.many
+    place = places(after) if many else {"": after or ""}
+
+    async def read(conn: Conn, node: str) -> Part[_Line]:
+        if not goes_on(place, node):
+            return [], None, None
+        rows = await view.app.audit.list(
+            actor=actor or None, action=action or None, before=job_of(place.get(node, "")), max_rows=_PAGE + 1
         ).on(conn)
-    shown = [(row, _words(row.target), _words(row.done)) for row in found[:_PAGE]]
-    more = found[_PAGE - 1].id if len(found) > _PAGE else None
-    return view.render("audit.html", rows=shown, actor=actor, action=action, before=last, more=more)
+        lines = [_Line(row) for row in rows[:_PAGE]]
+        return lines, lines[-1].cursor if len(rows) > _PAGE else None, None
+
+    found = await view.ask(read)
+    lines, more, _ = (
+        merged(found, place, _PAGE) if many else ([("", line) for line in found[""][0]], found[""][1], None)
+    )
+    shown = [(node, line.row, _words(line.row.target), _words(line.row.done)) for node, line in lines]
+    return view.render("audit.html", rows=shown, actor=actor, action=action, after=after, more=more)
 
 
 def _words(values: dict[str, Any]) -> str:

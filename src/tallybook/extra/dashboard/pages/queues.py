@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from itertools import chain
 from typing import Any
 
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from tallybook._app.queues import BATCH
 from tallybook._db import queues as calls
@@ -116,6 +117,9 @@ async def _rates(view: View, conn: Conn) -> dict[str, float]:
 @pages.page("/queue")
 async def queue(view: View) -> Response:
     name = view.asked("name")
+    by_node = [] if view.asked("node") or not view.site.nodes.many else await _by_node(view, name)
+    if by_node and (await view.at()).name not in [one["node"] for one in by_node]:
+        return RedirectResponse(view.url("/queue", name=name, node=by_node[0]["node"]))
     async with view.read() as conn:
         info = await _info(conn, name)
         stats = await rows(conn, _STATS, name)
@@ -128,8 +132,17 @@ async def queue(view: View) -> Response:
         paces = await run(conn, calls_of_limits.rates(f"queue:{name}"))
     return view.render(
         "queue.html", queue=info, stats=stats[0] if stats else None, by_task=status, workers=workers, top=top, timings=timings,
-        rate=rates, limits=limits, paces=paces,
+        rate=rates, limits=limits, paces=paces, by_node=by_node,
     )  # fmt: skip
+
+
+async def _by_node(view: View, name: str) -> list[dict[str, Any]]:
+    """Its numbers on each node that has it."""
+
+    async def read(conn: Conn, node: str) -> list[dict[str, Any]]:
+        return [one | {"node": node} for one in await rows(conn, _STATS, name)]
+
+    return list(chain(*(await view.ask(read)).values()))
 
 
 async def _info(conn: Conn, name: str) -> QueueInfo:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from starlette.responses import RedirectResponse, Response
@@ -47,17 +48,26 @@ async def subjects(view: View) -> Response:
     """The list, by task and name."""
     asked = {name: view.asked(name) for name in ("task", "state", "prefix")}
     place = (view.request.query_params.get("after_task"), view.request.query_params.get("after_name"))
+    last = view.asked("after_node")
     found: list[dict[str, Any]] = []
     problem, after, looked_to = None, None, None
     try:
         if asked["state"] and asked["state"] not in (*STATES, "stopped"):
             raise InvalidArgument(f"state is one of stopped, {', '.join(STATES)}")
         said: dict[str, Any] = {name: text_of(name, asked[name]) for name in asked}
+        begin: dict[str, Any] = {}
         if place[0] is not None and place[1] is not None:
-            said |= {"after_task": text_of("the page", place[0]), "after_name": text_of("the page", place[1])}
-            said["after_scope"] = text_of("the page", view.request.query_params.get("after_scope", ""))
-        async with view.read() as conn:
-            found, after, looked_to = await _page(conn, said)
+            begin = {"after_task": text_of("the page", place[0]), "after_name": text_of("the page", place[1])}
+            begin["after_scope"] = text_of("the page", view.request.query_params.get("after_scope", ""))
+        names = [at.name for at in await view.site.nodes.known()]
+        passed = names[: names.index(last)] if last in names else []
+
+        async def read(conn: Conn, node: str) -> Found:
+            if node in passed:
+                return [], None, None
+            return await _page(conn, said | (begin if node == last else {}), node)
+
+        found, after, looked_to = _merged((await view.ask(read)).values())
         for one in found:
             one["error"] = error_view(one["error"]) if one["error"] else None
     except TallybookError as error:
@@ -68,26 +78,45 @@ async def subjects(view: View) -> Response:
     )  # fmt: skip
 
 
-async def _page(
-    conn: Conn, said: dict[str, Any]
-) -> tuple[list[dict[str, Any]], dict[str, str] | None, dict[str, Any] | None]:
-    """Those that match; where the next page begins, if there is one; the last that was looked at, if that ended the look."""
+Found = tuple[list[dict[str, Any]], dict[str, str] | None, dict[str, Any] | None]
+"""Those that match; where the next page begins, if there is one; the last that was looked at, if that ended the look."""
+
+
+def _merged(parts: Iterable[Found]) -> Found:
+    """One page of the lists of all nodes, one after the other."""
+    found: list[dict[str, Any]] = []
+    for one, after, looked_to in parts:
+        found += one
+        if len(found) > _PAGE:
+            return found[:_PAGE], _place(found[_PAGE - 1]), None
+        if after is not None:
+            return found, after, looked_to
+    return found, None, None
+
+
+async def _page(conn: Conn, said: dict[str, Any], node: str) -> Found:
+    """The page of one node."""
     await conn.execute(_PLAN)
     most = _LOOKED if said["state"] or said["prefix"] else _PAGE + 1
     looked = await rows(
         conn, _LIST, **{"after_task": None, "after_name": None, "after_scope": None, **said, "looked": most}
     )
-    found = [one for one in looked if one["matches"]]
+    found = [one | {"node": node} for one in looked if one["matches"]]
     if len(found) > _PAGE:
         found = found[:_PAGE]
         return found, _place(found[-1]), None
     if len(looked) == most:
-        return found, _place(looked[-1]), looked[-1]
+        return found, _place(looked[-1] | {"node": node}), looked[-1]
     return found, None, None
 
 
 def _place(one: dict[str, Any]) -> dict[str, str]:
-    return {"after_task": one["task"], "after_name": one["subject"], "after_scope": one["scope"]}
+    return {
+        "after_node": one["node"],
+        "after_task": one["task"],
+        "after_name": one["subject"],
+        "after_scope": one["scope"],
+    }
 
 
 @pages.page("/subject")
