@@ -149,6 +149,23 @@ def test_a_server_that_hangs_delays_no_other_node(servers: list[Server], apart: 
     assert "1 completed" in process.output.splitlines()[-1].split("south")[1]
 
 
+def test_a_claim_without_a_bound_keeps_its_slot(servers: list[Server], apart: Nodes, tmp_path: Path) -> None:
+    """The control: where a claim may wait without a bound, the silent server keeps a slot, and others never have all of them."""
+    pid: Any = servers[1].pid
+    with worker(tmp_path, apart, "-A", "support.fleet_app_patient:app", "--queues", "default=2") as process:
+        for number in (1, 2, 3):
+            picked_up(apart, number, 1)
+        with stopped(pid):
+            for n in range(2, 12):
+                picked_up(apart, 1, n)
+            for _ in range(2):
+                apart.enqueue(1, task="hold")
+            runs(apart, 12, 1, seconds=20)
+            with pytest.raises(AssertionError, match="13 starts"):
+                runs(apart, 13, 1, seconds=5)
+            process.send(signal.SIGKILL)
+
+
 def test_a_server_that_hangs_from_the_start_delays_no_other_node(
     servers: list[Server], apart: Nodes, tmp_path: Path
 ) -> None:

@@ -1,0 +1,10 @@
+"""The app of fleet_app in a worker whose claims keep their slots however long a server is silent: for a control."""
+
+from __future__ import annotations
+
+from support.fleet_app import app
+from tallybook._worker.claim import claimer, shares
+
+__all__ = ["app"]
+
+shares.PATIENCE = claimer.PATIENCE = 1000.0
