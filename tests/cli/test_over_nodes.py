@@ -13,6 +13,7 @@ from support.cli import invoke
 from support.database import one
 from support.fleet import Fleet
 from tallybook import App
+from tallybook._model.keyring import new_key
 
 AWAY = "host=127.0.0.1 port=1 dbname=shop user=u password=geheim"
 
@@ -144,6 +145,40 @@ def test_bulk_actions_report_by_node(shop: Shop) -> None:
     assert paused.stdout.splitlines() == [f"{name}: queue 'mail' is paused" for name in shop.nodes]
     assert all(row["paused_at"] for row in shop.rows("queue", "list") if row["name"] == "mail")
     assert shop.says("queue", "resume", "mail").exit_code == 0
+
+
+def test_limits_breakers_and_routes_are_set_on_each_node(shop: Shop) -> None:
+    """What changes limits, breakers, providers and routes does so node by node, with a line each; exit code 1 if one failed."""
+    for words in (
+        ("limit", "set", "acme", 8, "1min"), ("limit", "at-once", "acme", 2), ("limit", "push", "acme", "5min"),
+        ("breaker", "set", "acme", 5, "1min", "30s"), ("breaker", "open", "acme"), ("breaker", "close", "acme"),
+        ("provider", "add", "acme", "--kind", "mail"), ("provider", "set", "acme", "--kind", "sms"),
+        ("provider", "route", "set", "equity", "acme"), ("provider", "route", "drop", "equity"),
+        ("provider", "drop", "acme", "--yes"), ("breaker", "drop", "acme"),
+    ):  # fmt: skip
+        said = shop.says(*words)
+        assert (said.exit_code, [line.split(":")[0] for line in said.stdout.splitlines()]) == (0, list(shop.nodes)), (
+            words
+        )
+    for name, dsn in shop.nodes.items():
+        with psycopg.connect(dsn) as conn:
+            assert one(conn, "select count(*) from tallybook.rate where name = 'acme'") == 1, name
+            assert one(conn, "select count(*) from tallybook.concurrency where name = 'acme'") == 1, name
+    away = shop.says("limit", "drop", "acme", away="south")
+    assert away.exit_code == 1 and "south: error:" in away.stderr and "geheim" not in away.output
+    assert [line.split(":")[0] for line in away.stdout.splitlines()] == ["north", "north", "west", "west"]
+
+
+def test_a_secret_is_read_once_for_all_nodes(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A secret is read once and encrypted on each node; a node that has the provider already is an error of that node alone."""
+    monkeypatch.setenv("TALLYBOOK_KEYS", new_key("k1"))
+    monkeypatch.setenv("ACME", "sk-canary")
+    assert shop.says("provider", "add", "acme", "--kind", "mail", nodes="south").exit_code == 0
+    added = shop.says("provider", "add", "acme", "--kind", "mail", "--secret-env", "api_key=ACME")
+    assert added.exit_code == 1 and "south: error: there is a provider 'acme' already" in added.stderr
+    assert shop.says("provider", "set-secret", "acme", "api_key", "--from-env", "ACME").exit_code == 0
+    for dsn in shop.nodes.values():
+        assert App("shop", dsn=dsn).providers.get_sync("acme").secrets["api_key"].reveal() == "sk-canary"
 
 
 def test_dead_letters_of_all_nodes(shop: Shop) -> None:

@@ -38,7 +38,7 @@ def list_(db: Db) -> list[BreakerInfo]:
     return db.run(breakers.breakers())
 
 
-@command("set", of=breaker)
+@command("set", of=breaker, nodes="each")
 @click.argument("name")
 @click.argument("failures", type=int)
 @click.argument("per", type=DURATION)
@@ -49,14 +49,14 @@ def set_(db: Db, name: str, failures: int, per: timedelta, open_for: timedelta) 
     return f"breaker {clean(name)!r} is {said}"
 
 
-@command(of=breaker)
+@command(of=breaker, nodes="each")
 @click.argument("name")
 def drop(db: Db, name: str) -> str:
     """Drop a breaker; jobs that wait for it continue."""
     return gone(db.run(breakers.drop(name)), "breaker", name)
 
 
-@command("open", of=breaker)
+@command("open", of=breaker, nodes="each")
 @click.argument("name")
 @click.argument("duration", type=DURATION, required=False)
 def open_(db: Db, name: str, duration: timedelta | None) -> str:
@@ -64,7 +64,7 @@ def open_(db: Db, name: str, duration: timedelta | None) -> str:
     return f"the breaker of {clean(name)!r} is open until {local(db.run(breakers.open_(name, duration)))}"
 
 
-@command(of=breaker)
+@command(of=breaker, nodes="each")
 @click.argument("name")
 def close(db: Db, name: str) -> str:
     """Close the breaker of a key: its jobs continue."""

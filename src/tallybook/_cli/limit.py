@@ -53,7 +53,7 @@ def list_(db: Db, as_json: bool) -> None:
         print_rows(_AT_ONCE, at_once, empty="no concurrency limits")
 
 
-@command("set", of=limit)
+@command("set", of=limit, nodes="each")
 @click.argument("name")
 @click.argument("calls", type=int)
 @click.argument("per", type=DURATION)
@@ -64,7 +64,7 @@ def set_(db: Db, name: str, calls: int, per: timedelta, burst: int) -> str:
     return f"rate limit {clean(name)!r} is {said}"
 
 
-@command("at-once", of=limit)
+@command("at-once", of=limit, nodes="each")
 @click.argument("name")
 @click.argument("most", type=int)
 def at_once(db: Db, name: str, most: int) -> str:
@@ -73,7 +73,7 @@ def at_once(db: Db, name: str, most: int) -> str:
     return f"concurrency limit {clean(name)!r} is {said}"
 
 
-@command(of=limit)
+@command(of=limit, nodes="each")
 @click.argument("name")
 def drop(db: Db, name: str) -> None:
     """Drop the limits of both kinds with this name. Jobs that still name it fail."""
@@ -86,7 +86,7 @@ def drop(db: Db, name: str) -> None:
         raise SystemExit(1)
 
 
-@command(of=limit)
+@command(of=limit, nodes="each")
 @click.argument("name")
 @click.argument("duration", type=DURATION)
 def push(db: Db, name: str, duration: timedelta) -> str:

@@ -22,6 +22,7 @@ from tallybook._cli.common import (
 )
 from tallybook._cli.database import Db
 from tallybook._cli.errors import Problem
+from tallybook._cli.over_nodes import each
 from tallybook._cli.route import route
 from tallybook._cli.secret_input import nothing_else, one_secret, several
 from tallybook._cli.text import clean, local
@@ -51,7 +52,7 @@ def provider() -> None:
 provider.add_command(route)
 
 
-@command(of=provider, context_settings=_LOOSE)
+@command(of=provider, nodes=True, context_settings=_LOOSE)
 @click.argument("name")
 @click.option("--kind", required=True, help="Its kind, in your own words, like market-data or smtp.")
 @click.option("--settings", metavar="JSON", help="Settings that are not secret, one JSON object.")
@@ -70,22 +71,26 @@ def add(
     variables: tuple[str, ...],
     inactive: bool,
     more: tuple[str, ...],
-) -> str:
+) -> str | None:
     """Add a provider, with secrets if you like; they are never arguments."""
     nothing_else(more)
     check_name("name", name, 64)
     known = json_object("--settings", settings) if settings else {}
-    secrets = several(fields, variables)
-    with db.conn.transaction():  # nobody sees it without its secrets
-        if any(one.name == name for one in db.run(calls.listed(name))):
-            raise Problem(f"there is a provider {name!r} already", hint="Change it by `tallybook provider set`")
-        db.run(calls.set_(name, kind, known, not inactive))
-        for field, secret in secrets.items():
-            _do(db, steps.set_secret(name, field, secret, KeySource(), keep_previous=False))
-    return f"provider {clean(name)!r} is added" + ("" if not inactive else ", and not active yet")
+    secrets = several(fields, variables)  # once, for all nodes
+
+    def put(db: Db) -> str:
+        with db.conn.transaction():  # nobody sees it without its secrets
+            if any(one.name == name for one in db.run(calls.listed(name))):
+                raise Problem(f"there is a provider {name!r} already", hint="Change it by `tallybook provider set`")
+            db.run(calls.set_(name, kind, known, not inactive))
+            for field, secret in secrets.items():
+                _do(db, steps.set_secret(name, field, secret, KeySource(), keep_previous=False))
+        return f"provider {clean(name)!r} is added" + ("" if not inactive else ", and not active yet")
+
+    return each(db, put)
 
 
-@command("set", of=provider)
+@command("set", of=provider, nodes="each")
 @click.argument("name")
 @click.option("--kind", help="Its kind.")
 @click.option(
@@ -147,7 +152,7 @@ def show(db: Db, name: str, as_json: bool) -> None:
     print_rows(_SECRETS, one.fields, empty="no secrets")
 
 
-@command("set-secret", of=provider, context_settings=_LOOSE)
+@command("set-secret", of=provider, nodes=True, context_settings=_LOOSE)
 @click.argument("name")
 @click.argument("field")
 @click.option("--from-env", "variable", metavar="VARIABLE", help="Read it from this environment variable.")
@@ -162,20 +167,24 @@ def set_secret(
     no_previous: bool,
     drop_previous: bool,
     more: tuple[str, ...],
-) -> str:
+) -> str | None:
     """Set a secret from a prompt, stdin or a variable; keep the former as previous."""
     nothing_else(more)
     steps.check_field(field)
     secret = None if drop_previous else one_secret(field, variable)
-    if secret is None:
-        dropped = _do(db, steps.drop_secret(name, field, previous_only=True))
-        what = "forgotten" if dropped else "not there"
-        return f"the previous {clean(field)} of provider {clean(name)!r} is {what}"
-    what = _do(db, steps.set_secret(name, field, secret, KeySource(), keep_previous=not no_previous))
-    return f"{clean(field)} of provider {clean(name)!r} is {what}"
+
+    def put(db: Db) -> str:
+        if secret is None:
+            dropped = _do(db, steps.drop_secret(name, field, previous_only=True))
+            what = "forgotten" if dropped else "not there"
+            return f"the previous {clean(field)} of provider {clean(name)!r} is {what}"
+        what = _do(db, steps.set_secret(name, field, secret, KeySource(), keep_previous=not no_previous))
+        return f"{clean(field)} of provider {clean(name)!r} is {what}"
+
+    return each(db, put)
 
 
-@command("drop-secret", of=provider)
+@command("drop-secret", of=provider, nodes="each")
 @click.argument("name")
 @click.argument("field")
 @yes_option
@@ -209,7 +218,7 @@ def test(db: Db, name: str | None, as_json: bool) -> None:
         raise SystemExit(1)
 
 
-@command(of=provider)
+@command(of=provider, nodes="each")
 def rotate(db: Db) -> str:
     """Encrypt all secrets with the current key. Exit code 1 if some are left."""
     done = _do(db, steps.rotate(KeySource()))
@@ -230,7 +239,7 @@ def key(key_id: str | None) -> None:
     click.echo(new_key(key_id))
 
 
-@command(of=provider)
+@command(of=provider, nodes="each")
 @click.argument("name")
 @yes_option
 def drop(db: Db, name: str, yes: bool) -> str | None:

@@ -16,7 +16,7 @@ def route() -> None:
     """Choose a provider by kind of data and symbol; one for a symbol comes first."""
 
 
-@command("set", of=route)
+@command("set", of=route, nodes="each")
 @click.argument("data_type")
 @click.argument("name")
 @click.option("--symbol", help="Only for this symbol. [all symbols without their own route]")
@@ -31,7 +31,7 @@ def set_(db: Db, data_type: str, name: str, symbol: str | None, active: bool | N
     return f"the route of {_shown(data_type, symbol)} is {what}"
 
 
-@command(of=route)
+@command(of=route, nodes="each")
 @click.argument("data_type")
 @click.option("--symbol", help="The route of this symbol. [the general one]")
 def drop(db: Db, data_type: str, symbol: str | None) -> str:
