@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,10 +23,12 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import NullPool
 
+from support.cli import Command
+from support.outside import http_server
 from support.pages import blocks, project, python
 from support.paths import ROOT
 from support.waiting import wait_until
-from tallybook import App
+from tallybook import App, Context
 from tallybook.contrib.fastapi import in_transaction, lifespan, the_app
 from tallybook.contrib.flask import Tallybook
 from tallybook.contrib.sqlalchemy import include_name
@@ -168,6 +172,68 @@ def test_the_lifespan_goes_around_the_users_own(app: App, db: Any) -> None:
     assert rows(db) == (0, 1)
 
 
+def test_requests_and_jobs_share_the_lifespans_of_the_app(app: App, db: Any) -> None:
+    """With shared=True a route finds in request.state what @app.lifespan set, providers too; all closes in reverse order."""
+    seen: list[str] = []
+
+    @app.lifespan
+    async def first(ctx: Context) -> AsyncIterator[None]:
+        ctx.state.words = [ctx.app.name, (await ctx.providers.load()).get("acme")]
+        yield
+        seen.append(f"first closed, pool {'open' if app._own_pool() else 'closed'}")
+
+    @app.lifespan
+    async def second(ctx: Context) -> AsyncIterator[None]:
+        ctx.state.mine = f"second after {ctx.state.words[0]}"
+        yield
+        seen.append("second closed")
+
+    @asynccontextmanager
+    async def own(_: FastAPI) -> AsyncIterator[dict[str, str]]:
+        yield {"mine": "own"}
+        seen.append("own closed")
+
+    @app.task
+    async def look(ctx: Context) -> None:
+        seen.append(ctx.state.mine)
+
+    api = FastAPI(lifespan=lifespan(app, own, shared=True))
+
+    @api.get("/")
+    async def route(request: Request) -> list[Any]:
+        return [*request.state.words, request.state.mine]
+
+    with TestClient(api) as client:
+        assert client.get("/").json() == ["shop", None, "own"]
+    assert seen == ["own closed", "second closed", "first closed, pool open"]
+    look.enqueue_sync(db)
+    assert drain(app).completed == 1
+    assert seen[3:] == ["second after shop", "second closed", "first closed, pool closed"]
+
+
+def test_a_resource_that_cannot_be_opened_stops_the_web_server(app: App) -> None:
+    """What a lifespan raises ends the start of the server, after the ones before it and the pool were closed."""
+    closed: list[bool] = []
+
+    @app.lifespan
+    async def first(ctx: Context) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            closed.append(True)
+
+    @app.lifespan
+    async def second(ctx: Context) -> AsyncIterator[None]:
+        raise ValueError("no such host")
+        yield
+
+    with TestClient(FastAPI(lifespan=lifespan(app))):
+        assert closed == [], "they are the worker's alone without shared=True"
+    with pytest.raises(ValueError, match="no such host"), TestClient(FastAPI(lifespan=lifespan(app, shared=True))):
+        pass
+    assert closed == [True] and app._pool is None
+
+
 @pytest.mark.slow
 def test_what_is_missing_is_said() -> None:
     """Without the lifespan, with a wrong source of sessions, without a database: an error that says what to do."""
@@ -220,8 +286,9 @@ def test_a_mounted_dashboard_is_closed_with_the_server(app: App) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.direct("a worker has a session of its own")
 def test_the_fastapi_page_runs(tmp_path: Path, dsn: str, db: Any) -> None:
-    """S4-07: docs/fastapi.md as written: registered, welcomed, run by the route of the cron, which says how many."""
+    """S4-07: docs/fastapi.md as written: registered, welcomed by the route of the cron and by a worker, over one kind of client."""
     uses_fastapi = """
 import os
 os.environ["CRON_TOKEN"] = "t"
@@ -232,15 +299,25 @@ with TestClient(api) as client:
     print(client.post("/users/7/welcome").json())
     print(client.post("/cron").status_code, client.post("/cron", headers={"Authorization": "Bearer t"}).json())
     print(client.get("/jobs/1").json(), client.get("/queue/").status_code)
+    print(client.get("/mail").json(), client.post("/users/8").json())
 """
     db.execute("create table customer (id int primary key)")
     assert project(tmp_path, "docs/fastapi.md") == ["jobs.py", "web.py"]
-    assert python(tmp_path, dsn, "-c", uses_fastapi).splitlines() == [
-        "{'job': 1} available",
-        "{'job': 2}",
-        "403 {'processed': 2}",
-        "completed 403",
-    ]
+    with http_server() as mail:
+        assert python(tmp_path, dsn, "-c", uses_fastapi, MAIL_URL=mail.url).splitlines() == [
+            "{'job': 1} available",
+            "{'job': 2}",
+            "403 {'processed': 2}",
+            "completed 403",
+            "200 {'job': 3}",
+        ]
+        with Command(tmp_path, "worker", "-A", "jobs:app", dsn=dsn, MAIL_URL=mail.url) as worker:
+            state = "select state from tallybook.job where id = 3"
+            wait_until(lambda: db.execute(state).fetchone() == ("completed",), "the worker runs it", seconds=60)
+            worker.send(signal.SIGTERM)
+            assert worker.ended() == 0
+    got = [(request.path, request.body and json.loads(request.body)["user"]) for request in mail.got]
+    assert got == [("/welcome", 7), ("/welcome", 7), ("/health", b""), ("/welcome", 8)]
 
 
 # Flask

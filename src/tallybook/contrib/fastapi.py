@@ -18,6 +18,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -29,6 +30,8 @@ except ImportError as error:  # pragma: no cover - told to people
     raise ImportError(f"{error}. Install it with: pip install 'tallybook[fastapi]'") from error
 
 from tallybook._app import App
+from tallybook._worker.run.common import enter_lifespans
+from tallybook._worker.run.context import Context
 
 __all__ = ["in_transaction", "lifespan", "the_app"]
 
@@ -39,13 +42,21 @@ Queues = Mapping[str, int] | Iterable[str]
 
 
 def lifespan(
-    app: App, inner: Lifespan | None = None, *, max_size: int = 4, worker: bool | Queues = False
+    app: App,
+    inner: Lifespan | None = None,
+    *,
+    max_size: int = 4,
+    shared: bool = False,
+    worker: bool | Queues = False,
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, Any]]]:
     """The lifespan of a FastAPI application that uses this App: its pool is open while requests are served.
 
     `inner` is a lifespan of your own, which runs inside, with the pool there already; what it yields is in `request.state`
     as ever. The pool has at most `max_size` connections. Dashboards that are mounted are closed at the end.
     QueueUnavailable if the database cannot be reached at the start.
+
+    With `shared`, requests and jobs share the code that opens their resources: the functions of `@app.lifespan` run here
+    too, before `inner`, and `request.state` has what they set on `ctx.state`. They close in reverse order.
 
     `worker` runs one beside the requests, for development only: True, or its queues as for `app.run_worker`. What it runs
     when the server stops is given back. In production `tallybook worker` has processes of its own: a job then never makes a
@@ -59,10 +70,13 @@ def lifespan(
         async with AsyncExitStack() as stack:
             stack.push_async_callback(_close_dashboards, api)
             await stack.enter_async_context(app.open(max_size=max_size))
-            state = {} if inner is None else await stack.enter_async_context(inner(api))
+            context = Context(SimpleNamespace(), app=app)
+            if shared:
+                await enter_lifespans(app, context, stack)
+            state = None if inner is None else await stack.enter_async_context(inner(api))
             if worker is not False:
                 await stack.enter_async_context(_working(app, None if worker is True else worker))
-            yield {**(state or {}), "tallybook": app}
+            yield {**vars(context.state), **(state or {}), "tallybook": app}
 
     return living
 

@@ -199,7 +199,7 @@ class Fleet:
     async def _open(self) -> None:
         """Open the lifespans, once for all nodes; a stop does not wait for them."""
         verbs = Verbs(self._link)
-        verbs.loop, verbs.providers = asyncio.get_running_loop(), self.app.providers
+        verbs.loop = asyncio.get_running_loop()
         context = self.app._contexts(self.common.state, verbs)()
         opening = asyncio.create_task(self.common.open(context), name="tallybook-start")
         stopping = asyncio.create_task(self.stopping.wait())

@@ -65,7 +65,6 @@ class Handlers:
         for known in self._app.tasks.values():
             check(known)
         self._verbs.loop = asyncio.get_running_loop()
-        self._verbs.providers = self._app.providers
         if self._owns:
             self._way.enter_context(self._app.providers.through(self._verbs.ask))
             await self.common.open(self._contexts())

@@ -22,12 +22,17 @@ class Common:
         self._lifespan = AsyncExitStack()
 
     async def open(self, context: Context) -> None:
-        """Enter the app's lifespans, in the order in which they were declared."""
-        for hook in self._app._lifespans:
-            await self._lifespan.enter_async_context(asynccontextmanager(hook)(context))
+        """Enter the app's lifespans."""
+        await enter_lifespans(self._app, context, self._lifespan)
 
     async def close(self) -> None:
         """Leave the lifespans; threads that still run are left behind."""
         await self.children.close()
         self.threads.shutdown(wait=False, cancel_futures=True)
         await self._lifespan.aclose()
+
+
+async def enter_lifespans(app: ServedApp, context: Context, stack: AsyncExitStack) -> None:
+    """Enter the app's lifespans in the order of their declarations; the stack closes them in reverse."""
+    for hook in app._lifespans:
+        await stack.enter_async_context(asynccontextmanager(hook)(context))

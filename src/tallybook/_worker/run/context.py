@@ -94,8 +94,8 @@ class Context:
     @property
     def app(self) -> App:
         """The App whose worker runs the job, for handlers in modules that cannot import it. Not in a process of its own."""
-        self._said()
         if self._app is None:
+            self._said()
             raise RuntimeError("ctx.app is not there in a process of its own: import the app")
         return self._app
 
@@ -198,13 +198,12 @@ class Context:
 
         acme = await ctx.providers.get("acme")
         """
-        found = getattr(self._verbs, "providers", None)
-        if found is None:
+        if self._app is None:
             hint = (
                 "Ask the App, `app.providers`; a task with process=True needs env=('TALLYBOOK_DSN', 'TALLYBOOK_KEYS')"
             )
             raise NotSupported("ctx.providers here", hint=hint)
-        return found  # type: ignore[no-any-return]
+        return self._app.providers
 
     def provider(self, provider: str | Provider) -> Turn:
         """Take a turn at a provider, by name or as read, where its setting `limits` names rate limits.

@@ -20,7 +20,6 @@ from tallybook._model.payload import encode
 from tallybook._worker.jobs import Running
 from tallybook._worker.settings import FAR_AHEAD
 from tallybook.errors import ConfigError, LeaseLost
-from tallybook.extra.providers import Providers
 
 T = TypeVar("T")
 
@@ -49,7 +48,6 @@ class Verbs:
         self._link = link
         self.session_dsn = session_dsn
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.providers: Providers | None = None
 
     async def ask(self, call: Call[T]) -> T:
         """The result of a verb of the App's on this connection."""
