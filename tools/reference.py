@@ -32,6 +32,7 @@ MODULES = {
     "contrib-django": "tallybook.contrib.django",
     "contrib-fastapi": "tallybook.contrib.fastapi",
     "contrib-flask": "tallybook.contrib.flask",
+    "contrib-sentry": "tallybook.contrib.sentry",
     "contrib-sqlalchemy": "tallybook.contrib.sqlalchemy",
 }
 """Page and module."""

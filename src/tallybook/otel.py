@@ -38,7 +38,8 @@ def instrument(
     Each enqueue is a span `send QUEUE`, whose context travels in the headers of its jobs; each attempt is a span
     `process QUEUE`, linked to it, and the current one inside the handler. With `parent=True` it is its child instead, and
     all belongs to one trace. The providers and the propagator are the global ones unless they are given. Again: the
-    newest call counts. ConfigError for what is no App; ImportError, which names the extra, without OpenTelemetry.
+    newest call counts. ConfigError for what is no App, or after Sentry's `instrument`; ImportError, which names the extra,
+    without OpenTelemetry.
 
         instrument(app, tracer_provider=provider)
     """
@@ -51,6 +52,9 @@ def instrument(
     from tallybook._otel.metrics import Metrics
     from tallybook._otel.spans import Traces
 
+    if not isinstance(app._tracing, Traces | None):
+        hint = "Call tallybook.otel.instrument before tallybook.contrib.sentry.instrument"
+        raise ConfigError("app", app, "Sentry traces it already", hint=hint)
     version = metadata.version("tallybook")
     tracer = trace.get_tracer("tallybook", version, tracer_provider)
     meter = metrics.get_meter("tallybook", version, meter_provider)

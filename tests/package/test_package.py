@@ -85,6 +85,7 @@ def test_it_works_without_extras(empty: Path, tmp_path: Path) -> None:
         (("-c", "from tallybook.embedded import temporary_server as t; t().__enter__()"), "embedded"),
         (("-c", "import tallybook.contrib.fastapi"), "fastapi"),
         (("-c", "import tallybook.contrib.flask"), "flask"),
+        (("-c", "import tallybook.contrib.sentry"), "sentry"),
         (("-c", "import tallybook as t, tallybook.otel as o; o.instrument(t.App('a'))"), "otel"),
     ],
     ids=lambda value: value if isinstance(value, str) else value[1],

@@ -1,4 +1,4 @@
-"""What an App tells whoever traces it; `None` in its place costs one look. The only one there is: `tallybook.otel`."""
+"""What an App tells its tracers: `tallybook.otel`, `tallybook.contrib.sentry`. None in their place costs one look."""
 
 from __future__ import annotations
 
@@ -34,6 +34,12 @@ class Attempt(Protocol):
     """JSON text, or what was read of it."""
     worker_name: str
     in_doubt: bool
+    args: Any
+    """JSON text, or the values by parameter name."""
+    raised: BaseException
+    """What ended it, the exception of its handler for example; not set before."""
+    recorded: Callable[[str], object]
+    """Called with the state that its failure has led to, once that is in the database; not set by default."""
     told: Callable[[str, Mapping[str, Any] | None], object] | None
     """Called with the verb that ends the attempt, and with the error where it has failed; the first call counts."""
 

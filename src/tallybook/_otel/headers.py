@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,9 +9,7 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.propagators.textmap import Getter, TextMapPropagator
 
-_MOST_BYTES = 8_000
-# jsonb writes a number out that JSON gives an exponent; no float of Python's needs more digits than this.
-_DIGITS = 330
+from tallybook._model.carrying import read_headers, with_added
 
 
 class _Texts(Getter[Mapping[str, Any]]):
@@ -42,7 +39,7 @@ class Headers:
 
     def context_of(self, headers: str | Mapping[str, Any] | None) -> Context:
         """The context that headers carry, and nothing of the current one; an empty one for headers that carry none."""
-        found = _read(headers)
+        found = read_headers(headers)
         if not self._propagator.fields & found.keys():
             return Context()
         try:
@@ -57,25 +54,6 @@ class Headers:
 
     def with_trace(self, headers: str | None, carried: Mapping[str, str]) -> str | None:
         """Headers, as JSON text, with the trace in them, as far as it fits; as they are where they carry one already."""
-        own = _read(headers)
-        if not carried or self.span_of(own):
+        if not carried or self.span_of(headers):
             return headers
-        added = {name: value for name, value in carried.items() if name not in own}
-        numbers = json.dumps(own, ensure_ascii=False)  # what is added is text, in which an e may stand before a hyphen
-        most = _MOST_BYTES - _DIGITS * (numbers.count("e+") + numbers.count("e-"))
-        while added:
-            text = json.dumps({**own, **added}, ensure_ascii=False)  # with spaces after : and , as jsonb writes it
-            if len(text.encode()) <= most:
-                return text
-            added.pop(max(added, key=lambda name: (len(added[name]), name)))
-        return headers
-
-
-def _read(headers: str | Mapping[str, Any] | None) -> Mapping[str, Any]:
-    if not isinstance(headers, str):
-        return headers or {}
-    try:
-        found = json.loads(headers)
-    except (ValueError, RecursionError):  # SQL may have put in what Python cannot read
-        return {}
-    return found if isinstance(found, dict) else {}
+        return with_added(headers, carried)

@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, Generic
 
 from opentelemetry import context as otel
@@ -14,7 +13,7 @@ from opentelemetry import trace
 from opentelemetry.propagators.textmap import TextMapPropagator
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 
-from tallybook._model.after import with_headers
+from tallybook._model.carrying import carrying
 from tallybook._model.job import Job, JobCall
 from tallybook._model.subject import SubjectCall, SubjectReport
 from tallybook._model.tracing import Attempt, What
@@ -105,13 +104,7 @@ class Traces:
         def headers(own: str | None) -> str | None:
             return own if keeps and own is None else self._headers.with_trace(own, carried)
 
-        if isinstance(what, JobCall):
-            return replace(what, options=replace(what.options, headers=headers(what.options.headers)))
-        if isinstance(what, SubjectCall):
-            return _with_headers([what], headers)[0]
-        if what and isinstance(what[0], SubjectCall):
-            return _with_headers(what, headers)
-        return with_headers(what, headers)  # type: ignore[arg-type, return-value]  # a list of the other kind was told by its first
+        return carrying(what, headers)
 
     # Workers
 
@@ -188,14 +181,6 @@ class _Told:
             self._span.add_event("exception", event)
         self._metrics.ended(self._attempt.queue, self._attempt.task_name, time.perf_counter() - self._began, kind)
         self._span.end()
-
-
-def _with_headers(calls: list[SubjectCall], headers: Any) -> list[SubjectCall]:
-    options = {
-        id(call.options): replace(call.options, headers=headers(call.options.headers))
-        for call in {id(call.options): call for call in calls}.values()
-    }
-    return [replace(call, options=options[id(call.options)]) for call in calls]
 
 
 def _attributes(operation: str, queue: str | None) -> dict[str, Any]:

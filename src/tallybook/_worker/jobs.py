@@ -67,7 +67,7 @@ class Running:
     __slots__ = (
         "args", "attempt", "blocked_by", "cancel_reason", "crashes", "failures", "guard", "handle", "headers", "in_doubt",
         "interrupt", "job_id", "latest", "lease", "lost", "max_attempts", "options", "order_key", "own_end", "permits", "queue",
-        "task_name", "told", "worker_name",
+        "raised", "recorded", "task_name", "told", "worker_name",
     )  # fmt: skip
 
     job_id: int
@@ -110,6 +110,10 @@ class Running:
         """Cancels what its thread waits for in the database."""
         self.told: Callable[[str, Mapping[str, Any] | None], object] | None = None
         """Told how it ends, the verb and a failure's error, by whoever says so first; not that it completes as most do."""
+        self.raised: BaseException
+        """What ended it; not set before, since nearly all jobs complete."""
+        self.recorded: Callable[[str], object]
+        """Called with the state that its failure has led to; set by a tracer only."""
 
     def changed(self, args: Any, options: str | None) -> None:
         """What a producer has made of it since it was claimed."""

@@ -1,1 +1,1 @@
-"""At home in frameworks: django, fastapi, flask, sqlalchemy. Each needs the extra of its name, and nobody else here imports it."""
+"""At home in frameworks: django, fastapi, flask, sentry, sqlalchemy. Each needs the extra of its name; nothing else imports it."""

@@ -234,6 +234,8 @@ class Finisher:
         self.counts["completed" if said == "dropped" else said] += 1
         if verb in _FAILURES:
             self.failed[said] += 1
+            if (recorded := getattr(running, "recorded", None)) is not None:
+                recorded(said)
         if said == "dead":
             log.error(
                 "%s %s is dead: attempt %s was its last", running.task_name, running.job_id, running.attempt,

@@ -48,6 +48,7 @@ class Ends:
 
     def broken(self, job: Running, known: ServedTask, error: BaseException) -> None:
         """Fail an attempt whose end could not be told as it was: it has an end, whatever happens."""
+        job.raised = error
         described = describe(error, attempt=job.attempt, worker=self._worker_name)
         self._finisher.fail(job, described, delay=None, limit=known.max_attempts, final=False)
 
@@ -64,6 +65,7 @@ class Ends:
             hint="Commit it before the handler returns",
         )
         error.no_retry = False  # nothing has stayed
+        job.raised = error
         described = describe(error, attempt=job.attempt, worker=self._worker_name)
         then = after_failure(job, known, error)
         self._finisher.fail(job, described, delay=then.delay, limit=known.max_attempts, final=then.final)
@@ -126,6 +128,7 @@ class Ends:
             if self.aborting or job.lost:
                 self._finisher.snooze(job, timedelta(0))
                 return
+        job.raised = error
         if type(error) is ProcessDied:
             log.error("%s %s: %s", known.name, job.job_id, error, extra={"event": "crashed", "job": job.job_id})
             self._finisher.crash(job, error.described(job))

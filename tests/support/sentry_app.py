@@ -1,0 +1,68 @@
+"""A program that reports to Sentry with all that its SDK does by default: `python -m support.sentry_app DSN`.
+
+It prints each event that would be sent, one line of JSON each, and the results of its jobs at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from datetime import timedelta
+
+import sentry_sdk
+from sentry_sdk.envelope import Envelope
+from sentry_sdk.transport import Transport
+
+from tallybook import App, Constant
+from tallybook.contrib.sentry import instrument
+
+
+class Printer(Transport):
+    def capture_envelope(self, envelope: Envelope) -> None:
+        for item in envelope.items:
+            print(json.dumps({"type": item.type, **(item.payload.json or {})}, default=str), flush=True)
+
+
+app = App("shop")
+sentry_sdk.init(dsn="https://key@sentry.example/1", transport=Printer, traces_sample_rate=1.0)
+instrument(app)
+
+
+@app.task(retry=Constant(timedelta(hours=1)))
+async def first(n: int) -> None:
+    raise ValueError("no luck")
+
+
+@app.task(max_attempts=1)
+def last(n: int) -> None:
+    raise ValueError("no luck at all")
+
+
+@app.task(process=True, max_attempts=1)
+def apart(n: int) -> None:
+    raise LookupError("not here")
+
+
+@app.task(process=True)
+def trace(n: int) -> str:
+    return sentry_sdk.get_traceparent() or ""
+
+
+@app.task(process=True, retry=Constant(timedelta(hours=1)))
+def dies(n: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def main() -> None:
+    app.dsn = sys.argv[1]
+    with sentry_sdk.start_transaction(name="request"):
+        jobs = [await task.enqueue(app, 4711) for task in (first, last, apart, dies, trace)]
+    await app.drain()
+    print(json.dumps({"type": "result", "trace": await app.result(jobs[-1])}))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
