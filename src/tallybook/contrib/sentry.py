@@ -174,10 +174,10 @@ class _Sentry:
             self.inner.enter(carried)
         sentry_sdk.get_isolation_scope().generate_propagation_context(dict(carried))
 
-    def opened(self, dsn: str, name: str) -> None:
+    def opened(self, dsn: str, name: str, node: str | None = None) -> None:
         """A worker of this process has started."""
         if self.inner is not None:
-            self.inner.opened(dsn, name)
+            self.inner.opened(dsn, name, node)
 
     def closed(self, name: str) -> None:
         """It has ended."""
