@@ -187,13 +187,13 @@ OPERATIONS = (
     ),
     Operation(
         name="retry_job", method="POST", path="/jobs/{job}/retry", scope="operate",
-        about="Give a dead or cancelled job another attempt, at once.",
+        about="Retry a dead or cancelled job now.",
         in_path=(JOB,), codes=("unknown", "queue", "conflict"),
         answer=record(job="integer", attempt="integer"), example={"job": 4711, "attempt": 6}, changes=_retry,
     ),
     Operation(
         name="cancel_job", method="POST", path="/jobs/{job}/cancel", scope="operate",
-        about="Say that a job shall not run: cancelled, cancelling if it runs, or how it had ended already.",
+        about="Cancel a job: cancelled, cancelling if it runs, or how it had ended already.",
         in_path=(JOB,), codes=("unknown", "queue"),
         in_body=(fields.text(name="reason", about="Why.", most=500, example="the order was withdrawn"),),
         answer=record(job="integer", state="string"), example={"job": 4711, "state": "cancelled"}, changes=_cancel,

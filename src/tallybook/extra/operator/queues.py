@@ -77,7 +77,7 @@ OPERATIONS = (
     ),
     Operation(
         name="pause_queue", method="POST", path="/queues/{queue}/pause", scope="operate",
-        about="Let no more jobs of a queue start, until resume; what runs goes on.",
+        about="Start no more jobs of a queue until resume; running jobs continue.",
         in_path=(_QUEUE,), codes=("unknown", "queue"), answer=_STEERED,
         example={"queue": "mail", "paused": True, "changed": True}, changes=partial(_steer, verb="pause"),
     ),
