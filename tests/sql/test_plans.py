@@ -20,7 +20,8 @@ from psycopg import sql
 
 from support.database import fresh, one
 
-pytestmark = pytest.mark.servers
+# A server with LLVM compiles most of the statements that are measured here: some minutes beside other tests.
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(900)]
 Connection = psycopg.Connection[tuple[Any, ...]]
 SMALL, LARGE = 2_000, 20_000
 LEDGERS = "^(entry|claim|outcome)_(brief|default|long)|^scheduled$"
