@@ -271,7 +271,7 @@ async def test_subjects_are_of_all_nodes(fleet: Fleet, monkeypatch: pytest.Monke
         pages, address = 0, "/subjects"
         while address:
             page = await visitor.get(address)
-            found += re.findall(r'href="/subject\?task=t&amp;name=(s\d+)&amp;node=(\w+)', page.text)
+            found += re.findall(r'href="/subject\?task=t&amp;queue=q&amp;name=(s\d+)&amp;node=(\w+)', page.text)
             address, pages = next((one for one in page.links if "after_name=" in one), ""), pages + 1
         one = await visitor.get("/subject?task=t&name=s001&node=west")
     names = [f"s{n:03}" for n in range(1, 71)]

@@ -52,10 +52,11 @@ select cast(coalesce(json_agg(json_build_object('n', g.ns[u.n], 'subject', u.sub
   cross join lateral {called}
     with ordinality as u(subject, job_id, report, old_run_at, new_run_at, n)"""
 
-NAMED = """\
-tallybook._subject_named(cast(%(task)s as text), cast(%(subject)s as text), cast(%(queue)s as text)) as n
+_MEANT = Declared("_subject_named(p_task text, p_subject text, p_queue text) -> tallybook.subject_job")
+NAMED = f"""\
+{_MEANT.called()} as n
  cross join lateral (select v.* from tallybook.subject as v
-                      where v.task = n.task and v.subject = n.subject and v.scope = n.scope limit 1) as s"""
+                      where v.task = n.task and v.subject = n.subject and v.scope = n.scope limit 1) as s"""  # noqa: S608
 """The row of the view subject, as s. Without a queue: of whichever queue has the name, an error where several have it."""
 _GET = f"select cast(to_json(s) as text) from {NAMED}"  # noqa: S608
 STATES = ("planned", "pending", "active", "completed", "killed", "dead")

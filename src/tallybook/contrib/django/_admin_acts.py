@@ -15,6 +15,7 @@ from django.template.response import TemplateResponse
 
 from tallybook._app.queues import BATCH
 from tallybook._db import audit, queues, sync
+from tallybook._db.calls import STATE
 from tallybook._db.verb import Verb
 from tallybook._model.lists import JobDone
 from tallybook.contrib.django._admin_lists import alias, app
@@ -22,7 +23,7 @@ from tallybook.errors import TallybookError
 
 _Act = TypeVar("_Act", bound=Callable[..., Any])
 _LONGEST = 20.0  # seconds that a request may go on beginning batches
-_CANCELLED = "select i from unnest(cast(%s as bigint[])) as i where tallybook.state(i) = 'cancelled'"
+_CANCELLED = f"select i from unnest(cast(%s as bigint[])) as i where {STATE.called(job_id='i')} = 'cancelled'"  # noqa: S608
 
 
 def act(description: str) -> Callable[[_Act], _Act]:
