@@ -16,7 +16,7 @@ help:
 	@echo 'make matrix      every test on every PostgreSQL that is there and through PgBouncer; well over an hour'
 	@echo 'make check       ruff, mypy --strict, import-linter, and the linters of the workflows and the Dockerfile'
 	@echo 'make package     sdist and wheel in dist/, checked; the wheel alone runs the demo, a first job and the dashboard'
-	@echo 'make acceptance  every row of the mission with the tests that show it'
+	@echo 'make acceptance  every row of the mission with the tests that show it; REPORT=build/tests.xml reads what make test-all ran'
 	@echo 'make bench       figures; BENCH=cost|enqueue|drain|claimers|latency|pinned|idle|outage|poison|rescue|schedule|scheduled|pinned_scheduled|upsert|query|roles|limit|concurrency|fair|counters|history|why|pages|lists|fleet|fleet_view, SCALE=0.1 for a short run'
 	@echo 'make bench-ab BASE=rev  drain, latency and cost of this commit beside those of another, PAIRS=10 times'
 	@echo 'make bench-peers the queues that the figures are held against, in an environment of their own'
@@ -70,7 +70,7 @@ package: $(READY)
 	@$(BIN)/python tools/package.py $(if $(TRY),--python '$(TRY)')
 
 acceptance: $(READY)
-	@$(BIN)/python tools/acceptance.py
+	@$(BIN)/python tools/acceptance.py $(if $(REPORT),--report '$(REPORT)')
 
 bench: $(READY)
 	@$(BIN)/python -m bench $(BENCH)

@@ -1,6 +1,7 @@
 """make acceptance: every row of docs/acceptance.md, the tests that name it, and whether they pass.
 
     python tools/acceptance.py              run them, on two processes against one server, and print every row
+    python tools/acceptance.py --report F   the same of a run that was, by pytest's report (make test-all writes one)
     python tools/acceptance.py --list       print every row with its tests, run nothing
 
 A test names a row in its docstring or its name: S1-05, S1-04..06, "S1-04, 05, 06", test_s1_05_... A row is shown when
@@ -200,14 +201,20 @@ def _verdict(ends: list[str], *, ran: bool) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Every row of the mission with the tests that show it.")
-    parser.add_argument("--list", action="store_true", help="print rows and tests, run nothing")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--list", action="store_true", help="print rows and tests, run nothing")
+    which.add_argument("--report", type=Path, help="pytest's report of a run that was: print its results, run nothing")
     arguments = parser.parse_args()
+    if arguments.report and not arguments.report.exists():
+        parser.error(f"there is no report {arguments.report}; make test-all writes one")
     text = ROWS.read_text("utf-8")
     known = rows(text)
     lacks = missing(text, known)
     found = survey(known)
+    if arguments.list:
+        return say(known, found, None, lacks)
     tests = sorted({test for named in found.values() for test in named})
-    return say(known, found, None if arguments.list else run(tests) if tests else Results(), lacks)
+    return say(known, found, read(arguments.report) if arguments.report else run(tests), lacks)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,8 @@ SETTINGS = {"max_prepared_transactions": "40", "max_connections": "300"}
 # Where a version comes from that the wheel does not bring.
 PACKAGES = {15: "Debian package postgresql-15"}
 NO_TESTS_COLLECTED = 5
+# Of the whole run on the newest version, for `make acceptance REPORT=build/tests.xml`.
+REPORT = Path("build/tests.xml")
 
 
 @dataclass
@@ -159,7 +161,8 @@ def _selection(result: Result, options: argparse.Namespace) -> list[str]:
         return [*named, "-m", "not slow or servers"]
     newest, oldest = VERSIONS[0], VERSIONS[-1]
     if result.version == newest:
-        return [] if options.all else ["-m", "not slow"]
+        REPORT.unlink(missing_ok=True)
+        return ["--junitxml", str(REPORT), "-o", "junit_family=xunit1"] if options.all else ["-m", "not slow"]
     return ["-m", "servers" if options.all and result.version == oldest else "servers and not slow"]
 
 
