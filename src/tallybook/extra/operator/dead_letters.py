@@ -95,7 +95,7 @@ def _counted(**done: str) -> dict[str, Any]:
 OPERATIONS = (
     Operation(
         name="list_dead_letters", method="GET", path="/dead-letters", scope="read",
-        about="Dead letters, newest first; on with before = the last one's died_at.",
+        about="Dead letters, newest first; for the next page pass the last died_at as before.",
         in_query=(*_FILTER, fields.whole(name="max_jobs", about="At most so many.", least=1, most=1000, default=50, example=50)),
         codes=("queue",), newest=("died_at", "max_jobs"), answer=listed("dead_letters", _LETTER),
         example={"dead_letters": [{
@@ -106,14 +106,14 @@ OPERATIONS = (
     ),
     Operation(
         name="retry_dead_letters", method="POST", path="/dead-letters/retry", scope="operate",
-        about="Give every dead letter that matches another attempt; refused: another live job has its unique key.",
+        about="Retry all matching dead letters; refused counts those whose unique key a live job has.",
         in_body=(*_FILTER, _ARGS, _MOST, _DRY), codes=("queue",),
         answer=_counted(retried="integer", refused="integer"), example={"dry_run": False, "retried": 12, "refused": 0},
         changes=partial(_do, verb="retry"),
     ),
     Operation(
         name="drop_dead_letters", method="POST", path="/dead-letters/drop", scope="operate",
-        about="Throw every dead letter that matches away, for ever.",
+        about="Delete all matching dead letters for good.",
         in_body=(*_FILTER, _ARGS, _MOST, _DRY), codes=("queue",),
         answer=_counted(dropped="integer"), example={"dry_run": True, "matched": 12}, changes=partial(_do, verb="drop"),
     ),

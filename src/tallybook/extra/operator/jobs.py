@@ -175,13 +175,13 @@ OPERATIONS = (
     ),
     Operation(
         name="why", method="GET", path="/jobs/{job}/why", scope="read",
-        about="Why a job does not run, or what has become of it.",
+        about="Why a job does not run, or how it ended.",
         in_path=(JOB,), codes=("unknown", "queue"), answer=listed("reasons", _REASON),
         example={"reasons": [{"state": "dead", "reason": "dead", "explanation": "It is dead: a person can retry it."}]},
         reads=_why,
     ),
     Operation(
-        name="enqueue", method="POST", path="/jobs", scope="enqueue", about="Put one job in; 200 where a live job has the key.",
+        name="enqueue", method="POST", path="/jobs", scope="enqueue", about="Enqueue one job; 200 if a live job has the key.",
         in_body=_ENQUEUE, codes=("queue", "conflict"), created=True,
         answer=record(job="integer", created="boolean"), example={"job": 4712, "created": True}, changes=_enqueue,
     ),
@@ -193,7 +193,7 @@ OPERATIONS = (
     ),
     Operation(
         name="cancel_job", method="POST", path="/jobs/{job}/cancel", scope="operate",
-        about="Cancel a job: cancelled, cancelling if it runs, or how it had ended already.",
+        about="Cancel a job. Answers cancelled, cancelling if it runs, or the state in which it has ended.",
         in_path=(JOB,), codes=("unknown", "queue"),
         in_body=(fields.text(name="reason", about="Why.", most=500, example="the order was withdrawn"),),
         answer=record(job="integer", state="string"), example={"job": 4711, "state": "cancelled"}, changes=_cancel,

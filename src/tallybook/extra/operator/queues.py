@@ -63,7 +63,7 @@ OPERATIONS = (
     ),
     Operation(
         name="counts", method="GET", path="/counts", scope="read",
-        about="How many jobs are in which state, and how many have ever ended how, per queue and task.",
+        about="Jobs by state, and all ends so far, per queue and task.",
         in_query=(
             fields.name(name="queue", about="Only of this queue.", most=64, example="mail"),
             fields.name(name="task", about="Only of this task.", most=200, example="send_welcome"),
@@ -77,13 +77,13 @@ OPERATIONS = (
     ),
     Operation(
         name="pause_queue", method="POST", path="/queues/{queue}/pause", scope="operate",
-        about="Start no more jobs of a queue until resume; running jobs continue.",
+        about="Start no more jobs of a queue; running jobs continue.",
         in_path=(_QUEUE,), codes=("unknown", "queue"), answer=_STEERED,
         example={"queue": "mail", "paused": True, "changed": True}, changes=partial(_steer, verb="pause"),
     ),
     Operation(
         name="resume_queue", method="POST", path="/queues/{queue}/resume", scope="operate",
-        about="Let a paused queue run again.",
+        about="Start jobs of a paused queue again.",
         in_path=(_QUEUE,), codes=("unknown", "queue"), answer=_STEERED,
         example={"queue": "mail", "paused": False, "changed": True}, changes=partial(_steer, verb="resume"),
     ),

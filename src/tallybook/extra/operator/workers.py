@@ -50,7 +50,7 @@ _WORKER = record(id="integer", name="string", queues=_TEXTS, tasks=_TEXTS, start
 
 OPERATIONS = (
     Operation(
-        name="list_workers", method="GET", path="/workers", scope="read", about="The workers that live, up to 1000.",
+        name="list_workers", method="GET", path="/workers", scope="read", about="The living workers, at most 1,000.",
         in_query=(fields.name(name="queue", about="Only those that serve this queue.", most=64, example="mail"),), codes=("queue",),
         answer=listed("workers", _WORKER),
         example={"workers": [{
@@ -61,7 +61,7 @@ OPERATIONS = (
     ),
     Operation(
         name="list_audits", method="GET", path="/audits", scope="admin", whole=True,
-        about="What was changed by the API and by pages, newest first; on with before = the last one's id.",
+        about="All changes by people and programs, newest first; for the next page pass the last id as before.",
         in_query=(
             fields.text(name="actor", about="By this user, or this key.", most=200, example="deploy"),
             fields.text(name="action", about="This verb.", most=64, example="retry"),
