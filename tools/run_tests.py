@@ -29,8 +29,7 @@ from tallybook.embedded import EmbeddedError, EmbeddedUnavailable, temporary_ser
 from tools import citus
 
 VERSIONS = (18, 16, 15)
-# Without JIT: a server with LLVM compiles each view that a test reads once, for seconds. test_plans.py switches it on.
-SETTINGS = {"max_prepared_transactions": "40", "max_connections": "300", "jit": "off"}
+SETTINGS = {"max_prepared_transactions": "40", "max_connections": "300"}
 # Where a version comes from that the wheel does not bring.
 PACKAGES = {15: "Debian package postgresql-15"}
 NO_TESTS_COLLECTED = 5

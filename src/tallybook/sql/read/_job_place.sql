@@ -5,7 +5,7 @@
 -- By one snapshot, the caller's statement's, so that a job on its way from one table to the other is not missed.
 -- Reads scheduled, waiting, dead, entry, outcome, lane.
 create or replace function tallybook._job_place(p_job_id bigint) returns setof tallybook._job_place
-language plpgsql stable
+language plpgsql stable rows 1
 -- profile: nested
 as $$
 declare

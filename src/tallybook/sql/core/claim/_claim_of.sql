@@ -4,7 +4,7 @@
 -- former holes can overlap; few lie between a hole and the claim that took it.
 -- rights: operator, reader
 create or replace function tallybook._claim_of(p_lane_id int, p_retention "char", p_xid xid8, p_seq bigint)
-returns table (worker_id int, claimed_at timestamptz, lease uuid) language plpgsql stable
+returns table (worker_id int, claimed_at timestamptz, lease uuid) language plpgsql stable rows 1
 -- profile: lookup
 as $$
 #variable_conflict use_column
