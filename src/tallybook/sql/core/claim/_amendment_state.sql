@@ -1,8 +1,9 @@
--- _amendment_state(job_id, task, crowd): what whoever is about to start an attempt that has a unique key has to know.
+-- _amendment_state(job_id, task, crowd): what a claimer must know before it starts a job that has a unique key.
 --
--- busy: a producer that relied on this job being queued, or has changed it, is still in its transaction: look again
--- soon; of a producer with very many jobs (crowd), perhaps another job of this task: see _start_waits. Else what it was
--- changed to, read by a newer snapshot than the probe (hence volatile), and whether it was cancelled by then.
+-- busy  a producer's open transaction has changed the job, or relies on it being queued: check again soon. For a
+-- producer with very many jobs (crowd) it may be another job of this task, see _start_waits.
+-- Otherwise returns the job's new values, read by a newer snapshot than the probe (hence volatile), and whether it had
+-- been cancelled by then.
 create or replace function tallybook._amendment_state(p_job_id bigint, p_task text,
   p_crowd boolean) returns tallybook.amendment_state
 language plpgsql

@@ -1,7 +1,6 @@
--- _cancel_of(job_id, attempt): the cancel that holds for this attempt and is not carried out yet; no row: there is
--- none.
+-- _cancel_of(job_id, attempt): the cancel that is pending for this attempt; no row if there is none.
 --
--- Like _outcome_of it becomes part of the statement that asks, and looks up one at a time.
+-- Like _outcome_of it is inlined into the calling statement and looks up one attempt at a time.
 create or replace function tallybook._cancel_of(p_job_id bigint, p_attempt int) returns setof tallybook.tombstone
 language sql stable as $$
   select t.* from tallybook.tombstone t

@@ -1,4 +1,4 @@
--- _claimed(lease): when a claim was made, and the name of the worker that made it: the beginning of its attempts.
+-- _claimed(lease): when a claim was made and the name of its worker, which is how its attempts begin.
 create or replace function tallybook._claimed(p_lease uuid, out claimed_at timestamptz, out worker text)
 language plpgsql stable
 -- profile: nested

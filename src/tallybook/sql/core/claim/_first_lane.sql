@@ -1,10 +1,10 @@
--- _first_lane(queues, max_jobs, parts, tried): where the first 10 lanes have no work, the one that claim takes from.
+-- _first_lane(queues, max_jobs, parts, tried): the lane that claim takes from if the first 10 lanes have no work.
 --
--- One statement reads what seems to be next in each lane, in a tenth of the time that _next takes for it. Then _next
--- looks at the first of them, in claim's order. A cursor of another cluster, or one that drains former holes, comes
--- first: _next handles it.
--- From inside out, whatever the planner believes (offset 0). Its settings are those of claim. Reads lane, queue, claim,
--- entry.
+-- One statement reads the apparent next entry of each lane, in a tenth of the time of _next. Then _next checks the
+-- first of them, in claim's order. A cursor of another cluster, or one that drains former holes, comes first; _next
+-- handles it.
+-- Evaluated from inside out whatever the planner estimates (offset 0). Uses the settings of claim. Reads lane, queue,
+-- claim, entry.
 create or replace function tallybook._first_lane(p_queues text[], p_max_jobs int[], p_parts text[], p_tried int[],
   out lane_id int, out retention "char", out born xid8, out queue text, out max_jobs int, out xid xid8)
 language plpgsql stable as $$

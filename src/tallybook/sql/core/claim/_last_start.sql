@@ -1,5 +1,5 @@
--- _last_start(job_id, attempt): when the newest of a job's attempts up to this one was started; null: none was, or its
--- history has gone. What was put aside before its start does not count.
+-- _last_start(job_id, attempt): when the newest attempt up to this one started; null if none did or its history has
+-- been dropped. Attempts that were set aside before their start do not count.
 -- rights: operator, reader
 create or replace function tallybook._last_start(p_job_id bigint, p_attempt int) returns timestamptz
 language plpgsql stable
@@ -18,7 +18,7 @@ begin
       limit 1));
 end $$;
 
--- _last_end(job_id): when the newest attempt of a job ended; null: it has not, or its history has gone.
+-- _last_end(job_id): when the newest attempt of a job ended; null if it has not or its history has been dropped.
 -- rights: operator, reader
 create or replace function tallybook._last_end(p_job_id bigint) returns timestamptz
 language plpgsql stable as $$

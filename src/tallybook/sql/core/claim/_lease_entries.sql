@@ -1,13 +1,12 @@
--- _lease_entries(leases, job_ids, attempts): the entries behind these attempts, for those whose lease has them on
--- record.
+-- _lease_entries(leases, job_ids, attempts): the entries of these attempts, if their lease still holds them.
 --
--- The fence of every verb that ends an attempt: the claim is looked up by its random lease (a claim that a crash or a
--- failover has taken back is not there), the entry by its job inside the claim's interval, so that its transaction id
--- comes from the record and not from the caller.
--- An end of most of a claim reads its interval in one go, an end of few looks them up: each is the slow way for the
+-- The fence of every verb that ends an attempt. The claim is looked up by its random lease, so a claim that a crash or
+-- a failover undid is not found. The entry is looked up by its job inside the claim's interval, so its transaction id
+-- comes from the claim and not from the caller.
+-- If most jobs of a claim end, its interval is read at once; if few end, they are looked up. Each is slow for the
 -- other.
--- ready_at: since when it could have been claimed.
--- "offset 0" keeps the planner on the index by job, whatever it believes about empty tables.
+-- ready_at: since when the job could have been claimed.
+-- "offset 0" keeps the planner on the index by job, whatever it estimates for empty tables.
 create or replace function tallybook._lease_entries(p_leases uuid[], p_job_ids bigint[], p_attempts int[])
 returns table (lane_id int, retention "char", xid xid8, seq bigint, job_id bigint, attempt int, order_key text,
                task text, claimed_at timestamptz, ready_at timestamptz)

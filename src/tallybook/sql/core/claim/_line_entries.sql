@@ -1,7 +1,7 @@
--- _line_entries(lane): the entries of a lane that its cursor has not passed, in no order; phase: see _line_ranges. What
--- is cancelled, or was taken by its id, is among them.
+-- _line_entries(lane): the entries of a lane that its cursor has not passed, in no order; phase: see _line_ranges.
+-- Includes entries that are cancelled or were claimed by id.
 --
--- Like those below it has no settings of its own, so that it becomes part of the statement that asks.
+-- Like the functions below it has no settings of its own, so that it is inlined into the calling statement.
 create or replace function tallybook._line_entries(p_lane_id int)
 returns table (phase int, lane_id int, retention "char", xid xid8, seq bigint, job_id bigint, attempt int, task text,
   args jsonb, unique_key text, order_key text)
@@ -14,11 +14,11 @@ language sql stable as $$
          and x.xid <= r.to_xid and (x.xid, x.seq) < (r.to_xid, r.to_seq) and x.xid <> all (r.holes) offset 0) e
 $$;
 
--- _line_ranges(lane): where those entries lie, in the order in which claims will take them (see _take): between two
--- places of the line, holes left out.
+-- _line_ranges(lane): where those entries are, in the order in which claims will take them (see _take): ranges between
+-- two places of the line, without holes.
 --
---   phase  0: a former hole, one row each; 1: the window, and all behind it where nothing comes in between; 2: what a
---          hole has committed since, one row each; 3: what comes with the next window
+--   phase  0: a former hole, one row each; 1: the window, and all behind it if nothing comes in between; 2: entries
+--          that a hole has committed since, one row each; 3: entries of the next window
 create or replace function tallybook._line_ranges(p_lane_id int)
 returns table (lane_id int, retention "char", phase int, from_xid xid8, from_seq bigint, to_xid xid8, to_seq bigint,
   holes xid8[])
@@ -37,8 +37,8 @@ language sql stable as $$
       select 3, c.hi, 0, '18446744073709551615', 0, '{}' where c.holes <> '{}') r
 $$;
 
--- _cursor_of(lane): where its cursor stands: its newest claim, or where it was born; claimed: how many it has handed
--- out.
+-- _cursor_of(lane): the position of its cursor: its newest claim, or the lane's beginning. claimed: how many jobs the
+-- lane has handed out.
 create or replace function tallybook._cursor_of(p_lane_id int, out lane_id int, out retention "char", out lo xid8,
   out hi xid8, out holes xid8[], out closed xid8[], out pos_xid xid8, out pos_seq bigint, out claimed bigint)
 returns setof record language sql stable as $$

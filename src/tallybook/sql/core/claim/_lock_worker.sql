@@ -1,8 +1,8 @@
--- _lock_worker(worker): what every claim passes first: READ COMMITTED, and a worker that has not been given up.
+-- _lock_worker(worker): the first check of every claim: READ COMMITTED, and a worker that has not been given up.
 --
--- The lock (class 1413565442) is held until the claim commits: rescue, which takes it as well, never scans while a
--- claim is on its way, and a claim that is said twice finds what became of the first. The worker's row is read after
--- the lock. Returns the parts that the worker walks.
+-- The lock (class 1413565442) is held until the claim commits. Rescue takes it too, so it never scans while a claim is
+-- open, and a repeated claim finds out how the first one ended. The worker's row is read after the lock. Returns the
+-- parts of the queues that the worker walks.
 create or replace function tallybook._lock_worker(p_worker int) returns text[]
 language plpgsql as $$
 declare
@@ -15,7 +15,7 @@ begin
   v_done := pg_advisory_xact_lock(1413565442, p_worker) is null;  -- see enqueue
   select w.parts into v_parts from tallybook.worker w where w.id = p_worker and w.ended_at is null;
   if not found then
-    raise exception 'worker % is not on record, or was given up', p_worker
+    raise exception 'worker % is not registered, or was given up', p_worker
       using errcode = 'TB006', hint = 'Its jobs have been rescued. Start again with worker_start.';
   end if;
   return v_parts;

@@ -1,5 +1,6 @@
--- _newest(job_id): the newest entry of a job, nulls if there is none. However many attempts it had: the index of those
--- after the first is read from its end.
+-- _newest(job_id): the newest entry of a job, nulls if there is none. Its cost does not grow with the number of
+-- attempts:
+-- the index of attempts after the first is read from its end.
 create or replace function tallybook._newest(p_job_id bigint) returns tallybook.entry
 language plpgsql stable
 -- profile: hot
@@ -15,8 +16,8 @@ begin
   return e;
 end $$;
 
--- _attempt(job_id, attempt): the entry of one attempt after the first, nulls if there is none. The order makes the
--- index of these the only one that fits, whatever the planner believes of the tables.
+-- _attempt(job_id, attempt): the entry of an attempt after the first, nulls if there is none. Because of the order only
+-- the index of these fits, whatever the planner estimates.
 create or replace function tallybook._attempt(p_job_id bigint, p_attempt int) returns tallybook.entry
 language plpgsql stable
 -- profile: hot

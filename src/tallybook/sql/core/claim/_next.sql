@@ -1,6 +1,6 @@
--- _next(lane_id, retention, born): the transaction id of the entry that this lane's next claim would take; null: none.
+-- _next(lane_id, retention, born): the transaction id of the entry that this lane's next claim would take, or null.
 --
--- The look without a lock that comes before any lock: an idle lane is never locked. Reads claim, entry.
+-- Runs without a lock before any lock is taken, so an idle lane is never locked. Reads claim, entry.
 create or replace function tallybook._next(p_lane_id int, p_retention "char", p_born xid8) returns xid8
 language plpgsql stable as $$
 declare
@@ -14,7 +14,7 @@ begin
   end if;
   if c.hi > pg_snapshot_xmax(v_snap) then  -- in one cluster no claim is ahead of who sees it
     raise exception 'the cursor of lane % is of another cluster', p_lane_id
-      using errcode = 'TB004', detail = format('It stands at transaction %s, this cluster is at %s.', c.hi,
+      using errcode = 'TB004', detail = format('It is at transaction %s, this cluster is at %s.', c.hi,
                                                pg_snapshot_xmax(v_snap)),
             hint = 'This database was restored or moved: its lanes have to be rebased.';
   end if;

@@ -1,8 +1,8 @@
--- _skip(lane, retention, xids, seqs, at): of these entries, those that have a tombstone; ends the cancelled ones.
+-- _skip(lane, retention, xids, seqs, at): those of these entries that have a tombstone; ends the cancelled ones.
 --
--- Called by _take under the lane's lock. No wait: nobody else ends an attempt that no claim has taken. The tombstone
--- goes with what it was for (of an earlier attempt that stands in another lane it stays); one that is both taken and
--- cancelled stays, for the heartbeat of who took it.
+-- Called by _take under the lane's lock. Never waits, because nobody else ends an attempt that no claim has taken. The
+-- tombstone is deleted with its entry, unless it is of an earlier attempt in another lane. One that is both taken and
+-- cancelled stays for the heartbeat of the worker that took the job.
 create or replace function tallybook._skip(p_lane_id int, p_retention "char", p_xids xid8[], p_seqs bigint[],
   p_at timestamptz default clock_timestamp())
 returns bigint[] language sql

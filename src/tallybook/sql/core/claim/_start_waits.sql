@@ -1,13 +1,13 @@
--- _start_waits(job_id, task): a queued job that somebody claims from now on does not start before the caller's
+-- _start_waits(job_id, task): keeps a queued job that is claimed from now on from starting before the caller's
 -- transaction has ended.
 --
--- The caller looks at the job after this call: either it sees the claim, or the start sees the lock (see
--- _amendment_state) and waits. All locks here are shared and held to the commit; a start only tries them. So producers
--- never wait, and cannot deadlock.
+-- The caller reads the job after this call. Either it sees the claim, or the start sees the lock (see _amendment_state)
+-- and waits. All these locks are shared and held until commit, and a start only tries them, so producers never wait and
+-- cannot deadlock.
 -- One lock for each of the first 128 jobs (class 1413565447). A server has room for a few thousand locks only, so a
--- transaction that changes more jobs takes one of 64 locks for the task instead (class 1413565446): until it has ended,
--- no queued job of this task that has a unique key or a subject starts. Lock 0 of that class tells starts that such a
--- transaction exists.
+-- transaction that changes more jobs takes one of 64 locks of the task instead (class 1413565446). Until it has ended,
+-- no queued job of this task with a unique key or a subject starts. Lock 0 of that class shows that such a transaction
+-- exists.
 create or replace function tallybook._start_waits(p_job_id bigint, p_task text) returns void
 language plpgsql as $$
 begin
@@ -19,18 +19,18 @@ begin
   end if;
 end $$;
 
--- _crowd(): whether some transaction may hold more jobs than it has locks for. Another start's look can be the reason,
--- too: then one more probe is made.
+-- _crowd(): whether some transaction may hold more jobs than it has locks for. The check of another start can also be
+-- the reason; then one more probe is made.
 create or replace function tallybook._crowd() returns boolean
 language plpgsql as $$
 begin
   return not (pg_try_advisory_lock(1413565446, 0) and pg_advisory_unlock(1413565446, 0));
 end $$;
 
--- _locks_left(setting, most): count one more lock of a kind that the caller's transaction takes many of. False: it has
--- that many.
+-- _locks_left(setting, most): count one more lock of a kind of which the caller's transaction may take many. False if
+-- it has reached the limit.
 --
--- The count is a setting of the transaction: a rollback to a savepoint takes it back together with the locks.
+-- The count is a setting of the transaction, so a rollback to a savepoint takes it back together with the locks.
 create or replace function tallybook._locks_left(p_setting text, p_most int) returns boolean
 language plpgsql as $$
 declare

@@ -1,9 +1,11 @@
--- _take(lane, ...): move one lane's cursor over the next entries and append the claim. The heart; see sql/README.md.
+-- _take(lane, ...): move a lane's cursor over the next entries and append the claim. The heart of the ledger; see
+-- sql/README.md.
 --
--- The caller holds the lane's lock, taken in an earlier statement, and runs at READ COMMITTED: each statement here has
--- a newer snapshot than the last committed claim of this lane. Filters on holes only where there are some from lo on.
--- Its settings are those of claim. p_error: of queue_truncate, which ends what it meets; jobs says how many. p_next:
--- what _next saw; the line up to it is empty, however far the cursor has come since.
+-- The caller holds the lane's lock, taken in an earlier statement, and runs at READ COMMITTED, so each statement here
+-- has a newer snapshot than the last committed claim of this lane. Filters on holes only if there are holes from lo on.
+-- Uses the settings of claim. p_error: set by queue_truncate, which ends the jobs it meets; jobs is their number.
+-- p_next:
+-- what _next saw; the line is empty up to there, however far the cursor has moved since.
 create or replace function tallybook._take(p_lane_id int, p_retention "char", p_born xid8, p_max int, p_worker int,
   p_lease uuid, p_next xid8, p_at timestamptz default clock_timestamp(), p_error jsonb default null,
   out claim_id bigint, out jobs int)
@@ -76,12 +78,12 @@ begin
             case when k > 0 then p_lease end, p_lane_id, case when k > 0
                  then p_worker end, k, p_retention, h.holes, h.closed, v_skipped);
     jobs := jobs + k;
-    exit when k > 0 or p_error is not null;  -- else all of the batch was skipped: go on behind it
+    exit when k > 0 or p_error is not null;  -- else all of the batch was skipped: continue behind it
   end loop;
 end $$;
 
--- _window(cursor): the cursor of a lane at the begin of a new window: all transactions from the end of the last one up
--- to those that are not known yet. The former holes that have ended by now are closed, and come first.
+-- _window(cursor): a lane's cursor at the beginning of a new window: all transactions from the end of the last window
+-- to the newest known one. Former holes that have ended are closed and come first.
 -- Errors: TB004 the cursor is of another cluster.
 create or replace function tallybook._window(h tallybook.claim) returns tallybook.claim
 language plpgsql as $$
@@ -91,7 +93,7 @@ declare
 begin
   if pg_snapshot_xmax(s) < h.hi then
     raise exception 'the cursor of lane % is of another cluster', h.lane_id
-      using errcode = 'TB004', detail = format('It stands at transaction %s, this cluster is at %s.', h.hi,
+      using errcode = 'TB004', detail = format('It is at transaction %s, this cluster is at %s.', h.hi,
                                                pg_snapshot_xmax(s)),
             hint = 'This database was restored or moved: its lanes have to be rebased.';
   end if;

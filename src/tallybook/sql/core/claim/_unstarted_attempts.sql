@@ -1,5 +1,5 @@
--- _unstarted_attempts(job_id, attempt): how many of a job's attempts never started, because it was put aside for
--- another worker, or was cancelled before its start and given another by a person.
+-- _unstarted_attempts(job_id, attempt): how many of a job's attempts never started, because the job was set aside for
+-- another worker, or was cancelled before its start and retried by a person.
 -- rights: operator, reader
 create or replace function tallybook._unstarted_attempts(p_job_id bigint, p_attempt int) returns int
 language plpgsql stable

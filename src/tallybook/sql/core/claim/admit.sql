@@ -1,20 +1,18 @@
--- admit(leases, job_ids, attempts, blocked_by, ...): may these claimed jobs start? For those of which claimed_jobs says
--- blocked_by. One row for each that is still the caller's, with a verdict:
+-- admit(leases, job_ids, attempts, blocked_by, ...): decide whether claimed jobs may start. Pass the jobs for which
+-- claimed_jobs returned blocked_by. Returns a row with a verdict for each job that the caller still holds:
 --
---   start    after starts_in seconds, and not later than late seconds after that (null: whenever)
---   wait     ask again soon; said: for what it waits, as blocked_by
---   ended    this attempt is over; said: what it is now, cancelled, dead, scheduled, available or waiting, or refused
---            where the right to it was lost
---   unknown  said: the name of a limit that has no rule; nothing has happened to the job
--- permits: it holds a permit of a concurrency limit: say concurrency_release() with the limits' names when it has
--- ended.
--- args, options: as they are now, where they were read. A job of which nothing is said is another's by now.
---   known    what claimed_jobs has said of each a moment ago, its blocked_by; null: they are read anew
---   patient  false: what waits for its order key is put aside, so that it holds no slot; rescue looks after it. Say it
---               after a while
+--   start    it starts after starts_in seconds, and at most late seconds later (null: at any time)
+--   wait     ask again soon; said: what it waits for, as blocked_by
+--   ended    this attempt has ended; said: the job's state now (cancelled, dead, scheduled, available, waiting), or
+--            refused if the lease no longer holds it
+--   unknown  said: a limit that has no rule; the job is unchanged
+-- permits: the job holds permits of a concurrency limit; call concurrency_release() with the limits' names at its end.
+-- args, options: their values now, if they were read. A job without a row belongs to another worker by now.
+--   known    the blocked_by that claimed_jobs returned a moment ago; null: read it again
+--   patient  false: a job that waits for its order key is set aside and holds no slot; rescue watches it. Pass it after
+--            a while
 --   ahead, missed  see limit_take
--- Needs READ COMMITTED (TB003). Locks and what is written: see order_admit and limit_take, and the verbs for those that
--- end.
+-- Needs READ COMMITTED (TB003). Locks and writes: see order_admit and limit_take, and the verbs that end attempts.
 -- rights: worker
 create or replace function tallybook.admit(leases uuid[], job_ids bigint[], attempts int[], known text[] default null,
   patient boolean default true, ahead interval default '0', missed boolean default false,

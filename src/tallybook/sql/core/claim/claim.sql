@@ -1,21 +1,21 @@
--- claim(worker, queues, max_jobs, lease, ...): hand the next jobs of some queues to one worker: one batch, of one lane.
+-- claim(worker, queues, max_jobs, lease, ...): claim the next jobs of some queues for a worker: one batch, of one lane.
 --
--- Walks the lanes of the queues, lowest priority number first, and takes from the first that has work what its cursor
--- has not passed, at most max_jobs[i] for queues[i] (0: none). The ids are not returned: commit, then read them with
--- claimed_jobs, so that nothing slow happens under the lane's lock. Of one priority the lane of those goes first whose
--- turn at a limit has come. A job whose transaction commits late is taken late, never skipped:
--- see "holes" in sql/README.md.
---   lease    a random UUID of the caller's: whatever ends these attempts names it
+-- Walks the lanes of the queues, lowest priority number first. Takes, from the first lane that has work, entries that
+-- its cursor has not passed, at most max_jobs[i] for queues[i] (0: none). Within a priority the lane of jobs whose turn
+-- at a limit has come goes first. The ids are not returned: commit, then read them with claimed_jobs, so that nothing
+-- slow happens under the lane's lock. A job whose transaction commits late is claimed late, never skipped: see "holes"
+-- in sql/README.md.
+--   lease    a random UUID from the caller; every end of these attempts names it
 --   durable  false: this transaction commits asynchronously. A crash of the server can then forget the claim; its jobs
 --            are claimed again and the forgotten lease is refused. Only for a transaction that does nothing else.
 --   retried  false: this lease is passed for the first time, so no earlier answer is looked for
--- Returns the claim's number for renew, the queue and how many jobs it took; a null number where there is no work, a
--- number and 0 jobs where all that it met was cancelled: claim again. The same lease passed twice gets the same answer.
--- It may take fewer than there are: a claim does not reach over the end of a window. Claim once per transaction: a
--- second claim in it would wait for a lane while it holds another.
+-- Returns the claim's number for renew, the queue and the number of jobs. A null number means no work. A number with 0
+-- jobs means that all jobs it met were cancelled: claim again. The same lease passed twice gets the same answer.
+-- It may take fewer jobs than there are, because a claim ends with its window. Claim once per transaction: a second
+-- claim would wait for a lane while it holds another.
 -- Errors: TB003 isolation level, TB004 another cluster's cursor, TB006 a worker that was given up.
--- Locks, in this order: the worker's gate, one lane. Reads lane, queue, claim, entry, tombstone; writes claim,
--- and outcome for what was cancelled.
+-- Locks, in this order: the worker's gate, one lane. Reads lane, queue, claim, entry, tombstone; writes claim, and
+-- outcome for cancelled jobs.
 -- rights: worker
 create or replace function tallybook.claim(worker int, queues text[], max_jobs int[], lease uuid,
   durable boolean default true, at timestamptz default clock_timestamp(), retried boolean default true,

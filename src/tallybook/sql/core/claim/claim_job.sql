@@ -1,10 +1,9 @@
--- claim_job(worker, job_id, lease): hand one job to one worker, by its id. True for exactly one of all who try.
+-- claim_job(worker, job_id, lease): claim one job by its id. Returns true for exactly one of all concurrent callers.
 --
--- For a processor that chose what to run, or a person. The job may be available, or scheduled and due; its lane's
--- cursor stays where it is and skips the job when it comes by. Run it in a transaction of its own: it holds the lane's
--- lock.
--- False: it is not due, taken, ended, cancelled, its queue is paused, or its lane was busy for 2 s. Errors: TB002 no
--- such job, TB003, TB006.
+-- For a processor or a person that chose the job. The job may be available, or scheduled and due. Its lane's cursor
+-- does not move and later skips the job. Run it in a transaction of its own, because it holds the lane's lock.
+-- Returns false if the job is not due, claimed, ended or cancelled, if its queue is paused, or if its lane was busy for
+-- 2 s. Errors: TB002 no such job, TB003, TB006.
 -- rights: worker
 create or replace function tallybook.claim_job(worker int, job_id bigint, lease uuid,
   at timestamptz default clock_timestamp())

@@ -1,25 +1,21 @@
--- claimed_jobs(lease, job, at): read the jobs that a claim took. Run it after the claim has committed; it takes no lock
--- that is kept.
+-- claimed_jobs(lease, job, at): read the jobs of a claim. Run it after the claim has committed. It keeps no lock.
 --
--- blocked_by: null for nearly all: start the job. Else it must not start, or not yet, and admit says what becomes of
--- it:
---   cancelled  it was cancelled after the claim looked. That this is read after the claim's commit is what makes a
---              cancel
---              exact that commits before its job starts. One that names a later attempt counts as well: this one was
---              lost
---              meanwhile, and its worker does not know it yet
+-- blocked_by: null for nearly all jobs: start the job. Otherwise it must not start, or not yet, and admit decides:
+--   cancelled  it was cancelled after the claim read it. This is read after the claim's commit, so a cancel that
+--              commits before its job starts always holds. A cancel of a later attempt counts as well: this one was
+--              lost meanwhile, and its worker does not know it yet
 --   expired    no attempt may start any more
---   changing   a producer's open transaction is about to change the job, or relies on its being queued
+--   changing   a producer's open transaction is about to change the job, or relies on it being queued
 --   postponed  it was given a later time since
 --   order_key  it may not be its turn     limit  a limit holds it, or may do so
--- Where it is null and options have turn, the job holds permits: say concurrency_release() with the names of its limits
--- when it has ended.
--- max_attempts null: what the task says. run_at null: it was to run at once.
--- job: only this one of them. Of a job that is not changing nothing can change any more that a producer was told.
--- No rows where no claim has that lease: it took nothing, or a crash of the server has taken it back.
+-- If it is null and options have turn, the job holds permits: call concurrency_release() with the names of its limits
+-- at its end.
+-- max_attempts null: the task's limit applies. run_at null: the job was to run at once.
+-- job: only this job of the claim. What a producer was told of a job that is not changing can no longer change.
+-- Returns no rows if no claim has that lease: it took nothing, or a crash of the server has undone it.
 -- Reads claim, entry, tombstone; for jobs with a unique key amendment; see _is_limited.
--- The limit is what the claim has counted: a scan does not end at a row's second column, so without it each claim of a
--- big transaction would read all of that transaction's jobs that are still to come.
+-- The limit is the number that the claim has counted. Without it each claim of a big transaction would read all jobs of
+-- that transaction that are still to come, because a scan does not end at a row's second column.
 -- rights: worker
 create or replace function tallybook.claimed_jobs(lease uuid, job bigint default null,
   at timestamptz default clock_timestamp())

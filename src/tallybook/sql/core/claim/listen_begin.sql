@@ -1,12 +1,10 @@
--- listen_begin(queues, held): say that this session sleeps on these queues.
+-- listen_begin(queues, held): register this session as a sleeper on these queues.
 --
--- Run by a worker on its listening session before it waits; held: it is armed already and only looks at the gates
--- again.
---   armed  it lies down now. False: a producer's probe was in the way for a microsecond; nothing is held, try again.
---   clear  no notification can be missed. False: a transaction that is still open looked for sleepers before this one
---          lay
---          down and will wake nobody when it commits: look for jobs, and call again, in 5 to 50 ms, until it is true.
--- Queue names are the channel's payloads; ' promote' is the name that who waits for scheduled jobs sleeps on.
+-- A worker runs it on its listening session before it waits. held: it is armed already and only checks the gates again.
+--   armed  it sleeps now. False: a producer's probe was in the way for a microsecond; nothing is held, try again.
+--   clear  no notification can be missed. False: an open transaction checked for sleepers before this one was armed,
+--          and will wake nobody when it commits. Look for jobs, and call again in 5 to 50 ms, until it is true.
+-- Queue names are the channel's payloads; ' promote' is the name for sessions that wait for scheduled jobs.
 -- rights: worker
 create or replace function tallybook.listen_begin(queues text[], held boolean default false, out armed boolean,
   out clear boolean)

@@ -1,4 +1,4 @@
--- listen_end(queues): say that this session sleeps no more; producers of these queues send no notification for it.
+-- listen_end(queues): unregister this session as a sleeper; producers of these queues send it no more notifications.
 -- rights: worker
 create or replace function tallybook.listen_end(queues text[]) returns void
 language sql as $$

@@ -1,12 +1,13 @@
--- renew(worker, open_from, running): the heartbeat. Returns which of the running jobs were cancelled; with an attempt
--- where only that one was (a person has retried the job since).
+-- renew(worker, open_from, running): the heartbeat. Returns the running jobs that were cancelled; with an attempt if
+-- only that one was, because a person has retried the job since.
 --
---   open_from  no claim of this worker with a lower number (see claim) has an attempt whose end was not seen committed
---              (a failover may set the numbers back: it is never put beyond the next one)
+--   open_from  no claim of this worker with a lower number (see claim) has an attempt whose end was not seen committed.
+--              A failover may set the numbers back, so it is never set beyond the next one.
 --   running    the ids of the jobs that it runs now
---   lag, memory  for people: how late its event loop was since the last beat, and the bytes of its process in memory;
---                null: not known
--- Errors: TB006: the worker was given up, its jobs are others' now; stop them and start again with worker_start.
+--   lag, memory  for people: the longest delay of its event loop since the last heartbeat, and its memory in bytes;
+--                null:
+--                unknown
+-- Errors: TB006: the worker was given up and its jobs belong to others; stop them and start again with worker_start.
 -- Writes worker.
 -- rights: worker
 create or replace function tallybook.renew(worker int, open_from bigint, running bigint[] default '{}',
@@ -21,7 +22,7 @@ begin
                                                  (select s.last_value + s.is_called::int from tallybook.claim_id s)))
    where w.id = renew.worker and w.ended_at is null;
   if not found then
-    raise exception 'worker % is not on record, or was given up', renew.worker using errcode = 'TB006';
+    raise exception 'worker % is not registered, or was given up', renew.worker using errcode = 'TB006';
   end if;
   return query select t.job_id, case when t.once then t.attempt end, t.reason from tallybook.tombstone t
                 where t.cancelled and t.job_id = any (renew.running);

@@ -1,6 +1,7 @@
--- unclaim(lease, job_id, attempt, delay): give back an attempt that was claimed and never started; again after a delay.
+-- unclaim(lease, job_id, attempt, delay): return an attempt that was claimed and never started, at once or after a
+-- delay.
 --
--- No failure is counted, and the attempt is not one of the job's attempts on view: it ends as moved.
+-- Counts no failure. The attempt ends as moved and is not shown as one of the job's attempts.
 -- Returns scheduled, available (without a delay), or refused. Reads claim, entry; writes outcome, and scheduled or
 -- entry.
 -- rights: worker

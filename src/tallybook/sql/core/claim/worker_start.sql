@@ -1,17 +1,14 @@
--- worker_start(name, queues, tasks, session): put a worker on record. Returns its id, which claim and renew name.
+-- worker_start(name, queues, tasks, session): register a worker. Returns its id, which claim and renew take.
 --
---   tasks    the names of the tasks that it knows: it also walks the parts of its queues where jobs of these were put
---            aside
---   lease    how long it may be silent before the others take it for dead
---   catalogue  what its tasks are, as JSON: [{"name", "app", "definition", ...}]; kept in tallybook.task for people
---   slots, version  for people: how many jobs of each queue run at once, in the order of queues, and the package's
---                   version
+--   tasks    the names of its tasks; it also walks the parts of its queues to which jobs of these were moved
+--   lease    how long it may be silent before others take it for dead
+--   catalogue  its tasks, as JSON: [{"name", "app", "definition", ...}]; stored in tallybook.task for people
+--   slots, version  for people: how many jobs of each queue run at once, in the order of queues; the package's version
 --   session  it holds the advisory lock (1413565443, id) in shared mode on the session that renews, so that its death
---            is seen at once
--- Commits durably, whatever the session says: a crash that forgot it would give its id to another worker as well, and
--- who of the two died first would never be rescued. Makes the queues that are not there yet. Where the database came
--- from another cluster it is rebased first, so that no worker of this cluster ever meets a cursor of that one. Writes
--- worker, queue; see rebase.
+--            is noticed at once
+-- Always commits durably. A crash that forgot it would give its id to another worker as well, and the one that died
+-- first would never be rescued. Creates missing queues. A database that came from another cluster is rebased first, so
+-- no worker ever meets a cursor of another cluster. Writes worker, queue; see rebase.
 -- rights: worker
 create or replace function tallybook.worker_start(name text, queues text[], tasks text[] default '{}',
   session boolean default false, at timestamptz default clock_timestamp(), lease interval default '30 s',

@@ -1,4 +1,4 @@
--- worker_stop(worker): take a worker off record that has ended all it had claimed. What it left open is rescued.
+-- worker_stop(worker): unregister a worker that has ended all it had claimed. Open attempts are rescued.
 -- rights: worker
 create or replace function tallybook.worker_stop(worker int, at timestamptz default clock_timestamp()) returns int
 language plpgsql as $$

@@ -1,6 +1,8 @@
--- _amended(entry, at): the entry with the args and the lane that it has been given since, for its next attempt. A later
--- time stays on record: a worker that stops or dies between the claim and the start must not make the job run before
--- it. The rest has been used up then, unless a producer is changing it right now: that one is for the next attempt.
+-- _amended(entry, at): the entry with its changed args and lane, for its next attempt.
+--
+-- A later time stays stored, because a worker that stops or dies between the claim and the start must not make the job
+-- run before it. The rest has been used up, unless a producer is changing it right now: that change is for the next
+-- attempt.
 create or replace function tallybook._amended(e tallybook.entry,
   p_at timestamptz default clock_timestamp()) returns tallybook.entry
 language plpgsql
@@ -35,8 +37,7 @@ begin
   return e;
 end $$;
 
--- _versioned(options, version): the options of a job whose args have been replaced by some of this version; null: the
--- first.
+-- _versioned(options, version): the options of a job whose args were replaced by args of this version; null: the first.
 create or replace function tallybook._versioned(p_options jsonb, p_version jsonb) returns jsonb
 language sql immutable as $$
   select nullif(coalesce(p_options, '{}') - 'version' || case when p_version is null then '{}'

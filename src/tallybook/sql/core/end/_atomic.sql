@@ -1,10 +1,10 @@
 -- _atomic(): whether this is the transaction that was opened for an atomic task, and not one that its handler has
 -- begun.
 --
--- A worker marks the transaction as it begins, with SET LOCAL: the mark ends with the transaction, and no query is
--- needed for it, so that the handler may still choose the isolation level. Said before the attempt's end: all that is
--- left to come is
--- COMMIT, so a worker that is stopped or cut off in between may not hold the end open, which a rescuer would wait for.
+-- A worker marks the transaction at its beginning with SET LOCAL. The mark ends with the transaction and needs no
+-- query, so the handler may still choose the isolation level. Called right before the attempt's end, after which only
+-- COMMIT follows:
+-- a worker that is stopped or cut off in between may not keep the end open, because a rescuer would wait for it.
 -- rights: worker, as the caller
 create or replace function tallybook._atomic() returns boolean
 language plpgsql volatile as $$

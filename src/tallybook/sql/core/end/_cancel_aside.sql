@@ -1,9 +1,9 @@
--- _cancel_aside(job_ids, error, at): end these jobs in scheduled or waiting as cancelled; how many. The caller has
--- locked their rows.
+-- _cancel_aside(job_ids, error, at): end these jobs in scheduled or waiting as cancelled. Returns their number. The
+-- caller has locked their rows.
 --
--- They never were in line: the entry comes with its outcome, and a tombstone keeps it out of the line until a cursor
--- has passed it, a truncate's or a claim's. What a person has cancelled before keeps the person's reason. A person may
--- retry any of them.
+-- They were never in a lane: the entry is inserted with its outcome, and a tombstone keeps it from being claimed until
+-- the cursor of a claim or a truncate has passed it. A reason that a person gave before is kept. A person may retry
+-- them.
 -- Writes entry, outcome, tombstone; deletes from scheduled, waiting; see _leave_parents, _leave_limits, _leave_lines.
 create or replace function tallybook._cancel_aside(p_ids bigint[], p_error jsonb, p_at timestamptz) returns int
 language plpgsql
@@ -61,7 +61,7 @@ begin
   if v_n = 0 then return 0; end if;
   perform tallybook._tally(v_lanes, v_tasks, array_fill('cancelled'::text, array[cardinality(v_lanes)]), v_counts,
                            v_attempts);
-  -- The outcome says it now; the tombstone only keeps the entry out of the line.
+  -- The outcome records it now; the tombstone only keeps the entry from being claimed.
   update tallybook.tombstone t set cancelled = false from unnest(p_ids) i(id) where t.job_id = i.id and t.taken
     and t.cancelled;
   perform tallybook._leave_parents(p_ids), tallybook._leave_limits(p_ids);

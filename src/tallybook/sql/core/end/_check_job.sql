@@ -1,7 +1,7 @@
--- _check_job(job_id): raises TB002 unless there is this job, other than as a dead letter.
+-- _check_job(job_id): raise TB002 unless this job exists, other than as a dead letter.
 --
--- For who has looked in one table after the other and not found it: it may have been on its way. One statement sees it
--- on either side.
+-- For callers that looked in one table after the other and missed a job that was moving. One statement sees it in
+-- either.
 create or replace function tallybook._check_job(p_job_id bigint) returns void
 language plpgsql
 -- profile: lookup

@@ -1,7 +1,7 @@
--- _end(lease, job_id, attempt, state, error, at): insert the outcome of one attempt; its entry, or null: the right was
--- lost.
+-- _end(lease, job_id, attempt, state, error, at): insert the outcome of an attempt. Returns its entry, or null if the
+-- lease no longer holds it.
 --
--- What every verb does first that ends an attempt other than by completing it. Null: nothing else may happen.
+-- The first step of every verb that ends an attempt other than by completing it. After null nothing else may happen.
 create or replace function tallybook._end(p_lease uuid, p_job_id bigint, p_attempt int, p_state tallybook.ending,
   p_error jsonb, p_at timestamptz default clock_timestamp())
 returns tallybook.entry language plpgsql

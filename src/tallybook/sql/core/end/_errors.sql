@@ -1,4 +1,4 @@
--- _errors(errors, error): the history with one more, newest last; 50 are kept, the first 10 and the newest 40.
+-- _errors(errors, error): the error history with one more, newest last. Keeps 50: the first 10 and the newest 40.
 create or replace function tallybook._errors(p_errors jsonb, p_error jsonb) returns jsonb
 language sql immutable as $$
   select case when p_error is null then p_errors

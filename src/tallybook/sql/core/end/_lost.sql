@@ -1,11 +1,11 @@
--- _lost(entry, error, at, max_crashes, alone, delay): go on with a job whose attempt took its process with it, or was
--- lost with it: back in line with one more crash, or a dead letter with the reason crashed. Returns available,
+-- _lost(entry, error, at, max_crashes, alone, delay): continue a job whose attempt crashed its process or was lost with
+-- its worker: back to its lane with one more crash, or a dead letter with the reason crashed. Returns available,
 -- scheduled or dead.
 --
--- A job becomes a dead letter only for what it did alone: of several that were lost together nobody knows which it
--- was, and a worker that only the network hides may live (see _rescue_attempts). A worker therefore runs a job that is
--- one crash from its limit while nothing else runs (see suspects.py). At three times the limit it is dead in any case,
--- for workers that run such jobs side by side for ever.
+-- A job becomes a dead letter only for attempts that ran alone. If several were lost together, nobody knows which of
+-- them was the cause, and a worker that only the network hides may live (see _rescue_attempts). A worker therefore runs
+-- a job that is one crash from its limit while nothing else runs (see suspects.py). At three times the limit the job is
+-- dead in any case, for workers that always run such jobs side by side.
 create or replace function tallybook._lost(e tallybook.entry, p_error jsonb, p_at timestamptz, p_max_crashes int,
   p_alone boolean, p_delay interval) returns text
 language plpgsql as $$

@@ -1,6 +1,6 @@
--- _make_dead(entry, reason, at): keep a job that is out of attempts as a dead letter.
+-- _make_dead(entry, reason, at): store a job that is out of attempts as a dead letter.
 --
--- Enqueues what its task's on_dead names, in the same transaction. Frees its order key; a subject's end goes on record.
+-- Enqueues the task's on_dead job in the same transaction. Frees its order key, and records a subject's end.
 create or replace function tallybook._make_dead(e tallybook.entry, p_reason text, p_at timestamptz) returns void
 language plpgsql as $$
 begin

@@ -1,4 +1,4 @@
--- _moved_to(entry, run_at, at): what follows the end of an attempt that was put off.
+-- _moved_to(entry, run_at, at): place the next attempt of a job whose attempt was put off.
 create or replace function tallybook._moved_to(e tallybook.entry, p_run_at timestamptz, p_at timestamptz) returns void
 language plpgsql
 -- profile: lookup

@@ -1,5 +1,5 @@
--- _next_attempt(entry, run_at, at, fair): where a job goes whose last attempt has ended: behind all that is in its lane
--- now, with the failures, crashes and errors that the row says. For fair see _place: true for who has had its turn.
+-- _next_attempt(entry, run_at, at, fair): place the next attempt of a job, behind all entries of its lane, with the
+-- failures, crashes and errors of the row. fair: see _place; true for a job that has had its turn.
 create or replace function tallybook._next_attempt(e tallybook.entry, p_run_at timestamptz, p_at timestamptz,
   p_fair boolean default false) returns void
 language plpgsql as $$

@@ -1,7 +1,7 @@
--- _outcome_of(retention, xid, seq): how the attempt of an entry has ended; no row: it has not.
+-- _outcome_of(retention, xid, seq): how the attempt of an entry ended; no row if it has not.
 --
--- It has no settings of its own, so that it becomes part of the statement that asks; and a limit, so that one is looked
--- up at a time: a join may read all of the index.
+-- It has no settings of its own, so that it is inlined into the calling statement. The limit makes it look up one at a
+-- time; a join may read the whole index.
 create or replace function tallybook._outcome_of(p_retention "char", p_xid xid8, p_seq bigint)
 returns setof tallybook.outcome language sql stable as $$
   select o.* from tallybook.outcome o

@@ -1,8 +1,6 @@
--- _tally(lanes, tasks, whats, counts, attempts): attempts that have ended without ever having been claimed: how many,
--- per lane, task and ending.
+-- _tally(lanes, tasks, whats, counts, attempts): count attempts that ended without a claim, per lane, task and ending.
 --
--- For who ends such: in the same transaction, once for all of a batch. attempts: the sums of their numbers. Writes
--- tally.
+-- Call it in the same transaction, once per batch. attempts: the sums of their numbers. Writes tally.
 create or replace function tallybook._tally(p_lane_ids int[], p_tasks text[], p_whats text[], p_counts bigint[],
   p_attempts bigint[] default null)
 returns void language sql
@@ -15,8 +13,8 @@ as $$
    group by f.lane_id, w.what, f.task
 $$;
 
--- _bucket(from, to): the number of a length of time in histograms: a quarter of an octave wide, from 1 ms; 0: less, or
--- no time that has a length.
+-- _bucket(from, to): the number of a duration's bucket in histograms: a quarter of an octave wide, from 1 ms; 0:
+-- shorter, or no duration.
 create or replace function tallybook._bucket(p_from timestamptz, p_to timestamptz) returns smallint
 language sql immutable as $$
   -- PostgreSQL 16 cannot take infinity away
@@ -27,7 +25,8 @@ language sql immutable as $$
                                                                   else 0::smallint end
 $$;
 
--- _count_moved(): the trigger of scheduled, waiting and dead: what comes into them, leaves them, or changes its lane.
+-- _count_moved(): the trigger of scheduled, waiting and dead. Counts rows that are inserted, deleted, or change their
+-- lane.
 create or replace function tallybook._count_moved() returns trigger
 language plpgsql
 -- profile: nojit

@@ -1,13 +1,12 @@
--- cancel(job_id, reason, at): say that a job shall not run. Returns what that means for it:
+-- cancel(job_id, reason, at): cancel a job. Returns the effect:
 --
---   cancelled   no worker had taken it: it will not start
---   cancelling  it runs: its worker is told, stops the handler and ends the attempt as cancelled, unless it completes
---               first
---   completed, cancelled, dead    it had ended already, nothing was done (dead: and its dead letter has been dropped)
--- A dead letter ends as cancelled at once, with its errors, and leaves the dead letters (see _cancel_dead). Of any
--- other only an intent is written, in the caller's transaction; no lock is taken that a claim could wait for, so a
--- transaction that cancelled one job and stays open holds up nobody. If it rolls back, nothing has happened.
--- Errors: TB002 no such job. Reads entry, claim, outcome, scheduled, waiting, dead; writes tombstone; of a dead letter
+--   cancelled   no worker had claimed it: it will not start
+--   cancelling  it runs: its worker stops the handler and ends the attempt as cancelled, unless it completes first
+--   completed, cancelled, dead    it had already ended, nothing was done (dead: and its dead letter has been dropped)
+-- A dead letter ends as cancelled at once, with its errors, and is no longer a dead letter (see _cancel_dead). For all
+-- other jobs only an intent is written, in the caller's transaction. It takes no lock that a claim could wait for, so a
+-- transaction that cancelled a job and stays open delays nobody. If it rolls back, nothing has happened.
+-- Errors: TB002 no such job. Reads entry, claim, outcome, scheduled, waiting, dead; writes tombstone; for a dead letter
 -- entry, outcome, tally, subject_job; deletes from dead.
 -- rights: operator
 create or replace function tallybook.cancel(job_id bigint, reason text default null,
@@ -81,12 +80,12 @@ begin
   raise exception 'job % cannot be followed: its history has a hole', cancel.job_id using errcode = 'TB002';
 end $$;
 
--- _cancel_dead(job_id, reason, at): end a dead letter as cancelled. False: there is none.
+-- _cancel_dead(job_id, reason, at): end a dead letter as cancelled. Returns false if there is none.
 --
--- It comes into line as one more attempt that has ended, as in _cancel_aside: a tombstone takes the cursor past it.
--- Failures and errors stay, and the name of a subject is free, as after every cancel. A retry finds a job that was
+-- It gets one more entry that has already ended, as in _cancel_aside, and a tombstone takes the cursor past it.
+-- Failures and errors are kept, and a subject's name is free, as after every cancel. A retry finds a job that was
 -- cancelled before its start.
--- Waits for who retries, drops or cancels the same dead letter.
+-- Waits for a session that retries, drops or cancels the same dead letter.
 create or replace function tallybook._cancel_dead(p_job_id bigint, p_reason text, p_at timestamptz) returns boolean
 language plpgsql
 -- profile: lookup

@@ -1,5 +1,5 @@
--- cancel_running(lease, job_id, attempt, reason, at): end one attempt as cancelled: what a worker says when it was told
--- to stop a job, or when the job's own handler asked for it. Returns cancelled, or refused.
+-- cancel_running(lease, job_id, attempt, reason, at): end an attempt as cancelled. A worker calls it for a cancelled
+-- job, or when the handler itself asks for it. Returns cancelled, or refused.
 -- rights: worker
 create or replace function tallybook.cancel_running(lease uuid, job_id bigint, attempt int, reason text default null,
   at timestamptz default clock_timestamp())

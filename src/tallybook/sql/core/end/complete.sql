@@ -1,4 +1,4 @@
--- complete(lease, job_id, attempt, result): end one attempt as completed. False: refused, see complete_many.
+-- complete(lease, job_id, attempt, result): end an attempt as completed. Returns false if refused; see complete_many.
 -- rights: worker
 create or replace function tallybook.complete(lease uuid, job_id bigint, attempt int, result jsonb default null,
   at timestamptz default clock_timestamp()) returns boolean

@@ -1,16 +1,14 @@
--- complete_many(leases, job_ids, attempts, results): end many attempts as completed. Returns the job ids that were
--- refused.
+-- complete_many(leases, job_ids, attempts, results): end many attempts as completed. Returns the refused job ids.
 --
--- results: what the handlers returned, as JSON text, null where nothing; at most 1,000,000 bytes each: a larger one is
--- not kept, which the outcome says; the job completes all the same. One that starts with '!' is the reason why there is
+-- results: the handlers' return values as JSON text, or null; at most 1,000,000 bytes each. A larger one is not stored,
+-- which the outcome records, and the job still completes. A result that starts with '!' is the reason why there is
 -- none.
--- Refused: the lease is not on record, or the attempt has ended otherwise (rescued, cancelled). Nothing else happens
--- then.
--- Said twice by the same lease it is accepted twice, so a caller that lost the answer asks again.
--- Rows go by job id, attempt, like in every verb that ends several, so that no two can deadlock. The plain INSERT comes
--- first: ON CONFLICT would write a second WAL record a row, for a conflict that almost never is.
--- Reads claim, entry; writes outcome, tally; see _release for jobs with an order key, _subjects_completed for
--- subjects'.
+-- Refused: no claim has the lease, or the attempt has ended otherwise (rescued, cancelled). Nothing else happens then.
+-- The same lease may complete an attempt twice and is accepted twice, so a caller that lost the answer repeats the
+-- call.
+-- Rows are written by job id and attempt, as in every verb that ends several, so no two calls can deadlock. The plain
+-- INSERT comes first, because ON CONFLICT would write a second WAL record per row, for a conflict that is very rare.
+-- Reads claim, entry; writes outcome, tally; see _release for jobs with an order key, _subjects_completed for subjects.
 -- rights: worker
 create or replace function tallybook.complete_many(leases uuid[], job_ids bigint[], attempts int[],
   results text[] default null, at timestamptz default clock_timestamp())
@@ -39,13 +37,13 @@ begin
   return array(select j from unnest(job_ids) j where j <> all (coalesce(v_ended, '{}')));
 end $$;
 
--- _complete_held(leases, job_ids, attempts, at): write the outcomes of those that their leases hold, and what that was
--- into tally.
+-- _complete_held(leases, job_ids, attempts, at): write the outcomes of the attempts that their leases hold, and count
+-- them in tally.
 --
--- A claim of which many end, or one job alone, is read in one go, into arrays, and one INSERT writes all: a join that
--- carries the rows along takes longer, and what this saves pays for the counting. All others are looked up by
--- _lease_entries, which takes a job alone 35 us more. n: how many; those of them that have order keys, with these.
--- Raises unique_violation where one has ended already. Reads claim, entry; writes outcome, tally.
+-- A claim of which many attempts end, or a single job, is read at once into arrays, and one INSERT writes all: a join
+-- that carries the rows along takes longer, and the difference pays for the counting. All others are looked up by
+-- _lease_entries, which takes 35 us more for a single job. n: their number; also returns those with order keys.
+-- Raises unique_violation if one has already ended. Reads claim, entry; writes outcome, tally.
 create or replace function tallybook._complete_held(p_leases uuid[], p_job_ids bigint[], p_attempts int[],
   p_at timestamptz, out n bigint, out ordered bigint[], out keys text[])
 language plpgsql
@@ -130,8 +128,8 @@ begin
   return array(select j from unnest(p_job_ids) j where j <> all (v_ended));
 end $$;
 
--- _complete_again(leases, job_ids, attempts, results): the same where some may have ended: which are completed now, or
--- were before.
+-- _complete_again(leases, job_ids, attempts, results): the same if some may have ended. Returns those that are
+-- completed now or were before.
 create or replace function tallybook._complete_again(p_leases uuid[], p_job_ids bigint[], p_attempts int[],
   p_results text[], p_at timestamptz default clock_timestamp())
 returns bigint[] language plpgsql
@@ -140,7 +138,7 @@ as $$
 declare
   v_now timestamptz := p_at; v_ended bigint[]; v_ordered bigint[]; v_keys text[];
 begin
-  with h as materialized (  -- once each: who says the same attempt twice in a call ends it, and has it counted, once
+  with h as materialized (  -- once each: an attempt that a call names twice ends, and is counted, once
     select distinct on (h.job_id, h.attempt) h.*, r.result
       from tallybook._lease_entries(p_leases, p_job_ids, p_attempts) h
       join unnest(p_job_ids, p_attempts, p_results) r(job_id, attempt, result) on r.job_id = h.job_id
@@ -174,7 +172,7 @@ begin
   return v_ended;
 end $$;
 
--- _release_of(job_ids, order_keys): what follows the end of these for the lines of their order keys.
+-- _release_of(job_ids, order_keys): release the next jobs of these order keys.
 create or replace function tallybook._release_of(p_job_ids bigint[], p_keys text[],
   p_at timestamptz default clock_timestamp()) returns void
 language plpgsql as $$

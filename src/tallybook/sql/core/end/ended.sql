@@ -1,9 +1,8 @@
--- ended(lease, job_id, attempt): how one attempt ended, running while it has not; null: the lease has no such attempt
--- on record.
+-- ended(lease, job_id, attempt): how an attempt ended; running if it has not; null if the lease has no such attempt.
 --
--- For who does not know whether a transaction committed in which the attempt ended: a connection can be lost at COMMIT.
--- What is not committed is not seen; to wait for it, end the attempt: the second end waits for the first, and one is
--- refused.
+-- For a caller that does not know whether the transaction with the attempt's end has committed, because the connection
+-- was lost at COMMIT. It does not see uncommitted ends. To wait for one, end the attempt: the second end waits for the
+-- first, and one of them is refused.
 -- Reads claim, entry, outcome.
 -- rights: worker
 create or replace function tallybook.ended(lease uuid, job_id bigint, attempt int) returns text

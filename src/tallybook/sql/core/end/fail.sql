@@ -1,15 +1,14 @@
--- fail(lease, job_id, attempt, error, ...): end one attempt as failed: backoff, or a dead letter when it is out of
+-- fail(lease, job_id, attempt, error, ...): end an attempt as failed: backoff, or a dead letter if it is out of
 -- attempts.
 --
---   error         what went wrong, as one JSON object: message, and what else is known (type, traceback); kept with
---                 attempt,
---                 worker, started_at and at, the attempt's end
+--   error         what went wrong, as one JSON object: message, and what else is known (type, traceback); stored with
+--                 attempt, worker, started_at and at, the attempt's end
 --   retry_in      delay before the next attempt; null: backoff(failures)
 --   max_attempts  the task's own limit, for a job that was enqueued without one; null: its queue's, or 5
---   final         true: no further attempt whatever is left
+--   final         true: no further attempt, whatever is left
 --   at            the time; for tests
--- Returns scheduled (available, without a delay), dead, or refused (the right to end this attempt was lost; nothing has
--- happened). Errors: TB005 an error that is no object, a retry_in without an end.
+-- Returns scheduled (available, without a delay), dead, or refused (the lease no longer holds the attempt; nothing has
+-- happened). Errors: TB005 an error that is no object, an infinite retry_in.
 -- Reads claim, entry, queue; writes outcome, and scheduled or dead.
 -- rights: worker
 create or replace function tallybook.fail(lease uuid, job_id bigint, attempt int, error jsonb,

@@ -1,7 +1,7 @@
--- move(lease, job_id, attempt): put a job whose task this worker does not know aside, for workers that know it.
+-- move(lease, job_id, attempt): set a job aside for workers that know its task, or the version of its args.
 --
--- The same for args of a version that it does not know. It goes to the part of its queue that only they walk, once: who
--- walks it knows it. No failure is counted, and the attempt, which never started, is not one of its attempts on view.
+-- The job moves once, to the part of its queue that only these workers walk. Counts no failure, and the attempt, which
+-- never started, is not shown as one of its attempts.
 -- Returns moved, or refused. Reads claim, entry, lane; writes outcome, entry, at first use lane.
 -- rights: worker
 create or replace function tallybook.move(lease uuid, job_id bigint, attempt int,

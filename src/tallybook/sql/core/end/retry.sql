@@ -1,7 +1,7 @@
 -- retry(job_id): give a dead or cancelled job another attempt. A person's verb. Returns the number of that attempt.
 --
--- Failures and crashes start again at 0, the error history stays. A job that was cancelled while it is
--- scheduled or waiting stays that. A job that had a unique key, or is a subject's, takes it again.
+-- Failures and crashes start again at 0; the error history stays. A job that was cancelled while it is scheduled or
+-- waiting keeps that state. A job that had a unique key, or belongs to a subject, takes it again.
 -- Errors: TB002 no such job; TB005 the job is not dead or cancelled, or another live job has its unique key; TB003.
 -- rights: operator
 create or replace function tallybook.retry(job_id bigint, at timestamptz default clock_timestamp()) returns int
@@ -54,7 +54,7 @@ begin
   -- The intents go; what keeps an earlier attempt out of the line stays until the cursor has come by.
   delete from tallybook.tombstone t where t.job_id = retry.job_id and not t.taken and not t.once;
   update tallybook.tombstone t set cancelled = false where t.job_id = retry.job_id and t.cancelled and not t.once;
-  -- A new place: whoever saw it dead or cancelled may be taking the old one away at this moment.
+  -- A new place: a session that saw it dead or cancelled may be deleting the old one at this moment.
   if e.order_key is not null then perform tallybook._line_up(e.order_key, e.job_id); end if;
   if v_back then return tallybook._behind(retry.job_id); end if;
   e := tallybook._amended(e, retry.at);
@@ -64,12 +64,12 @@ begin
   return e.attempt + 1;
 end $$;
 
--- _uncancelled(job_id, entry, at): what retry finds of a job that is no dead letter; entry: its newest attempt.
+-- _uncancelled(job_id, entry, at): what retry finds for a job that is no dead letter; entry: its newest attempt.
 --
--- The state of that attempt, null while it has none; cancelled also where it was to end so, and stays so: the job gets
--- another attempt; back: it is scheduled or waiting, was cancelled there, and goes on there.
--- In scheduled the intent is taken back; in line it stays with its attempt, which whoever meets it ends. No lane is
--- locked: this transaction may stay open.
+-- Returns the state of that attempt, or null if it has none. cancelled: it has ended or will end so, and the job gets
+-- another attempt. back: it was cancelled while scheduled or waiting, and continues there.
+-- In scheduled the intent is deleted; in a lane it stays with its attempt, which the next claim ends. No lane is
+-- locked, because this transaction may stay open.
 create or replace function tallybook._uncancelled(p_job_id bigint, e tallybook.entry, p_at timestamptz) returns text
 language plpgsql as $$
 declare

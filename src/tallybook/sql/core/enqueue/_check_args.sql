@@ -1,8 +1,8 @@
--- _check_args(args, headers): raises TB005 for args or headers that no entry may carry: the wall behind the library's
--- own.
+-- _check_args(args, headers): raise TB005 for args or headers that no entry may carry. A second check behind the
+-- library's.
 --
--- The cheap look at the binary size decides for almost all; only what is near the limit is measured as text, which has
--- spaces that the library's own text has not: hence the slack.
+-- The quick check of the binary size is enough for almost all. Only sizes near the limit are measured as text, which
+-- has spaces that the library's text does not have; hence the slack.
 -- rights: worker, as the caller
 create or replace function tallybook._check_args(p_args jsonb, p_headers jsonb) returns void
 language plpgsql immutable as $$
@@ -21,7 +21,7 @@ begin
   if p_headers ? 'links' then perform tallybook._check_links(p_headers -> 'links'); end if;
 end $$;
 
--- _check_links(links): raises TB005 for what are no links: which rows of yours a job belongs to, {"submission": 42}.
+-- _check_links(links): raise TB005 unless these are links: the rows of yours that a job belongs to, {"submission": 42}.
 -- rights: worker, as the caller
 create or replace function tallybook._check_links(p_links jsonb) returns void
 language plpgsql immutable as $$

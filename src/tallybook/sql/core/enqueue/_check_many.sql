@@ -1,5 +1,5 @@
--- _check_many(tasks, args, max_attempts, headers, order_keys, expires_ats, options, run_ats): raises TB005 for a job
--- that does not fit, naming the first one; the wall behind the library's own, as _check_args is for one job.
+-- _check_many(tasks, args, max_attempts, headers, order_keys, expires_ats, options, run_ats): raise TB005 for the first
+-- job that does not fit. A second check behind the library's, as _check_args is for one job.
 create or replace function tallybook._check_many(p_tasks text[], p_args text[], p_max_attempts int[],
   p_headers text[], p_order_keys text[], p_expires_ats timestamptz[], p_options text[], p_run_ats timestamptz[])
 returns void language plpgsql immutable as $$
@@ -22,7 +22,7 @@ begin
             and h::jsonb ? 'links';
   end if;
   if p_order_keys is not null or p_expires_ats is not null or p_options is not null then
-    -- Mostly all jobs of a batch say the same, and a look at one takes 4 us.
+    -- Most jobs of a batch have the same options, and a check takes 4 us.
     perform tallybook._check_options(f.k, f.x, f.o::jsonb)
        from (select distinct * from unnest(p_order_keys, p_expires_ats, p_options)) f(k, x, o);
   end if;

@@ -1,4 +1,4 @@
--- _check_name(what, name, max_bytes): raises TB005 unless the name is one that people can type, see and index.
+-- _check_name(what, name, max_bytes): raise TB005 unless people can type and see the name and it fits an index.
 -- rights: worker, as the caller
 create or replace function tallybook._check_name(p_what text, p_name text, p_max int) returns void
 language plpgsql immutable as $$
@@ -17,8 +17,8 @@ begin
 end $$;
 
 -- _is_visible(name): whether it has no control or invisible characters, and no space at its ends.
--- By code points: the classes of a regular expression depend on the server's locale. `_model/options.py` has the same
--- list.
+-- Compares code points, because classes of a regular expression depend on the server's locale. `_model/options.py` has
+-- the same list.
 -- rights: worker, as the caller
 create or replace function tallybook._is_visible(p_name text) returns boolean
 language sql immutable as $$

@@ -1,4 +1,4 @@
--- _check_options(order_key, expires_at, options, run_at): raises TB005 for what no job may carry.
+-- _check_options(order_key, expires_at, options, run_at): raise TB005 for options that no job may carry.
 -- rights: worker, as the caller
 create or replace function tallybook._check_options(p_order_key text, p_expires_at timestamptz,
   p_options jsonb, p_run_at timestamptz default null) returns void

@@ -1,8 +1,8 @@
--- _claim_key(task, key, job_id, unique_while, on_conflict, ..., at): the job that has this unique key now: the new one,
--- or an older one that is still open, after on_conflict has been done to that one.
+-- _claim_key(task, key, job_id, unique_while, on_conflict, ..., at): the job that has this unique key now: the new job,
+-- or an older one that is still open, after on_conflict has been applied to it.
 --
--- Waits only for a producer that is using the same key at the same moment; at REPEATABLE READ such a meeting raises
--- 40001, for the caller's own retry. Reads and writes unique_key; see _amend for what on_conflict writes.
+-- Waits only for a producer that is using the same key at the same moment. At REPEATABLE READ such a meeting raises
+-- 40001, and the caller retries. Reads and writes unique_key; see _amend for the writes of on_conflict.
 create or replace function tallybook._claim_key(p_task text, p_key text, p_job_id bigint,
   p_while text default 'running', p_on_conflict text default 'skip', p_args jsonb default null,
   p_priority int default null, p_run_at timestamptz default null, p_version jsonb default null,
@@ -73,11 +73,11 @@ begin
   end loop;
 end $$;
 
--- _queued_still(job_id, task): whether a job has not started, nor will before the caller's transaction has ended.
+-- _queued_still(job_id, task): whether a job has not started and will not before the caller's transaction has ended.
 --
--- The start waits for the caller (see _start_waits), so the job that the caller relies on sees what the caller's
--- transaction writes. The lock comes before the look that counts. With an older snapshot that look proves nothing; such
--- a caller gets a job of its own.
+-- The start waits for the caller (see _start_waits), so the job sees what the caller's transaction writes. The lock
+-- comes before the check that counts. With an older snapshot that check proves nothing; such a caller gets a job of its
+-- own.
 create or replace function tallybook._queued_still(p_job_id bigint, p_task text) returns boolean
 language plpgsql as $$
 begin

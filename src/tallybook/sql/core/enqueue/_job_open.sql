@@ -1,7 +1,7 @@
--- _job_open(job_id): whether the job is still to end, which is what holds its unique key.
+-- _job_open(job_id): whether the job has not ended; an open job holds its unique key.
 --
--- One statement, so that a job on its way from scheduled to its lane is not missed. A job that was cancelled and not
--- taken will never start (claimed_jobs looks for tombstones after the claim has committed), so it is not open.
+-- One statement, so that a job that moves from scheduled to its lane is not missed. A job that was cancelled and not
+-- claimed will never start (claimed_jobs looks for tombstones after the claim has committed), so it is not open.
 create or replace function tallybook._job_open(p_job_id bigint) returns boolean
 language plpgsql stable
 -- profile: lookup

@@ -1,7 +1,7 @@
--- _lane(queue, priority, part): the lane to append to; made if this transaction sees none.
+-- _lane(queue, priority, part): the lane to append to; created if this transaction sees none.
 --
--- Never waits: two producers of a brand-new lane each make one (see the table). Of twins the newest is used: a queue
--- whose retention class was changed has got a new lane of that class, and the old one is drained (see queue_set). Reads
+-- Never waits: two producers of a new lane create one each (see the table). The newest of several is used. A queue
+-- whose retention class was changed has a new lane of that class, and its old lane is drained (see queue_set). Reads
 -- lane, queue; writes lane.
 create or replace function tallybook._lane(p_queue text, p_priority int, p_part text, out lane_id int,
   out retention "char")

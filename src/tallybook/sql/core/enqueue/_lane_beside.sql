@@ -1,5 +1,5 @@
--- _lane_beside(lane_id, part): the lane of the same queue, priority and retention class with this part; made at first
--- use.
+-- _lane_beside(lane_id, part): the lane of the same queue, priority and retention class with this part; created at its
+-- first use.
 create or replace function tallybook._lane_beside(p_lane_id int, p_part text) returns int
 language plpgsql as $$
 declare

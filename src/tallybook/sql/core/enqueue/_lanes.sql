@@ -1,5 +1,5 @@
--- _lanes(queues, priorities): for each of many jobs the lane to append to, and its retention class; in the order given.
--- Without a priority it is 2. One look-up a lane, not one a job; see _lane.
+-- _lanes(queues, priorities): the lane to append to and its retention class, for each of many jobs, in the given order.
+-- The default priority is 2. Looks up each lane once, not once per job; see _lane.
 create or replace function tallybook._lanes(p_queues text[], p_priorities int[], out lanes int[],
   out retentions "char"[])
 language plpgsql as $$

@@ -1,11 +1,11 @@
--- _place(entry, run_at, at, queue, fair): where the next attempt of a job comes from, and who sleeps there is woken.
+-- _place(entry, run_at, at, queue, fair): put the next attempt of a job where it belongs, and wake the workers that
+-- sleep there.
 --
--- All that is known of the job is in one row, as an entry; the number in its lane may be left out. While run_at has not
--- come the job is scheduled. Then it stands in line; or, with fair, it waits for its turn among the fair keys of its
--- queue: straight in the line, which holds 200 of these, a few hundred that are retried at once would keep all other
--- keys out.
+-- The whole job is in one row, in the form of an entry; its number in the lane may be null. Before run_at the job is
+-- scheduled. After it the job enters its lane, or, with fair, waits for its turn among the fair keys of its queue. The
+-- lane holds 200 of these, so a few hundred that are retried at once would keep all other keys out.
 --   queue  the name of the lane's queue, if the caller has it
--- Reads lane; writes scheduled, waiting or entry, and order_line for a job that comes into line for the first time.
+-- Reads lane; writes scheduled, waiting or entry, and order_line for a job that enters its lane for the first time.
 create or replace function tallybook._place(e tallybook.entry, p_run_at timestamptz, p_at timestamptz,
   p_queue text default null, p_fair boolean default false) returns void
 language plpgsql as $$
@@ -34,7 +34,7 @@ begin
   end if;
 end $$;
 
--- _wait(entry, at, fair_key): put a job aside until others let it go on: see state waiting in
+-- _wait(entry, at, fair_key): set a job aside until others let it continue; see the state waiting in
 -- https://github.com/tallybook/tallybook/blob/main/docs/states.md.
 create or replace function tallybook._wait(e tallybook.entry, p_at timestamptz,
   p_fair_key text default null) returns void
@@ -48,7 +48,7 @@ begin
           case when p_fair_key is not null then coalesce(e.seq, nextval('tallybook.job_id')) end);
 end $$;
 
--- _entry_of(row): a row of scheduled, waiting or dead as an entry of its lane, with a fresh number there.
+-- _entry_of(row): a row of scheduled, waiting or dead as an entry of its lane, with a new number there.
 create or replace function tallybook._entry_of(p_row jsonb) returns tallybook.entry
 language sql as $$
   select e.* from tallybook.lane l, jsonb_populate_record(null::tallybook.entry, p_row || jsonb_build_object(

@@ -1,4 +1,4 @@
--- _place_waiting(waiting, at): a job that waited goes to its lane (true), or to scheduled if it was given a later time
+-- _place_waiting(waiting, at): move a job that waited to its lane (true), or to scheduled if it was given a later time
 -- (false). The caller has deleted its row.
 create or replace function tallybook._place_waiting(w tallybook.waiting, p_at timestamptz default clock_timestamp())
 returns boolean language plpgsql as $$

@@ -1,4 +1,4 @@
--- _put(...): appends one new job under an id that is given, where _place says. What enqueue does after its checks.
+-- _put(...): append a new job under a given id, where _place decides. The part of enqueue behind its checks.
 create or replace function tallybook._put(p_job_id bigint, p_queue text, p_task text, p_args jsonb,
   p_run_at timestamptz, p_priority int, p_unique_key text, p_max_attempts int, p_headers jsonb, p_now timestamptz,
   p_order_key text default null, p_expires_at timestamptz default null, p_options jsonb default null) returns void

@@ -1,5 +1,5 @@
--- _put_fair(ids, lanes, ...): of the jobs of an enqueue_many those that have a fair key and are due: they wait for
--- their turn among the keys of their queue, see fair_release. Keyed jobs were put in before.
+-- _put_fair(ids, lanes, ...): set aside the due jobs of an enqueue_many that have a fair key. They wait for their turn
+-- among the keys of their queue; see fair_release. Jobs with other keys are already stored.
 create or replace function tallybook._put_fair(p_ids bigint[], p_lanes int[], p_tasks text[], p_args text[],
   p_run_ats timestamptz[], p_unique_keys text[], p_max_attempts int[], p_headers text[], p_expires_ats timestamptz[],
   p_options text[], p_now timestamptz) returns void

@@ -1,4 +1,4 @@
--- _refuse(wrong, message, hint, code): raise an error with this message if wrong is true; TB005 where no code is given.
+-- _refuse(wrong, message, hint, code): raise an error with this message if wrong is true; the code is TB005 by default.
 -- Not immutable: with constants it would raise when the statement is planned.
 -- rights: worker, as the caller
 create or replace function tallybook._refuse(p_wrong boolean, p_message text, p_hint text default null,
@@ -10,7 +10,7 @@ begin
   raise exception using message = p_message, errcode = p_code, hint = p_hint;
 end $$;
 
--- _read_committed(message, hint): raise TB003 at another isolation level; %s in the message stands for its name.
+-- _read_committed(message, hint): raise TB003 at another isolation level; %s in the message is replaced by its name.
 -- rights: worker, as the caller
 create or replace function tallybook._read_committed(p_message text, p_hint text default null) returns void
 language plpgsql stable as $$

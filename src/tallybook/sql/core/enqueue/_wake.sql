@@ -1,13 +1,13 @@
--- _wake(queue): tells the workers that sleep on this queue, if there are any, when the caller's transaction commits.
+-- _wake(queue): wake the workers that sleep on this queue, if there are any, when the caller's transaction commits.
 --
--- NOTIFY takes one lock for the whole cluster at commit, so it is sent only while somebody sleeps: a sleeper holds an
--- advisory lock (class 1413565444), and who cannot take it for a moment knows. Both calls are one expression, so that a
--- cancelled statement cannot leave it locked. A sleeper that arms itself while this transaction is open would be
--- missed: the gate (class 1413565445), shared until commit, tells it to look again (see listen_begin). There are 128
--- gates, whatever the number of queues, so that a transaction that serves thousands of them does not fill the server's
--- table of locks.
--- "set tallybook.notify = off" (for a role, a database or a session) switches it off: a transaction that notified
--- cannot be prepared for two-phase commit. Workers poll anyway.
+-- NOTIFY takes one lock of the whole cluster at commit, so it is sent only while a worker sleeps. A sleeper holds an
+-- advisory lock (class 1413565444); a producer that cannot take it for a moment knows that somebody sleeps. Both calls
+-- are one expression, so a cancelled statement cannot leave it locked. A sleeper that is armed while this transaction
+-- is open would be missed; the gate (class 1413565445), shared until commit, makes it look again (see listen_begin).
+-- There are 128 gates for all queues, so a transaction that serves thousands of queues does not fill the server's table
+-- of locks.
+-- "set tallybook.notify = off" (for a role, a database or a session) switches it off, because a transaction that
+-- notified cannot be prepared for two-phase commit. Workers poll anyway.
 create or replace function tallybook._wake(p_queue text) returns void
 language plpgsql as $$
 declare

@@ -1,8 +1,8 @@
--- enqueue(queue, task, args, ...): put one job in, in the caller's transaction. Returns its id.
+-- enqueue(queue, task, args, ...): enqueue a job in the caller's transaction. Returns its id.
 --
--- Visible to workers when that transaction commits, never if it rolls back. Waits for nobody, except for a producer
--- that is using the same unique key at the same moment.
---   run_at        not before; null or past: at once
+-- Workers see it when that transaction commits, and never if it rolls back. Waits only for a producer that is using the
+-- same unique key at the same moment.
+--   run_at        not before this instant; null or past: at once
 --   priority      lower runs first
 --   unique_key    at most one live job of this task has it
 --   on_conflict   what happens if another job has the key: skip (default), raise, or change that job while it is
@@ -10,14 +10,15 @@
 --                 replace_args, raise_priority (to this call's, if that runs earlier), push_run_at (to this call's).
 --                 All but raise return the other job's id.
 --   unique_while  running (default): the key holds until its job has ended; queued: only until it starts
---   order_key     of all jobs with this key one runs at a time, in the order in which they came
---   expires_at    no attempt starts after it: the job is dead then, with the reason expired
---   max_attempts  how many failures make it a dead letter; null: what the task says, or 5
---   headers       technical companions: trace, tags; links: which rows of yours it belongs to, {"links": {"submission":
+--   order_key     jobs with the same key run one at a time, in the order in which they came
+--   expires_at    no attempt starts after it: the job is then dead, with the reason expired
+--   max_attempts  how many failures make it a dead letter; null: the task's limit, or 5
+--   headers       data beside the args: trace, tags; links: the rows of yours that it belongs to, {"links":
+--                 {"submission":
 --                 42}}
 --   options       rarely used settings of this job, one JSON object: retry, version
 --   at            the time; for tests
--- Errors: TB005 what does not fit, TB008 the key is taken and on_conflict is raise.
+-- Errors: TB005 a value that does not fit, TB008 the key is taken and on_conflict is raise.
 -- Reads lane; writes entry or scheduled, unique_key, order_line, at first use lane; on a conflict scheduled, waiting,
 -- amendment.
 -- rights: producer

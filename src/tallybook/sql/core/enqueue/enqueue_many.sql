@@ -1,10 +1,11 @@
--- enqueue_many(queues, tasks, args, ...): put many jobs in by one statement. One report a job, in the order given.
+-- enqueue_many(queues, tasks, args, ...): enqueue many jobs by one statement. Returns a report per job, in the given
+-- order.
 --
--- Arrays of one length (args and headers as JSON text), or null where all have the default. created is false where a
--- unique key already had a live job, whose id is returned. Keyed jobs are put in one by one, in the order of their
+-- Takes arrays of one length (args and headers as JSON text), or null where all jobs have the default. created is false
+-- if a live job has the unique key; its id is returned. Jobs with keys are stored one by one, in the order of their
 -- keys, so that two calls with the same keys cannot deadlock; all others by one INSERT.
 -- on_conflicts, unique_whiles, order_keys, expires_ats, options (as JSON text): as in enqueue.
--- Errors: TB005 what does not fit, naming the first such job; TB008 a key that is taken. Nothing is put in then.
+-- Errors: TB005 the first job that does not fit; TB008 a key that is taken. Nothing is stored then.
 -- rights: producer
 create or replace function tallybook.enqueue_many(queues text[], tasks text[], args text[],
   run_ats timestamptz[] default null, priorities int[] default null, unique_keys text[] default null,

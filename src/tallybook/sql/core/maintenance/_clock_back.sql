@@ -1,17 +1,18 @@
--- _clock_back(at): mend what lies ahead of the server's clock after it has stepped back. Called by each _service_claim.
+-- _clock_back(at): repair times that are ahead of the server's clock after it has stepped back. Called by each
+-- _service_claim.
 --
--- The last run of a service never lies ahead of the clock, unless the clock has stepped back since. The newest run or
--- heartbeat on record gives the size of the step, up to a few seconds short. What was put off before the step by some
--- time then happens after that time:
+-- The last run of a service is never ahead of the clock, unless the clock has stepped back since. The newest stored run
+-- or heartbeat gives the size of the step, up to a few seconds short. Whatever was put off before the step by some time
+-- then happens after that time:
 --   services    all of them are due
---   workers     each one counts as heard now: a dead one is noticed anew, and one that lives keeps its jobs
+--   workers     each one counts as heard now: a dead one is noticed anew, and a living one keeps its jobs
 --   limits      turns, breakers and the jobs that wait for them keep their order and their gaps
 --   jobs        the delay after an attempt: backoff, snooze, the next iteration of a subject. A producer's run_at
 --               stays, and so does the time of a job that another session has locked
 --   schedules   those that tick more often than the step is long tick again from now on, and forget their ticks ahead;
 --               the others wait for their next tick, so that none is fired twice
 -- A step of up to 10 s is left alone: everything is late by that much, once.
--- What belongs to a part that part mends itself. Reads outcome, entry; writes scheduled, worker, service, clock_step.
+-- Each part repairs its own tables. Reads outcome, entry; writes scheduled, worker, service, clock_step.
 create or replace function tallybook._clock_back(p_at timestamptz) returns void
 language plpgsql
 -- profile: nojit

@@ -1,7 +1,7 @@
--- _clock_forward(by, at): record that the server's clock has stepped forward by so much. Workers notice it.
+-- _clock_forward(by, at): record that the server's clock has stepped forward by this much. Workers notice it.
 --
--- Several workers notice one step; it is recorded once. Nothing has to be mended: what is due runs, a schedule treats
--- its missed ticks as its option asks, and a worker that sends heartbeats keeps its jobs (see rescue).
+-- Several workers notice one step; it is recorded once. Nothing needs repair: due jobs run, a schedule treats its
+-- missed ticks as its option sets, and a worker that sends heartbeats keeps its jobs (see rescue).
 -- Writes clock_step.
 -- rights: worker
 create or replace function tallybook._clock_forward(p_by interval, p_at timestamptz default clock_timestamp())

@@ -1,7 +1,8 @@
--- _is_foreign_cluster(cursors): whether this database was written by another cluster than the one that it is in now.
+-- _is_foreign_cluster(cursors): whether this database was written by another cluster than the current one.
 --
--- By the cluster's own number. cursors: also by what cannot be in one cluster, a lane that stands ahead of its next
--- transaction id, for data that came without the row in installation; that look costs 10 us a lane. Needs no privilege.
+-- Compares the cluster's own number. cursors: also looks for a lane whose cursor is ahead of its next transaction id,
+-- which cannot be in one cluster, for data that came without the row in installation; that costs 10 us a lane. Needs no
+-- privilege.
 -- Reads installation, lane, claim.
 create or replace function tallybook._is_foreign_cluster(p_cursors boolean) returns boolean
 language plpgsql stable

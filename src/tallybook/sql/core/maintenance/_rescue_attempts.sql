@@ -1,8 +1,9 @@
--- _rescue_attempts(worker, max_crashes, at): end the open attempts of a dead worker as lost, each with what follows.
--- Returns lost, how many; rest: some could not be ended now. Called by rescue, behind the worker's gate and with its
--- lock timeout.
--- A worker whose session is still there is silent: the network keeps it from us, and it may live. What it did alone
--- proves nothing against a job then.
+-- _rescue_attempts(worker, max_crashes, at): end the open attempts of a dead worker as lost and place their next
+-- attempts.
+-- Returns lost, their number; rest: some could not be ended now. Called by rescue, behind the worker's gate and with
+-- its lock timeout.
+-- A worker whose session still exists is only silent: the network may hide it, and it may live. Its attempts then count
+-- nothing against a job, even if it ran alone.
 create or replace function tallybook._rescue_attempts(w tallybook.worker, p_max_crashes int, p_at timestamptz,
   out lost int, out rest boolean)
 language plpgsql as $$

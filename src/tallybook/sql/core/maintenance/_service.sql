@@ -1,11 +1,11 @@
--- _service_claim(name, at): whether the caller may run this service now; nobody else does until its transaction has
+-- _service_claim(name, at): whether the caller may run this service now. Nobody else may until its transaction has
 -- ended.
 --
--- Advisory locks (class 1413565449) that are only tried: of the ten seconds that the caller is in, and of the ten
--- before. So whoever is in the same or the next ten is refused, and a claim that is stuck (a person's open transaction
--- that has run a service) holds the service up for 20 s at most. The services are safe beside each other all the same:
--- they skip what is locked. A run that takes longer than 10 s may get company.
--- Mends what a step of the server's clock has left, see _clock_back.
+-- Tries advisory locks (class 1413565449) of the current ten seconds and of the ten seconds before. So callers in the
+-- same or the next ten seconds are refused, and a stuck claim (a person's open transaction that has run a service)
+-- stops the service for at most 20 s. Services may still run side by side, because they skip locked rows; a run of more
+-- than 10 s may get company.
+-- Repairs what a step of the server's clock has left, see _clock_back.
 create or replace function tallybook._service_claim(p_name text,
   p_at timestamptz default clock_timestamp()) returns boolean
 language plpgsql as $$
@@ -20,8 +20,8 @@ begin
   return true;
 end $$;
 
--- _service_ran(name, at, effect): puts a run on record, at most one a second, and never waits for the row. It took as
--- long as the statement that it was.
+-- _service_ran(name, at, effect): record a run, at most one a second, without waiting for the row. Its duration is that
+-- of the caller's statement.
 create or replace function tallybook._service_ran(p_name text, p_at timestamptz, p_effect bigint) returns void
 language sql as $$
   update tallybook.service s set last_run_at = p_at, last_took = clock_timestamp() - statement_timestamp(),

@@ -1,5 +1,5 @@
--- _worker_fate(worker, lease, grace, at): lives, suspect (silent: look again later) or dead. Called by rescue, with its
--- settings; its head says what each means. Notes on the worker's row since when its silence is known.
+-- _worker_fate(worker, lease, grace, at): lives, suspect (silent: check again later) or dead. Called by rescue, with
+-- its settings; its head defines these. Stores in the worker's row since when its silence is known.
 create or replace function tallybook._worker_fate(w tallybook.worker, p_lease interval, p_grace interval,
   p_at timestamptz) returns text
 language plpgsql as $$

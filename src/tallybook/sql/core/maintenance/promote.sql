@@ -1,17 +1,17 @@
--- promote(max_jobs, after, at, as_service): move jobs that are due from scheduled to their lanes. Any worker may run it
--- at any time.
+-- promote(max_jobs, after, at, as_service): move due jobs from scheduled to their lanes. Any worker may run it at any
+-- time.
 --
--- Those of equal time go by fewer failures first. after: where the last call stopped, so that it does not walk over its
--- own dead rows while an old snapshot holds back vacuum; every few seconds pass null, for what was committed late.
--- Returns how many it moved, the run_at it came to, and when the next is due (null: nothing is scheduled).
--- as_service: claim the run first, and put it on record (see _service.sql); promoted is null where somebody else is
--- running it.
--- Rows that another session has locked are left to it. Without after it also moves jobs in line that were amended to
--- another lane or time, and the lines of order keys whose first was cancelled.
--- Of those that come back to their turn at a limit only so many are moved as can start; the others get a later time
--- (see _pace).
--- Reads lane, tombstone, amendment, limit_rule; deletes from scheduled; writes entry, waiting, order_line,
--- service, scheduled, rate_state.
+-- Jobs of equal time move by fewer failures first. after: where the last call stopped, so that it does not walk over
+-- its own dead rows while an old snapshot holds back vacuum; every few seconds pass null, for jobs that were committed
+-- late.
+-- Returns how many it moved, the run_at it reached, and when the next is due (null: nothing is scheduled).
+-- as_service: claim the run first, and record it (see _service.sql); promoted is null if another session is running it.
+-- Skips rows that another session has locked. Without after it also moves queued jobs that were amended to another lane
+-- or time, and the lines of order keys whose first job was cancelled.
+-- Of the jobs that return to their turn at a limit it moves only as many as can start; the others get a later time (see
+-- _pace).
+-- Reads lane, tombstone, amendment, limit_rule; deletes from scheduled; writes entry, waiting, order_line, service,
+-- scheduled, rate_state.
 -- rights: worker
 create or replace function tallybook.promote(max_jobs int default 1000, after timestamptz default null,
   at timestamptz default clock_timestamp(), as_service boolean default false, out promoted int,

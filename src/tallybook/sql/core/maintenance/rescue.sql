@@ -1,25 +1,24 @@
--- rescue(lease_time, ...): give back the work of dead workers. Returns how many attempts were lost, and how many
--- workers are suspects: their session is gone, look again after grace.
+-- rescue(lease_time, ...): return the jobs of dead workers to their lanes. Returns how many attempts were lost, and how
+-- many workers are suspects: their session is gone, look again after grace.
 --
--- A worker is dead when it has sent no heartbeat for its own lease (or lease_time, if given) and two looks have found
--- it silent, the second a third of the lease after the first: the server itself may have been away. For a worker
--- without a session the first of these looks counts from half the lease on, since nothing else shows its death: it is
--- rescued when its lease ends.
--- A worker that holds a session is also dead when the session is gone and still gone at a look grace later (a worker
--- that lost its connection takes the lock again by then). After a start of the server everybody has a whole lease to be
--- heard again. No running job is taken from a worker that beats, however long it runs. Where a lease ran out while
--- nobody looked, because the clock has stepped forward or no worker was there, a worker that may live has a whole lease
--- from the first look on.
--- An attempt of a dead worker ends as lost and its job goes back in line with one more crash; at max_crashes, and if
--- the worker held nothing else, it becomes a dead letter with the reason crashed (see _lost). What a zombie still tries
--- is refused: the outcome is there.
--- Worker by worker with a try of its gate, so that a claim in flight is never scanned past; job by job in the order of
--- their ids with a lock timeout, so that one zombie's uncommitted end does not hold up the others. A dead worker stays
--- on record until nothing of it is open.
--- as_service: claim the run first, and put it on record (see _service.sql); lost is null where somebody else is running
--- it.
--- max_jobs: no other worker is looked at once so many attempts were lost; call again while lost says as many. What one
--- worker held goes together: a job that is looked at alone would count as the one that killed it.
+-- A worker is dead when it has sent no heartbeat for its own lease (or lease_time, if given) and two checks have found
+-- it silent, the second a third of the lease after the first, because the server itself may have been away. For a
+-- worker without a session the first of these checks counts from half the lease on, since nothing else shows its death:
+-- it is rescued when its lease ends.
+-- A worker that holds a session is also dead when the session is gone and still gone at a check grace later; a worker
+-- that lost its connection takes the lock again by then. After a start of the server each worker has a whole lease to
+-- be heard again. No running job is taken from a worker that sends heartbeats, however long it runs. If a lease expired
+-- while nobody checked, because the clock has stepped forward or no worker was there, a worker that may live has a
+-- whole lease from the first check on.
+-- An attempt of a dead worker ends as lost and its job returns to its lane with one more crash. At max_crashes, and if
+-- the worker held nothing else, it becomes a dead letter with the reason crashed (see _lost). Everything that a zombie
+-- still sends is refused, because the outcome exists.
+-- Worker by worker, with a try of its gate, so that an open claim is never scanned past; job by job in the order of
+-- their ids with a lock timeout, so that one zombie's uncommitted end does not delay the others. A dead worker keeps
+-- its row until none of its attempts is open.
+-- as_service: claim the run first, and record it (see _service.sql); lost is null if another session is running it.
+-- max_jobs: checks no other worker once this many attempts were lost; call again while lost reaches it. All attempts of
+-- one worker end together: a job that is rescued alone would count as the one that killed it.
 -- Reads worker, claim, entry; writes outcome, entry, dead, worker, service.
 -- rights: worker
 create or replace function tallybook.rescue(lease_time interval default null, grace interval default '1 s',

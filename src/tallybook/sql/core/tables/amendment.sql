@@ -1,6 +1,6 @@
--- An entry is never updated. What a conflict of unique keys changes in a job that stands in line is written here;
--- whoever claims it reads it, and promote moves the job where another lane or time was asked for. A job takes it
--- along when it goes back in line, and the row goes then.
+-- An entry is never updated. Changes of a queued job by a conflict of unique keys are stored here. The claim reads
+-- them, and promote moves the job if it was given another lane or time. They become part of the job's next entry,
+-- and the row is deleted then.
 create table tallybook.amendment (
   job_id   bigint primary key,
   args     jsonb,
@@ -10,7 +10,7 @@ create table tallybook.amendment (
   version  jsonb
 );
 comment on column tallybook.amendment.xid is 'The transaction that changed it last.';
-comment on table tallybook.amendment is 'Changed args, priority or run_at of a job that stands in line.';
+comment on table tallybook.amendment is 'Changed args, priority or run_at of a queued job.';
 comment on column tallybook.amendment.version is 'The version of the changed args; null with args: the first one.';
 
 -- What _amendment_state answers; a type of its own, so that it can be asked for in a CASE, for the few jobs that have a

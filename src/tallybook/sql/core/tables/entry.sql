@@ -30,7 +30,7 @@ comment on column tallybook.entry.xid is
   'The transaction that wrote the entry: the cursor moves from snapshot to snapshot over it.';
 comment on column tallybook.entry.seq is
   'Order within one transaction; the job''s own id at first, a fresh number when it is put back.';
-comment on column tallybook.entry.max_attempts is 'How many failures end the job; null: what its task says, or 5.';
+comment on column tallybook.entry.max_attempts is 'How many failures end the job; null: its task''s limit, or 5.';
 comment on column tallybook.entry.errors is
   'What the earlier attempts failed with, oldest first; null on the way of a job that never failed.';
 comment on column tallybook.entry.expires_at is

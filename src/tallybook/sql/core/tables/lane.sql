@@ -18,8 +18,8 @@ comment on column tallybook.lane.part is
   'Empty, ''turn'' for jobs whose turn at a limit has come, ''fair'' for jobs whose turn among the keys of their '
   'queue has come, or ''task:NAME'' for jobs whose task the workers that met them did not know.';
 comment on column tallybook.lane.born is
-  'No entry of this lane can have a lower transaction id: where its first window opens. Of a retired lane: all '
-  'below is over.';
+  'No entry of this lane can have a lower transaction id: its first window begins here. Of a retired lane: all '
+  'entries below have ended.';
 comment on column tallybook.lane.retired_at is
   'Since when nobody lines up here: the database has moved to another cluster, and the lane has a successor.';
 comment on column tallybook.lane.dropped is

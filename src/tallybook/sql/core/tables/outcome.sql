@@ -1,5 +1,5 @@
--- LEDGER. Unique (entry_xid, entry_seq), made below on each class, is the lock of an attempt's end: who inserts first
--- has ended it, at whatever isolation level. Who ran it and since when stands in its claim, the rest in its entry.
+-- LEDGER. Unique (entry_xid, entry_seq), made below on each class, is the lock of an attempt's end: the first
+-- insert ends it, at any isolation level. Its claim has the worker and the start, its entry the rest.
 create table tallybook.outcome (
   entry_xid xid8 not null,
   entry_seq bigint not null,

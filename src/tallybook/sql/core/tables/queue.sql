@@ -17,6 +17,6 @@ comment on table tallybook.queue is
 comment on column tallybook.queue.retention is
   'The class of the lanes that producers use from now on; a lane keeps the class of its birth.';
 comment on column tallybook.queue.max_attempts is
-  'How many failures end a job of this queue where neither it nor its task says so; null: 5.';
+  'How many failures end a job of this queue if neither it nor its task has a limit; null: 5.';
 comment on column tallybook.queue.notify is
   'Whether its jobs'' transitions are published on the channel tallybook_jobs.';

@@ -1,4 +1,4 @@
--- Partitions of the ledgers: by retention class, then by range of transaction ids, so that what is over goes whole.
+-- Partitions of the ledgers: by retention class, then by range of transaction ids, so that old history is dropped as a whole.
 -- There is always a last range up to MAXVALUE: a producer never meets a missing partition. Prune cuts the range that
 -- is in use.
 do $$

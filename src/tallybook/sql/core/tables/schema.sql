@@ -2,7 +2,7 @@
 create schema tallybook;
 comment on schema tallybook is 'Tallybook, a job queue: start with "select * from tallybook.job"';
 
--- How one attempt ended. completed, cancelled and dead are final for the job; after the others it goes on elsewhere.
+-- How one attempt ended. completed, cancelled and dead are final for the job; after the others it has a next attempt.
 create type tallybook.ending as enum ('completed', 'failed', 'snoozed', 'cancelled', 'lost', 'moved', 'dead');
 
 -- Job ids and the numbers that order what is put back in line come from one sequence: 43 bits, below the node's 10

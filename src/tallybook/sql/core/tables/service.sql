@@ -11,7 +11,7 @@ comment on table tallybook.service is
 comment on column tallybook.service.every is
   'The longest time between two looks of one worker; what is known to be due is not waited for.';
 comment on column tallybook.service.last_run_at is
-  'Of the last run that is on record. One that has nothing to do runs once a minute, whatever every says.';
+  'Of the last recorded run. A service that has nothing to do runs once a minute, whatever every is.';
 comment on column tallybook.service.last_effect is
-  'How many jobs, or rows, the last run that is on record has changed. At most one run a second is put on record.';
+  'How many jobs, or rows, the last recorded run has changed. At most one run a second is recorded.';
 insert into tallybook.service (name, every) values ('promote', '5 s'), ('rescue', '5 s');
