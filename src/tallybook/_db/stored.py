@@ -25,11 +25,25 @@ _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 
 def loads(text: str | bytes | bytearray) -> Any:
     """JSON of the server. A number that Python cannot hold is read as its digits, a text; what is too deep as its JSON."""
+    text = text if isinstance(text, str) else text.decode()
     try:
-        return json.loads(text, parse_float=_float)
+        value = json.loads(text, parse_float=_float)
+        if text.count("[") + text.count("{") <= _DEEPEST or not _is_too_deep(value):
+            return value
     except (ValueError, RecursionError):
-        shallow = _shallow(text if isinstance(text, str) else text.decode())
-        return json.loads(shallow, parse_float=_float, parse_int=_whole)
+        pass
+    return json.loads(_shallow(text), parse_float=_float, parse_int=_whole)
+
+
+def _is_too_deep(value: Any) -> bool:
+    """Newer Pythons read what their own functions could not walk through."""
+    level = [value]
+    for _ in range(_DEEPEST):
+        inner = (one.values() if type(one) is dict else one for one in level)
+        level = [found for within in inner for found in within if type(found) in (dict, list)]
+        if not level:
+            return False
+    return True
 
 
 def _float(digits: str) -> float | str:
