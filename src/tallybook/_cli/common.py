@@ -27,6 +27,11 @@ from tallybook.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    DurationType = click.ParamType[timedelta]
+    InstantType = click.ParamType[datetime]
+else:  # generic from click 8.4 on
+    DurationType = InstantType = click.ParamType
+
 F = TypeVar("F", bound=Callable[..., Any])
 Made = Callable[[Callable[..., Any]], click.Command]
 Columns = Mapping[str, str | Callable[[Any], object]]
@@ -201,7 +206,7 @@ def gone(found: bool, what: str, name: str) -> str:
     return f"{what} {clean(name)!r} is removed"
 
 
-class _Duration(click.ParamType[timedelta]):
+class _Duration(DurationType):
     """A duration in PostgreSQL's words."""
 
     name = "duration"

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from tallybook._cli.common import DURATION, command, options, print_json
+from tallybook._cli.common import DURATION, InstantType, command, options, print_json
 from tallybook._cli.database import Db
 from tallybook._cli.errors import Problem
 from tallybook._cli.text import clean
@@ -22,7 +22,7 @@ from tallybook._model.options import Options, check_name
 from tallybook._model.payload import encode
 
 
-class _Instant(click.ParamType[datetime]):
+class _Instant(InstantType):
     """An ISO 8601 instant with its zone."""
 
     name = "instant"

@@ -9,7 +9,16 @@ from typing import Any
 
 import click
 
-from tallybook._cli.common import DURATION, Columns, command, limit_option, print_json, print_rows, state_option
+from tallybook._cli.common import (
+    DURATION,
+    Columns,
+    InstantType,
+    command,
+    limit_option,
+    print_json,
+    print_rows,
+    state_option,
+)
 from tallybook._cli.database import Db
 from tallybook._cli.enqueue import INSTANT
 from tallybook._cli.over_nodes import gathered, with_node
@@ -29,7 +38,7 @@ select r.id, r.enqueued_at, r.cursor, r.looked_to,
   from {JOBS.called()} with ordinality as r order by r.ordinality"""  # noqa: S608
 
 
-class _When(click.ParamType[datetime]):
+class _When(InstantType):
     """An instant, or how long ago."""
 
     name = "when"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tallybook._cli.common import DURATION, dsn_option
+from tallybook._cli.common import DURATION, DurationType, dsn_option
 from tallybook._cli.database import Db, connect
 from tallybook._cli.errors import Problem, problem
 from tallybook._cli.over_nodes import answers, nodes_option
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Press = Callable[[float], bool]
 
 
-class _Seconds(click.ParamType[timedelta]):
+class _Seconds(DurationType):
     """A number of seconds, or a duration in words."""
 
     name = "seconds"
