@@ -63,9 +63,9 @@ class RoundTrips:
                 if place:
                     self._pg.pipeline_sync()
                 if self._prepared:
-                    self._pg.send_query_prepared(name.encode(), params)
+                    self._pg.send_query_prepared(name.encode(), list(params))
                 else:
-                    self._pg.send_query_params(self._statements[name].encode(), params)
+                    self._pg.send_query_params(self._statements[name].encode(), list(params))
         except psycopg.Error:
             self._unwatch()
             raise
