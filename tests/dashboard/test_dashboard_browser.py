@@ -218,6 +218,23 @@ def test_live_parts_follow_without_a_reload(look: Browser, site: str, data: str)
     wait_until(lambda: look.run("return !!document.querySelector('.chart canvas')"), "the charts are drawn")
 
 
+def test_a_list_is_frozen_while_jobs_are_chosen(look: Browser, site: str, data: str) -> None:
+    """What is done to chosen jobs is off until there is one; then the list stays as it is, and counts what is newer."""
+    with psycopg.connect(data, autocommit=True) as conn:
+        put(conn, queue="list", task="first")
+        look.get(f"{site}/jobs?queue=list")
+        assert not look.find("[data-chosen]").is_enabled() and look.find("[data-hold]").text == "Live"
+        look.find("tbody input").click()
+        assert look.find("[data-chosen]").is_enabled()
+        for _ in range(3):
+            put(conn, queue="list", task="next")
+    wait_until(lambda: look.find("[data-hold]").text == "Frozen: 3 newer", "they are counted")
+    assert len(look.all("tbody tr")) == 1
+    look.find("[data-hold]").click()
+    wait_until(lambda: len(look.all("tbody tr")) == 4, "the newest list")
+    assert not look.find("[data-chosen]").is_enabled() and look.find("[data-hold]").text == "Live"
+
+
 def test_light_and_dark(look: Browser, site: str) -> None:
     """What the system says is followed; the switch turns it over, and the choice is kept from page to page."""
 
@@ -285,6 +302,7 @@ def test_every_action_works_from_its_form(look: Browser, site: str, data: str) -
     """S2-09: each button of each page, its form filled in by a person's browser, is answered by a page with a notice, in peace."""
     find_buttons = """
 document.querySelectorAll("details").forEach((one) => { one.open = true; });
+document.querySelectorAll("[data-check-all]:not(:checked)").forEach((one) => { one.click(); });
 return [...document.querySelectorAll("form[method=post] button")].filter((one) => one.checkVisibility() && !one.disabled)
   .map((one) => [new URL(one.hasAttribute("formaction") ? one.formAction : one.form.action).pathname, one])"""
 

@@ -180,6 +180,70 @@ async def test_hostile_text_is_text_and_secrets_are_dots(app: App, db: Any, dsn:
         )  # the control
 
 
+async def test_tabs_count_the_jobs_of_a_queue_and_a_task(app: App, db: Any, dsn: str) -> None:
+    """Each state whose jobs are still there has their number, of the queue and task that are asked for; other filters have none."""
+    await dead_ones(app, db, dsn, "ada", "bob")
+    for n in range(3):
+        app.tasks["note"].enqueue_sync(db, str(n))
+    app.tasks["note"].with_(delay="1 hour", queue="late").enqueue_sync(db, "later")
+
+    def tabs(page: Page) -> str:
+        return " ".join(page.said.split("drop all that match …".capitalize())[-1].split("job state")[0].split())
+
+    async with visiting(app) as visitor:
+        whole = "all scheduled 1 retrying 0 waiting 0 available 3 running 0 completed cancelled dead 2"
+        assert tabs(await visitor.get("/jobs")) == whole
+        queue = await visitor.get("/jobs?queue=charges")
+        assert tabs(queue) == "all scheduled 0 retrying 0 waiting 0 available 0 running 0 completed cancelled dead 2"
+        assert "/jobs?queue=charges&state=running" in queue.links
+        assert "scheduled 1 retrying 0 waiting 0 available 3 " in tabs(await visitor.get("/jobs?task=note"))
+        assert tabs(await visitor.get("/jobs?error=card")).startswith("all scheduled retrying waiting available ")
+
+
+async def test_a_row_has_the_args_and_the_duration(app: App, db: Any, dsn: str) -> None:
+    """Args stand in the row of a job, without what looks like a secret; one that has ended says how long it took."""
+    job = app.tasks["charge"].enqueue_sync(db, "ada", SECRET).id
+    await drain_async(app, dsn=dsn)
+    app.tasks["note"].enqueue_sync(db, "x" * 9000)
+    async with visiting(app) as visitor:
+        (row,) = re.findall(rf"{job} dead charge.*", " ".join((await visitor.get("/jobs?state=dead")).said.split()))
+        assert '"user": "ada"' in row and '"password": "••••••"' in row and re.search(r"UTC [\d.]+ m?s", row)
+        (row,) = re.findall("Note xxx.*", " ".join((await visitor.get("/jobs?state=available")).said.split()))
+        assert len(row) < 400 and " … 0 " in row and " UTC – " in f"{row} "  # it has not ended
+
+
+async def test_queues_and_tasks_are_offered(app: App, db: Any, dsn: str) -> None:
+    """The fields for queue and task complete what is typed from the names that there are."""
+    await dead_ones(app, db, dsn, "ada")
+    async with visiting(app) as visitor:
+        page = await visitor.get("/jobs")
+        offered = [found["value"] for tag, found in page.tags if tag == "option"]
+        lists = [found["list"] for tag, found in page.tags if "list" in found]
+        assert offered == ["charges", "charge"] and lists == ["queues", "tasks"]
+
+
+async def test_a_list_of_jobs_is_live(app: App, db: Any) -> None:
+    """The first page of a list has a topic that shows what comes; a further page and one with a wrong filter have none."""
+    async with visiting(app) as visitor:
+        page = await visitor.get("/jobs?queue=mail&state=available")
+        (topic,) = [found["data-live"] for _, found in page.tags if "data-live" in found]
+        assert topic == "jobs:queue=mail&state=available"
+        for address in ("/jobs?after=i9", "/jobs?queue=" + "q" * 300):
+            assert not [found for _, found in (await visitor.get(address)).tags if "data-live" in found]
+    site = dashboard(app)
+    stream = await site.live.watch([topic, "jobs:state=odd"])
+    job = app.tasks["note"].enqueue_sync(db, "hi").id
+    async for chunk in stream:
+        if (said := chunk.decode()).startswith(f"event: {topic}"):
+            page = Page(said)
+            if f"/job/{job}" in page.links:
+                break
+    assert "token" not in page.hidden and "/jobs?queue=mail&state=dead" in page.links
+    await stream.aclose()  # type: ignore[attr-defined]
+    await site.live.close()
+    await site.aclose()
+
+
 async def test_one_job(app: App, db: Any, dsn: str) -> None:
     """A job's page has its attempts, errors, links and why; retry, cancel and drop do what they say, each with one audit row."""
     charge, note = app.tasks["charge"], app.tasks["note"]

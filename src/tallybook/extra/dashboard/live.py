@@ -59,6 +59,7 @@ class Live:
         self._asks: dict[str, Ask] = {}
         self._over: dict[str, AskAll] = {}
         self._place: dict[str, Place] = {}
+        self._each: set[str] = set()
         self._watched: Counter[str] = Counter()
         self._said: dict[str, _Said] = {}
         self._asked: set[str] = set()
@@ -77,13 +78,19 @@ class Live:
         if place is not None:
             self._place[name] = place
 
-    def over(self, name: str, ask: AskAll) -> None:
-        """Give a topic its question to all nodes; there is one of it, or, where there are several nodes, one a node, too."""
+    def over(self, name: str, ask: AskAll, *, each: bool = False) -> None:
+        """Give a topic its question to all nodes; there is one of it, or, where there are several nodes, one a node, too.
+
+        `each`: there is one for each text that follows the colon.
+        """
         self._over[name] = ask
+        if each:
+            self._each.add(name)
 
     def knows(self, topic: str) -> bool:
         name, colon, _ = topic.partition(":")
-        if name not in self._asks and (name not in self._over or (colon and not self._nodes.many)):
+        is_one = not colon or self._nodes.many or name in self._each
+        if name not in self._asks and not (name in self._over and is_one):
             return False
         return len(topic) <= 200 and topic.isprintable()
 

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from tallybook._db import nodes as finding
 from tallybook._db.driver import Error
@@ -134,6 +134,16 @@ class Nodes:
         A node that does not answer has an error instead of a value. What Tallybook refuses is raised.
         """
         return await asyncio.gather(*(self.ask_one(at, question) for at in await self.chosen(only)))
+
+    async def answered(
+        self, question: Callable[[Conn, str], Awaitable[T]], only: str = ""
+    ) -> tuple[dict[str, T], list[Said[T]]]:
+        """What the nodes answer, by name, and those that do not. QueueUnavailable where none answers."""
+        said = await self.ask(question, only)
+        away = [one for one in said if one.error is not None]
+        if len(away) == len(said):
+            raise QueueUnavailable(f"node {said[0].name}", said[0].error or "")
+        return {one.name: cast(T, one.value) for one in said if one.error is None}, away
 
     async def chosen(self, only: str = "") -> list[At]:
         """All nodes, or the one of this name. UnknownNode."""

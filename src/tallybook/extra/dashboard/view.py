@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from starlette.requests import Request
@@ -15,7 +15,7 @@ from tallybook._app import App
 from tallybook._db import audit
 from tallybook._db.driver import DataError, InsufficientPrivilege, QueryCanceled
 from tallybook._db.verb import Verb, run
-from tallybook.errors import InvalidArgument, QueueUnavailable, TallybookError
+from tallybook.errors import InvalidArgument, TallybookError
 from tallybook.extra.dashboard.asked import job_of
 from tallybook.extra.dashboard.database import IN_THE_WAY, READ_TIMEOUT, Conn
 from tallybook.extra.dashboard.gate import Visit
@@ -70,11 +70,8 @@ class View:
 
         QueueUnavailable where none answers.
         """
-        said = await self.site.nodes.ask(question, self.asked("node"))
-        self.away = [one for one in said if one.error is not None]
-        if len(self.away) == len(said):
-            raise QueueUnavailable(f"node {said[0].name}", said[0].error or "")
-        return {one.name: cast(T, one.value) for one in said if one.error is None}
+        found, self.away = await self.site.nodes.answered(question, self.asked("node"))
+        return found
 
     def asked(self, name: str, default: str = "") -> str:
         """A parameter of the query, without blanks around it."""

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
+from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
 from tallybook._db.jobs import STATES
-from tallybook._model.lists import JobLine, JobPage
+from tallybook._model.counting import Counts
+from tallybook._model.lists import JobPage
 from tallybook._model.merged import goes_on, merged, places
 from tallybook.errors import InvalidArgument, TallybookError
 from tallybook.extra.dashboard import bulk_actions
 from tallybook.extra.dashboard.asked import links_of, text_of, when_of
 from tallybook.extra.dashboard.bulk_actions import VERBS
 from tallybook.extra.dashboard.database import Conn
+from tallybook.extra.dashboard.live import MOST_TOPICS
+from tallybook.extra.dashboard.pages.queues import rows
 from tallybook.extra.dashboard.redact import error_view
+from tallybook.extra.dashboard.shared import Shared
 from tallybook.extra.dashboard.view import Pages, View
 
 pages = Pages()
@@ -23,14 +30,25 @@ _PAGE = 50
 _LOOKED = 20_000
 """Rows of the ledger that one answer may pass over: the page is there at once, and one can look further."""
 _SAMPLE = 10
+_NAMES = 500
+_SHARE = 20
+OPEN = ("scheduled", "retrying", "waiting", "available", "running", "dead")
+"""States whose jobs the counters count; of others they count how many there have ever been."""
+# Args of more than 4 kB are not read for a list.
+_MORE = """\
+select i.id, j.args, j.took from unnest(%s::bigint[]) as i(id) cross join lateral (
+  select case when pg_column_size(x.args) <= 4000 then x.args end as args, x.ended_at - x.last_attempt_at as took
+    from tallybook.job as x where x.id = i.id limit 1) as j"""
+Ask = Callable[[Callable[[Conn, str], Awaitable[JobPage]]], Awaitable[dict[str, JobPage]]]
+"""Puts a question to the nodes: the answers by their names."""
 
 
-def _asked(view: View) -> dict[str, Any]:
+def _asked(params: QueryParams) -> dict[str, Any]:
     """The filter, as the address says it."""
     said: dict[str, Any] = {
-        name: view.asked(name) for name in ("queue", "task", "error", "since", "before", "unserved")
+        name: params.get(name, "").strip() for name in ("queue", "task", "error", "since", "before", "unserved")
     }
-    return said | {"state": view.asked_all("state"), "link": view.asked_all("link")}
+    return said | {name: [one.strip() for one in params.getlist(name) if one.strip()] for name in ("state", "link")}
 
 
 def _filter(asked: dict[str, Any]) -> dict[str, Any]:
@@ -46,43 +64,106 @@ def _filter(asked: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-async def _page(view: View, said: dict[str, Any], most: int) -> JobPage:
-    """The jobs of all nodes, or of the one database."""
-    after = text_of("after", view.asked("after"))
-    place = places(after) if view.site.nodes.many else {"": after or ""}
+class List:
+    """The jobs of all nodes, or of the one database, that match what an address asks for."""
 
-    async def read(conn: Conn, node: str) -> JobPage:
-        if not goes_on(place, node):
-            return JobPage([], None, None)
-        return await view.app.jobs.list(**said, after=place.get(node) or None, max_jobs=most, max_looked=_LOOKED).on(
-            conn
+    def __init__(self, site: Shared, ask: Ask, params: QueryParams) -> None:
+        self._app, self._many, self._ask = site.app, site.nodes.many, ask
+        self.asked = _asked(params)
+        self._after = params.get("after", "").strip()
+        self._more: dict[int, dict[str, Any]] = {}
+        self._counts: list[Counts] = []
+
+    async def page(self, said: dict[str, Any], most: int, *, whole: bool = False) -> JobPage:
+        """One page of them; `whole`: with what the rows of a list show besides, and with the counts of the tabs."""
+        after = text_of("after", self._after)
+        place = places(after) if self._many else {"": after or ""}
+
+        async def read(conn: Conn, node: str) -> JobPage:
+            found = JobPage([], None, None)
+            if goes_on(place, node):
+                jobs = self._app.jobs.list(**said, after=place.get(node) or None, max_jobs=most, max_looked=_LOOKED)
+                found = await jobs.on(conn)
+            if whole:
+                self._more |= {one["id"]: one for one in await rows(conn, _MORE, [one.id for one in found.jobs])}
+                self._counts += await self._app.counts.list().on(conn)
+            return found
+
+        found = await self._ask(read)
+        if not self._many:
+            return found[""]
+        pairs, after, looked_to = merged(
+            {name: (one.jobs, one.next, one.looked_to) for name, one in found.items()}, place, most
         )
+        return JobPage([one for _, one in pairs], after, looked_to)
 
-    found = await view.ask(read)
-    if not view.site.nodes.many:
-        return found[""]
-    pairs, after, looked_to = merged(
-        {name: (one.jobs, one.next, one.looked_to) for name, one in found.items()}, place, most
-    )
-    return JobPage([one for _, one in pairs], after, looked_to)
+    async def shown(self) -> dict[str, Any]:
+        """What the live part of the page shows."""
+        page = await self.page(_filter(self.asked), _PAGE, whole=True)
+        names = [name for name in self.asked if name not in ("queue", "task", "state") and self.asked[name]]
+        return {
+            "jobs": page.jobs, "more": self._more, "asked": self.asked, "states": STATES, "after": page.next,
+            "looked_to": page.looked_to if len(page.jobs) < _PAGE else None, "counts": None if names else self._sums(),
+            "first": not self._after,
+        }  # fmt: skip
+
+    def _sums(self) -> dict[str, int]:
+        """How many jobs of this queue and task are in each state; of those that have ended the counters know no such number."""
+        meant = [
+            one for one in self._counts
+            if self.asked["queue"] in ("", one.queue) and self.asked["task"] in ("", one.task)
+        ]  # fmt: skip
+        return {state: sum(getattr(one, state) for one in meant) for state in OPEN}
+
+    def names(self) -> dict[str, list[str]]:
+        """What the fields for queue and task offer."""
+        queues, tasks = {one.queue for one in self._counts}, {one.task for one in self._counts}
+        return {"queues": sorted(queues)[:_NAMES], "tasks": sorted(tasks)[:_NAMES]}
+
+
+def topics(site: Shared) -> None:
+    until: dict[str, float] = {}
+
+    async def live(address: str) -> str | None:
+        """The list as it is now; one that takes long is read less often, so that it costs 5 % of a core at most."""
+        began = time.monotonic()
+        if began < until.get(address, 0.0):
+            return None
+        params = QueryParams(address)
+        only = params.get("node", "")
+
+        async def ask(question: Callable[[Conn, str], Awaitable[JobPage]]) -> dict[str, JobPage]:
+            return (await site.nodes.answered(question, only))[0]
+
+        found = List(site, ask, params)
+        try:
+            return site.fragment("jobs_live.html", only, **await found.shown())
+        except InvalidArgument:
+            return None
+        finally:
+            if len(until) >= MOST_TOPICS:
+                until.clear()
+            until[address] = time.monotonic() + _SHARE * (time.monotonic() - began)
+
+    site.live.over("jobs", live, each=True)
 
 
 @pages.page("/jobs")
 async def jobs(view: View) -> Response:
-    asked, first = _asked(view), not view.asked("after")
-    lines: list[JobLine] = []
-    problem, after, looked_to = None, None, None
+    found = List(view.site, view.ask, view.request.query_params)
+    shown: dict[str, Any] = {}
+    problem = None
     try:
-        page = await _page(view, _filter(asked), _PAGE)
-        lines, after = page.jobs, page.next
-        if len(lines) < _PAGE:
-            looked_to = page.looked_to
+        shown = await found.shown()
     except TallybookError as error:
         problem = str(error)
-    can = {verb.name: any(one.state in verb.states for one in lines) for verb in VERBS.values()}
+    asked = found.asked
+    verbs = [verb for verb in VERBS.values() if {*verb.states} & {*(asked["state"] or verb.states)}]
+    topic = f"jobs:{view.request.url.query}"
+    is_live = shown and shown["first"] and view.site.live.knows(topic)
     return view.render(
-        "jobs.html", status=400 if problem else 200, jobs=lines, asked=asked, states=STATES, problem=problem, after=after,
-        looked_to=looked_to, first=first, filtered=any(asked.values()), verbs=[verb for verb in VERBS.values() if can[verb.name]],
+        "jobs.html", status=400 if problem else 200, problem=problem, filtered=any(asked.values()), verbs=verbs,
+        topic=topic if is_live else None, **{"asked": asked, "jobs": [], **shown, **found.names()},
     )  # fmt: skip
 
 
@@ -91,13 +172,15 @@ async def preview(view: View) -> Response:
     verb = VERBS.get(view.asked("verb"))
     if verb is None:
         raise InvalidArgument(f"What can be done to jobs is {', '.join(VERBS)}.")
-    asked, found, after = _asked(view), bulk_actions.begun(view, verb), None
+    found, after = bulk_actions.begun(view, verb), None
+    matching = List(view.site, view.ask, view.request.query_params)
+    asked = dict(matching.asked)
     said = _filter(asked)
     meant = said["states"] or [state for state in STATES if state not in verb.if_asked]
     said["states"] = [state for state in verb.states if state in meant]
     if said["states"]:
         with bulk_actions.looking(view, found):
-            page = await _page(view, said, found.room)
+            page = await matching.page(said, found.room)
             after, found.looked_to = page.next, page.looked_to
             found.ids = [one.id for one in page.jobs]
             found.states.update(one.state for one in page.jobs)
@@ -108,7 +191,7 @@ async def preview(view: View) -> Response:
     # "2 hours" is to mean the same two hours at every look.
     asked |= {name: said[name].isoformat() for name in ("since", "before") if said[name]}
     return bulk_actions.preview(
-        view, found, at="/jobs/preview", to=f"/jobs/{verb.name}", back=view.url("/jobs", **_asked(view)), asked=asked, after=after
+        view, found, at="/jobs/preview", to=f"/jobs/{verb.name}", back=view.url("/jobs", **matching.asked), asked=asked, after=after
     )  # fmt: skip
 
 

@@ -8,7 +8,6 @@ from typing import Any
 from starlette.responses import Response
 
 from tallybook._db import top
-from tallybook.errors import QueueUnavailable
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.dashboard.pages.queues import rows
 from tallybook.extra.dashboard.shared import Shared
@@ -50,10 +49,8 @@ class Workers:
 
     async def fragment(self, only: str) -> str:
         """What is live of the page. QueueUnavailable where no node answers."""
-        said = await self._site.nodes.ask(self.of, only)
-        if all(one.value is None for one in said):
-            raise QueueUnavailable(f"node {said[0].name}", said[0].error or "")
-        return self._site.fragment("workers_live.html", only, **listed([one.value for one in said if one.value]))
+        found, _ = await self._site.nodes.answered(self.of, only)
+        return self._site.fragment("workers_live.html", only, **listed(found.values()))
 
 
 def listed(found: Iterable[tuple[list[dict[str, Any]], list[dict[str, Any]]]]) -> dict[str, Any]:

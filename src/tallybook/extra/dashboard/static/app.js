@@ -22,6 +22,12 @@
   times();
   setInterval(times, 1000);
 
+  // What is done to the chosen jobs is off while none is chosen.
+  const chosen = () => {
+    for (const button of document.querySelectorAll("[data-chosen]")) button.disabled = !button.form.querySelector("input[name=job]:checked");
+  };
+  chosen();
+
   // Live parts: one stream a page. What comes is written by the server for everybody, so it is put in as it is.
   const parts = [...document.querySelectorAll("[data-live]")];
   const node = document.body.dataset.node;
@@ -43,11 +49,36 @@
       for (const part of parts) stream.addEventListener(part.dataset.live, (event) => put(part, event.data));
       stream.addEventListener(point, (event) => document.dispatchEvent(new CustomEvent("point", { detail: JSON.parse(event.data) })));
     };
+    // A list stays as it is while jobs are chosen in it, or by its button, which says how many newer ones there are.
+    const hold = document.querySelector("[data-hold]");
+    const list = document.querySelector("[data-list]");
+    let held = false, newest = null;
+    const newer = (text) => {
+      const fresh = [...new DOMParser().parseFromString(text, "text/html").querySelectorAll("tbody tr")];
+      const known = fresh.findIndex((row) => document.getElementById(row.id));
+      return known < 0 ? `${fresh.length}+` : known;
+    };
     const put = async (part, text) => {
-      if (part.contains(document.activeElement) && document.activeElement.matches("input, select, textarea")) return;
+      if (part === list) {
+        newest = text;
+        if (held || part.querySelector("input:checked")) {
+          hold.textContent = `Frozen: ${newer(text)} newer`;
+          return;
+        }
+        hold.textContent = "Live";
+      } else if (part.contains(document.activeElement) && document.activeElement.matches("input, select, textarea")) return;
       await htmx.swap({ sourceElement: part, target: part, text, swap: "innerMorph" });
       times(part);
+      chosen();
     };
+    if (hold) hold.hidden = false;
+    hold?.addEventListener("click", () => {
+      held = hold.textContent === "Live";
+      hold.textContent = held ? "Frozen" : "Live";
+      if (held) return;
+      for (const box of list.querySelectorAll("input:checked")) box.checked = false;
+      if (newest) put(list, newest);
+    });
     // A page that nobody sees asks for nothing.
     document.addEventListener("visibilitychange", () => {
       if (document.hidden) stream?.close();
@@ -69,6 +100,7 @@
     }
     const all = event.target.closest("[data-check-all]");
     if (all) for (const box of all.closest("form").querySelectorAll(`input[name="${all.dataset.checkAll}"]`)) box.checked = all.checked;
+    chosen();
   });
   document.addEventListener("submit", (event) => {
     const question = event.submitter?.dataset.ask ?? event.target.dataset.ask;
