@@ -3,7 +3,8 @@
 History, line and jobs of all other states are put in as for `why`; a thousand queues, a million subjects, the audit and some
 schedules besides. Every route that is read is asked for, with parameters out of the data, filters that match often, rarely and
 never, and pages further on, 60 times in random order over one connection; the slowest page's p95 is the figure. Then 200
-viewers look at the live pages at once, and the server is asked which of its sessions do anything for them.
+viewers look at the live pages at once, and the server is asked which of its sessions do anything for them, that of the doctor
+apart, which looks once a minute.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def addresses(jobs: dict[str, list[int]], worker: int, cursor: str) -> dict[str,
     queue, rare = f"q7{_LONG[:40]}", "nothing-has-this-name"
     tabs = {"retry": "dead", "cancel": "available", "drop": "dead"}
     return {
-        "/": ["/", "/?span=7d"],
+        "/": ["/", "/?flow=7d&level=7d"],
         "/series": ["/series?span=15m", "/series?span=3h", "/series?span=7d", "/series?span=7d&queue=default"],
         "/queues": ["/queues", "/queues?q=q99&order=name", "/queues?from=900&order=oldest", f"/queues?q={rare}"],
         "/queue": ["/queue?name=default", f"/queue?name={queue}"],
@@ -138,7 +139,8 @@ def _measure(base: str, asked: dict[str, list[str]], times: int) -> tuple[dict[s
 
 _BUSY = """\
 select pid, query_start from pg_stat_activity
- where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'"""
+ where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'
+   and application_name <> 'tallybook web doctor'"""
 _DONE = "select xact_commit + xact_rollback from pg_stat_database where datname = current_database()"
 
 

@@ -215,7 +215,13 @@ def test_live_parts_follow_without_a_reload(look: Browser, site: str, data: str)
     wait_until(lambda: "brand-new" in look.text, "the new queue appears")
     assert look.run("return window.same") is True
     assert not look.find("[data-stale]").is_displayed()
-    wait_until(lambda: look.run("return !!document.querySelector('.chart canvas')"), "the charts are drawn")
+    wait_until(lambda: len(look.all(".chart canvas")) == 2, "the charts are drawn")
+    legend = look.run("return [...document.querySelectorAll('.u-series td')].map((one) => one.innerText)")
+    assert len(legend) == 8 and all(re.search(r"\d", one) for one in legend), legend
+    assert all(re.fullmatch(r"[\d-]{10} \d\d:\d\d UTC", one) for one in (legend[0], legend[3])), legend
+    look.find("a[data-span='7d']").click()
+    shown = "return [...document.querySelectorAll('[data-chart]')].map((one) => one.dataset.span)"
+    assert look.run(shown) == ["7d", "15m"] and look.run("return window.same") and look.path == "/?flow=7d"
 
 
 def test_a_list_is_frozen_while_jobs_are_chosen(look: Browser, site: str, data: str) -> None:

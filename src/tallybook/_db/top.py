@@ -14,6 +14,7 @@ import psycopg
 from tallybook._db.declared import Declared
 from tallybook._db.stored import loads
 from tallybook._db.texts import at
+from tallybook._model.counting import Throughput
 
 Conn = psycopg.Connection[Any]
 
@@ -228,6 +229,14 @@ def added(rates: Sequence[Rates]) -> Rates:
         total([one.failed for one in rates]),
         dict(of_queues),
     )
+
+
+def flow(found: Sequence[Throughput]) -> Rates:
+    """Those of a span of time."""
+    of_queues: Counter[str] = Counter()
+    for one in found:
+        of_queues[one.queue] += one.completed_per_s  # type: ignore[assignment]
+    return Rates(None, sum(of_queues.values()), sum(one.failed_per_s for one in found), dict(of_queues))
 
 
 _ENTERED = ("available", "running", "scheduled", "retrying", "waiting", "dead", "completed", "cancelled")

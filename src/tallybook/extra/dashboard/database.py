@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import psycopg
@@ -16,6 +15,7 @@ from tallybook._db.source import Source
 from tallybook._db.standby import LAG, Standby
 from tallybook._db.stored import READER
 from tallybook.errors import CommitUnknown, QueueUnavailable
+from tallybook.extra.dashboard.examination import Examination
 
 Conn = psycopg.AsyncConnection[tuple[Any, ...]]
 
@@ -69,6 +69,8 @@ class Database:
         self._pool: AsyncConnectionPool[Conn] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opening = asyncio.Lock()
+        self.examination = Examination(lambda: self.conninfo)
+        """What the doctor finds in it."""
 
     @property
     def conninfo(self) -> str:
@@ -79,10 +81,6 @@ class Database:
     def _server(self) -> str:
         """For people."""
         return f"{'the standby ' if self._is_standby else ''}{dsn_for_people(self.conninfo)}"
-
-    def finder(self) -> Callable[[], str]:
-        """What finds the connection string, without a reference to this."""
-        return partial(self._source.conninfo, self._dsn)
 
     async def open(self) -> AsyncConnectionPool[Conn]:
         """The pool of this event loop. It connects in the background: a server that is away is no error yet."""

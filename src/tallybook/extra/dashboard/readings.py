@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tallybook._db import top
-from tallybook._db.counting import COMPLETED
+from tallybook._db.counting import COMPLETED, throughput
 from tallybook._db.top import Reading
+from tallybook._db.verb import run
 from tallybook.errors import QueueUnavailable
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.dashboard.nodes import Nodes
@@ -17,8 +18,9 @@ from tallybook.extra.dashboard.nodes import Nodes
 STATES = ("available", "running", "scheduled", "retrying", "waiting", "dead")
 _MOST_QUEUES = 12
 _SAME_LOOK = 0.5  # seconds; the two topics of a page share one look
-_RECENT = 10.0  # seconds
-_TODAY_GOOD = 5.0  # seconds; it reads a day's series
+_FLOW_GOOD = 5.0  # seconds; it reads a day's series
+_SHOWN = ("paused", "workers", "horizon")
+"""Checks of the doctor whose findings the overview shows by itself, at once."""
 _COMPLETED_TODAY = f"""\
 select cast(coalesce(sum(c.completed), 0) as bigint)
   from {COMPLETED.called(since="date_trunc('day', clock_timestamp())")} as c"""  # noqa: S608
@@ -41,27 +43,21 @@ class Database:
 
     def __init__(self) -> None:
         self.last: Look | None = None
-        self._today, self._today_until = 0, 0.0
+        self._flow, self._flow_until = (top.Rates(), 0), 0.0
 
-    async def look(self, conn: Conn, *, first: bool = False) -> Look:
-        """Read it. `first` is for the first sight of a page: the poller's last look stays, so rates are between two of its own."""
-        recent = self._recent()
+    async def look(self, conn: Conn) -> Look:
         now = await top.read_async(conn, None if self.last is None else self.last.reading)
-        rates = top.Rates() if first or recent is None else top.rates(recent.reading, now)
-        found = Look(now, rates, await self._completed_today(conn), time.monotonic())
-        if recent is None or not first:
-            self.last = found
-        return found
+        self.last = Look(now, *await self._ended(conn), time.monotonic())
+        return self.last
 
-    def _recent(self) -> Look | None:
-        """The last look, unless nobody has looked for a while: nobody wants the rate of a night."""
-        return self.last if self.last and time.monotonic() - self.last.at < _RECENT else None
-
-    async def _completed_today(self, conn: Conn) -> int:
-        if time.monotonic() > self._today_until:
+    async def _ended(self, conn: Conn) -> tuple[top.Rates, int]:
+        """The rates of the last minute, and how many jobs completed today."""
+        if time.monotonic() > self._flow_until:
             row = await (await conn.execute(_COMPLETED_TODAY)).fetchone()
-            self._today, self._today_until = row[0] if row else 0, time.monotonic() + _TODAY_GOOD
-        return self._today
+            ended = await run(conn, throughput("1 min"))
+            self._flow = top.flow(ended), row[0] if row else 0
+            self._flow_until = time.monotonic() + _FLOW_GOOD
+        return self._flow
 
 
 class Readings:
@@ -71,11 +67,11 @@ class Readings:
         self._nodes = nodes
         self._of: dict[str, Database] = {}
 
-    async def read(self, only: str = "", *, first: bool = False) -> dict[str, Any]:
+    async def read(self, only: str = "") -> dict[str, Any]:
         """As the overview takes it. QueueUnavailable where no node has ever answered."""
 
         async def look(conn: Conn, name: str) -> Look:
-            return await self._of.setdefault(name, Database()).look(conn, first=first)
+            return await self._of.setdefault(name, Database()).look(conn)
 
         said = await self._nodes.ask(look, only)
         found = {one.name: one.value or self.last(one.name) for one in said}
@@ -86,6 +82,12 @@ class Readings:
         rates = top.added([one.value.rates for one in said if one.value]) if self._nodes.many else known[""].rates
         return standing(now, rates) | {
             "today": sum(one.today for one in known.values()),
+            "findings": [
+                (at.name, one)
+                for at in await self._nodes.chosen(only)
+                for one in at.database.examination.last()
+                if not one.good and one.name not in _SHOWN
+            ],
             "gone": [(one.name, one.error, self.age(one.name)) for one in said if one.error is not None],
         }
 
@@ -99,14 +101,16 @@ class Readings:
         return None if found is None else time.monotonic() - found.at
 
     async def point(self, only: str = "") -> str:
-        """The newest point of the charts: time, completed and failed a second, in line, running."""
+        """The newest point of the charts: time, rates of the last minute, jobs by state."""
         found = [self.last(at.name) for at in await self._nodes.chosen(only)]
         if not any(one and time.monotonic() - one.at < _SAME_LOOK for one in found):
             await self.read(only)
             found = [self.last(at.name) for at in await self._nodes.chosen(only)]
         queues = [queue for one in found if one for queue in one.reading.queues.values()]
-        sums = {state: sum(one[state] or 0 for one in queues) for state in (*STATES, "completed", "failed")}
-        return json.dumps({"at": max(one.reading.now.timestamp() for one in found if one), **sums})
+        sums = {state: sum(one[state] or 0 for one in queues) for state in STATES}
+        rates = top.added([one.rates for one in found if one])
+        at = max(one.reading.now.timestamp() for one in found if one)
+        return json.dumps({"at": at, "completed": rates.completed, "failed": rates.failed, **sums})
 
 
 def standing(now: Reading, rates: top.Rates) -> dict[str, Any]:
@@ -114,7 +118,7 @@ def standing(now: Reading, rates: top.Rates) -> dict[str, Any]:
     queues = sorted(
         now.queues.values(), key=lambda one: (-(one["available"] + one["running"] + one["dead"]), one["name"])
     )
-    total = {state: sum(one[state] or 0 for one in queues) for state in (*STATES, "completed", "failed")}
+    total = {state: sum(one[state] or 0 for one in queues) for state in STATES}
     return {
         "now": now, "rates": rates, "total": total,
         "queues": queues[:_MOST_QUEUES], "more_queues": max(0, len(queues) - _MOST_QUEUES),

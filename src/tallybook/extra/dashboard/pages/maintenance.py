@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import time
-from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from starlette.responses import Response
 
-from tallybook._db import doctor
-from tallybook._db.driver import Error, connect
-from tallybook._db.link import CONNECT, dsn_for_people
-from tallybook._model.finding import LEVELS, Finding
-from tallybook.errors import TallybookError
-from tallybook.extra.dashboard.database import Database
+from tallybook._model.finding import LEVELS
 from tallybook.extra.dashboard.pages.queues import rows
 from tallybook.extra.dashboard.view import Act, Pages, View
 
@@ -26,60 +16,6 @@ pages = Pages()
 _SCHEMA = """\
 select i.version, i.works_from, i.node, i.installed_at, i.migrated_at, current_setting('server_version') as server
   from tallybook.installed as i"""
-_WAIT = 0.02
-"""So long a page waits for the doctor, in seconds; what it has found by then is shown, and the page asks for the rest."""
-_PATIENCE = timedelta(seconds=2)
-"""So long each group of its checks may take: none is given up much later than the page that asked for it."""
-_GOOD = 10.0
-"""So long what it has found is shown to everybody who asks, in seconds."""
-
-
-class Examination:
-    """The doctor in a thread of its own, one at a time for all viewers: a page does not wait for a check that takes long."""
-
-    def __init__(self, conninfo: Callable[[], str]) -> None:
-        self._conninfo = conninfo
-        self._looking: asyncio.Task[None] | None = None
-        self._found: list[Finding] = []
-        self._ended = float("-inf")
-        self.runs = 0
-        """How often it has looked."""
-
-    async def look(self, wait: float = _WAIT) -> tuple[list[Finding], bool]:
-        """What it finds, at most 10 s old, and whether that is all; after `wait` seconds what there is by then."""
-        looking = self._looking
-        if looking is None or (looking.done() and time.monotonic() - self._ended >= _GOOD):
-            self._found = []
-            self.runs += 1
-            looking = self._looking = asyncio.create_task(asyncio.to_thread(self._run), name="tallybook doctor")
-        await asyncio.wait((looking,), timeout=wait)
-        return list(self._found), looking.done()
-
-    def _run(self) -> None:
-        try:
-            with connect(self._conninfo(), **CONNECT, application_name="tallybook web doctor") as conn:
-                conn.prepare_threshold = None
-                for one in doctor.examine(conn, patience=_PATIENCE):
-                    self._found.append(one)
-        except (Error, TallybookError, OSError) as error:
-            where = ""
-            with contextlib.suppress(TallybookError):
-                where = f" {dsn_for_people(self._conninfo())}"
-            text = f"the doctor has no connection to the database{where}: {type(error).__name__}"
-            advice = "See whether the server is up and has a connection to spare."
-            self._found.append(Finding(name="connection", level="problem", finding=text, advice=advice))
-        finally:
-            self._ended = time.monotonic()
-
-
-_EXAMINATIONS: WeakKeyDictionary[Database, Examination] = WeakKeyDictionary()
-
-
-def examination(database: Database) -> Examination:
-    if database not in _EXAMINATIONS:
-        # Not the database itself: it would never be forgotten.
-        _EXAMINATIONS[database] = Examination(database.finder())
-    return _EXAMINATIONS[database]
 
 
 @pages.page("/maintenance")
@@ -108,7 +44,7 @@ async def findings(view: View) -> Response:
 
 
 async def _findings(view: View) -> dict[str, Any]:
-    found, complete = await examination((await view.at()).database).look()
+    found, complete = await (await view.at()).database.examination.look()
     found = sorted(found, key=lambda one: -LEVELS.index(one.level))
     return {
         "bad": [one for one in found if not one.good or one.level == "note"],

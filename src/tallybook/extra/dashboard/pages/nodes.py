@@ -28,7 +28,7 @@ def topics(site: Shared) -> None:
 async def _standing(site: Shared) -> list[dict[str, object]]:
     """All of them, also those that have never answered."""
     with suppress(QueueUnavailable):  # none answers: the page says so of each
-        await site.overview.read(first=True)
+        await site.overview.read()
     return [_node(site, at) for at in await site.nodes.known()]
 
 

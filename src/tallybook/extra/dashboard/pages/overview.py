@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
+from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
+from tallybook._db.top import Rates, flow
+from tallybook._db.top import added as rates_added
 from tallybook._model.counting import Level, added
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.dashboard.shared import Shared
@@ -14,10 +18,10 @@ from tallybook.extra.dashboard.view import Pages, View
 pages = Pages()
 
 _SPANS = {
-    "15m": ("15 minutes", 900, 60),
-    "3h": ("3 hours", 10_800, 300),
-    "1d": ("1 day", 86_400, 1800),
-    "7d": ("7 days", 604_800, 14_400),
+    "15m": ("15 min", 900, 60),
+    "3h": ("3 h", 10_800, 300),
+    "1d": ("1 d", 86_400, 1800),
+    "7d": ("7 d", 604_800, 14_400),
 }
 
 
@@ -29,31 +33,38 @@ def topics(site: Shared) -> None:
     site.live.over("point", site.overview.point)
 
 
+def spans_of(view: View) -> dict[str, Any]:
+    """For the charts of a page: the span of each, and those that there are."""
+    chosen = {kind: view.asked(kind) for kind in ("flow", "level")}
+    return {"spans": _SPANS, "chosen": {kind: key if key in _SPANS else "15m" for kind, key in chosen.items()}}
+
+
 @pages.page("/")
 async def overview(view: View) -> Response:
     """The page; what is live on it is read once for the first sight."""
-    span = view.asked("span", "15m")
-    span = span if span in _SPANS else "15m"
-    found = await view.site.overview.read(view.asked("node"), first=True)
-    return view.render("overview.html", span=span, spans=_SPANS, **found)
+    return view.render("overview.html", **spans_of(view), **await view.site.overview.read(view.asked("node")))
 
 
 @pages.page("/series")
 async def series(view: View) -> Response:
-    """The charts' points, as columns: time, then what completed, failed and came in, and how many were open, waiting and dead."""
+    """The charts' points, as columns: time, what completed and failed a second, how many were open, waiting and so on.
+
+    A point stands at the end of its step; the last one is of now, its rates are those of the last minute.
+    """
     _, seconds, step = _SPANS.get(view.asked("span"), _SPANS["15m"])
     queue = view.asked("queue") or None
 
-    async def read(conn: Conn, _: str) -> list[Level]:
+    async def read(conn: Conn, _: str) -> tuple[list[Level], Rates]:
         every, since = timedelta(seconds=step), timedelta(seconds=seconds)
-        return await view.app.counts.levels(step=every, since=since, queue=queue).on(conn)
+        ended = await view.app.counts.throughput().on(conn)
+        rates = flow([one for one in ended if queue in (None, one.queue)])
+        return await view.app.counts.levels(step=every, since=since, queue=queue).on(conn), rates
 
-    levels = added(list((await view.ask(read)).values()))
-    levels = levels[:-1] or levels  # the step that is not over would look like a fall
-    columns = {
-        "at": [one.begins.timestamp() for one in levels], "completed": [one.completed / step for one in levels],
-        "failed": [one.failed / step for one in levels], "open": [one.open for one in levels],
-        "waiting": [one.waiting for one in levels], "scheduled": [one.scheduled + one.retrying for one in levels],
-        "dead": [one.dead for one in levels],
-    }  # fmt: skip
-    return JSONResponse({"step": step, **columns})
+    found = (await view.ask(read)).values()
+    levels, now = added([one for one, _ in found]), rates_added([rates for _, rates in found])
+    return JSONResponse({
+        "at": [one.begins.timestamp() + step for one in levels[:-1]] + [time.time()],
+        "completed": [one.completed / step for one in levels[:-1]] + [now.completed],
+        "failed": [one.failed / step for one in levels[:-1]] + [now.failed],
+        **{name: [getattr(one, name) for one in levels] for name in ("open", "waiting", "scheduled", "retrying", "dead")},
+    })  # fmt: skip

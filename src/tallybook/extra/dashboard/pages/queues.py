@@ -13,10 +13,12 @@ from tallybook._app.queues import BATCH
 from tallybook._db import queues as calls
 from tallybook._db import rates as calls_of_limits
 from tallybook._db.declared import Declared
+from tallybook._db.top import flow
 from tallybook._db.verb import run
 from tallybook._model.queue import QueueInfo
 from tallybook.errors import InvalidArgument, UnknownQueue
 from tallybook.extra.dashboard.database import Conn
+from tallybook.extra.dashboard.pages.overview import spans_of
 from tallybook.extra.dashboard.view import Act, Pages, View
 
 pages = Pages()
@@ -108,10 +110,7 @@ async def _oldest(conn: Conn, queues: list[dict[str, Any]]) -> dict[str, Any]:
 
 async def _rates(view: View, conn: Conn) -> dict[str, float]:
     """Completed a second in the last minute, by queue."""
-    sums: dict[str, float] = {}
-    for one in await view.app.counts.throughput().on(conn):
-        sums[one.queue] = sums.get(one.queue, 0.0) + one.completed_per_s
-    return sums
+    return flow(await view.app.counts.throughput().on(conn)).of_queues
 
 
 @pages.page("/queue")
@@ -127,12 +126,12 @@ async def queue(view: View) -> Response:
         workers = await rows(conn, _WORKERS, name)
         top = await view.app.queues.top(name, max_jobs=20).on(conn)
         timings = [one for one in await view.app.counts.timings().on(conn) if one.queue == name]
-        rates = (await _rates(view, conn)).get(name)
+        rates = (await _rates(view, conn)).get(name, 0.0)
         limits = await run(conn, calls_of_limits.concurrency(f"queue:{name}"))
         paces = await run(conn, calls_of_limits.rates(f"queue:{name}"))
     return view.render(
         "queue.html", queue=info, stats=stats[0] if stats else None, by_task=status, workers=workers, top=top, timings=timings,
-        rate=rates, limits=limits, paces=paces, by_node=by_node,
+        rate=rates, limits=limits, paces=paces, by_node=by_node, **spans_of(view),
     )  # fmt: skip
 
 
