@@ -258,8 +258,15 @@ async def test_one_job(app: App, db: Any, dsn: str) -> None:
         assert "RuntimeError: no card: ada" in page.said and "Traceback (most recent call last)" in page.said
         assert "/trace?link=customer%3D42" in page.links and "out of attempts" in page.said
         assert "last attempt" in page.said  # when it was last started
+        text = (await visitor.http.get(f"/job/{job}")).text
+        assert re.sub("<pre>.*?</pre>", "", text, flags=re.S).count("no card: ada") == 1  # apart from its traceback
+        places = [page.said.index(word) for word in ("no card: ada", "Args", "out of attempts", "Timeline", "Facts")]
+        assert places == sorted(places)
+        timeline = page.said[places[3] :].partition("Attempts")[0]
+        assert len(re.findall(r"\+[\d.]+ m?s · ", timeline)) == timeline.count(" UTC") - 1  # but for the first event
         assert "enqueued" in (await visitor.get("/trace?link=customer%3D42")).said
-        assert "Note hi" in (page := await visitor.get(f"/job/{done}")).said and '"said": "hi"' in page.said
+        page = await visitor.get(f"/job/{done}")
+        assert "Note hi" in page.said and '"said": "hi"' in page.said
         page = await visitor.get(f"/job/{parent}")
         assert f"/job/{child}" in page.links and "in this state since" in page.said and "last attempt" not in page.said
         page = await visitor.get(f"/job/{child}")

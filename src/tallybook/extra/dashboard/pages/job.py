@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -47,8 +47,8 @@ class Event:
     attempt: int
     name: str
     worker: str | None
-    took: timedelta | None = None
-    """Of what ends an attempt: since it was started."""
+    after: timedelta | None = None
+    """Since the event of the job before it."""
     run_at: str | None = None
     reason: str | None = None
     details: dict[str, Any] | None = None
@@ -57,19 +57,19 @@ class Event:
 
 
 def events_of(found: list[TraceEvent]) -> list[Event]:
-    """A trace for a page, in the order that it has, with how long each attempt took."""
-    started = {(one.job, one.attempt): one.at for one in found if one.event == "started"}
-    events = []
-    for one in found:
-        began = started.get((one.job, one.attempt)) if one.event not in ("started", "scheduled", "retried") else None
+    """A trace for a page, newest first as it is, with the time from each event of a job to its next one."""
+    before: dict[int, datetime] = {}
+    events: list[Event] = []
+    for one in reversed(found):
         said = {key: value for key, value in (one.details or {}).items() if value is not None}
         run_at, reason = said.pop("run_at", None), said.pop("reason", None)
         event = Event(one.at, one.job, one.queue, one.task, one.attempt, one.event, one.worker)
-        event.took = one.at - began if began and one.worker else None
+        event.after = one.at - before[one.job] if one.job in before else None
+        before[one.job] = one.at
         event.run_at = run_at if isinstance(run_at, str) else None
         event.reason = None if reason is None else str(reason)
         event.details, event.error = said or None, None if one.error is None else error_view(one.error)
-        events.append(event)
+        events.insert(0, event)
     return events
 
 
@@ -83,6 +83,8 @@ class Standing:
     reasons: list[Reason]
     events: list[Event]
     attempts: list[dict[str, Any]]
+    errors: list[ErrorView]
+    """Each is shown once: events and reasons are without them."""
 
 
 async def standing(app: App, conn: Conn, job: int) -> Standing:
@@ -94,7 +96,15 @@ async def standing(app: App, conn: Conn, job: int) -> Standing:
         info = None
     reasons = await app.jobs.why(job).on(conn)
     found = await app.jobs.trace(job=job, max_events=_MOST_EVENTS, newest_first=True).on(conn)
-    return Standing(job, info, reasons, events_of(found), await rows(conn, _ATTEMPTS, job))
+    events, errors = events_of(found), error_views(info.errors if info else None)
+    for event in events:
+        if event.attempt in (one.attempt for one in errors):
+            event.error = None
+    if errors:
+        reasons = [
+            replace(one, explanation=one.explanation.replace(f": {errors[0].message[:200]}", "")) for one in reasons
+        ]
+    return Standing(job, info, reasons, events, await rows(conn, _ATTEMPTS, job), errors)
 
 
 def topics(site: Shared) -> None:
@@ -120,7 +130,7 @@ async def job(view: View) -> Response:
     wanted = job_of(view.path["id"])
     if wanted is None:
         why = [Reason(state=None, reason="unknown", explanation=f"No job can have the id {view.path['id'][:40]}.")]
-        return view.render("job_gone.html", status=404, now=Standing(0, None, why, [], []))
+        return view.render("job_gone.html", status=404, now=Standing(0, None, why, [], [], []))
     parents: list[dict[str, Any]] = []
     children: list[dict[str, Any]] = []
     async with view.read() as conn:
@@ -129,8 +139,7 @@ async def job(view: View) -> Response:
             parents, children = await rows(conn, _PARENTS, wanted), await rows(conn, _CHILDREN, wanted)
     if now.info is None:
         return view.render("job_gone.html", status=200 if now.events else 404, now=now)
-    errors = error_views(now.info.errors)
-    return view.render("job.html", now=now, job=now.info, errors=errors, parents=parents, children=children)
+    return view.render("job.html", now=now, job=now.info, parents=parents, children=children)
 
 
 @pages.page("/trace")
