@@ -19,7 +19,7 @@ from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 
 PACKAGES = "Debian packages chromium and chromium-driver"
-PHONE, DESK = (390, 844), (1280, 900)
+PHONE, TABLET, DESK = (390, 844), (820, 1180), (1280, 900)
 
 # In every page before anything of its own: what was refused, and what ran although it is text.
 _EARS = """

@@ -101,7 +101,7 @@ class Readings:
         return None if found is None else time.monotonic() - found.at
 
     async def point(self, only: str = "") -> str:
-        """The newest point of the charts: time, rates of the last minute, jobs by state."""
+        """The newest point of the charts, time, rates of the last minute and jobs by state; and the counts of the side bar."""
         found = [self.last(at.name) for at in await self._nodes.chosen(only)]
         if not any(one and time.monotonic() - one.at < _SAME_LOOK for one in found):
             await self.read(only)
@@ -110,6 +110,8 @@ class Readings:
         sums = {state: sum(one[state] or 0 for one in queues) for state in STATES}
         rates = top.added([one.rates for one in found if one])
         at = max(one.reading.now.timestamp() for one in found if one)
+        sums |= {"open": sums["available"] + sums["running"], "queues": len({one["name"] for one in queues})}
+        sums["workers"] = sum(one.reading.alive for one in found if one)
         return json.dumps({"at": at, "completed": rates.completed, "failed": rates.failed, **sums})
 
 

@@ -30,7 +30,6 @@ _PAGE = 50
 _LOOKED = 20_000
 """Rows of the ledger that one answer may pass over: the page is there at once, and one can look further."""
 _SAMPLE = 10
-_NAMES = 500
 _SHARE = 20
 OPEN = ("scheduled", "retrying", "waiting", "available", "running", "dead")
 """States whose jobs the counters count; of others they count how many there have ever been."""
@@ -57,11 +56,8 @@ def _filter(asked: dict[str, Any]) -> dict[str, Any]:
         raise InvalidArgument(f"{unknown[0][:40]!r} is no state of a job: they are {', '.join(STATES)}")
     said: dict[str, Any] = {name: text_of(name, asked[name]) for name in ("queue", "task", "error")}
     said |= {name: when_of(name, asked[name]) for name in ("since", "before")}
-    return said | {
-        "states": asked["state"] or None,
-        "links": links_of(asked["link"]),
-        "unserved": bool(asked["unserved"]),
-    }
+    said |= {"states": asked["state"] or None, "links": links_of(asked["link"]), "unserved": bool(asked["unserved"])}
+    return said
 
 
 class List:
@@ -100,25 +96,15 @@ class List:
     async def shown(self) -> dict[str, Any]:
         """What the live part of the page shows."""
         page = await self.page(_filter(self.asked), _PAGE, whole=True)
-        names = [name for name in self.asked if name not in ("queue", "task", "state") and self.asked[name]]
+        queue, task = self.asked["queue"], self.asked["task"]
+        meant = [one for one in self._counts if queue in ("", one.queue) and task in ("", one.task)]
+        sums = {state: sum(getattr(one, state) for one in meant) for state in OPEN}
+        is_counted = not any(value for name, value in self.asked.items() if name not in ("queue", "task", "state"))
         return {
-            "jobs": page.jobs, "more": self._more, "asked": self.asked, "states": STATES, "after": page.next,
-            "looked_to": page.looked_to if len(page.jobs) < _PAGE else None, "counts": None if names else self._sums(),
-            "first": not self._after,
+            "jobs": page.jobs, "more": self._more, "states": STATES, "after": page.next, "first": not self._after,
+            "looked_to": page.looked_to if len(page.jobs) < _PAGE else None, "counts": sums if is_counted else None,
+            "asked": self.asked, "queues": {one.queue for one in self._counts}, "tasks": {one.task for one in self._counts},
         }  # fmt: skip
-
-    def _sums(self) -> dict[str, int]:
-        """How many jobs of this queue and task are in each state; of those that have ended the counters know no such number."""
-        meant = [
-            one for one in self._counts
-            if self.asked["queue"] in ("", one.queue) and self.asked["task"] in ("", one.task)
-        ]  # fmt: skip
-        return {state: sum(getattr(one, state) for one in meant) for state in OPEN}
-
-    def names(self) -> dict[str, list[str]]:
-        """What the fields for queue and task offer."""
-        queues, tasks = {one.queue for one in self._counts}, {one.task for one in self._counts}
-        return {"queues": sorted(queues)[:_NAMES], "tasks": sorted(tasks)[:_NAMES]}
 
 
 def topics(site: Shared) -> None:
@@ -152,18 +138,17 @@ def topics(site: Shared) -> None:
 async def jobs(view: View) -> Response:
     found = List(view.site, view.ask, view.request.query_params)
     shown: dict[str, Any] = {}
-    problem = None
+    asked, problem = found.asked, None
     try:
         shown = await found.shown()
     except TallybookError as error:
         problem = str(error)
-    asked = found.asked
     verbs = [verb for verb in VERBS.values() if {*verb.states} & {*(asked["state"] or verb.states)}]
     topic = f"jobs:{view.request.url.query}"
-    is_live = shown and shown["first"] and view.site.live.knows(topic)
+    is_live = shown.get("first") and view.site.live.knows(topic)
     return view.render(
         "jobs.html", status=400 if problem else 200, problem=problem, filtered=any(asked.values()), verbs=verbs,
-        topic=topic if is_live else None, **{"asked": asked, "jobs": [], **shown, **found.names()},
+        topic=topic if is_live else None, **{"asked": asked, "queues": (), "tasks": (), **shown},
     )  # fmt: skip
 
 

@@ -33,7 +33,7 @@
   const node = document.body.dataset.node;
   const point = node ? `point:${node}` : "point";
   const topics = new Set(parts.map((part) => part.dataset.live));
-  if (document.querySelector("[data-chart]:not([data-queue])")) topics.add(point);
+  if ("counts" in document.body.dataset) topics.add(point);
   const stale = document.querySelector("[data-stale]");
   if (topics.size) {
     const query = new URLSearchParams([...topics].map((topic) => ["topic", topic]));
@@ -69,6 +69,7 @@
       } else if (part.contains(document.activeElement) && document.activeElement.matches("input, select, textarea")) return;
       await htmx.swap({ sourceElement: part, target: part, text, swap: "innerMorph" });
       times(part);
+      label(part);
       chosen();
     };
     if (hold) hold.hidden = false;
@@ -88,7 +89,43 @@
     if (!document.hidden) open();
   }
 
+  // The side bar: open jobs, dead letters and so on, as they are now.
+  document.addEventListener("point", ({ detail }) => {
+    for (const count of document.querySelectorAll("[data-count]")) count.textContent = detail[count.dataset.count].toLocaleString("en");
+  });
+
+  // On a phone rows are cards, whose values say what they are.
+  const label = (within = document) => {
+    for (const table of within.querySelectorAll("table")) {
+      const heads = [...table.querySelectorAll("thead th")].map((head) => head.innerText.trim());
+      for (const row of table.querySelectorAll("tbody tr")) [...row.children].forEach((cell, at) => { cell.dataset.label = heads[at] ?? ""; });
+    }
+  };
+  label();
+
+  // Keys: / filters, j and k go from row to row, ? shows them.
+  const keys = document.getElementById("keys");
+  const step = (by) => {
+    const links = [...document.querySelectorAll("main tbody tr")].map((row) => row.querySelector("a[href]")).filter((link) => link?.checkVisibility());
+    const row = document.activeElement.closest("tbody tr");
+    const at = links.findIndex((link) => row?.contains(link));
+    links[at < 0 ? 0 : Math.min(Math.max(at + by, 0), links.length - 1)]?.focus();
+  };
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.altKey || event.metaKey || keys.open || event.target.matches("input:not([type=checkbox]), select, textarea")) return;
+    if (event.key === "j") step(1);
+    else if (event.key === "k") step(-1);
+    else if (event.key === "?") keys.showModal();
+    else if (event.key === "/") {
+      const menu = document.querySelector(".menu[aria-controls=filters]");
+      if (menu) menu.setAttribute("aria-expanded", "true");
+      document.querySelector("[role=search] input:not([type=hidden])")?.focus();
+    } else return;
+    event.preventDefault();
+  });
+
   document.addEventListener("click", (event) => {
+    if (event.target.closest("[data-keys]")) keys.showModal();
     const menu = event.target.closest("[data-menu]");
     if (menu) menu.setAttribute("aria-expanded", String(menu.getAttribute("aria-expanded") !== "true"));
     if (event.target.closest("[data-theme-switch]")) {

@@ -49,17 +49,16 @@
     const one = { element, kind: element.dataset.chart, data: null, plot: null };
     charts.push(one);
     load(one);
-    new ResizeObserver(() => {
+    new ResizeObserver(() => requestAnimationFrame(() => {
       if (one.plot && element.clientWidth && one.plot.width !== element.clientWidth) one.plot.setSize({ width: element.clientWidth, height: 190 });
-    }).observe(element);
+    })).observe(element);
   }
   document.addEventListener("theme", () => charts.forEach((one) => one.data && draw(one)));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => charts.forEach((one) => one.data && draw(one)));
 
   // Short spans move with the seconds; long ones are read anew now and then.
   const moves = (one) => !one.element.dataset.queue && one.element.dataset.span === "15m";
-  document.addEventListener("point", ({ detail }) => {
-    const point = { ...detail, open: detail.available + detail.running };
+  document.addEventListener("point", ({ detail: point }) => {
     for (const one of charts) {
       if (!one.data || !moves(one) || point.at <= one.data[0].at(-1)) continue;
       one.data[0].push(point.at);
