@@ -114,7 +114,7 @@ _LATER = {
     "_model.why": "Reason TraceEvent",
     "_worker.run.context": "Context",
 }
-"""What an App can do without is imported when it is first asked for: most programs name few of these."""
+"""Optional names are imported on first access: most programs use few of them."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,18 +1,18 @@
-"""A small manager of a real PostgreSQL: for `tallybook dev`, the demo, the tests and a user's own tests.
+"""A small manager of a real PostgreSQL, for `tallybook dev`, the demo, the tests and users' tests.
 
-    with temporary_server() as server:                      # gone without a trace at the end
+    with temporary_server() as server:                      # removed completely at the end
         with psycopg.connect(server.dsn()) as conn: ...
 
     with Server(Path(".tallybook/pg18")) as server: ...     # keeps its data
 
-What it promises:
+Guarantees:
 
 - No server is left behind, however the process that started it ends: a guard process holds the other end of a pipe
-  (see _embedded/guard_main.py). Where that is killed too, the kernel tells the postmaster (Linux).
-- Nothing outside directories that it made itself changes owner or mode. As root it runs the server as `postgres` or
-  `nobody`, and copies what that user cannot reach instead of opening it up.
-- The server listens on a Unix socket in a private directory; with `tcp=True` also on 127.0.0.1 with a random
-  password. Never on anything else.
+  (see _embedded/guard_main.py). If the guard is killed too, the kernel signals the postmaster (Linux).
+- It changes owner and mode only of directories that it made itself. As root it runs the server as `postgres` or
+  `nobody`, and copies files that this user cannot reach.
+- The server listens only on a Unix socket in a private directory; with `tcp=True` also on 127.0.0.1 with a random
+  password.
 
 Known limits: Linux and macOS only, only Linux is tested. On macOS a server outlives its guard if that is killed by
 SIGKILL, until the next start on the same data. A copy of the process made by a C library's fork() (not by Python's)
@@ -66,13 +66,13 @@ _LARGEST_LOG = 10_000_000
 
 
 class Server:
-    """A PostgreSQL server on one data directory, which it makes when it is not there; a context manager.
+    """A PostgreSQL server on one data directory, created if it does not exist; a context manager.
 
-    data_dir  kept when the server stops. Beside it lie `NAME.log` and `NAME.lock`. For root, when the server's user
+    data_dir  kept when the server stops, with `NAME.log` and `NAME.lock` beside it. For root, if the server's user
               cannot reach it, it becomes a symbolic link to a directory in /var/lib/tallybook.
-    version   major version; None: that of TALLYBOOK_PG_BIN, else 18. Must fit the data that is there.
-    settings  of postgresql.conf, given on the command line. What decides where the server listens is refused.
-    tcp       listen on 127.0.0.1 too, with a password that is made anew at each start and is part of `dsn()`.
+    version   major version; None: that of TALLYBOOK_PG_BIN, else 18. Must match existing data.
+    settings  of postgresql.conf, passed on the command line. Settings of the listen addresses are refused.
+    tcp       listen on 127.0.0.1 too, with a new password at each start, which is part of `dsn()`.
     port      the TCP port; None: a free one. Without `tcp` it only names the socket.
     """
 
@@ -133,10 +133,10 @@ class Server:
         return self._attached is not None
 
     def dsn(self, dbname: str = "postgres") -> str:
-        """Return a URI for one database that psycopg, asyncpg, SQLAlchemy, Django and psql understand.
+        """Return a URI for one database, for psycopg, asyncpg, SQLAlchemy, Django and psql.
 
-        It stays the same from start to start, but for TCP's password and for a port that was not given.
-        Raises EmbeddedError when the server was not started.
+        It is the same at each start, except for the TCP password and a random port.
+        Raises EmbeddedError if the server is not started.
         """
         if self._sockets is None:
             raise EmbeddedError(f"the server in {self.data_dir} is not started, so there is nothing to connect to")
@@ -145,14 +145,14 @@ class Server:
         return self._socket_dsn(dbname)
 
     def start(self, *, attach: bool = False, timeout: float = 60.0) -> Self:
-        """Start the server, on a new cluster when there is none, and return when it takes connections.
+        """Start the server, on a new cluster if there is none, and return when it accepts connections.
 
-        A server that runs already is left as it is. When another process runs one on this data directory, `attach`
-        makes this object use that one, of which `stop` then only lets go; otherwise EmbeddedBusy is raised. One
-        whose starter has died is waited for, since it is about to stop. `timeout` is in seconds, for all of it.
+        Does nothing if it runs already. If another process runs a server on this data directory, `attach` uses that
+        server and `stop` only detaches; without `attach` EmbeddedBusy is raised. Waits for the end of a server whose
+        starter has died. `timeout` is the total, in seconds.
 
-        Raises EmbeddedUnavailable, EmbeddedBusy, EmbeddedStartFailed, and EmbeddedError when the data directory
-        holds something else or another version.
+        Raises EmbeddedUnavailable, EmbeddedBusy, EmbeddedStartFailed, and EmbeddedError if the data directory holds
+        other files or another version.
         """
         if self.pid is not None:
             return self
@@ -181,28 +181,28 @@ class Server:
         return self
 
     def stop(self, mode: Literal["fast", "immediate"] = "fast", *, timeout: float = 60.0) -> None:
-        """Stop the server and return when it is gone; does nothing when none runs.
+        """Stop the server and return when it has ended; does nothing if none runs.
 
-        "fast" throws clients out and writes everything back; when that takes more than `timeout` seconds it becomes
-        "immediate", which leaves crash recovery to the next start. A server that was only attached to keeps running.
+        "fast" disconnects clients and writes all data to disk; after `timeout` seconds it becomes "immediate", which
+        leaves crash recovery to the next start. An attached server keeps running.
         """
         if mode not in ("fast", "immediate"):
             raise ValueError(f"mode must be 'fast' or 'immediate', not {mode!r}")
         self._stop(mode, timeout)
 
     def kill(self) -> None:
-        """SIGKILL the postmaster and all of its processes, as a power cut would, and return when they are gone.
+        """Kill the postmaster and all of its processes with SIGKILL, and return when they have ended.
 
         `start` brings the server back under the same DSN, through crash recovery. Until then or `stop` the data
         directory stays taken. Raises EmbeddedError for an attached server.
         """
         if self._attached is not None:
-            raise EmbeddedError("this server was started by another process, which alone may kill it")
+            raise EmbeddedError("another process started this server, and only that process may kill it")
         if self._guard is not None and not self._guard.exited():
             self._guard.kill()
 
     def create_database(self, name: str, template: str | None = None) -> str:
-        """Create a database, as a copy of `template` if given, and return its DSN. Psycopg's errors pass through."""
+        """Create a database, optionally as a copy of `template`, and return its DSN. Psycopg's errors pass through."""
         statement = sql.SQL("create database {}").format(sql.Identifier(name))
         if template is not None:
             statement += sql.SQL(" template {}").format(sql.Identifier(template))
@@ -210,7 +210,7 @@ class Server:
         return self.dsn(name)
 
     def drop_database(self, name: str) -> None:
-        """Drop a database, throwing out whoever is connected to it; one that is not there is no error."""
+        """Drop a database if it exists, and disconnect its clients."""
         self._execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
 
     def _open_guard(self, lock: int) -> None:
@@ -278,7 +278,7 @@ class Server:
         self._let_go()
 
     def _let_go(self) -> None:
-        """Forget a server that has ended, or that was only attached to, and the guard that is not needed any more."""
+        """Release a server that has ended or was attached, and its guard."""
         self._attached = self._sockets = None
         guard = self._guard
         if guard is not None and not guard.is_ours:
@@ -314,9 +314,9 @@ def temporary_server(
 ) -> Iterator[Server]:
     """Run a server on a new cluster for the length of the `with` block, and remove both at its end.
 
-    Unless `durable`, nothing is forced to disk: what is committed survives `Server.kill()`, but would not survive a
-    crash of the machine. The server can be stopped, killed and started again inside the block. When this process
-    dies, server and directory are gone within seconds. Errors as in `Server.start`.
+    Unless `durable`, nothing is forced to disk: commits survive `Server.kill()`, but not a crash of the machine. The
+    server can be stopped, killed and started again inside the block. If this process dies, server and directory are
+    removed within seconds. Errors as in `Server.start`.
     """
     run = RunDirectory.make(server_account())
     try:

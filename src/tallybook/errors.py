@@ -1,50 +1,49 @@
 """Every error that Tallybook raises, in one tree.
 
     TallybookError
-    ├── PayloadError (ValueError)        args or a result cannot be stored, or cannot be read as the task wants them
-    ├── SignatureError (TypeError)       a call does not fit the task, or the task's signature cannot be served
+    ├── PayloadError (ValueError)        args or a result cannot be stored, or do not fit the task's annotations
+    ├── SignatureError (TypeError)       a call does not fit the task, or the task's signature is not supported
     ├── ConfigError (ValueError)         an option or a setting has a wrong value
-    │   └── ExpressionError              a cron expression cannot be read
-    ├── InvalidArgument (ValueError)     TB005: the server refused an argument of a verb
+    │   └── ExpressionError              a cron expression is invalid
+        ├── InvalidArgument (ValueError)     TB005: the server refused an argument of a verb
     ├── NotSupported                     this combination is not offered
-    ├── NotASubject                      an ordinary job was ended as only a subject can be
-    ├── ConnectionNotSupported (TypeError)  the object passed as connection is none that Tallybook can use
-    ├── WrongIsolationLevel              TB003: the caller's transaction has an isolation level that the verb refuses
+    ├── NotASubject                      an ordinary job ended with an outcome of subjects
+    ├── ConnectionNotSupported (TypeError)  the object passed as a connection is not supported
+        ├── WrongIsolationLevel              TB003: the transaction's isolation level is not supported
     ├── DuplicateTask                    two functions under one task name or alias
-    ├── UnknownTask                      no function for this task name here
+    ├── UnknownTask                      no function has this task name here
     ├── UnknownQueue                     no such queue
-    ├── UnknownProvider                  TB002: no such provider, or it is switched off
+    ├── UnknownProvider                  TB002: no such provider, or it is not active
     ├── UnknownSchedule                  TB002: no such schedule
     ├── UnknownNode                      TB002: no such node
     ├── UnknownJob                       TB002: no such job, or its history is pruned
-    ├── ResultTimeout (TimeoutError)     the job has not ended in time; it goes on
-    ├── ResultMissing                    the job completed, and its result could not be kept
+    ├── ResultTimeout (TimeoutError)     the job has not ended within the timeout; it continues
+        ├── ResultMissing                    the job completed, but its result could not be stored
     ├── JobFailed                        an attempt failed in a drain that raises
     ├── JobDied                          the job is dead: there will be no result
     ├── JobCancelled                     the job was cancelled: there will be no result
     ├── KeyTaken                         TB008: another live job has the unique key, and on_conflict is "raise"
     ├── LockNotAvailable (TimeoutError)  ctx.lock did not get its lock in time
-    ├── OperatorRefused                  the operator API has refused a request
-    ├── LeaseLost                        TB001: the attempt is not this worker's any more
-    ├── TransactionError                 the transaction that an attempt's end belongs to did not end as it must
-    ├── WorkerEnded                      TB006: the worker is unknown to the server, or was declared ended
-    ├── ForeignCursor                    TB004: the cursors were written by another cluster; rebase first
+    ├── OperatorRefused                  the operator API refused a request
+        ├── LeaseLost                        TB001: the attempt no longer belongs to this worker
+        ├── TransactionError                 a handler misused the transaction that ends its attempt
+        ├── WorkerEnded                      TB006: the server does not know this worker, or has declared it ended
+        ├── ForeignCursor                    TB004: another cluster wrote the cursors; rebase first
     ├── SecretError                      a provider's secret cannot be encrypted or decrypted
-    ├── CallFailed                       a job's call to the outside did not succeed
-    │   └── AddressRefused               it would have gone to an address that nobody should be sent to
+    ├── CallFailed                       an outgoing call of a job did not succeed
+        │   └── AddressRefused               the call would have gone to an internal address
     ├── QueueUnavailable                 the server cannot be reached
-    ├── CommitUnknown                    the connection was lost at a commit, and what became of it cannot be found out
-    ├── RoleError                        roles of the database cannot be created, or are not there
-    └── SchemaError                      TB007: program and database are of different versions
+    ├── CommitUnknown                    the connection was lost at a commit, and the outcome is unknown
+        ├── RoleError                        roles of the database cannot be created, or are missing
+        └── SchemaError                      TB007: program and database have different versions
         ├── SchemaMissing                there is no schema `tallybook` in this database
         ├── SchemaTooOld                 migrate the database
         ├── SchemaTooNew                 update the program
-        ├── SchemaUnreleased             made before the first release: remove it and begin anew
-        └── SchemaBusy                   others hold the tables that a migration has to change
+        ├── SchemaUnreleased             made before the first release: remove and install it again
+                └── SchemaBusy                   other sessions hold locks that the migration needs
 
-Each error carries its data as attributes, and its text says what is wrong, where, and what to do about it. An error
-that comes from the server has the server's text; of its attributes only `sqlstate`, `detail` and `hint` are set then.
-All of them can be pickled, so that they pass from a process executor to its worker.
+Each error has its data as attributes. Its text names the problem, the place and the remedy. An error raised by the
+server has the server's text and sets only `sqlstate`, `detail` and `hint`. All errors can be pickled.
 """
 
 from __future__ import annotations
@@ -116,7 +115,7 @@ class TallybookError(Exception):
 
     @classmethod
     def of_server(cls, sqlstate: str, message: str, detail: str | None, hint: str | None) -> Self:
-        """The error for what the server raised, with the server's words; attributes of the subclass stay None."""
+        """Build the error that the server raised, with its text; attributes of the subclass stay None."""
         error = cls.__new__(cls)
         TallybookError.__init__(error, message, detail=detail, hint=hint)
         error.sqlstate = sqlstate
@@ -145,10 +144,10 @@ def _did_you_mean(name: str, known: Iterable[str]) -> str | None:
 
 
 class PayloadError(TallybookError, ValueError):
-    """Args or a result cannot be stored as JSON, or what is stored is not what the task's annotations ask for.
+    """Args or a result cannot be stored as JSON, or stored args do not fit the task's annotations.
 
-    `path` is where, like `$.items[3].name` (`$` is the whole value); `reason` is what is wrong there; `task` is the
-    task's name; `what` is "args", "result", ... Another attempt would end the same, so it is not retried.
+    `path` is the place, like `$.items[3].name` (`$` is the whole value), `reason` the problem there, `task` the
+    task's name, and `what` is "args", "result", ... It is not retried: another attempt would end the same.
     """
 
     no_retry = True
@@ -163,9 +162,9 @@ class PayloadError(TallybookError, ValueError):
 
 
 class SignatureError(TallybookError, TypeError):
-    """A call does not fit the task's signature, or the signature is one that Tallybook cannot serve.
+    """A call does not fit the task's signature, or Tallybook does not support the signature.
 
-    Like a PayloadError it is not retried: what does not fit now does not fit the next time.
+    It is not retried: another attempt would end the same.
     """
 
     no_retry = True
@@ -178,7 +177,7 @@ class SignatureError(TallybookError, TypeError):
 
 
 class ConfigError(TallybookError, ValueError):
-    """An option or a setting has a wrong value: `option` names it, `value` is what was given, `reason` says why not."""
+    """An option or a setting (`option`) has a wrong `value`; `reason` explains why."""
 
     option: str | None = None
     value: object = None
@@ -190,7 +189,7 @@ class ConfigError(TallybookError, ValueError):
 
 
 class ExpressionError(ConfigError):
-    """A cron expression cannot be read: `field` is the one that is wrong (minute, hour, ...), None where it is the whole."""
+    """A cron expression is invalid; `field` is the wrong field (minute, hour, ...), or None."""
 
     field: str | None = None
 
@@ -214,7 +213,7 @@ class InvalidArgument(TallybookError, ValueError):
 
 
 class NotSupported(TallybookError):
-    """Tallybook does not offer this; `what` is what was asked for, the hint names what to do instead."""
+    """Tallybook does not support `what`; the hint names an alternative."""
 
     what: str | None = None
 
@@ -224,39 +223,37 @@ class NotSupported(TallybookError):
 
 
 class NotASubject(TallybookError):
-    """A handler ended an ordinary job as only a subject can be: by Reschedule, Drop, or new args. `job` is its id.
+    """A handler ended an ordinary job (`job` is its id) with Reschedule, Drop or new args, which only a subject can.
 
-    Not retried: its work is done, and another attempt would end in the same way. The job is dead.
+    It is not retried: the job's work is done, and another attempt would end the same. The job is dead.
     """
 
     no_retry = True
     job: int | None = None
 
     def __init__(self, job: int, outcome: str) -> None:
-        hint = (
-            "Make it one with `task.subject(name).push(...)`, or return Snooze(...) to run an ordinary job again later"
-        )
-        super().__init__(f"job {job} is no subject, so it cannot end with {outcome}", hint=hint)
+        hint = "Make it a subject with `task.subject(name).push(...)`, or return Snooze(...) to run it again later"
+        super().__init__(f"job {job} is not a subject, so it cannot end with {outcome}", hint=hint)
         self.job = job
 
 
 class ConnectionNotSupported(TallybookError, TypeError):
-    """The object passed as connection is none that Tallybook can use; `kind` is its class, by full name."""
+    """The object passed as a connection is not supported; `kind` is the full name of its class."""
 
     kind: str | None = None
 
     def __init__(self, connection: object, accepted: str) -> None:
         kind = f"{type(connection).__module__}.{type(connection).__qualname__}"
-        super().__init__(f"cannot use a {kind} as connection", hint=f"Pass {accepted}")
+        super().__init__(f"cannot use a {kind} as a connection", hint=f"Pass {accepted}")
         self.kind = kind
 
 
 class WrongIsolationLevel(TallybookError):
-    """The transaction's isolation level is one that the verb cannot work in (TB003)."""
+    """The verb does not support the isolation level of the transaction (TB003)."""
 
 
 class DuplicateTask(TallybookError):
-    """Two functions were given one task name: `first` and `second` say where each is defined."""
+    """Two functions have one task name; `first` and `second` are the places of their definitions."""
 
     task: str | None = None
     first: str | None = None
@@ -277,7 +274,7 @@ def _unknown(error: TallybookError, what: str, name: str, known: Iterable[str], 
 
 
 class UnknownTask(TallybookError):
-    """No function is known under this task name; `task` is the name, `known` are the names that there are."""
+    """No function has the task name `task`; `known` are the existing names."""
 
     task: str | None = None
     known: tuple[str, ...] = ()
@@ -287,7 +284,7 @@ class UnknownTask(TallybookError):
 
 
 class UnknownQueue(TallybookError):
-    """There is no such queue; `queue` is the name, `known` are the names that there are."""
+    """There is no queue `queue`; `known` are the existing names."""
 
     queue: str | None = None
     known: tuple[str, ...] = ()
@@ -297,7 +294,7 @@ class UnknownQueue(TallybookError):
 
 
 class UnknownProvider(TallybookError):
-    """There is no such provider, or it is switched off (`inactive`); `provider` is the name, `known` are those that there are."""
+    """There is no provider `provider`, or it is not active (`inactive`); `known` are the existing names."""
 
     provider: str | None = None
     known: tuple[str, ...] = ()
@@ -305,7 +302,7 @@ class UnknownProvider(TallybookError):
 
     def __init__(self, provider: str, known: Iterable[str] = (), *, inactive: bool = False) -> None:
         if inactive:
-            hint = f"Switch it on: `tallybook provider set {provider} --active`"
+            hint = f"Activate it: `tallybook provider set {provider} --active`"
             super().__init__(f"provider {provider!r} is not active", hint=hint)
             self.provider, self.known, self.inactive = provider, tuple(sorted(known)), inactive
         else:
@@ -313,7 +310,7 @@ class UnknownProvider(TallybookError):
 
 
 class UnknownSchedule(TallybookError):
-    """There is no such schedule; `schedule` is the name, `known` are the names that there are."""
+    """There is no schedule `schedule`; `known` are the existing names."""
 
     schedule: str | None = None
     known: tuple[str, ...] = ()
@@ -323,7 +320,7 @@ class UnknownSchedule(TallybookError):
 
 
 class UnknownJob(TallybookError):
-    """There is no such job, or its history is past its retention (TB002); `job` is its id."""
+    """There is no job with the id `job`, or its history has been pruned (TB002)."""
 
     job: int | None = None
 
@@ -335,7 +332,7 @@ class UnknownJob(TallybookError):
 
 
 class UnknownNode(TallybookError):
-    """There is no such node; `node` is the name, `known` are the names that there are."""
+    """There is no node `node`; `known` are the existing names."""
 
     node: str | None = None
     known: tuple[str, ...] = ()
@@ -345,7 +342,7 @@ class UnknownNode(TallybookError):
 
 
 class KeyTaken(TallybookError):
-    """Another live job has the unique key (TB008), and this call said on_conflict="raise"; `job` is that job's id."""
+    """Another live job has the unique key (TB008), and this call passed on_conflict="raise"; `job` is that job's id."""
 
     job: int | None = None
 
@@ -355,36 +352,38 @@ class KeyTaken(TallybookError):
 
     @classmethod
     def of_server(cls, sqlstate: str, message: str, detail: str | None, hint: str | None) -> Self:
-        """With the job's id, which the server gives as the detail."""
+        """Read the job's id from the server's detail."""
         error = super().of_server(sqlstate, message, None, hint)
         error.job = int(detail) if detail and detail.isdigit() else None
         return error
 
 
 class ResultTimeout(TallybookError, TimeoutError):
-    """The job has not ended in the time that the caller would wait; it goes on. `job` is its id."""
+    """The job (`job` is its id) has not ended within the caller's timeout; it continues."""
 
     job: int | None = None
 
     def __init__(self, job: int, seconds: float) -> None:
-        super().__init__(f"job {job} has not ended within {seconds:g} s", hint="It goes on: ask again, or wait longer")
+        super().__init__(
+            f"job {job} has not ended within {seconds:g} s", hint="The job continues: ask again, or wait longer"
+        )
         self.job = job
 
 
 class LockNotAvailable(TallybookError, TimeoutError):
-    """`ctx.lock` did not get its lock in the time that it was given; `name` is the lock's."""
+    """`ctx.lock` did not get the lock `name` within its timeout."""
 
     name: str | None = None
 
     def __init__(self, name: str, seconds: float | None) -> None:
-        when = "before its job was told to stop" if seconds is None else f"within {seconds:g} s"
+        when = "before its job was asked to stop" if seconds is None else f"within {seconds:g} s"
         hint = "Another handler holds it: catch this and return Snooze(...), or let the retry policy set the delay"
         super().__init__(f"the lock {name!r} was not free {when}", hint=hint)
         self.name = name
 
 
 class ResultMissing(TallybookError):
-    """The job completed, and what its handler returned could not be kept; `reason` says why."""
+    """The job completed, but its result could not be stored; `reason` explains why."""
 
     job: int | None = None
     reason: str | None = None
@@ -395,7 +394,7 @@ class ResultMissing(TallybookError):
 
 
 class JobFailed(TallybookError):
-    """An attempt failed in `drain(raise_on_failure=True)`; its cause is what the handler raised, where that ran here."""
+    """An attempt failed in `drain(raise_on_failure=True)`; its cause is the handler's exception, if it ran here."""
 
     job: int | None = None
     task: str | None = None
@@ -409,7 +408,7 @@ class JobFailed(TallybookError):
 
 
 class JobDied(TallybookError):
-    """The job is dead, so it has no result; `error_type` and `error_message` are those of its last failure."""
+    """The job is dead, so it has no result; `error_type` and `error_message` describe its last failure."""
 
     job: int | None = None
     error_type: str | None = None
@@ -422,7 +421,7 @@ class JobDied(TallybookError):
 
 
 class JobCancelled(TallybookError):
-    """The job was cancelled, so it has no result; `reason` is what was said."""
+    """The job was cancelled, so it has no result; `reason` is the reason passed with the cancel."""
 
     job: int | None = None
     reason: str | None = None
@@ -433,10 +432,11 @@ class JobCancelled(TallybookError):
 
 
 class CallFailed(TallybookError):
-    """A ready-made task's call to the outside did not succeed: `provider` (None: a URL of the args), `status` (None: no answer).
+    """An outgoing call of a ready-made task did not succeed.
 
-    `no_retry` is True where another attempt would end the same; `headers` are Retry-After and Date of the answer, which
-    the next attempt waits for. Its text holds no secret of the provider.
+    `provider` is its provider (None: the URL was in the args), `status` the HTTP status (None: no answer). `no_retry`
+    is True if another attempt would end the same. `headers` has Retry-After and Date of the answer; the next attempt
+    waits accordingly. The text contains no secret of the provider.
     """
 
     provider: str | None = None
@@ -459,12 +459,12 @@ class CallFailed(TallybookError):
 
 
 class AddressRefused(CallFailed):
-    """A call would have gone to an address that is not public, and that the provider does not allow: `reason` says which kind."""
+    """A call would have gone to a non-public address that its provider does not allow; `reason` is its kind."""
 
     reason: str | None = None
 
     def __init__(self, reason: str, *, provider: str | None = None, who: str = "call") -> None:
-        hint = "If it is meant, add the host or network to the setting allow of its provider"
+        hint = "If that is intended, add the host or network to the setting allow of its provider"
         super().__init__(
             f"{who}: its host has an address that is {reason}", provider=provider, no_retry=True, hint=hint
         )
@@ -472,7 +472,7 @@ class AddressRefused(CallFailed):
 
 
 class OperatorRefused(TallybookError):
-    """The operator API has refused a request: `status` is that of HTTP, `code` says why (None: whoever answered is no such API)."""
+    """The operator API refused a request: `status` is of HTTP, `code` of the API (None: another server answered)."""
 
     status: int | None = None
     code: str | None = None
@@ -483,7 +483,7 @@ class OperatorRefused(TallybookError):
 
 
 class LeaseLost(TallybookError):
-    """The attempt does not belong to this worker any more (TB001); what it wanted to record was refused."""
+    """The attempt no longer belongs to this worker (TB001); its outcome was refused."""
 
     job: int | None = None
     attempt: int | None = None
@@ -497,26 +497,26 @@ class LeaseLost(TallybookError):
 
 
 class TransactionError(TallybookError):
-    """The transaction that carries an attempt's end did not end as it must.
+    """A handler misused the transaction that ends its attempt.
 
-    The handler of an atomic task has committed or rolled back the transaction that it was given, or a handler has
-    returned although the transaction in which it called `ctx.complete` was not committed. The first is not retried: another
-    attempt would do the same, and have its effects once more.
+    Either the handler of an atomic task committed or rolled back its transaction, or a handler returned before the
+    transaction in which it called `ctx.complete` was committed. The first is not retried: another attempt would repeat
+    its effects.
     """
 
     no_retry = True
 
 
 class WorkerEnded(TallybookError):
-    """The server does not know this worker, or has declared it ended (TB006): it must register anew."""
+    """The server does not know this worker, or has declared it ended (TB006): register it again."""
 
 
 class ForeignCursor(TallybookError):
-    """The cursors of the lanes come from another cluster, for example after a restore (TB004): rebase first."""
+    """Another cluster wrote the cursors of the lanes, for example before a restore (TB004): rebase first."""
 
 
 class SecretError(TallybookError):
-    """A provider's secret cannot be encrypted or decrypted; it names `provider`, `field` and `slot`, never the secret or a key."""
+    """The secret `field` of `provider` cannot be encrypted or decrypted. The text never contains a secret or a key."""
 
     provider: str | None = None
     field: str | None = None
@@ -532,7 +532,7 @@ class SecretError(TallybookError):
 
 
 class QueueUnavailable(TallybookError):
-    """The server cannot be reached; `server` says which one (never with a password), `reason` why."""
+    """The server `server` (without its password) cannot be reached; `reason` explains why."""
 
     server: str | None = None
     reason: str | None = None
@@ -543,9 +543,9 @@ class QueueUnavailable(TallybookError):
 
 
 class CommitUnknown(TallybookError):
-    """The connection was lost while `verb` was committed: it may have happened or not, and `server` does not tell.
+    """The connection to `server` was lost while `verb` was committed, and the outcome of the commit is unknown.
 
-    Only verbs on a connection of the App's own raise it; what enqueues does so only if the server stays away.
+    Only verbs on the App's own connections raise it; an enqueue raises it only if the server does not return in time.
     """
 
     verb: str | None = None
@@ -553,14 +553,14 @@ class CommitUnknown(TallybookError):
 
     def __init__(self, verb: str, server: str) -> None:
         super().__init__(
-            f"{verb}: the connection to PostgreSQL at {server} was lost, and whether it was committed is not known",
-            hint="Look before you say it again. A job with a unique key can be enqueued again safely",
+            f"{verb}: the connection to PostgreSQL at {server} was lost, and the outcome of the commit is unknown",
+            hint="Check before you repeat the call. A job with a unique key can be enqueued again safely",
         )
         self.verb, self.server = verb, server
 
 
 class SchemaError(TallybookError):
-    """Program and database are of different versions (TB007). `found` is the database's, `needed` the program's."""
+    """Program and database have different versions (TB007). `found` is the database's, `needed` the program's."""
 
     found: int | None = None
     needed: int | None = None
@@ -574,7 +574,7 @@ class SchemaMissing(SchemaError):
 
 
 class SchemaTooOld(SchemaError):
-    """The database's schema is older than this program can work with."""
+    """The database's schema is too old for this program."""
 
     def __init__(self, found: int, needed: int) -> None:
         super().__init__(
@@ -584,29 +584,29 @@ class SchemaTooOld(SchemaError):
 
 
 class SchemaTooNew(SchemaError):
-    """The database's schema is newer than this program knows, and asks for a program that knows more."""
+    """The database's schema is too new for this program."""
 
     def __init__(self, found: int, needed: int) -> None:
         super().__init__(
-            f"the schema is at version {found}, this program knows versions up to {needed} and cannot work with it",
+            f"the schema is at version {found}, this program supports versions up to {needed}",
             hint="Update the package tallybook here",
         )
         self.found, self.needed = found, needed
 
 
 class SchemaUnreleased(SchemaError):
-    """The database's schema was made by a version of Tallybook from before its first release, and cannot be upgraded."""
+    """An unreleased version of Tallybook made the database's schema, which cannot be upgraded."""
 
     def __init__(self, found: int) -> None:
         super().__init__(
             f"the schema was made by an unreleased version of Tallybook (its version {found}) and cannot be upgraded",
-            hint="Let its own workers run what is open, then `tallybook uninstall` and `tallybook migrate`",
+            hint="Let its workers finish the open jobs, then run `tallybook uninstall` and `tallybook migrate`",
         )
         self.found = found
 
 
 class RoleError(TallybookError):
-    """Roles of the database cannot be created, are not there, or are somebody else's; `names` says which. Nothing was changed."""
+    """The roles `names` cannot be created, are missing, or belong to somebody else. Nothing was changed."""
 
     names: tuple[str, ...] = ()
 
@@ -616,7 +616,7 @@ class RoleError(TallybookError):
 
 
 class SchemaBusy(SchemaError):
-    """A migration did not get the tables that it has to change; `by` says who has them. Nothing was changed."""
+    """A migration did not get the locks that it needs; `by` names the sessions that hold them. Nothing was changed."""
 
     by: str | None = None
 
@@ -641,7 +641,7 @@ _BY_SQLSTATE: dict[str, type[TallybookError]] = {
 
 
 def from_sqlstate(sqlstate: str, message: str, detail: str | None, hint: str | None) -> TallybookError | None:
-    """The error for a SQLSTATE of Tallybook's own class TB0xx, with the server's words; None for any other code.
+    """Build the error for one of Tallybook's SQLSTATEs (TB0xx) with the server's text; None for any other code.
 
     Raise it from the driver's error: `raise error from driver_error`.
     """

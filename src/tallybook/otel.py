@@ -6,7 +6,7 @@ See https://github.com/tallybook/tallybook/blob/main/docs/telemetry.md.
 
     instrument(app)
 
-An App that is not instrumented imports nothing of this, and pays one look at an attribute for each enqueue.
+An App that is not instrumented imports nothing of this, and reads one attribute per enqueue.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def instrument(
     propagator: TextMapPropagator | None = None,
     parent: bool = False,
 ) -> None:
-    """Trace what this App puts in and what its workers run, and count it. Call it before a worker or a drain starts.
+    """Trace and count this App's enqueues and attempts. Call it before a worker or a drain starts.
 
-    Each enqueue is a span `send QUEUE`, whose context travels in the headers of its jobs; each attempt is a span
-    `process QUEUE`, linked to it, and the current one inside the handler. With `parent=True` it is its child instead, and
-    all belongs to one trace. The providers and the propagator are the global ones unless they are given. Again: the
-    newest call counts. ConfigError for what is no App, or after Sentry's `instrument`; ImportError, which names the extra,
-    without OpenTelemetry.
+    Each enqueue is a span `send QUEUE`; the headers of its jobs carry the context. Each attempt is a span `process
+    QUEUE`, linked to the enqueue and current inside the handler. With `parent=True` it is a child of the enqueue, in
+    the same trace. Providers and propagator default to the global ones. A later call replaces an earlier one. Raises
+    ConfigError if `app` is not an App or Sentry's `instrument` was called before, and ImportError without
+    OpenTelemetry.
 
         instrument(app, tracer_provider=provider)
     """
@@ -64,6 +64,6 @@ def instrument(
 
 
 def uninstrument(app: App) -> None:
-    """Trace nothing more; workers that run already go on with it until they end."""
+    """Stop tracing new work; running workers continue to trace until they end."""
     for each in (app, *app._included):
         each._tracing = None

@@ -6,11 +6,11 @@
         with psycopg.connect(tallybook_dsn) as conn:
             register(conn, "ada@example.org")
             assert_enqueued(conn, send_welcome, email="ada@example.org")
-        travel(tallybook_dsn, timedelta(days=1))                     # what is scheduled comes a day nearer
+        travel(tallybook_dsn, timedelta(days=1))                     # moves scheduled jobs a day forward
         assert drain(app, dsn=tallybook_dsn).completed == 1
 
-The fixtures `tallybook_dsn` and `tallybook_server` are there wherever Tallybook is installed beside pytest. Where
-pytest is not used, `fresh_databases` is what they are made of.
+With pytest installed, the fixtures `tallybook_dsn` and `tallybook_server` are available. Without pytest, use
+`fresh_databases`.
 """
 
 from __future__ import annotations
@@ -57,26 +57,26 @@ __all__ = [
 
 
 class FreshDatabases:
-    """A server for tests, from which each test gets a database of its own; made by `fresh_databases`."""
+    """A server for tests that gives each test a new database; made by `fresh_databases`."""
 
     def __init__(self, server_dsn: str) -> None:
         self._server_dsn = server_dsn
         self._template: str | None = None
 
     def dsn(self, dbname: str = "postgres") -> str:
-        """The DSN of one database of this server: a URI if the server's own is one."""
+        """Return the DSN of one database of this server; a URI if the server's DSN is one."""
         parts = urlsplit(self._server_dsn)
         if parts.scheme in ("postgresql", "postgres"):
-            # Put together by hand: urlunsplit drops the empty host of postgresql:///name?host=/run.
+            # Built by hand: urlunsplit drops the empty host of postgresql:///name?host=/run.
             query = f"?{parts.query}" if parts.query else ""
             return f"{parts.scheme}://{parts.netloc}/{quote(dbname, safe='')}{query}"
         return make_conninfo(self._server_dsn, dbname=dbname)
 
     @contextmanager
     def fresh(self) -> Iterator[str]:
-        """The DSN of a new database with Tallybook installed; dropped at the end, whoever is still connected.
+        """Yield the DSN of a new database with Tallybook installed, and drop it at the end, even if it has connections.
 
-        It is a copy of a template, so making one takes some 30 ms, however much is installed.
+        It is a copy of a template, which takes about 30 ms.
 
             with databases.fresh() as dsn: ...
         """
@@ -123,12 +123,11 @@ def _name(kind: str) -> str:
 
 @contextmanager
 def fresh_databases(dsn: str | None = None) -> Iterator[FreshDatabases]:
-    """A PostgreSQL to make test databases on: that of `dsn` or TALLYBOOK_TEST_DSN, else an embedded one.
+    """Yield a PostgreSQL for test databases: that of `dsn` or TALLYBOOK_TEST_DSN, else an embedded one.
 
-    The embedded server starts in about a second, needs `pip install 'tallybook[embedded]'`, and is gone without a trace
-    at the end. On a given server the role must be allowed to create databases; nothing but databases that were made
-    here, named tallybook_test_... and tallybook_template_..., is touched. Raises EmbeddedUnavailable where there is
-    neither.
+    The embedded server starts in about a second, needs `pip install 'tallybook[embedded]'`, and is removed at the end.
+    On an existing server the role must be allowed to create databases; only databases created here, named
+    tallybook_test_... and tallybook_template_..., are changed. Raises EmbeddedUnavailable if there is no server.
 
         with fresh_databases() as databases, databases.fresh() as dsn: ...
     """
@@ -155,12 +154,12 @@ def drain(
     max_seconds: float | timedelta | None = None,
     raise_on_failure: bool = False,
 ) -> DrainReport:
-    """Run all jobs that are due, here and now, and return the counts; never waits for what is due later.
+    """Run all due jobs and return the counts; never waits for later jobs.
 
-    Runs `app.drain` in an event loop of its own; inside a coroutine use `await drain_async(...)`. `queues` are all that
-    the app's tasks name and all that have jobs, unless given. Until it returns, `app.dsn` is `dsn`, so that handlers
-    that enqueue by the App reach the same database. A handler's exception is its job's last_error; with
-    `raise_on_failure` the first one is raised in the end, as JobFailed.
+    Runs `app.drain` in a new event loop; inside a coroutine use `await drain_async(...)`. `queues` defaults to those
+    of the app's tasks and all that have jobs. Until it returns, `app.dsn` is `dsn`, so that handlers that enqueue
+    through the App use the same database. A handler's exception becomes its job's last_error; with `raise_on_failure`
+    the first one is raised at the end, as JobFailed.
 
         assert drain(app, dsn=tallybook_dsn).completed == 1
     """
@@ -181,7 +180,7 @@ async def drain_async(
     max_seconds: float | timedelta | None = None,
     raise_on_failure: bool = False,
 ) -> DrainReport:
-    """Run all jobs that are due; `drain` for coroutines.
+    """Run all due jobs; `drain` for coroutines.
 
     report = await drain_async(app, dsn=tallybook_dsn)
     """
@@ -208,11 +207,11 @@ def _queues(app: App) -> list[str]:
 
 
 def assert_enqueued(conn: SyncConn, task: Task[..., Any] | str, /, **args: object) -> JobInfo:
-    """Check that a job of this task waits or runs, with at least these args; the newest such job.
+    """Check that a job of this task waits or runs, with at least these args; return the newest such job.
 
-    `conn` is what `enqueue_sync` takes, and sees what its transaction sees: a job that is not committed yet, too. Also
-    a DSN, for what is committed. `args` have to be equal; a job may have others besides. Scheduled, retrying, available
-    and running jobs count, ended ones do not. AssertionError shows what is there instead.
+    `conn` is a connection as for `enqueue_sync`, which also finds uncommitted jobs of its transaction, or a DSN. The
+    job must have these `args` and may have others. Scheduled, retrying, waiting, available and running jobs count. The
+    AssertionError shows the existing jobs.
 
         job = assert_enqueued(conn, send_welcome, user_id=42)
         assert job.queue == "mail"
@@ -233,7 +232,7 @@ def assert_not_enqueued(conn: SyncConn, task: Task[..., Any] | str, /, **args: o
 
 
 async def assert_enqueued_async(conn: AsyncConn, task: Task[..., Any] | str, /, **args: object) -> JobInfo:
-    """Check that a job of this task waits or runs; assert_enqueued for what `enqueue` takes as connection.
+    """Check that a job of this task waits or runs; `assert_enqueued` for an async connection.
 
     job = await assert_enqueued_async(conn, send_welcome, user_id=42)
     """
@@ -250,16 +249,15 @@ async def assert_not_enqueued_async(conn: AsyncConn, task: Task[..., Any] | str,
 
 
 def travel(conn: psycopg.Connection[Any] | str, by: timedelta) -> int:
-    """Bring everything that is scheduled nearer by this much; how many jobs that were.
+    """Move all scheduled work forward by this time; return the number of jobs moved.
 
-    The clock stays as it is, PostgreSQL's and Python's: what moves is the run_at of scheduled and retrying jobs, the time
-    that a job in line was pushed to, the expires_at of jobs that have not ended, the next tick of schedules that a worker
-    (or a drain) has registered, and where rate limits and breakers stand: their calls and failures were so much earlier.
-    After travel(..., timedelta(hours=1)) what was due in an hour is due now, in the same order as before; a schedule is
-    due once, however many of its ticks lie in that time, and its tick is now (where its jitter reaches back to a tick of its
-    own, it is due when that tick is); a rate limit has let nothing through in that hour. Nothing runs by that alone: `drain`
-    does it, or within seconds a worker. `conn` is a psycopg connection, in whose transaction it happens, or a DSN.
-    InvalidArgument for a negative time.
+    The clocks do not change. It moves the run_at of scheduled and retrying jobs, the time that an available job was
+    pushed to, the expires_at of open jobs, the next tick of schedules that a worker or a drain has registered, and the
+    past calls and failures of rate limits and breakers. After travel(..., timedelta(hours=1)) all work of the next
+    hour is due, in the same order. A schedule is due once, however many of its ticks lie in that time, and its tick is
+    now (with jitter that reaches back to a tick, at that tick). A rate limit had no calls in that hour. It runs
+    nothing: call `drain`, or a worker starts within seconds. `conn` is a psycopg connection, whose transaction is
+    used, or a DSN. Raises InvalidArgument for a negative time.
 
         travel(tallybook_dsn, timedelta(hours=1))
     """
@@ -303,7 +301,7 @@ with moved as (
 )
 select count(*), tallybook._wake(' promote'), tallybook._wake(' schedule') from moved"""
 
-# Equal as JSON is: 1 and 1.0 are, 1 and true are not.
+# Equality of JSON: 1 equals 1.0, but not true.
 _FIND = """\
 select cast(json_build_object(
   'matching', (
@@ -327,20 +325,20 @@ def _task_name(task: Task[..., Any] | str, args: dict[str, object]) -> str:
         return task
     if not isinstance(task, Task):
         raise InvalidArgument(
-            f"a task is wanted, not an object of type {type(task).__name__}",
-            hint="Pass what @app.task made of the function, or the task's name",
+            f"expected a task, not an object of type {type(task).__name__}",
+            hint="Pass the task made by @app.task, or its name",
         )
     parameters = inspect.signature(task.fn).parameters.values()
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     unknown = [] if takes_any else sorted(args.keys() - task.args.names)
-    if unknown:  # or a slip of the pen would make assert_not_enqueued always right
+    if unknown:  # or a typo would make assert_not_enqueued always pass
         known = ", ".join(sorted(task.args.names)) or "none"
         raise InvalidArgument(f"task {task.name!r} has no argument {unknown[0]!r}", hint=f"It has {known}")
     return task.name
 
 
 def _opened(conn: SyncConn) -> AbstractContextManager[Any]:
-    # Any text that is no DSN is a Django alias.
+    # Any string that is not a DSN is a Django alias.
     is_dsn = isinstance(conn, str) and ("=" in conn or "://" in conn)
     return psycopg.connect(conn, autocommit=True) if isinstance(conn, str) and is_dsn else nullcontext(conn)
 

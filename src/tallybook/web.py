@@ -36,23 +36,23 @@ def dashboard(
     nodes: str | None = None,
     read_dsn: str | None = None,
 ) -> Site:
-    """The dashboard of an App, as an ASGI application.
+    """Return the dashboard of an App as an ASGI application.
 
-    Who may see it: `authenticate(request)`, async or plain, returns a `User` or None; or `users` is a TOML file with names
-    and password hashes; with neither only this machine is answered, by its own name. `read_only` shows nothing that changes
-    anything: True where nobody has to log in, unless you say False. `secret` (32 characters or more) signs the sessions;
-    without one a restart ends them, and replicas do not share them. `metrics_token` lets a scraper read /metrics.
+    Access: `authenticate(request)`, async or plain, returns a `User` or None; or `users` is a TOML file with names and
+    password hashes. With neither, only requests from this machine under its own name are answered. `read_only` removes
+    all actions; it defaults to True if no login is required. `secret` (32 characters or more) signs the sessions;
+    without one they end at a restart, and replicas do not share them. `metrics_token` lets a scraper read /metrics.
     `nodes` is "all", or names like "north,south": the dashboard of several databases, see
     https://github.com/tallybook/tallybook/blob/main/docs/nodes.md. With `read_dsn` pages and metrics are read from a
-    hot standby and show its lag; actions go to the primary.
+    hot standby and show its lag; actions use the primary.
 
-    It connects when it is first asked. Mount it anywhere; run by itself it is a whole application. ConfigError for options
-    that do not fit.
+    It connects on the first request. Mount it in an application, or run it alone. Raises ConfigError for invalid
+    options.
 
         api.mount("/queue", dashboard(app, authenticate=who))
     """
     if authenticate is not None and users is not None:
-        raise ConfigError("users", str(users), "authenticate= says already who may see it")
+        raise ConfigError("users", str(users), "authenticate= already decides about access")
     if authenticate is not None and not callable(authenticate):
         raise ConfigError("authenticate", authenticate, "not a function", hint="def who(request): return User('ada')")
     if secret is not None and len(secret) < 32:

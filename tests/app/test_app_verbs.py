@@ -173,7 +173,7 @@ def test_the_options_of_other_queues_name_ours(shop: App, word: str, ours: str) 
 
 async def test_a_missing_connection_is_named(shop: App) -> None:
     """Where the first argument is no connection and the rest does not fit, the error asks for the connection."""
-    with pytest.raises(ConnectionNotSupported, match="as connection"):
+    with pytest.raises(ConnectionNotSupported, match="as a connection"):
         await shop.tasks["send"].enqueue(42)  # type: ignore[arg-type]
-    with pytest.raises(ConnectionNotSupported, match="as connection"):
+    with pytest.raises(ConnectionNotSupported, match="as a connection"):
         shop.tasks["send"].enqueue_sync(42)  # type: ignore[arg-type]

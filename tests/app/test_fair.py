@@ -42,7 +42,7 @@ def test_what_does_not_fit_is_refused(app: App) -> None:
         export.with_(fair_key="a", order_key="o")
     with pytest.raises(ConfigError, match="fair_key"):
         export.with_(fair_key="{customer}").job(1.0)
-    with pytest.raises(ConfigError, match="no text and no whole number"):
+    with pytest.raises(ConfigError, match="neither a string nor an integer"):
         export.with_(fair_key="{tenant}").job(1.0)
 
 

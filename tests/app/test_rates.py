@@ -202,7 +202,7 @@ def test_keys_are_made_of_args(app: App) -> None:
     assert fetch.with_(limits=("n:{n}",)).job("acme", n=3).options.limits == ("n:3",)
     with pytest.raises(ConfigError, match="has no argument 'x'"):
         fetch.with_(limits=("{x}",)).job("acme")
-    with pytest.raises(ConfigError, match="is no text and no whole number"):
+    with pytest.raises(ConfigError, match="is neither a string nor an integer"):
         fetch.with_(limits=("{n}",)).job("acme")
     with pytest.raises(ConfigError, match="1 to 200 bytes"):
         fetch.job("a" * 200)

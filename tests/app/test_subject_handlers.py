@@ -337,9 +337,9 @@ def test_old_args_are_upgraded_in_the_flow(dsn: str, db: Any) -> None:
 @pytest.mark.parametrize(
     ("outcome", "state", "error"),
     [
-        (Reschedule("+1 week"), "dead", "no subject, so it cannot end with Reschedule"),
-        (Drop(), "dead", "no subject, so it cannot end with Drop"),
-        (Complete(args={"asset_id": 1}), "dead", "no subject, so it cannot end with Complete(args=...)"),
+        (Reschedule("+1 week"), "dead", "not a subject, so it cannot end with Reschedule"),
+        (Drop(), "dead", "not a subject, so it cannot end with Drop"),
+        (Complete(args={"asset_id": 1}), "dead", "not a subject, so it cannot end with Complete(args=...)"),
         (Complete(), "completed", None),
         (Kill("why"), "dead", "why"),
         (Reject("502"), "dead", "502"),

@@ -26,3 +26,19 @@ def test_a_help_text_of_two_lines_is_found() -> None:
     """The help of an option above 80 columns is a finding, with the command and the option."""
     command = click.Command("run", help="Run jobs.", params=[click.Option(["--queue"], help="A" * 81)])
     assert [found.split(":")[0] for found in words.of_help(command, "tallybook run")] == ["tallybook run --queue"]
+
+
+@pytest.mark.parametrize(
+    "text", ['"""Say what it does."""', 'x = f"job {n}: its worker goes on"', 'log("the job is over", 1)']
+)
+def test_phrases_in_docstrings_and_messages_are_found(text: str) -> None:
+    """A phrase of the list in a string of the code is a finding, with its line."""
+    assert [found.split(":")[0] for found in words.of_code(f"import os\n{text}\n")] == ["2"]
+
+
+@pytest.mark.parametrize(
+    "text", ['"""Call `say` once more."""', 'x = "says"', 'x = "select says from tell"', "x = shall"]
+)
+def test_short_strings_sql_and_names_are_not_prose(text: str) -> None:
+    """Keys, SQL, names and text in backticks have no findings."""
+    assert list(words.of_code(f"{text}\n")) == []

@@ -151,5 +151,5 @@ def test_a_query_gives_no_key(app: App) -> None:
     @app.task(exclusive="{n}")
     async def report(n: int) -> None: ...
 
-    with pytest.raises(ConfigError, match="the args of the query's rows make no key of it"):
+    with pytest.raises(ConfigError, match="it cannot be filled from the args of the query's rows"):
         report.job_of_rows()

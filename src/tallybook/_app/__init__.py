@@ -1,4 +1,4 @@
-"""What a program holds: the App, and behind its nouns the verbs that operators, pages and scripts say."""
+"""The App, and its nouns with the verbs for operators, pages and scripts."""
 
 from tallybook._app.app import App, ContextTask, Task
 

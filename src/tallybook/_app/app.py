@@ -1,6 +1,6 @@
-"""The App: the tasks of one program, what surrounds their jobs, the daily verbs, and the nouns that have the others.
+"""The App: the tasks of one program, its hooks, the common verbs, and the nouns with all other verbs.
 
-Making one and declaring tasks opens no connection, reads no setting and resolves no annotation.
+Creating an App and declaring tasks opens no connection, reads no setting and resolves no annotation.
 """
 
 from __future__ import annotations
@@ -59,34 +59,34 @@ Around = TypeVar("Around", bound=Callable[[Any], AsyncIterator[Any] | Iterator[A
 if TYPE_CHECKING:
 
     class Task(_Task[P, R_co]):
-        """A Task as its App has made it: with the App itself, whose nouns a type checker sees."""
+        """A Task made by an App; a type checker sees the App's nouns through it."""
 
         app: App
 
     class ContextTask(Task[P, R_co]):
-        """A Task whose function takes a Context first: a direct call gives one, an enqueue does not."""
+        """A Task whose function takes a Context first: pass one to a direct call, not to an enqueue."""
 
         def __call__(self, ctx: Context, /, *args: P.args, **kwargs: P.kwargs) -> R_co:  # type: ignore[override]
-            """Call the function here and now, with a Context."""
+            """Call the function directly, with a Context."""
 
     class AtomicTask(Task[P, R_co], Generic[Tx, P, R_co]):
-        """A Task whose function takes its transaction first: a direct call gives one, an enqueue does not."""
+        """A Task whose function takes its transaction first: pass one to a direct call, not to an enqueue."""
 
         def __call__(self, tx: Tx, /, *args: P.args, **kwargs: P.kwargs) -> R_co:  # type: ignore[override]
-            """Call the function here and now, in a transaction of yours."""
+            """Call the function directly, in a transaction of yours."""
 
     class AtomicContextTask(Task[P, R_co], Generic[Tx, P, R_co]):
         """A Task whose function takes its transaction and a Context."""
 
         def __call__(self, tx: Tx, ctx: Context, /, *args: P.args, **kwargs: P.kwargs) -> R_co:  # type: ignore[override]
-            """Call the function here and now, in a transaction of yours and with a Context."""
+            """Call the function directly, in a transaction of yours and with a Context."""
 
 else:
     Task = ContextTask = AtomicTask = AtomicContextTask = _Task
 
 
 class _Noun:
-    """A noun of an App; its module is imported when it is first asked for, since no program needs them all."""
+    """A noun of an App. Its module is imported on first access, since no program needs all of them."""
 
     def __init__(self, module: str, cls: str) -> None:
         self._module, self._cls = module, cls
@@ -106,7 +106,7 @@ def _noun(module: str, cls: str) -> Any:
 
 
 class _Decorator(Protocol):
-    """What `app.task(queue="mail")` returns: it makes a Task of a function."""
+    """The decorator that `app.task(queue="mail")` returns: it makes a Task from a function."""
 
     @overload
     def __call__(self, fn: Callable[Concatenate[Context, P], R], /) -> ContextTask[P, R]: ...
@@ -115,7 +115,7 @@ class _Decorator(Protocol):
 
 
 class _AtomicDecorator(Protocol):
-    """The same for `app.task(atomic=True)`: the first parameter is the transaction, and no argument of a job."""
+    """The decorator of `app.task(atomic=True)`: the first parameter is the transaction, not an argument of the job."""
 
     @overload
     def __call__(self, fn: Callable[Concatenate[Tx, Context, P], R], /) -> AtomicContextTask[Tx, P, R]: ...
@@ -124,11 +124,11 @@ class _AtomicDecorator(Protocol):
 
 
 class App(Owner):
-    """The tasks of one program under one name. No connection, no work at import.
+    """The tasks of one program under one name. It opens no connection at import.
 
-    `dsn` is used where no connection is at hand; None: TALLYBOOK_DSN, then libpq's PG* variables, read when needed.
-    `session` makes the SQLAlchemy sessions of atomic tasks, a `sessionmaker` or an `async_sessionmaker`, or both in a
-    tuple; without it the worker has an engine of its own for them.
+    `dsn` is used for calls without a connection; None: TALLYBOOK_DSN, then libpq's PG* variables, read when needed.
+    `session` makes the SQLAlchemy sessions of atomic tasks: a `sessionmaker`, an `async_sessionmaker`, or both in a
+    tuple. Without it the worker makes a separate engine for them.
 
         app = App("shop")
 
@@ -167,24 +167,24 @@ class App(Owner):
                 raise ConfigError("session", maker, "not a sessionmaker", hint="Write session=sessionmaker(engine)")
         self.tasks: dict[str, Task[..., Any]] = {}
         self._names: dict[str, Task[..., Any]] = {}
-        """Every name that its jobs may carry: those of the tasks and their aliases."""
+        """The task names that its jobs may have: names and aliases of its tasks."""
         self._lifespans: list[Callable[[Any], AsyncIterator[Any]]] = []
         self._arounds: list[Callable[[Any], AsyncIterator[Any]]] = []
         self._thread_arounds: list[Callable[[Any], Iterator[Any]]] = []
-        """Those that run in the thread of a plain handler."""
+        """The hooks that run in the thread of a plain handler."""
         self._also_serves: set[str] = set()
-        """Queues that a worker serves besides those that its tasks name, unless it is told which."""
+        """Queues that a worker without a list of queues serves, in addition to those of its tasks."""
         self._retry_policies: dict[str, Backoff] = {}
         self._rate_rules: dict[str, RateRule] = {}
-        """The rate limits that its code declares."""
+        """The rate limits declared in code."""
         self._concurrency_rules: dict[str, ConcurrencyRule] = {}
-        """The concurrency limits that its code declares."""
+        """The concurrency limits declared in code."""
         self._breaker_rules: dict[str, BreakerRule] = {}
-        """The circuit breakers that its code declares."""
+        """The circuit breakers declared in code."""
         self._declared: dict[str, InCode] = {}
-        """The schedules that its code declares."""
+        """The schedules declared in code."""
         self._included: list[Owner] = []
-        """The apps whose tasks it serves, too: what is put in by these tasks is traced as its own."""
+        """The other apps whose tasks it serves; enqueues of these tasks are traced as its own."""
 
     @overload
     def task(self, fn: Callable[Concatenate[Context, P], R], /) -> ContextTask[P, R]: ...
@@ -197,39 +197,39 @@ class App(Owner):
 
     @declaring.signed
     def task(self, fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-        """Make a task of a function, async or plain; it stays callable as the function that it is.
+        """Make a task from a function, async or plain. The function stays callable.
 
-        `name` is what its jobs carry, by default the function's own, without its module. `queue` and `priority` (0 to
-        32767, lower runs first) are those of its jobs; `max_attempts` failures (1 to 32767, by default 5) make a job
-        dead. `unique` allows one live job per value of all args (True) or of these (a tuple of names). What the handler
-        returns is kept, up to 1 MB of JSON, for `app.result`, unless `store_result` is False. `atomic` runs the function
-        in a transaction that it gets first, of the library that the annotation says, and that carries its end (a text:
-        of Django, with this alias): see https://github.com/tallybook/tallybook/blob/main/docs/atomic.md.
-        Queue, priority, retry, max_attempts and unique can be changed per job by `with_`, and so can `limits`, the
-        keys of the limits that hold each of them ("provider:{provider}", where `{name}` stands for an argument). With
-        `exclusive=True` one job of the task runs at a time, whatever put it in; with a text one of each key
-        ("{tenant}", as in `limits`). Another one waits, or with `on_busy="skip"` is cancelled. Raises DuplicateTask,
-        ConfigError, SignatureError.
+        `name` is the task name in its jobs, by default the function's name without its module. `queue` and `priority`
+        (0 to 32767, lower runs first) are the defaults of its jobs. After `max_attempts` failures (1 to 32767, by
+        default 5) a job is dead. `unique` allows one live job per value of all args (True) or of the named args (a
+        tuple). The return value is stored, up to 1 MB of JSON, for `app.result`, unless `store_result` is False.
+        `atomic` runs the function in a transaction that also ends the attempt; the function takes it first, and the
+        annotation selects the library (a string: a Django alias): see
+        https://github.com/tallybook/tallybook/blob/main/docs/atomic.md.
+        `limits` are the keys of the limits that hold each job ("provider:{provider}", where `{name}` is replaced by an
+        argument). `with_` changes queue, priority, retry, max_attempts, unique and limits for one job. With
+        `exclusive=True` one job of the task runs at a time; with a string ("{tenant}", as in `limits`) one per key.
+        Another job waits, or is cancelled with `on_busy="skip"`. Raises DuplicateTask, ConfigError, SignatureError.
 
-        `retry` is the backoff after a failure, by default exponential from 5 s with jitter, at most 6 h: a policy; the
-        name of one that `retry_policy` declares, before or after the task; or a function of (failures) or (failures,
-        error) that returns a timedelta, or None for no other attempt. After an exception of a class in `no_retry`
-        there is none either: the job is dead at once.
+        `retry` sets the backoff after a failure, by default exponential from 5 s with jitter, at most 6 h. Pass a
+        policy, the name of one declared by `retry_policy`, or a function of (failures) or (failures, error) that
+        returns a timedelta, or None for no other attempt. An exception of a class in `no_retry` makes the job dead at
+        once.
 
-        `version` (1 to 999) is that of its args: raise it when their names or meaning change, and say by `upgrade` how
-        older args become newer ones. Jobs that carry one of the `aliases` are its jobs, too: the old names of a renamed
-        task. `summary` is one line that job lists show, like "Welcome mail to {user_id}". `on_dead` is a task of this app
-        (or its name): when a job dies, one job of it is put in by the same transaction, with the args job, task, args,
-        failures and error. These four are checked as a whole when a worker starts.
+        `version` (1 to 999) is the version of the args: raise it when their names or meaning change, and declare an
+        `upgrade`. `aliases` are old names of a renamed task. `summary` is a line for job lists, like "Welcome mail to
+        {user_id}". `on_dead` is a task of this app (or its name): when a job dies, the same transaction enqueues one
+        job of it, with the args job, task, args, failures and error. A starting worker checks these four.
 
-        `timeout` (a timedelta, or text like "30 s") is the deadline of one attempt: an async handler is cancelled then, a
-        plain one told by `ctx.timed_out`; what has not ended 5 s later is abandoned, the attempt has failed. With
-        `process=True` a plain function runs in a child process of the worker and is killed at its deadline; `memory`
-        ("512 MB") limits its address space, `env` names variables with credentials of the database that it gets all the
-        same.
+        `timeout` (a timedelta, or text like "30 s") is the deadline of one attempt. An async handler is cancelled
+        then; a plain one can check `ctx.timed_out`. If it has not ended 5 s later, it is abandoned and the attempt has
+        failed. With `process=True` a plain function runs in a child process of the worker and is killed at its
+        deadline; `memory` ("512 MB") limits its address space, and `env` names variables with database credentials
+        that the child keeps.
 
-        `schedule` is a cron expression, in the zone `tz`, or an interval (a timedelta): a job without args is put in at each
-        tick. `jitter`, `missed`, `catch_up` and `overlap` are those of `schedule`, by which a task gets several, with args.
+        `schedule` is a cron expression, in the zone `tz`, or an interval (a timedelta): each tick enqueues a job
+        without args. `jitter`, `missed`, `catch_up` and `overlap` are those of `app.schedule`, which also declares
+        schedules with args, or several per task.
 
             @app.task(queue="mail", retry=Exponential(timedelta(minutes=5)))
             async def send_welcome(user_id: int, *, lang: str = "en") -> None: ...
@@ -237,10 +237,10 @@ class App(Owner):
         return declaring.task(self, fn, **options)
 
     def include(self, *tasks: Task[..., Any]) -> None:
-        """Serve tasks that another App declares, under their names and with their options, as the ready-made ones.
+        """Serve tasks of another App, such as the ready-made tasks, under their names and with their options.
 
-        Put in by their own `enqueue`, or by SQL, their jobs run here, and find this app as `ctx.app`; lifespans and hooks
-        of the other App stay with it. Raises DuplicateTask, ConfigError.
+        Their jobs run here with this app as `ctx.app`; lifespans and hooks of the other App do not apply. Raises
+        DuplicateTask, ConfigError.
 
             app.include(webhook, email, http)
         """
@@ -268,10 +268,10 @@ class App(Owner):
         return declared
 
     def retry_policy(self, name: str, policy: Retry) -> Backoff:
-        """Give a retry policy a name that tasks and jobs say: `retry="patient"`. Returns the policy.
+        """Declare a named retry policy, for `retry="patient"` of tasks and jobs. Returns the policy.
 
-        The name may be said before it is declared; a worker that starts checks those of its tasks. ConfigError for a
-        name that has a policy already, and for anything that is no policy (see `task`).
+        A task may use the name before it is declared; a starting worker checks all names. Raises ConfigError for a name
+        that already has a policy, and for an invalid policy (see `task`).
 
             app.retry_policy("patient", Exponential(timedelta(minutes=5)))
         """
@@ -279,7 +279,7 @@ class App(Owner):
         return _add("retry_policy", self._retry_policies, name, as_policy(policy, option=f"retry_policy {name!r}"))
 
     def _policy(self, name: str, *, task: str | None = None) -> Backoff:
-        """The retry policy that `retry_policy` has declared under this name. ConfigError: there is none."""
+        """Return the named retry policy. Raises ConfigError if it is not declared."""
         found = self._retry_policies.get(name)
         if found is not None:
             return found
@@ -290,25 +290,28 @@ class App(Owner):
         raise ConfigError(option, name, f"app {self.name!r} has no retry policy of that name", hint=hint)
 
     def _check_policies(self) -> None:
-        """ConfigError unless every policy that a task names is declared: what a worker asks when it starts."""
+        """Raise ConfigError unless every policy that a task names is declared. Called when a worker starts."""
         for task in self.tasks.values():
             _ = task.retry
 
     def _check_tasks(self) -> None:
-        """ConfigError unless summaries, upgrades and on_dead of all tasks fit: what a worker asks when it starts."""
+        """Raise ConfigError unless summaries, upgrades and on_dead of all tasks are valid.
+
+        Called when a worker starts.
+        """
         from tallybook._app.catalogue import check
 
         check(self.name, self.tasks, self._names)
         self._declared_schedules()
 
     def _catalogue(self) -> list[dict[str, Any]]:
-        """What each task is, as `tallybook task list` shows it and as workers put it on record."""
+        """Describe each task, as workers store it and `tallybook task list` shows it."""
         from tallybook._app.catalogue import catalogue
 
         return catalogue(self.name, self.tasks, self._names)
 
     def _contexts(self, state: SimpleNamespace, verbs: Verbs) -> Contexts:
-        """Make the Contexts of its jobs, for a worker that serves it."""
+        """Make the factory of its jobs' Contexts, for a worker."""
         from tallybook._worker.run.context import Context
 
         def context(job: Running | None = None, *, atomic: bool = False) -> Context:
@@ -317,9 +320,9 @@ class App(Owner):
         return context
 
     def lifespan(self, fn: Hook) -> Hook:
-        """Open what handlers share, once per worker process: an async generator function that yields once.
+        """Open shared resources once per worker process: an async generator function that yields once.
 
-        What it sets on `ctx.state` every handler finds there; what follows its yield runs when the worker stops.
+        Handlers find the attributes that it sets on `ctx.state`. The code after its yield runs when the worker stops.
 
             @app.lifespan
             async def clients(ctx):
@@ -332,9 +335,10 @@ class App(Owner):
     def around_job(self, fn: Around) -> Around:
         """Run code around every job: an async generator function that yields once, while the job runs.
 
-        Several nest in the order in which they are declared. What the handler raises is raised at the yield. A plain
-        generator function surrounds plain handlers only, inside the async ones and in the handler's own thread: for what
-        belongs to a thread, as connections do in Django. Neither runs in the child of a task with process=True.
+        Several nest in the order of their declaration. The handler's exception is raised at the yield. A plain
+        generator function surrounds plain handlers only, inside the async ones and in the handler's thread; use it for
+        resources of a thread, such as Django's connections. Neither runs in the child process of a task with
+        process=True.
 
             @app.around_job
             async def tenant(ctx):
@@ -361,20 +365,20 @@ class App(Owner):
         catch_up: int = 100,
         overlap: bool = False,
     ) -> None:
-        """Declare a schedule in code, where a task has several or one with args; `@app.task(schedule=...)` is the short form.
+        """Declare a schedule in code. `@app.task(schedule=...)` is the short form for one schedule without args.
 
-        Workers put it on record when they start, change it where it differs, and remove it when it has left the code.
-        `cron` has 5 fields, or 6 with seconds first, names (MON, JAN, @daily) included, in the zone `tz` ("UTC" by default);
-        `every` is an interval, whose ticks are the multiples of its length since 1970 (UTC). `jitter` fires each tick up to
-        so much later. `missed` says what becomes of ticks that are found more than 60 s late: "once" fires the latest,
-        "skip" none, "all" the latest `catch_up` (1 to 1000), one after the other. While the job of a fire has not ended for
-        good the next tick is skipped, unless `overlap` is True. Raises ExpressionError and ConfigError.
+        A starting worker stores it, updates it, and removes it once it is no longer in the code. `cron` has 5 fields,
+        or 6 with seconds first, and allows names (MON, JAN, @daily), in the zone `tz` ("UTC" by default). `every` is
+        an interval; its ticks are the multiples of its length since 1970 (UTC). `jitter` delays each tick by a random
+        time up to this length. `missed` decides about ticks that are found more than 60 s late: "once" fires the
+        latest, "skip" none, "all" the latest `catch_up` (1 to 1000), one after the other. While the job of a tick is
+        open, the next tick is skipped, unless `overlap` is True. Raises ExpressionError and ConfigError.
 
             app.schedule("report-de", report.job("de"), cron="0 6 * * MON-FRI", tz="Europe/Berlin")
 
-        With a `query` each tick puts in one job for each of its rows, but for those whose key an open job has: one SELECT with a
-        column `args` (jsonb), and `key`, `run_at` and `priority` where needed. It is given the task, or `task.with_(...)`,
-        instead of a job. Workers run it, with their rights; what it fails with is on record as the fate of the tick.
+        With a `query`, pass the task or `task.with_(...)` instead of a job. Each tick enqueues one job per row, except
+        for rows whose key an open job has. The query is one SELECT with a column `args` (jsonb), and optionally `key`,
+        `run_at` and `priority`. Workers run it with their rights; its error is stored with the tick.
 
             app.schedule("stale", refresh.with_(priority=3), query="select id as key, ...", cron="* * * * *")
         """
@@ -395,7 +399,10 @@ class App(Owner):
         _add("schedule", self._declared, name, declared)
 
     def _declared_schedules(self) -> list[dict[str, Any]]:
-        """What each schedule in code is, as workers put it on record. ConfigError for one whose job cannot be described."""
+        """Describe each schedule in code, as workers store it.
+
+        Raises ConfigError for one whose job cannot be described.
+        """
         from tallybook._db import schedules
 
         return [
@@ -408,11 +415,12 @@ class App(Owner):
     ) -> None:
         """Declare a rate limit: at most `calls` in any window of `per`, over all workers and restarts.
 
-        Of the jobs that name it (`limits=("provider:acme",)`), or whose handlers call `ctx.limit("provider:acme")`, each key
-        `NAME:...` is held by itself. The name "queue:mail" holds all jobs of a queue, "task:send_welcome" all of a task.
-        They start one after the other, `per / calls` apart; with a `burst` so many start at once where there was room.
-        Workers put it on record at their start, change it where it differs, and remove it when it has left the code. ConfigError.
-        Several nodes divide it, unless `per_node` is True: then each has the whole, for a key that leads to one node.
+        It holds jobs that name it (`limits=("provider:acme",)`) or whose handlers call `ctx.limit("provider:acme")`,
+        each key `NAME:...` separately. The name "queue:mail" holds all jobs of a queue, "task:send_welcome" all jobs
+        of a task. Jobs start `per / calls` apart; with a `burst`, up to that number start at once after a pause. A
+        starting worker stores it, updates it, and removes it once it is no longer in the code. Several nodes divide
+        it, unless `per_node` is True: then each node has the whole limit, for keys that belong to one node. Raises
+        ConfigError.
 
             app.rate_limit("provider", 8, per="1 min")
         """
@@ -423,8 +431,9 @@ class App(Owner):
     def concurrency_limit(self, name: str, most: int, *, per_node: bool = False) -> None:
         """Declare a concurrency limit: at most `most` jobs of a key run at once, over all workers.
 
-        Names are those of `rate_limit`; a name may have a rule of both kinds. What is over it waits (state waiting) and goes on, by
-        priority, then as it came, when one that runs has ended or its worker has died. `per_node` as in `rate_limit`. ConfigError.
+        Names are those of `rate_limit`; a name may have both kinds of limit. Further jobs wait (state waiting) and
+        start, by priority and then in order of arrival, when a running job has ended or its worker has died.
+        `per_node` as in `rate_limit`. Raises ConfigError.
 
             app.concurrency_limit("customer", 2)
         """
@@ -433,10 +442,10 @@ class App(Owner):
         _add("concurrency_limit", self._concurrency_rules, name, ConcurrencyRule(name, most, per_node))
 
     def breaker(self, name: str, failures: int, *, per: timedelta | str, open_for: timedelta | str) -> None:
-        """Declare a circuit breaker: after `failures` of a key within `per` its jobs wait for `open_for`.
+        """Declare a circuit breaker: after `failures` failures of a key within `per`, its jobs wait for `open_for`.
 
-        Then one job is let through as a probe: if it completes the others go on, and if it fails they wait once more. Names are
-        those of `rate_limit`; a name may have rules of all kinds. ConfigError.
+        Then one job runs as a probe: if it completes, the others start; if it fails, they wait again. Names are those
+        of `rate_limit`; a name may have rules of all kinds. Raises ConfigError.
 
             app.breaker("provider", 5, per="1 min", open_for="30 s")
         """
@@ -452,18 +461,18 @@ class App(Owner):
         return on_job(self, job_id(job), calls.get(job_id(job)))
 
     def cancel(self, job: int | Job, reason: str | None = None) -> Verb[str]:
-        """Say that a job shall not run; what that means for it: "cancelled", "cancelling" if it runs, or how it ended.
+        """Cancel a job; return "cancelled", "cancelling" if it runs, or the state in which it had ended.
 
-        A dead letter ends as cancelled, with its errors, and leaves the dead letters. Raises UnknownJob.
+        A dead letter becomes cancelled, keeps its errors, and leaves the dead letters. Raises UnknownJob.
 
             state = await app.cancel(job.id, "the order was withdrawn").on(conn)
         """
         return on_job(self, job_id(job), calls.cancel(job_id(job), checked_reason(reason)))
 
     def retry(self, job: int | Job) -> Verb[int]:
-        """Give a dead or cancelled job another attempt, at once; the number of that attempt.
+        """Retry a dead or cancelled job at once; return the number of the new attempt.
 
-        Raises UnknownJob, and InvalidArgument for a job in another state or whose unique key another job has now.
+        Raises UnknownJob, and InvalidArgument if the job has another state or another job has its unique key.
 
             attempt = await app.retry(4711)
         """
@@ -479,13 +488,12 @@ class App(Owner):
     def result(self, job: int, *, timeout: timedelta | str | None = timedelta(seconds=10)) -> Verb[Any]: ...
 
     def result(self, job: int | Job, *, timeout: timedelta | str | None = timedelta(seconds=10)) -> Verb[Any]:
-        """Wait until a job has ended and return what its handler returned; None waits for ever.
+        """Wait until a job has ended and return its handler's return value. A `timeout` of None waits without a limit.
 
-        The value has the type of the handler's return annotation where this App knows the task, else JSON's own types.
-        Looks again every 10 ms at first, then less often, on one of the App's own connections, or `.on(conn)`, which is not in
-        a transaction. UnknownJob: there is none, or the transaction that enqueued it has not committed. ResultTimeout: it
-        has not ended in time (it goes on). JobDied, JobCancelled: there will be no result. ResultMissing: it completed, and
-        its result could not be kept.
+        The value has the type of the handler's return annotation if this App has the task, else a plain JSON type.
+        Polls every 10 ms at first, then less often, on one of the App's own connections, or on `.on(conn)` outside a
+        transaction. Raises UnknownJob (also if the enqueue is not committed), ResultTimeout (the job continues),
+        JobDied, JobCancelled, and ResultMissing if the job completed but its result could not be stored.
 
             text = await app.result(job, timeout=timedelta(seconds=10))
         """
@@ -496,11 +504,11 @@ class App(Owner):
     async def enqueue_many(
         self, conn: AsyncConn | App, jobs: Iterable[JobCall], *, then: JobCall | None = None
     ) -> list[Job]:
-        """Put many jobs in, of any tasks, by one statement in `conn`'s transaction; one Job each, in their order.
+        """Enqueue many jobs of any tasks by one statement in `conn`'s transaction; return their Jobs in the same order.
 
-        All are checked before anything is sent. `conn` is as in Task.enqueue, the App itself included. `then` is a
-        follow-up that runs when all of them have ended, whatever they ended as; its Job is the last one. If its task has
-        a parameter `failed`, that gets a list of those that did not complete:
+        All jobs are checked before anything is sent. `conn` is as in Task.enqueue, or the App itself. `then` is a
+        follow-up that runs when all of them have ended, in any state; its Job is the last one. A parameter `failed` of
+        its task receives the list of jobs that did not complete:
         see https://github.com/tallybook/tallybook/blob/main/docs/fan-out.md.
 
             report = await app.enqueue_many(conn, [send_welcome.job(1), charge.job(7)])
@@ -511,29 +519,29 @@ class App(Owner):
     def enqueue_many_sync(
         self, conn: SyncConn | App, jobs: Iterable[JobCall], *, then: JobCall | None = None
     ) -> list[Job]:
-        """Put many jobs in; enqueue_many without an event loop."""
+        """Enqueue many jobs; `enqueue_many` without an event loop."""
         listed = with_follow_up(_listed(jobs), then)
         return do_sync(conn, traced(self._tracing, listed, self._putting_many)) if listed else []
 
     def _putting(self, job: JobCall) -> Call[Job]:
-        """The verb that puts in one job, which may wait for others."""
+        """Build the call that enqueues one job, which may wait for others."""
         return fan_out.enqueue(job, self._takes_failed)
 
     def _putting_many(self, jobs: list[JobCall]) -> Call[list[Job]]:
-        """The verb that puts in many, of which some may wait for others."""
+        """Build the call that enqueues many jobs, some of which may wait for others."""
         return fan_out.fan_out(jobs, self._takes_failed)
 
     def _takes_failed(self, task: str) -> bool:
-        """Whether jobs of this task are told, by a parameter `failed`, which of the jobs that they waited for did not complete."""
+        """Whether this task has a parameter `failed`, for the jobs it waited for that did not complete."""
         known = self._names.get(task)
         return known is not None and fan_out.FAILED in known.args.names
 
     async def run_worker(
         self, *, queues: Mapping[str, int] | Iterable[str] | None = None, nodes: str | None = None, **options: Any
     ) -> WorkerReport:
-        """Run jobs of these queues until stopped; the options are those of `tallybook worker`.
+        """Run jobs of these queues until stopped; options as in `tallybook worker`.
 
-        `nodes` is "all", or names like "north,south": serve these databases of the app in one process,
+        `nodes` is "all", or names like "north,south": one process serves these databases of the app,
         see https://github.com/tallybook/tallybook/blob/main/docs/nodes.md.
 
             await app.run_worker(queues={"mail": 10, "default": 20})
@@ -552,11 +560,11 @@ class App(Owner):
         nodes: str | None = None,
         raise_on_failure: bool = False,
     ) -> DrainReport:
-        """Run all that is due, at most `max_jobs` jobs and `max_seconds` seconds, and return the counts; never waits.
+        """Run all due jobs, for at most `max_jobs` jobs and `max_seconds` seconds, and return the counts; never waits.
 
-        `nodes` as for `run_worker`: one after the other; those that do not answer are in the report as `unreachable`.
-        `raise_on_failure` is for tests: when all has run, JobFailed for the first attempt that failed, whose cause is
-        what the handler raised.
+        `nodes` as in `run_worker`, one after the other; the report lists those that do not answer as `unreachable`.
+        `raise_on_failure` is for tests: at the end, raise JobFailed for the first failed attempt, with the handler's
+        exception as its cause.
 
             done = await app.drain(max_jobs=10, max_seconds=25)
         """

@@ -1,4 +1,4 @@
-"""app.breakers: the verbs that steer circuit breakers, those of the code and those of the database."""
+"""app.breakers: the verbs for circuit breakers, declared in code or in the database."""
 
 from __future__ import annotations
 
@@ -13,32 +13,39 @@ class Breakers(Noun):
     """The circuit breakers of the app's database. `app.breaker(...)` declares one in code."""
 
     def list(self) -> Verb[ListOf[BreakerInfo]]:
-        """List the keys of circuit breakers: their rule, their state, their failures, how many jobs wait.
+        """List the keys of circuit breakers with their rule, state, failures and number of waiting jobs.
 
         for breaker in await app.breakers.list(): print(breaker.name, breaker.state)
         """
         return self._verb(breakers.breakers())
 
     def set(self, name: str, failures: int, *, per: timedelta | str, open_for: timedelta | str) -> Verb[str]:
-        """Make or change a breaker that lives in the database; "created", "changed" or "unchanged". Options as in `app.breaker`.
+        """Create or change a breaker in the database; return "created", "changed" or "unchanged".
+
+        Options as in `app.breaker`.
 
         await app.breakers.set("provider:acme", 3, per="1 min", open_for="5 min")
         """
         return self._verb(breakers.set_(BreakerRule.checked(name, failures, per, open_for)))
 
     def drop(self, name: str) -> Verb[bool]:
-        """Remove a breaker; False: there is none. Who waits for it goes on; jobs fail that name it where it has no other rule."""
+        """Remove a breaker; False: there is none.
+
+        Its waiting jobs start; jobs that still name it fail if it has no other rule.
+        """
         return self._verb(breakers.drop(name))
 
     def open(self, name: str, duration: timedelta | str | None = None) -> Verb[datetime]:
-        """Open the breaker of a key by hand: no job of it starts before the instant that is returned; then a probe does.
+        """Open the breaker of a key by hand; return the time at which a probe starts.
 
-        `duration` is what the rule says, unless it is given. SqlError TB005: there is no such breaker.
+        Until then none of its jobs starts.
+
+        `duration` defaults to that of the rule. Raises SqlError TB005 if there is no such breaker.
 
             await app.breakers.open("provider:acme", "2 h")
         """
         return self._verb(breakers.open_(name, duration))
 
     def close(self, name: str) -> Verb[bool]:
-        """Close the breaker of a key by hand; its jobs go on, and its failures are forgotten. False: it was closed."""
+        """Close the breaker of a key by hand; its jobs start and its failures are reset. False: it was closed."""
         return self._verb(breakers.close(name))

@@ -1,7 +1,7 @@
-"""The catalogue: what the tasks of an app are, for people and for programs of other releases.
+"""The catalogue: descriptions of an app's tasks, for people and for programs of other releases.
 
-Workers put it into tallybook.task when they start; `tallybook task list` shows it. What is checked here needs more than one
-task, or its annotations, so it is not checked where a task is declared, which is at import.
+A starting worker writes it to tallybook.task; `tallybook task list` shows it. The checks here need several tasks, or
+annotations, so they do not run at import, where a task is declared.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LONGEST_DEFAULT = 60
 
 
 def check(app: str, tasks: Tasks, names: Tasks) -> None:
-    """ConfigError for a task whose summary, versions or on_dead do not fit. `names` has the aliases, too."""
+    """Raise ConfigError for a task with an invalid summary, version or on_dead. `names` includes the aliases."""
     for task in tasks.values():
         task.contract.check_upgrades(task.name)
         if task.contract.summary is not None:
@@ -57,18 +57,18 @@ def _check_on_dead(app: str, names: Tasks, task: Task[..., Any]) -> None:
     if follower.contract.on_dead is not None:
         reason = f"task {follower.name!r} has an on_dead of its own"
         raise ConfigError(
-            option, named, reason, hint="A death of what tells of deaths enqueues nothing: leave that out"
+            option, named, reason, hint="A follow-up of a dead job has no follow-up of its own: remove its on_dead"
         )
     if follower.contract.version != 1:
         reason = f"task {follower.name!r} has a version"
-        raise ConfigError(option, named, reason, hint="Its args are given by Tallybook and have none: leave it out")
+        raise ConfigError(option, named, reason, hint="Tallybook passes its args, which have no version: remove it")
     if follower.args.names != frozenset(DEATH) or follower.args.is_open:
         hint = f"Write `def {follower.fn.__name__}{DEATH_SIGNATURE}`, after a Context if it takes one"
         raise ConfigError(option, named, f"task {follower.name!r} takes other arguments", hint=hint)
 
 
 def catalogue(app: str, tasks: Tasks, names: Tasks) -> list[dict[str, Any]]:
-    """One entry a task, as worker_start takes them."""
+    """Return one entry per task, as worker_start takes them."""
     found = []
     for task in sorted(tasks.values(), key=lambda task: task.name):
         follower = names.get(task.contract.on_dead or "")
@@ -87,7 +87,7 @@ def catalogue(app: str, tasks: Tasks, names: Tasks) -> list[dict[str, Any]]:
 
 
 def definition(task: Task[..., Any]) -> dict[str, Any]:
-    """What one task declares, as JSON; options that have their default are left out."""
+    """Describe the declaration of one task as JSON, without options that have their default."""
     said: dict[str, Any] = {
         "args": _args(task),
         "queue": task.queue,
@@ -129,7 +129,7 @@ def _policy(task: Task[..., Any]) -> Any:
 
 
 def _args(task: Task[..., Any]) -> list[dict[str, Any]] | None:
-    """Name, type and default of each argument, in their order; None where the signature cannot be served."""
+    """Return name, type and default of each argument in order; None if the signature is not supported."""
     try:
         described = task.args.described()
     except SignatureError:
@@ -148,7 +148,7 @@ def _args(task: Task[..., Any]) -> list[dict[str, Any]] | None:
 
 
 def _default(value: object) -> str:
-    """A short one as it is written; of others only that there is one: their repr is the user's code."""
+    """Show a short default as written, and others as a placeholder: their repr is the user's code."""
     if isinstance(value, Enum):
         return f"{type(value).__name__}.{value.name}"
     shown = repr(value) if value is None or type(value) in (bool, int, float, str) or value in ((), [], {}) else "..."

@@ -1,4 +1,4 @@
-"""app.counts and app.events: the exact counters, their series, and events of your own."""
+"""app.counts and app.events: the exact counters, their time series, and custom events."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ from tallybook._model.counting import Difference, Level, Throughput, Timings
 
 
 class Counts(Noun):
-    """How many jobs there are, and how they do."""
+    """Counts, throughput and timings of jobs."""
 
     def list(self) -> Verb[ListOf[CountsRow]]:
-        """How many jobs are in which state, per queue and task: exact, of this moment, at the same cost at any size.
+        """Count the jobs by state, queue and task: exact and current, at the same cost at any size.
 
         waiting = sum(counts.available for counts in await app.counts.list() if counts.queue == "mail")
         """
         return self._verb(counting.counts())
 
     def throughput(self, span: timedelta | str = "1 min") -> Verb[ListOf[Throughput]]:
-        """How much came and ended in the last `span`, per queue and task, up to the last fold, about a second ago.
+        """Return how many jobs were enqueued and ended in the last `span`, per queue and task.
+
+        It lags by about a second.
 
         for one in await app.counts.throughput("5 min"): print(one.task, one.completed_per_s)
         """
         return self._verb(counting.throughput(span))
 
     def timings(self, span: timedelta | str = "15 min") -> Verb[ListOf[Timings]]:
-        """How long the jobs that completed in the last `span` waited and took, per queue and task, as percentiles.
+        """Return percentiles of waiting time and duration, per queue and task, of jobs completed in the last `span`.
 
         for timings in await app.counts.timings(): print(timings.task, timings.waited_p95, timings.took_p95)
         """
@@ -38,35 +40,38 @@ class Counts(Noun):
     def levels(
         self, *, step: timedelta | str = "1 min", since: Since | None = None, queue: str | None = None
     ) -> Verb[ListOf[Level]]:
-        """The counters as a time series, oldest step first, of all queues or of one.
+        """Return the counters as a time series, oldest step first, of all queues or of one.
 
-        `step` is of whole minutes; `since` is an instant, or how long ago; 60 steps ago unless it is given.
+        `step` is a number of whole minutes. `since` is a time, or a duration before now; by default 60 steps.
 
             for level in await app.counts.levels(step="5 min", since="1 day", queue="mail"): ...
         """
         return self._verb(counting.levels(step, since, queue))
 
     def completed_since(self, since: datetime) -> Verb[dict[tuple[str, str], int]]:
-        """How many jobs have completed since then, by (queue, task): with midnight, today's.
+        """Count the jobs completed since then, by (queue, task). Pass midnight for today's jobs.
 
         today = sum((await app.counts.completed_since(midnight)).values())
         """
         return self._verb(counting.completed_since(since))
 
     def verify(self) -> Verb[ListOf[Difference]]:
-        """Recount everything, and say where the counters differ; an empty list: they agree. It reads all that is kept."""
+        """Recount everything and return the differences; an empty list: the counters agree. Reads the whole history."""
         return self._verb(counting.verify())
 
     def recount(self) -> Verb[int]:
-        """Count everything anew from the ledgers and go on from there; how many sums there are. Nobody waits for it."""
+        """Recount everything from the ledgers and replace the counters; return the number of sums.
+
+        Blocks no other session.
+        """
         return self._verb(counting.recount())
 
     def keep(self, step: int, keep: timedelta | str) -> Verb[bool]:
-        """How long the time series keeps its steps of 0 (folds: about a second), 60, 3600 or 86400 seconds.
+        """Set the retention of steps of 0 (folds: about a second), 60, 3600 or 86400 seconds in the time series.
 
         Older ones are summed up to the next step.
 
-        False: it was so already. InvalidArgument: there is no such step, or it cannot be kept for so long.
+        False: nothing changed. Raises InvalidArgument for an unknown step or a retention out of range.
 
             await app.counts.keep(60, "7 days")
         """
@@ -74,28 +79,28 @@ class Counts(Noun):
 
 
 class Events(Noun):
-    """What a program counts of its own."""
+    """Custom counters of a program."""
 
     def count(self, name: str, n: int = 1) -> Verb[None]:
-        """Count something of your own; a negative `n` takes back. Nobody waits for anybody.
+        """Add `n`, which may be negative, to the counter of an event. Concurrent counts do not wait for each other.
 
         await app.events.count("invoice.sent").on(conn)
         """
         return self._verb(counting.count_event(name, n))
 
     def set(self, name: str, n: int = 0) -> Verb[int]:
-        """Let an event stand at `n`, in your transaction; where it stood. At 0 it is forgotten until it is counted again.
+        """Set the counter of an event to `n`, in your transaction; return its old value. An event at 0 is not listed.
 
         await app.events.set("orders.open", 17).on(conn)
         """
         return self._verb(counting.event_set(name, n))
 
     def list(self) -> Verb[dict[str, int]]:
-        """How often each of your own events was counted, to this moment; without those that stand at 0."""
+        """Return the current counter of each event, without those at 0."""
         return self._verb(counting.event_counts())
 
     def series(
         self, name: str, *, step: timedelta | str = "1 min", since: Since | None = None
     ) -> Verb[ListOf[tuple[datetime, int]]]:
-        """How often an event was counted per step of time; steps without any are left out. `step`, `since` as in levels."""
+        """Return the counts of an event per step of time, without empty steps. `step` and `since` as in `levels`."""
         return self._verb(counting.event_series(name, step, since))

@@ -1,4 +1,4 @@
-"""`@app.task`: its options as type checkers see them, with their defaults, and what is made of them."""
+"""`@app.task`: its options with their types and defaults, and the Task made from them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class _Options(TypedDict, total=False):
 
 
 class PlainOptions(_Options, total=False):
-    """Of a task whose function opens its transactions itself."""
+    """Options of a task that is not atomic."""
 
     atomic: Literal[False]
     process: bool
@@ -59,7 +59,7 @@ class PlainOptions(_Options, total=False):
 
 
 class AtomicOptions(_Options, total=False):
-    """Of a task whose function is given its transaction."""
+    """Options of an atomic task."""
 
     atomic: Required[Literal[True] | str]
 
@@ -132,7 +132,7 @@ def task(
 
 
 def signed(method: F) -> F:
-    """Show App.task with the options and their defaults, for `help` and whoever else asks for its signature."""
+    """Give App.task a signature with the options and their defaults, for `help` and other readers."""
     method.__signature__ = inspect.signature(task)  # type: ignore[attr-defined]
     return method
 

@@ -1,4 +1,4 @@
-"""app.history, app.services, app.audit and app.doctor: what keeps an installation in order."""
+"""app.history, app.services, app.audit and app.doctor: retention, maintenance, the audit log and health checks."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from tallybook._model.service import ServiceInfo
 
 
 class History(Noun):
-    """How long what is kept, and what holds it."""
+    """Retention periods, and history that is held beyond them."""
 
     def list(self) -> Verb[ListOf[RetentionInfo]]:
-        """List how long what is kept: ended jobs by the class of their queue, dead letters, ticks of schedules.
+        """List the retention periods of ended jobs (by class of their queue), dead letters and ticks of schedules.
 
         for kept in await app.history.list(): print(kept.name, kept.keep)
         """
         return self._verb(retention.retentions())
 
     def set(self, name: str, keep: str | timedelta) -> Verb[bool]:
-        """Change how long something is kept, 1 minute to 100 years; False: it was so already.
+        """Change a retention period, 1 minute to 100 years; False: nothing changed.
 
-        Running workers follow within a minute. With a shorter time goes what is past it, for ever. InvalidArgument for a class
-        that there is not, or a time out of range; ConfigError for what is no duration.
+        Running workers apply it within a minute. A shorter period deletes older history permanently. Raises
+        InvalidArgument for an unknown class or a period out of range, ConfigError for an invalid duration.
 
             await app.history.set("default", "14 days")
         """
         return self._verb(retention.set_(name, parse_duration(keep, option="keep")))
 
     def held(self) -> Verb[ListOf[HeldRange]]:
-        """List the ranges of history that stay although their time is over, and why.
+        """List the ranges of history that are past their retention but still held, and why.
 
         for held in await app.history.held(): print(held.name, held.open_jobs, held.why)
         """
@@ -43,20 +43,20 @@ class History(Noun):
 
 
 class Services(Noun):
-    """The maintenance that workers do."""
+    """The maintenance services of workers."""
 
     def list(self) -> Verb[ListOf[ServiceInfo]]:
-        """List the services: how often each is looked after, and its last run, how long that took and what it did.
+        """List the services: their interval, their last run, its duration and its result.
 
         for service in await app.services.list(): print(service.name, service.last_run_at)
         """
         return self._verb(services.services())
 
     def set(self, name: str, every: str | timedelta) -> Verb[bool]:
-        """Change how often a service is looked after at least, 100 ms to 1 day; False: it was so already.
+        """Change the maximum interval of a service, 100 ms to 1 day; False: nothing changed.
 
-        Running workers follow at their next look, within 5 s. InvalidArgument for a service that there is not, or a time
-        out of range; ConfigError for what is no duration.
+        Running workers apply it within 5 s. Raises InvalidArgument for an unknown service or an interval out of range,
+        ConfigError for an invalid duration.
 
             await app.services.set("rescue", "10 s")
         """
@@ -64,14 +64,15 @@ class Services(Noun):
 
 
 class Audit(Noun):
-    """What people have changed."""
+    """The changes that people made."""
 
     def list(
         self, *, actor: str | None = None, action: str | None = None, before: int | None = None, max_rows: int = 50
     ) -> Verb[ListOf[AuditRow]]:
-        """List what people have changed by pages and by the API, newest first, at most `max_rows` (1 to 1000).
+        """List changes made through the dashboard and the API, newest first, at most `max_rows` (1 to 1000).
 
-        `before` is the id of the last row of the page before. Rows go after 90 days, unless `app.history.set` says otherwise.
+        `before` is the id of the last row of the previous page. Rows are kept for 90 days; `app.history.set` changes
+        that.
 
             for row in await app.audit.list(actor="ada"): print(row.at, row.action, row.target)
         """
@@ -79,12 +80,12 @@ class Audit(Noun):
 
 
 class Doctor(Noun):
-    """What is wrong, and what to do."""
+    """Health checks of the database."""
 
     def run(self, *, dsn: str | None = None, verify: bool = False) -> Verb[ListOf[Finding]]:
-        """Look at the database and say, check by check, what was found and what to do; on a connection of its own.
+        """Check the database on a separate connection; return a finding with a remedy for each check.
 
-        `verify` recounts the counters whatever the size of the history, which can take minutes. QueueUnavailable: no server.
+        `verify` recounts the counters even for a large history, which can take minutes. Raises QueueUnavailable.
 
             wrong = [found for found in await app.doctor.run() if not found.good]
         """

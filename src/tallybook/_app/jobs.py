@@ -1,4 +1,4 @@
-"""app.jobs and app.dead: what an operator, a page or a script says of jobs and of dead letters."""
+"""app.jobs and app.dead: the verbs for jobs and dead letters, for operators, pages and scripts."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Jobs(Noun):
         max_jobs: int = 50,
         max_looked: int = LOOKED,
     ) -> Verb[JobPage]:
-        """List the jobs that match all that is given, newest first, at most `max_jobs` (1 to 1000) of them.
+        """List the jobs that match all filters, newest first, at most `max_jobs` (1 to 1000).
 
-        `states` are some of scheduled, retrying, waiting, available, running, completed, cancelled, dead; `error` is contained
-        in the last error's type or message, whatever the case; `since` and `before` bound when they were enqueued.
-        A page is quick however much history there is: where few jobs match, it ends after `max_looked` rows (1000 to a
-        million) with what it has found, and says by `looked_to` how far it has come. `after`: the `next` of a page.
+        `states` are some of scheduled, retrying, waiting, available, running, completed, cancelled, dead. `error` is a
+        part of the last error's type or message, ignoring case. `since` and `before` bound the time of the enqueue.
+        Pass a page's `next` as `after` to get the next page. A page reads at most `max_looked` rows (1000 to a
+        million), so it is quick for any history; `looked_to` is the end of the range that it has read.
 
             page = await app.jobs.list(task="charge", states=["dead"], error="timeout")
             for job in page.jobs: ...
@@ -58,16 +58,16 @@ class Jobs(Noun):
         return self._verb(many.jobs(which, after=after, max_jobs=max_jobs, max_looked=max_looked))
 
     def state(self, job: int | Job) -> Verb[str]:
-        """The state of one job, and nothing else of it: all that a producer's role may read. Raises UnknownJob.
+        """Return only the state of one job, which a producer's role may read. Raises UnknownJob.
 
         await app.jobs.state(job)
         """
         return on_job(self._app, job_id(job), calls.state(job_id(job)))
 
     def why(self, job: int | Job) -> Verb[ListOf[Reason]]:
-        """Tell why a job does not run, or what has become of it: one or more reasons, in the order in which to solve them.
+        """Explain why a job does not run, or how it ended: one or more reasons, in the order in which to solve them.
 
-        A job that there is not, or not any more, has the reason "unknown"; one that nothing holds "should_start".
+        An unknown or pruned job has the reason "unknown"; a job that nothing holds has "should_start".
 
             for reason in await app.jobs.why(job): print(reason.explanation)
         """
@@ -84,10 +84,10 @@ class Jobs(Noun):
         max_events: int = 1000,
         newest_first: bool = False,
     ) -> Verb[ListOf[TraceEvent]]:
-        """List all that happened for a subject, a unique key, links or one job, across queues, in order of time.
+        """List all events of a subject, a unique key, links or one job, across queues, in order of time.
 
-        Of `subject`, `unique`, `links` and `job` give one; `task` keeps to jobs of one task. `max_events`: the newest so many.
-        What has left the history is not in it.
+        Pass one of `subject`, `unique`, `links` and `job`; `task` limits it to one task, `max_events` to the newest
+        events. Pruned history is not included.
 
             for event in await app.jobs.trace(links={"submission": 42}): print(event.at, event.event)
         """
@@ -98,18 +98,18 @@ class Jobs(Noun):
         return self._verb(call)
 
     def retry(self, ids: Iterable[int | Job]) -> Verb[ListOf[JobDone]]:
-        """Give each of these jobs, up to 1000, another attempt at once; what became of each, the lowest id first.
+        """Retry up to 1000 dead or cancelled jobs at once; return one result per job, lowest id first.
 
-        One that is not dead or cancelled any more is refused and keeps no other from it.
+        A job in another state is refused, and does not affect the others.
 
             done = await app.jobs.retry([job.id for job in page.jobs])
         """
         return on_jobs(self._app, map(job_id, ids), many.retry_jobs)
 
     def cancel(self, ids: Iterable[int | Job], reason: str | None = None) -> Verb[ListOf[JobDone]]:
-        """Say of each of these jobs, up to 1000, that it shall not run; what became of each, the lowest id first.
+        """Cancel up to 1000 jobs; return one result per job, lowest id first.
 
-        One that has ended meanwhile is refused and keeps no other from it.
+        A job that has already ended is refused, and does not affect the others.
 
             done = await app.jobs.cancel([4711, 4712], "the order was withdrawn")
         """
@@ -127,7 +127,7 @@ class Jobs(Noun):
         reason: str | None = None,
         max_jobs: int = 10_000,
     ) -> Verb[Cancelled]:
-        """Cancel every open job that matches all that is given, at most `max_jobs`; one filter is needed.
+        """Cancel every open job that matches all filters, at most `max_jobs`; at least one filter is required.
 
         `args` matches jobs whose args contain these; `states` are some of scheduled, waiting, available, running, and dead:
         a dead letter is cancelled only where you pass its state.
@@ -141,7 +141,7 @@ class Jobs(Noun):
         return self._verb(call)
 
     def drop(self, ids: Iterable[int | Job]) -> Verb[ListOf[JobDone]]:
-        """Throw these dead letters, up to 1000, away; what became of each, the lowest id first.
+        """Delete up to 1000 dead letters; return one result per job, lowest id first.
 
         done = await app.jobs.drop([4711, 4712])
         """
@@ -149,20 +149,20 @@ class Jobs(Noun):
 
 
 class DeadWhich(TypedDict, total=False):
-    """Which dead letters; what is not said matches all."""
+    """Filters of dead letters; an omitted filter matches all."""
 
     queue: str | None
     task: str | None
     reason: str | None
     """failed, crashed, expired or killed."""
     error: str | None
-    """What the last error's type or message contains, whatever the case."""
+    """A part of the last error's type or message, ignoring case."""
     args: Mapping[str, object] | None
-    """What their args contain."""
+    """Values that their args contain."""
     since: datetime | None
-    """When they died, at the earliest."""
+    """The earliest time of their death."""
     before: datetime | None
-    """When they died, before this: the last one's `died_at`, to read on."""
+    """They died before this time: the last one's `died_at`, for the next page."""
 
 
 class Dead(Noun):
@@ -171,25 +171,25 @@ class Dead(Noun):
     def list(self, *, max_jobs: int = 50, **which: Unpack[DeadWhich]) -> Verb[ListOf[DeadLetter]]:
         """List the dead letters that match, newest first, at most `max_jobs`.
 
-        By `queue`, `task`, `reason` (failed, crashed, expired or killed), `error` (contained in the last error's type or
-        message, whatever the case), `args`, and when they died, `since` and `before`: pass the last one's `died_at` as
-        `before` to read on.
+        Filters: `queue`, `task`, `reason` (failed, crashed, expired or killed), `error` (a part of the last error's
+        type or message, ignoring case), `args`, and the time of death, `since` and `before`. Pass the last one's
+        `died_at` as `before` to get the next page.
 
             for letter in await app.dead.list(task="charge", error="timeout"): ...
         """
         return self._verb(filters.dead_letters(DeadFilter(**which), max_jobs))
 
     def retry(self, *, max_jobs: int = 10_000, **which: Unpack[DeadWhich]) -> Verb[Retried]:
-        """Give every dead letter that matches another attempt, oldest first; filters as in `list`.
+        """Retry every dead letter that matches, oldest first; filters as in `list`.
 
         await app.dead.retry(task="charge", since=outage_began)
         """
         return self._verb(filters.retry_dead(DeadFilter(**which), max_jobs))
 
     def drop(self, job: int | Job) -> Verb[bool]:
-        """Throw one dead letter away; False: there is none. What is left of the job is its history."""
+        """Delete one dead letter; False: there is none. The job's history remains."""
         return on_job(self._app, job_id(job), filters.drop_dead(job_id(job)), no_job=operator.not_)
 
     def drop_matching(self, *, max_jobs: int = 10_000, **which: Unpack[DeadWhich]) -> Verb[int]:
-        """Throw away every dead letter that matches, oldest first; how many. Filters as in `list`."""
+        """Delete every dead letter that matches, oldest first; return their number. Filters as in `list`."""
         return self._verb(filters.drop_dead_many(DeadFilter(**which), max_jobs))

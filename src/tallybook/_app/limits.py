@@ -1,4 +1,4 @@
-"""app.rate_limits and app.concurrency_limits: the verbs that steer limits, those of the code and those of the database."""
+"""app.rate_limits and app.concurrency_limits: the verbs for limits, declared in code or in the database."""
 
 from __future__ import annotations
 
@@ -13,27 +13,32 @@ class RateLimits(Noun):
     """The rate limits of the app's database. `app.rate_limit(...)` declares one in code."""
 
     def list(self) -> Verb[ListOf[RateInfo]]:
-        """List the keys of rate limits that are in use: their rule, their calls, how many jobs wait, when the next may start.
+        """List the rate-limit keys in use: their rule, calls, number of waiting jobs, and the time of the next start.
 
         for rate in await app.rate_limits.list(): print(rate.name, rate.waiting)
         """
         return self._verb(rates.rates())
 
     def set(self, name: str, calls: int, *, per: timedelta | str, burst: int = 1) -> Verb[str]:
-        """Make or change a rate limit that lives in the database; "created", "changed" or "unchanged".
+        """Create or change a rate limit in the database; return "created", "changed" or "unchanged".
 
-        One that an app declares in code becomes a person's by it, and stays as it is said here. Options as in `app.rate_limit`.
+        It overrides a limit of the same name in code permanently. Options as in `app.rate_limit`.
 
             await app.rate_limits.set("provider:acme", 30, per="1 min", burst=5)
         """
         return self._verb(rates.set_(RateRule.checked(name, calls, per, burst)))
 
     def drop(self, name: str) -> Verb[bool]:
-        """Remove a rate limit; False: there is none. Jobs that still name it fail: take the name out of them first."""
+        """Remove a rate limit; False: there is none.
+
+        Jobs that still name it fail, so remove the name from them first.
+        """
         return self._verb(rates.drop(name))
 
     def push(self, name: str, until: datetime) -> Verb[datetime]:
-        """Let no call of this key start before `until` (aware); returns when the next one may. It never brings one forward.
+        """Delay all calls of this key until `until` (aware); return the time of the next call.
+
+        Never moves a call forward.
 
         await app.rate_limits.push("provider:acme", datetime.now(UTC) + timedelta(minutes=5))
         """
@@ -44,21 +49,21 @@ class ConcurrencyLimits(Noun):
     """The concurrency limits of the app's database. `app.concurrency_limit(...)` declares one in code."""
 
     def list(self) -> Verb[ListOf[ConcurrencyInfo]]:
-        """List the keys of concurrency limits: their rule, how many permits are held, how many jobs wait for one.
+        """List the keys of concurrency limits: their rule, held permits and number of waiting jobs.
 
         for key in await app.concurrency_limits.list(): print(key.name, key.held, key.waiting)
         """
         return self._verb(rates.concurrency())
 
     def set(self, name: str, most: int) -> Verb[str]:
-        """Make or change a concurrency limit that lives in the database; "created", "changed" or "unchanged".
+        """Create or change a concurrency limit in the database; return "created", "changed" or "unchanged".
 
-        A lower one stops nobody who runs.
+        A lower limit does not stop running jobs.
 
             await app.concurrency_limits.set("customer:42", 5)
         """
         return self._verb(rates.set_concurrency(ConcurrencyRule(name, most)))
 
     def drop(self, name: str) -> Verb[bool]:
-        """Remove a concurrency limit; False: there is none. Who waits for a permit goes on."""
+        """Remove a concurrency limit; False: there is none. Jobs that wait for a permit start."""
         return self._verb(rates.drop_concurrency(name))

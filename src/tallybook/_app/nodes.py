@@ -1,4 +1,4 @@
-"""app.nodes: the databases of one app, and which of them the jobs of a key go to."""
+"""app.nodes: the databases of one app, and the choice of the node for a key."""
 
 from __future__ import annotations
 
@@ -16,49 +16,57 @@ T = TypeVar("T")
 
 
 class Nodes(Noun):
-    """The databases of an app. Each verb opens connections of its own."""
+    """The databases of an app. Each verb opens separate connections."""
 
     def list(self) -> Verb[ListOf[Node]]:
-        """List the nodes that are not gone, by number. Those whose number is not written down are asked for it.
+        """List the nodes that are not removed, by number. A node without a stored number is asked for it.
 
         for node in await app.nodes.list(): print(node.number, node.name, node.state)
         """
         return self._beside(lambda dsn: list(nodes.numbered(nodes.nodes(dsn))), "nodes.list")
 
     def of(self, key: str) -> Verb[Node]:
-        """The node for the jobs of a key: the one that it is pinned to, else the one that the hash chooses among the live ones.
+        """Return the node of a key: the one that it is pinned to, else a live node chosen by a hash.
 
-        Connect to its `dsn`, and enqueue in the transaction that writes the key's data. UnknownNode: the key is pinned to a
-        node that is not there.
+        Connect to its `dsn`, and enqueue in the transaction that writes the key's data. Raises UnknownNode if the key
+        is pinned to a node that does not exist.
 
             node = await app.nodes.of("tenant:7")
         """
         return self._verb(partial(_of, self._app.conninfo, key), "nodes.of")
 
     def add(self, name: str, address: str, number: int | None = None) -> Verb[Changed]:
-        """Put a node on record, or change its address; a retired one is live again. Without a password: "host=north dbname=shop".
+        """Add a node, or change its address ("host=north dbname=shop", no password). A retired node becomes live.
 
-        Without `number` it is that of its installation, else the next free one. ConfigError, InvalidArgument for what does not
-        fit; QueueUnavailable where it does not answer and has no number.
+        `number` defaults to that of its installation, else to the next free one. Raises ConfigError, InvalidArgument,
+        and QueueUnavailable if the node does not answer and has no number.
 
             await app.nodes.add("south", "host=south dbname=shop")
         """
         return self._beside(lambda dsn: node_changes.add(dsn, name, address, number), "nodes.add")
 
     def retire(self, name: str) -> Verb[Changed]:
-        """Send no more keys to a node; what is there still runs, and its schedules move to the home. UnknownNode."""
+        """Assign no more keys to a node. Its jobs still run; its schedules move to the home node.
+
+        Raises UnknownNode.
+        """
         return self._beside(lambda dsn: node_changes.retire(dsn, name), "nodes.retire")
 
     def remove(self, name: str, *, anyway: bool = False) -> Verb[Changed]:
-        """Take a node from the list. ConfigError while jobs are open there or it does not answer, unless `anyway`. UnknownNode."""
+        """Remove a node.
+
+        Raises UnknownNode, and, unless `anyway`, ConfigError if it has open jobs or does not answer.
+        """
         return self._beside(lambda dsn: node_changes.remove(dsn, name, anyway=anyway), "nodes.remove")
 
     def check(self) -> Verb[ListOf[Finding]]:
-        """Ask all nodes who and how they are: one finding for each that is well, and one for each thing that is wrong."""
+        """Check all nodes: one finding for each healthy node, and one for each problem."""
         return self._beside(node_check.check, "nodes.check")
 
     def pin(self, key: str, node: str) -> Verb[str]:
-        """Let the jobs of a key go to this node; "created", "changed" or "unchanged". Those that are put in stay. UnknownNode.
+        """Pin a key to this node; return "created", "changed" or "unchanged". Its existing jobs stay.
+
+        Raises UnknownNode.
 
         await app.nodes.pin("tenant:7", "south")
         """

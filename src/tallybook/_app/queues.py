@@ -1,4 +1,4 @@
-"""app.queues: their settings, and the verbs that pause, empty, forget and look at them."""
+"""app.queues: settings of queues, and the verbs that pause, truncate, drop and list them."""
 
 from __future__ import annotations
 
@@ -35,13 +35,15 @@ class Queues(Noun):
         metrics_retention: str | timedelta | None = None,
         own_names: bool | None = None,
     ) -> Verb[str]:
-        """Make a queue or change its settings; "created", "changed" or "unchanged". None: as it is.
+        """Create a queue or change its settings; return "created", "changed" or "unchanged".
 
-        `retention` is brief, default or long, for jobs that are enqueued from now on; `max_attempts` counts for jobs where
-        neither they nor their task say so (0: 5 again); `notify` publishes its jobs' transitions. `error_retention` and
-        `metrics_retention` are how long its error log and its series of counters are kept ("0 s": no times of its own again).
-        `own_names`, set before the first job: its subjects have names of their own. ConfigError; InvalidArgument for a time
-        out of range, and for `own_names` of a queue that has had jobs.
+        None leaves a setting unchanged.
+
+        `retention` is brief, default or long, for jobs enqueued from now on. `max_attempts` applies to jobs that
+        neither set it themselves nor by their task (0: 5 again). `notify` publishes transitions of its jobs.
+        `error_retention` and `metrics_retention` are the retention of its error log and its time series ("0 s": the
+        general ones again). `own_names`, set before the first job, gives it a separate namespace of subjects. Raises
+        ConfigError, and InvalidArgument for a time out of range or for `own_names` of a queue that has had jobs.
 
             await app.queues.set("mail", retention="brief", max_attempts=3)
         """
@@ -61,11 +63,11 @@ class Queues(Noun):
         by: str | None = None,
         on_batch: Callable[[int], object] | None = None,
     ) -> Verb[Truncated]:
-        """Cancel all that a queue holds but for what runs, in batches of 10,000 jobs; how many. Raises UnknownQueue.
+        """Cancel all jobs of a queue except running ones, in batches of 10,000; return the counts. Raises UnknownQueue.
 
-        `states` are some of available, scheduled, retrying, waiting; `running` cancels what runs, too. On the app's own
-        connections each batch is a transaction of its own, so that no claim waits longer than for one; `on_batch` is told
-        how many it were.
+        `states` are some of available, scheduled, retrying, waiting; `running` cancels running jobs, too. On the app's
+        own connections each batch is a separate transaction, so a claim waits for one batch at most. `on_batch` is
+        called with the size of each batch.
 
             (await app.queues.truncate("mail")).cancelled
         """
@@ -79,16 +81,16 @@ class Queues(Noun):
         by: str | None = None,
         on_batch: Callable[[int], object] | None = None,
     ) -> Verb[Truncated]:
-        """Cancel all that all queues hold but for what runs, queue by queue, as `truncate` does; how many.
+        """Truncate all queues, one by one, as `truncate` does; return the counts.
 
         (await app.queues.truncate_all(states=["scheduled"])).cancelled
         """
         return self._verb(partial(_truncate, None, states, running, by, on_batch), "truncate_all")
 
     def drop(self, queue: str, *, truncate: bool = False, by: str | None = None) -> Verb[bool]:
-        """Forget a queue that nobody uses, after a truncate if you like; False: there is none.
+        """Remove an unused queue, optionally after a truncate; False: there is none.
 
-        InvalidArgument while it has open jobs, workers or schedules. History stays until it is pruned.
+        Raises InvalidArgument if it has open jobs, workers or schedules. Its history remains until it is pruned.
 
             await app.queues.drop("mail", truncate=True)
         """
@@ -97,23 +99,26 @@ class Queues(Noun):
     def top(
         self, queue: str, *, states: Sequence[str] | None = None, max_jobs: int = 50, after: str | None = None
     ) -> Verb[ListOf[TopJob]]:
-        """The next jobs of a queue in the order in which they would run. Raises UnknownQueue.
+        """List the next jobs of a queue in the order in which they would run. Raises UnknownQueue.
 
-        `states` are some of available, scheduled, retrying; `after` is the `place` of the last job of the page before.
+        `states` are some of available, scheduled, retrying; `after` is the `place` of the last job of the previous
+        page.
 
             for job in await app.queues.top("mail", max_jobs=10): print(job.position, job.id, job.task)
         """
         return self._verb(queues.top(queue, states=states, max_jobs=max_jobs, after=after))
 
     def pause(self, queue: str, by: str | None = None) -> Verb[bool]:
-        """Let no more jobs of a queue start, until resume; what runs goes on. False: it was paused. Raises UnknownQueue.
+        """Start no more jobs of a queue until `resume`; running jobs continue. False: it was paused.
+
+        Raises UnknownQueue.
 
         await app.queues.pause("mail", by="ada")
         """
         return self._verb(calls.pause(queue, by))
 
     def resume(self, queue: str, by: str | None = None) -> Verb[bool]:
-        """Let a paused queue run again; False: it was not paused. Raises UnknownQueue."""
+        """Resume a paused queue; False: it was not paused. Raises UnknownQueue."""
         return self._verb(calls.resume(queue, by))
 
 

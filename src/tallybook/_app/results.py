@@ -17,12 +17,12 @@ _FIRST_LOOK, _SLOWEST_LOOK = 0.01, 0.5
 
 
 def patience(timeout: timedelta | str | None) -> float:
-    """Seconds; None is for ever."""
+    """Convert a timeout to seconds; None becomes infinity."""
     return float("inf") if timeout is None else parse_duration(timeout, option="timeout").total_seconds()
 
 
 def wait(job_id: int, patience: float, names: Mapping[str, Task[..., Any]]) -> Steps[Any]:
-    """Ask until the job has ended; its result."""
+    """Poll until the job has ended; return its result."""
     until, pause = time.monotonic() + patience, _FIRST_LOOK
     while (ended := (yield filters.result(job_id))).state is None:
         left = until - time.monotonic()

@@ -1,4 +1,4 @@
-"""app.schedules: the verbs that steer schedules, those of the code and those of the database; and how code declares one."""
+"""app.schedules: the verbs for schedules, and schedules declared in code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class InCode:
-    """A schedule that code declares; its job is described when a worker starts, since that reads annotations."""
+    """A schedule declared in code. Its job is described when a worker starts, since that reads annotations."""
 
     timing: Timing
     job: Callable[[], JobCall]
@@ -32,13 +32,13 @@ class InCode:
 
 
 class Schedules(Noun):
-    """The schedules of the app's database, with several nodes of the home. `app.schedule(...)` declares one in code."""
+    """The schedules of the app's database, or of its home node. `app.schedule(...)` declares one in code."""
 
     def _verb(self, made: Made[T], name: str = "") -> Verb[T]:
         return Verb(AtHome(self._app), made, name)
 
     def list(self) -> Verb[ListOf[ScheduleInfo]]:
-        """List all schedules, of code and of the database, by name."""
+        """List all schedules, from code and from the database, by name."""
         return self._verb(schedules.listed())
 
     def set(
@@ -55,10 +55,11 @@ class Schedules(Noun):
         catch_up: int = 100,
         overlap: bool = False,
     ) -> Verb[str]:
-        """Create or change a schedule that lives in the database; "created", "changed" or "unchanged".
+        """Create or change a schedule in the database; return "created", "changed" or "unchanged".
 
-        The options are those of `app.schedule`. A changed `cron`, `every`, `tz` or `query` counts from now on; a pause stays.
-        InvalidArgument for a name that is declared in code, and for a query that is no SELECT of jobs.
+        Options as in `app.schedule`. A changed `cron`, `every`, `tz` or `query` applies from now on; a paused schedule
+        stays paused. Raises InvalidArgument for a name that is declared in code, and for a query that is not a SELECT
+        of jobs.
 
             await app.schedules.set("sync-acme", sync.job("acme"), every="10 min")
         """
@@ -73,26 +74,26 @@ class Schedules(Noun):
         return self._verb(schedules.drop(name))
 
     def pause(self, name: str, by: str | None = None) -> Verb[bool]:
-        """Fire no more ticks of a schedule until `resume`; False: it was paused already. UnknownSchedule."""
+        """Pause a schedule until `resume`; False: it was paused already. Raises UnknownSchedule."""
         return self._verb(schedules.pause(name, by))
 
     def resume(self, name: str) -> Verb[bool]:
-        """Fire a schedule's ticks again, from the next one on; False: it was not paused. UnknownSchedule."""
+        """Resume a schedule with its next tick; False: it was not paused. Raises UnknownSchedule."""
         return self._verb(schedules.resume(name))
 
     def run(self, name: str) -> Verb[Fired]:
-        """Fire a schedule now: the same path, guard and retries as at a tick. UnknownSchedule.
+        """Fire a schedule now, with the same guard and retries as at a tick. Raises UnknownSchedule.
 
         (await app.schedules.run("report-de")).what
         """
         return self._verb(schedules.run(name))
 
     def fires(self, name: str, *, max_fires: int = 20) -> Verb[ListOf[Fire]]:
-        """What became of the latest ticks of a schedule, newest first: enqueued, skipped, missed or failed."""
+        """List the results of a schedule's latest ticks, newest first: enqueued, skipped, missed or failed."""
         return self._verb(schedules.fires(name, max_fires))
 
     def next(self, name: str, n: int = 5) -> Verb[ListOf[datetime]]:
-        """The next `n` ticks of a schedule, in UTC, as if it were not paused. UnknownSchedule."""
+        """Return the next `n` ticks of a schedule, in UTC, as if it were not paused. Raises UnknownSchedule."""
         return self._verb(partial(_next, name, n), "schedules.next")
 
 
@@ -102,7 +103,7 @@ def _next(name: str, n: int) -> Steps[list[datetime]]:
 
 
 def declared_task(task: Task[..., Any], timing: Timing) -> InCode:
-    """The schedule of `@app.task(schedule=...)`."""
+    """Build the schedule of `@app.task(schedule=...)`."""
 
     def job() -> JobCall:
         try:
@@ -116,7 +117,7 @@ def declared_task(task: Task[..., Any], timing: Timing) -> InCode:
 
 
 def scheduled_job(job: JobCall | Task[..., Any] | BoundTask[..., Any], query: str | None) -> JobCall:
-    """The job of a schedule, or of the rows of its query. InvalidArgument."""
+    """Describe the job of a schedule, or of the rows of its query. Raises InvalidArgument."""
     if query is None:
         if not isinstance(job, JobCall):
             raise InvalidArgument(f"a {type(job).__name__} is not a job", hint="Describe it by task.job(...)")
@@ -128,7 +129,7 @@ def scheduled_job(job: JobCall | Task[..., Any] | BoundTask[..., Any], query: st
 
 
 def preview(found: ScheduleInfo, now: datetime, n: int) -> list[datetime]:
-    """Its next `n` ticks after `now`."""
+    """Return its next `n` ticks after `now`."""
     ticks = rule(found.cron, found.every, found.tz)
     first = found.tick if found.tick is not None and found.tick > now else ticks.after(now)
     return [] if first is None else list(islice(chain([first], ticks.following(first)), max(0, n)))

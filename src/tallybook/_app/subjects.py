@@ -12,7 +12,7 @@ from tallybook.errors import InvalidArgument
 
 
 class Subjects(Noun):
-    """The subjects of the app's database: jobs with a name that live on."""
+    """The subjects of the app's database: named jobs that reschedule themselves."""
 
     def list(
         self,
@@ -24,10 +24,11 @@ class Subjects(Noun):
         after: str | None = None,
         max_subjects: int = 50,
     ) -> Verb[SubjectPage]:
-        """List the subjects that match all that is given, by task and name, at most `max_subjects` (1 to 1000).
+        """List the subjects that match all filters, by task and name, at most `max_subjects` (1 to 1000).
 
-        `states` are some of planned, pending, active, completed, killed, dead. Where only the last three are asked for, they
-        are those that have stopped: the last one to stop first, and why by `state` and `last_error`. `after`: the `next` of a page.
+        `states` are some of planned, pending, active, completed, killed, dead. If only the last three are passed, the
+        list has stopped subjects, the last one to stop first, with `state` and `last_error`. Pass a page's `next` as
+        `after` to get the next page.
 
             stopped = await app.subjects.list(task="refresh", states=["killed", "dead"])
         """
@@ -37,18 +38,18 @@ class Subjects(Noun):
         return self._verb(call)
 
     def push_many(self, calls: Iterable[SubjectCall]) -> Verb[ListOf[SubjectReport]]:
-        """Make those of these subjects that there are not, by one statement; one report each, in their order.
+        """Create the missing ones of these subjects by one statement; return one report each, in their order.
 
-        `report` is created or unchanged, or says how the one that is there is.
+        `report` is created, unchanged, or the state of the existing subject.
 
             await app.subjects.push_many(refresh.subject(f"asset:{n}").job(n) for n in ids)
         """
         return self._many("push_many", calls, subjects.push_many)
 
     def upsert_many(self, calls: Iterable[SubjectCall]) -> Verb[ListOf[SubjectReport]]:
-        """Make or change these subjects, by one statement; one report each, in their order.
+        """Create or change these subjects by one statement; return one report each, in their order.
 
-        What runs is not touched. A thousand at a time is a good size. `report` as in TaskSubject.upsert.
+        Running subjects are not changed. A thousand per call is a good size. `report` as in TaskSubject.upsert.
 
             reports = await app.subjects.upsert_many(refresh.subject(f"asset:{n}").job(n) for n in ids)
         """

@@ -1,4 +1,4 @@
-"""A task: a function that stays one, and the verbs that make jobs and subjects of it."""
+"""Task: a callable function, with the verbs that make jobs and subjects of it."""
 
 from tallybook._task.task import BoundTask, Task
 

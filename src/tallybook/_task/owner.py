@@ -1,4 +1,4 @@
-"""What a task needs of its App."""
+"""The part of an App that a task needs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tallybook._model.job import Job, JobCall
 
 
 class Owner(Source):
-    """The base of App: its tasks use its connections and its traces as any Source's, its retry policies and its verbs."""
+    """The base of App: tasks use its connections, traces, retry policies and verbs."""
 
     def _policy(self, name: str, *, task: str | None = None) -> Backoff:
         raise NotImplementedError

@@ -1,14 +1,14 @@
-"""Subjects of a task: jobs with a name that live on.
+"""Subjects of a task: named jobs that reschedule themselves.
 
 See https://github.com/tallybook/tallybook/blob/main/docs/subjects.md.
 
     asset = refresh.subject("asset:42")
-    await asset.push(42)                     make it, unless it is there
-    await asset.upsert(42).on(conn)          make it or change it, in conn's transaction; never while its handler runs
-    await refresh.append(42)                 with a name that nobody has
+    await asset.push(42)                     create it if it does not exist
+    await asset.upsert(42).on(conn)          create or change it, in conn's transaction; never while its handler runs
+    await refresh.append(42)                 create one with a new name
     await app.subjects.upsert_many(refresh.subject(f"asset:{n}").job(n) for n in ids)
 
-Options are given by `with_`, as for any job: `refresh.with_(delay="5 min").subject("asset:42").push(42)`.
+Pass options by `with_`, as for any job: `refresh.with_(delay="5 min").subject("asset:42").push(42)`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class Bound(Protocol[P]):
-    """What a subject needs of a BoundTask."""
+    """The part of a BoundTask that a subject needs."""
 
     @property
     def app(self) -> Source: ...
@@ -50,14 +50,14 @@ class HasSubjects(Generic[P]):
         raise NotImplementedError
 
     def subject(self, name: str) -> TaskSubject[P]:
-        """The subject of this name, to push, upsert, read or forget it; nothing is sent yet. 1 to 512 bytes.
+        """Return the subject of this name (1 to 512 bytes), to push, upsert, read or forget it. Sends nothing yet.
 
         await refresh.subject("asset:42").push(42).on(conn)
         """
         return TaskSubject(self._with_options(), check_subject(name))
 
     def append(self, *args: P.args, **kwargs: P.kwargs) -> Verb[SubjectReport]:
-        """Make a subject with a name that nobody has, to run at once; the report says the name.
+        """Create a subject with a new name, to run at once; the report has the name.
 
         report = await refresh.append(42).on(conn)
         """
@@ -76,18 +76,18 @@ class TaskSubject(Generic[P]):
         _check(bound.options)
 
     def push(self, *args: P.args, **kwargs: P.kwargs) -> Verb[SubjectReport]:
-        """Make the subject, unless there is one of this name, in whatever state: that one is left alone.
+        """Create the subject if none has this name; an existing one is not changed, in any state.
 
-        `report.created` says whether this call made it.
+        `report.created` is True if this call created it.
 
             report = await refresh.subject("asset:42").push(42)
         """
         return self._verb(traced(self._bound.app._tracing, self.job(*args, **kwargs), subjects.push), "push")
 
     def upsert(self, *args: P.args, **kwargs: P.kwargs) -> Verb[SubjectReport]:
-        """Make the subject, or give the one that is there these args and this time; one that runs is not touched.
+        """Create the subject, or change args and time of the existing one; a running one is not changed.
 
-        `report.report` is created, updated, unchanged, active (it runs) or dead; with the run_at before and after.
+        `report.report` is created, updated, unchanged, active (it runs) or dead; the report has the old and new run_at.
 
             report = await refresh.with_(delay="1 hour").subject("asset:42").upsert(42)
         """
@@ -104,14 +104,14 @@ class TaskSubject(Generic[P]):
         return self._verb(subjects.get(self._bound.name, self.name, self._bound.options.queue), "get")
 
     def forget(self) -> Verb[str]:
-        """Let the name be free, so that the next push makes a new subject; what waits for its time will not run.
+        """Cancel the subject's next run and free its name, so that the next push creates a new subject.
 
-        "forgotten"; "active": it runs and is left alone; "unknown": there is none.
+        Returns "forgotten", "active" (it runs and is not changed) or "unknown" (there is none).
         """
         return self._verb(subjects.forget(self._bound.name, self.name, self._bound.options.queue), "forget")
 
     def move(self, run_at: datetime) -> Verb[str]:
-        """Let a planned subject run at another time, with all else as it is: "moved", or the state that it has instead.
+        """Change only the time of a planned subject; return "moved", or its state if it is not planned.
 
         await refresh.subject("asset:42").move(datetime.now(UTC))  # at once
         """

@@ -1,11 +1,11 @@
-"""A task: a function that stays one, and the verb that makes jobs of it.
+"""Task: a callable function, with the verb that makes jobs of it.
 
     send_welcome(42)                                     calls the function
-    await send_welcome.enqueue(conn, 42)                 puts a job in, in conn's transaction
+    await send_welcome.enqueue(conn, 42)                 enqueues a job, in conn's transaction
     await send_welcome.with_(delay="5 min").enqueue(conn, 42)
     send_welcome.job(42)                                 describes a job, for app.enqueue_many
 
-Options of one job are given to `with_`, so that they never collide with the task's own arguments.
+Options of one job are passed to `with_`, so they never collide with the task's arguments.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ OnConflict = Literal["skip", "raise", "replace_args", "raise_priority", "push_ru
 
 
 class _Near:
-    """Names the right word where another queue's is said."""
+    """Suggests the right name for an attribute of another library."""
 
     __slots__ = ()
 
@@ -66,12 +66,12 @@ class _Near:
 
 
 class Task(_Near, HasSubjects[P], Generic[P, R_co]):
-    """A function that jobs run, made by `@app.task`. Calling it calls the function, nothing else.
+    """A function that jobs run, made by `@app.task`. Calling it only calls the function.
 
-    `name` is in every row of its jobs and is the contract with SQL producers and with older releases of the program.
-    `fn` is the function, `is_async` whether it is a coroutine function; `queue`, `priority`, `max_attempts` (None: 5),
-    `retry_name` (where its retry policy is a named one), `no_retry`, `execution` (timeout, process, memory, env) are as
-    declared; `args` binds, and reads back, its arguments; `contract` has its version, aliases, summary and on_dead.
+    `name` is stored with each job; SQL producers and older releases of the program rely on it. `fn` is the function,
+    `is_async` whether it is a coroutine function. `queue`, `priority`, `max_attempts` (None: 5), `retry_name` (of a
+    named policy), `no_retry` and `execution` (timeout, process, memory, env) are as declared. `args` binds and decodes
+    its arguments; `contract` has its version, aliases, summary and on_dead.
     """
 
     __wrapped__: Callable[..., Any]
@@ -112,13 +112,13 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
         self.args = ArgsModel(fn, task=self.name, is_special=_is_given, check_specials=self._check_given)
         if exclusive is not None and not self.args.is_open:
             exclusive.check(self.name, self.args.names)
-        # What the task declares is looked up when an attempt fails; in the row there is only what a job asked for.
+        # The task's policy is looked up when an attempt fails; a row stores only the policy that its job set.
         self._bound: BoundTask[P, R_co] = BoundTask(
             self, replace(options, max_attempts=None, version=self.contract.version)
         )
 
     def of_app(self, app: Owner) -> Self:
-        """The same task in another app, whose retry policies, providers and on_dead are then asked."""
+        """Return the same task for another app, with that app's retry policies, providers and on_dead."""
         found = copy(self)
         found.app = app
         found._bound = BoundTask(found, self._bound.options)
@@ -126,25 +126,25 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
 
     @property
     def queue(self) -> str:
-        """Where its jobs go unless `with_(queue=...)` says otherwise."""
+        """The default queue of its jobs; `with_(queue=...)` overrides it."""
         return self.options.queue
 
     @property
     def priority(self) -> int:
-        """Of its jobs unless `with_(priority=...)` says otherwise; lower runs first."""
+        """The default priority of its jobs, lower runs first; `with_(priority=...)` overrides it."""
         return self.options.priority
 
     @property
     def retry(self) -> Backoff:
-        """Its retry policy. ConfigError where the task names one that the app has not declared (yet)."""
+        """Its retry policy. Raises ConfigError if the app has not declared the named policy."""
         return self._retry if self.retry_name is None else self.app._policy(self.retry_name, task=self.name)
 
     def upgrade(self, version: int) -> Callable[[U], U]:
-        """Declare what makes args of the next version of args of `version`: a plain function of a dict, returning one.
+        """Declare the upgrade of args from `version` to the next one: a plain function that takes and returns a dict.
 
-        It gets what was enqueued, as JSON values by name, and is called in memory when such a job runs; the row stays as
-        it is. Steps follow one another: from 1 to 2, from 2 to 3. What it raises makes the job dead. ConfigError for a
-        version that is not below the task's.
+        It receives the enqueued JSON values by name when such a job runs; the stored row does not change. Upgrades are
+        chained: from 1 to 2, from 2 to 3. An exception makes the job dead. Raises ConfigError for a version that is not
+        below the task's.
 
             @send_welcome.upgrade(1)
             def _(args: dict) -> dict:
@@ -159,12 +159,15 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
 
     @functools.cached_property
     def wants_context(self) -> bool:
-        """Whether its function takes a Context, first or after its transaction. SignatureError if it cannot be served."""
+        """Whether its function takes a Context, first or after its transaction.
+
+        Raises SignatureError if it is not supported.
+        """
         return any(map(_is_context, self.args.specials))
 
     @functools.cached_property
     def transaction(self) -> str:
-        """The kind of transaction that its function takes first, where it is atomic; else empty."""
+        """The kind of transaction that its function takes first if it is atomic; else empty."""
         return next(filter(None, map(transaction_kind, self.args.specials)), "")
 
     def _check_given(self, annotations: Sequence[Any]) -> None:
@@ -181,7 +184,7 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
                 self.name,
                 "an atomic task takes its transaction first, by the annotation: psycopg.AsyncConnection or Connection,"
                 " asyncpg.Connection, SQLAlchemy's Session or AsyncSession, or Django's BaseDatabaseWrapper;"
-                " then, if it likes, a Context",
+                "  then optionally a Context",
             )
         if kind.startswith("async") != self.is_async:
             takes = (
@@ -196,12 +199,12 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
             )
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Call the function here and now, as a unit test does; no job, no connection."""
+        """Call the function directly, as a unit test does; no job, no connection."""
         result: R_co = self.fn(*args, **kwargs)
         return result
 
     def result_text(self, value: object) -> str | None:
-        """What of a handler's return value is kept: JSON text; "!" and why not; None where the task keeps none."""
+        """Encode a return value as JSON; return "!" and the reason if that fails, None if the task stores no results."""
         if not self.store_result:
             return None
         try:
@@ -211,7 +214,7 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
             return f"!{error.reason} at {error.path}"
 
     def read_result(self, found: Any) -> R_co:
-        """A kept result as the function's return annotation says; as plain JSON values where it cannot be read so."""
+        """Decode a stored result by the function's return annotation, or to plain JSON values if that fails."""
         try:
             returns = self.args.returns
             read = None if returns is type(None) else compile_decoder(returns, task=self.name)
@@ -225,11 +228,11 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
             raise PayloadError(error.path, error.reason, task=self.name, what="result", verb="read") from None
 
     def enqueue(self, conn: AsyncConn | Source, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Job[R_co]]:
-        """Put one job in, in `conn`'s transaction: workers see it when that commits, never if it rolls back.
+        """Enqueue one job in `conn`'s transaction: workers see it after the commit, and never after a rollback.
 
-        `conn` is a psycopg AsyncConnection, an asyncpg connection, a SQLAlchemy AsyncSession or AsyncConnection; or the
-        App, which uses a connection of its own and commits at once. Raises SignatureError and PayloadError before
-        anything is sent, ConnectionNotSupported for any other object, and NotSupported where no event loop runs.
+        `conn` is a psycopg AsyncConnection, an asyncpg connection, a SQLAlchemy AsyncSession or AsyncConnection; or
+        the App, which uses its own connection and commits at once. Raises SignatureError and PayloadError before
+        anything is sent, ConnectionNotSupported for any other object, and NotSupported if no event loop runs.
 
             job = await send_welcome.enqueue(conn, 42, lang="de")
         """
@@ -237,7 +240,7 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
         return self._bound._enqueue(conn, args, kwargs, calls.enqueue)
 
     def enqueue_sync(self, conn: SyncConn | Source, /, *args: P.args, **kwargs: P.kwargs) -> Job[R_co]:
-        """Put one job in, in `conn`'s transaction, like `enqueue`, without an event loop.
+        """Enqueue one job in `conn`'s transaction, like `enqueue`, without an event loop.
 
         `conn` is a psycopg Connection, a SQLAlchemy Session or Connection, a Django connection or its alias; or the
         App, which opens a connection for it and commits at once.
@@ -247,7 +250,7 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
         return self._bound._enqueue_sync(conn, args, kwargs, calls.enqueue)
 
     def job(self, *args: P.args, **kwargs: P.kwargs) -> JobCall:
-        """Describe a job, checked and encoded, to be put in by `app.enqueue_many`. SignatureError, PayloadError.
+        """Describe a job, checked and encoded, for `app.enqueue_many`. Raises SignatureError, PayloadError.
 
         report = await app.enqueue_many(conn, [send_welcome.job(1), charge.job(7)])
         """
@@ -275,25 +278,27 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
         fair_key: str | None = None,
         **unknown: Never,
     ) -> BoundTask[P, R_co]:
-        """The task with options for its next jobs; None leaves what the task declares. ConfigError for a wrong value.
+        """Return the task with options for its next jobs; None keeps the task's value.
+
+        Raises ConfigError for a wrong value.
 
         `run_at` is aware; `delay` (a timedelta, or text like "5 min") counts from the enqueue, by the server's clock.
-        `priority` is 0 to 32767, lower runs first. `unique` is a key: as long as a job of this task that has it is not
-        ended, another is not put in, and `Job.created` is False. True derives the key from all args, a tuple of names
-        from these; False is none. A derived key is the SHA-256 of the args as Python encodes them, without defaults.
-        With `unique_while="queued"` it holds only until its job starts. `on_conflict` says what happens if a job has the
-        key: "skip", "raise" (KeyTaken), or, while that job has not started, a change to it: "replace_args",
-        "raise_priority" (if this call's runs earlier), "push_run_at" (to this call's time).
-        Of all jobs with one `order_key` one runs at a time, in the order in which they came into line. After `expires_at`
-        (aware) no attempt starts: the job is dead then, with the reason expired.
-        It waits until all jobs of `after` have ended: what an enqueue returned, ids, or `task.job(...)` of the same
-        `enqueue_many`. If one is cancelled or dead, it is cancelled, unless `on_parent` is "any":
+        `priority` is 0 to 32767, lower runs first. `unique` is a key: while a live job of this task has it, another
+        enqueue adds no job and returns `Job.created` False. True derives the key from all args, a tuple from the named
+        args; False means no key. A derived key is the SHA-256 of the args as Python encodes them, without defaults.
+        With `unique_while="queued"` the key is free once its job starts. `on_conflict` decides what an enqueue does if
+        a job has the key: "skip", "raise" (KeyTaken), or, if that job has not started, "replace_args",
+        "raise_priority" (if this call's runs earlier) or "push_run_at" (to this call's time). Jobs with the same
+        `order_key` run one at a time, in the order in which they became available. After `expires_at` (aware) no
+        attempt starts: the job is dead, with the reason expired. The job waits until all jobs of `after` have ended:
+        Jobs, ids, or `task.job(...)` of the same `enqueue_many`. If one is cancelled or dead, the job is cancelled,
+        unless `on_parent` is "any":
         see https://github.com/tallybook/tallybook/blob/main/docs/fan-out.md.
-        `links` say which rows of yours the job belongs to, at most 10: {"submission": 42}. `app.jobs.trace` finds it by them.
-        `retry` is an Exponential, Constant or Linear, or the name of a policy of the app's; code does not travel in a row.
-        `limits` are the keys of the limits that hold the job, like "provider:acme"; `{name}` in one stands for that argument.
-        Jobs with a `fair_key` take turns with those of the other keys of their queue, one of each key at a time, however many each
-        has: "tenant:42", or "tenant:{tenant}" for that argument.
+        `links` name up to 10 of your rows, like {"submission": 42}; `app.jobs.trace` finds the job by them. `retry` is
+        an Exponential, Constant or Linear, or the name of a policy of the app; a function cannot be stored in a row.
+        `limits` are the keys of the limits that hold the job, like "provider:acme"; `{name}` is replaced by that
+        argument. Jobs with a `fair_key` ("tenant:42", or "tenant:{tenant}" for an argument) take turns with the other
+        keys of their queue, one job per key.
 
             await send_welcome.with_(delay="5 min", unique="u:42").enqueue(conn, 42)
         """
@@ -344,12 +349,12 @@ class BoundTask(_Near, HasSubjects[P], Generic[P, R_co]):
         self._keyed = options.unique is not None and options.unique is not False
 
     def enqueue(self, conn: AsyncConn | Source, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Job[R_co]]:
-        """Put one job in, in `conn`'s transaction; see Task.enqueue."""
+        """Enqueue one job in `conn`'s transaction; see Task.enqueue."""
         demand_loop("enqueue")
         return self._enqueue(conn, args, kwargs, self.app._putting)
 
     def enqueue_sync(self, conn: SyncConn | Source, /, *args: P.args, **kwargs: P.kwargs) -> Job[R_co]:
-        """Put one job in, in `conn`'s transaction; see Task.enqueue_sync."""
+        """Enqueue one job in `conn`'s transaction; see Task.enqueue_sync."""
         return self._enqueue_sync(conn, args, kwargs, self.app._putting)
 
     async def _enqueue(self, conn: object, args: Any, kwargs: Any, verb: Callable[[JobCall], Call[Job]]) -> Job[R_co]:
@@ -359,7 +364,7 @@ class BoundTask(_Near, HasSubjects[P], Generic[P, R_co]):
         return do_sync(conn, traced(self.app._tracing, self._job_on(conn, args, kwargs, sync=True), verb))
 
     def _job_on(self, conn: object, args: Any, kwargs: Any, *, sync: bool) -> JobCall:
-        """As `job`; where the call does not fit since no connection was given, the error says so."""
+        """Call `job`; if the connection is missing, the error explains it."""
         try:
             return self.job(*args, **kwargs)
         except SignatureError:
@@ -370,7 +375,7 @@ class BoundTask(_Near, HasSubjects[P], Generic[P, R_co]):
     def job(self, *args: P.args, **kwargs: P.kwargs) -> JobCall:
         """Describe a job with these options; see Task.job."""
         if isinstance(self.options.retry, str):
-            self.app._policy(self.options.retry)  # a slip of the pen is found here, not when the job fails
+            self.app._policy(self.options.retry)  # a typo is found here, not when the job fails
         bound = self._args.bind(args, kwargs)
         text = encode(bound, task=self.name)
         keyed = self.options.limits or self.options.fair_key or self._exclusive
@@ -378,7 +383,7 @@ class BoundTask(_Near, HasSubjects[P], Generic[P, R_co]):
         return JobCall(self.name, text, self._key(text) if self._keyed else None, options)
 
     def _keys_filled(self, text: str) -> Options:
-        """The options with what the args make of the limits' keys and of the fair key."""
+        """Return the options with the args filled into the limits' keys and the fair key."""
         limits, fair = self.options.limits + self._exclusive, self.options.fair_key
         if not self._exclusive and not any("{" in key for key in (*limits, fair or "")):
             return self.options
@@ -394,7 +399,7 @@ class BoundTask(_Near, HasSubjects[P], Generic[P, R_co]):
             self._check_names((found[1],), option)
             given = args.get(found[1])
             if isinstance(given, bool) or not isinstance(given, str | int):
-                reason = f"argument {found[1]!r} is no text and no whole number here"
+                reason = f"argument {found[1]!r} is neither a string nor an integer here"
                 raise ConfigError(option, key, reason, hint=f"Name the key by with_({option}=...)")
             return str(given)
 
@@ -404,14 +409,17 @@ class BoundTask(_Near, HasSubjects[P], Generic[P, R_co]):
         return self
 
     def job_of_rows(self) -> JobCall:
-        """Describe the jobs of a query, whose rows have their args and keys. ConfigError for an option that they cannot have."""
+        """Describe the jobs of a query, whose rows have their args and keys.
+
+        Raises ConfigError for an unsupported option.
+        """
         if isinstance(self.options.retry, str):
             self.app._policy(self.options.retry)
         if self._keyed:
             hint = "Write task.with_(unique=False), and give the query a column key"
-            raise ConfigError("unique", self.options.unique, "the rows of the query say the keys", hint=hint)
+            raise ConfigError("unique", self.options.unique, "the rows of the query have the keys", hint=hint)
         if self._exclusive:
-            reason = "the args of the query's rows make no key of it"
+            reason = "it cannot be filled from the args of the query's rows"
             raise ConfigError("exclusive", self._exclusive[0], reason, hint="Write exclusive=True")
         return JobCall(self.name, "{}", None, self.options)
 
@@ -471,11 +479,11 @@ def _checked(fn: object) -> Callable[..., Any]:
         raise ConfigError("task", fn, "not a function", hint="Options go by name: @app.task(queue='mail')")
     plain = inspect.unwrap(fn)
     if inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain):
-        raise ConfigError("task", fn, "a function with yield: nobody would run it to its end")
+        raise ConfigError("task", fn, "a generator function, which a worker cannot run to its end")
     return fn
 
 
 def _name_of(fn: Callable[..., Any]) -> str:
     if fn.__name__ == "<lambda>":
-        raise ConfigError("name", fn.__name__, "a lambda has no name that a row could carry", hint="Give it name=...")
+        raise ConfigError("name", fn.__name__, "a lambda has no name to store in a row", hint="Give it name=...")
     return fn.__name__
