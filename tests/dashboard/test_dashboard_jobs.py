@@ -78,7 +78,7 @@ class Page(HTMLParser):
 
     @property
     def notice(self) -> str:
-        return self.said.split("What is shown here may be old.", 1)[1].strip().split("\n")[0]
+        return self.said.split("This page may be out of date.", 1)[1].strip().split("\n")[0]
 
 
 class Visitor:
@@ -126,7 +126,7 @@ async def test_every_page_of_an_empty_database(app: App) -> None:
         assert "No dead letter. A job" in (await visitor.get("/dead")).said
         assert "No dead letter matches." in (await visitor.get("/dead?reason=failed&error=x&before=2026-01-31")).said
         assert "No job that matches can be retried." in (await visitor.get("/dead/preview?verb=retry")).said
-        assert "Say what to follow" in (await visitor.get("/trace")).said
+        assert "Enter a link" in (await visitor.get("/trace")).said
         assert "Nothing is on record" in (await visitor.get("/trace?link=customer%3D42")).said
         assert "There is no job 42" in (await visitor.get("/job/42", 404)).said
         for odd in ("0", "-1", "x", "9" * 19, "9" * 5000, "\u0664"):
@@ -283,7 +283,7 @@ async def test_one_job(app: App, db: Any, dsn: str) -> None:
         await visitor.send(page, "/job/retry", job=job)
         await drain_async(app, dsn=dsn)
         page = await visitor.send(await visitor.get(f"/job/{job}"), "/job/drop", job=job)
-        assert "is dropped" in page.notice and "What is left of its history" in page.said
+        assert "is dropped" in page.notice and "Rest of its history" in page.said
         page = await visitor.send(await visitor.get(f"/job/{done}"), "/job/cancel", job=done)
         assert "is completed already: nothing was changed" in page.notice
     assert audits(db) == [
@@ -326,7 +326,7 @@ async def test_dead_letters(app: App, db: Any, dsn: str) -> None:
     jobs = await dead_ones(app, db, dsn, "ada", "bob", "eve", "ada")
     async with visiting(app) as visitor:
         page = await visitor.get("/dead")
-        row = " ".join(page.said.split("What can be done")[1].split())
+        row = " ".join(page.said.split("Actions")[1].split())
         assert re.match(rf"{jobs[3]} charge charges failed RuntimeError: no card: ada 1 .* UTC .* UTC", row)
         page = await visitor.send(
             page, "/dead/retry", only=jobs[1], job=jobs[2]

@@ -98,7 +98,7 @@ async def seen(app: App, dsn: str) -> AsyncIterator[Seen]:
 async def test_pages_of_an_empty_database(seen: Seen) -> None:
     """S2-09: every page says that there is nothing yet, and what makes the first one."""
     said = {path: await seen.page(path) for path in PAGES}
-    assert "No schedule yet" in said["/schedules"] and "No worker lives" in said["/workers"]
+    assert "No schedule yet" in said["/schedules"] and "No live worker" in said["/workers"]
     assert all(word in said["/limits"] for word in ("No concurrency limit", "No rate limit", "No breaker"))
     assert "No provider yet" in said["/providers"] and "No route" in said["/providers"]
     assert (
@@ -106,7 +106,7 @@ async def test_pages_of_an_empty_database(seen: Seen) -> None:
         and "dead letters" in said["/maintenance"]
         and f"version {latest()}" in said["/maintenance"]
     )
-    assert "Nobody has changed anything" in said["/audit"]
+    assert "No change by a page" in said["/audit"]
 
 
 async def test_what_there_is_not(seen: Seen) -> None:
@@ -114,7 +114,7 @@ async def test_what_there_is_not(seen: Seen) -> None:
     assert "unknown schedule" in await seen.page("/schedule?name=none", 404)
     for number in ("7", "-1", "x", "9" * 30, "", "٣"):
         assert "There is no worker" in await seen.page(f"/worker?id={number}", 404)
-    assert "Nothing of this kind" in await seen.page("/audit?actor=nobody&after=x")
+    assert "No such change" in await seen.page("/audit?actor=nobody&after=x")
 
 
 ACTIONS = {
@@ -328,7 +328,7 @@ async def test_lag_and_memory_come_with_the_heartbeat(app: App, seen: Seen, db: 
     holding.set()
     running.cancel()
     await asyncio.wait((running,))
-    assert "Ended last" in await seen.page("/workers")
+    assert "Ended recently" in await seen.page("/workers")
 
 
 async def test_a_worker_of_the_old_form(seen: Seen, db: Any) -> None:
@@ -346,7 +346,7 @@ async def test_a_worker_of_the_old_form(seen: Seen, db: Any) -> None:
     found = db.execute("select lag, memory, slots, version from tallybook.workers").fetchone()
     assert found == (None, None, None, None)
     listed, one = await seen.page("/workers"), await seen.page(f"/worker?id={number}")
-    assert html.escape(EVIL, quote=False)[:12] in listed and EVIL not in listed + one and "not said" in one
+    assert html.escape(EVIL, quote=False)[:12] in listed and EVIL not in listed + one and "not set" in one
     db.execute("select tallybook.renew(%s, 0, lag => '1.5 s', memory => 94371840)", [number])
     assert "1.5 s" in (text := await seen.page("/workers")) and "90 MiB" in text
     db.execute("update tallybook.worker set seen_at = now() - interval '1 min'")
@@ -472,7 +472,7 @@ async def test_no_page_shows_a_secret(app: App, seen: Seen, db: Any, monkeypatch
     for word in (CANARY, key, key.partition(":")[2], *(word for row in held for word in row)):
         assert not any(word in text for text in texts)
     text = await seen.page("/providers")
-    assert "api_key" in text and "as it was" in text and "all others" in text and "not active" in text
+    assert "api_key" in text and ", previous" in text and "all others" in text and "not active" in text
     assert EVIL[:40] not in text and "api_key" not in await seen.page("/providers?q=img")
 
 
@@ -489,7 +489,7 @@ async def test_maintenance_says_what_the_doctor_finds(seen: Seen, db: Any) -> No
     shown, _, folded = text.partition('<details class="more">')
     assert "checks are good" in folded and ">connection</th>" in folded and ">connection</th>" not in shown
     assert re.search(r'<span class="badge (bad|warn)">(problem|warning)</span>', shown)
-    assert "What the doctor finds" in await seen.page("/maintenance")
+    assert "Findings of the doctor" in await seen.page("/maintenance")
 
 
 async def test_the_doctor_does_not_hold_up_the_page(dsn: str) -> None:

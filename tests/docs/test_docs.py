@@ -407,19 +407,39 @@ def lines_of_code(page: Path) -> Iterator[str]:
 def test_every_command_and_option_in_the_docs_exists(page: Path) -> None:
     """Each `tallybook ...` on a page names a command that there is, with options that it has."""
     for line in lines_of_code(page):
-        found = re.match(r"tallybook(?: (.*))?$", line.strip())
-        if not found or not found[1]:
-            continue
-        path: tuple[str, ...] = ()
-        for word in found[1].split():
-            if word.startswith("-"):
-                flag = word.split("=")[0]
-                assert flag in options(COMMANDS[path]), f"{name(page)}: {line}: no option {flag}"
-                if isinstance(COMMANDS[path], click.Group):
-                    break  # it is run by itself
-            elif isinstance(COMMANDS[path], click.Group):
-                assert (*path, word) in COMMANDS, f"{name(page)}: {line}: no command {word!r}"
-                path = (*path, word)
+        assert_exists(line, name(page))
+
+
+def assert_exists(line: str, where: str) -> None:
+    """Fails for a line `tallybook ...` that names a command or an option that there is not."""
+    found = re.match(r"tallybook(?: (.*))?$", line.strip())
+    path: tuple[str, ...] = ()
+    for word in (found[1] or "").split() if found else ():
+        if word.startswith("-"):
+            flag = word.split("=")[0]
+            assert flag in options(COMMANDS[path]), f"{where}: {line}: no option {flag}"
+            if isinstance(COMMANDS[path], click.Group):
+                break  # it is run by itself
+        elif isinstance(COMMANDS[path], click.Group):
+            assert (*path, word) in COMMANDS, f"{where}: {line}: no command {word!r}"
+            path = (*path, word)
+
+
+def test_the_dashboard_and_the_doctor_name_commands_that_exist() -> None:
+    """Each command in a template of the dashboard and in an advice of the doctor is one; so is each option beside them."""
+    source = Path(tallybook.__file__).parent
+    templates = sorted((source / "extra" / "dashboard" / "templates").glob("*.html"))
+    doctor = [source / "_db" / "doctor.py", *sorted((source / "sql" / "read" / "doctor").glob("*.sql"))]
+    lines = [(path.name, one) for path in templates for one in re.findall(r"\btallybook [a-z -]+", path.read_text())]
+    for path in doctor:
+        text = re.sub(r"'\s*\n\s*'", "", path.read_text())  # one literal over several lines
+        lines += [(path.name, one) for one in re.findall(r"`(tallybook [^`]+)`", text)]
+    assert len(lines) > 15 and {path.name for path in doctor} & {where for where, _ in lines}
+    for where, line in lines:
+        assert_exists(re.sub(r" (only|ID)\b.*", "", line), where)
+    for path in sorted((source / "extra" / "dashboard").glob("*.py")):
+        for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", path.read_text()):
+            assert flag in options(COMMANDS[("web",)]), f"{path.name}: no option {flag}"
 
 
 def test_every_option_that_stands_alone_exists() -> None:

@@ -57,16 +57,16 @@ VERBS = {
         Verb("retry", ("dead", "cancelled"), lambda app, conn, ids, _: app.jobs.retry(ids).on(conn), False,
              "Each gets another attempt, at once."),
         Verb("cancel", (*_OPEN, "dead"), lambda app, conn, ids, why: app.jobs.cancel(ids, why).on(conn), True,
-             "None of them will start; those that run are told to stop. Dead ones leave the dead letters.", if_asked=("dead",)),
+             "None of them will start; running ones are asked to stop. Dead ones leave the dead letters.", if_asked=("dead",)),
         Verb("drop", ("dead",), lambda app, conn, ids, _: app.jobs.drop(ids).on(conn), True,
-             "Their dead letters are thrown away: they cannot be retried any more."),
+             "Their dead letters are deleted: the jobs cannot be retried."),
     )
 }  # fmt: skip
 _CANCELLED = f"select i from unnest(cast(%s as bigint[])) as i where {STATE.called(job_id='i')} = 'cancelled'"  # noqa: S608
 _SAID = {
     "retried": "{} retried",
     "cancelled": "{} cancelled",
-    "cancelling": "{} that run are told to stop",
+    "cancelling": "{} asked to stop",
     "dropped": "{} dropped",
 }
 

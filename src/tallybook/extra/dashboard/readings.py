@@ -86,7 +86,7 @@ class Readings:
                 (at.name, one)
                 for at in await self._nodes.chosen(only)
                 for one in at.database.examination.last()
-                if not one.good and one.name not in _SHOWN
+                if at.away is None and not one.good and one.name not in _SHOWN
             ],
             "gone": [(one.name, one.error, self.age(one.name)) for one in said if one.error is not None],
         }

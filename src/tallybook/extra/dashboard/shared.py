@@ -24,7 +24,7 @@ _STATUS: dict[type[Exception], int] = {
     errors.CommitUnknown: 503, errors.SchemaError: 503, errors.UnknownNode: 404,
 }  # fmt: skip
 
-_IN_DOUBT = "The database was lost at the commit: this was done, or it was not. Look before you do it again."
+_IN_DOUBT = "The connection was lost at the commit: the change was made, or it was not. Check before you repeat it."
 
 
 class Shared:
@@ -64,7 +64,7 @@ class Shared:
         """From an exception to a status, a sentence and a hint; never a text that was not meant for people."""
         if isinstance(error, QueryCanceled):
             why = "The database did not answer in time, so this was given up."
-            return 504, why, "Narrow what is looked for, or try again."
+            return 504, why, "Use more filters, or try again."
         if isinstance(error, IN_THE_WAY):
             return 503, "Somebody else holds what this needs. Nothing was changed.", "Try again."
         if isinstance(error, DataError) and error.sqlstate:  # without one it is we who cannot read an answer

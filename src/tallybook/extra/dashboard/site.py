@@ -79,7 +79,7 @@ class Site(Shared):
             return self.refused(request, visit, 401, "Log in first.")
         why = (
             "Without users or a hook of the application this dashboard answers only to this machine, by its own name."
-            " Say --users, or authenticate=, to let others in."
+            " Use --users, or authenticate=, to let others in."
             if self.access.is_local
             else "You may not see this dashboard."
         )

@@ -208,7 +208,7 @@ async def cancel(act: Act) -> str:
         return f"Job {wanted} is {state} already: nothing was changed."
     await act.audit("job.cancel", {"job": wanted} | ({"reason": reason} if reason else {}), {"state": state})
     return (
-        f"Job {wanted} is cancelled." if state == "cancelled" else f"Job {wanted} runs: its worker is told to stop it."
+        f"Job {wanted} is cancelled." if state == "cancelled" else f"Job {wanted} runs: its worker is asked to stop it."
     )
 
 

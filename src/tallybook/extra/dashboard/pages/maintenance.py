@@ -58,7 +58,7 @@ async def service(act: Act) -> str:
     name, every = act.form("name"), act.form("every")
     done = await act.app.services.set(name, every).on(act.conn)
     await act.audit("service.every", {"service": name, "every": every}, {"changed": done}, changed=done)
-    return f"Service {name} is looked after every {every} now." if done else f"Service {name} was so already."
+    return f"Service {name} is run every {every}." if done else f"Service {name} is unchanged."
 
 
 @pages.action("/maintenance/retention")
@@ -66,4 +66,4 @@ async def retention(act: Act) -> str:
     name, keep = act.form("name"), act.form("keep")
     done = await act.app.history.set(name, keep).on(act.conn)
     await act.audit("retention.set", {"retention": name, "keep": keep}, {"changed": done}, changed=done)
-    return f"What is of class {name} is kept for {keep} now." if done else f"Class {name} was so already."
+    return f"The retention of class {name} is {keep}." if done else f"Class {name} is unchanged."

@@ -175,7 +175,7 @@ async def set_(act: Act) -> str:
     }
     done = await act.app.queues.set(name, **said, by=act.user).on(act.conn)
     await act.audit("queue.set", {"queue": name, **said}, {"queue": done}, changed=done)
-    return f"The settings of queue {name} are kept."
+    return f"The settings of queue {name} are saved."
 
 
 @pages.action("/queue/truncate", steps=True)
@@ -183,7 +183,7 @@ async def truncate(act: Act) -> str:
     """Cancel what has not started, and, where that is said, tell what runs. A batch a transaction: no claim waits long."""
     name = act.form("name")
     if act.form("confirm") != name:
-        raise InvalidArgument("To empty a queue, write its name into the field. Nothing was changed.")
+        raise InvalidArgument("To empty a queue, type its name. Nothing was changed.")
     running, began = act.form("running") == "on", time.monotonic()
     cancelled, cancelling, mark, remain = 0, 0, None, True
     while remain and time.monotonic() - began < _LONGEST:
@@ -196,6 +196,6 @@ async def truncate(act: Act) -> str:
             await act.audit("queue.truncate", target, found, changed=any(found.values()))
         mark, remain = batch.mark, batch.remain
         cancelled, cancelling = cancelled + batch.done.cancelled, cancelling + batch.done.cancelling
-    more = f", {cancelling:,} were told to stop" if running else ""
+    more = f", {cancelling:,} asked to stop" if running else ""
     rest = " There is more: empty it again." if remain else ""
     return f"Queue {name}: {cancelled:,} jobs cancelled{more}.{rest}"
