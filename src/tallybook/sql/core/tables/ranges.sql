@@ -1,6 +1,6 @@
--- Partitions of the ledgers: by retention class, then by range of transaction ids, so that old history is dropped as a whole.
--- There is always a last range up to MAXVALUE: a producer never meets a missing partition. Prune cuts the range that
--- is in use.
+-- Partitions of the ledgers: by retention class, then by range of transaction ids, so that old history is dropped in
+-- one step. There is always a last range up to MAXVALUE: a producer never meets a missing partition. Prune cuts the
+-- range that is in use.
 do $$
 declare
   v_table text; v_class text; v_all text; v_first text; v_last text;

@@ -1,5 +1,6 @@
--- A small ledger: the newest row of a key names the job that has it, and the key is free once that job has ended. No row is
--- deleted when a key is freed, so that a key that is used ten thousand times under a pinned horizon stays as fast.
+-- A small ledger: the newest row of a key names the job that has it, and the key is free once that job has ended.
+-- No row is deleted when a key is freed, so that a key that is used ten thousand times under a pinned horizon stays as
+-- fast.
 create table tallybook.unique_key (
   task       text not null,
   key        text not null,
