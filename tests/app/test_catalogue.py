@@ -275,7 +275,7 @@ def test_an_unknown_task_is_told(dsn: str, db: Any) -> None:
 
 def test_an_empty_catalogue_says_where_tasks_come_from(dsn: str) -> None:
     """Nobody has started a worker yet: a line that says so."""
-    assert "workers put theirs on record when they start" in run("task", "list", to=dsn).output
+    assert "workers register theirs when they start" in run("task", "list", to=dsn).output
 
 
 # Two apps

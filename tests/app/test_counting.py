@@ -147,7 +147,7 @@ def test_what_does_not_fit(app: App, db: Connection, call: Any, error: type[Exce
 
 def test_queue_counts(run: Run, app: App, dsn: str, db: Connection) -> None:
     """S3-14, S4-15: `count list` shows states, age, ends per second and percentiles, per queue or per task, also as JSON."""
-    assert run("count", "list").output == "nothing counted: no job was ever enqueued\n"
+    assert run("count", "list").output == "no counts: no job was ever enqueued\n"
     work(app, dsn, db)
     put_in = time.monotonic()
     titles, *lines = run("count", "list").output.splitlines()
@@ -203,7 +203,7 @@ def test_verify_and_recount(run: Run, app: App, dsn: str, db: Connection) -> Non
     assert ["(all)", "(all)", "completed", "7", "3"] in [line.split() for line in wrong.stdout.splitlines()]
     expected = Difference(queue=None, task=None, what="completed", counted=7, found=3)
     assert asdict(expected) in json.loads(run("count", "verify", "--json").stdout)
-    assert run("count", "recount").stdout.startswith("counted anew: ")
+    assert run("count", "recount").stdout.startswith("recounted: ")
     assert run("count", "verify").exit_code == 0
 
 
@@ -216,8 +216,8 @@ def test_events_on_the_command_line(run: Run) -> None:
     assert json.loads(run("event", "list", "--json").output) == [{"name": "paid", "n": 3}]
     assert run("event", "list").output.splitlines()[1].split() == ["paid", "3"]
     assert run("event", "count", "").exit_code == 2
-    assert run("event", "set", "paid", 7).output == "event 'paid' is set to 7; it stood at 3\n"
-    assert run("event", "set", "paid", 0).output == "event 'paid' is forgotten; it stood at 7\n"
+    assert run("event", "set", "paid", 7).output == "event 'paid' is set to 7; it was 3\n"
+    assert run("event", "set", "paid", 0).output == "event 'paid' is forgotten; it was 7\n"
 
 
 def test_queue_list_reads_the_counters(run: Run, db: Connection) -> None:

@@ -138,9 +138,9 @@ async def test_a_person_follows_a_thing(app: App, dsn: str, db: Any) -> None:
     newest = run("job", "trace", "--unique", "k", "--newest-first", "--limit", "1", dsn=dsn)
     assert "completed" in newest and "enqueued" not in newest and "--limit shows more" in newest
     assert "enqueued" in run("job", "trace", "--subject", "doc", dsn=dsn)
-    assert run("job", "trace", "--link", "submission=43", dsn=dsn) == "nothing on record\n"
-    assert "give one of" in run("job", "trace", dsn=dsn, code=2)
-    assert "no KIND=KEY" in run("job", "trace", "--link", "42", dsn=dsn, code=2)
+    assert run("job", "trace", "--link", "submission=43", dsn=dsn) == "no events\n"
+    assert "pass one of" in run("job", "trace", dsn=dsn, code=2)
+    assert "not KIND=KEY" in run("job", "trace", "--link", "42", dsn=dsn, code=2)
     assert [row["id"] for row in json.loads(run("job", "list", "--link", "submission=42", "--json", dsn=dsn))] == [
         linked.id
     ]

@@ -175,7 +175,7 @@ async def test_dead_letters_are_cancelled_by_filter(app: App, dsn: str, db: Any,
         await app.jobs.cancel_matching(queue="charges", states=["dead"], args={"user": 2}, reason="left")
     ).cancelled == 1
     which = ("job", "cancel", "--state", "dead", "--queue", "charges", "--reason", "withdrawn")
-    assert "cancel 3 jobs, 0 of them running? Say --yes" in run(*which, dsn=dsn, code=2)
+    assert "cancel 3 jobs, 0 of them running? Pass --yes" in run(*which, dsn=dsn, code=2)
     assert [letter.job for letter in await app.dead.list()] == [jobs[3].id, jobs[1].id, jobs[0].id]
     assert "1 jobs will not start" in run(*which, "--args", '{"user": 0}', "--yes", dsn=dsn)
     assert "2 jobs will not start" in run(*which, "--yes", dsn=dsn)
@@ -206,10 +206,10 @@ async def test_the_command_line_has_the_same_verbs(app: App, dsn: str, db: Any, 
     assert "RuntimeError: boom" in run("dead", "list", "--task", "breaks", dsn=dsn)
     assert '"reason": "failed"' in run("dead", "list", "--json", "--since", "1 hour", dsn=dsn)
     assert "raise RuntimeError(why)" in run("dead", "show", str(jobs[0].id), dsn=dsn)
-    assert "back in line, attempt 2" in run("dead", "retry", str(jobs[0].id), dsn=dsn)
-    assert "give ids, or filters" in run("dead", "drop", dsn=dsn, code=2)
-    assert "Say --yes" in run("dead", "drop", "--all", dsn=dsn, code=2)
-    assert "2 jobs are back in line" in run("dead", "retry", "--task", "breaks", "--yes", dsn=dsn)
+    assert "retried, attempt 2" in run("dead", "retry", str(jobs[0].id), dsn=dsn)
+    assert "pass ids, or filters" in run("dead", "drop", dsn=dsn, code=2)
+    assert "Pass --yes" in run("dead", "drop", "--all", dsn=dsn, code=2)
+    assert "2 jobs are retried" in run("dead", "retry", "--task", "breaks", "--yes", dsn=dsn)
     assert "3 jobs will not start" in run("job", "cancel", "--queue", "charges", "--yes", dsn=dsn)
     assert "either ids or filters" in run("job", "cancel", "7", "--queue", "x", dsn=dsn, code=2)
     assert "--args is not JSON" in run("job", "cancel", "--args", "{", "--yes", dsn=dsn, code=2)

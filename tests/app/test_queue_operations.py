@@ -104,12 +104,12 @@ async def test_pause_and_resume_reach_a_worker(app: App, dsn: str, db: Any) -> N
 def test_the_command_line(app: App, dsn: str, db: Any) -> None:
     """S3-36: create, set, top, truncate and drop, with a question that names the number of jobs, and as JSON."""
     assert run("queue", "create", "mail", "--max-attempts", "3", dsn=dsn) == "queue 'mail' is created\n"
-    assert "is there already" in invoke("queue", "create", "mail", to=dsn).output
+    assert "exists already" in invoke("queue", "create", "mail", to=dsn).output
     said = json.loads(run("queue", "set", "mail", "--retention", "brief", "--json", dsn=dsn))
     assert said == {"queue": "mail", "said": "changed"}
     assert run("queue", "set", "mail", "--error-retention", "1d", dsn=dsn) == "queue 'mail' is changed\n"
     assert app.queues.list().sync(db)[0].error_retention == timedelta(days=1)
-    assert "say what to change" in run("queue", "set", "mail", dsn=dsn, code=2)
+    assert "pass a setting to change" in run("queue", "set", "mail", dsn=dsn, code=2)
     assert "Did you mean 'mail'?" in run("queue", "set", "mial", "--notify", dsn=dsn, code=1)
     app.enqueue_many_sync(db, [app.tasks["send"].job(n) for n in range(3)])
     assert [job["position"] for job in json.loads(run("queue", "top", "mail", "--max", "2", "--json", dsn=dsn))] == [
@@ -121,8 +121,8 @@ def test_the_command_line(app: App, dsn: str, db: Any) -> None:
     assert "3 open jobs" in run("queue", "drop", "mail", "--yes", dsn=dsn, code=1)
     assert "queue 'mail': 3 jobs are cancelled" in run("queue", "truncate", "mail", "--yes", dsn=dsn)
     app.tasks["send"].with_(queue="other").enqueue_sync(db, 1)
-    assert "name one queue, or say --all" in run("queue", "truncate", dsn=dsn, code=2)
-    assert "name one queue, or say --all" in run("queue", "truncate", "mail", "--all", dsn=dsn, code=2)
+    assert "name one queue, or pass --all" in run("queue", "truncate", dsn=dsn, code=2)
+    assert "name one queue, or pass --all" in run("queue", "truncate", "mail", "--all", dsn=dsn, code=2)
     assert "Cancel 1 job of all queues?" in run("queue", "truncate", "--all", dsn=dsn, code=2)
     assert "all queues: 1 jobs are cancelled\n" in run("queue", "truncate", "--all", "--yes", dsn=dsn)
     assert "queue 'mail' is dropped" in run("queue", "drop", "mail", "--truncate", "--yes", dsn=dsn)

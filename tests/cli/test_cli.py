@@ -157,7 +157,7 @@ def test_migrate_rebases_what_came_from_another_cluster(dsn: str) -> None:
 def test_uninstall_asks(dsn: str) -> None:
     """S3-42: uninstall removes nothing while nobody has confirmed it, all with --yes, and then finds nothing to do."""
     refused = invoke("uninstall", to=dsn)
-    assert (refused.exit_code, "Say --yes" in refused.output) == (2, True)
+    assert (refused.exit_code, "Pass --yes" in refused.output) == (2, True)
     assert invoke("info", to=dsn).exit_code == 0
     assert "removed schema tallybook" in invoke("uninstall", "--yes", to=dsn).output
     assert "nothing to do" in invoke("uninstall", "--yes", to=dsn).output
@@ -180,8 +180,8 @@ def test_node_is_set_once(dsn: str) -> None:
         (["job", "list", "--state", "failed"], "'scheduled', 'retrying', 'waiting', 'available'"),
         (["enqueue", "mail", "t", "{'a': 1}"], "column 2: { >>> 'a': 1}"),
         (["enqueue", "mail", "t", "[1]"], "one object, not an array"),
-        (["enqueue", "mail", "t", '{"a": NaN}'], "NaN is no number of JSON"),
-        (["enqueue", "mail", "t", '{"a": 1, "a": 2}'], "'a' is there twice"),
+        (["enqueue", "mail", "t", '{"a": NaN}'], "NaN is not a JSON number"),
+        (["enqueue", "mail", "t", '{"a": 1, "a": 2}'], "'a' is a duplicate key"),
         (["enqueue", "mail", "t", '{"a": "\\u0000"}'], "$.a: NUL"),
         (["enqueue", "mail", "t", "--run-at", "2030-01-01"], "has no zone"),
         (["enqueue", "mail", "t", "--run-at", "2030-01-01T00:00Z", "--delay", "1 s"], "run_at is given too"),
@@ -316,7 +316,7 @@ def test_job_show_has_errors_and_attempts(dsn: str) -> None:
     found = json.loads(invoke("job", "show", job, "--json", to=dsn).output)
     assert (found["state"], len(found["history"]), len(found["errors"])) == ("dead", 1, 1)
     assert (found["last_attempt_at"], found["updated_at"]) == (found["history"][0]["started_at"], found["ended_at"])
-    assert invoke("job", "retry", job, to=dsn).output == f"job {job}: back in line, attempt 2\n"
+    assert invoke("job", "retry", job, to=dsn).output == f"job {job}: retried, attempt 2\n"
     again = invoke("job", "retry", job, to=dsn)
     assert (again.exit_code, f"job {job} is not dead or cancelled" in again.output) == (1, True)
 
@@ -342,7 +342,7 @@ def test_pause_and_resume(dsn: str) -> None:
     assert invoke("queue", "pause", "mail", "--by", "ops", to=dsn).output == "queue 'mail' is paused\n"
     assert "by ops" in invoke("queue", "list", to=dsn).output
     assert invoke("queue", "pause", "mail", to=dsn).output == "queue 'mail' was paused already\n"
-    assert invoke("queue", "resume", "mail", to=dsn).output == "queue 'mail' runs again\n"
+    assert invoke("queue", "resume", "mail", to=dsn).output == "queue 'mail' is resumed\n"
     wrong = invoke("queue", "pause", "mial", to=dsn)
     assert (wrong.exit_code, "Did you mean 'mail'?" in wrong.output) == (1, True)
 

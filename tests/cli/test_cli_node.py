@@ -167,7 +167,7 @@ def test_keys_are_routed_and_pinned(fleet: Fleet) -> None:
         and app.nodes.of("tenant:7").sync().name == "west"
     )
     assert "Did you mean" in run("node", "pin", "tenant:7", "wst", dsn=fleet.dsn, code=1)
-    assert "not pinned any more" in run("node", "unpin", "tenant:7", dsn=fleet.dsn)
+    assert "no longer pinned" in run("node", "unpin", "tenant:7", dsn=fleet.dsn)
     assert run("node", "unpin", "tenant:7", dsn=fleet.dsn, code=1) == "'tenant:7' is not pinned\n"
     run("node", "retire", "south", dsn=fleet.dsn)
     assert run("node", "of", "tenant:7", dsn=fleet.dsn) != "south\n"
@@ -300,7 +300,9 @@ def test_every_node_is_migrated_and_one_that_is_away_stops_none(make_fleet: Call
         again = run("migrate", "--nodes", "all", dsn=fleet.dsn)
         assert again.count("nothing to do") == 3 and "applying" not in again
         assert run("migrate", "--nodes", "west", dsn=fleet.dsn).count("\n") == 1
-        assert "without --sql and --node" in run("migrate", "--nodes", "all", "--node", "3", dsn=fleet.dsn, code=2)
+        assert "cannot be combined with --sql or --node" in run(
+            "migrate", "--nodes", "all", "--node", "3", dsn=fleet.dsn, code=2
+        )
     finally:
         for dsn in empty:
             server.drop_database(conninfo_to_dict(dsn)["dbname"])

@@ -64,8 +64,8 @@ def test_a_provider_by_hand(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = run("show", "acme", dsn=dsn)
     assert '{"url": "https://acme.example"}' in shown and "inactive" in shown and "api_key" in shown
     assert run("test", "acme", dsn=dsn).count("opens") == run("test", dsn=dsn).count("opens") == 3
-    assert "is forgotten" in run("drop-secret", "acme", "a", "--yes", dsn=dsn)
-    assert "not there" in run("drop-secret", "acme", "a", "--yes", dsn=dsn)
+    assert "is dropped" in run("drop-secret", "acme", "a", "--yes", dsn=dsn)
+    assert "does not exist" in run("drop-secret", "acme", "a", "--yes", dsn=dsn)
     assert "is removed" in run("drop", "acme", "--yes", dsn=dsn)
 
 
@@ -76,8 +76,8 @@ def test_a_secret_changes_and_the_former_one_stays(dsn: str) -> None:
         assert f"is {what}" in run("set-secret", "acme", "key", dsn=dsn, stdin=text)
     assert secret(dsn, "acme", "key") == ["-----BEGIN\ntwo\n-----END", "one"]
     assert re.search(r"^key +previous +k1 ", run("show", "acme", dsn=dsn), re.MULTILINE)
-    assert "is forgotten" in run("set-secret", "acme", "key", "--drop-previous", dsn=dsn)
-    assert "not there" in run("set-secret", "acme", "key", "--drop-previous", dsn=dsn)
+    assert "is dropped" in run("set-secret", "acme", "key", "--drop-previous", dsn=dsn)
+    assert "does not exist" in run("set-secret", "acme", "key", "--drop-previous", dsn=dsn)
     run("set-secret", "acme", "key", "--no-previous", dsn=dsn, stdin="three")
     assert secret(dsn, "acme", "key") == ["three"]
 
@@ -91,7 +91,7 @@ def test_a_rotation_by_hand(dsn: str, keys: str, monkeypatch: pytest.MonkeyPatch
     assert "is encrypted with key 'k1', and here are k2" in run("test", "acme", dsn=dsn, code=1)
     assert json.loads(run("test", "--json", dsn=dsn, code=1))[0]["problem"].startswith("it is encrypted with key 'k1'")
     monkeypatch.setenv("TALLYBOOK_KEYS", f"{new},{keys}")
-    assert "1 secrets are encrypted anew, with key 'k2'\nno other key is needed" in run("rotate", dsn=dsn)
+    assert "1 secrets are encrypted with key 'k2'\nno other key is needed" in run("rotate", dsn=dsn)
     assert "0 secrets" in run("rotate", dsn=dsn)
     monkeypatch.setenv("TALLYBOOK_KEYS", new)
     assert "opens" in run("test", "acme", dsn=dsn)
@@ -121,13 +121,13 @@ def test_routes_by_hand(dsn: str) -> None:
     [
         (["show", "acne"], 1, "Did you mean 'acme'?"),
         (["set", "x", "--active"], 1, "unknown provider 'x'"),
-        (["set", "acme"], 2, "say what to change"),
+        (["set", "acme"], 2, "pass a change"),
         (["drop", "x", "--yes"], 1, "unknown provider 'x'"),
         (["test", "x"], 1, "unknown provider 'x'"),
         (["route", "set", "equity", "acne"], 1, "Did you mean 'acme'?"),
-        (["add", "b", "--kind", "x", "--settings", "[]"], 2, "--settings is one JSON object"),
+        (["add", "b", "--kind", "x", "--settings", "[]"], 2, "--settings must be one JSON object"),
         (["add", "b", "--kind", ""], 1, "a kind of provider has 1 to 64 bytes"),
-        (["add", "b", "--kind", "x", CANARY], 2, "too many words, or an unknown option (not shown)"),
+        (["add", "b", "--kind", "x", CANARY], 2, "too many arguments, or an unknown option (not shown)"),
         (["add", "b", "--kind", "x", "--secret-env", CANARY], 2, "FIELD=VARIABLE"),
         (
             ["add", "b", "--kind", "x", "--secret-env", f"a={CANARY}"],
@@ -135,8 +135,8 @@ def test_routes_by_hand(dsn: str) -> None:
             "no environment variable of that name (not shown)",
         ),
         (["add", "b", "--kind", "x", "--secret", f"a={CANARY}"], 2, "field: '(not shown)'"),
-        (["set-secret", "acme", "a", CANARY], 2, "too many words, or an unknown option (not shown)"),
-        (["set-secret", "acme", "a", f"--{CANARY}"], 2, "too many words, or an unknown option (not shown)"),
+        (["set-secret", "acme", "a", CANARY], 2, "too many arguments, or an unknown option (not shown)"),
+        (["set-secret", "acme", "a", f"--{CANARY}"], 2, "too many arguments, or an unknown option (not shown)"),
         (["set-secret", "acme", f"a={CANARY}"], 2, "field: '(not shown)'"),
         (["set-secret", "acme", "a", "--from-env", CANARY], 2, "no environment variable of that name (not shown)"),
         (["set-secret", "acme", "a"], 1, "a secret is a text of 1 to 65536 bytes"),

@@ -76,7 +76,7 @@ def test_pause_and_resume(dsn: str) -> None:
     assert "was paused already" in run("schedule", "pause", "s", dsn=dsn)
     assert re.search(r"paused since .* by ada", run("schedule", "list", dsn=dsn))
     assert "paused since" in run("schedule", "next", "s", dsn=dsn)
-    assert "fires again" in run("schedule", "resume", "s", dsn=dsn)
+    assert "is resumed" in run("schedule", "resume", "s", dsn=dsn)
     assert "was not paused" in run("schedule", "resume", "s", dsn=dsn)
 
 
@@ -87,7 +87,7 @@ def test_pause_and_resume(dsn: str) -> None:
         (["set", "s", "t", "--cron", "61 * * * *"], 2, "'61' does not fit the field minute"),
         (["set", "s", "t", "--cron", "@daily", "--tz", "Mars/Base"], 2, "an unknown time zone"),
         (["set", "s", "t", "--every", "1 month"], 2, "no fixed length"),
-        (["set", "s", "t", "--every", "1 h", "--args", "[]"], 2, "--args is one JSON object"),
+        (["set", "s", "t", "--every", "1 h", "--args", "[]"], 2, "--args must be one JSON object"),
         (["show", "report"], 1, "Did you mean 'report-de'?"),
         (["pause", "x"], 1, "unknown schedule 'x'"),
         (["run", "x"], 1, "unknown schedule 'x'"),
@@ -112,4 +112,4 @@ def test_a_schedule_in_code_can_be_looked_at_and_comes_back(dsn: str, db: Any) -
         "schedule", "set", "sweep", "t", "--cron", "@daily", dsn=dsn, code=1
     )
     assert "the code of app shop" in run("schedule", "show", "sweep", dsn=dsn)
-    assert "comes back when a worker of app 'shop' starts" in run("schedule", "drop", "sweep", "--yes", dsn=dsn)
+    assert "returns when a worker of app 'shop' starts" in run("schedule", "drop", "sweep", "--yes", dsn=dsn)

@@ -40,7 +40,7 @@ def test_push_and_upsert_one(run: Run, db: Any) -> None:
     assert first.output == "subject 'asset:42', job 1, is new\n"
     assert (
         run("push", "prices", "refresh", "asset:42", "-", typed="{}").output
-        == "subject 'asset:42', job 1, was there, and is as it was\n"
+        == "subject 'asset:42', job 1, is unchanged\n"
     )
     assert rows(db)[0][:3] == ("asset:42", {"asset_id": 42}, 1)
     at = "2031-01-01T00:00:00+00:00"
@@ -53,11 +53,11 @@ def test_push_and_upsert_one(run: Run, db: Any) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("push", "prices", "refresh", "a", "[1]"), "ARGS_JSON is one object, not an array"),
+        (("push", "prices", "refresh", "a", "[1]"), "ARGS_JSON must be one object, not an array"),
         (("push", "prices", "refresh", ""), "1 to 512 bytes"),
         (("push", "prices", "refresh", "a", "--delay", "5"), "a duration needs a unit"),
-        (("upsert", "prices", "refresh"), "give either a name or --file"),
-        (("upsert", "prices", "refresh", "a", "--file", "x"), "give either a name or --file"),
+        (("upsert", "prices", "refresh"), "pass either a name or --file"),
+        (("upsert", "prices", "refresh", "a", "--file", "x"), "pass either a name or --file"),
         (("upsert", "prices", "refresh", "--file", "no such file"), "--file no such file: No such file or directory"),
     ],
 )
@@ -106,18 +106,18 @@ def test_json_lines_are_upserted_and_reported_row_by_row(run: Run, db: Any) -> N
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("x.csv", "name\na\n", "line 1: there is a column 'name', known are subject, args, run_at, priority"),
+        ("x.csv", "name\na\n", "line 1: unknown column 'name'; the known columns are subject, args, run_at, priority"),
         ("x.csv", "args\n{}\n", "line 1: there is no column `subject`"),
         ("x.csv", "subject,args\na,{\n", "line 2: Expecting property name"),
-        ("x.csv", "subject,args\na\n", "line 2: it has not 2 columns"),
-        ("x.csv", "subject,args\na,[]\n", "line 2: args is one JSON object"),
+        ("x.csv", "subject,args\na\n", "line 2: it does not have 2 columns"),
+        ("x.csv", "subject,args\na,[]\n", "line 2: args must be one JSON object"),
         ("x.csv", "subject,run_at\na,2031-01-01\n", "line 2: run_at: "),
         ("x.csv", "subject,priority\na,low\n", "line 2: invalid literal"),
         ("x.csv", 'subject\n"a\n', "unexpected end of data"),
         ("x.jsonl", '{"subject": "a"}\n{"subject": 7}\n', "line 2: subject: 7: not a text"),
         ("x.jsonl", '{"subject": "a"}\n\n{"name": "b"}\n', "line 3: one JSON object with subject"),
         ("x.jsonl", "nonsense\n", "line 1: Expecting value"),
-        ("x.jsonl", b"\xff\n", "it is no UTF-8"),
+        ("x.jsonl", b"\xff\n", "it is not UTF-8"),
     ],
 )
 def test_a_wrong_line_is_named(run: Run, db: Any, tmp_path: Path, name: str, text: str | bytes, message: str) -> None:
@@ -136,7 +136,7 @@ def test_what_is_in_before_a_wrong_line_is_told(run: Run, db: Any, tmp_path: Pat
     file.write_text("".join(f'{{"subject": "{n}"}}\n' for n in range(1001)) + "nonsense\n")
     result = run("upsert", "prices", "refresh", "--file", file)
     assert result.exit_code == 2
-    assert "the 1000 subjects before it are in" in result.output and "line 1002" in result.output
+    assert "the 1000 subjects before it are stored" in result.output and "line 1002" in result.output
     assert len(rows(db)) == 1000
 
 

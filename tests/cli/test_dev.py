@@ -63,7 +63,7 @@ def test_dev_runs_jobs_and_follows_the_code(shop: Path) -> None:
         put(dsn)
         running.says("hello from version 1")
         (shop / "shop.py").write_text("def broken(:\n")
-        running.says("the worker ended with code 2; it starts again when the code changes")
+        running.says("the worker ended with code 2; it restarts when the code changes")
         assert "SyntaxError" in running.output and "Traceback" not in running.output
         (shop / "shop.py").write_text(after)
         running.says(" serves ", times=2)

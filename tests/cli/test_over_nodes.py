@@ -123,7 +123,7 @@ def test_an_id_leads_to_its_node(shop: Shop) -> None:
     both = shop.says("job", "cancel", north, west, south, away="west")
     assert (both.exit_code, shop.state("north", north), shop.state("south", south)) == (1, "cancelled", "cancelled")
     assert both.stdout.splitlines() == [f"job {north}: cancelled", f"job {south}: cancelled"] and "west" in both.stderr
-    assert shop.says("job", "retry", south).stdout == f"job {south}: back in line, attempt 2\n"
+    assert shop.says("job", "retry", south).stdout == f"job {south}: retried, attempt 2\n"
     unknown = shop.says("job", "show", 9 << 43)
     assert unknown.exit_code == 1 and "node 9" in unknown.stderr and "north (1), south (2), west (3)" in unknown.stderr
 
@@ -133,7 +133,7 @@ def test_bulk_actions_report_by_node(shop: Shop) -> None:
     jobs = {name: shop.put(name, "'mail', 'send'", "'mail', 'send'") for name in shop.nodes}
     done = shop.says("job", "cancel", "--queue", "mail", "--yes", away="south")
     assert done.stdout.splitlines() == [
-        f"{name}: 2 jobs will not start, 0 run and their workers are told" for name in ("north", "west")
+        f"{name}: 2 jobs will not start, 0 run and are asked to stop" for name in ("north", "west")
     ]
     assert done.exit_code == 1 and done.stderr.startswith("south: error: ")
     states = {name: [shop.state(name, job) for job in jobs[name]] for name in jobs}
@@ -175,7 +175,7 @@ def test_a_secret_is_read_once_for_all_nodes(shop: Shop, monkeypatch: pytest.Mon
     monkeypatch.setenv("ACME", "sk-canary")
     assert shop.says("provider", "add", "acme", "--kind", "mail", nodes="south").exit_code == 0
     added = shop.says("provider", "add", "acme", "--kind", "mail", "--secret-env", "api_key=ACME")
-    assert added.exit_code == 1 and "south: error: there is a provider 'acme' already" in added.stderr
+    assert added.exit_code == 1 and "south: error: provider 'acme' exists already" in added.stderr
     assert shop.says("provider", "set-secret", "acme", "api_key", "--from-env", "ACME").exit_code == 0
     for dsn in shop.nodes.values():
         assert App("shop", dsn=dsn).providers.get_sync("acme").secrets["api_key"].reveal() == "sk-canary"
@@ -189,7 +189,7 @@ def test_dead_letters_of_all_nodes(shop: Shop) -> None:
     assert shop.says("dead", "drop", south).stdout == f"job {south}: dropped\n"
     again = shop.says("dead", "retry", "--error", "stamp", "--yes").stdout
     assert again.splitlines() == [
-        f"{name}: {n} jobs are back in line" for name, n in (("north", 1), ("south", 1), ("west", 0))
+        f"{name}: {n} jobs are retried" for name, n in (("north", 1), ("south", 1), ("west", 0))
     ]
 
 

@@ -142,7 +142,7 @@ def test_the_command_shows_the_standby(pair: tuple[Server, Server], tmp_path: ob
 
 def test_a_standby_is_of_one_database(dsn: str) -> None:
     """A standby beside several nodes is refused, by the function and by the command."""
-    with pytest.raises(ConfigError, match="is the standby of one database"):
+    with pytest.raises(ConfigError, match="is a standby of one database"):
         dashboard(App("shop"), dsn=dsn, read_dsn=dsn, nodes="all")
     both = invoke("job", "list", "--nodes", "all", "--read-dsn", dsn, to=dsn)
-    assert both.exit_code == 2 and "--read-dsn is the standby of one database" in both.stderr
+    assert both.exit_code == 2 and "--read-dsn is a standby of one database" in both.stderr

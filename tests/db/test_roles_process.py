@@ -150,18 +150,18 @@ def test_the_command_line_as_operator_and_producer(at: House) -> None:
         result = run(at, operator, *words)
         assert result.exit_code == 0, f"{words}: {result.output}"
     result = run(at, producer, "job", "list")
-    assert result.exit_code == 1 and "permission denied" in result.output and "lacks a right" in result.output
+    assert result.exit_code == 1 and "permission denied" in result.output and "lacks a privilege" in result.output
 
 
 def test_the_command(at: House) -> None:
     """`tallybook roles` says what it made, can be said again, prints SQL, and takes all back."""
     words = ("roles", "--prefix", at.prefix)
     again = run(at, at.owner, *words)
-    assert again.exit_code == 0 and again.output.count("there already") == len(roles.KINDS), again.output
+    assert again.exit_code == 0 and again.output.count("exists already") == len(roles.KINDS), again.output
     printed = invoke(*words, "--sql")
     assert f'create role "{at.prefix}producer" nologin' in printed.output and "_roles_use" in printed.output
     gone = run(at, at.owner, *words, "--forget")
-    assert gone.exit_code == 0 and "took all rights" in gone.output
+    assert gone.exit_code == 0 and "revoked all rights" in gone.output
     assert "nothing to do" in run(at, at.owner, *words, "--forget").output
     taken = run(at, at.owner, *words)
     assert taken.exit_code == 1 and "--existing" in taken.output, taken.output

@@ -488,5 +488,5 @@ def test_on_the_command_line(db: Connection, dsn: str) -> None:
     assert len(json.loads(said("next", "stale", "-n", "4", "--json"))) == 4
     assert "stale" in said("list")
     words = ("set", "x", "refresh", "--query", STALE, "--args", '{"n": 1}', "--every", "1 min")
-    assert "leave --args out" in said(*words, code=2)
+    assert "remove --args" in said(*words, code=2)
     assert "multi-query" in said("set", "x", "refresh", "--query", "select 1; select 2", "--every", "1 min", code=1)

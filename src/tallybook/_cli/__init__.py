@@ -1,7 +1,7 @@
-"""The command line: one file a noun, errors as a person expects them.
+"""The command line: one file per noun, and errors for people.
 
-common   the DSN, loading an app, output that is safe on a terminal
-errors   from an exception to one line and an exit code: 2 for usage and settings, 1 for the rest
+common   the DSN, loading an app, terminal-safe output
+errors   one line and an exit code for an exception: 2 for usage and settings, 1 for the rest
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ GROUPS: dict[str, tuple[click.Command, ...]] = {
     "Change": (enqueue, queue, schedule, subject, limit, breaker, provider),
     "Maintain": (migrate, info, node, service, history, roles, uninstall),
 }
-"""What a person wants to do, and by what."""
+"""The groups of commands in the help."""
 
 
 class _Cli(click.Group):
-    """The group of all commands; what goes wrong below it ends as one line on stderr."""
+    """The group of all commands; prints errors of commands as one line on stderr."""
 
     def main(  # type: ignore[override]
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
     ) -> Never:
-        """Run a command and leave with its exit code."""
+        """Run a command and exit with its exit code."""
         extra.pop("standalone_mode", None)
         try:
             code = super().main(args, prog_name or "tallybook", standalone_mode=False, **extra)
@@ -64,11 +64,11 @@ class _Cli(click.Group):
         raise SystemExit(code if isinstance(code, int) else 0)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order in which a newcomer meets them."""
+        """List the commands in the order in which a new user needs them."""
         return list(self.commands)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Each of the four groups under its own heading."""
+        """Write each of the four groups under its heading."""
         width = formatter.width - 6 - max(map(len, self.commands))
         for title, commands in GROUPS.items():
             with formatter.section(title):

@@ -1,4 +1,4 @@
-"""What the commands share: how one is made of a function, the DSN, connections, output for people and for programs.
+"""Shared code of the commands: the command decorators, the DSN, connections, output for people and for programs.
 
 @command(of=breaker)                                   fn(db, ...) returns the line to print
 @listing({"key": "name", ...}, of=breaker, empty=...)  fn(db, ...) returns rows: a table, or with --json a document
@@ -35,14 +35,17 @@ else:  # generic from click 8.4 on
 F = TypeVar("F", bound=Callable[..., Any])
 Made = Callable[[Callable[..., Any]], click.Command]
 Columns = Mapping[str, str | Callable[[Any], object]]
-"""Of a table: a title, and an attribute or what makes the cell of a row."""
+"""Columns of a table: a title, and an attribute or a function that makes the cell of a row."""
 
 
 DSN = "Connection string or URL; else TALLYBOOK_DSN, else the PG* variables."
 
 
 def dsn_option(command: F) -> F:
-    """--dsn, after the command or before it. Not click's own reading of the environment: an App's dsn comes between."""
+    """Add --dsn, after or before the command.
+
+    Click must not read the environment: an App's dsn has precedence over it.
+    """
     return click.option("--dsn", metavar="DSN", help=DSN, callback=_or_before)(command)
 
 
@@ -54,7 +57,7 @@ def _or_before(context: click.Context, _: click.Parameter, value: str | None) ->
 
 
 def dsn_before(context: click.Context, _: click.Parameter, value: str | None) -> None:
-    """Keeps the --dsn that stands before the command."""
+    """Store the --dsn before the command."""
     context.meta[_BEFORE] = value
 
 
@@ -67,7 +70,7 @@ def json_option(command: F) -> F:
 
 
 def options(*given: Callable[[Any], Any]) -> Callable[[F], F]:
-    """Several options or arguments in one, for commands that share them."""
+    """Combine several options or arguments, for commands that share them."""
 
     def added(command: F) -> F:
         for option in reversed(given):
@@ -78,7 +81,7 @@ def options(*given: Callable[[Any], Any]) -> Callable[[F], F]:
 
 
 def state_option(*states: str) -> Callable[[F], F]:
-    """--state, which can be repeated."""
+    """Add a repeatable --state."""
     says = f"{', '.join(states)}."
     return click.option("--state", "states", multiple=True, type=click.Choice(states), metavar="STATE", help=says)
 
@@ -103,11 +106,11 @@ def command(
     reads: bool = False,
     **settings: Any,
 ) -> Made:
-    """Make a command of a function of a Db, which returns the line to print, or None; with `json` it is told `as_json`.
+    """Make a command from a function of a Db that returns the line to print, or None.
 
-    Without `schema` the database need not have one that this release works with. With `nodes` it has the option --nodes,
-    which its Db knows; with "each" it is run on each node in turn. With `home` its database is, of several, the home. One that only
-    `reads` can do so from a standby.
+    With `json` the function receives `as_json`. Without `schema` the database need not have a supported schema.
+    `nodes` adds the option --nodes for its Db; with "each" it runs on each node in turn. With `home` it uses the home
+    node of several. With `reads` it can read from a standby.
     """
 
     def made(fn: Callable[..., Any]) -> click.Command:
@@ -140,10 +143,11 @@ def listing(
     merge: Merge | None = None,
     home: bool = False,
 ) -> Made:
-    """Make a command of a function of a Db that returns rows: dataclasses, dicts, or the server's own JSON.
+    """Make a command from a function of a Db that returns rows: dataclasses, dicts, or JSON texts of the server.
 
-    With `newest` a full page says that --limit shows more. `plain` makes JSON of what JSON has not: else instants are
-    ISO 8601, and durations are seconds. `merge` makes one list of those of all nodes: else they follow one another.
+    With `newest` a full page mentions --limit. `plain` converts values that JSON does not support; by default times
+    become ISO 8601 and durations become seconds. `merge` merges the lists of all nodes; by default they are
+    concatenated.
     """
 
     def made(fn: Callable[..., Any]) -> click.Command:
@@ -172,7 +176,7 @@ def listing(
 
 
 def print_rows(shown: Columns, rows: Sequence[Any], *, empty: str, nodes: Sequence[str] = ()) -> None:
-    """A table of rows, with their nodes if there are any; those that are the server's JSON are read first."""
+    """Print a table of rows, with their nodes if any; parse rows that are JSON texts of the server."""
     read = [loads(row) if isinstance(row, str) else row for row in rows]
     cells = [[_cell(row, of) for of in shown.values()] for row in read]
     if nodes:
@@ -188,7 +192,7 @@ def _cell(row: Any, of: str | Callable[[Any], object]) -> object:
 
 
 def row_json(row: Any, plain: Callable[[Any], object] | None = None) -> str:
-    """A row of a list as JSON; the server's own text as it is."""
+    """Return a row of a list as JSON; a text of the server is not changed."""
     if isinstance(row, str):
         return row
     return json.dumps(asdict(row) if is_dataclass(row) else row, default=plain or _plain, ensure_ascii=False)  # type: ignore[arg-type]
@@ -199,7 +203,7 @@ def _plain(value: datetime | timedelta) -> object:
 
 
 def gone(found: bool, what: str, name: str) -> str:
-    """The line for what a drop has done; exit code 1 where there was nothing to remove."""
+    """Return the line for the result of a drop; exit with code 1 if there was nothing to remove."""
     if not found:
         click.echo(f"there is no {what} {clean(name)!r}")
         raise SystemExit(1)
@@ -207,12 +211,12 @@ def gone(found: bool, what: str, name: str) -> str:
 
 
 class _Duration(DurationType):
-    """A duration in PostgreSQL's words."""
+    """A duration in PostgreSQL's syntax."""
 
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        """The timedelta, or the error that names the option."""
+        """Return the timedelta; an error names the option."""
         try:
             return parse_duration(value)
         except ConfigError as error:
@@ -224,27 +228,27 @@ DURATION = _Duration()
 
 
 def json_object(option: str, text: str) -> dict[str, Any]:
-    """The JSON object that an option holds; a usage error that names the option for anything else."""
+    """Parse the JSON object of an option; raise a usage error that names the option for anything else."""
     try:
         found = json.loads(text)
     except ValueError as error:
         raise click.UsageError(f"{option} is not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise click.UsageError(f"{option} is one JSON object, like '{{\"user_id\": 42}}'")
+        raise click.UsageError(f"{option} must be one JSON object, like '{{\"user_id\": 42}}'")
     return found
 
 
 def agreed(question: str, yes: bool) -> bool:
-    """Whether the person agrees; without a terminal to ask on, only --yes does."""
+    """Ask for confirmation and return the answer; without a terminal, only --yes confirms."""
     if yes:
         return True
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{question} Say --yes where nobody can be asked")
+        raise click.UsageError(f"{question} Pass --yes where there is no terminal to ask on")
     return click.confirm(question, err=True)
 
 
 def _console(*, err: bool = False) -> Console | None:
-    """Rich's console where there is one and a person looks; None: plain text."""
+    """Return Rich's console if it is installed and the output is a terminal; None: plain text."""
     stream = sys.stderr if err else sys.stdout
     if not stream.isatty():
         return None
@@ -256,7 +260,7 @@ def _console(*, err: bool = False) -> Console | None:
 
 
 def working(what: str) -> AbstractContextManager[object]:
-    """Show on stderr that something goes on: a spinner on a terminal, a line elsewhere."""
+    """Show progress on stderr: a spinner on a terminal, else a line."""
     console = _console(err=True)
     if console is not None:
         from rich.text import Text
@@ -267,7 +271,7 @@ def working(what: str) -> AbstractContextManager[object]:
 
 
 def print_table(titles: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> None:
-    """A table of cleaned texts; `empty` instead of one without rows."""
+    """Print a table of cleaned texts, or `empty` if there are no rows."""
     cells = [[clean(cell) for cell in row] for row in rows]
     if not cells:
         click.echo(empty)
@@ -290,16 +294,16 @@ def print_table(titles: Sequence[str], rows: Sequence[Sequence[object]], *, empt
 
 
 def print_pairs(pairs: Sequence[tuple[str, object]]) -> None:
-    """Names and values, one pair a line."""
+    """Print names and values, one pair per line."""
     width = max(len(name) for name, _ in pairs)
     for name, value in pairs:
         click.echo(f"{name.ljust(width)}  {clean(value)}".rstrip())
 
 
 def print_json(rows: str | Sequence[str]) -> None:
-    """One JSON document: a text that is one, or a list of such texts, one a line.
+    """Print one JSON document: one text, or an array of such texts, one per line.
 
-    The server's own text is passed on, since numbers of jsonb are exact and Python's floats are not.
+    Texts of the server are not parsed, since numbers of jsonb are exact and Python's floats are not.
     """
     if isinstance(rows, str):
         click.echo(json_safe(rows))

@@ -48,7 +48,7 @@ def list_(db: Db, by_task: bool, as_json: bool) -> None:
     slowest task. JSON has milliseconds.
     """
     found, rates, timings, oldest = _counted(db)
-    for queue in oldest if not by_task else ():  # one in which there has never been a job
+    for queue in oldest if not by_task else ():  # a queue that has never had a job
         if all(one.queue != queue for one in found):
             found.append(Counts(queue=queue, task="", **dict.fromkeys(_NUMBERS, 0)))
     lines = _lines(found, rates, timings, by_task)
@@ -60,14 +60,14 @@ def list_(db: Db, by_task: bool, as_json: bool) -> None:
         return
     rate = ("completed/s", "failed/s")
     titles = ("queue", *(["task"] if by_task else ["oldest"]), *_STATES, *rate, "waited p50", "p95", "took p50", "p95")
-    print_table(titles, [_cells(line, by_task) for line in lines], empty="nothing counted: no job was ever enqueued")
+    print_table(titles, [_cells(line, by_task) for line in lines], empty="no counts: no job was ever enqueued")
 
 
 _Counted = tuple[list[Counts], list[Throughput], list[Timings], dict[str, float | None]]
 
 
 def _counted(db: Db) -> _Counted:
-    """What there is to show, of all nodes: sums of it are made by `_lines`. And for how long the oldest could have run."""
+    """Read the counts of all nodes (`_lines` adds them up), and the age of the oldest available job."""
     if not db.nodes:
         oldest: dict[str, float | None] = dict(db.conn.execute(_OLDEST).fetchall())
         throughput, times = counting.throughput("1 min"), counting.timings("15 min")
@@ -85,7 +85,7 @@ def _counted(db: Db) -> _Counted:
 def _lines(
     found: Sequence[Counts], rates: Sequence[Throughput], timings: Sequence[Timings], by_task: bool
 ) -> list[dict[str, object]]:
-    """What is shown, per queue or per queue and task."""
+    """Build the lines to show, per queue or per queue and task."""
     lines: dict[tuple[str, str], dict[str, object]] = {}
     numbers: dict[tuple[str, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
 
@@ -119,7 +119,7 @@ def _cells(line: dict[str, object], by_task: bool) -> tuple[object, ...]:
 
 
 def _span(seconds: object) -> str:
-    """A length of time for people: its two largest units."""
+    """Format a duration by its two largest units."""
     if not isinstance(seconds, float):
         return ""
     left, texts = int(seconds), list[str]()
@@ -154,7 +154,7 @@ def series(db: Db, queue: str | None, step: timedelta, since: timedelta | None, 
     most_open = max((level.open for level in found), default=0)
     most_done = max((level.completed for level in found), default=0)
     titles = ("from", "open", "", "completed", " ", "failed", "died", "scheduled", "retrying", "waiting", "dead")
-    print_table(titles, [_level(one, most_open, most_done) for one in found], empty="nothing counted")
+    print_table(titles, [_level(one, most_open, most_done) for one in found], empty="no counts")
     if found:
         click.echo(f"open       {_spark([one.open for one in found])}  at most {most_open}")
         click.echo(f"completed  {_spark([one.completed for one in found])}  at most {most_done}")
@@ -167,14 +167,14 @@ def _level(one: Level, most_open: int, most_done: int) -> tuple[object, ...]:
 
 
 def _bar(value: int, most: int, width: int = 12) -> str:
-    """A bar as long as the value is of the largest; what is not nothing is seen."""
+    """Draw a bar in proportion to the largest value. A non-zero value always shows at least one cell."""
     eighths = 0 if value <= 0 or most <= 0 else max(1, round(value / most * width * 8))
     whole, rest = divmod(eighths, 8)
     return "█" * whole + (" ▏▎▍▌▋▊▉"[rest] if rest else "")
 
 
 def _spark(values: Sequence[int], width: int = 80) -> str:
-    """One character a step, the newest on the right; the highest of several where there are more than fit."""
+    """Draw one character per step, newest on the right; if there are too many steps, the maximum of several."""
     group = -(-len(values) // width)
     highs = [max(values[at : at + group]) for at in range(0, len(values), group)]
     most = max(highs)
@@ -191,9 +191,9 @@ _DIFFERENCES: Columns = {
 def verify(db: Db, as_json: bool) -> None:
     """Compare the counters with a recount. Exit code 1 if they differ.
 
-    It reads all that is open and all that is kept, under one snapshot; some seconds for ten million jobs.
+    It reads all open jobs and the whole history under one snapshot: some seconds for ten million jobs.
     """
-    with working("recounting what is kept ..."):
+    with working("recounting all stored jobs ..."):
         found = db.run(counting.verify())
     if as_json:
         print_json([row_json(one) for one in found])
@@ -213,9 +213,9 @@ def verify(db: Db, as_json: bool) -> None:
 @command(of=count)
 def recount(db: Db) -> str:
     """Rebuild the counters from the stored jobs. No job waits for it."""
-    with working("counting everything anew ..."):
+    with working("recounting everything ..."):
         sums = db.run(counting.recount())
-    return f"counted anew: {sums} sum{'' if sums == 1 else 's'}"
+    return f"recounted: {sums} sum{'' if sums == 1 else 's'}"
 
 
 @click.group()
@@ -244,4 +244,4 @@ def count_event(db: Db, name: str, n: int) -> str:
 def set_event(db: Db, name: str, n: int) -> str:
     """Set the count of the event NAME to N; 0 forgets it until its next count."""
     before = db.run(counting.event_set(name, n))
-    return f"event {clean(name)!r} is {'set to ' + str(n) if n else 'forgotten'}; it stood at {before}"
+    return f"event {clean(name)!r} is {'set to ' + str(n) if n else 'forgotten'}; it was {before}"

@@ -1,4 +1,4 @@
-"""The database of a command, and the nodes that --nodes names."""
+"""The database of a command, and the nodes of --nodes."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ read_dsn_option = click.option(
 
 
 def standby_of(conn: Conn) -> str:
-    """How the server that is read from stands, in a line."""
+    """Describe the lag of the server in a line."""
     return str(Standby.of(conn.execute(f"select {LAG}".encode()).fetchone() or ()))
 
 
 class Db:
-    """The database of a command. It is connected to when it is first asked: a mistake in an option is told without it."""
+    """The database of a command. It connects on first use, so that wrong options are reported without a connection."""
 
     def __init__(
         self,
@@ -52,26 +52,24 @@ class Db:
         read_dsn: str | None = None,
     ) -> None:
         if read_dsn is not None and which is not None:
-            raise click.UsageError(
-                "--read-dsn is the standby of one database, --nodes are several: give one of the two"
-            )
+            raise click.UsageError("--read-dsn is a standby of one database, --nodes are several: pass one of the two")
         self._dsn, self._stack, self._schema, self._which, self._home = dsn, stack, schema, which, home
         self._read_dsn = read_dsn
         self.node = node
-        """The name of the node that it is, where --nodes is given."""
+        """The name of its node with --nodes."""
 
     @property
     def conninfo(self) -> str:
-        """The connection string in force."""
+        """The effective connection string."""
         return conninfo(self._dsn)
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:
-        """The nodes that --nodes names; none without it."""
+        """The nodes of --nodes; empty without it."""
         return () if self._which is None else nodes(self.conninfo, self._which)
 
     def of(self, job_id: int) -> Db:
-        """The node of a job, of those that --nodes names; this database without --nodes. UnknownNode for another one."""
+        """Return the node of a job among those of --nodes, or this database without --nodes. Raises UnknownNode."""
         if not self.nodes:
             return self
         return self.at(of_job(self._numbered, job_id))
@@ -81,7 +79,7 @@ class Db:
         return numbered(self.nodes)
 
     def at(self, node: Node) -> Db:
-        """A node's database."""
+        """Return the database of a node."""
         if node.name not in self._at:
             self._at[node.name] = Db(node.dsn, self._stack, self._schema, node=node.name)
         return self._at[node.name]
@@ -91,7 +89,7 @@ class Db:
         return {}
 
     def over(self, conn: Conn, node: Node) -> Db:
-        """A node's database, on a connection that is open."""
+        """Return the database of a node, on an open connection."""
         found = Db(node.dsn, self._stack, self._schema, node=node.name)
         if self._schema:
             migrate.check(conn)
@@ -100,7 +98,7 @@ class Db:
 
     @cached_property
     def conn(self) -> Conn:
-        """The connection, as `connect` makes it."""
+        """The connection, made by `connect`."""
         dsn = self._read_dsn
         if dsn is None:
             dsn = nodes(self.conninfo, "home")[0].dsn if self._home else self._dsn
@@ -110,31 +108,31 @@ class Db:
         return conn
 
     def run(self, call: Call[T]) -> T:
-        """The result of a verb."""
+        """Run a verb and return its result."""
         return sync.run(self.conn, call)
 
     def texts(self, sql: str, params: Sequence[object] | Mapping[str, object] = ()) -> list[str]:
-        """The first column of a query: rows as JSON, or names."""
+        """Return the first column of a query: rows as JSON, or names."""
         return [row[0] for row in self.conn.execute(sql.encode(), params).fetchall()]
 
     def named(self, question: str) -> str:
-        """A question to a person, with the name of the node before it."""
+        """Return a question with the name of the node before it."""
         return question if self.node is None else f"node {self.node}: {question}"
 
 
 def conninfo(dsn: str | None) -> str:
-    """The connection string in force; ConfigError for a text that is none."""
+    """Return the effective connection string. Raises ConfigError for an invalid one."""
     return Source("cli", None).conninfo(dsn)
 
 
 @contextmanager
 def connect(dsn: str | None, *, schema: bool = True, wait: timedelta | None = None) -> Iterator[Conn]:
-    """A connection in autocommit, in UTC. With `schema`: SchemaMissing and the like unless this release fits.
+    """Open a connection in autocommit, in UTC. With `schema`, raise a SchemaError unless this release supports it.
 
-    A server that cannot be reached is waited for as long as `wait`, unless waiting would not help.
+    Waits up to `wait` for a server that cannot be reached, unless waiting would not help.
     """
     with _connected(conninfo(dsn), wait or timedelta(0)) as conn:
-        # A view cannot say it: compiling a look-up by id takes 100 ms, running it 1.
+        # A view cannot set this: compiling a look-up by id takes 100 ms, running it 1 ms.
         conn.execute("set timezone = 'UTC'; set jit = off")
         if schema:
             migrate.check(conn)

@@ -36,7 +36,7 @@ def dead() -> None:
     """
 
 
-# All about one job, dead or not: one command, found under both nouns.
+# The same command under both nouns: it shows any job, dead or not.
 dead.add_command(show)
 
 _filters = options(
@@ -88,7 +88,7 @@ def retry(db: Db, job_ids: Sequence[int], everything: bool, yes: bool, **given: 
     """Retry dead letters now: these jobs, or all that match every filter."""
     which = _one_way(job_ids, everything, given)
     if which is None:
-        _each(db, job_ids, lambda job_id: f"back in line, attempt {db.of(job_id).run(calls.retry(job_id))}")
+        _each(db, job_ids, lambda job_id: f"retried, attempt {db.of(job_id).run(calls.retry(job_id))}")
         return None
     return each(db, lambda one: _retry_many(one, which, yes))
 
@@ -98,7 +98,7 @@ def _retry_many(db: Db, which: DeadFilter, yes: bool) -> str | None:
         return None
     done = db.run(filters.retry_dead(which, MANY))
     refused = f", {done.refused} are not: another live job has their unique key" if done.refused else ""
-    return f"{done.retried} jobs are back in line{refused}"
+    return f"{done.retried} jobs are retried{refused}"
 
 
 @command(of=dead, nodes=True)
@@ -107,7 +107,7 @@ def drop(db: Db, job_ids: Sequence[int], everything: bool, yes: bool, **given: A
     """Drop dead letters for good: these jobs, or all that match every filter."""
     which = _one_way(job_ids, everything, given)
     if which is None:
-        said = {True: "dropped", False: "nothing done: it is not dead"}
+        said = {True: "dropped", False: "not changed: it is not dead"}
         _each(db, job_ids, lambda job_id: said[db.of(job_id).run(filters.drop_dead(job_id))])
         return None
     return each(db, lambda one: _drop_many(one, which, yes))
@@ -120,11 +120,11 @@ def _drop_many(db: Db, which: DeadFilter, yes: bool) -> str | None:
 
 
 def _one_way(job_ids: Sequence[int], everything: bool, given: dict[str, Any]) -> DeadFilter | None:
-    """The filter, or None where ids are given; exactly one of ids, filters and --all makes sense."""
+    """Return the filter, or None if ids are given. Exactly one of ids, filters and --all is allowed."""
     filtered = any(value is not None for value in given.values())
     if bool(job_ids) + filtered + everything != 1:
         raise click.UsageError(
-            "give ids, or filters (--queue, --task, --reason, --error, --args, --since, --before), or --all"
+            "pass ids, or filters (--queue, --task, --reason, --error, --args, --since, --before), or --all"
         )
     return None if job_ids else _which(given)
 
@@ -143,7 +143,7 @@ def _many_agreed(db: Db, which: DeadFilter, verb: str, yes: bool) -> bool:
 
 
 def _each(db: Db, job_ids: Sequence[int], verb: Callable[[int], str]) -> None:
-    _ = db.nodes or db.conn  # what is wrong with the database is no error of one job
+    _ = db.nodes or db.conn  # a problem of the database is not an error of one job
     failed = False
     for job_id in dict.fromkeys(job_ids):
         try:

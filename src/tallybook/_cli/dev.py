@@ -1,4 +1,4 @@
-"""tallybook dev: a PostgreSQL, the schema, and a worker that starts again whenever the code changes."""
+"""tallybook dev: a PostgreSQL, the schema, and a worker that restarts when the code changes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def dev(target: str, dsn: str | None, data: Path, queues: str | None, no_reload:
         _greet(found, jobs[0] if jobs else 0)
         words = ["worker", "-A", target, "--stop-timeout", "2 s"]
         words += ["--queues", queues] if queues else []
-        # By the environment, since a password on a command line is seen by everybody on the machine.
+        # By the environment, since every user of the machine can see a password on a command line.
         child = Child(words, env={"TALLYBOOK_DSN": found, DSN_OF_PARENT: found, "TALLYBOOK_DIRECT_DSN": ""})
         code = asyncio.run(_Dev(child, None if no_reload else root).run())
     sys.exit(code)
@@ -64,7 +64,7 @@ def dev(target: str, dsn: str | None, data: Path, queues: str | None, no_reload:
 
 @contextmanager
 def _database(dsn: str | None, data: Path) -> Iterator[str]:
-    """The conninfo of a database with the schema in it."""
+    """Yield the conninfo of a database with the schema installed."""
     if dsn:
         _install(dsn)
         yield dsn
@@ -72,7 +72,7 @@ def _database(dsn: str | None, data: Path) -> Iterator[str]:
     try:
         from tallybook.embedded import Server
     except ImportError as error:
-        raise Problem(str(error), hint="Give a database with --dsn or TALLYBOOK_DSN", exit_code=2) from error
+        raise Problem(str(error), hint="Set a database with --dsn or TALLYBOOK_DSN", exit_code=2) from error
     _make(data)
     server = Server(data / "pg18", 18)
     try:
@@ -99,7 +99,7 @@ def _make(data: Path) -> None:
         if not ignore.exists():
             ignore.write_text("*\n")
     except OSError as error:
-        raise Problem(f"cannot write to {data}: {error.strerror}", hint="Name another place with --data") from error
+        raise Problem(f"cannot write to {data}: {error.strerror}", hint="Pass another directory with --data") from error
 
 
 def _greet(dsn: str, waiting: int) -> None:
@@ -111,12 +111,12 @@ def _greet(dsn: str, waiting: int) -> None:
         click.echo(f"elsewhere: export TALLYBOOK_DSN={shlex.quote(dsn)}")
         click.echo(f"look: {_psql()} {shlex.quote(dsn)} -c {shlex.quote(look)}")
     if waiting:
-        click.echo(f"{waiting} jobs are waiting from before")
-    click.echo("Ctrl-C stops all of it")
+        click.echo(f"{waiting} jobs are waiting from an earlier run")
+    click.echo("Ctrl-C stops everything")
 
 
 def _psql() -> str:
-    """What to type for psql: that of the embedded PostgreSQL where there is no other."""
+    """Return the command for psql: that of the embedded PostgreSQL if there is no other."""
     if shutil.which("psql") is None:
         with suppress(ImportError, TallybookError):
             from tallybook.embedded import binaries
@@ -127,7 +127,7 @@ def _psql() -> str:
 
 
 class _Dev:
-    """One worker process, and an eye on the code."""
+    """One worker process, and a watcher of the code."""
 
     def __init__(self, child: Child, root: Path | None) -> None:
         self._child = child
@@ -137,11 +137,11 @@ class _Dev:
 
     def _stop(self) -> None:
         if self._stopping.is_set():
-            self._child.send(signal.SIGTERM)  # the second one for it, too: it aborts
+            self._child.send(signal.SIGTERM)  # the worker's second signal, too: it aborts
         self._stopping.set()
 
     async def run(self) -> int:
-        """Until a signal; 0, or 1 if the worker did not end well."""
+        """Run until a signal; return 0, or 1 if the worker failed."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._stop)
@@ -156,18 +156,18 @@ class _Dev:
                 self._tell_end(ended.result())
                 await asyncio.wait((stopping, changed), return_when=asyncio.FIRST_COMPLETED)
             if changed.done():
-                click.echo(f"{clean(changed.result())} changed, starting the worker again", err=True)
+                click.echo(f"{clean(changed.result())} changed, restarting the worker", err=True)
             changed.cancel()
             code = await self._child.stop(_PATIENCE)
             await ended
         return 1 if code not in (0, WRONG) else 0
 
     def _tell_end(self, code: int) -> None:
-        then = "Ctrl-C ends this" if self._root is None else "it starts again when the code changes"
+        then = "Ctrl-C ends this" if self._root is None else "it restarts when the code changes"
         click.echo(f"the worker {how(code)}; {then}", err=True)
 
     async def _changed(self) -> str:
-        """Wait until a file is new, gone or different; its name."""
+        """Wait until a file is added, removed or changed; return its name."""
         if self._root is None:
             return str(await asyncio.get_running_loop().create_future())
         while True:
@@ -178,7 +178,7 @@ class _Dev:
                 return different[0].removeprefix(f"{self._root}/")
 
     def _look(self) -> dict[str, tuple[int, int]]:
-        """Every .py file below the root with its time and size; hidden directories and environments left out."""
+        """Return time and size of every .py file below the root, without hidden directories and environments."""
         found: dict[str, tuple[int, int]] = {}
         for folder, folders, files in os.walk(self._root or "/nowhere"):
             folders[:] = [

@@ -39,7 +39,7 @@ def doctor(db: Db, as_json: bool, verify: bool, quiet: bool) -> None:
 
 
 def show_finding(one: Finding) -> None:
-    """A finding for people: a line, and below it what to do."""
+    """Print a finding: a line, and the remedy below it."""
     mark = click.style(_MARKS[one.level].ljust(8), fg=_COLOURS[one.level])
     click.echo(f"{mark} {clean(one.name)}: {clean(one.finding)}")
     if one.advice:

@@ -1,4 +1,4 @@
-"""tallybook enqueue: put one job in from a shell."""
+"""tallybook enqueue: enqueue one job from a shell."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from tallybook._model.payload import encode
 
 
 class _Instant(InstantType):
-    """An ISO 8601 instant with its zone."""
+    """An ISO 8601 time with a zone."""
 
     name = "instant"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        """An aware datetime, or the error that names the option."""
+        """Return an aware datetime; an error names the option."""
         try:
             at = value if isinstance(value, datetime) else datetime.fromisoformat(value)
         except ValueError:
-            self.fail(f"{value!r} is no date and time. Write 2026-01-31T09:00:00+01:00", param, ctx)
+            self.fail(f"{value!r} is not a date and time. Write 2026-01-31T09:00:00+01:00", param, ctx)
         if at.utcoffset() is None:
             self.fail(f"{value!r} has no zone. Write {value}Z for UTC, or {value}+01:00", param, ctx)
         return at
@@ -75,14 +75,14 @@ def enqueue(db: Db, queue: str, task: str, args: str, unique: str | None, as_jso
 
 
 def checked_options(queue: str, task: str, given: dict[str, Any]) -> Options:
-    """The options of a job, or of a subject. ConfigError, for the name of the task, too."""
+    """Check the options of a job or a subject, and the name of the task. Raises ConfigError."""
     found = Options().replaced({"queue": queue, **given})
     check_name("task", task, 200)
     return found
 
 
 def args_text(args: str, task: str) -> str:
-    """ARGS_JSON as it is stored; "-" is read from stdin. A Problem shows what is wrong with it."""
+    """Return ARGS_JSON as it is stored; "-" reads stdin. Raises Problem for invalid args."""
     return encode(_object(sys.stdin.read() if args == "-" else args), task=task)
 
 
@@ -95,7 +95,7 @@ def _object(text: str) -> Mapping[str, Any]:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise _wrong(f"ARGS_JSON: {reason}") from None
     if not isinstance(found, dict):
-        raise _wrong(f"ARGS_JSON is one object, not {_KINDS.get(type(found), 'a number')}")
+        raise _wrong(f"ARGS_JSON must be one object, not {_KINDS.get(type(found), 'a number')}")
     return found
 
 
@@ -108,7 +108,7 @@ def _wrong(message: str, hint: str = _EXAMPLE) -> Problem:
 
 
 def _no_number(word: str) -> float:
-    raise ValueError(f"{word} is no number of JSON")
+    raise ValueError(f"{word} is not a JSON number")
 
 
 def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -116,12 +116,12 @@ def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twin = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{twin!r} is there twice")
+        raise ValueError(f"{twin!r} is a duplicate key")
     return found
 
 
 def _bad_json(text: str, error: json.JSONDecodeError) -> Problem:
-    """What is wrong, with what stands there and an arrow."""
+    """Describe the error, with the text at its position and an arrow."""
     line = text.splitlines()[error.lineno - 1] if text.strip() else ""
     start = max(0, error.colno - 31)
     around = clean(line[start : error.colno - 1]) + " >>> " + clean(line[error.colno - 1 : error.colno + 20])
@@ -133,11 +133,11 @@ def _bad_json(text: str, error: json.JSONDecodeError) -> Problem:
         else _EXAMPLE
     )
     reason = error.msg[:1].lower() + error.msg[1:]
-    return _wrong(f"ARGS_JSON is no JSON: {reason} at {where}{shown}", hint)
+    return _wrong(f"ARGS_JSON is not JSON: {reason} at {where}{shown}", hint)
 
 
 def note_unserved(db: Db, queue: str, task: str) -> None:
-    """Say what keeps the job from running for now, if workers are there and none of them fits."""
+    """Print a note if there are workers, but none of them can run the job."""
     try:
         rows = db.conn.execute("select w.queues, w.tasks from tallybook.workers w where w.ended_at is null").fetchall()
     except InsufficientPrivilege:  # a producer by its role

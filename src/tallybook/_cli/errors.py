@@ -1,4 +1,4 @@
-"""From an exception to what a person reads: one line that says what is wrong, one that says what to do."""
+"""Errors for people: one line for the problem and one for the remedy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _USAGE, _OTHER, _INTERRUPTED = 2, 1, 130
 
 
 class Problem(click.ClickException):
-    """Something that a person did or has to do: a line, a hint, an exit code."""
+    """A user error: a line, a hint and an exit code."""
 
     def __init__(self, message: str, *, hint: str | None = None, exit_code: int = _OTHER) -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ def say(message: str, hint: str | None = None) -> None:
 
 
 def report(error: BaseException) -> int:
-    """Print what went wrong and return the exit code; what is no mistake of a person's is raised again."""
+    """Print an error and return the exit code; raise an unexpected error again."""
     if os.environ.get("TALLYBOOK_DEBUG", "") not in ("", "0"):
         traceback.print_exception(error, file=sys.stderr)
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
@@ -54,7 +54,7 @@ def report(error: BaseException) -> int:
 
 
 def problem(error: BaseException) -> Problem | None:
-    """The Problem that this error is; None for one that would be a defect of ours."""
+    """Convert an error to a Problem; None for an unexpected error, which is a defect of Tallybook."""
     if isinstance(error, Problem):
         return error
     if isinstance(error, click.UsageError):
@@ -79,18 +79,18 @@ _MEANT = {
     "done": "completed", "success": "completed", "succeeded": "completed", "finished": "completed",
     "aborted": "cancelled", "revoked": "cancelled", "delayed": "scheduled", "blocked": "waiting",
 }  # fmt: skip
-"""The states of other queues, and ours."""
+"""States of other libraries, and ours."""
 
 
 _OPTIONS = {
     "--concurrency": "--queues default=10", "--queue": "--queues", "--workers": "--processes", "--loglevel": "--log-level",
     "--status": "--state",
 }  # fmt: skip
-"""Options of other queues' commands, and ours; what a command has itself goes first."""
+"""Options of other libraries' commands, and ours; an option of the command itself has precedence."""
 
 
 def near(error: click.UsageError) -> str | None:
-    """The option, choice or command of a noun that was meant; None where nothing is near. (Misspelt commands click finds.)"""
+    """Suggest the nearest option, choice or command of a noun, or None. Click itself suggests misspelt commands."""
     group = error.ctx.command if error.ctx else None
     if isinstance(group, click.Group) and (given := re.match(r"No such command '([^']*)'", error.message)):
         nouns = [name for name, one in group.commands.items() if given[1] in getattr(one, "commands", {})]
@@ -121,13 +121,13 @@ def _of_tallybook(error: TallybookError) -> Problem:
         text = f"{error.option}: {format_duration(error.value)!r}: {error.reason}"
     elif isinstance(error, QueueUnavailable):
         usage = error.__cause__ is not None and is_final(error.__cause__)
-        hint = hint or ("Look at --dsn, TALLYBOOK_DSN and the PG* variables" if usage else _IS_IT_UP)
+        hint = hint or ("Check --dsn, TALLYBOOK_DSN and the PG* variables" if usage else _IS_IT_UP)
         text = f"cannot reach PostgreSQL at {error.server}: {short(error.reason or '')}"
     return Problem(text, hint=hint, exit_code=_USAGE if usage else _OTHER)
 
 
 def short(reason: str) -> str:
-    """What libpq says about a connection that failed, without the address that we name ourselves."""
+    """Return libpq's message about a failed connection, without the address, which we print ourselves."""
     lines = reason.strip().splitlines() or ["no reason given"]
     for line in lines:
         if match := re.search(r"failed: (?:FATAL:\s+)?(?!connection to server|FATAL)(.+)$", line):
@@ -147,5 +147,5 @@ def _of_postgres(error: Error) -> Problem:
         text += f" ({error.diag.message_detail.rstrip('.')})"
     hint = error.diag.message_hint
     if error.sqlstate == "42501" and not hint:
-        hint = "The database user lacks a right; connect as one who has it"
+        hint = "The database user lacks a privilege; connect as a user who has it"
     return Problem(text, hint=hint)

@@ -35,7 +35,7 @@ from tallybook.errors import TallybookError, UnknownJob
 MANY = 2**31 - 1
 _LARGEST = 2**63 - 1
 
-# What counts for a job: what was asked for it, else what its task, then its queue says.
+# The effective value of a job: its own, else that of its task, then of its queue.
 _SHOW = """\
 select to_json(jsonb_populate_record(j, jsonb_build_object('max_attempts', coalesce(j.max_attempts,
          (select (t.definition ->> 'max_attempts')::int from tallybook.tasks t where j.task = any (t.aliases || t.name)
@@ -57,7 +57,7 @@ job.add_command(trace)
 
 
 def said_of(error: object) -> str:
-    """An error in one line."""
+    """Format an error as one line."""
     if not isinstance(error, dict):
         return str(error)
     return ": ".join(str(error[key]) for key in ("type", "message") if error.get(key))
@@ -99,7 +99,7 @@ def _within(job_id: int) -> int:
 
 
 def value_of(name: str, value: object) -> object:
-    """A column of a row of JSON, as a person reads it."""
+    """Format a column of a JSON row for people."""
     if value is None:
         return "-"
     if name.endswith("_at"):
@@ -108,7 +108,7 @@ def value_of(name: str, value: object) -> object:
 
 
 def _print_error(error: object) -> None:
-    """One entry of the error history; its traceback keeps its lines, and each of them is cleaned."""
+    """Print one entry of the error history; each line of its traceback is cleaned."""
     if not isinstance(error, dict):
         click.echo(f"\nerror: {clean(error)}")
         return
@@ -137,7 +137,7 @@ def cancel(db: Db, job_ids: Sequence[int], reason: str | None, yes: bool, as_jso
     """
     filtered = any(which.values())
     if filtered == bool(job_ids):
-        raise click.UsageError("give either ids or filters (--queue, --task, --key, --order-key, --args)")
+        raise click.UsageError("pass either ids or filters (--queue, --task, --key, --order-key, --args)")
     if filtered:
         each(db, lambda one: _cancel_many(one, reason, yes, as_json, dict(which)), as_json=as_json)
     else:
@@ -149,12 +149,12 @@ def _cancel_many(db: Db, reason: str | None, yes: bool, as_json: bool, which: di
     states = which.pop("states") or None
     call = filters.cancel_many(**{**which, "args": args}, states=states, reason=reason, max_jobs=MANY)
     if "dead" in (states or ()) and not yes:
-        # Others would wait for the rows of dead letters meanwhile: they are counted first, and given back.
+        # Other sessions would wait for the rows of dead letters meanwhile: count them first, and release them.
         with db.conn.transaction(force_rollback=True):
             found = db.run(call)
         if not (yes := _may_cancel(db, found)):
             return
-    # Only intents are written, and they hold up nobody: so they can be counted first, and taken back.
+    # Only intents are written, which block no other session: they can be counted first, and rolled back.
     with db.conn.transaction() as transaction:
         done = db.run(call)
         if not (yes := yes or _may_cancel(db, done)):
@@ -164,11 +164,11 @@ def _cancel_many(db: Db, reason: str | None, yes: bool, as_json: bool, which: di
     if as_json:
         print_json(json.dumps({"cancelled": done.cancelled, "cancelling": done.cancelling}))
         return
-    click.echo(f"{done.cancelled} jobs will not start, {done.cancelling} run and their workers are told")
+    click.echo(f"{done.cancelled} jobs will not start, {done.cancelling} run and are asked to stop")
 
 
 def _may_cancel(db: Db, found: Cancelled) -> bool:
-    """Whether there is nothing to ask, or the person agrees."""
+    """Return True if there is nothing to confirm, or the user confirms."""
     total = found.cancelled + found.cancelling
     if not total or agreed(db.named(f"cancel {total} jobs, {found.cancelling} of them running?"), yes=False):
         return True
@@ -178,9 +178,9 @@ def _may_cancel(db: Db, found: Cancelled) -> bool:
 
 _CANCELLED = {
     "cancelled": "cancelled",
-    "cancelling": "is running, its worker is told to stop it",
-    "completed": "nothing done: it is completed already",
-    "dead": "nothing done: it is dead, and its dead letter was dropped",
+    "cancelling": "is running and is asked to stop",
+    "completed": "not changed: it is completed already",
+    "dead": "not changed: it is dead, and its dead letter was dropped",
 }
 
 
@@ -192,7 +192,7 @@ def _cancelled(state: object) -> str:
 @click.argument("job_ids", metavar="ID...", type=int, nargs=-1, required=True)
 def retry(db: Db, job_ids: Sequence[int], as_json: bool) -> None:
     """Retry dead or cancelled jobs now, each in its own transaction."""
-    told = "back in line, attempt {}".format
+    told = "retried, attempt {}".format
     _each(db, job_ids, lambda one: db.of(_within(one)).run(calls.retry(one)), as_json, "attempt", told)
 
 
@@ -204,8 +204,8 @@ def _each(
     key: str,
     told: Callable[[object], str],
 ) -> None:
-    """Do `verb` for each job; one that fails is told and does not keep the others from it. Exit code 1 if any did."""
-    _ = db.nodes or db.conn  # what is wrong with the database is no error of one job
+    """Call `verb` for each job; print a failure and continue with the others. Exit code 1 if any failed."""
+    _ = db.nodes or db.conn  # a problem of the database is not an error of one job
     done: list[str] = []
     failed = False
     for job_id in dict.fromkeys(job_ids):

@@ -29,8 +29,8 @@ from tallybook._model.job import JobInfo
 from tallybook._model.merged import Part, goes_on, merged, places
 
 _LOOKED = 1_000_000
-"""Rows that one command may pass over: about a second."""
-# All columns of the view, but for what is looked for in the history of each job: `job show` has that.
+"""The most rows that one command reads: about a second."""
+# All columns of the view, except those that need a search in the history of each job: `job show` has them.
 _READ = ", ".join(f"j.{one.name}" for one in fields(JobInfo) if one.name not in ("updated_at", "last_attempt_at"))
 _LIST = f"""\
 select r.id, r.enqueued_at, r.cursor, r.looked_to,
@@ -39,12 +39,12 @@ select r.id, r.enqueued_at, r.cursor, r.looked_to,
 
 
 class _When(InstantType):
-    """An instant, or how long ago."""
+    """A time, or a duration before now."""
 
     name = "when"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        """An aware datetime, or the error that names the option."""
+        """Return an aware datetime; an error names the option."""
         if isinstance(value, str) and not value[:4].isdigit():
             value = DURATION.convert(value, param, ctx)
         if isinstance(value, timedelta):
@@ -61,7 +61,7 @@ class _Row:
     enqueued_at: datetime
     cursor: str
     text: str
-    """Its JSON, as the server writes it."""
+    """The job's JSON, as the server writes it."""
 
 
 @command("list", json=True, nodes=True, reads=True)
@@ -97,11 +97,11 @@ def list_(db: Db, as_json: bool, after: str | None, limit: int, **given: Any) ->
     if len(rows) == limit:
         click.echo(f"the newest {len(rows)}; --limit shows more, --after {more} the next", err=True)
     else:
-        click.echo(f"looked back to {local(looked_to)}; --after {more} goes on", err=True)
+        click.echo(f"searched back to {local(looked_to)}; --after {more} continues", err=True)
 
 
 def _read_all(db: Db, which: JobFilter, after: str | None, limit: int) -> Part[tuple[str, _Row]]:
-    """The same of all nodes."""
+    """Read the jobs of all nodes."""
     at = places(after)
     parts = dict(gathered(db, lambda one: _read_on(one, which, at, limit)))
     return merged(parts, at, limit)
@@ -113,7 +113,7 @@ def _read_on(db: Db, which: JobFilter, at: Mapping[str, str], limit: int) -> Par
 
 
 def _read(db: Db, which: JobFilter, after: str | None, limit: int) -> Part[_Row]:
-    """The jobs; where the list goes on, if it may, and up to when it has looked."""
+    """Return the jobs, the cursor of the next page if there may be one, and the time back to which it has searched."""
     rows: list[_Row] = []
     looked_to: datetime | None = None
     while len(rows) < limit:
@@ -129,7 +129,7 @@ def _read(db: Db, which: JobFilter, after: str | None, limit: int) -> Part[_Row]
 
 
 def _note(row: dict[str, Any]) -> str:
-    """The one thing that a person wants to know about a job in this state."""
+    """Return the most useful note about a job in this state."""
     if row.get("unserved"):
         version = (row.get("options") or {}).get("version")
         return f"unserved: no living worker knows {'its task' if version is None else f'version {version} of its args'}"

@@ -26,7 +26,7 @@ def limit() -> None:
 
 def _rule(one: RateInfo) -> str:
     if one.per is None:
-        return "none any more"
+        return "none"
     return f"{one.calls} per {format_duration(one.per)}" + (f", {one.burst} at once" if one.burst != 1 else "")
 
 
@@ -35,7 +35,7 @@ _RATES: Columns = {
     "next call": lambda one: local(one.next_call_at) + (" (pushed back)" if one.pushed_to else ""),
 }  # fmt: skip
 _AT_ONCE: Columns = {
-    "key": "name", "at once": lambda one: "none any more" if one.most is None else one.most, "held": "held",
+    "key": "name", "at once": lambda one: "none" if one.most is None else one.most, "held": "held",
     "waiting": "waiting",
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""From `module:app` to the App, with an error for everything that a person can get wrong on the way."""
+"""Load the App of `module:app`, with an error for each possible mistake."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _wrong(message: str, *, hint: str | None = None) -> Problem:
 
 
 def home(target: str) -> Path:
-    """The directory that holds the app's module or package, found without importing it."""
+    """Return the directory of the app's module or package without importing it."""
     _here_on_path()
     top = _split(target)[0].split(".")[0]
     try:
@@ -62,7 +62,7 @@ def home(target: str) -> Path:
 
 
 def load_app(target: str) -> App:
-    """Import the module, with the working directory on the path, and return the App in it."""
+    """Import the module, with the working directory on the path, and return its App."""
     from tallybook._app import App
 
     module_name, name = _split(target)
@@ -98,7 +98,7 @@ def _which(module_name: str, apps: dict[str, App]) -> Problem:
     if not apps:
         return _wrong(f"there is no App in module {module_name!r}", hint=_FORM)
     listed = ", ".join(f"{module_name}:{key}" for key in sorted(apps))
-    return _wrong(f"there are {len(apps)} Apps in module {module_name!r}", hint=f"Say which: {listed}")
+    return _wrong(f"there are {len(apps)} Apps in module {module_name!r}", hint=f"Pass one of: {listed}")
 
 
 def _here_on_path() -> None:
@@ -112,7 +112,7 @@ def _import(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # Only the module itself: one that it imports and that is not there is reported with its place.
+        # Only for the module itself: a missing import of the module is reported with its place.
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise _not_found(error.name) from error
         raise _broken(name, error) from error
@@ -125,7 +125,7 @@ def _not_found(name: str) -> Problem:
     folder = Path.cwd().joinpath(*parent.split(".")) if parent else Path.cwd()
     around = [path.stem for path in folder.glob("*.py")] + [path.parent.name for path in folder.glob("*/__init__.py")]
     near = get_close_matches(last, around, 1)
-    hint = f"Looked in {folder} and on the Python path"
+    hint = f"Searched {folder} and the Python path"
     if near:
         hint = f"Did you mean {f'{parent}.' if parent else ''}{near[0]}?"
     return _wrong(f"there is no module {name!r}", hint=hint)
@@ -134,7 +134,7 @@ def _not_found(name: str) -> Problem:
 def _broken(name: str, error: BaseException) -> Problem:
     what = str(error) if isinstance(error, TallybookError) else f"{type(error).__name__}: {error}".rstrip(": ")
     if isinstance(error, SystemExit):
-        what = f"it ends the program while it is imported (exit code {error.code})"
+        what = f"it exits during its import (exit code {error.code})"
     hint = "TALLYBOOK_DEBUG=1 shows the traceback"
     if isinstance(error, SyntaxError) and error.filename:
         return _wrong(f"cannot import {name!r}: {type(error).__name__}: {error.msg} ({error.filename}:{error.lineno})")
@@ -142,7 +142,7 @@ def _broken(name: str, error: BaseException) -> Problem:
 
 
 def _place(error: BaseException) -> str:
-    """File and line of the innermost frame of the person's own code, or of the innermost at all."""
+    """Return file and line of the innermost frame of the user's code, else of the innermost frame."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)

@@ -29,7 +29,7 @@ from tallybook._cli.queue import me
 def mcp(dsn: str | None, allow: tuple[str, ...], by: str | None, lifetime: timedelta) -> None:
     """Serve an agent over MCP, on stdin and stdout.
 
-    It reads, and changes nothing unless you allow verbs: each is previewed, confirmed and put on record.
+    It reads, and changes nothing unless you allow verbs: each is previewed, confirmed and recorded.
     """
     from tallybook._app import App
 

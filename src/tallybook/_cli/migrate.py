@@ -33,7 +33,7 @@ def migrate(dsn: str | None, only_sql: bool, node: int | None, which: str | None
     others: run it again. Exit code 1 if one failed.
     """
     if which is not None and (only_sql or node is not None):
-        raise click.UsageError("--nodes goes without --sql and --node: numbers are in the list of nodes")
+        raise click.UsageError("--nodes cannot be combined with --sql or --node: the list of nodes has the numbers")
     if only_sql:
         click.echo(schema.script(node=node or 0), nl=False)
     elif which is not None:
@@ -43,7 +43,7 @@ def migrate(dsn: str | None, only_sql: bool, node: int | None, which: str | None
 
 
 def _each(dsn: str, which: str, wait: timedelta | None) -> None:
-    """Every node in turn, with a line of what became of it."""
+    """Migrate every node in turn, and print a line for each result."""
     failed = 0
     everyone = nodes.numbered(nodes.nodes(dsn))
     chosen = nodes.nodes(dsn, which)
@@ -70,15 +70,13 @@ def _one(dsn: str | None, node: int | None, wait: timedelta | None, label: str =
             conn,
             node=node or 0,
             on_step=lambda name: click.echo(f"{label}applying {name}"),
-            on_wait=lambda by: click.echo(
-                f"{label}tables are in use by {clean(by)}; letting them by, then again", err=True
-            ),
+            on_wait=lambda by: click.echo(f"{label}tables are in use by {clean(by)}; trying again", err=True),
         )
         after = schema.info(conn)
         moved = rebase(conn)
         where = f"schema tallybook (version {after.version}) of database {conn.info.dbname!r}"
     if not done and after.version > after.expected:
-        said = f"nothing to do: {where} is newer than this program ({after.expected}), which works with it"
+        said = f"nothing to do: {where} is newer than this program ({after.expected}) and supports it"
     elif not done:
         said = f"nothing to do: {where} is up to date"
     elif before.version == 0:
@@ -91,7 +89,7 @@ def _one(dsn: str | None, node: int | None, wait: timedelta | None, label: str =
     if moved.rebased:
         click.echo(f"{label}{moved}")
     if node is not None and node != after.node:
-        hint = "It is part of the ids of all jobs that are there. A new number needs a new installation"
+        hint = "It is part of all existing job ids. A new number needs a new installation"
         raise Problem(f"the node number stays {after.node}: it is set at the first installation", hint=hint)
 
 
@@ -169,13 +167,13 @@ def uninstall(db: Db, yes: bool) -> str:
 def _ask(conn: Conn, database: str) -> None:
     if not sys.stdin.isatty():
         raise Problem(
-            f"nothing was removed from database {database!r}: nobody is here to ask",
-            hint="Say --yes if all jobs and their history shall go",
+            f"nothing was removed from database {database!r}: there is no terminal to confirm on",
+            hint="Pass --yes to remove all jobs and their history",
             exit_code=2,
         )
     row = conn.execute("select count(*) from tallybook.worker w where w.ended_at is null").fetchone()
     if row and row[0]:
-        click.echo(f"{row[0]} workers are on record as running; stop them first", err=True)
+        click.echo(f"{row[0]} workers are registered as running; stop them first", err=True)
     click.echo(f"This removes all jobs, their history and their results from database {database!r}.", err=True)
-    if click.prompt("Type the name of the database to go on", default="", show_default=False, err=True) != database:
+    if click.prompt("Type the name of the database to continue", default="", show_default=False, err=True) != database:
         raise Problem("that is not its name: nothing was removed")

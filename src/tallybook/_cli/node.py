@@ -130,4 +130,4 @@ def unpin(db: Db, key: str) -> str:
     if not node_changes.unpin(db.conninfo, key):
         click.echo(f"{clean(key)!r} is not pinned")
         raise SystemExit(1)
-    return f"{clean(key)!r} is not pinned any more"
+    return f"{clean(key)!r} is no longer pinned"

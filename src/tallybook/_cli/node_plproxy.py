@@ -29,16 +29,17 @@ def plproxy(dsn: str | None, cluster: str, partitions: int | None) -> None:
 
 
 def script(found: Sequence[Node], cluster: str = "tallybook", partitions: int | None = None) -> str:
-    """The SQL for these nodes, in the order of their numbers; the partitions are dealt out to them in turn.
+    """Return the SQL for these nodes, in the order of their numbers; they get the partitions in turn.
 
-    PL/Proxy takes a power of two. More partitions than nodes even out what each has: 4 on 3 nodes give one node half of
-    all keys, 16 at most three eighths. Problem for another number, fewer than nodes, or a name that is none.
+    PL/Proxy needs a power of two. More partitions than nodes balance the keys better: of 3 nodes, one has half of all
+    keys with 4 partitions, and at most three eighths with 16. Raises Problem for another number, fewer partitions than
+    nodes, or an invalid name.
     """
     if silent := [one.name for one in found if one.number is None]:
         hint = "Ids lead to nodes by their numbers: start the node, or install it with `tallybook migrate`"
-        raise Problem(f"the number of node {silent[0]!r} is not known", hint=hint)
+        raise Problem(f"the number of node {silent[0]!r} is unknown", hint=hint)
     if not cluster.isidentifier() or not cluster.islower():
-        raise Problem(f"--cluster: {cluster!r} is no plain name", hint="Use a to z, digits and _", exit_code=2)
+        raise Problem(f"--cluster: {cluster!r} is not a plain name", hint="Use a to z, digits and _", exit_code=2)
     count = partitions or _enough(len(found))
     if count & (count - 1) or count < len(found):
         hint = f"PL/Proxy takes a power of two, and each of {len(found)} nodes needs one: {_enough(len(found))}"
@@ -62,20 +63,20 @@ def script(found: Sequence[Node], cluster: str = "tallybook", partitions: int | 
 
 
 def _enough(nodes: int) -> int:
-    """One partition a node where that is a power of two; else the next one, times four."""
+    """One partition per node if that is a power of two; else the next power of two, times four."""
     power = 1 << (nodes - 1).bit_length()
     return power if power == nodes else 4 * power
 
 
 def _mapped(one: Node, owners: Sequence[Node]) -> str:
-    """The comment that says which partitions a node has."""
+    """Return the comment with the partitions of a node."""
     mine = ", ".join(f"p{at}" for at, owner in enumerate(owners) if owner == one)
     note = "" if one.state == "live" else f", is {one.state}: move its keys, then print this again"
     return f"--   node {one.number} ({one.name}): {mine}{note}"
 
 
 def _address(one: Node) -> str:
-    """What PL/Proxy connects to, without what is secret."""
+    """Return the address for PL/Proxy, without secrets."""
     given = {word: value for word, value in conninfo_to_dict(one.dsn).items() if word not in _SECRETS}
     return make_conninfo("", **given)
 

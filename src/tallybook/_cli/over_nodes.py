@@ -1,4 +1,4 @@
-"""--nodes: a list is asked of all nodes side by side and merged, a change is made on one node after the other."""
+"""--nodes: lists are read from all nodes concurrently and merged; changes are made on one node after the other."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tallybook.errors import TallybookError
 
 T = TypeVar("T")
 Found = list[tuple[str, Any]]
-"""Rows, each after the name of its node."""
+"""Rows, each with the name of its node before it."""
 Merge = Callable[[Found, Mapping[str, Any]], Found]
-"""What makes one list of the lists of all nodes, in the order of the nodes; it is passed the options, too."""
+"""A function that merges the lists of all nodes, in the order of the nodes; it also receives the options."""
 ANSWER = 10.0
-"""Seconds that a node has for its answer."""
+"""The timeout of a node, in seconds."""
 
 nodes_option = click.option(
     "--nodes", "nodes_", metavar="NAMES", help="Over these nodes: all, or names like north,south. [one database]"
@@ -34,11 +34,11 @@ nodes_option = click.option(
 
 
 Said = tuple[T | None, TallybookError | None]
-"""What a node has answered, or the error with which it refuses."""
+"""The answer of a node, or the error that it returned."""
 
 
 def answers(db: Db, fn: Callable[[Db], T], *, seconds: float = ANSWER) -> list[Answer[Said[T]]]:
-    """What `fn` returns for each node, side by side."""
+    """Call `fn` for each node concurrently, and return the answers."""
 
     def question(node: Node, conn: Conn) -> Said[T]:
         one = db.over(conn, node)
@@ -47,7 +47,7 @@ def answers(db: Db, fn: Callable[[Db], T], *, seconds: float = ANSWER) -> list[A
         except TallybookError as error:
             return None, error
 
-    def ask(node: Node) -> Answer[Said[T]]:  # one question a node: each knows where it is asked
+    def ask(node: Node) -> Answer[Said[T]]:  # one call per node: each has its own database
         return asked((node,), partial(question, node), seconds=seconds)[0]
 
     with ThreadPoolExecutor(len(db.nodes)) as threads:
@@ -55,9 +55,9 @@ def answers(db: Db, fn: Callable[[Db], T], *, seconds: float = ANSWER) -> list[A
 
 
 def gathered(db: Db, fn: Callable[[Db], T]) -> list[tuple[str, T]]:
-    """What `fn` returns for each node that answers. A node that does not is one line on stderr.
+    """Return the result of `fn` for each node that answers; print a line on stderr for each other node.
 
-    A Problem where no node has answered; an error of Tallybook's own where each that answers refuses with one.
+    Raises Problem if no node has answered, or the error of Tallybook if every answer is an error.
     """
     found, refusal = [], None
     for answer in answers(db, fn):
@@ -74,7 +74,7 @@ def gathered(db: Db, fn: Callable[[Db], T]) -> list[tuple[str, T]]:
 
 
 def newest(time: str, number: str) -> Merge:
-    """The newest of all by this time, and this id where that is the same, as many as --limit says."""
+    """Merge by this time, then by this id, newest first, up to --limit."""
 
     def merge(found: Found, given: Mapping[str, Any]) -> Found:
         found.sort(key=lambda pair: (getattr(pair[1], time), getattr(pair[1], number)), reverse=True)
@@ -84,7 +84,7 @@ def newest(time: str, number: str) -> Merge:
 
 
 def summed(name: str, *numbers: str, latest: Sequence[str] = ()) -> Merge:
-    """One row for each name: the numbers are added, of `latest` the first value that there is, the nodes are named."""
+    """Merge to one row per name: add the numbers, keep the first value of each of `latest`, and list the nodes."""
 
     def merge(found: Found, _: Mapping[str, Any]) -> Found:
         rows: dict[str, tuple[list[str], dict[str, Any]]] = {}
@@ -100,15 +100,15 @@ def summed(name: str, *numbers: str, latest: Sequence[str] = ()) -> Merge:
 
 
 def with_node(node: str, text: str) -> str:
-    """The JSON of an object, with the node before the rest; the server's own text stays as it is."""
+    """Return the JSON of an object with the node as its first member; the rest of the text is not changed."""
     rest = text.lstrip().removeprefix("{").lstrip()
     return f'{{"node": {json.dumps(node)}{"" if rest == "}" else ", "}{rest}'
 
 
 def each(db: Db, fn: Callable[[Db], str | None], *, as_json: bool = False) -> str | None:
-    """Run a command on this database, or on each of the nodes in turn, and report by node.
+    """Run a command on this database, or on each of the nodes in turn, and report per node.
 
-    A node that fails keeps none of the others from it; exit code 1 if any did. With `as_json` it is one document.
+    After a failure of a node it continues with the others; exit code 1 if any failed. `as_json` prints one document.
     """
     if not db.nodes:
         return fn(db)

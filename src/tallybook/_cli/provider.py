@@ -38,7 +38,7 @@ from tallybook.extra.providers.steps import Steps, Tested
 T = TypeVar("T")
 
 _LOOSE = {"ignore_unknown_options": True}
-"""What looks like an option may be a secret that begins with a dash; `nothing_else` refuses it without printing it."""
+"""An unknown option may be a secret that begins with a dash; `nothing_else` refuses it without printing it."""
 
 
 @click.group()
@@ -79,9 +79,9 @@ def add(
     secrets = several(fields, variables)  # once, for all nodes
 
     def put(db: Db) -> str:
-        with db.conn.transaction():  # nobody sees it without its secrets
+        with db.conn.transaction():  # no reader sees it without its secrets
             if any(one.name == name for one in db.run(calls.listed(name))):
-                raise Problem(f"there is a provider {name!r} already", hint="Change it by `tallybook provider set`")
+                raise Problem(f"provider {name!r} exists already", hint="Change it by `tallybook provider set`")
             db.run(calls.set_(name, kind, known, not inactive))
             for field, secret in secrets.items():
                 _do(db, steps.set_secret(name, field, secret, KeySource(), keep_previous=False))
@@ -100,7 +100,7 @@ def add(
 def set_(db: Db, name: str, kind: str | None, settings: str | None, active: bool | None) -> str:
     """Change kind, settings or use of a provider. Workers follow within seconds."""
     if kind is None and settings is None and active is None:
-        raise click.UsageError("say what to change: --kind, --settings, --active or --inactive")
+        raise click.UsageError("pass a change: --kind, --settings, --active or --inactive")
     known = None if settings is None else json_object("--settings", settings)
     _one(db, name)
     return f"provider {clean(name)!r} is {db.run(calls.set_(name, kind, known, active))}"
@@ -176,8 +176,8 @@ def set_secret(
     def put(db: Db) -> str:
         if secret is None:
             dropped = _do(db, steps.drop_secret(name, field, previous_only=True))
-            what = "forgotten" if dropped else "not there"
-            return f"the previous {clean(field)} of provider {clean(name)!r} is {what}"
+            what = "is dropped" if dropped else "does not exist"
+            return f"the previous {clean(field)} of provider {clean(name)!r} {what}"
         what = _do(db, steps.set_secret(name, field, secret, KeySource(), keep_previous=not no_previous))
         return f"{clean(field)} of provider {clean(name)!r} is {what}"
 
@@ -191,10 +191,10 @@ def set_secret(
 def drop_secret(db: Db, name: str, field: str, yes: bool) -> str | None:
     """Drop a secret and its previous value."""
     steps.check_field(field)
-    if not agreed(f"Forget {clean(field)} of provider {clean(name)!r}?", yes):
+    if not agreed(f"Drop {clean(field)} of provider {clean(name)!r}?", yes):
         return None
     dropped = _do(db, steps.drop_secret(name, field, previous_only=False))
-    return f"{clean(field)} of provider {clean(name)!r} is {'forgotten' if dropped else 'not there'}"
+    return f"{clean(field)} of provider {clean(name)!r} {'is dropped' if dropped else 'does not exist'}"
 
 
 _TESTED: Columns = {
@@ -224,12 +224,12 @@ def rotate(db: Db) -> str:
     done = _do(db, steps.rotate(KeySource()))
     for problem in done.problems:
         click.echo(f"left: {clean(problem)}", err=True)
-    click.echo(f"{done.rotated} secrets are encrypted anew, with key {clean(done.key_id)!r}")
+    click.echo(f"{done.rotated} secrets are encrypted with key {clean(done.key_id)!r}")
     if done.left:
         left = ", ".join(f"{n} with key {clean(key_id)!r}" for key_id, n in sorted(done.left.items()))
         click.echo(f"left: {left}", err=True)
         raise SystemExit(1)
-    return "no other key is needed any more"
+    return "no other key is needed"
 
 
 @provider.command()

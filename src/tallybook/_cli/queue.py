@@ -58,7 +58,7 @@ _COUNTED = ("available", "running", "scheduled", "retrying", "dead", "unserved",
 _COLUMNS: Columns = {"queue": "name", **{name: name for name in _COUNTED}, "paused": _paused}
 
 
-_EMPTY = "no queues: a queue is born at its first enqueue, or when a worker serves it"
+_EMPTY = "no queues: a queue is created by its first job, or by a worker that serves it"
 
 
 @listing(_COLUMNS, of=queue, empty=_EMPTY, merge=summed("name", *_COUNTED, latest=("paused_at", "paused_by")))
@@ -82,7 +82,7 @@ def pause(db: Db, name: str, by: str | None) -> str:
 def resume(db: Db, name: str, by: str | None) -> str:
     """Resume a paused queue."""
     changed = _steer(db, name, calls.resume(name, by or me()))
-    return f"queue {clean(name)!r} runs again" if changed else f"queue {clean(name)!r} was not paused"
+    return f"queue {clean(name)!r} is resumed" if changed else f"queue {clean(name)!r} was not paused"
 
 
 _settings = options(
@@ -106,7 +106,7 @@ def create(db: Db, name: str, as_json: bool, by: str | None, **settings: Any) ->
     with db.conn.transaction():
         said = db.run(queues.set_(name, **settings, by=by or me()))
         if said != "created":
-            raise InvalidArgument(f"queue {clean(name)!r} is there already; change it with `tallybook queue set`")
+            raise InvalidArgument(f"queue {clean(name)!r} exists already; change it with `tallybook queue set`")
     _said(name, said, as_json)
 
 
@@ -115,7 +115,7 @@ def create(db: Db, name: str, as_json: bool, by: str | None, **settings: Any) ->
 def set_(db: Db, name: str, as_json: bool, by: str | None, **settings: Any) -> None:
     """Change settings of a queue; others stay as they are."""
     if all(value is None for value in settings.values()):
-        raise click.UsageError("say what to change: --retention, --max-attempts, --notify, ... (see --help)")
+        raise click.UsageError("pass a setting to change: --retention, --max-attempts, --notify, ... (see --help)")
     _known(db, name)
     said = db.run(queues.set_(name, **settings, by=by or me()))
     _said(name, "changed" if said == "created" else said, as_json)
@@ -150,7 +150,7 @@ def truncate(
 ) -> str | None:
     """Cancel all jobs of a queue that are not running, or those of some states."""
     if (name is None) is not every:
-        raise click.UsageError("name one queue, or say --all")
+        raise click.UsageError("name one queue, or pass --all")
     if name is not None:
         _known(db, name)
     which = "all queues" if name is None else f"queue {clean(name)!r}"
@@ -161,8 +161,8 @@ def truncate(
     if as_json:
         print_json(json.dumps(asdict(done)))
         return None
-    told = f", {done.cancelling} run and were told" if done.cancelling else ""
-    left = "; some were left that an open transaction has locked: say it again later" if done.busy else ""
+    told = f", {done.cancelling} run and are asked to stop" if done.cancelling else ""
+    left = "; some remain because an open transaction has locked them: run the command again later" if done.busy else ""
     return f"{which}: {done.cancelled} jobs are cancelled{told}{left}"
 
 
@@ -214,7 +214,7 @@ _TOP: Columns = {
 }  # fmt: skip
 
 
-@listing(_TOP, name="top", of=queue, empty="nothing is in line or scheduled")
+@listing(_TOP, name="top", of=queue, empty="no jobs are available or scheduled")
 @click.argument("name")
 @state_option("available", "scheduled", "retrying")
 @click.option(
@@ -240,7 +240,7 @@ def _steer(db: Db, name: str, call: Call[T]) -> T:
 
 
 def me() -> str:
-    """Who types: user@host."""
+    """Return the current user, as user@host."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name

@@ -1,4 +1,4 @@
-"""tallybook roles: who may do what in the database."""
+"""tallybook roles: database roles and their rights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def roles(db: Db, prefix: str, existing: bool, only_sql: bool, forget: bool) -> 
     nobody but these roles may use them. Migrations keep it so.
     """
     if forget and (existing or only_sql):
-        raise click.UsageError("--forget goes with neither --existing nor --sql")
+        raise click.UsageError("--forget cannot be combined with --existing or --sql")
     if only_sql:
         click.echo(database.script(prefix, existing=existing), nl=False)
         return None
@@ -32,15 +32,15 @@ def roles(db: Db, prefix: str, existing: bool, only_sql: bool, forget: bool) -> 
     if forget:
         found = database.forget(db.conn)
         if not found:
-            return f"nothing to do: there are no roles on record in {where}"
-        return f"took all rights in {where} from {', '.join(map(clean, found))}; the roles are still there"
+            return f"nothing to do: {where} has no roles"
+        return f"revoked all rights in {where} from {', '.join(map(clean, found))}; the roles still exist"
     if owner := database.superuser_owner(db.conn):
         click.echo(
-            f"warning: {where} belongs to {clean(owner)}, a superuser: what the roles call runs with a superuser's"
-            " rights. Let a plain owner install it",
+            f"warning: {where} belongs to {clean(owner)}, a superuser: functions called by the roles run with a superuser's"
+            " rights. Install it as an ordinary owner",
             err=True,
         )
     done = database.create(db.conn, prefix, existing=existing)
     for name in done.names:
-        click.echo(f"{name}: {'created' if name in done.created else 'there already'}")
-    return f"they have their rights in {where}; give them to your logins: grant {done.names[0]} to your_login"
+        click.echo(f"{name}: {'created' if name in done.created else 'exists already'}")
+    return f"they have their rights in {where}; grant them to your logins: grant {done.names[0]} to your_login"

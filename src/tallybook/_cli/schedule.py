@@ -165,11 +165,11 @@ def set_(
 ) -> str:
     """Create or change a schedule of the database."""
     if (timing["cron"] is None) == (timing["every"] is None):
-        raise click.UsageError("give one of --cron and --every")
+        raise click.UsageError("pass one of --cron and --every")
     if query is not None:
         query = check_query(query)
         if json_object("--args", args):
-            raise click.UsageError("with --query the rows have the args: leave --args out")
+            raise click.UsageError("with --query the rows have the args: remove --args")
     check_name("task", task, 200)
     checked = Timing.checked(**timing)
     text = encode(json_object("--args", args), task=task)
@@ -194,7 +194,7 @@ def pause(db: Db, name: str, by: str | None) -> str:
 def resume(db: Db, name: str) -> str:
     """Resume a paused schedule from its next tick on."""
     changed = _known(db, name, schedules.resume(name))
-    return f"schedule {clean(name)!r} fires again" if changed else f"schedule {clean(name)!r} was not paused"
+    return f"schedule {clean(name)!r} is resumed" if changed else f"schedule {clean(name)!r} was not paused"
 
 
 @command(of=schedule, home=True)
@@ -208,7 +208,7 @@ def drop(db: Db, name: str, yes: bool) -> None:
     db.run(schedules.drop(name))
     click.echo(f"schedule {clean(name)!r} is removed")
     if one.app is not None:
-        click.echo(f"it comes back when a worker of app {clean(one.app)!r} starts, if its code declares it", err=True)
+        click.echo(f"it returns when a worker of app {clean(one.app)!r} starts, if its code declares it", err=True)
 
 
 @command(of=schedule, home=True)
@@ -218,7 +218,7 @@ def run(db: Db, name: str) -> str:
     fired = _known(db, name, schedules.run(name))
     if fired.what == "enqueued":
         return f"job {fired.job_id}" if fired.job_id is not None else f"{fired.jobs} jobs"
-    busy = "the job of its last fire has not ended, or its query runs right now"
+    busy = "the job of its last fire has not ended, or its query is running now"
     why = busy if fired.reason == "overlap" else clean(fired.reason)
     click.echo(f"schedule {clean(name)!r}: {fired.what}: {why}", err=True)
     raise SystemExit(1)

@@ -1,7 +1,7 @@
-"""How the command line is given a secret: by a hidden prompt, by stdin, or by a variable's name; never as an argument.
+"""Input of secrets: by a hidden prompt, from stdin, or from an environment variable; never as an argument.
 
-What stands on a command line is in the shell's history and in everybody's list of processes. What is there by mistake is at
-least not printed once more: no message here repeats what it was given.
+The shell's history has all arguments, and every user can see them in the list of processes. So no message here repeats
+its input, which may be a secret passed by mistake.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from tallybook.extra.providers.steps import check_field
 
 
 def nothing_else(more: Sequence[str]) -> None:
-    """A usage error for words that are too many: one of them may be the secret."""
+    """Raise a usage error for extra arguments without printing them: one of them may be the secret."""
     if more:
         raise click.UsageError(
-            "too many words, or an unknown option (not shown). A secret is asked for, read from stdin, or from --from-env"
+            "too many arguments, or an unknown option (not shown). Pass a secret at the prompt, on stdin, or by --from-env"
         )
 
 
 def one_secret(field: str, variable: str | None) -> Secret:
-    """The secret: of this variable, asked for on a terminal, or all of stdin without the line's end."""
+    """Return the secret from this variable, from a prompt on a terminal, or from stdin without the final newline."""
     check_field(field)
     if variable is not None:
         return given(field, variable, "--from-env")
@@ -35,7 +35,7 @@ def one_secret(field: str, variable: str | None) -> Secret:
 
 
 def several(fields: Sequence[str], variables: Sequence[str]) -> dict[str, Secret]:
-    """Secrets by field: those of --secret FIELD, asked for or one line of stdin each, and of --secret-env FIELD=VARIABLE."""
+    """Return secrets by field: of --secret FIELD (a prompt or a line of stdin) and --secret-env FIELD=VARIABLE."""
     found: dict[str, Secret] = {}
     for pair in variables:
         field, equals, variable = pair.partition("=")
@@ -50,8 +50,8 @@ def several(fields: Sequence[str], variables: Sequence[str]) -> dict[str, Secret
 
 
 def given(field: str, variable: str, option: str) -> Secret:
-    """The secret in an environment variable."""
-    if variable not in os.environ:  # whose name is not shown: it may be the secret
+    """Return the secret in an environment variable."""
+    if variable not in os.environ:  # its name is not shown: it may be the secret
         raise click.UsageError(f"{option} for {field}: there is no environment variable of that name (not shown)")
     return Secret(os.environ[variable])
 

@@ -39,7 +39,7 @@ from tallybook._model.subject import SubjectCall, SubjectReport, check_subject
 
 _BATCH = 1000
 _LOOKED = 1_000_000
-"""Subjects that one command may pass over."""
+"""The most subjects that one command reads."""
 
 _LIST = f"""\
 select l.subject, l.cursor, (select to_json(s)::text from tallybook.subject s where s.task = l.task_name and s.subject = l.subject
@@ -89,11 +89,11 @@ def list_(db: Db, as_json: bool, after: str | None, limit: int, **given: Any) ->
     if len(rows) == limit:
         click.echo(f"the first {len(rows)}; --limit shows more", err=True)
     elif more is not None:
-        click.echo(f"not all were looked at; --after {shlex.quote(more)} goes on", err=True)
+        click.echo(f"not all were searched; --after {shlex.quote(more)} continues", err=True)
 
 
 def _read(db: Db, which: dict[str, Any], after: str | None, limit: int) -> tuple[list[str], str | None]:
-    """The subjects as JSON, and where the list goes on, if it may."""
+    """Return the subjects as JSON, and the cursor of the next page if there may be one."""
     rows: list[str] = []
     while len(rows) < limit:
         most = min(limit - len(rows), subjects.MOST)
@@ -126,7 +126,7 @@ def show(db: Db, task: str, name: str, queue: str | None, as_json: bool) -> None
     own = loads(row[0])["scope"] or None if row else queue
     errors = db.texts(_ERRORS, {**which, "queue": own, "since": None, "limit": 10})
     if not row:
-        hint = "`tallybook subject list` shows those that there are"
+        hint = "`tallybook subject list` shows the existing ones"
         raise Problem(f"task {task!r} has no subject {name!r}", hint=hint)
     if as_json:
         print_json(f'{row[0].rstrip().removesuffix("}")},"errors":[{",".join(errors)}]}}')
@@ -174,7 +174,7 @@ def upsert(
     tallybook subject upsert prices refresh --file assets.csv
     """
     if (name is None) == (path is None):
-        raise click.UsageError("give either a name or --file")
+        raise click.UsageError("pass either a name or --file")
     options = checked_options(queue, task, given)
     if path is not None:
         _upsert_file(db, path, task, options, as_json)
@@ -186,12 +186,12 @@ def upsert(
 
 _SAID = {
     "created": "is new",
-    "updated": "was there, and is changed",
-    "unchanged": "was there, and is as it was",
-    "active": "runs: it was not touched",
-    "completed": "is completed: it was not touched",
-    "killed": "is killed: it was not touched",
-    "dead": "is dead: it was not touched",
+    "updated": "is changed",
+    "unchanged": "is unchanged",
+    "active": "runs: not changed",
+    "completed": "is completed: not changed",
+    "killed": "is killed: not changed",
+    "dead": "is dead: not changed",
 }
 
 
@@ -228,7 +228,7 @@ def _upsert_file(db: Db, path: str, task: str, options: Options, as_json: bool) 
             advance(max(0, size - read))
         except Problem:
             if done := counts.total():
-                click.echo(f"the {done} subjects before it are in", err=True)
+                click.echo(f"the {done} subjects before it are stored", err=True)
             raise
         finally:
             if as_json:
@@ -240,7 +240,7 @@ def _upsert_file(db: Db, path: str, task: str, options: Options, as_json: bool) 
 
 @contextmanager
 def _opened(path: str) -> Iterator[tuple[TextIO, int]]:
-    """The file as text, and its size in bytes; 0 of stdin."""
+    """Open the file as text; yield it and its size in bytes, 0 for stdin."""
     if path == "-":
         yield sys.stdin, 0
         return
@@ -248,13 +248,13 @@ def _opened(path: str) -> Iterator[tuple[TextIO, int]]:
         with Path(path).open(encoding="utf-8-sig", newline="") as stream:
             yield stream, Path(path).stat().st_size
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"it is no UTF-8: {error.reason}"
+        reason = error.strerror if isinstance(error, OSError) else f"it is not UTF-8: {error.reason}"
         raise Problem(f"--file {path}: {reason}", exit_code=2) from None
 
 
 @contextmanager
 def _bar(size: int) -> Iterator[Callable[[int], object]]:
-    """A progress bar on stderr, where a person looks."""
+    """Show a progress bar on stderr if it is a terminal."""
     if not size or not sys.stderr.isatty():
         yield lambda read: None
         return
@@ -264,7 +264,7 @@ def _bar(size: int) -> Iterator[Callable[[int], object]]:
 
 _FORGET = {
     "forgotten": "is forgotten",
-    "active": "runs: it is left alone; `tallybook job cancel` its job first",
+    "active": "runs: not changed; `tallybook job cancel` its job first",
     "unknown": "is unknown",
 }
 

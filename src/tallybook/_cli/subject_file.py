@@ -1,4 +1,4 @@
-"""Subjects out of a file: CSV with a header line, or JSON lines. For `tallybook subject upsert --file`."""
+"""Read subjects from a file, CSV with a header line or JSON lines, for `tallybook subject upsert --file`."""
 
 from __future__ import annotations
 
@@ -25,14 +25,17 @@ _FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One subject, and how far into the file its line ends, in bytes."""
+    """One subject, and the position of its line's end in the file, in bytes."""
 
     call: SubjectCall
     read: int
 
 
 def rows_of(path: str, stream: TextIO, task: str, options: Options) -> Iterator[Row]:
-    """The subjects in a file, in its order; the ending of its name (.csv) says what it is. Problem names the line."""
+    """Yield the subjects of a file in order; a name ending in .csv means CSV.
+
+    Raises Problem with the number of a wrong line.
+    """
     lines = _Counted(stream)
     found = _csv(path, lines) if Path(path).suffix.lower() == ".csv" else _json_lines(path, lines)
     for number, fields in found:
@@ -40,7 +43,7 @@ def rows_of(path: str, stream: TextIO, task: str, options: Options) -> Iterator[
 
 
 class _Counted:
-    """The lines of a stream, and how many bytes they were."""
+    """The lines of a stream, with a count of their bytes."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -64,14 +67,16 @@ def _csv_rows(path: str, reader: csv.DictReader[str]) -> Iterator[tuple[int, Map
     titles = _at(path, 1, lambda: reader.fieldnames) or ()
     if "subject" not in titles or set(titles) - set(COLUMNS):
         odd = next((title for title in titles if title not in COLUMNS), None)
-        what = "there is no column `subject`" if odd is None else f"there is a column {odd!r}, known are {_KNOWN}"
-        raise Problem(f"{path}: line 1: {what}", hint="Args are one column `args`, a JSON object", exit_code=2)
+        what = (
+            "there is no column `subject`" if odd is None else f"unknown column {odd!r}; the known columns are {_KNOWN}"
+        )
+        raise Problem(f"{path}: line 1: {what}", hint="Write args to one column `args`, as a JSON object", exit_code=2)
     while True:
         row = _at(path, reader.line_num + 1, lambda: next(reader, None))
         if row is None:
             return
         if None in row or None in row.values():
-            raise Problem(f"{path}: line {reader.line_num}: it has not {len(titles)} columns", exit_code=2)
+            raise Problem(f"{path}: line {reader.line_num}: it does not have {len(titles)} columns", exit_code=2)
         fields: dict[str, Any] = {name: value for name, value in row.items() if value != ""}
         if "args" in fields:
             fields["args"] = _at(path, reader.line_num, json.loads, fields["args"])
@@ -84,7 +89,7 @@ def _json_lines(path: str, lines: _Counted) -> Iterator[tuple[int, Mapping[str, 
             continue
         fields = _at(path, number, json.loads, line)
         if not isinstance(fields, dict) or "subject" not in fields or set(fields) - set(COLUMNS):
-            what = f"one JSON object with subject, and perhaps {', '.join(COLUMNS[1:])}, is expected"
+            what = f"one JSON object with subject, and optionally {', '.join(COLUMNS[1:])}, is expected"
             raise Problem(f"{path}: line {number}: {what}", hint=_FORMS, exit_code=2)
         yield number, fields
 
@@ -99,7 +104,7 @@ def _at(path: str, number: int, read: Callable[..., Any], *given: Any) -> Any:
 def _call(fields: Mapping[str, Any], task: str, options: Options) -> SubjectCall:
     args = fields.get("args")
     if not isinstance(args, dict | None):
-        raise ValueError("args is one JSON object")
+        raise ValueError("args must be one JSON object")
     given: dict[str, Any] = {}
     if (run_at := fields.get("run_at")) is not None:
         given["run_at"] = datetime.fromisoformat(run_at) if isinstance(run_at, str) else run_at

@@ -15,7 +15,7 @@ from tallybook._cli.text import clean, local
 from tallybook._db.stored import loads
 from tallybook.errors import UnknownTask
 
-# What nobody has put on record but somebody serves (a worker in another language, an older release) is listed, too.
+# Unregistered tasks that a worker serves (in another language, an older release) are listed, too.
 _LIST = """\
 with live as (
   select w.name, w.queues, unnest(w.tasks) as task from tallybook.workers w where w.ended_at is null)
@@ -88,7 +88,7 @@ _COLUMNS: Columns = {
 }
 
 
-@listing(_COLUMNS, of=task, empty="no tasks: workers put theirs on record when they start")
+@listing(_COLUMNS, of=task, empty="no tasks: workers register theirs when they start")
 @_app_option
 def list_(db: Db, target: str | None) -> list[dict[str, Any]]:
     """List the tasks, one per line."""
@@ -107,7 +107,7 @@ def _signature(args: Any) -> str:
 
 
 def _retry(said: dict[str, Any]) -> str:
-    """The policy in words."""
+    """Describe the retry policy."""
     policy = said.get("retry")
     if not isinstance(policy, dict) or len(policy) != 1:
         return "-"
@@ -131,11 +131,11 @@ def _retry(said: dict[str, Any]) -> str:
 def show(db: Db, name: str, target: str | None, as_json: bool) -> None:
     """Show all about one task."""
     found = _found(db, target)
-    # An alias leads to its task, even where older releases have put the old name on record.
+    # An alias leads to its task, even if older releases have registered the old name.
     by_name = {one["name"]: one for one in found} | {alias: one for one in found for alias in one["aliases"] or ()}
     if name not in by_name:
         near = get_close_matches(name, by_name, 1)
-        hint = None if near else "`tallybook task list` shows those on record"
+        hint = None if near else "`tallybook task list` shows the registered ones"
         error = UnknownTask(name, by_name)
         error.hint = hint or error.hint
         raise error

@@ -31,12 +31,12 @@ Press = Callable[[float], bool]
 
 
 class _Seconds(DurationType):
-    """A number of seconds, or a duration in words."""
+    """A number of seconds, or a duration like "2 s"."""
 
     name = "seconds"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        """The timedelta, from 0.1 s to 1 h."""
+        """Return the timedelta, from 0.1 s to 1 h."""
         try:
             found = timedelta(seconds=float(value))
         except (ValueError, OverflowError):
@@ -61,10 +61,10 @@ def top(dsn: str | None, nodes_: str | None, every: timedelta, once: bool) -> No
     except ImportError:
         raise Problem("top needs the package rich", hint="pip install 'tallybook[rich]'") from None
     if not once and not sys.stdout.isatty():
-        raise click.UsageError("there is no terminal to show it on: say --once for one screen")
+        raise click.UsageError("there is no terminal: pass --once for one screen")
     with ExitStack() as stack:
         looks = _one(dsn) if nodes_ is None else _all(Db(dsn, stack, True, nodes_))
-        with looks() as look:  # what is wrong at the start is said on a whole screen
+        with looks() as look:  # an error at the start is printed on the normal screen
             first, _, trouble = look(None)
         if once:
             width, height = shutil.get_terminal_size((120, 40))
@@ -75,12 +75,12 @@ def top(dsn: str | None, nodes_: str | None, every: timedelta, once: bool) -> No
 
 
 Look = Callable[[Reading | None], tuple[Reading, Rates, str | None]]
-"""What there is to see after an earlier reading: a reading, what happened in between, and what is wrong."""
+"""A function from the earlier reading to the new reading, the rates between them, and a problem if any."""
 Looks = Callable[[], AbstractContextManager[Look]]
 
 
 def _one(dsn: str | None) -> Looks:
-    """One database, over one connection."""
+    """Read one database over one connection."""
 
     @contextmanager
     def looks() -> Iterator[Look]:
@@ -96,7 +96,7 @@ def _one(dsn: str | None) -> Looks:
 
 
 def _all(db: Db) -> Looks:
-    """All nodes at once. The figures of one that is away stay, and it is told how old they are."""
+    """Read all nodes concurrently. A node that does not answer keeps its last figures, with their age."""
     known: dict[str, Reading] = {}
     at: dict[str, float] = {}
 
@@ -124,7 +124,7 @@ def _lines(reading: Reading, rate: Rates, width: int, height: int, trouble: str 
 
 
 def _watch(looks: Looks, every: float, shown: Reading) -> None:
-    """Until somebody ends it. Whatever ends it, the terminal is as it was."""
+    """Run until the user ends it, and restore the terminal in every case."""
     from rich.console import Console, Group
     from rich.live import Live
 
@@ -152,7 +152,7 @@ def _watch(looks: Looks, every: float, shown: Reading) -> None:
             except (Error, TallybookError) as error:
                 failed += 1
                 told = problem(error)
-                # The last figures stay on view, under what went wrong.
+                # The last figures stay visible below the error.
                 show(rate, f"no answer: {told.message if told else error}; trying again")
             if pressed(every):
                 return
@@ -166,7 +166,7 @@ def _ended(lines: list[Text]) -> list[Text]:
 
 @contextmanager
 def _keys() -> Iterator[Press]:
-    """What waits so many seconds for a q; without a terminal to type on it only waits."""
+    """Yield a function that waits a number of seconds for a q; without a terminal for input it only waits."""
     if not sys.stdin.isatty():
         yield lambda seconds: bool(select.select([], [], [], seconds)[0])
         return
@@ -180,7 +180,7 @@ def _keys() -> Iterator[Press]:
         if not select.select([stdin], [], [], seconds)[0]:
             return False
         typed = os.read(stdin, 1024)
-        return not typed or b"q" in typed.lower()  # nothing: the terminal is gone
+        return not typed or b"q" in typed.lower()  # empty: the terminal is closed
 
     try:
         tty.setcbreak(stdin)
@@ -191,7 +191,7 @@ def _keys() -> Iterator[Press]:
 
 @contextmanager
 def _signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end it as an exception does, so that the terminal is put back."""
+    """Convert SIGTERM and SIGHUP to an exception, so that the terminal is restored."""
 
     def end(number: int, frame: object) -> None:
         raise SystemExit(128 + number)

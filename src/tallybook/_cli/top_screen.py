@@ -1,4 +1,4 @@
-"""The screen of `tallybook top` as lines of text: pure, so that tests can look at it."""
+"""The screen of `tallybook top` as lines of text: pure, for tests."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _STATES = ("available", "running", "scheduled", "retrying", "waiting", "dead")
 class _Column:
     title: str
     share: int = 0
-    """Of the width that is left; 0: as wide as what is in it."""
+    """Share of the remaining width; 0: as wide as its content."""
     right: bool = False
 
 
 @dataclass(frozen=True)
 class _Part:
-    """One table: its rows, the busiest first, and what those are called that find no place."""
+    """One table: its rows, the busiest first, and the noun for rows that do not fit."""
 
     columns: Sequence[_Column]
     rows: Sequence[tuple[Sequence[str], str]]
@@ -35,21 +35,21 @@ class _Part:
     what: str
     empty: str
     beyond: int = 0
-    """How many there are beside the rows."""
+    """The number of further rows."""
 
 
 def screen(reading: Reading, rates: Rates, *, width: int, height: int, trouble: str | None = None) -> list[Text]:
-    """At most `height` lines of at most `width` columns."""
+    """Return at most `height` lines of at most `width` columns."""
     lines = _head(reading, rates, width, trouble)
     parts = [_queues(reading, rates), _workers(reading), _longest(reading), _failures(reading)]
-    left = height - len(lines) - 2 * len(parts)  # a title and an empty line each
+    left = height - len(lines) - 2 * len(parts)  # each part has a title and an empty line
     for part, room in zip(parts, _rooms([max(1, len(part.rows)) for part in parts], left), strict=True):
         lines += [Text(""), *_table(part, width, room)]
     return lines[:height]
 
 
 def _rooms(wanted: list[int], left: int) -> list[int]:
-    """How many lines each part gets: what it wants, unless there is too little; then small ones first, the rest shared."""
+    """Return the number of lines of each part: as wanted, else small parts first, and the others share the rest."""
     rooms = [0] * len(wanted)
     for share, at in enumerate(sorted(range(len(wanted)), key=lambda at: wanted[at])):
         rooms[at] = max(1, min(wanted[at], left // (len(wanted) - share)))
@@ -126,7 +126,7 @@ def _workers(reading: Reading) -> _Part:
         _Column("queues", 3),
         *(_Column(title, right=True) for title in ("lag", "memory", "seen")),
     ]
-    return _Part(columns, rows, "workers", "no worker lives: start one with `tallybook worker`")
+    return _Part(columns, rows, "workers", "no live worker: start one with `tallybook worker`")
 
 
 def _longest(reading: Reading) -> _Part:
@@ -152,11 +152,11 @@ def _failures(reading: Reading) -> _Part:
         cells = [str(one["job_id"]), clean(one["task"]), said, "" if ended is None else _age(reading.now, ended)]
         rows.append((cells, "red" if one["state"] == "dead" else ""))
     columns = [_Column("FAILED", right=True), _Column("task", 2), _Column("error", 5), _Column("ago", right=True)]
-    return _Part(columns, rows, "failures", "nothing has failed")
+    return _Part(columns, rows, "failures", "no failures")
 
 
 def _table(part: _Part, width: int, room: int) -> list[Text]:
-    """A title line and at most `room` lines."""
+    """Return a title line and at most `room` lines."""
     shown = part.rows if len(part.rows) <= room and not part.beyond else part.rows[: max(0, room - 1)]
     titles = [column.title for column in part.columns]
     widths = _widths(part.columns, [titles, *(cells for cells, _ in shown)], width)
@@ -182,7 +182,7 @@ def _widths(columns: Sequence[_Column], rows: Sequence[Sequence[str]], width: in
         if column.share:
             given = max(6, left * column.share // shares)
             shares -= column.share
-            # What a short one does not need the next one gets, but for the last, whose neighbour stays at the edge.
+            # A short column leaves its rest to the next one, except for the last, whose neighbour stays at the edge.
             size = min(size, given) if shares else given
             left -= size
         widths.append(size)
@@ -207,7 +207,7 @@ def _fit(text: str, width: int, style: str) -> Text:
 
 
 def _number(value: int | None) -> str:
-    """Exact up to 99999, then with three digits."""
+    """Format a number: exact up to 99999, then with three digits."""
     if value is None:
         return "-"
     for limit, divisor, unit in ((100_000, 1, ""), (1_000_000, 1e3, "k"), (1_000_000_000, 1e6, "M")):
@@ -223,7 +223,7 @@ def _rate(value: float | None) -> str:
 
 
 def _lag(seconds: float | None) -> str:
-    """How late an event loop was."""
+    """Format the lag of an event loop."""
     if seconds is None:
         return "-"
     return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"

@@ -1,4 +1,4 @@
-"""tallybook web, web user: the dashboard in a process of its own, and the people who may log in to it."""
+"""tallybook web, web user: the dashboard in its own process, and its users."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def web(
     if (
         users is None and api_keys is None and not is_loopback(host)
     ):  # without users it shows pages to this machine only
-        hint = "--users FILE says who may log in; `tallybook web user NAME` makes its lines"
-        raise ConfigError("host", host, "others could reach it, and nobody has to log in", hint=hint)
+        hint = "Pass --users FILE; `tallybook web user NAME` prints its lines"
+        raise ConfigError("host", host, "other machines could reach it without a login", hint=hint)
     app = _app(target)
     site = dashboard(
         app,
@@ -101,12 +101,12 @@ def web(
     )
     if nodes_ is None:
         with connect(site.nodes.first.conninfo):
-            pass  # a wrong DSN, or a database without the schema, is told here
+            pass  # a wrong DSN, or a database without the schema, is reported here
         if read_dsn is not None:
             with connect(read_dsn) as conn:
                 click.echo(standby_of(conn), err=True)
     else:
-        numbered(nodes(site.nodes.first.conninfo, nodes_))  # so are names that are none, and one number twice
+        numbered(nodes(site.nodes.first.conninfo, nodes_))  # as are unknown names and duplicate numbers
     config = uvicorn.Config(
         served, host=host, port=port, log_level="warning", server_header=False, timeout_graceful_shutdown=3,
         proxy_headers=behind_proxy is not None, forwarded_allow_ips=behind_proxy or "", lifespan="on",
@@ -118,25 +118,25 @@ def web(
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """The socket; what is wrong with address or port is told as what a person said."""
+    """Return the listening socket. Raises ConfigError for a wrong address or port."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listening = socket.create_server(found[4][:2], family=found[0], backlog=2048)
-        # Connections inherit it. Without it the body of every answer waits 40 ms for the client's word that it has the head.
+        # Connections inherit it. Without it every body waits 40 ms for the client's acknowledgement of the headers.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listening
     except OSError as error:
-        hint = "Say another one with --port, or --port 0 for any" if error.errno == errno.EADDRINUSE else None
+        hint = "Pass another --port, or --port 0 for any" if error.errno == errno.EADDRINUSE else None
         why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
         raise ConfigError("port", port, f"cannot listen on {host}: {why}", hint=hint) from error
 
 
 def _server(kind: type[Any], config: Any, host: str) -> Any:
     class Server(kind):  # type: ignore[misc]
-        """Says where it listens, once it does."""
+        """Prints its address once it listens."""
 
         async def startup(self, sockets: Any = None) -> None:
-            """Listen, then say so."""
+            """Listen, then print the address."""
             await super().startup(sockets)
             for one in sockets or ():
                 shown = f"[{host}]" if ":" in host else host

@@ -17,26 +17,26 @@ from tallybook._model.why import TraceEvent
 from tallybook.errors import InvalidArgument, UnknownJob
 
 _DO = {
-    "queue_paused": "let it run again: tallybook queue resume {queue}",
+    "queue_paused": "resume it: tallybook queue resume {queue}",
     "no_worker": "start one: tallybook worker",
-    "unknown_task": "start a worker whose program has this task, or enqueue it under a name that one has",
+    "unknown_task": "start a worker whose program has this task, or enqueue it under a task name that a worker has",
     "unknown_version": "start a worker of the newer release",
-    "breaker": "if it works again: tallybook breaker close {key}",
-    "concurrency_limit": "see who holds a permit: tallybook job show ID; let more in: tallybook limit at-once",
-    "unknown_limit": "make the limit before it starts, or cancel the job",
-    "dead": "see its errors: tallybook job show {job}; give it another attempt: tallybook job retry {job}",
-    "cancelled": "give it another attempt: tallybook job retry {job}",
-    "cancel_pending": "give it another attempt: tallybook job retry {job}",
+    "breaker": "once the service works again: tallybook breaker close {key}",
+    "concurrency_limit": "see who holds a permit: tallybook job show ID; raise the limit: tallybook limit at-once",
+    "unknown_limit": "create the limit before the job starts, or cancel the job",
+    "dead": "see its errors: tallybook job show {job}; retry it: tallybook job retry {job}",
+    "cancelled": "retry it: tallybook job retry {job}",
+    "cancel_pending": "retry it: tallybook job retry {job}",
     "not_rebased": "start a worker",
     "service_pending": "nothing, if a worker runs; see tallybook service list",
 }
 
 
 def read_links(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> dict[str, str] | None:
-    """KIND=KEY as links; a usage error for anything else."""
+    """Parse KIND=KEY as links; raise a usage error for anything else."""
     for text in value:
         if "=" not in text:
-            raise click.BadParameter(f"{text!r} is no KIND=KEY, like submission=42", ctx, param)
+            raise click.BadParameter(f"{text!r} is not KIND=KEY, like submission=42", ctx, param)
     return {kind: key for kind, _, key in (text.partition("=") for text in value)} or None
 
 
@@ -76,12 +76,12 @@ _EVENTS: Columns = {
 
 
 def _merged(found: Found, given: Mapping[str, Any]) -> Found:
-    """In order of time, as one node lists them."""
+    """Merge in order of time, as one node lists them."""
     merged = newest("at", "job")(found[::-1], given)
     return merged if given["newest_first"] else merged[::-1]
 
 
-@listing(_EVENTS, name="trace", empty="nothing on record", newest=True, merge=_merged)
+@listing(_EVENTS, name="trace", empty="no events", newest=True, merge=_merged)
 @click.argument("job", metavar="[ID]", type=click.IntRange(1, (1 << 63) - 1), required=False)
 @click.option("--subject", help="Of the jobs of this subject.")
 @click.option("--unique", metavar="KEY", help="Of the jobs that have had this unique key.")
@@ -101,5 +101,5 @@ def trace(db: Db, limit: int, **which: Any) -> list[TraceEvent]:
     try:
         call = verbs.trace(**which, max_events=limit)
     except InvalidArgument:
-        raise click.UsageError("give one of ID, --subject, --unique, --link") from None
+        raise click.UsageError("pass one of ID, --subject, --unique, --link") from None
     return db.run(call)

@@ -1,4 +1,4 @@
-"""tallybook worker: run jobs until told to stop."""
+"""tallybook worker: run jobs until stopped."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ def worker(
 ) -> None:
     """Run jobs until stopped.
 
-    SIGTERM or Ctrl-C lets running jobs finish, a second one gives them back.
+    SIGTERM or Ctrl-C lets running jobs finish; a second one returns them to the queue.
 
-    Exit code 0 after a stop, 2 for a wrong option or setting, 3 if it has to be started again because too many handlers
-    did not end after their deadline, 1 for all others.
+    Exit code 0 after a stop, 2 for a wrong option or setting, 3 if a restart is needed because too many handlers did
+    not end after their deadline, 1 for all other errors.
     """
     patience = (durations["stop_timeout"] or WorkerSettings.stop_timeout) + _AFTER_STOP
     supervisor.watch_parent(patience)
@@ -107,14 +107,14 @@ def worker(
     app = load_app(target)
     _check(app)
     if dsn:
-        app.dsn = dsn  # what a handler enqueues with the app goes where its job came from
+        app.dsn = dsn  # a handler that enqueues with the app uses the database of its job
     if queues is None:
-        settings = replace(settings, queues=parse_queues(app_queues(app)))  # every one that a task names, and default
+        settings = replace(settings, queues=parse_queues(app_queues(app)))  # the queues of all tasks, and default
     sys.exit(asyncio.run(_run(app, app.conninfo(), settings, nodes)))
 
 
 def _child_args(processes: int) -> list[str]:
-    """The words of this command line without --processes, --name and --metrics-port, which the children get anew."""
+    """Return this command line's arguments without --processes, --name and --metrics-port, which differ per child."""
     context = click.get_current_context()
     words: list[str] = []
     for param in context.command.params:
@@ -144,10 +144,10 @@ async def _run(app: App, dsn: str, settings: WorkerSettings, nodes: str | None) 
 
     stop = signals.Stop()
     with signals.stop_on(signals.BOTH, stop):
-        if nodes is None:  # each node is waited for by itself
+        if nodes is None:  # with --nodes each node waits separately
             await _reachable_with_probes(dsn, settings, stop)
         if stop.told:
-            log.info("stopped before it had begun")
+            log.info("stopped before it had started")
             return 0
         options: dict[str, Any] = {field: getattr(settings, field) for field in settings.__dataclass_fields__}
         worker = prepared(app, dsn=dsn, nodes=nodes, **options)
@@ -166,7 +166,7 @@ def _said(report: WorkerReport) -> str:
 
 
 async def _reachable_with_probes(dsn: str, settings: WorkerSettings, stop: signals.Stop) -> None:
-    """A process that waits for its server is alive and not ready, and says so."""
+    """Serve probes while waiting for the server: the process is alive, but not ready."""
     if settings.metrics_port is None:
         return await _reachable(dsn, settings.name, stop)
     telemetry = Telemetry(settings, dsn)
@@ -178,7 +178,7 @@ async def _reachable_with_probes(dsn: str, settings: WorkerSettings, stop: signa
 
 
 async def _reachable(dsn: str, name: str, stop: signals.Stop) -> None:
-    """Wait for the server, for ever, and check its schema; or until told to stop."""
+    """Wait for the server without a limit and check its schema; return early on a stop."""
     link = Link(dsn, name)
 
     async def first() -> None:
