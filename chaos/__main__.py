@@ -216,7 +216,7 @@ def _names(text: str) -> list[str]:
 def main() -> int:
     """Run what the command line asks for."""
     options = _options()
-    enter_namespace()
+    enter_namespace(network=bool(options.fleet))
     os.environ.pop("TALLYBOOK_DSN", None)
     return asyncio.run(Fleet(options).run() if options.fleet else Run(options).run())
 

@@ -1,7 +1,8 @@
 """`make chaos FLEET=3`: workers of several nodes, each node on a server of its own behind a proxy of its own.
 
 The faults are of one node at a time, or of a worker: a server is killed with all its processes and comes back, stands still,
-loses its network. While a node is away the others have to go on. In the end the count of each node is made as in judge.py.
+loses its network (packets are lost, or received and not passed on). Meanwhile the other nodes must continue. In the end the
+jobs of each node are counted as in judge.py.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 import psycopg
 
+from chaos.cable import Cable, possible
 from chaos.crew import GO, Crew
 from chaos.judge import OPEN, Fault, Judge
 from chaos.places import Place
@@ -41,15 +43,16 @@ _ON_RECORD = (
 class Node:
     """A database on a server of its own, and the proxy by which everybody but the judge reaches it."""
 
-    def __init__(self, number: int, server: Server, proxy: Proxy) -> None:
-        self.number, self.server, self.proxy = number, server, proxy
+    def __init__(self, number: int, server: Server, proxy: Proxy, cable: Cable | None) -> None:
+        self.number, self.server, self.proxy, self.cable = number, server, proxy, cable
         self.name = f"n{number}"
         self.paused = False
 
     @property
     def dsn(self) -> str:
+        host = self.cable.address if self.cable else "127.0.0.1"
         return (
-            f"host=127.0.0.1 port={self.proxy.port} dbname={DATABASE} user=postgres sslmode=disable gssencmode=disable"
+            f"host={host} port={self.proxy.port} dbname={DATABASE} user=postgres sslmode=disable gssencmode=disable"
             " connect_timeout=10"
         )
 
@@ -84,6 +87,9 @@ class Fleet:
         self._started = time.monotonic()
         self._wrong: list[str] = []
         self._faults: list[Fault] = []
+        self._pulls = not (why_not := possible())
+        if why_not:
+            self.say(f"no cable is pulled: {why_not}")
 
     def say(self, text: str) -> None:
         """A line with the time."""
@@ -116,8 +122,11 @@ class Fleet:
                     migrate(conn, node=number)
                     conn.execute(TABLES)
                 socket = psycopg.conninfo.conninfo_to_dict(server.dsn())["host"]
-                proxy = await stack.enter_async_context(Proxy(partial("{}/.s.PGSQL.5432".format, socket)))
-                nodes.append(Node(number, server, proxy))
+                cable = Cable(number) if self._pulls else None
+                listener = cable.listener() if cable else None
+                upstream = partial("{}/.s.PGSQL.5432".format, socket)
+                proxy = await stack.enter_async_context(Proxy(upstream, listener=listener))
+                nodes.append(Node(number, server, proxy, cable))
             os.environ["TALLYBOOK_NODES"] = "\n".join(f"{node.name}={node.dsn}" for node in nodes)
             dsns = [node.dsn for node in nodes]
             workers = [(dsns[0], True)] * _WORKERS
@@ -136,7 +145,11 @@ class Fleet:
         bag: list[str] = []
         while time.monotonic() < until:
             if not bag:
-                bag = self._rng.sample(sorted(_FAULTS), len(_FAULTS))
+                bag = [
+                    name
+                    for name in self._rng.sample(sorted(_FAULTS), len(_FAULTS))
+                    if self._pulls or name != "pull_cable"
+                ]
             name, node = bag.pop(), self._rng.choice(nodes)
             self._faults.append(Fault(name, time.time()))
             self.say(f"{name} on {node.name}")
@@ -154,6 +167,8 @@ class Fleet:
         if node.paused:
             node.send(signal.SIGCONT)
         node.proxy.heal()
+        if node.cable:
+            node.cable.plug()
         if node.server.pid is None:
             node.server.start()
 
@@ -240,9 +255,16 @@ async def _stop_server(run: Fleet, node: Node, crew: Crew) -> None:
 
 
 async def _cut_network(run: Fleet, node: Node, crew: Crew) -> None:
-    """Nothing comes through, and nobody is told."""
+    """Data is received and not passed on; no connection ends."""
     node.proxy.blackhole()
     await asyncio.sleep(run._rng.uniform(3, 8))
+
+
+async def _pull_cable(run: Fleet, node: Node, crew: Crew) -> None:
+    """Every packet is lost."""
+    assert node.cable is not None
+    node.cable.pull()
+    await asyncio.sleep(run._rng.uniform(3, 20))
 
 
 async def _break_connections(run: Fleet, node: Node, crew: Crew) -> None:
@@ -261,6 +283,7 @@ _FAULTS: dict[str, Callable[[Fleet, Node, Crew], Awaitable[None]]] = {
     "kill_server": _kill_server,
     "stop_server": _stop_server,
     "cut_network": _cut_network,
+    "pull_cable": _pull_cable,
     "break_connections": _break_connections,
     "kill_worker": _kill_worker,
 }

@@ -13,8 +13,8 @@ _INSIDE = "TALLYBOOK_CHAOS_NAMESPACE"
 _LARGEST_DISK = 8 << 30
 
 
-def enter_namespace() -> None:
-    """Start this program again in a mount namespace of its own, where it can: its disk goes with its last process.
+def enter_namespace(*, network: bool) -> None:
+    """Start this program again in a namespace of its own, where it can: its disk and its network end with its last process.
 
     Root needs no more than that; others get it through a user namespace, where the kernel allows one. Returns where
     this has been done, or is not possible.
@@ -22,7 +22,7 @@ def enter_namespace() -> None:
     if os.environ.get(_INSIDE) or not sys.platform.startswith("linux") or not (unshare := shutil.which("unshare")):
         return
     who = [] if os.geteuid() == 0 else ["--user", "--map-current-user", "--keep-caps"]
-    command = [unshare, *who, "--mount", "--propagation", "private"]
+    command = [unshare, *who, "--mount", "--propagation", "private", *(["--net"] if network else [])]
     if subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0:
         os.environ[_INSIDE] = "1"
         os.execv(unshare, [*command, sys.executable, "-m", "chaos", *sys.argv[1:]])

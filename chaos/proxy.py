@@ -32,7 +32,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from chaos.wire import Requests, is_ready
 
@@ -79,19 +79,21 @@ class _Link:
 
 
 class Proxy:
-    """Listens on 127.0.0.1:`port`; connects to what `upstream` names at that moment, a socket's path or (host, port)."""
+    """Listens on 127.0.0.1:`port` or on `listener`; connects to what `upstream` names then: a socket's path or (host, port)."""
 
     def __init__(
         self,
         upstream: Callable[[], Upstream],
         *,
         port: int = 0,
+        listener: socket.socket | None = None,
         unacked: float | None = 15.0,
         keepalive: float | None = 25.0,
     ) -> None:
         self._upstream = upstream
         self._unacked = unacked
         self._keepalive = keepalive
+        self._socket = listener
         self._listener: asyncio.Server | None = None
         self._links: set[_Link] = set()
         self._watcher: asyncio.Task[None] | None = None
@@ -108,7 +110,8 @@ class Proxy:
         self.heal()
 
     async def __aenter__(self) -> Self:
-        self._listener = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
+        where: dict[str, Any] = {"sock": self._socket} if self._socket else {"host": "127.0.0.1", "port": self.port}
+        self._listener = await asyncio.start_server(self._accept, **where)
         self.port = self._listener.sockets[0].getsockname()[1]
         self._watcher = asyncio.create_task(self._watch())
         return self

@@ -1,0 +1,65 @@
+"""A cable to a node that can be pulled: the node's proxy listens in a network namespace of its own.
+
+A pulled cable loses packets, in both directions and without an answer. A proxy that swallows data does not do that: the
+kernel still acknowledges what it received. Needs `ip` (iproute2) and a kernel that allows network namespaces.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import socket
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+_NEW_NETWORK = 0x40000000  # CLONE_NEWNET of <sched.h>
+
+
+def possible() -> str | None:
+    """None if cables can be laid here, else the reason."""
+    if shutil.which("ip") is None:
+        return "there is no command ip (iproute2)"
+    return None if _run("link", "set", "lo", "up") else "this kernel allows no network namespace"
+
+
+class Cable:
+    """A pair of virtual network devices, one of them in the namespace of node `number`."""
+
+    def __init__(self, number: int) -> None:
+        self._here, self._there, self._namespace = f"here{number}", f"there{number}", f"node{number}"
+        self.address = f"10.77.{number}.2"
+        made = (
+            _run("netns", "add", self._namespace)
+            and _run("link", "add", self._here, "type", "veth", "peer", "name", self._there, "netns", self._namespace)
+            and _run("address", "add", f"10.77.{number}.1/30", "dev", self._here)
+            and _run("-n", self._namespace, "address", "add", f"{self.address}/30", "dev", self._there)
+            and _run("link", "set", self._here, "up")
+        )
+        if not made:
+            raise OSError(f"the network devices of node {number} could not be made")
+        self.plug()
+
+    def plug(self) -> None:
+        """Let packets through."""
+        _run("-n", self._namespace, "link", "set", self._there, "up")
+
+    def pull(self) -> None:
+        """Lose every packet until `plug`."""
+        _run("-n", self._namespace, "link", "set", self._there, "down")
+
+    def listener(self) -> socket.socket:
+        """A listening TCP socket at the far end."""
+        with ThreadPoolExecutor(1) as thread:  # a namespace is a thread's
+            return thread.submit(self._listen).result()
+
+    def _listen(self) -> socket.socket:
+        with Path("/run/netns", self._namespace).open("rb") as file:
+            if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _NEW_NETWORK):
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        return socket.create_server((self.address, 0))
+
+
+def _run(*words: str) -> bool:
+    return subprocess.run(["ip", *words], capture_output=True, check=False).returncode == 0
