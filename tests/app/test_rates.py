@@ -251,15 +251,18 @@ def test_the_command_line(dsn: str, db: Any) -> None:
 
     run = partial(invoke, "limit", to=dsn)
 
-    assert run("list").output == "no rate limits\n"
+    assert run("list").output == "no limits\n"
     assert run("set", "provider", "8", "1min").output == "rate limit 'provider' is created\n"
+    assert run("at-once", "customer", "2").output == "concurrency limit 'customer' is created\n"
     assert "may start at" in run("push", "provider:acme", "5min").output
     shown = run("list").output.splitlines()
     assert shown[0].split()[:2] == ["key", "limit"]
     assert "8 per 1 min" in shown[2] and "(pushed back)" in shown[2]
-    assert {one["name"]: one["per"] for one in json.loads(run("list", "--json").output)} == {
+    assert shown[3].split() == ["customer", "2", "running", "0", "0", "-", "-"]
+    assert {one["name"]: one.get("per", one.get("most")) for one in json.loads(run("list", "--json").output)} == {
         "provider": 60.0,
         "provider:acme": 60.0,
+        "customer": 2,
     }
     db.execute("insert into tallybook.rate_call values (now(), 7, 1, 'provider:acme')")
     assert run("calls", "provider:acme").output.splitlines()[1].split()[-4:] == ["7", "1", "not", "ended"]

@@ -164,6 +164,9 @@ def test_limits_breakers_and_routes_are_set_on_each_node(shop: Shop) -> None:
         with psycopg.connect(dsn) as conn:
             assert one(conn, "select count(*) from tallybook.rate where name = 'acme'") == 1, name
             assert one(conn, "select count(*) from tallybook.concurrency where name = 'acme'") == 1, name
+    assert shop.says("limit", "set", "acme", 3, "1min", nodes="west").exit_code == 0
+    shares = [(row["node"], row.get("calls", row.get("most"))) for row in shop.rows("limit", "list")]
+    assert shares == [("north", 8), ("north", 2), ("south", 8), ("south", 2), ("west", 3), ("west", 2)]
     away = shop.says("limit", "drop", "acme", away="south")
     assert away.exit_code == 1 and "south: error:" in away.stderr and "geheim" not in away.output
     assert [line.split(":")[0] for line in away.stdout.splitlines()] == ["north", "north", "west", "west"]

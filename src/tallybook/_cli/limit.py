@@ -6,12 +6,12 @@ from datetime import UTC, datetime, timedelta
 
 import click
 
-from tallybook._cli.common import DURATION, Columns, command, listing, print_json, print_rows, row_json
+from tallybook._cli.common import DURATION, Columns, command, listing
 from tallybook._cli.database import Db
 from tallybook._cli.text import clean, local
 from tallybook._db import rates
 from tallybook._model.durations import format_duration
-from tallybook._model.rate import ConcurrencyRule, RateInfo, RateRule
+from tallybook._model.rate import ConcurrencyInfo, ConcurrencyRule, RateInfo, RateRule
 
 _CALLS = """\
 select to_json(c)::text from (
@@ -24,33 +24,34 @@ def limit() -> None:
     """List and change rate limits and concurrency limits."""
 
 
-def _rule(one: RateInfo) -> str:
+def _rule(one: RateInfo | ConcurrencyInfo) -> str:
+    if isinstance(one, ConcurrencyInfo):
+        return "none" if one.most is None else f"{one.most} running"
     if one.per is None:
         return "none"
     return f"{one.calls} per {format_duration(one.per)}" + (f", {one.burst} at once" if one.burst != 1 else "")
 
 
-_RATES: Columns = {
-    "key": "name", "limit": _rule, "in window": "calls_in_window", "waiting": "waiting", "last call": "last_call_at",
-    "next call": lambda one: local(one.next_call_at) + (" (pushed back)" if one.pushed_to else ""),
-}  # fmt: skip
-_AT_ONCE: Columns = {
-    "key": "name", "at once": lambda one: "none" if one.most is None else one.most, "held": "held",
+def _next(one: RateInfo | ConcurrencyInfo) -> str:
+    if isinstance(one, ConcurrencyInfo):
+        return "-"
+    return local(one.next_call_at) + (" (pushed back)" if one.pushed_to else "")
+
+
+_LIMITS: Columns = {
+    "key": "name",
+    "limit": _rule,
+    "used": lambda one: one.held if isinstance(one, ConcurrencyInfo) else one.calls_in_window,
     "waiting": "waiting",
-}  # fmt: skip
+    "last call": lambda one: "-" if isinstance(one, ConcurrencyInfo) else local(one.last_call_at),
+    "next call": _next,
+}
 
 
-@command("list", of=limit, json=True)
-def list_(db: Db, as_json: bool) -> None:
-    """List the limits and their keys with the waiting jobs. JSON has seconds."""
-    found, at_once = db.run(rates.rates()), db.run(rates.concurrency())
-    if as_json:
-        print_json([row_json(one) for one in (*found, *at_once)])
-        return
-    print_rows(_RATES, found, empty="no rate limits")
-    if at_once:
-        click.echo()
-        print_rows(_AT_ONCE, at_once, empty="no concurrency limits")
+@listing(_LIMITS, of=limit, empty="no limits")
+def list_(db: Db) -> list[RateInfo | ConcurrencyInfo]:
+    """List rate limits, then concurrency limits, each with its keys in use."""
+    return [*db.run(rates.rates()), *db.run(rates.concurrency())]
 
 
 @command("set", of=limit, nodes="each")
