@@ -142,7 +142,13 @@ def prose(line: str) -> str:
 
 def command_line() -> str:
     """Every command with what its own help says."""
-    parts = ["# Command line", "", "What `tallybook COMMAND --help` says, for every command.", ""]
+    parts = [
+        "# Command line",
+        "",
+        "The help of every command. Completion for bash: `eval \"$(_TALLYBOOK_COMPLETE=bash_source tallybook)\"` in"
+        " `~/.bashrc`; for zsh and fish replace `bash_source` by `zsh_source` or `fish_source`.",
+        "",
+    ]
     for path, command in commands(cli, ("tallybook",)):
         context = click.Context(command, info_name=" ".join(path), terminal_width=110, max_content_width=110)
         level = "#" * min(len(path) + 1, 4)

@@ -1,4 +1,4 @@
-"""docs/recipes.md: each recipe is a program that prints what the page shows."""
+"""Programs of the docs that print what their page shows: each recipe of docs/recipes.md, and those of other pages."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ def test_there_are_recipes_for_a_newcomer() -> None:
         assert found[0][1].count("\n") <= 45, title
 
 
+PAGES = {page: text(f"docs/{page}.md") for page in ("args", "testing", "context")}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("title", RECIPES)
+@pytest.mark.parametrize("title", [*RECIPES, *PAGES])
 def test_a_recipe_prints_what_the_page_shows(title: str, tmp_path: Path, dsn: str) -> None:
-    """The file of a recipe, as written, run on a fresh database."""
-    (_, code), (_, printed) = FENCED.findall(RECIPES[title])
+    """The file of a recipe or page, as written, run on a fresh database."""
+    (_, code), (_, printed) = FENCED.findall((RECIPES | PAGES)[title])
     (tmp_path / "recipe.py").write_text(code, encoding="utf-8")
     assert python(tmp_path, dsn, "recipe.py") == printed
