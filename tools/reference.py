@@ -43,16 +43,32 @@ NOUNS = (
     "history.Audit", "history.Doctor",
 )  # fmt: skip
 
-ELSEWHERE = {
-    "tallybook": (*(f"tallybook._app.{noun}" for noun in NOUNS), "tallybook._db.verb.Verb"),
-    "tallybook.contrib.django": ("tallybook.contrib.django._app.App", "tallybook.contrib.django._backend.Backend"),
+PARTS = {
+    "tallybook": ("The App and its tasks", "App Task JobCall Exponential Linear Constant migrate"),
+    "handler": (
+        "In a handler",
+        "Context Snooze Cancel Dead Reschedule Complete Drop Kill Reject Subject Provider Secret",
+    ),
+    "nouns": ("The nouns of the App", ""),
+    "rows": (
+        "What verbs return",
+        "Job JobInfo JobLine JobPage JobDone DeadLetter Retried Cancelled Reason TraceEvent TopJob QueueInfo Truncated"
+        " ScheduleInfo Fire Fired SubjectCall SubjectInfo SubjectPage SubjectReport RateInfo ConcurrencyInfo BreakerInfo"
+        " Counts Throughput Timings Level Difference Finding ServiceInfo RetentionInfo HeldRange AuditRow Node",
+    ),
 }
-"""Public names that a module gives on demand only, where a reader of its source does not find them."""
+"""Pages of the module `tallybook`: title, and public names in the order in which a person needs them."""
+
+ELSEWHERE = {
+    "nouns": ("tallybook._db.verb.Verb", *(f"tallybook._app.{noun}" for noun in NOUNS)),
+    "contrib-django": ("tallybook.contrib.django._app.App", "tallybook.contrib.django._backend.Backend"),
+}
+"""Public names of a page that its module gives on demand only, where a reader of its source does not find them."""
 
 
 def pages() -> dict[str, str]:
     """Each generated page, by its file name."""
-    made = {f"{page}.md": python(module) for page, module in MODULES.items()}
+    made = {f"{page}.md": python(page) for page in (*PARTS, *MODULES)}
     made["sql-functions.md"] = sql_page("SQL functions", FUNCTIONS, sql_files(views=False))
     made["sql-views.md"] = sql_page("SQL views", VIEWS, sql_files(views=True))
     made["command-line.md"] = command_line()
@@ -62,14 +78,17 @@ def pages() -> dict[str, str]:
 # Python
 
 
-OPTIONS = {"show_root_heading": "true", "show_root_toc_entry": "true", "inherited_members": "false"}
-
-
-def python(module: str) -> str:
-    """A page that mkdocstrings fills from the docstrings of a module."""
-    text = f"# {module}\n\n::: {module}\n"
-    for path in ELSEWHERE.get(module, ()):
-        text += f"\n::: {path}\n    options:\n" + "".join(f"      {key}: {value}\n" for key, value in OPTIONS.items())
+def python(page: str) -> str:
+    """A page that mkdocstrings fills from the docstrings of a module, or of some of its names."""
+    if page in PARTS:
+        title, names = PARTS[page]
+        text, paths = f"# {title}\n", [f"tallybook.{name}" for name in names.split()]
+    else:
+        text, paths = f"# {MODULES[page]}\n\n::: {MODULES[page]}\n", []
+    for path in (*paths, *ELSEWHERE.get(page, ())):
+        inherited = str(path in paths).lower()
+        text += f"\n::: {path}\n    options:\n      show_root_heading: true\n      show_root_toc_entry: true\n"
+        text += f"      inherited_members: {inherited}\n"
     return text
 
 
@@ -145,7 +164,7 @@ def command_line() -> str:
     parts = [
         "# Command line",
         "",
-        "The help of every command. Completion for bash: `eval \"$(_TALLYBOOK_COMPLETE=bash_source tallybook)\"` in"
+        'The help of every command. Completion for bash: `eval "$(_TALLYBOOK_COMPLETE=bash_source tallybook)"` in'
         " `~/.bashrc`; for zsh and fish replace `bash_source` by `zsh_source` or `fish_source`.",
         "",
     ]

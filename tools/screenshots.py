@@ -210,7 +210,7 @@ _RUNS = "select 1 from tallybook.job where state = 'running' limit 1"
 @contextmanager
 def running(stack: ExitStack) -> Iterator[tuple[str, str, Command]]:
     """Address and DSN of a dashboard over a database that lives."""
-    server = stack.enter_context(temporary_server(18))
+    server = stack.enter_context(temporary_server(18, settings={"fsync": "on", "full_page_writes": "on"}))
     dsn = server.create_database("bookshop")
     with psycopg.connect(dsn, autocommit=True) as conn:
         migrate(conn)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import tallybook
 from support.paths import ROOT
 from tools import docs, reference
 
@@ -43,6 +44,12 @@ def test_every_public_module_has_its_page() -> None:
     inside = {module for module in public if re.match(r"tallybook\.extra\.\w+\.", module)}
     named = {module for module in public if "._" not in module} - inside - run_by_others
     assert named == set(reference.MODULES.values())
+
+
+def test_every_public_name_is_on_one_page() -> None:
+    """The pages of the module `tallybook` show each of its public names once."""
+    shown = [name for _, names in reference.PARTS.values() for name in names.split()]
+    assert sorted(shown) == sorted(set(tallybook.__all__) - {"__version__"})
 
 
 @pytest.mark.parametrize("module", reference.MODULES.values())
@@ -120,7 +127,7 @@ def test_the_site_builds(staged: Path) -> None:
     any_page = (site / "docs/states.html").read_text(encoding="utf-8")
     titles = re.findall(r"^ +- ([^:\n]+): \S+\.md$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
     assert [title for title in titles if title not in any_page] == [], "each is in the navigation of each page"
-    python = (site / "docs/reference/tallybook.html").read_text(encoding="utf-8")
+    python = "".join((site / f"docs/reference/{page}.html").read_text(encoding="utf-8") for page in reference.PARTS)
     for name in ("App.task", "App.run_worker", "Task.enqueue", "Snooze", "JobInfo"):
         assert f'id="tallybook.{name}"' in python
     assert "Snooze" in (site / "docs/glossary.html").read_text(encoding="utf-8").title()

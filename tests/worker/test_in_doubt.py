@@ -319,5 +319,5 @@ async def test_what_cannot_be_ended_so_is_refused(app: App, dsn: str, db: Any, j
     async with working(app, dsn):
         (ended,) = await jobs.ends(work.enqueue_sync(db, "plain"))
         await eventually(lambda: refused, "the other one has run, too")
-    assert (ended.state, ended.last_error and "is no subject" in ended.last_error) == ("dead", True)
+    assert (ended.state, ended.last_error and "is not a subject" in ended.last_error) == ("dead", True)
     assert "ctx.end with Reject" in refused[0]

@@ -275,7 +275,7 @@ class Context:
                 f"ctx.end with {name}", hint="It takes Reschedule, Complete, Drop and Kill; return others"
             )
         if self.subject is None:
-            raise NotASubject(job.job_id, f"ctx.end with {name}")
+            raise NotASubject(job.job_id, name)
         end = end_of(job, self.app._names[job.task_name], outcome)
         if not isinstance(end, SubjectEnd):
             end = SubjectEnd("complete", {})

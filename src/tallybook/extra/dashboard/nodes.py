@@ -66,7 +66,7 @@ class Nodes:
     ) -> None:
         """ConfigError for a standby beside several nodes."""
         if read_dsn is not None and which is not None:
-            reason = "is the standby of one database, not of several nodes"
+            reason = "is a standby of one database, not of several nodes"
             raise ConfigError("read_dsn", "(not shown)", reason, hint="Give one of the two")
         self.many = which is not None
         self.first = Database(app, dsn=dsn, read_dsn=read_dsn, max_size=max_size)
