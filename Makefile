@@ -13,11 +13,11 @@ help:
 	@echo 'make example-NAME  one of $(EXAMPLES); SERVE=1 keeps it up, SHORT=1 is quick'
 	@echo 'make test        every test that is not marked slow, on PostgreSQL 18'
 	@echo 'make test-all    every test on PostgreSQL 18; those that depend on the server on 16, 15 and through PgBouncer too'
-	@echo 'make matrix      every test on every PostgreSQL that is there and through PgBouncer; well over an hour'
+	@echo 'make matrix      the tests on every Python, PostgreSQL and library that is supported; over an hour, ONLY=py3.12,pg17 for some'
 	@echo 'make check       ruff, mypy --strict, import-linter, and the linters of the workflows and the Dockerfile'
 	@echo 'make package     sdist and wheel in dist/, checked; the wheel alone runs the demo, a first job and the dashboard'
 	@echo 'make acceptance  every row of the mission with the tests that show it; REPORT=build/tests.xml reads what make test-all ran'
-	@echo 'make bench       figures; BENCH=cost|enqueue|drain|claimers|latency|pinned|idle|outage|poison|rescue|schedule|scheduled|pinned_scheduled|upsert|query|roles|limit|concurrency|fair|counters|history|why|pages|lists|fleet|fleet_view, SCALE=0.1 for a short run'
+	@echo 'make bench       figures; BENCH=cost|enqueue|drain|claimers|latency|pinned|idle|outage|poison|rescue|schedule|scheduled|pinned_scheduled|upsert|query|roles|limit|concurrency|fair|counters|history|why|pages|lists|fleet|fleet_view|cpu_bound|install, SCALE=0.1 for a short run'
 	@echo 'make bench-ab BASE=rev  drain, latency and cost of this commit beside those of another, PAIRS=10 times'
 	@echo 'make bench-peers the queues that the figures are held against, in an environment of their own'
 	@echo 'make chaos       120 s of faults on real processes, and what became of every job; SECONDS=30, MINUTES=10, SEED=7, BREAK=fence, FLEET=3'
@@ -50,7 +50,7 @@ test-all: $(READY)
 	@$(BIN)/python tools/run_tests.py --all
 
 matrix: $(READY)
-	@$(BIN)/python tools/run_tests.py --matrix
+	@$(BIN)/python tools/matrix.py $(if $(ONLY),--only '$(ONLY)')
 
 check: $(READY)
 	@$(BIN)/ruff check .
@@ -90,4 +90,4 @@ chaos: $(READY)
 	@$(BIN)/python -m chaos $(CHAOS)
 
 clean:
-	rm -rf $(VENV) .peers .cache build dist site
+	rm -rf $(VENV) .matrix .peers .cache build dist site

@@ -35,8 +35,10 @@ NAMES = (
     "lists",
     "fleet",
     "fleet_view",
+    "cpu_bound",
+    "install",
 )
-_WITH_PEERS = ("drain", "latency")
+_WITH_PEERS = ("drain", "latency", "cpu_bound")
 
 
 def main() -> int:

@@ -1,10 +1,10 @@
-"""What `make test`, `make test-all` and `make matrix` run: pytest on every PostgreSQL that is there, one server for each.
+"""What `make test` and `make test-all` run, and tools/matrix.py in each cell: pytest, with one server for each PostgreSQL.
 
 Without an option: every test on 18 that is not marked slow; with --on 16, those marked servers on that version. With
 --all: every test on 18; on 15 those marked servers (all of tests/sql is), on 16 those of them that are not slow; on 18
-through a PgBouncer in transaction mode every test but slow ones that are not marked servers. With --matrix: every test on
-15, 16, 18 and through PgBouncer. Other arguments go to pytest unchanged. A test that fails once has failed. The last lines
-name what could not run; under CI (the variable is set) a missing PgBouncer or browser is a failure.
+through a PgBouncer in transaction mode every test but slow ones that are not marked servers. Other arguments go to
+pytest unchanged. A test that fails once has failed. The last lines name what could not run; under CI (the variable is
+set) a missing PgBouncer or browser is a failure.
 """
 
 from __future__ import annotations
@@ -112,7 +112,6 @@ def _arguments() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "--all", action="store_true", help="everything on 18; on 16, 15 and through PgBouncer what depends on them"
     )
-    parser.add_argument("--matrix", action="store_true", help="everything on every version and through PgBouncer")
     parser.add_argument(
         "-n",
         "--processes",
@@ -121,11 +120,15 @@ def _arguments() -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument("--durations", type=int, default=15, help="how many of the slowest tests to name (15)")
     parser.add_argument(
-        "--on", dest="versions", type=int, action="append", choices=VERSIONS, help="only this version; may be repeated"
+        "--on",
+        dest="versions",
+        type=int,
+        action="append",
+        choices=(*VERSIONS, 17),
+        help="only this version; may be repeated",
     )
     parser.add_argument("--pooled", action="store_true", help="only the run through PgBouncer")
     options, extra = parser.parse_known_args()
-    options.all |= options.matrix
     options.versions = options.versions or list(VERSIONS[: None if options.all else 1])
     return options, extra
 
@@ -155,8 +158,6 @@ def _run(result: Result, options: argparse.Namespace, extra: list[str]) -> Resul
 
 def _selection(result: Result, options: argparse.Namespace) -> list[str]:
     named = ["-rsfE"] if result.pooled else []  # what is left out there is named, with its reason
-    if options.matrix:
-        return named
     if result.pooled:
         return [*named, "-m", "not slow or servers"]
     newest, oldest = VERSIONS[0], VERSIONS[-1]

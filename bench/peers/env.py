@@ -43,4 +43,4 @@ def available() -> dict[str, str | None]:
     """Give for each peer why it cannot be run here, or None when it can."""
     python = None if stamped(VENV_STAMP, REQUIREMENTS) and PYTHON.exists() else MISSING
     node = node_missing("node") or (None if stamped(NODE_STAMP, PACKAGE) else MISSING)
-    return {"graphile": node or python, "pgqueuer": python, "procrastinate": python}
+    return {"graphile": node or python, "pgqueuer": python, "procrastinate": python, "celery": python}

@@ -16,7 +16,7 @@ def install_python() -> None:
     """Make `.peers/venv`, unless it is there."""
     if stamped(VENV_STAMP, REQUIREMENTS) and PYTHON.exists():
         return
-    print("bench-peers: PgQueuer and Procrastinate into .peers/venv", flush=True)
+    print("bench-peers: PgQueuer, Procrastinate and Celery into .peers/venv", flush=True)
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(VENV)], check=True)
     pip = [str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "--requirement", str(REQUIREMENTS)], check=True)
