@@ -103,7 +103,8 @@ def lower_bounds(text: str) -> list[str]:
     project = tomllib.loads(text)["project"]
     named = [*project["dependencies"]]
     for extra, lines in project["optional-dependencies"].items():
-        named += lines if extra not in ("dev", "docs") else []
+        # Of the tools of development, the one that goes with a library in step.
+        named += [line for line in lines if extra not in ("dev", "docs") or line.startswith("opentelemetry-sdk")]
     pins = {}
     for requirement in map(Requirement, named):
         for bound in requirement.specifier:
@@ -227,11 +228,10 @@ def environment(name: str, cell: Cell, place: Place, log: Path) -> Path:
     shutil.rmtree(home, ignore_errors=True)
     place.run([place.python, "-m", "venv", str(home)], log)
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    bounds = HOME / f"{name}.txt"
-    bounds.write_text("\n".join(lower_bounds(text)) if cell.lowest else "", encoding="utf-8")
-    place.run([*pip, "--editable", ".[dev]", "--constraint", str(bounds)], log)
-    if cell.pins:
-        place.run([*pip, *cell.pins], log)
+    place.run([*pip, "--editable", ".[dev]"], log)
+    # Afterwards, since tools of development may want newer ones.
+    if pins := lower_bounds(text) if cell.lowest else cell.pins:
+        place.run([*pip, *pins], log)
     stamp.write_text(wanted)
     return python
 
