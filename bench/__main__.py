@@ -38,12 +38,14 @@ NAMES = (
     "cpu_bound",
     "install",
 )
+_ASKED_FOR = ("install",)
+"""Run only where it is named: it fills environments from the package index."""
 _WITH_PEERS = ("drain", "latency", "cpu_bound")
 
 
 def main() -> int:
     """Run what the command line names."""
-    names = sys.argv[1:] or list(NAMES)
+    names = sys.argv[1:] or [name for name in NAMES if name not in _ASKED_FOR]
     if unknown := [name for name in names if name not in NAMES]:
         say(f"bench: no benchmark {', '.join(unknown)}; there are {', '.join(NAMES)}")
         return 2

@@ -46,7 +46,16 @@ def _ours(running: Server, jobs: int) -> Run:
     with database(running) as dsn:
         with psycopg.connect(dsn, autocommit=True) as conn:
             load(conn, jobs, queue="burn", task="burn")
-        words = ["-A", "bench.burn_app:app", "--queues", f"burn={_PROCESSES}", "--log-level", "error"]
+        words = [
+            "-A",
+            "bench.burn_app:app",
+            "--queues",
+            f"burn={2 * _PROCESSES}",
+            "--children",
+            str(_PROCESSES),
+            "--log-level",
+            "error",
+        ]
         command = [sys.executable, "-m", "tallybook", "worker", *words]
         return _drain(command, jobs, {"TALLYBOOK_DSN": dsn})
 

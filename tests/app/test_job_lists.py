@@ -71,7 +71,7 @@ async def test_bad_input(app: App) -> None:
         await app.jobs.list(states=["failed"])
     with pytest.raises(ConfigError, match="from 1 to 1000"):
         await app.jobs.list(max_jobs=1001)
-    with pytest.raises(InvalidArgument, match="is no cursor"):
+    with pytest.raises(InvalidArgument, match="is not a cursor"):
         await app.jobs.list(after="here")
     with pytest.raises(InvalidArgument, match="of a list with other filters"):
         await app.jobs.list(states=["available"], after="i12")
@@ -150,5 +150,5 @@ async def test_which_subjects_have_stopped_and_why(app: App, db: Any, dsn: str) 
     assert "no price" in result.stdout
     with pytest.raises(ConfigError, match="are some of planned"):
         await app.subjects.list(states=["failed"])
-    with pytest.raises(InvalidArgument, match="is no cursor of this list"):
+    with pytest.raises(InvalidArgument, match="is not a cursor of this list"):
         await app.subjects.list(states=stopped, after='["refresh", "a:breaks"]')

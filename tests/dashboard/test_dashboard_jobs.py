@@ -133,7 +133,7 @@ async def test_every_page_of_an_empty_database(app: App) -> None:
             assert "No job can have the id" in (await visitor.get(f"/job/{odd}", 404)).said
         for path, why in {
             "/jobs?state=failed": "is no state of a job", "/jobs?since=soon": "is no time", "/jobs?link=customer": "is no KIND=KEY",
-            "/jobs?after=here": "is no cursor", "/jobs?error=" + "x" * 501: "at most 500",
+            "/jobs?after=here": "is not a cursor", "/jobs?error=" + "x" * 501: "at most 500",
             "/dead?reason=bored": "reason is one of", "/dead?after=here": "where the list goes on",
             "/dead/preview?verb=burn": "can be retried, cancelled or dropped", "/jobs/preview?verb=burn": "What can be done",
             "/trace?link=a%3D1&unique=b": "follows one thing", "/trace?unique=a&most=-1": "no whole number",

@@ -306,7 +306,7 @@ def test_a_job_that_runs_for_long(patient: Patient) -> None:
     job = put(patient.db)
     lease = claim(patient.db, start(patient.db, "mail"))
     patient.fine("running")
-    patient.ill("running", f"job {job} (x) runs for 2 h on till-3", level="note", later="2 h")
+    patient.ill("running", f"job {job} (x) has been running for 2 h on till-3", level="note", later="2 h")
     patient.db.execute("select tallybook.complete(%s, %s, 1)", [lease, job])
     patient.fine("running", later="2 h")
 
@@ -403,7 +403,7 @@ def test_dead_letters(patient: Patient) -> None:
 def test_an_open_breaker(patient: Patient) -> None:
     """An open breaker is named; closed it is not."""
     patient.db.execute("select tallybook.breaker_set('acme', 3, '1 min', '1 h'), tallybook.breaker_open('acme')")
-    patient.ill("breakers", '"acme" is open', "holds 0 jobs", level="note")
+    patient.ill("breakers", '"acme" has been open', "holds 0 jobs", level="note")
     patient.db.execute("select tallybook.breaker_close('acme')")
     patient.fine("breakers")
 
@@ -527,10 +527,10 @@ def test_all_checks(dsn: str, patient: Patient) -> None:
     """The client makes its four checks and all of SQL's, each once, in one order, each with a level that there is."""
 
     def groups(db: Connection) -> list[str]:
-        with pytest.raises(psycopg.Error, match='knows nothing about "x"') as refused:
+        with pytest.raises(psycopg.Error, match='has no checks about "x"') as refused:
             db.execute("select tallybook.doctor('x')")
         assert refused.value.sqlstate == "TB005"
-        hint = (refused.value.diag.message_hint or "").removeprefix("About one of ").removesuffix(".")
+        hint = (refused.value.diag.message_hint or "").removeprefix("It has checks about ").removesuffix(".")
         return hint.split(", ")
 
     found = doctor(dsn)
@@ -595,7 +595,7 @@ def test_what_takes_long_is_given_up(dsn: str, connect: Callable[..., Connection
     holder.execute("lock table tallybook.dead")
     with patient:
         found = by_name(list(examine(patient, patience=timedelta(seconds=0.8))))
-        assert "could not be looked at within 0.8 s" in found["queues"].finding and found["queues"].level == "note"
+        assert "could not be checked within 0.8 s" in found["queues"].finding and found["queues"].level == "note"
         assert "unserved_queues" not in found and "cluster" in found and "workers" in found
         holder.rollback()
         assert "unserved_queues" in by_name(list(examine(patient, patience=timedelta(seconds=5))))
@@ -633,7 +633,7 @@ def test_the_command_line(healthy: str) -> None:
     with psycopg.connect(healthy, autocommit=True) as db:
         put(db)
         bad = invoke("doctor", "--quiet", to=healthy)
-        assert bad.exit_code == 1 and 'WARNING  unserved_queues: queue "mail" has jobs in line' in bad.output
+        assert bad.exit_code == 1 and 'WARNING  unserved_queues: queue "mail" has had jobs in line' in bad.output
         assert "-> Start a worker" in bad.output and "ok       " not in bad.output
         listed = invoke("doctor", "--json", to=healthy)
         assert listed.exit_code == 1

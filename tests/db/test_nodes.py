@@ -67,7 +67,7 @@ def test_a_retiring_node_is_served_and_one_that_is_gone_is_not(fleet: Fleet) -> 
         assert call(db, "node_remove", name="north") == [("removed",)]
         assert call(db, "node_remove", name="north") == [("unchanged",)]
         assert [node.name for node in fleet.nodes] == ["south", "west"]
-        with pytest.raises(Exception, match='number 1 is that of node "north"'):
+        with pytest.raises(Exception, match='number 1 belongs to node "north"'):
             call(db, "node_add", name="new", address="host=x", number=1)
         assert call(db, "node_add", name="north", address="host=x", number=1) == [("changed",)]
 
@@ -75,11 +75,11 @@ def test_a_retiring_node_is_served_and_one_that_is_gone_is_not(fleet: Fleet) -> 
 @pytest.mark.parametrize(
     ("verb", "args", "message"),
     [
-        ("node_add", {"name": "a,b", "address": "host=x", "number": 9}, 'node name "a,b" does not fit'),
-        ("node_add", {"name": "all", "address": "host=x", "number": 9}, 'node name "all" does not fit'),
+        ("node_add", {"name": "a,b", "address": "host=x", "number": 9}, 'invalid node name "a,b"'),
+        ("node_add", {"name": "all", "address": "host=x", "number": 9}, 'invalid node name "all"'),
         ("node_add", {"name": "new", "address": "host=x", "number": 1024}, "number 1024"),
-        ("node_add", {"name": "new", "address": "host=x password=y", "number": 9}, "an address holds no password"),
-        ("node_add", {"name": "new", "address": "postgresql://u:p@x/y", "number": 9}, "an address holds no password"),
+        ("node_add", {"name": "new", "address": "host=x password=y", "number": 9}, "an address must not contain a password"),
+        ("node_add", {"name": "new", "address": "postgresql://u:p@x/y", "number": 9}, "an address must not contain a password"),
         ("node_add", {"name": "north", "address": "host=x", "number": 9}, 'node "north" has number 1'),
         ("node_retire", {"name": "nobody"}, 'there is no node "nobody"'),
         ("node_pin", {"key": "k", "node": "nobody"}, 'there is no node "nobody"'),

@@ -593,6 +593,7 @@ def test_worker_options_are_those_of_the_settings() -> None:
                 "direct_dsn": "none",
                 "metrics_port": "none",
                 "rescue_look": "none",
+                "children": "one per slot",
             }
             return undeclared[field.name]
         return str(field.default).lower() if isinstance(field.default, bool) else field.default

@@ -119,7 +119,7 @@ def test_all_queues_are_truncated_in_turn(db: Connection, connect: Connect, hand
     assert sum(cancelled for _, cancelled, _ in calls) == len(jobs) and calls[-1] == (None, 0, True)
     assert max(cancelled for _, cancelled, _ in calls) == 2
     assert states(db, locked, runs, *jobs) == ["scheduled", "running"] + ["cancelled"] * 5
-    with pytest.raises(psycopg.Error, match="is no mark"):
+    with pytest.raises(psycopg.Error, match="is not a mark"):
         db.execute("select tallybook.queue_truncate_all(mark => '{}')")
 
 
@@ -194,8 +194,8 @@ def test_many_at_once_go_in_bulk(db: Connection, hands: Hands) -> None:
         ("TB005", "cannot be truncated", "queue_truncate('q', '{running}')"),
         ("TB005", "cannot be truncated", "queue_truncate('q', '{}')"),
         ("TB005", "max_jobs 0 is out", "queue_truncate('q', max_jobs => 0)"),
-        ("TB005", "{} is no mark", "queue_truncate('q', mark => '{}')"),
-        ("TB005", "is no mark", "queue_truncate('q', mark => '[1]')"),
+        ("TB005", "{} is not a mark", "queue_truncate('q', mark => '{}')"),
+        ("TB005", "is not a mark", "queue_truncate('q', mark => '[1]')"),
     ],
 )
 def test_bad_input(db: Connection, hands: Hands, code: str, words: str, call: str) -> None:

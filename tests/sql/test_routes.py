@@ -47,7 +47,7 @@ def test_a_provider_is_created_changed_and_left_alone(db: Any) -> None:
         ("provider_set('new')", "TB005", 'there is no provider "new"'),
         ("provider_set('')", "TB005", "a provider name has 1 to 64 bytes"),
         ("provider_set('a', E'b\\n')", "TB005", "no control or invisible characters"),
-        ("provider_set('a', 'b', '[]')", "TB005", "one JSON object, not array"),
+        ("provider_set('a', 'b', '[]')", "TB005", "a JSON object, not array"),
         ("provider_set('a', 'b', jsonb_build_object('x', repeat('x', 100001)))", "TB005", "100,000 bytes"),
         ("route_set('equity', 'nobody')", "TB002", 'there is no provider "nobody"'),
         ("route_set('equity', null)", "TB002", "there is no provider null"),

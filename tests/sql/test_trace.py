@@ -148,8 +148,8 @@ def test_what_waits_says_for_what(db: Connection, hands: Hands) -> None:
 @pytest.mark.parametrize(
     ("named", "said"),
     [
-        ({}, "one thing to follow"),
-        ({"subject": "s", "job": 1}, "one thing to follow"),
+        ({}, "exactly one thing to follow"),
+        ({"subject": "s", "job": 1}, "exactly one thing to follow"),
         ({"job": 1, "max_events": 0}, "max_events 0"),
         ({"links": {}}, "links are one JSON object"),
         ({"links": {"Submission": 1}}, "kind has 1 to 50"),

@@ -220,6 +220,24 @@ async def test_cancel_is_told_and_then_kills(dsn: str, db: Any, jobs: Jobs, tmp_
     assert (completed.failures, cancelled.failures, cancelled.crashes) == (0, 0, 0)
 
 
+async def test_no_more_children_than_allowed(dsn: str, db: Any, jobs: Jobs, tmp_path: Path) -> None:
+    """With children=1 the second job waits in its slot: it has no process, a cancel ends the wait at once, and a third runs."""
+    paths = [tmp_path / name for name in ("first", "second", "third")]
+    async with working(zoo.app, dsn, children=1, abort_timeout=timedelta(seconds=0.3)) as worker:
+        first = zoo.deaf.enqueue_sync(db, str(paths[0]))
+        await eventually(paths[0].exists, "the first runs")
+        second = zoo.deaf.enqueue_sync(db, str(paths[1]))
+        await jobs.becomes(second, "running")
+        zoo.app.cancel(second, "enough").sync(db)
+        await jobs.becomes(second, "cancelled")
+        third = zoo.says.enqueue_sync(db, "nothing")
+        await jobs.becomes(third, "running")
+        zoo.app.cancel(first, "enough").sync(db)
+        await jobs.becomes(third, "completed")
+        assert worker.book.free == {"default": 10}
+    assert [path.exists() for path in paths] == [True, False, False]
+
+
 async def test_an_abort_gives_back_and_ends_the_process(dsn: str, db: Any, jobs: Jobs, tmp_path: Path) -> None:
     """P9: at the second stop a job in a process is given back, without failure or crash, and its process is killed."""
     path = tmp_path / "deaf"

@@ -48,6 +48,7 @@ _LEVELS = click.Choice(["debug", "info", "warning", "error", "critical"], case_s
 @click.option("--direct-dsn", metavar="DSN", help="DSN past a pooler, for the session. [TALLYBOOK_DIRECT_DSN]")
 @click.option("--poll", type=DURATION, metavar="DURATION", help="Poll interval when idle. [1 s]")
 @click.option("--slot-pause", type=DURATION, metavar="DURATION", help="Pause of a slot after each job. [0 s]")
+@click.option("--children", type=click.IntRange(1), help="Most child processes for process=True. [one per slot]")
 @click.option("--heartbeat", type=DURATION, metavar="DURATION", help="Heartbeat interval. [10 s]")
 @click.option(
     "--lease", type=DURATION, metavar="DURATION", help="Time without a heartbeat until it is suspected dead. [30 s]"
@@ -75,6 +76,7 @@ def worker(
     direct_dsn: str | None,
     metrics_port: int | None,
     metrics_host: str | None,
+    children: int | None,
     log_format: str,
     log_level: str,
     **durations: timedelta | None,
@@ -92,6 +94,7 @@ def worker(
     dsn = dsn or inherited
     logs.setup(log_format, log_level)
     given: dict[str, Any] = {"name": name, "queues": parse_queues(queues), "notify": not no_notify, **durations}
+    given["children"] = children
     given["direct_dsn"] = conninfo(direct_dsn) if direct_dsn else None
     given |= {"metrics_port": metrics_port, "metrics_host": metrics_host, "maintenance": not no_maintenance}
     settings = WorkerSettings(**{option: value for option, value in given.items() if value is not None})

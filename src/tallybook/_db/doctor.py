@@ -74,12 +74,12 @@ def _bounded(conn: Conn, name: str, patience: timedelta, look: Callable[[Conn], 
             conn.execute(_LIMITS, (milliseconds,))
             return look(conn)
     except psycopg.errors.QueryCanceled:
-        text = f"could not be looked at within {patience.total_seconds():g} s"
-        level, advice = "note", "The server is busy, or something holds a lock. Ask again."
+        text = f"could not be checked within {patience.total_seconds():g} s"
+        level, advice = "note", "The server is busy, or something holds a lock. Run it again."
     except psycopg.Error as error:
-        level, text = "note", f"could not be looked at: {first_line(error)}"
+        level, text = "note", f"could not be checked: {first_line(error)}"
         if isinstance(error, psycopg.errors.InsufficientPrivilege):
-            advice = "Ask as a user with the role operator, or as the owner of the schema."
+            advice = "Run it as a user with the role operator, or the owner of the schema."
         elif conn.closed:
             level, text = "problem", f"the connection was lost: {first_line(error)}"
             advice = "See the server's log, and whether it is up."

@@ -82,7 +82,7 @@ def cancel_many(
     max_jobs: int,
 ) -> Call[Cancelled]:
     if queue is None and task is None and unique is None and order_key is None and args is None:
-        raise InvalidArgument("cancel_many needs a filter", hint="Name a queue, a task, a key or args")
+        raise InvalidArgument("cancel_many needs a filter", hint="Pass a queue, a task, a key or args")
     if states is not None and (unknown := [state for state in states if state not in STATES]):
         raise ConfigError("states", unknown, f"are some of {', '.join(STATES)}")
     return _CANCEL_MANY.call(

@@ -44,6 +44,8 @@ class WorkerSettings:
     """How often an idle worker looks for jobs, jittered by half; the backstop behind notifications."""
     slot_pause: timedelta = timedelta(0)
     """How long a slot rests when its job has ended, before the next one; a stop does not wait for it."""
+    children: int | None = None
+    """At most this many child processes for tasks with process=True; more such jobs wait in their slots. None: one a slot."""
     heartbeat: timedelta = timedelta(seconds=10)
     """How often the worker says that it lives."""
     lease: timedelta = timedelta(seconds=30)
@@ -79,8 +81,9 @@ class WorkerSettings:
         for option in ("poll", "heartbeat", "lease", "rescue_look"):
             if (given := getattr(self, option)) is not None and given <= timedelta(0):
                 raise ConfigError(option, getattr(self, option), "has to be more than nothing")
-        if self.max_abandoned is not None and self.max_abandoned < 1:
-            raise ConfigError("max_abandoned", self.max_abandoned, "goes from 1 up")
+        for option in ("children", "max_abandoned"):
+            if (given := getattr(self, option)) is not None and given < 1:
+                raise ConfigError(option, given, "must be at least 1")
         self._check_metrics()
         if self.lease < 2 * self.heartbeat:
             raise ConfigError(
@@ -100,6 +103,11 @@ class WorkerSettings:
     def most_abandoned(self) -> int:
         """`max_abandoned`, or as many as there are slots."""
         return self.slots if self.max_abandoned is None else self.max_abandoned
+
+    @property
+    def most_children(self) -> int:
+        """`children`, or as many as there are slots."""
+        return self.slots if self.children is None else min(self.children, self.slots)
 
     @property
     def slots(self) -> int:

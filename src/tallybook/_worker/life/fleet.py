@@ -115,7 +115,7 @@ class Fleet:
         self.settings = settings
         self.each = replace(settings, metrics_port=None, metrics_host=LOOPBACK)
         self.shares = Shares(settings.queues)
-        self.common = Common(app, slots=settings.slots, worker_name=settings.name)
+        self.common = Common(app, slots=settings.slots, children=settings.most_children, worker_name=settings.name)
         self.lives: dict[str, Life] = {}
         self.stopping = asyncio.Event()
         self.telemetry = FleetTelemetry(settings, dsn, self.shown) if settings.metrics_port is not None else None

@@ -69,6 +69,7 @@ class Worker:
             Verbs(handlers, settings.direct_dsn or dsn),
             common=place.common if place else None,
             slots=settings.slots,
+            children=settings.most_children,
             worker_name=settings.name,
             grace=settings.abort_timeout,
             slot_pause=settings.slot_pause,

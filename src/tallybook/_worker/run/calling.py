@@ -133,13 +133,15 @@ class Handlers:
             return await value if inspect.iscoroutine(value) else value
 
     async def _in_child(self, job: Running, known: ServedTask) -> Any:
-        # Its end is the process's end: a cancel is told to that, see Guard.
-        handle, job.handle = job.handle, None
-        try:
-            carried = None if self._app._tracing is None else self._app._tracing.carried()
-            return await self.common.children.run(job, known, self._verbs, carried)
-        finally:
-            job.handle = handle
+        children = self.common.children
+        async with children.room:  # a cancel ends the wait
+            # From here on its end is the process's end: a cancel goes to that, see Guard.
+            handle, job.handle = job.handle, None
+            try:
+                carried = None if self._app._tracing is None else self._app._tracing.carried()
+                return await children.run(job, known, self._verbs, carried)
+            finally:
+                job.handle = handle
 
     async def _in_thread(
         self,

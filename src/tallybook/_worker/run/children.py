@@ -1,6 +1,6 @@
 """Child processes for plain handlers: what a job does to its process it does to no other.
 
-One child runs one job at a time and is used again for the next; there are never more than the worker has slots. It is
+One child runs one job at a time and is used again for the next; there are never more than the setting `children` allows. It is
 started as a new program (never forked from this process, which has threads and connections), gets the job as JSON over a
 socket of its own, and finds the function by importing its module. A deadline ends it by SIGKILL. A child that dies by
 itself ends the attempt as crashed, at once; the jobs beside it do not notice.
@@ -236,6 +236,8 @@ class Children:
     def __init__(self, worker_name: str, most: int) -> None:
         self._worker_name = worker_name
         self._most = most
+        self.room = asyncio.Semaphore(most)
+        """Held while a job runs in a child."""
         self._answers: set[asyncio.Task[None]] = set()
         self._idle: list[Child] = []
         self._all: set[Child] = set()

@@ -12,12 +12,12 @@ from tallybook._worker.run.threads import DaemonThreads
 
 
 class Common:
-    """Threads and child processes, as many as there are slots, and what the app's lifespans have opened."""
+    """Threads, as many as there are slots, child processes, and what the app's lifespans have opened."""
 
-    def __init__(self, app: ServedApp, *, slots: int, worker_name: str) -> None:
+    def __init__(self, app: ServedApp, *, slots: int, children: int, worker_name: str) -> None:
         self._app = app
         self.threads = DaemonThreads(slots, "tallybook-job")
-        self.children = Children(worker_name, slots)
+        self.children = Children(worker_name, children)
         self.state = SimpleNamespace()
         self._lifespan = AsyncExitStack()
 

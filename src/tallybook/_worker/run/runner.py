@@ -51,6 +51,7 @@ class Runner:
         *,
         common: Common | None = None,
         slots: int,
+        children: int,
         worker_name: str,
         atomic: Atomic,
         grace: timedelta = timedelta(seconds=5),
@@ -65,7 +66,7 @@ class Runner:
         self._grace = grace.total_seconds()
         self._slot_pause = slot_pause.total_seconds()
         self._freed = self._rest if slot_pause else book.freed
-        shared = common or Common(app, slots=slots, worker_name=worker_name)
+        shared = common or Common(app, slots=slots, children=children, worker_name=worker_name)
         self.handlers = Handlers(app, verbs, atomic, shared, owns=common is None)
         self._call, self._threads = self.handlers.call, shared.threads
         self._interrupts = DaemonThreads(4, "tallybook-interrupt")

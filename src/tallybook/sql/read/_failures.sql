@@ -1,9 +1,9 @@
--- _failures_said(most): the newest failures with what was said, for `tallybook top`; _failures(most): without it, for
+-- _failures_said(most): the newest failures with errors, for `tallybook top`; _failures(most): without errors, for
 -- readers.
 --
--- The view error has the same rows while history has them, but for those that a queue's error_retention hides; a query
--- for its newest reads and sorts all that there are, since no plan takes the order of an index through its union. This
--- reads `most` of each state, whatever is behind them. Reads outcome, entry, lane.
+-- The view error has the same rows, except those hidden by a queue's error_retention. A query for its newest rows reads
+-- and sorts all of them, because no plan uses the order of an index through its union. This reads `most` rows of each
+-- state. Reads outcome, entry, lane.
 -- rights: operator
 create or replace function tallybook._failures_said(p_most int)
 returns table (ended_at timestamptz, queue text, task text, job_id bigint, attempt int, state text, type text,

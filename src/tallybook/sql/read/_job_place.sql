@@ -1,8 +1,8 @@
--- _job_place(job_id): the row in which a job is now, whichever table it lies in; null: there is none.
+-- _job_place(job_id): the row of a job in whichever table it is, or no row.
 --
 --   place  scheduled, waiting, dead, or entry: its newest attempt
---   since  since when it waits, is dead, or has ended; state: of an entry that has an outcome; reason: of a dead letter
--- By one snapshot, the caller's statement's, so that a job on its way from one table to the other is not missed.
+--   since  since when it waits, is dead, or has ended; state: of an entry with an outcome; reason: of a dead letter
+-- Uses the snapshot of the caller's statement, so a job that moves between tables is not missed.
 -- Reads scheduled, waiting, dead, entry, outcome, lane.
 create or replace function tallybook._job_place(p_job_id bigint) returns setof tallybook._job_place
 language plpgsql stable rows 1

@@ -1,9 +1,9 @@
--- _jobs_by_end(endings, filter, below, below_id, most, looks): the jobs that match, by when an attempt of theirs has
--- ended so, the last first, from below this instant (in microseconds) and id on, at most `most` and one more. As
--- _jobs_by_id in all else.
+-- _jobs_by_end(endings, filter, below, below_id, most, looks): the matching jobs by the time of such an end of an
+-- attempt, last first, below this time (in microseconds) and id, at most `most` and one more. Otherwise as
+-- _jobs_by_id.
 --
---   endings  cancelled: jobs that are; failed, dead, lost: jobs whose last error is of this attempt, those that are
---            aside not among them
+--   endings  cancelled: cancelled jobs; failed, dead, lost: jobs whose last error is of this attempt, without scheduled
+--            and waiting ones
 create or replace function tallybook._jobs_by_end(p_endings tallybook.ending[], p_filter jsonb, p_below bigint,
   p_below_id bigint, p_most int, p_looks int)
 returns table (place text, line tallybook.job_line, at timestamptz, n int) language plpgsql stable

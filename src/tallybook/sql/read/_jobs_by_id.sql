@@ -1,11 +1,11 @@
--- _jobs_by_id(sources, given, mine, filter, low, high, below, most, looks): the jobs that match, by id, the highest
--- first, at most `most` and one more.
+-- _jobs_by_id(sources, given, mine, filter, low, high, below, most, looks): the matching jobs by id, highest first, at
+-- most `most` and one more.
 --
---   sources  of entry (every job that has been in line), scheduled, scheduled_failed (with an error history), waiting,
+--   sources  of entry (all jobs that were ever in line), scheduled, scheduled_failed (with an error history), waiting,
 --            waiting_failed, dead, running,
---            intent (cancelled, and not carried out), taken (by its id, ahead of the cursor), given (ids)
---   looks    how many rows may be passed over: then there is a last row without line, and place is where to go on
--- Rows are read in pieces that grow while little is found.
+--            intent (cancelled, not recorded yet), taken (claimed by id, ahead of the cursor), given (ids)
+--   looks    most rows to skip; then the last row has no job, and place is where to continue
+-- Rows are read in pieces that grow while few match.
 create or replace function tallybook._jobs_by_id(p_sources text[], p_given bigint[], p_mine text[], p_filter jsonb,
   p_low bigint, p_high bigint, p_below bigint, p_most int, p_looks int)
 returns table (place text, line tallybook.job_line, at timestamptz, n int) language plpgsql stable
@@ -25,7 +25,7 @@ begin
                                 join lateral tallybook._open_attempts(w.id, w.open_from) o
                                  where w.ended_at is null);
   end if;
-  if v_line then  -- what is ahead of the cursors is not wanted: it may be a million
+  if v_line then  -- without the jobs ahead of the cursors: they may be a million
     for r in select x.lane_id, e.xid, e.seq from tallybook.lane x, tallybook._line_up_to(x.lane_id) e loop
       v_xids[r.lane_id] := r.xid; v_seqs[r.lane_id] := r.seq;
     end loop;
@@ -62,7 +62,7 @@ begin
          limit v_piece)) a
         order by a.job_id desc limit v_piece) u;
     exit when v_rows = 0;
-    -- Of the last one not all rows may be among these.
+    -- The rows of the last job may not all be among these.
     if v_rows = v_piece and v_ids[cardinality(v_ids)] is distinct from v_last then v_ids := v_ids || v_last; end if;
     return query select (l.line).id::text, l.line, (l.line).enqueued_at, v_n + row_number() over ()::int
                    from tallybook._job_lines(v_ids, null, null, null, p_mine, p_filter, p_most + 1 - v_n) l;
@@ -70,7 +70,7 @@ begin
     v_n := v_n + v_found;
     exit when v_n > p_most or v_rows < v_piece;
     v_below := v_last;
-    -- looking a job up costs as much as passing so many over
+    -- one look-up costs as much as skipping this many
     v_left := v_left - v_rows - 100 * coalesce(cardinality(v_ids), 0);
     if v_left <= 0 then
       return query select v_last::text, null::tallybook.job_line,
@@ -81,13 +81,13 @@ begin
   end loop;
 end $$;
 
--- _job_lines(ids, attempts, errors, ends, mine, filter, most): what the view job says of these, those that match, in
--- their order, at most so many.
+-- _job_lines(ids, attempts, errors, ends, mine, filter, most): the matching ones of these jobs as in the view job, in
+-- their order, at most `most`.
 --
---   attempts  only where this is the job's newest one; errors: only where this is its last error; ends: only where it
---             has ended then
+--   attempts  only if this is the job's newest attempt; errors: only if this is its last error; ends: only if it
+--             ended then
 --   mine      only jobs of these kinds; null: all
--- nth: which of those given it is.
+-- nth: its number among the given jobs.
 create or replace function tallybook._job_lines(p_ids bigint[], p_attempts int[], p_errors jsonb[],
   p_ends timestamptz[], p_mine text[], p_filter jsonb, p_most int)
 returns table (nth bigint, line tallybook.job_line) language plpgsql stable
@@ -110,7 +110,7 @@ begin
          and (v_states is null or j.state = any (v_states))
      and (p_attempts is null or j.attempt = p_attempts[i.n]) and (p_errors is null or j.errors -> -1 = p_errors[i.n])
      and (p_ends is null or j.ended_at = p_ends[i.n]
-          -- two of its attempts may have been met at once
+          -- two of its attempts may be among the rows
           and (i.n = 1 or (p_ids[i.n - 1], p_ends[i.n - 1]) <> (i.id, p_ends[i.n])))
      and (v_since is null or j.enqueued_at >= v_since) and (v_before is null or j.enqueued_at < v_before)
      and (not p_filter ? 'unserved' or j.unserved)
@@ -121,9 +121,9 @@ begin
    order by i.n limit p_most;
 end $$;
 
--- _job_kind(job_id, state, attempt, ended_at): what a job is to a list: aside (scheduled, waiting, dead), running,
--- available, completed, cancelled, and of the last two, ahead of the cursor, beyond (taken by its id) and unmet (nobody
--- has carried the cancel out).
+-- _job_kind(job_id, state, attempt, ended_at): the kind of a job for a list: aside (scheduled, waiting, dead), running,
+-- available, completed, cancelled; ahead of the cursor the last two are beyond (claimed by id) and unmet (the cancel
+-- is not recorded yet).
 create or replace function tallybook._job_kind(p_job_id bigint, p_state text, p_attempt int,
   p_ended_at timestamptz) returns text
 language plpgsql stable

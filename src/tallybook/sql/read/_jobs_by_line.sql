@@ -1,8 +1,8 @@
--- _jobs_by_line(what, lanes, filter, xid, seq, most, looks): the jobs that match whose newest attempt is in these
--- lanes, the last in line first, from below this place on, at most `most` and one more. As _jobs_by_id in all else.
+-- _jobs_by_line(what, lanes, filter, xid, seq, most, looks): the matching jobs whose newest attempt is in these lanes,
+-- last in line first, below this place, at most `most` and one more. Otherwise as _jobs_by_id.
 --
---   what   line: what is still to be claimed; past: what lies up to the cursor; all
---   lanes  null: all that there are
+--   what   line: not yet claimed; past: up to the cursor; all
+--   lanes  null: all
 create or replace function tallybook._jobs_by_line(p_what text, p_lanes int[], p_filter jsonb, p_xid xid8, p_seq bigint,
   p_most int, p_looks int)
 returns table (place text, line tallybook.job_line, at timestamptz, n int) language plpgsql stable
@@ -15,20 +15,20 @@ declare
   v_mine text[] := case when p_filter ? 'unserved' then '{available,unmet}' when p_what = 'line' then '{available}'
     when p_what = 'past' then '{completed,beyond}'
                         else '{available,running,completed,beyond,cancelled,unmet}' end;
-  -- The lanes and the last entry of each that has not been read, the lane with the last of all first; how many are read
-  -- at once.
+  -- The lanes with their last unread entry, the lane with the last of all first; how many are read
+  -- in one step.
   v_lanes int[]; v_head_xids xid8[]; v_head_seqs bigint[]; v_ways int := 16;
 begin
   p_lanes := coalesce(p_lanes, array(select l.lane_id from tallybook.lane l where p_what <> 'line'
                                      or l.retired_at is null));
-  -- a look at a lane costs as much as passing so many over
+  -- one look at a lane costs as much as skipping this many
   v_left := greatest(v_left - 10 * cardinality(p_lanes), v_left / 4);
   select array_agg(h.lane_id order by h.xid desc, h.seq desc), array_agg(h.xid order by h.xid desc, h.seq desc),
          array_agg(h.seq order by h.xid desc, h.seq desc)
     into v_lanes, v_head_xids, v_head_seqs
     from tallybook._line_heads(p_lanes, p_what, v_xid, v_seq) h;
   while v_lanes is not null loop
-    -- What comes after the next lane's head is in the first lanes only.
+    -- Entries after the next lane's head are in the first lanes only.
     select count(*), min(u.enqueued_at), array_agg(u.xid) filter (where u.ok), array_agg(u.seq) filter (where u.ok),
            array_agg(u.job_id) filter (where u.ok),
            -- in the order of u
@@ -62,7 +62,7 @@ begin
   end loop;
 end $$;
 
--- _line_rows(lane, what, xid, seq, most): the last entries of a lane below this place, at most so many; what: see
+-- _line_rows(lane, what, xid, seq, most): the last entries of a lane below this place, at most `most`. what: see
 -- _jobs_by_line.
 create or replace function tallybook._line_rows(p_lane_id int, p_what text, p_xid xid8, p_seq bigint, p_most int)
 returns table (xid xid8, seq bigint, job_id bigint, attempt int, task text, enqueued_at timestamptz)
@@ -91,7 +91,7 @@ begin
       where e.lane_id = l.lane_id and e.retention = l.retention and e.xid >= c.xid and (e.xid, e.seq) > (c.xid, c.seq)
             and e.xid <= p_xid and (e.xid, e.seq) < (p_xid, p_seq)
       order by e.xid desc, e.seq desc limit p_most)
-    union all  -- what has committed late
+    union all  -- late commits
     (select e.xid, e.seq, e.job_id, e.attempt, e.task, e.enqueued_at
        from (select x from unnest(c.others) x where x < c.xid and x <= p_xid order by x desc) o(xid), lateral (
          select y.* from tallybook.entry y
@@ -102,9 +102,9 @@ begin
    order by f.xid desc, f.seq desc limit p_most;
 end $$;
 
--- _line_heads(lanes, what, xid, seq): for each lane the place of its last entry below this one, or of one that lies
--- above it: all that there may be of a lane comes from there on. All lanes by one statement, since a list may have to
--- look at thousands.
+-- _line_heads(lanes, what, xid, seq): for each lane the place of its last entry below this one, or a place
+-- above it; the lane has no other entries before. One statement for all lanes, because a list may
+-- read thousands.
 create or replace function tallybook._line_heads(p_lanes int[], p_what text, p_xid xid8, p_seq bigint)
 returns table (lane_id int, xid xid8, seq bigint) language plpgsql stable
 -- profile: nested
@@ -124,7 +124,7 @@ begin
    where c.xid is null or c.others <> '{}' or (e.xid, e.seq) > (c.xid, c.seq);
 end $$;
 
--- _line_up_to(lane): up to where its cursor has come, at most: what lies behind it is taken by its id or not at all.
+-- _line_up_to(lane): an upper bound of its cursor: entries behind it are claimed by id or not at all.
 create or replace function tallybook._line_up_to(p_lane_id int, out xid xid8, out seq bigint) returns setof record
 language sql stable as $$
   select case when l.retired_at is not null then '9223372036854775807' when c.closed = '{}' then c.pos_xid
@@ -132,8 +132,8 @@ language sql stable as $$
     from tallybook.lane l, lateral tallybook._cursor_of(l.lane_id) c where l.lane_id = p_lane_id
 $$;
 
--- _line_from(lane): from where on its cursor may still take what there is, and what it takes before that (others).
--- Like the one above it has no settings of its own, so that it becomes part of the statement that asks.
+-- _line_from(lane): the place from which its cursor claims entries, and the entries before it that it also claims
+-- (others). No settings, like the one above, so it is inlined into the calling statement.
 create or replace function tallybook._line_from(p_lane_id int, out xid xid8, out seq bigint, out others xid8[])
 returns setof record language sql stable as $$
   select case when c.closed || c.holes = '{}' then c.pos_xid else least(c.lo, c.pos_xid) end,

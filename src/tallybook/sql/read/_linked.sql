@@ -1,9 +1,8 @@
--- _linked(links, most): the ids of jobs that have all of these links, in any order; about so many at most, whatever
--- there is.
+-- _linked(links, most): the ids of jobs that have all of these links, unordered, about `most` of them.
 --
--- A key is found as text and as number: SQL producers write either. By the partial indexes on links alone, which are
--- read by bitmaps (GIN knows no other way: said here, since trace has switched them off), so that what is not linked is
--- never met. Reads entry, scheduled, waiting, dead.
+-- A key is searched as text and as number, because SQL producers write either. Uses the partial GIN indexes on links
+-- alone, by bitmaps (switched on here, because trace switches them off), so rows without links are never read. Reads
+-- entry, scheduled, waiting, dead.
 -- rights: operator
 create or replace function tallybook._linked(p_links jsonb, p_most int) returns setof bigint
 language plpgsql stable

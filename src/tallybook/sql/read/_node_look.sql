@@ -1,4 +1,4 @@
--- _node_look(at): what a check of the nodes asks of each: who it is, its last job id, its open jobs and its workers.
+-- _node_look(at): the data that a check of the nodes reads on each: its identity, last job id, open jobs and workers.
 -- rights: operator
 create or replace function tallybook._node_look(p_at timestamptz default clock_timestamp()) returns jsonb
 language sql stable as $$

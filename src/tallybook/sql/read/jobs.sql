@@ -1,20 +1,20 @@
--- jobs(queue, task, states, links, error, unserved, since, before, after, max_jobs, max_looked): a list of jobs, newest
--- first, in pages.
+-- jobs(queue, task, states, links, error, unserved, since, before, after, max_jobs, max_looked): list jobs in pages,
+-- newest first.
 --
---   states      of scheduled, retrying, waiting, available, running, completed, cancelled, dead; null: all
---   links       that have all of these: {"submission": 42}
---   error       whose last error's type or message contains this text, whatever the case
---   unserved    true: whose task no living worker knows
---   since, before  enqueued at or after, and before, these instants
---   after       the cursor of the last row of the page before
---   max_jobs    how many, 1 to 1000
---   max_looked  how many rows of the ledger may be passed over for them, 1000 to 1,000,000
--- A job is listed once, in its present state, with what the view job says of it. Where there may be more, there is a
--- last row without id: from its cursor the next page goes on, and looked_to says up to which time has been looked, also
--- where too few were found. No such row: that was all.
--- The order is that of ids. Where a filter makes another one cheaper, it is the order in which jobs came into line
--- (available, completed, all of a queue) or have ended (cancelled, error); where both are needed they are merged by
--- time. Pages neither skip nor repeat a job that stays as it is. Costs the same however much history there is.
+--   states      scheduled, retrying, waiting, available, running, completed, cancelled, dead; null: all
+--   links       only jobs with all of these links: {"submission": 42}
+--   error       only jobs whose last error contains this text in its type or message; case does not matter
+--   unserved    true: only jobs whose task no live worker knows
+--   since, before  only jobs enqueued at or after `since` and before `before`
+--   after       the cursor of the last row of the previous page
+--   max_jobs    page size, 1 to 1000
+--   max_looked  most rows of the ledger to skip, 1000 to 1,000,000
+-- Each job is listed once, in its present state, with the columns of the view job. If there may be more, the last row
+-- has no id: pass its cursor for the next page. looked_to is the time up to which rows were searched, also if the page
+-- is not full. Without such a row the list is complete.
+-- The order is by id. If a filter makes another order cheaper, it is the order in which jobs entered their line
+-- (available, completed, all of a queue) or ended (cancelled, error); a merge of both is ordered by time. Pages neither
+-- skip nor repeat a job that does not change. The cost does not depend on the length of the history.
 -- Errors: TB005. Reads entry, outcome, claim, scheduled, waiting, dead, tombstone, worker, lane, by indexes only.
 -- rights: operator
 create or replace function tallybook.jobs(queue text default null, task text default null, states text[] default null,
@@ -32,16 +32,16 @@ declare
   v_lines tallybook.job_line[]; v_cursors text[];
 begin
   perform tallybook._refuse(not jobs.states <@ tallybook._job_states() or jobs.states = '{}',
-            format('states %s are not known', jobs.states),
-            format('They are some of %s.', array_to_string(tallybook._job_states(), ', ')));
+            format('unknown states %s', jobs.states),
+            format('Use %s.', array_to_string(tallybook._job_states(), ', ')));
   if jobs.links is not null then perform tallybook._check_links(jobs.links); end if;
   perform tallybook._check_range('max_jobs', jobs.max_jobs::text, jobs.max_jobs between 1 and 1000,
-                                 'It goes from 1 to 1000.'),
+                                 'It must be from 1 to 1000.'),
           tallybook._check_range('max_looked', jobs.max_looked::text, jobs.max_looked between 1000 and 1000000,
-                                 'It goes from 1000 to 1000000.');
+                                 'It must be from 1000 to 1000000.');
   perform tallybook._refuse(
     jobs.after !~ '^(i\d{1,18}|[el]\d{1,18}\.\d{1,18})(-(i\d{1,18}|[el]\d{1,18}\.\d{1,18})){0,2}$',
-    format('%s is no cursor', to_json(left(jobs.after, 100))), 'Say the cursor of the last row of the page before.');
+    format('%s is not a cursor', to_json(left(jobs.after, 100))), 'Pass the cursor of the previous page''s last row.');
   v_filter := jsonb_strip_nulls(jsonb_build_object('queue', jobs.queue, 'task', jobs.task, 'states', jobs.states,
                                                    'links', jobs.links, 'error', jobs.error,
     'unserved', nullif(jobs.unserved, false), 'since', jobs.since, 'before', jobs.before));
@@ -51,7 +51,7 @@ begin
     (jobs.after ~ 'i' and v_sources.ids = '{}' or jobs.after ~ 'l' and v_sources.line is null
      or jobs.after ~ 'e' and v_sources.endings = '{}')
     and (v_sources.ids <> '{}' or v_sources.line is not null or v_sources.endings <> '{}'),
-    format('%s is the cursor of a list with other filters', to_json(jobs.after)), 'Say the filters of its page again.');
+    format('%s is the cursor of a list with other filters', to_json(jobs.after)), 'Pass the same filters again.');
   for r in
     select s.source, s.place, s.line, min(s.at) over (partition by s.source order by s.n) as at, s.n
       from (select 'i' as source, i.* from tallybook._jobs_by_id(v_sources.ids, v_sources.given, v_sources.mine,
@@ -70,7 +70,7 @@ begin
      order by at desc nulls last, s.source, s.n
   loop
     v_end := v_n = jobs.max_jobs or r.line is null;
-    if v_n < jobs.max_jobs then  -- with another place of this source
+    if v_n < jobs.max_jobs then  -- from the next place of this source
       v_cursor := (select string_agg(c, '-' order by c) from unnest(string_to_array(v_cursor, '-')
                                                                     || (r.source || r.place)) c
                     where c = r.source || r.place or left(c, 1) <> r.source);
@@ -87,21 +87,21 @@ begin
     from unnest(v_lines) with ordinality l order by l.ordinality;
 end $$;
 
--- _job_states(): the states that a job can be in, as lists name them.
+-- _job_states(): the states of a job, as lists name them.
 create or replace function tallybook._job_states() returns text[] language sql immutable as $$
   select array['scheduled', 'retrying', 'waiting', 'available', 'running', 'completed', 'cancelled', 'dead']
 $$;
 
--- _job_sources(queue, states, links, error, unserved, since, before): where jobs() finds what it is asked for, so that
--- what does not match is not met.
+-- _job_sources(queue, states, links, error, unserved, since, before): choose the sources of jobs() that avoid rows
+-- without a match.
 --
 --   ids      sources in the order of ids: see _jobs_by_id; mine: the kinds of jobs that are listed from there (see
 --            _job_kind)
---   given    the jobs that have the links, where they are few
---   line     what of the lanes is walked: line (what is to be claimed), past (what has been), all; null: nothing;
---            lanes: of these, null: all
---   endings  outcomes that are walked by when they came
---   low, high  ids that bound the time: those in between, but for high
+--   given    the jobs with the links, if they are few
+--   line     the part of the lanes to read: line (not yet claimed), past (claimed), all; null: nothing;
+--            lanes: only these; null: all
+--   endings  kinds of outcomes to read by time
+--   low, high  ids that bound the time, without high
 create or replace function tallybook._job_sources(p_queue text, p_states text[], p_links jsonb, p_error text,
   p_unserved boolean, p_since timestamptz, p_before timestamptz, out ids text[], out given bigint[], out mine text[],
   out line text, out lanes int[], out endings tallybook.ending[], out low bigint, out high bigint)
@@ -122,15 +122,15 @@ begin
       ids := '{given}';
       return;
     end if;
-    given := null;  -- too many to be sorted: then they are met often enough
+    given := null;  -- too many to sort; then other sources meet them often enough
   end if;
-  if p_unserved then  -- stands in a part of its own
+  if p_unserved then  -- those are in lanes of their own
     lanes := array(select l.lane_id from tallybook.lane l where (p_queue is null or l.queue = p_queue)
                    and l.part not in ('', 'turn', 'fair'));
     line := case when s && '{available,cancelled}' and lanes <> '{}' then 'line' end;
     return;
   end if;
-  -- Ids are given out in the order of time, but for what its clock and a slow statement make of that.
+  -- Ids follow time, except for steps of the clock and slow statements.
   low := tallybook._job_id_at(p_since - interval '10 min');
   high := tallybook._job_id_at(p_before + interval '10 min');
   mine := '{aside}';
@@ -158,7 +158,7 @@ begin
   if s && '{cancelled}' and p_error is null then ids := ids || 'intent'::text; end if;
 end $$;
 
--- _job_id_at(at): the lowest id of a job that was enqueued at this instant or later; null: at is null, or there is
+-- _job_id_at(at): the lowest id of a job enqueued at this time or later; null: at is null, or there is
 -- none.
 create or replace function tallybook._job_id_at(p_at timestamptz) returns bigint language plpgsql stable
 -- profile: nested
@@ -169,7 +169,7 @@ begin
   if p_at is null then return null; end if;
   v_high := 1 + greatest((select e.job_id from tallybook.entry e order by e.job_id desc limit 1),
                          (select a.job_id from tallybook._aside a order by a.job_id desc limit 1));
-  while v_low < v_high loop  -- the answer is one of these, v_high standing for none
+  while v_low < v_high loop  -- the answer is between these; v_high means none
     v_middle := v_low + (v_high - v_low) / 2;
     select x.id, x.at into v_id, v_at from (
       (select e.job_id, e.enqueued_at from tallybook.entry e where e.job_id >= v_middle order by e.job_id limit 1)

@@ -1,13 +1,13 @@
--- queue_top(queue, states, max_jobs, after): the next jobs of a queue in the order in which they would run.
+-- queue_top(queue, states, max_jobs, after): list the next jobs of a queue in the order in which they would run.
 --
---   states    of available, scheduled, retrying; null: all three
---   max_jobs  how many, at most 1000
---   after     the place of the last row of the page before
--- First what stands in line, by priority, what comes back to a limit before the others of its priority, then in the
--- order of the line; after that what is scheduled, by run_at. position counts from 1 over all pages. What is cancelled
--- is left out; a paused queue, limits and order keys may change the order. Reads what it shows, however long the line
--- is: lane, claim, entry, tombstone, scheduled.
--- Errors: TB002 no such queue, TB005.
+--   states    available, scheduled, retrying; null: all three
+--   max_jobs  page size, at most 1000
+--   after     the place of the last row of the previous page
+-- First the jobs in line by priority, within a priority those first whose turn at a limit has come, then
+-- in the order of the line. After them the scheduled jobs, by run_at. position counts from 1 over all pages. Cancelled
+-- jobs are left out. A paused queue, limits and order keys can change the order. Reads only the rows that it returns:
+-- lane, claim, entry, tombstone, scheduled.
+-- Errors: TB002 unknown queue, TB005.
 -- rights: operator
 create or replace function tallybook.queue_top(queue text, states text[] default null, max_jobs int default 50,
   after text default null)
@@ -17,16 +17,16 @@ language plpgsql stable
 -- profile: nested
 as $$
 declare
-  -- A place: what it is in, its position, and the key of the row. Of the line: priority, turn, phase, xid, seq; else:
+  -- A place has the source, the position, and the key of the row. In line: priority, turn, phase, xid, seq; else:
   -- run_at, job.
   a text[] := string_to_array(after, ' '); v_at bigint := 0; v_left int := max_jobs; v_n int; g record;
 begin
   perform tallybook._refuse(not states <@ array['available', 'scheduled', 'retrying'],
-            format('states %s are not known to queue_top', states), 'They are available, scheduled, retrying.');
-  perform tallybook._check_range('max_jobs', max_jobs::text, max_jobs between 1 and 1000, 'It goes from 1 to 1000.');
+            format('unknown states %s', states), 'Use available, scheduled, retrying.');
+  perform tallybook._check_range('max_jobs', max_jobs::text, max_jobs between 1 and 1000, 'It must be from 1 to 1000.');
   perform tallybook._refuse(
             after !~ '^(line \d+ \d{1,5} [01] [0-3] \d{1,19} \d{1,19}|later \d+ [-+\w:.]+ \d{1,19})$',
-            format('%s is no place', to_json(after)), 'Say the place of the last row of the page before.'),
+            format('%s is not a place', to_json(after)), 'Pass the place of the previous page''s last row.'),
           tallybook._refuse(not exists (select from tallybook.queues q where q.name = queue_top.queue),
             format('there is no queue %s', to_json(queue_top.queue)), 'See the view tallybook.queues.', 'TB002');
   v_at := coalesce(a[2]::bigint, 0);
@@ -35,7 +35,7 @@ begin
               where l.queue = queue_top.queue and l.retired_at is null
                 and (a is null or (l.priority, (l.part <> 'turn')::int) >= (a[3]::int, a[4]::int))
               group by l.priority, (l.part <> 'turn')::int order by l.priority, turn loop
-      if a is not null and (g.priority, g.turn) > (a[3]::int, a[4]::int) then a := null; end if;  -- from its beginning
+      if a is not null and (g.priority, g.turn) > (a[3]::int, a[4]::int) then a := null; end if;  -- from its start
       return query
       select v_at + row_number() over (order by n.phase, n.xid, n.seq), e.job_id, e.task, 'available', g.priority::int,
              coalesce(e.run_at, e.enqueued_at), e.enqueued_at,
@@ -63,7 +63,7 @@ begin
                      to_char(s.run_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'), s.job_id)
       from (select d.*, l.priority from tallybook.lane l cross join lateral (
               select x.job_id, x.task, x.failures, x.run_at, x.enqueued_at from tallybook.scheduled x
-               -- and ordered by it: else all that is scheduled is passed over for a few
+               -- ordered by it; otherwise all scheduled rows are read for a few
                where x.lane_id >= l.lane_id and x.lane_id <= l.lane_id
                  and (x.run_at, x.job_id) > (coalesce(a[3]::timestamptz, '-infinity'), coalesce(a[4]::bigint, 0))
                  and (queue_top.states is null or case when x.failures > 0 then 'retrying'
@@ -75,8 +75,8 @@ begin
   end if;
 end $$;
 
--- _line_of(lane, phase, xid, seq, most): the next entries of a lane that a claim would hand out, in their order, at
--- most so many, from behind this one on; phase: see _line_ranges.
+-- _line_of(lane, phase, xid, seq, most): the next entries of a lane in claim order, behind this one, at
+-- most `most`. phase: see _line_ranges.
 create or replace function tallybook._line_of(p_lane_id int, p_phase int, p_xid xid8, p_seq bigint, p_most int)
 returns table (lane_id int, retention "char", phase int, xid xid8, seq bigint) language plpgsql stable
 -- profile: nested

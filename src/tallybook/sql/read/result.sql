@@ -1,6 +1,6 @@
--- result(job_id): how a job ended, for whoever waits for it. No row: there is no such job, or it is not committed yet.
+-- result(job_id): return how a job ended. No row: there is no such job, or it has not been committed.
 --   state   completed, cancelled, dead; null: it has not ended
---   result  what the handler returned, null if nothing; error: why there is none
+--   result  the return value of the handler, or null; error: why there is none
 -- rights: operator
 create or replace function tallybook.result(job_id bigint, out task text, out state text, out result jsonb,
   out error jsonb)
@@ -16,12 +16,12 @@ begin
     if task is null then
       select s.task into task from tallybook.scheduled s where s.job_id = v_job_id;
     end if;
-    -- Cancelled, or dead: said by where it is. Anything else goes on.
+    -- The table shows whether it is cancelled or dead. All other jobs are open.
     select d.task, 'dead', d.errors -> -1 into task, state, error from tallybook.dead d where d.job_id = v_job_id;
     if not found then
       select j.task, case when j.state = 'cancelled' then j.state end, jsonb_build_object('message', j.reason)
         into task, state, error from tallybook.job j where j.id = v_job_id;
-      if not found and e.task is not null then  -- a dead letter that was thrown away: its history is left
+      if not found and e.task is not null then  -- a dropped dead letter: only its history remains
         task := e.task; state := 'dead'; error := o.error;
       end if;
     end if;

@@ -1,17 +1,17 @@
--- running(max_jobs, of_worker): the jobs that run now, those that run longest first; of all workers, or of one.
+-- running(max_jobs, of_worker): list the running jobs, longest first, of all workers or of one.
 --
--- Reads what the workers have open, from their watermarks on: costs the same however much history there is. Errors:
--- TB005 max_jobs out of range. Reads worker, claim, entry, outcome, lane.
+-- Reads the open attempts of each worker from its watermark on, so the cost does not depend on the length of the
+-- history. Errors: TB005 max_jobs out of range. Reads worker, claim, entry, outcome, lane.
 -- rights: operator, reader
 create or replace function tallybook.running(max_jobs int default 20, of_worker int default null)
 returns table (job_id bigint, attempt int, queue text, task text, worker_id int, worker text, started_at timestamptz)
   language plpgsql stable
 -- profile: nested
-set enable_nestloop = on  -- also where the caller has it off
+set enable_nestloop = on  -- also if the caller has switched it off
 as $$
 begin
   perform tallybook._check_range('max_jobs', running.max_jobs::text, running.max_jobs between 1 and 100000,
-                                 'It goes from 1 to 100000.');
+                                 'It must be from 1 to 100000.');
   return query
   select o.job_id, o.attempt, l.queue, e.task, w.id, w.name, c.claimed_at
     from tallybook.worker w

@@ -1,13 +1,13 @@
--- services_due(services, after, worker, queues, at): what there is to do for the services, in one statement that writes
--- nothing.
+-- services_due(services, after, worker, queues, at): find out what the services have to do, in one statement without
+-- writes.
 --
---   services  those to look for; null: all
---   after     as for promote: nothing that is scheduled before it is looked for. With promote among services pass null.
---   worker, queues  look whether this worker could claim something of these queues, too; in place of an idle claim
--- Returns due: the names of those that have something to do, or have not run for a minute; next_run_at: when the next
--- job is due, and passed: before which nothing is scheduled, for a later after; next_tick_at: when the next schedule is
--- due; work: whether there is something to claim; workers: how many are on record; names and every: how often each
--- service is looked after. A run itself: promote, rescue, rebase, parents_resolve, fair_release, fold with as_service.
+--   services  only these services; null: all
+--   after     as for promote: the scheduled jobs before it are known. If promote is among services, pass null.
+--   worker, queues  also check whether this worker could claim a job of these queues, instead of an idle claim
+-- Returns due: the services that have something to do or have not run for a minute; next_run_at: when the next job is
+-- due, and passed: nothing is scheduled before it, for a later after; next_tick_at: when the next schedule is due;
+-- work: whether there is a job to claim; workers: the number of recorded workers; names and every: the interval of each
+-- service. A run itself is promote, rescue, rebase, parents_resolve, fair_release or fold with as_service.
 -- Reads service, scheduled, schedule, worker, waiting, parent, tombstone, amendment, lane, queue, claim, entry,
 -- installation, fold, tally.
 -- rights: worker
@@ -30,16 +30,16 @@ begin
     into names, every, due, v_old, v_second
     from (select k.name, k.every, k.last_run_at from tallybook.service k order by k.name) s;
   services := coalesce(services, names);
-  -- The clock has stepped, back or forward, or nobody was there.
+  -- The clock has stepped, or no worker was live.
   if (select max(s.last_run_at) from tallybook.service s)
      not between at - interval '2 min' and at + interval '10 s' then
     services := names; due := names; v_old := names; v_second := names;
   end if;
-  if services_due.after > at + interval '10 s' then services_due.after := null; end if;  -- a mark from before it
+  if services_due.after > at + interval '10 s' then services_due.after := null; end if;  -- a mark from before the step
 
   select s.run_at into next_run_at from tallybook.scheduled s
    where s.run_at >= coalesce(services_due.after, '-infinity') order by s.run_at limit 1;
-  -- A second of slack: who commits late is behind it, and is found by the next look with after null.
+  -- One second of slack. A later commit behind it is found by the next look with after null.
   passed := least(next_run_at, at - interval '1 s');
   due := due || case when next_run_at <= at or after is null and (
     exists (select from tallybook.amendment)
@@ -59,8 +59,8 @@ begin
   due := due || case when 'concurrency_release' = any (v_second) and exists (select from tallybook.concurrency_line)
                      then 'concurrency_release' end;
 
-  -- Of the newest 10,000 numbers only: all of waiting may be dead rows. What is older is known to the workers that
-  -- run fair_release, and looked for by each that starts, and every minute.
+  -- Only the newest 10,000 numbers, because all of waiting may be dead rows. Workers that run fair_release know older
+  -- ones; each worker looks for them at its start and every minute.
   due := due || case when 'fair_release' = any (v_second) and exists (
        select from tallybook.lane l where l.part = 'fair' and exists (
          select from tallybook.waiting w where w.lane_id = l.lane_id and w.fair_key is not null
@@ -86,7 +86,7 @@ begin
   if queues <> '{}' then
     select w.parts into v_parts from tallybook.worker w where w.id = services_due.worker and w.ended_at is null;
     begin
-      -- A worker that was given up, or a cursor of another cluster: its claim knows what to do.
+      -- A worker that was given up, or a cursor of another cluster: the claim handles both.
       work := v_parts is null or (
         tallybook._first_lane(queues, array_fill(1, array[cardinality(queues)]), v_parts, '{}')).lane_id is not null;
     exception when sqlstate 'TB004' then

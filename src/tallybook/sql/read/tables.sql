@@ -1,11 +1,11 @@
--- One row of a list of jobs: what jobs() and its sources hand to each other. last: the last entry of its error history.
+-- One row of a list of jobs, as jobs() and its sources pass it on. last: the last entry of its error history.
 create type tallybook.job_line as (
   id bigint, queue text, task text, state text, priority int, attempt int, attempts int, failures int, max_attempts int,
   enqueued_at timestamptz, run_at timestamptz, started_at timestamptz, ended_at timestamptz, worker text, summary text,
   reason text, last_error text, subject text, unique_key text, progress float4, unserved boolean, last jsonb
 );
 
--- One row of what why finds, from each of its parts: place is its order among those of its part.
+-- One reason found by a part of why; place is its order within the part.
 create type tallybook._reason as (reason text, explanation text, details jsonb, place int);
 
 -- The row in which a job is now: see _job_place.
@@ -16,13 +16,13 @@ create type tallybook._job_place as (
   since timestamptz, state text, error jsonb, reason text
 );
 
--- What has failed among what has not: few of many.
+-- The few failures among many rows.
 create index scheduled_failed on tallybook.scheduled (job_id) where errors is not null;
 create index waiting_failed on tallybook.waiting (job_id) where errors is not null;
 
--- The jobs of a row of yours, by headers.links, which few jobs have: the others are in none of these and cost
--- nothing. GIN, since a job may have several; without a list of pending rows, which every look-up would read and now
--- and then a producer would have to sort in.
+-- The jobs with headers.links, usually few; other jobs are in none of these indexes and cost
+-- nothing. GIN, because a job can have several links; no fastupdate, because each look-up would read the pending list
+-- and now and then a producer would have to merge it.
 do $$
 declare
   v_table text;

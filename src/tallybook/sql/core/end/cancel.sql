@@ -31,14 +31,14 @@ begin
       if not found then
         if tallybook._cancel_dead(cancel.job_id, cancel.reason, cancel.at) then return 'cancelled'; end if;
         perform tallybook._check_job(cancel.job_id);
-        continue;  -- it was on its way from one table to the other
+        continue;  -- it moved between the tables
       end if;
       if e.state in ('completed', 'cancelled') then return e.state; end if;
       if e.state is not null then
         -- Dead, or lost for the last time: its outcome is lost, and it lies with the dead.
         if tallybook._cancel_dead(cancel.job_id, cancel.reason, cancel.at) then return 'cancelled'; end if;
         if e.state = 'dead' and turn > 1 then return 'dead'; end if;
-        continue;  -- retried, or on its way to scheduled, or back, between the two looks
+        continue;  -- retried, or moved to scheduled or back, between the two looks
       end if;
       v_attempt := e.attempt;
       v_state := case when tallybook._cursor_passed(e.lane_id, e.retention, e.xid, e.seq)

@@ -37,7 +37,7 @@ begin
   v_done := tallybook._check_args(args, headers) is null;
   if max_attempts not between 1 and 32767 then
     raise exception 'max_attempts % is out of range', max_attempts using errcode = 'TB005',
-      hint = 'It goes from 1 to 32767.';
+      hint = 'It must be from 1 to 32767.';
   end if;
   if order_key is not null or expires_at is not null or options is not null or not isfinite(run_at) then
     perform tallybook._check_options(order_key, expires_at, options, run_at);

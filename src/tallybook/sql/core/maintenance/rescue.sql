@@ -35,7 +35,7 @@ begin
     raise exception 'rescue needs READ COMMITTED' using errcode = 'TB003',
       hint = 'An older snapshot overlooks the newest claims.';
   end if;
-  perform tallybook._check_range('max_jobs', max_jobs::text, coalesce(max_jobs > 0, true), 'It goes from 1 up.');
+  perform tallybook._check_range('max_jobs', max_jobs::text, coalesce(max_jobs > 0, true), 'It must be at least 1.');
   if as_service and not tallybook._service_claim('rescue', at) then return; end if;
   lost := 0; suspects := 0;
   for w in select k.* from tallybook.worker k

@@ -1,10 +1,9 @@
--- nonce_take(key, nonce, signed_at): whether a signed request of this key may be served: fresh, and from now on its
--- nonce is used up;
--- used: it was served before; late or early: it was signed more than 300 s ago or ahead, by the clock of this database.
+-- nonce_take(key, nonce, signed_at): check a signed request and use up its nonce.
 --
--- Call it in the transaction of what the request does. Of two that bring one nonce at the same moment the second waits
--- for the first to end: it is used if that one committed, and fresh if it left nothing. A nonce is kept for 600 s, as
--- long as what was signed 300 s ahead stays in time; the sweep takes it away then. Errors: TB005 a key or nonce that is
+-- Returns fresh: serve it; used: it was served before; late or early: it was signed more than 300 s before or after
+-- now, by the clock of this database. Call it in the transaction of the request's change. Of two requests with one
+-- nonce the second waits for the first: it is used if the first commits, fresh if it rolls back. A nonce is kept for
+-- 600 s, which covers requests signed 300 s ahead; the sweep deletes it then. Errors: TB005 a key or nonce that is
 -- empty or longer than 200. Writes api_nonce.
 -- rights: operator
 create or replace function tallybook.nonce_take(key text, nonce text, signed_at timestamptz,

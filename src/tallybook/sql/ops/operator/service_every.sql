@@ -1,11 +1,12 @@
--- service_every(service, every): how often a service is looked after at least. Workers take it from the table at their
--- next look. False: it was so already. Errors: TB005 an unknown service, a time out of range. Writes service.
+-- service_every(service, every): set the longest interval of a maintenance service. Running workers use it from their
+-- next look on. Returns false if nothing changed. Errors: TB005 an unknown service, an interval out of range. Writes
+-- service.
 -- rights: operator
 create or replace function tallybook.service_every(service text, every interval) returns boolean
 language plpgsql as $$
 begin
   perform tallybook._refuse(every is null or every not between interval '100 ms' and interval '1 day',
-            format('a service cannot run every %s', coalesce(every::text, 'null')), 'From 100 ms to 1 day.');
+            format('a service cannot run every %s', coalesce(every::text, 'null')), 'It must be from 100 ms to 1 day.');
   perform tallybook._refuse(not exists (select from tallybook.service s where s.name = service_every.service),
             format('there is no service %s', coalesce(to_json(service)::text, 'null')),
             (select 'There are ' || string_agg(s.name, ', ' order by s.name) || '.' from tallybook.service s));

@@ -1,5 +1,4 @@
--- What people have changed by a page, by the API or in another way that puts it on record: in the transaction of the
--- change itself.
+-- Changes by people and programs, recorded in the transaction of the change.
 create table tallybook.audit (
   id     bigint generated always as identity primary key,
   at     timestamptz not null,
@@ -14,11 +13,11 @@ create table tallybook.audit (
 create index audit_of_actor on tallybook.audit (actor, id);
 create index audit_of_action on tallybook.audit (action, id);
 comment on table tallybook.audit is
-  'What people have changed. Rows are added, never updated, and go after the retention of the class audit.';
-comment on column tallybook.audit.target is 'What was meant; never args or secrets.';
-comment on column tallybook.audit.done is 'What became of it; never args or secrets.';
+  'Changes by people and programs. Rows are never updated; they are deleted after the retention of the class audit.';
+comment on column tallybook.audit.target is 'The object of the change; no args, no secrets.';
+comment on column tallybook.audit.done is 'The result; no args, no secrets.';
 
--- UNLOGGED would forget them in a crash, and what was captured before it could be sent again.
+-- Not UNLOGGED: a crash would empty it, and a captured request could be sent again.
 create table tallybook.api_nonce (
   key_id  text not null,
   nonce   text not null,
@@ -27,4 +26,4 @@ create table tallybook.api_nonce (
 );
 create index api_nonce_seen on tallybook.api_nonce (seen_at);
 comment on table tallybook.api_nonce is
-  'Signed requests that were served, for as long as somebody could send them again: see nonce_take.';
+  'Nonces of served requests, kept as long as the requests could be sent again: see nonce_take.';

@@ -1,4 +1,4 @@
--- _provider_read(name): one provider with its secrets as they are stored, in one snapshot; null: there is none.
+-- _provider_read(name): return one provider with its encrypted secrets from one snapshot, or null.
 -- rights: worker, operator
 create or replace function tallybook._provider_read(p_name text) returns jsonb
 language sql stable as $$
@@ -8,8 +8,8 @@ language sql stable as $$
     from tallybook.provider p where p.name = p_name
 $$;
 
--- _provider_secrets_under_others(key_id, after...): up to 100 secrets as they are stored that are not under this key,
--- behind a place.
+-- _provider_secrets_under_others(key_id, after...): return up to 100 encrypted secrets that use another key, in pages
+-- after the given place.
 -- rights: operator
 create or replace function tallybook._provider_secrets_under_others(p_key_id text, p_provider text, p_field text,
   p_slot text)
@@ -20,7 +20,7 @@ returns jsonb language sql stable as $$
            order by x.provider, x.field, x.slot limit 100) k
 $$;
 
--- _as_stored(secret): a secret for a program that has the keys.
+-- _as_stored(secret): return an encrypted secret for a program that has the keys.
 create or replace function tallybook._as_stored(s tallybook.provider_secret) returns jsonb
 language sql immutable as $$
   select jsonb_build_object('provider', s.provider, 'field', s.field, 'slot', s.slot, 'key_id', s.key_id,

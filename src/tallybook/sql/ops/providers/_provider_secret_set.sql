@@ -1,9 +1,8 @@
--- _provider_secret_set(provider, field, was, key id, nonce, ciphertext, and the former secret, encrypted anew): set a
--- secret.
+-- _provider_secret_set(provider, field, was, key id, nonce, ciphertext, previous ...): set a secret.
 --
--- `was` is the nonce of the ciphertext that the caller has read as the current one, null where there was none. False:
--- it is another one by now (set or rotated by somebody else): read again. The slot previous is replaced; without a
--- former one it is emptied. Errors: TB002 no such provider. Writes provider_secret.
+-- `was` is the nonce of the current ciphertext that the caller has read, or null. Returns false if another program has
+-- set or rotated it since: read again. The slot `previous` gets the former secret, encrypted again, or is emptied.
+-- Errors: TB002 unknown provider. Writes provider_secret.
 -- rights: operator
 create or replace function tallybook._provider_secret_set(p_provider text, p_field text, p_was bytea, p_key_id text,
   p_nonce bytea, p_ciphertext bytea, p_former_key_id text, p_former_nonce bytea, p_former_ciphertext bytea,
@@ -21,7 +20,7 @@ begin
     values (p_provider, p_field, 'current', p_key_id, p_nonce, p_ciphertext, p_at, p_at) on conflict do nothing;
     if not found then return false; end if;
   else
-    -- The same row is locked first by all who change a secret, so that the slot previous has one writer.
+    -- All changes of a secret lock this row first, so the slot previous has one writer.
     select s.set_at into v_set_at from tallybook.provider_secret s
      where s.provider = p_provider and s.field = p_field and s.slot = 'current' and s.nonce = p_was for update;
     if not found then return false; end if;
@@ -37,9 +36,9 @@ begin
   return true;
 end $$;
 
--- _provider_secret_reseal(provider, field, slot, was, key id, nonce, ciphertext): the same secret under another key.
+-- _provider_secret_reseal(provider, field, slot, was, key id, nonce, ciphertext): encrypt a secret with another key.
 --
--- False: it is not what the caller has read any more, or somebody's open transaction has it; nobody is waited for.
+-- Returns false if it has changed since the caller read it, or if another open transaction holds it. Never waits.
 -- rights: operator
 create or replace function tallybook._provider_secret_reseal(p_provider text, p_field text, p_slot text, p_was bytea,
   p_key_id text, p_nonce bytea, p_ciphertext bytea, p_at timestamptz default clock_timestamp())
@@ -53,8 +52,8 @@ begin
   return true;
 end $$;
 
--- _provider_secret_drop(provider, field, slot): forget one slot of a secret, or, without slot, both. False: there was
--- nothing.
+-- _provider_secret_drop(provider, field, slot): delete one slot of a secret, or both if slot is null. Returns false if
+-- there was none.
 -- rights: operator
 create or replace function tallybook._provider_secret_drop(p_provider text, p_field text, p_slot text) returns boolean
 language plpgsql as $$

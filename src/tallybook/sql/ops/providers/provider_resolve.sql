@@ -1,13 +1,13 @@
--- provider_resolve(data_type, symbol): the name of the provider that serves this kind of data, for this symbol; null:
--- none.
+-- provider_resolve(data_type, symbol): return the name of the provider that serves this kind of data for this symbol,
+-- or null.
 --
--- A rule for the symbol goes before the broad one. Only an active route to an active provider counts: where the
--- specific one is switched off, the broad one is taken. Reads provider_route and provider.
+-- A route for the symbol has precedence over the broad route. Inactive routes and routes to inactive providers are
+-- skipped, so the broad route applies while the specific one is switched off. Reads provider_route, provider.
 -- rights: worker, operator
 create or replace function tallybook.provider_resolve(data_type text, symbol text default null) returns text
 language sql stable
 -- profile: nojit
-set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off  -- routes by their index
+set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off  -- uses the index of routes
 as $$
   select r.provider
     from tallybook.provider_route r join tallybook.provider p on p.name = r.provider

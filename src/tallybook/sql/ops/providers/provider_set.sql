@@ -1,11 +1,10 @@
--- provider_set(name, kind, settings, active): create or change a provider. Returns created, changed or unchanged.
+-- provider_set(name, kind, settings, active): create or change a provider.
 --
---   kind      what it is for, in your own words; a new one needs it
---   settings  one JSON object that anybody may read: no secret belongs there. It replaces the former one; {} for a new
---             provider
---   active    one that is not is neither loaded nor chosen by a route; true for a new one
--- What is null stays as it is. Running workers follow within seconds. Errors: TB005 what does not fit. Reads and writes
--- provider.
+--   kind      its purpose, in your words; required for a new provider
+--   settings  one JSON object without secrets, readable by everybody; replaces the stored one. New provider: {}
+--   active    false: it is not loaded and no route leads to it. New provider: true
+-- A null leaves a value unchanged. Returns created, changed or unchanged. Running workers use it within seconds.
+-- Errors: TB005 invalid value. Reads and writes provider.
 -- rights: worker, operator
 create or replace function tallybook.provider_set(name text, kind text default null, settings jsonb default null,
   active boolean default null, at timestamptz default clock_timestamp())
@@ -16,13 +15,13 @@ begin
   perform tallybook._check_name('provider name', provider_set.name, 64);
   if kind is not null then perform tallybook._check_name('kind of provider', kind, 64); end if;
   perform tallybook._refuse(jsonb_typeof(settings) <> 'object',
-            format('settings of a provider are one JSON object, not %s', jsonb_typeof(settings)));
-  perform tallybook._refuse(octet_length(settings::text) > 100000, 'settings of a provider have at most 100,000 bytes');
+            format('settings of a provider must be a JSON object, not %s', jsonb_typeof(settings)));
+  perform tallybook._refuse(octet_length(settings::text) > 100000, 'settings of a provider are above 100,000 bytes');
   loop
     select k.* into p from tallybook.provider k where k.name = provider_set.name for no key update;
     exit when found;
     perform tallybook._refuse(kind is null, format('there is no provider %s', to_json(provider_set.name)),
-              'A new one needs a kind, which says what it is for.');
+              'Pass a kind to create it, such as market-data.');
     insert into tallybook.provider (name, kind, settings, active, created_at, changed_at)
     values (provider_set.name, provider_set.kind, coalesce(provider_set.settings, '{}'),
             coalesce(provider_set.active, true), at, at)

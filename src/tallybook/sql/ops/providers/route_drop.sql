@@ -1,4 +1,4 @@
--- route_drop(data_type, symbol): remove a route; without symbol the broad one. False: there is none. Writes
+-- route_drop(data_type, symbol): delete a route; without symbol the broad one. Returns false if there is none. Writes
 -- provider_route.
 -- rights: operator
 create or replace function tallybook.route_drop(data_type text, symbol text default null) returns boolean

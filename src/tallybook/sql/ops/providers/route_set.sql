@@ -1,10 +1,9 @@
--- route_set(data_type, provider, symbol, active): let a provider serve a kind of data. Returns created, changed or
--- unchanged.
+-- route_set(data_type, provider, symbol, active): create or change the route of a kind of data to a provider.
 --
---   symbol  the rule is for this one only, and goes before the broad rule; null: the broad rule, for all that have none
---   active  null: as it is; true for a new one
--- Running workers follow within seconds. Errors: TB002 no such provider, TB005 what does not fit. Reads and writes
--- provider_route.
+--   symbol  the route is for this symbol only and has precedence; null: the broad route for all other symbols
+--   active  null: unchanged, or true for a new route
+-- Returns created, changed or unchanged. Running workers use it within seconds. Errors: TB002 unknown provider, TB005
+-- invalid value. Reads and writes provider_route.
 -- rights: operator
 create or replace function tallybook.route_set(data_type text, provider text, symbol text default null,
   active boolean default null, at timestamptz default clock_timestamp())

@@ -8,9 +8,9 @@ create table tallybook.provider (
   constraint "settings are one JSON object" check (jsonb_typeof(settings) = 'object')
 );
 comment on table tallybook.provider is
-  'Whom jobs call: what anybody may read of a provider. Its secrets are in provider_secret.';
-comment on column tallybook.provider.kind is 'What it is for, in your own words: market-data, webhook, smtp.';
-comment on column tallybook.provider.active is 'One that is not is neither loaded nor chosen by a route.';
+  'Providers that jobs call, without secrets. Secrets are in provider_secret.';
+comment on column tallybook.provider.kind is 'Its purpose, in your words: market-data, webhook, smtp.';
+comment on column tallybook.provider.active is 'False: it is not loaded, and no route leads to it.';
 
 create table tallybook.provider_secret (
   provider   text not null references tallybook.provider on delete cascade,
@@ -32,11 +32,11 @@ comment on table tallybook.provider_secret is
   'provider_field.';
 comment on column tallybook.provider_secret.slot is
   'previous: what it was before its last change, where that is still good.';
-comment on column tallybook.provider_secret.key_id is 'Which of the keys it is encrypted with.';
+comment on column tallybook.provider_secret.key_id is 'The key that encrypts it.';
 comment on column tallybook.provider_secret.ciphertext is
-  'AES-256-GCM, the tag at its end; bound to provider, field, slot and key_id.';
+  'AES-256-GCM with the tag at its end; bound to provider, field, slot and key_id.';
 comment on column tallybook.provider_secret.set_at is
-  'When the secret was given; sealed_at: when it was encrypted last, by a rotation of keys for example.';
+  'When the secret was set. sealed_at: when it was last encrypted, for example by a rotation of keys.';
 
 create table tallybook.provider_route (
   data_type  text not null,
@@ -50,5 +50,5 @@ create unique index provider_route_broad on tallybook.provider_route (data_type)
 create unique index provider_route_specific on tallybook.provider_route (data_type, symbol) where symbol is not null;
 create index provider_route_provider on tallybook.provider_route (provider);
 comment on table tallybook.provider_route is
-  'Which provider serves a kind of data: a rule for one symbol goes before the broad one, whose symbol is null.';
+  'Which provider serves a kind of data. A route for one symbol has precedence over the broad one (symbol is null).';
 alter table tallybook.provider_route replica identity full;

@@ -1,11 +1,10 @@
--- _roles_apply(): give the roles on record exactly the rights of _rights; nothing where none is on record. Returns how
--- many there are.
+-- _roles_apply(): give the recorded roles exactly the rights of _rights; do nothing if none is recorded. Returns the
+-- number of roles.
 --
--- `tallybook roles` and each migration end with it, in their own transaction: "create or replace function" forgets
--- SECURITY DEFINER and the search_path, and a new function is everybody's until it is revoked. A role that this cluster
--- does not have (the database was moved) is left out. search_path: pg_temp stands last by name, else temporary tables
--- would be found first.
--- Rights that you have given to others stay, but for those of PUBLIC. Must be run by the owner. Reads role, pg_proc,
+-- `tallybook roles` and each migration end with it, in their own transaction, because "create or replace function"
+-- resets SECURITY DEFINER and the search_path, and a new function is open to PUBLIC. A role that this cluster does not
+-- have (the database was moved) is skipped. pg_temp is last in the search_path; otherwise temporary tables would be
+-- found first. Rights of other roles stay, except those of PUBLIC. Only the owner can run it. Reads role, pg_proc,
 -- pg_class.
 create or replace function tallybook._roles_apply() returns int
 language plpgsql as $$
@@ -39,15 +38,15 @@ begin
   return cardinality(v_kinds);
 end $$;
 
--- _roles_named(kinds): the names of these roles as a list in SQL, those that this cluster has; null: none of them.
+-- _roles_named(kinds): return the names of these roles as an SQL list, or null if this cluster has none of them.
 create or replace function tallybook._roles_named(p_kinds text[]) returns text
 language sql stable as $$
   select string_agg(format('%I', k.name), ', ' order by k.kind)
     from tallybook.role k join pg_catalog.pg_roles p on p.rolname = k.name where k.kind = any (p_kinds)
 $$;
 
--- _roles_revoke(names): take all rights in the schema from these roles. Only what they have is touched: who works with
--- a table or a function plans anew whenever its row in the catalogue was written.
+-- _roles_revoke(names): revoke all rights in the schema from these roles. Only existing rights are revoked, because a
+-- write to a catalogue row of a table or function makes sessions plan again.
 create or replace function tallybook._roles_revoke(p_names text[]) returns void
 language plpgsql as $$
 declare
@@ -71,10 +70,10 @@ begin
   end loop;
 end $$;
 
--- _roles_use(producer, worker, operator, reader, metrics): put these roles on record, in place of others, and apply
+-- _roles_use(producer, worker, operator, reader, metrics): record these roles instead of the former ones, and apply
 -- their rights.
 --
--- They must exist. Errors: TB005 one that does not, or one name twice. Writes role.
+-- Errors: TB005 a role does not exist, or two have one name. Writes role.
 create or replace function tallybook._roles_use(producer name, worker name, operator name, reader name,
   metrics name) returns int
 language plpgsql as $$
@@ -85,7 +84,7 @@ begin
    where not exists (select from pg_catalog.pg_roles p where p.rolname = n);
   perform tallybook._refuse(v_missing is not null or array_position(v_names, null) is not null,
             format('there is no role %s', coalesce(v_missing, 'without a name')), 'Create it first.');
-  perform tallybook._refuse((select count(distinct n) from unnest(v_names) n) < 5, 'two of the roles have one name');
+  perform tallybook._refuse((select count(distinct n) from unnest(v_names) n) < 5, 'two roles have the same name');
   perform tallybook._roles_revoke(array(select k.name::text from tallybook.role k where k.name <> all (v_names)));
   delete from tallybook.role;
   insert into tallybook.role (kind, name)
@@ -93,8 +92,8 @@ begin
   return tallybook._roles_apply();
 end $$;
 
--- _roles_forget(): as if there had never been roles: functions run with the caller's rights again, and are PUBLIC's.
--- The roles stay.
+-- _roles_forget(): undo roles: functions run with the caller's rights again and are open to PUBLIC. The roles
+-- themselves stay.
 create or replace function tallybook._roles_forget() returns void
 language plpgsql as $$
 declare

@@ -4,4 +4,4 @@ create table tallybook.role (
   constraint "there are five kinds of roles" check (kind in ('producer', 'worker', 'operator', 'reader', 'metrics'))
 );
 comment on table tallybook.role is
-  'The roles that `tallybook roles` has given rights; none: everything runs with the caller''s rights.';
+  'The roles that `tallybook roles` has given rights. Without rows, functions run with the caller''s rights.';

@@ -1,14 +1,12 @@
--- _amend(job_id, task, on_conflict, args, priority, run_at, ..., at): change a queued job as a conflict of unique keys
--- asks for.
+-- _amend(job_id, task, on_conflict, args, priority, run_at, ..., at): change a queued job after a conflict of unique
+-- keys.
 --
--- True: done, or the job runs, and what runs keeps its args, priority and time. False: it went elsewhere between two
--- looks.
--- A job that is scheduled or waiting is updated in place. One that stands in line is not (an entry is never updated):
--- an amendment is written, which whoever claims it reads; for another lane or time promote moves it after the commit.
--- Who is about to start the job waits for the caller's transaction (see _start_waits).
--- p_queued: the caller has that lock, and has seen the job queued. p_version: of p_args, as in the options of their
--- job.
--- Errors: TB003 at another isolation level than READ COMMITTED, if the job stands in line.
+-- Returns true if done, or if the job runs: a running job keeps its args, priority and time. False: it moved between
+-- two looks. A scheduled or waiting job is updated in place. A job in line is not (an entry is never updated): an
+-- amendment is written, which the claim reads; for another lane or time promote moves the job after the commit. A start
+-- of the job waits for the caller's transaction (see _start_waits). p_queued: the caller holds that lock and has seen
+-- the job queued. p_version: the version of p_args, as in the options. Errors: TB003 at another isolation level than
+-- READ COMMITTED, if the job is in line.
 create or replace function tallybook._amend(p_job_id bigint, p_task text, p_on_conflict text, p_args jsonb,
   p_priority int, p_run_at timestamptz, p_queued boolean default false, p_version jsonb default null,
   p_at timestamptz default clock_timestamp())
@@ -25,7 +23,7 @@ begin
   p_run_at := case when p_on_conflict = 'push_run_at' then p_run_at end;
   if not p_queued then
     if not v_mine and not tallybook._job_queued(p_job_id) then
-      return tallybook._job_open(p_job_id);  -- do not hold up what runs
+      return tallybook._job_open(p_job_id);  -- do not delay a running job
     end if;
     perform tallybook._start_waits(p_job_id, p_task);
   end if;
@@ -38,15 +36,15 @@ begin
     from tallybook.entry x join tallybook.lane l on l.lane_id = x.lane_id
    where x.job_id = p_job_id order by x.attempt desc limit 1;
   if not found or e.ended then return false; end if;
-  -- Taken: it runs, unless this transaction has changed it before that; then its start waits for us.
+  -- Claimed: it runs, unless this transaction has changed it before; then its start waits for us.
   if e.taken and not v_mine then return true; end if;
-  -- What stands in line runs at once, unless it was pushed before.
+  -- A job in line runs at once, unless its time was changed before.
   if p_run_at <= p_at and not exists (select from tallybook.amendment a where a.job_id = p_job_id) then
     return true;
   end if;
   if p_priority >= e.priority then return true; end if;
   perform tallybook._read_committed('on_conflict ' || p_on_conflict || ' needs READ COMMITTED', format(
-            'With an older snapshot nobody knows whether job %s has started since.', p_job_id));
+            'An older snapshot does not show whether job %s has started since.', p_job_id));
   insert into tallybook.amendment as a (job_id, args, priority, run_at, version)
   values (p_job_id, p_args, p_priority, p_run_at, p_version)
   on conflict on constraint amendment_pkey do update
@@ -58,8 +56,8 @@ begin
   return true;
 end $$;
 
--- _amend_aside(job_id, args, priority, run_at, version, at): _amend of a job that is scheduled or waiting; null: stays
--- as it is. False: it is neither.
+-- _amend_aside(job_id, args, priority, run_at, version, at): _amend of a scheduled or waiting job; a null stays
+-- unchanged. False: it is neither.
 create or replace function tallybook._amend_aside(p_job_id bigint, p_args jsonb, p_priority int,
   p_run_at timestamptz, p_version jsonb, p_at timestamptz) returns boolean
 language plpgsql as $$

@@ -1,14 +1,14 @@
 -- _apply_amendments(at): move the jobs in line that a conflict of unique keys gave another priority or time.
 --
--- Each is taken out of its line like by claim_job: a tombstone, then its lane's lock, which is only tried. Who was
--- claimed meanwhile keeps its priority for this attempt; its time is seen by claimed_jobs. Who was put off meanwhile is
--- changed where it is.
--- In any order, so that some that cannot be moved now do not hold up the others. The tombstone may have to wait for a
--- user's transaction that has cancelled the job; while that is so nothing more is moved, for lanes are locked already.
+-- Each leaves its line as in claim_job: a tombstone, then its lane's lock, which is only tried. A job claimed meanwhile
+-- keeps its priority for this attempt; claimed_jobs applies its time. A job that was rescheduled meanwhile is changed
+-- where it is.
+-- Unordered, so jobs that cannot move now do not delay others. The tombstone may have to wait for a user's transaction
+-- that has cancelled the job; meanwhile nothing else is moved, because lanes are locked already.
 create or replace function tallybook._apply_amendments(p_at timestamptz) returns void
 language plpgsql
 -- profile: lookup
-set lock_timeout = '20ms'  -- somebody's open transaction may cancel the same job
+set lock_timeout = '20ms'  -- another open transaction may cancel the same job
 as $$
 declare
   a tallybook.amendment; e tallybook.entry;
@@ -27,7 +27,7 @@ begin
     continue when tallybook._cursor_passed(e.lane_id, e.retention, e.xid, e.seq)
                or exists (select from tallybook.tombstone t where t.job_id = a.job_id
                           and (t.cancelled or t.attempt = e.attempt));
-    if a.priority is null and a.run_at <= p_at then  -- its time has come while it stood in line
+    if a.priority is null and a.run_at <= p_at then  -- its time came while it was in line
       update tallybook.amendment x set run_at = null where x.job_id = a.job_id;
       continue;
     end if;

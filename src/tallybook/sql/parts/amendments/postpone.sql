@@ -1,6 +1,5 @@
--- postpone(lease, job_id, attempt): end an attempt that was given a later time before it started (see claimed_jobs,
--- push_run_at).
--- Returns scheduled, available (the time has come), or refused.
+-- postpone(lease, job_id, attempt): end an attempt whose job was given a later time before it started (see
+-- claimed_jobs, push_run_at). Returns scheduled, available (the time has come), or refused.
 -- rights: worker
 create or replace function tallybook.postpone(lease uuid, job_id bigint, attempt int,
   at timestamptz default clock_timestamp()) returns text

@@ -1,7 +1,7 @@
--- cancel_jobs(jobs, reason, at): say of each of these jobs that it shall not run, as cancel does. Says per job what
--- became of it, the lowest id first.
+-- cancel_jobs(jobs, reason, at): cancel each of these jobs, as cancel does. Returns the result per job, lowest id
+-- first.
 --
---   done    cancelled: it will not start; cancelling: it runs and its worker is told; refused: it had ended; unknown:
+--   done    cancelled: it will not start; cancelling: it runs, and its worker stops it; refused: it had ended; unknown:
 --           there is no such job
 --   detail  why not
 -- Errors: TB005 more than 1000 jobs.

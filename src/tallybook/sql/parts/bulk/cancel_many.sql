@@ -1,10 +1,9 @@
--- cancel_many(...): cancel every open job that matches all that is given, at most max_jobs. One of the filters is
--- needed.
+-- cancel_many(...): cancel all open jobs that match all filters, at most max_jobs. At least one filter is required.
 --
---   states  of scheduled (retrying ones included), waiting, available, running, and dead; null: all but dead
---   args    is contained in the job's args
--- Returns how many will not start, and how many run and were told. As with cancel, only intents are written, but dead
--- letters end as cancelled at once.
+--   states  scheduled (with retrying), waiting, available, running, and dead; null: all but dead
+--   args    the job's args contain this
+-- Returns the number of jobs that will not start, and of running ones that are being stopped. As with cancel, only
+-- intents are written, but dead letters end as cancelled at once.
 -- Errors: TB005 without a filter. Reads scheduled, waiting, entry, claim, dead; writes what cancel does.
 -- rights: operator
 create or replace function tallybook.cancel_many(queue text default null, task text default null,
@@ -14,9 +13,9 @@ create or replace function tallybook.cancel_many(queue text default null, task t
 language plpgsql as $$
 begin
   perform tallybook._refuse(coalesce(queue, task, unique_key, order_key, args::text) is null,
-                            'cancel_many needs a filter', 'Name a queue, a task, a key or args.');
+                            'cancel_many needs a filter', 'Pass a queue, a task, a key or args.');
   perform tallybook._refuse(not states <@ '{scheduled,waiting,available,running,dead}',
-            format('states %s are unknown', states), 'They are scheduled, waiting, available, running, dead.');
+            format('unknown states %s', states), 'Use scheduled, waiting, available, running, dead.');
   select count(*) filter (where c.said = 'cancelled'), count(*) filter (where c.said = 'cancelling')
     into cancelled, cancelling
     from (select tallybook.cancel(o.job_id, cancel_many.reason, cancel_many.at) as said from (

@@ -1,11 +1,10 @@
--- dead_letters(...): the dead letters that match, newest first, at most max_jobs. A null argument matches all.
---   text    is contained in the last error's type or message, whatever the case
---   args    is contained in the job's args
---   before  died before: pass the last one's died_at to read on, and as before_id its job_id: many can die at one
---           instant
---   max_looked  how many may be looked at; null: all. Where that ends the look with too few found, there is a last row
---               without a reason (why):
---           the last one that was looked at, from which the next call goes on
+-- dead_letters(...): list the dead letters that match, newest first, at most max_jobs. A null argument matches all.
+--   text    the last error's type or message contains this; case does not matter
+--   args    the job's args contain this
+--   before  died before this time: for the next page pass the last one's died_at, and its job_id as before_id, because
+--           many can die at the same time
+--   max_looked  most dead letters to look at; null: all. If the search ends there, the last row has no reason: the next
+--               call continues from it
 -- rights: operator
 create or replace function tallybook.dead_letters(queue text default null, task text default null,
   reason text default null, text text default null, args jsonb default null, since timestamptz default null,
@@ -41,7 +40,7 @@ begin
            order by x.died_at desc, x.job_id desc limit 1 offset dead_letters.max_looked - 1) k;
 end $$;
 
--- _dead_matches(dead letter, its queue, filters): what the three verbs mean by their filters.
+-- _dead_matches(dead letter, its queue, filters): whether it matches, for all three verbs.
 create or replace function tallybook._dead_matches(d tallybook.dead, p_of_queue text, p_queue text, p_task text,
   p_reason text, p_text text, p_args jsonb, p_since timestamptz) returns boolean
 language sql stable as $$
@@ -54,7 +53,7 @@ language sql stable as $$
      and (p_since is null or d.died_at >= p_since)
 $$;
 
--- _dead_ids(filters): the ids of those that match, oldest first.
+-- _dead_ids(filters): the ids of the matching ones, oldest first.
 create or replace function tallybook._dead_ids(p_queue text, p_task text, p_reason text, p_text text, p_args jsonb,
   p_since timestamptz, p_before timestamptz, p_max_jobs int) returns setof bigint
 language sql stable as $$

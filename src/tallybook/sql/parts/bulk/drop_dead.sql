@@ -1,4 +1,4 @@
--- drop_dead(job_id): throw a dead letter away. False: there is none. What is left of the job is its history.
+-- drop_dead(job_id): delete a dead letter. Returns false if there is none. The history of the job stays.
 -- rights: operator
 create or replace function tallybook.drop_dead(job_id bigint) returns boolean
 language sql

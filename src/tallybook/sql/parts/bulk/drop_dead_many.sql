@@ -1,4 +1,4 @@
--- drop_dead_many(...): throw away every dead letter that matches, oldest first, at most max_jobs. Returns how many.
+-- drop_dead_many(...): delete all matching dead letters, oldest first, at most max_jobs. Returns their number.
 -- rights: operator
 create or replace function tallybook.drop_dead_many(queue text default null, task text default null,
   reason text default null, text text default null, args jsonb default null, since timestamptz default null,

@@ -1,7 +1,7 @@
--- drop_jobs(jobs): throw these dead letters away. Says per job what became of it, the lowest id first.
+-- drop_jobs(jobs): delete these dead letters. Returns the result per job, lowest id first.
 --
---   done    dropped; refused: it is not dead, not any more perhaps
---   detail  what it is now
+--   done    dropped; refused: it is not dead
+--   detail  its present state
 -- Errors: TB005 more than 1000 jobs.
 -- rights: operator
 create or replace function tallybook.drop_jobs(jobs bigint[]) returns table (job_id bigint, done text, detail text)

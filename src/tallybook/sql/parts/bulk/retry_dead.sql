@@ -1,5 +1,5 @@
--- retry_dead(...): give every dead letter that matches another attempt, oldest first, at most max_jobs. Returns how
--- many, and how many not: another live job has their unique key. The filters are those of dead_letters.
+-- retry_dead(...): retry all matching dead letters, oldest first, at most max_jobs. Returns the number of retried ones,
+-- and of those whose unique key another live job has. The filters are those of dead_letters.
 -- rights: operator
 create or replace function tallybook.retry_dead(queue text default null, task text default null,
   reason text default null, text text default null, args jsonb default null, since timestamptz default null,

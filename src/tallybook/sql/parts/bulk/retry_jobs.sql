@@ -1,11 +1,11 @@
--- retry_jobs(jobs, at): give each of these jobs another attempt, at once, as retry does. Says per job what became of
--- it, the lowest id first.
+-- retry_jobs(jobs, at): give each of these jobs another attempt at once, as retry does. Returns the result per job,
+-- lowest id first.
 --
---   done    retried; refused: it is not dead or cancelled any more, or another live job has its unique key; unknown:
---           there is no such job
+--   done    retried; refused: it is not dead or cancelled, or another live job has its unique key; unknown: there is no
+--           such job
 --   detail  the number of the attempt, or why not
--- What is refused does not keep the others from it. One that somebody else retries at the same moment is waited for, in
--- the order of ids, so that nobody waits for somebody who waits. Errors: TB005 more than 1000 jobs; TB003.
+-- A refusal does not affect the others. A job that another session retries at the same moment is waited for, in the
+-- order of ids, so there is no deadlock. Errors: TB005 more than 1000 jobs; TB003.
 -- rights: operator
 create or replace function tallybook.retry_jobs(jobs bigint[], at timestamptz default clock_timestamp())
 returns table (job_id bigint, done text, detail text) language sql as $$
@@ -13,8 +13,8 @@ returns table (job_id bigint, done text, detail text) language sql as $$
    cross join lateral tallybook._retry_or_cancel('retry', i, null, retry_jobs.at) r
 $$;
 
--- _retry_or_cancel(verb, job_id, reason, at): does that to one job; what became of it, as retry_jobs and cancel_jobs
--- report it.
+-- _retry_or_cancel(verb, job_id, reason, at): retry or cancel one job; the result as in retry_jobs and
+-- cancel_jobs.
 create or replace function tallybook._retry_or_cancel(p_verb text, p_job_id bigint, p_reason text default null,
   p_at timestamptz default clock_timestamp(), out done text, out detail text)
 language plpgsql as $$
@@ -37,10 +37,10 @@ exception when sqlstate 'TB005' or sqlstate 'TB002' then
   detail := concat_ws('. ', detail, nullif(rtrim(v_detail, '.'), ''));
 end $$;
 
--- _these_jobs(jobs): each id once, the lowest first. Raises TB005 for more than 1000, and for null.
+-- _these_jobs(jobs): each id once, lowest first. Raises TB005 for more than 1000, and for null.
 create or replace function tallybook._these_jobs(p_jobs bigint[]) returns setof bigint language plpgsql immutable as $$
 begin
   perform tallybook._refuse(p_jobs is null or cardinality(p_jobs) > 1000 or array_position(p_jobs, null) is not null,
-                            'jobs are up to 1000 ids', 'Say more of them in several calls.');
+                            'pass at most 1000 ids', 'Pass more of them in several calls.');
   return query select distinct i from unnest(p_jobs) i order by i;
 end $$;

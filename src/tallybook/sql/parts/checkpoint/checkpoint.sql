@@ -1,6 +1,6 @@
--- checkpoint(lease, job_id, attempt, value): where the job's next attempt can go on, should this one not complete.
--- False: refused.
--- One JSON value of at most 1,000,000 bytes; the last one said counts. Read it with checkpoint_of.
+-- checkpoint(lease, job_id, attempt, value): store where the next attempt of the job continues if this one does not
+-- complete. Returns false if the attempt is not the caller's any more.
+-- One JSON value of at most 1,000,000 bytes; it replaces the former one. Read it with checkpoint_of.
 -- rights: worker
 create or replace function tallybook.checkpoint(lease uuid, job_id bigint, attempt int, value jsonb,
   at timestamptz default clock_timestamp())
@@ -10,7 +10,7 @@ as $$
 begin
   if pg_column_size(value) > 500000 and octet_length(value::text) > 1200000 then
     raise exception 'a checkpoint has % bytes', octet_length(value::text) using errcode = 'TB005',
-      hint = 'At most 1,000,000 bytes fit.';
+      hint = 'It can have at most 1,000,000 bytes.';
   end if;
   if not tallybook._running(lease, job_id, attempt) then return false; end if;
   insert into tallybook.progress as p (job_id, attempt, checkpoint, updated_at)

@@ -1,4 +1,4 @@
--- checkpoint_of(job_id): the last checkpoint of any of its attempts; null: none.
+-- checkpoint_of(job_id): return the last checkpoint of all attempts of a job, or null.
 -- rights: worker
 create or replace function tallybook.checkpoint_of(job_id bigint) returns jsonb
 language sql stable
@@ -7,7 +7,7 @@ as $$
   select p.checkpoint from tallybook.progress p where p.job_id = checkpoint_of.job_id
 $$;
 
--- _running(lease, job_id, attempt): whether this attempt is the lease's and has not ended.
+-- _running(lease, job_id, attempt): whether this attempt belongs to the lease and has not ended.
 create or replace function tallybook._running(p_lease uuid, p_job_id bigint, p_attempt int) returns boolean
 language plpgsql
 -- profile: lookup

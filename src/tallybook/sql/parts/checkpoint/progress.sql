@@ -1,7 +1,7 @@
--- progress(lease, job_id, attempt, done, message): how far a running attempt says that it is, for the view. False:
--- refused, the attempt is not the caller's any more.
---   done  from 0 to 1, null: unknown;  message  a line for people, cut at 1,000 characters
--- Errors: TB005. Reads claim, entry, outcome; writes progress, one row a job.
+-- progress(lease, job_id, attempt, done, message): store the progress of a running attempt for the view job. Returns
+-- false if the attempt is not the caller's any more.
+--   done  from 0 to 1, null: unknown;  message  one line for people, cut at 1,000 characters
+-- Errors: TB005. Reads claim, entry, outcome; writes progress, one row per job.
 -- rights: worker
 create or replace function tallybook.progress(lease uuid, job_id bigint, attempt int, done real default null,
   message text default null, at timestamptz default clock_timestamp())
@@ -9,7 +9,7 @@ returns boolean language plpgsql
 -- profile: lookup
 as $$
 begin
-  perform tallybook._check_range('done', done::text, coalesce(done between 0 and 1, true), 'It goes from 0 to 1.');
+  perform tallybook._check_range('done', done::text, coalesce(done between 0 and 1, true), 'It must be from 0 to 1.');
   if not tallybook._running(lease, job_id, attempt) then return false; end if;
   insert into tallybook.progress as p (job_id, attempt, done, message, updated_at)
   values (progress.job_id, progress.attempt, progress.done, left(progress.message, 1000), progress.at)

@@ -7,4 +7,4 @@ create table tallybook.progress (
   updated_at timestamptz not null,
   constraint "done goes from 0 to 1" check (done between 0 and 1)
 );
-comment on table tallybook.progress is 'How far a job says that it is, and where its next attempt can go on.';
+comment on table tallybook.progress is 'The progress of a job, and the checkpoint for its next attempt.';

@@ -1,10 +1,8 @@
--- _publish(what, states, queues, tasks, ids): publish transitions of jobs on the channel tallybook_jobs, at the
--- caller's commit.
+-- _publish(what, states, queues, tasks, ids): publish transitions of jobs on the channel tallybook_jobs at the commit.
 --
--- One JSON object a message: queue, task, state, ids (a list of at most 300 jobs, for a message has at most 8000
--- bytes). Called by the triggers below, which are there only while some queue has notify on: else nothing of this is
--- paid for by anybody.
--- "set tallybook.notify = off" switches it off, as for _wake.
+-- One JSON object per message: queue, task, state, ids (at most 300 jobs, because a message has at most 8000 bytes).
+-- The triggers below call it; they exist only while a queue has notify on, so nothing is paid otherwise. "set
+-- tallybook.notify = off" switches it off, as for _wake.
 create or replace function tallybook._publish(p_queues text[], p_tasks text[], p_states text[],
   p_ids bigint[]) returns void
 language sql
@@ -20,13 +18,13 @@ as $$
    where coalesce(current_setting('tallybook.notify', true), 'on') <> 'off'
 $$;
 
--- _publish_jobs(): what has come into a table of jobs. In line: available. In scheduled: scheduled, or retrying if it
--- has failed. In dead: dead.
+-- _publish_jobs(): trigger for new rows in a table of jobs. In line: available. In scheduled: scheduled, or retrying if
+-- it has failed. In dead: dead.
 create or replace function tallybook._publish_jobs() returns trigger language plpgsql
 -- profile: nojit
 as $$
 begin
-  -- What comes into line with its end (see _cancel_aside) was not available.
+  -- A job that enters its line together with its end (see _cancel_aside) was not available.
   perform tallybook._publish(array_agg(l.queue), array_agg(r.task),
                              array_agg(case when tg_table_name = 'entry' then 'available'
                                             when tg_table_name = 'dead' then 'dead'
@@ -39,8 +37,8 @@ begin
   return null;
 end $$;
 
--- _publish_ledger(): of claims what was handed to a worker: started. Of outcomes what has completed, or was cancelled;
--- a failure is published as what follows from it: retrying, available or dead.
+-- _publish_ledger(): trigger for claims: started; and for outcomes: completed, cancelled;
+-- a failure is published as its result: retrying, available or dead.
 create or replace function tallybook._publish_ledger() returns trigger language plpgsql
 -- profile: lookup
 as $$
@@ -70,11 +68,11 @@ begin
   return null;
 end $$;
 
--- _publishing(): the triggers are there if some queue has notify on, and only then. Making one waits for the
--- transactions that have written to its table, and all others would wait behind it: it is tried for 50 ms a table, and
--- given up with an error. Dropping them is put off instead:
--- they find no queue, and go with a later change of a queue. One change at a time, lest one goes by triggers that
--- another is dropping.
+-- _publishing(): create the triggers if a queue has notify on, else drop them. Creating one waits for the
+-- transactions that have written to its table, and all others would wait behind it. It is tried for 50 ms per table and
+-- then ends with an error. Dropping is postponed instead:
+-- the triggers find no queue, and a later change of a queue drops them. One change at a time, or one could rely on
+-- triggers that another is dropping.
 create or replace function tallybook._publishing() returns void
 language plpgsql
 set lock_timeout = '50ms'  -- see above
@@ -106,7 +104,7 @@ begin
   end if;
 exception when lock_not_available then
   if v_on then
-    raise exception 'notify cannot be switched on at this moment' using errcode = '55P03',
+    raise exception 'notify cannot be switched on now' using errcode = '55P03',
       hint = 'It needs a moment without open transactions that have enqueued or ended jobs: try again, or end the long '
              'ones.';
   end if;

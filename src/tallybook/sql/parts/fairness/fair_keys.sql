@@ -1,9 +1,8 @@
 -- fair_keys(max_keys): the view fair for pages: the first keys of each queue and priority whose jobs wait for their
 -- turn, at most max_keys (1 to 1000) in all.
 --
--- Costs the same however many jobs wait: they are counted up to 1000, which is 1000 or more. Errors: TB005 max_keys out
--- of range.
--- Reads waiting, lane.
+-- The cost does not depend on the number of waiting jobs: they are counted up to 1000, which means 1000 or more.
+-- Errors: TB005 max_keys out of range. Reads waiting, lane.
 -- rights: operator, reader
 create or replace function tallybook.fair_keys(max_keys int default 100)
 returns table (queue text, priority int, fair_key text, waiting bigint) language sql stable

@@ -1,22 +1,21 @@
--- fair_release(known, max_line, at, as_service): jobs with a fair key go to their lanes in rounds, one of each key at a
--- time.
+-- fair_release(known, max_line, at, as_service): move jobs with a fair key to their lanes in rounds, one of each key at
+-- a time.
 --
--- A job with options.fair_key that is due lies in waiting. A lane of such jobs (part 'fair') has at most max_line of
--- them in line; where there is room, each key with waiting jobs gets its turn, from behind the one that was served last
--- (fair_turn). So a new key's job waits for what is in line and one round, however many jobs others have; and no lane,
--- row or claim is paid for a key that was seen once.
---   known       what the last call returned: which keys have jobs, and from which number on, so that this call walks
---               neither over its own
---               dead rows, while an old snapshot holds back vacuum, nor over keys that have nothing. Null: find out.
---               Every 3 s it is found
---               out anew, for what was committed very late; what is up to 100 numbers late is found at once.
---   max_line    how many of a lane may be in line, released and not claimed
---   as_service  put the run on record. This transaction commits asynchronously then, so it is to do nothing else: what
---               a crash of the server takes back waits again, and so does the claim of it
--- Returns known; released: how many jobs went on; busy: somebody else releases in some lane at this moment, look again
--- soon; remain: whether some wait still. Any worker may call it at any time: of each lane one releases at a time, by a
--- lock that is only tried (_service_claim), and sees what the one before has put in line. Rows that are locked are left
--- for a later call. Needs READ COMMITTED (TB003).
+-- A due job with options.fair_key is in waiting. A lane of such jobs (part 'fair') has at most max_line of them in
+-- line; if there is room, each key with waiting jobs gets its turn, behind the one that was served last (fair_turn). So
+-- the job of a new key waits for the jobs in line and one round, however many jobs others have. A key that was seen
+-- once costs no lane, row or claim.
+--   known       the value that the last call returned: which keys have jobs, and from which number on. So this call
+--               reads neither its own dead rows, while an old snapshot holds back vacuum, nor keys without jobs. Null:
+--               find out. It is found out again every 3 s, for very late commits; a job up to 100 numbers late is found
+--               at once.
+--   max_line    how many jobs of a lane may be released and not claimed
+--   as_service  record the run. This transaction then commits asynchronously, so it must do nothing else: jobs that a
+--               crash of the server takes back wait again, and so does the claim of the run
+-- Returns known; released: the number of moved jobs; busy: another session releases in some lane, so look again soon;
+-- remain: whether jobs still wait. Any worker may call it at any time: one session at a time releases in a lane, by a
+-- lock that is only tried (_service_claim), and sees the jobs that the former one has moved. Locked rows are left for a
+-- later call. Needs READ COMMITTED (TB003).
 -- Reads lane, claim, entry; deletes from waiting; writes entry, scheduled, fair_turn, service.
 -- rights: worker
 create or replace function tallybook.fair_release(inout known jsonb default null, max_line int default 200,
@@ -29,7 +28,7 @@ declare
   l record; d record; v_state jsonb; v_known jsonb := coalesce(known, '{}'); v_room int; v_mine boolean;
 begin
   perform tallybook._read_committed('fair_release needs READ COMMITTED',
-                                    'An older snapshot does not see what is in line.');
+                                    'An older snapshot does not show which jobs are in line.');
   if as_service then perform set_config('synchronous_commit', 'off', true); end if;
   known := '{}'; released := 0; busy := false; remain := false;
   for l in select x.lane_id, x.queue, x.retention from tallybook.lane x where x.part = 'fair' order by x.lane_id loop
@@ -211,7 +210,7 @@ begin
                     x.fair_key) g;
   get diagnostics v_moved = row_count;
   released := released + v_moved;
-  -- The newest row says it: nobody ever walks over those before, whatever holds back vacuum.
+  -- The newest row is valid: older ones are never read, even if vacuum is held back.
   insert into tallybook.fair_turn (lane_id, number, fair_key)
   values (p_lane_id, nextval('tallybook.job_id'), v_last);
   delete from tallybook.fair_turn x

@@ -7,7 +7,7 @@ create table tallybook.fair_turn (
   primary key (lane_id, number)
 );
 comment on table tallybook.fair_turn is
-  'Where the rounds of each lane of fair jobs stand: the key that was served last.';
+  'The key that was served last in each lane of fair jobs.';
 
 create index lane_fair on tallybook.lane (lane_id) where part = 'fair';
 

@@ -1,18 +1,21 @@
--- enqueue_from(query, queue, task, ...): put in one job for each row of a query; what is queued already is left alone.
+-- enqueue_from(query, queue, task, ...): enqueue one job for each row of a query, except those that are queued already.
 --
--- Each row is put in as enqueue does with its unique key and on_conflict skip: a row whose key an open job has is
--- skipped, and so is a second row with the same key. Jobs run in the query's order. Said again it puts in only what is
--- new since. Answers how many rows it has seen and how many jobs it has made. Past 100,000 rows, or 16 MB of args, rows
--- with keys are put in by parts, in the order of their keys, and the query's order holds within a part: the keys are
--- taken in one order, so that no two calls deadlock.
+-- Each row is enqueued with its unique key and on_conflict skip: a row whose key an open job has is skipped, and so is
+-- a second row with the same key. Jobs run in the query's order. A second call enqueues only what is new. Returns the
+-- number of rows and of new jobs. Above 100,000 rows, or 16 MB of args, rows with keys are enqueued in parts, in the
+-- order of their keys, and the query's order applies within a part: keys are locked in one order, so calls do not
+-- deadlock.
 --   query         one SELECT, run with the caller's rights. Its columns, by name, in any order:
 --                   args      jsonb        one object by parameter name
---                   key       text         optional: the unique key, uuid and whole numbers do as well; null: none
+--                   key       text         optional: the unique key, also as uuid or whole number; null: none
 --                   run_at    timestamptz  optional: not before; null or past: at once
 --                   priority  int          optional; null: the one below
 --   queue, task, priority, max_attempts, headers, options    of all these jobs, as in enqueue
---   at            now, for what is due
--- Waits only for a producer that is using one of the same keys at the same moment. Needs no more memory for a million
+--   at            the present time, for what is due
+-- Waits only for a producer that uses one of the same keys at the same moment. Its memory does not grow with the number
+-- of rows.
+-- Errors: TB005 an invalid argument, query or row; then nothing is enqueued. Errors of the query are passed on
+-- unchanged. Reads and writes what enqueue does (see _enqueue_batch).
 -- rows.
 -- Errors: TB005 what does not fit, in the arguments, the query or one of its rows; nothing is put in then. What the
 -- query raises while it runs is passed on as it is. Reads and writes what enqueue does (see _enqueue_batch).
@@ -57,5 +60,5 @@ begin
   perform tallybook._check_name('queue', p_queue, 64), tallybook._check_name('task name', p_task, 200),
           tallybook._check_args('{}', p_headers), tallybook._check_options(null, null, p_options);
   perform tallybook._refuse(p_max_attempts not between 1 and 32767,
-                            format('max_attempts %s is out of range', p_max_attempts), 'It goes from 1 to 32767.');
+                            format('max_attempts %s is out of range', p_max_attempts), 'It must be from 1 to 32767.');
 end $$;

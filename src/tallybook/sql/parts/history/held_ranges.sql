@@ -1,7 +1,7 @@
--- held_ranges(at): the ranges of history whose time is over and that are still there, for people: since when they were
--- due, what is open in them, and why they stay. open_jobs null: none of its own.
+-- held_ranges(at): the ranges of history that should have been deleted: since when they were due, their open jobs, and
+-- what holds them. open_jobs null: none of its own.
 -- A range that no prune could cut yet is due 1.25 times its retention after it was begun.
--- What no prune has come to yet is not shown. Reads history_range, retention_class, and the server's locks and
+-- A range that no prune has checked yet is not shown. Reads history_range, retention_class, and the server's locks and
 -- transactions.
 -- rights: operator, reader
 create or replace function tallybook.held_ranges(at timestamptz default clock_timestamp())
@@ -23,7 +23,7 @@ language sql stable as $$
    where h.held is not null and d.due_at <= held_ranges.at
 $$;
 
--- _range_readers(tables): who holds one of these tables; null: nobody.
+-- _range_readers(tables): the sessions that hold one of these tables, or null.
 create or replace function tallybook._range_readers(p_tables regclass[]) returns text
 language sql stable as $$
   select string_agg(distinct coalesce('pid ' || l.pid, 'the prepared transaction ' || quote_literal(p.gid)), ', ')
@@ -33,7 +33,7 @@ language sql stable as $$
      and l.relation = any (p_tables::oid[])
 $$;
 
--- _range_writers(upper): whose transactions began before upper and have not ended, in any database; null: nobody's.
+-- _range_writers(upper): the open transactions, of any database, that began before upper, or null.
 create or replace function tallybook._range_writers(p_upper numeric) returns text
 language sql stable as $$
   select string_agg(coalesce('pid ' || a.pid, 'the prepared transaction ' || quote_literal(p.gid), 'transaction ' || x),

@@ -1,14 +1,13 @@
--- prune(at, as_service): let history go that is past its retention, a little at each call. A service.
+-- prune(at, as_service): delete history that is past its retention, a little at each call. A service.
 -- See https://github.com/tallybook/tallybook/blob/main/docs/history.md.
 --
--- Of all that is to be done it does one piece: counts some pages of a range, moves lanes' cursors out of it, drops it,
--- makes a step towards a new range, or else sweeps a batch of each small table. Call it again while it says so. Nobody
--- waits for it for longer than 20 ms: what somebody holds is tried again by a later run.
--- One at a time, whoever calls it: two that count the same pages of a range would add them up twice, and take what is
--- open for ended.
---   as_service  claim the run first, and put it on record (see _service.sql)
--- Returns effect: how many rows went, null where somebody else is running it, and again: whether there is more to do at
--- once.
+-- Each call does one step: count some pages of a range, move lanes' cursors out of it, drop it, prepare a new range, or
+-- sweep a batch of each small table. Call it again while `again` is true. Nothing waits for it for longer than 20 ms; a
+-- locked table is tried again by a later run.
+-- One run at a time: two that count the same pages would add them twice, and take open jobs for ended ones.
+--   as_service  claim the run first, and record it (see _service.sql)
+-- Returns effect: the number of deleted rows, null if another session runs it, and again: whether there is more to do
+-- now.
 -- Needs READ COMMITTED (TB003).
 -- Reads and writes: see _prune_range, _ranges_kept, _sweep; service.
 -- rights: worker
@@ -19,7 +18,7 @@ declare
   f record; r record; v_piece bigint;
 begin
   perform tallybook._read_committed('prune needs READ COMMITTED',
-                                    'An older snapshot does not know what is open.');
+                                    'An older snapshot does not show which jobs are open.');
   again := false;
   if as_service and not tallybook._service_claim('prune', at) then return; end if;
   if not pg_try_advisory_xact_lock(1413565449, hashtext('prune: one at a time')) then return; end if;

@@ -1,4 +1,4 @@
--- What prune has taken out of the ledgers, so that a recount can still be held against the totals.
+-- The numbers that prune has removed from the ledgers, so that a recount can still be compared with the totals.
 create table tallybook.pruned (
   pruned_at timestamptz not null,
   retention "char" not null,
@@ -8,7 +8,7 @@ create table tallybook.pruned (
   ended     jsonb not null
 );
 comment on table tallybook.pruned is
-  'One row is one range of the ledgers that was dropped: how many attempts, and how many of each end.';
+  'One row per dropped range of the ledgers: the number of attempts, and of each end.';
 alter table tallybook.pruned replica identity full;
 
 create table tallybook.retention_class (
@@ -26,12 +26,12 @@ insert into tallybook.retention_class (name, code, keep, what) values
   ('fires', null, '90 days', 'what became of the ticks of schedules'),
   ('audit', null, '90 days', 'what people have changed, and who');
 comment on table tallybook.retention_class is
-  'How long what is kept. For people there are the view retentions and the verb retention_set.';
+  'Retention periods. For people: the view retentions and the verb retention_set.';
 comment on column tallybook.retention_class.code is
-  'The letter of the class in the ledgers; null: it is swept row by row, in small batches.';
+  'The letter of the class in the ledgers; null: rows are deleted in small batches.';
 
--- What the service prune has found out about a range of transaction ids whose transactions have all ended: it is
--- counted piece by piece, and what was found does not change any more.
+-- What prune knows about a range of transaction ids whose transactions have all ended: it is
+-- counted piece by piece, and the counts do not change any more.
 create table tallybook.history_range (
   leaf        name primary key,
   files       oid[] not null,
@@ -67,7 +67,7 @@ create table tallybook.sweep (
   kind  text primary key,
   place jsonb not null
 );
-comment on table tallybook.sweep is 'Where the next sweep of a small table goes on.';
+comment on table tallybook.sweep is 'Where the next sweep of a small table continues.';
 
 insert into tallybook.service (name, every) values ('prune', '1 min');
 
@@ -85,4 +85,4 @@ create index error_kept_of_queue on tallybook.error_kept (queue, ended_at);
 create index error_kept_newest on tallybook.error_kept (ended_at);
 alter table tallybook.error_kept replica identity full;
 comment on table tallybook.error_kept is
-  'Failures whose range was dropped, of queues whose error_retention is longer. For people there is the view error.';
+  'Failures of dropped ranges, of queues with a longer error_retention. For people: the view error.';

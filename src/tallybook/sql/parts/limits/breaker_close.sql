@@ -1,6 +1,6 @@
--- breaker_close(name): close the breaker of a key by hand: its jobs go on. Its failures until now are forgotten.
+-- breaker_close(name): close the breaker of a key by hand. Its jobs continue, and its failures are reset.
 --
--- Returns whether it was not closed before. Errors: TB005 there is no such breaker. Locks the key's row.
+-- Returns false if it was closed already. Errors: TB005 unknown breaker. Locks the key's row.
 -- Writes rate_state, breaker_state, concurrency_holder.
 -- rights: operator
 create or replace function tallybook.breaker_close(name text, at timestamptz default clock_timestamp()) returns boolean

@@ -1,6 +1,6 @@
--- breaker_drop(name): remove a breaker; false: there is none. Who waits for it goes on.
+-- breaker_drop(name): delete a breaker. Returns false if there is none. Its waiting jobs continue.
 --
--- A job that names a limit without any rule fails: leave out the name first. Writes limit_rule; deletes from
+-- A job that names a limit without any rule fails, so remove the name from jobs first. Writes limit_rule; deletes from
 -- breaker_state.
 -- rights: operator
 create or replace function tallybook.breaker_drop(name text) returns boolean

@@ -1,10 +1,10 @@
--- breaker_keys(from_name, max_keys): the view breaker for pages: its keys by name, from one on, at most max_keys (1 to
--- 1000).
+-- breaker_keys(from_name, max_keys): the view breaker for pages: its keys by name, from from_name on, at most max_keys
+-- (1 to 1000).
 --
--- Keys that are closed, without failures, and have no rule of their own are left out. It looks at 5 times max_keys
--- names: the last of these is there in any case, and the next look goes on from it.
--- Costs the same however many jobs wait: waiting is counted up to 1000, which is 1000 or more. source as in
--- concurrency_keys.
+-- Closed keys without failures and without a rule of their own are left out. It looks at 5 times max_keys names; the
+-- last of these is always returned, and the next call continues from it.
+-- The cost does not depend on the number of waiting jobs: waiting is counted up to 1000, which means 1000 or more.
+-- source as in concurrency_keys.
 -- Errors: TB005 max_keys out of range. Reads limit_rule, breaker_state, concurrency_holder, concurrency_line,
 -- outcome.
 -- rights: operator, reader

@@ -1,8 +1,7 @@
--- breaker_open(name, duration): open the breaker of a key by hand: no job of it starts until then.
+-- breaker_open(name, duration): open the breaker of a key by hand: none of its jobs starts until then.
 --
--- duration: null: as the rule says; afterwards a probe goes first, as ever. What runs is not touched, and
--- its end neither closes nor prolongs it. Returns until when it is open. Errors: TB005 there is no such breaker, or a
--- duration out of range.
+-- duration: null: that of the rule; then a probe starts, as usual. Running jobs continue, and their ends neither close
+-- nor prolong it. Returns the time until which it is open. Errors: TB005 unknown breaker, or a duration out of range.
 -- Locks the key's row. Writes rate_state, breaker_state, concurrency_holder.
 -- rights: operator
 create or replace function tallybook.breaker_open(name text, duration interval default null,
@@ -11,8 +10,8 @@ returns timestamptz language sql as $$
   select b.until from tallybook._breaker_by_hand(breaker_open.name, 'open', duration, at) b
 $$;
 
--- _breaker_by_hand(name, state, duration, at): what a person says of a key's breaker. A probe that runs is none any
--- more. was: its state before; null: it had none. until: when it is not open any more; null: it is closed.
+-- _breaker_by_hand(name, state, duration, at): set the state of a key's breaker. A running probe is not a probe any
+-- more. was: its former state; null: none. until: the time until which it is open; null: it is closed.
 create or replace function tallybook._breaker_by_hand(p_name text, p_state text, p_duration interval,
   p_at timestamptz, out was text, out until timestamptz)
 language plpgsql as $$
@@ -20,17 +19,17 @@ declare
   v_rule tallybook.limit_rule;
 begin
   select r.* into v_rule from tallybook._limit_of('breaker', p_name) r;
-  perform tallybook._refuse(not found, 'there is no breaker ' || p_name, 'Make one by breaker_set.');
+  perform tallybook._refuse(not found, 'there is no breaker ' || p_name, 'Create one with breaker_set.');
   p_duration := coalesce(p_duration, v_rule.open_for);
   perform tallybook._check_range('duration', p_duration::text,
                                  p_duration between interval '0' and interval '100 years',
-                                 'It goes from 0 to 100 years.');
+                                 'It must be from 0 to 100 years.');
   if p_state = 'open' then until := p_at + p_duration; end if;
   select s.state into was from tallybook.breaker_state s where s.name = p_name;
   insert into tallybook.rate_state (name, next_at, front_at, granted)
     values (p_name, '-infinity', '-infinity', 0) on conflict do nothing;
   perform from tallybook.rate_state s where s.name = p_name for update;
-  perform tallybook._permits_free(p_name, p_at);  -- what has ended until now counts for what was before
+  perform tallybook._permits_free(p_name, p_at);  -- ends until now count for the former state
   update tallybook.concurrency_holder h set probe = false where h.name = p_name and h.probe;
   insert into tallybook.breaker_state as s (name, state, changed_at, open_until) values (p_name, p_state, p_at, until)
   on conflict (name) do update set state = excluded.state, open_until = excluded.open_until, failed_at = '{}',

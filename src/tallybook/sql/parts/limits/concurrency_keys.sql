@@ -1,10 +1,10 @@
--- concurrency_keys(from_name, max_keys): the view concurrency for pages: its keys by name, from one on, at most
+-- concurrency_keys(from_name, max_keys): the view concurrency for pages: its keys by name, from from_name on, at most
 -- max_keys (1 to 1000).
 --
--- Keys that are not in use and have no rule of their own are left out. It looks at 5 times max_keys names: the last of
--- these is there in any case, and the next look goes on from it.
--- Costs the same however many jobs wait: held and waiting are counted up to 1000, which is 1000 or more. source: the
--- app whose code declares the key's own rule; empty: a person has put it; null: it has none of its own.
+-- Unused keys without a rule of their own are left out. It looks at 5 times max_keys names; the last of these is always
+-- returned, and the next call continues from it.
+-- The cost does not depend on the number of waiting jobs: held and waiting are counted up to 1000, which means 1000 or
+-- more. source: the app whose code declares the key's own rule; empty: a person set it; null: it has no own rule.
 -- Errors: TB005 max_keys out of range. Reads limit_rule, concurrency_holder, concurrency_line, outcome.
 -- rights: operator, reader
 create or replace function tallybook.concurrency_keys(from_name text default '', max_keys int default 100)
@@ -19,14 +19,14 @@ as $$
            (select count(*) from (select from tallybook.concurrency_line l where l.name = k.name limit 1000) x)
              as waiting, k.source offset 0) x
    where x.source is not null or k.last
-      -- who waits for a breaker stands in the same line
+      -- jobs that wait for a breaker are in the same line
       or (x.held > 0 or x.waiting > 0)
          and (x.rule is not null or not exists (select from tallybook._limit_of('breaker', k.name)))
    limit concurrency_keys.max_keys
 $$;
 
--- _limit_keys_from(kind, from_name, max_keys): the keys of a kind with their rules, by name, from one on, each found by
--- an index. source: as in concurrency_keys; last: the walk ends here, after 5 times max_keys.
+-- _limit_keys_from(kind, from_name, max_keys): the keys of a kind with their rules, by name, each found by
+-- an index. source: as in concurrency_keys; last: the search ends here, after 5 times max_keys.
 create or replace function tallybook._limit_keys_from(p_kind text, p_from text, p_max_keys int)
 returns table (name text, rule text, most int, per interval, burst int, open_for interval, source text, last boolean)
 language sql stable as $$
@@ -41,11 +41,11 @@ language sql stable as $$
     from k left join lateral tallybook._limit_of(p_kind, k.name) r on true where k.name is not null
 $$;
 
--- _keys_most(max_keys): TB005 unless it is 1 to 1000.
+-- _keys_most(max_keys): raise TB005 unless it is from 1 to 1000.
 create or replace function tallybook._keys_most(p_max_keys int) returns int
 language plpgsql immutable as $$
 begin
   perform tallybook._check_range('max_keys', p_max_keys::text, p_max_keys between 1 and 1000,
-                                 'It goes from 1 to 1000.');
+                                 'It must be from 1 to 1000.');
   return p_max_keys;
 end $$;

@@ -1,6 +1,6 @@
--- concurrency_limit_drop(name): remove a rule; false: there is none. Who waits for a permit goes on.
+-- concurrency_limit_drop(name): delete a rule. Returns false if there is none. Jobs that wait for its permits continue.
 --
--- A job that names a limit without any rule fails: leave out the name first. Writes limit_rule.
+-- A job that names a limit without any rule fails, so remove the name from jobs first. Writes limit_rule.
 -- rights: operator
 create or replace function tallybook.concurrency_limit_drop(name text) returns boolean
 language plpgsql as $$

@@ -1,13 +1,13 @@
--- concurrency_release(names, at, as_service, quiet): let those go on who wait for a permit at a concurrency limit, or
--- for a breaker, where there is one.
+-- concurrency_release(names, at, as_service, quiet): let jobs continue that wait for a permit of a concurrency limit or
+-- for a breaker.
 --
--- Said with names by whoever has just seen the end of a job that held one, in the statement that ends it or later;
--- without, by a service, for what a crash, a rescue, the time or a changed rule has freed: up to 1000 keys, from a
--- random one on. At most 500 go on per key and call.
---   quiet  queues of which nobody need be woken: the caller looks there itself, and has free slots
--- Returns released: how many were let go on (null: somebody else runs the service, or had one of the names for more
--- than 20 ms), and whether anybody waits still.
--- Locks the keys' rows in their order; those that it was not told of are only tried. Reads limit_rule,
+-- A caller that has seen the end of a job with a permit passes names, in the statement of that end or later. A service
+-- passes none, for permits freed by a crash, a rescue, time or a changed rule: up to 1000 keys from a random one on. At
+-- most 500 jobs continue per key and call.
+--   quiet  queues whose workers need not be woken: the caller looks there itself, and has free slots
+-- Returns released: the number of jobs that continue (null: another session runs the service, or had one of the names
+-- for more than 20 ms), and whether jobs still wait.
+-- Locks the rows of the keys in their order; without names they are only tried. Reads limit_rule,
 -- outcome, tombstone; deletes from concurrency_holder, concurrency_line, waiting; writes entry,
 -- scheduled, concurrency_holder, concurrency_line, breaker_state, service.
 -- rights: worker
@@ -21,7 +21,7 @@ declare
   v_name text; v_told boolean := names is not null;
 begin
   perform tallybook._read_committed('concurrency_release needs READ COMMITTED',
-                                    'An older snapshot does not see who has ended.');
+                                    'An older snapshot does not show which jobs have ended.');
   remain := true;
   if as_service and not tallybook._service_claim('concurrency_release', at) then return; end if;
   if names is null then
@@ -32,12 +32,12 @@ begin
                                from (select min(x.job_id) as low, max(x.job_id) as high
                                        from tallybook.concurrency_line x) b)
           order by l.job_id limit 1)
-        union  -- once round, since what comes twice goes on no further
+        union  -- once round: union ends at the first repetition
         select coalesce((select l.name from tallybook.concurrency_line l where l.name > k.name order by l.name limit 1),
                         (select l.name from tallybook.concurrency_line l order by l.name limit 1)) from k)
       select k.name from k limit 1000);
   end if;
-  -- All of them first, in the order of limit_take: _let_in locks more, which it only tries.
+  -- Lock all of them first, in the order of limit_take; _let_in only tries further locks.
   if v_told and not tallybook._lock_keys(names) then return; end if;
   released := 0;
   for v_name in select n from unnest(names) n group by n order by n loop
@@ -48,15 +48,15 @@ begin
     if exists (select from tallybook.concurrency_line l where l.name = v_name) then
       released := released + tallybook._let_in(v_name, at, p_quiet => quiet);
     elsif exists (select from tallybook._limit_of('breaker', v_name)) then
-      perform tallybook._permits_free(v_name, at);  -- so that what an end has said to the breaker is on view
+      perform tallybook._permits_free(v_name, at);  -- so that the ends so far count for the breaker
     end if;
   end loop;
   remain := exists (select from tallybook.concurrency_line);
   if as_service then perform tallybook._service_ran('concurrency_release', at, released); end if;
 end $$;
 
--- _lock_keys(names): the rows of these keys, to the end of the transaction; false where one of them is not to be had in
--- 20 ms. A person's transaction that changes a rule may stay open, and no end of a job waits for it.
+-- _lock_keys(names): lock the rows of these keys until the end of the transaction; false if one is not free within
+-- 20 ms. A transaction that changes a rule may stay open, and no end of a job waits for it.
 create or replace function tallybook._lock_keys(p_names text[]) returns boolean
 language plpgsql
 set lock_timeout = '20ms'  -- see above
@@ -69,7 +69,7 @@ exception when lock_not_available then
   return false;
 end $$;
 
--- _place_quietly(waiting, at): as _place_waiting, and nobody is woken.
+-- _place_quietly(waiting, at): _place_waiting without waking workers.
 create or replace function tallybook._place_quietly(w tallybook.waiting, p_at timestamptz) returns boolean
 language plpgsql as $$
 declare
@@ -81,13 +81,13 @@ begin
   return v_placed;
 end $$;
 
--- _let_in(name, at, most, quiet): those who wait for a permit of this key go on, as many as there are permits; how
+-- _let_in(name, at, most, quiet): let as many waiting jobs of this key continue as there are permits; return how
 -- many. The key's row is locked.
 --
--- A job goes on with the permits of all its keys. Where another key of it has none it goes into that one's line,
--- without an entry, and keeps its seniority: a permit that was kept for it meanwhile would be nobody's, and two jobs
--- could keep one from each other for ever.
--- A job or a key that somebody has locked is passed by: the next look finds it.
+-- A job continues with the permits of all its keys. If another of its keys has none, it moves to that key's line,
+-- without an entry, and keeps its seniority. A permit reserved for it meanwhile would be unused, and two jobs
+-- could block each other for ever.
+-- A job or a key with a lock is skipped; the next look finds it.
 create or replace function tallybook._let_in(p_name text, p_at timestamptz, p_most int default 500,
   p_quiet text[] default '{}') returns int
 language plpgsql
@@ -99,18 +99,18 @@ declare
 begin
   select x.free, x.probing into v_free, v_probing from tallybook._permits_free(p_name, p_at) x;
   for step in 1..p_most loop
-    exit when v_in >= v_free;  -- null: it has no rule any more
+    exit when v_in >= v_free;  -- null: it has no rule
     select n.priority, n.seq, n.job_id into v_priority, v_seq, v_job from tallybook.concurrency_line n
      where n.name = p_name and (n.priority, n.seq) > (v_priority, v_seq) order by n.priority, n.seq limit 1;
     exit when not found;
     select y.* into w from tallybook.waiting y where y.job_id = v_job
            and y.options ->> 'held' = p_name for update skip locked;
     v_here := found;
-    continue when not v_here and exists (  -- somebody has locked it
+    continue when not v_here and exists (  -- it has a lock
       select from tallybook.waiting y where y.job_id = v_job and y.options ->> 'held' = p_name);
     if not v_here or exists (select from tallybook._cancel_of(w.job_id, w.attempt)) then
       delete from tallybook.concurrency_line n where n.name = p_name and n.priority = v_priority and n.seq = v_seq;
-      continue when not v_here;  -- cancelled, and on its way already
+      continue when not v_here;  -- cancelled, and moved already
       delete from tallybook.waiting y where y.job_id = w.job_id;
       w.run_at := least(w.run_at, p_at); w.options := w.options - 'held';
       perform tallybook._place_waiting(w, p_at);  -- a claim meets and ends it

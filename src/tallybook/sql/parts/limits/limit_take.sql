@@ -1,32 +1,29 @@
--- limit_take(leases, job_ids, attempts): a start for claimed jobs that limits hold. Ask it before you start one.
+-- limit_take(leases, job_ids, attempts): ask for the start of claimed jobs with limits. Call it before you start one.
 --
 -- starts_in   seconds from now: start it then, not earlier, and not later by more than late. At most ahead and 0.15 s
---             more, or 0.4 s for who has waited
--- late        20 ms; of longer windows the hundredth part, and for who is far away as much as ahead, up to 1 s. Whoever
---             comes later asks again, with missed
--- unknown     instead of both: there is no limit of this name; nothing has happened to the job. All three null: a limit
---             that skips has cancelled it
--- permits     it holds a permit of a concurrency limit: say concurrency_release() with the limits' names when it has
---             ended
--- A job that is not named is not the caller's any more: it stands in scheduled until its turn comes, in waiting until
--- there is a permit, or it was lost before.
--- No failure is counted, and its next attempt asks again: a turn is good at its time only, and what was not used is not
--- saved up.
---   names     what to take instead of the limits that the jobs name: what a handler knows only when it runs
---   ahead     how long the caller needs from asking to starting; no start is sooner that a rate lets through
---   missed    these were let through and did not start in time: they start as soon as they can, and all who come after
---             them later
+--             more, or 0.4 s for a job that has waited
+-- late        20 ms; for long windows a hundredth of the window, and for a distant caller as much as ahead, up to 1 s.
+--             After that time ask again, with missed
+-- unknown     instead of both: there is no limit of this name; the job is unchanged. All three null: a limit with skips
+--             has cancelled it
+-- permits     it holds a permit of a concurrency limit: call concurrency_release() with the limits' names after its end
+-- A job that is not returned is not the caller's any more: it is scheduled until its turn, or waits for a permit, or it
+-- was lost before.
+-- No failure is counted, and the next attempt asks again: an unused turn expires, and there is no catch-up.
+--   names     limits to take instead of those of the jobs: keys that only the handler knows
+--   ahead     how long the caller needs from the call to the start; no start is sooner than the rate allows
+--   missed    these turns were granted and not used in time: they start as soon as possible, and later ones are moved
 --   at        the time; for tests
--- The rules (see rate_limit_set): starts of one key are a gap apart, the window divided by the calls; a burst of b
--- takes b at once and stretches the gap so that no window has more than its calls. Every so many calls the gap is
--- longer by the longest late since the last such gap, so that starts that come so late cannot make one too many.
--- Who comes first goes first: what waits is in line, with its turn as run_at, and a newcomer goes behind it, unless its
--- priority is below 2. What came back in vain, because of an outage or a push, keeps ahead of newcomers. A permit is
--- held until the attempt has an outcome, whoever writes it, so there are never more than the limit says; who waits for
--- one goes by priority, then as it came.
--- Needs READ COMMITTED (TB003). Locks the keys' rows, in their order, to the end of the transaction: commit at once.
+-- The rules (see rate_limit_set): starts of one key are one gap apart, the window divided by the calls. A burst of b
+-- allows b at once and stretches the gap so that no window has more than its calls. At intervals the gap is longer by
+-- the longest late since the last such gap, so late starts cannot make one too many.
+-- The order is first come, first served: waiting jobs have their turn as run_at, and a new job goes behind them unless
+-- its priority is below 2. A job that came back in vain, because of an outage or a push, stays ahead of new ones. A
+-- permit is held until the attempt has an outcome, whoever writes it, so there are never more than the limit. Jobs that
+-- wait for a permit go by priority, then by age.
+-- Needs READ COMMITTED (TB003). Locks the keys' rows in their order until the end of the transaction: commit at once.
 -- Reads claim, entry, outcome, limit_rule; writes rate_state, rate_call,
--- concurrency_holder, breaker_state; for what has to wait outcome and scheduled, or waiting and concurrency_line, at
+-- concurrency_holder, breaker_state; for waiting jobs outcome and scheduled, or waiting and concurrency_line, at
 -- first use lane.
 -- rights: worker
 create or replace function tallybook.limit_take(leases uuid[], job_ids bigint[], attempts int[],
@@ -36,15 +33,15 @@ returns table (job_id bigint, starts_in double precision, unknown text, late dou
 language plpgsql as $$
 declare
   c_from constant timestamptz := at + ahead;
-  c_soon constant timestamptz := c_from + interval '150 ms';  -- a start that is so near is waited for
-  -- A job whose turn has moved since it came back waits a little longer: else it would be written once more.
+  c_soon constant timestamptz := c_from + interval '150 ms';  -- a start this near is waited for
+  -- A job whose turn has moved since it came back waits a little longer, which saves another write.
   c_near constant timestamptz := c_from + interval '400 ms';
   v_jobs tallybook._limited_job[]; v_job tallybook._limited_job; v_held tallybook._limited_job[] := '{}';
   v_keys tallybook._limit_key[]; v_names text[]; v_name text; k tallybook._limit_key; v_of int[]; v_late interval;
   e tallybook.entry; c tallybook.rate_call; v_called tallybook.rate_call[] := '{}'; v record; j int;
 begin
   perform tallybook._read_committed('limit_take needs READ COMMITTED',
-                                    'An older snapshot does not know who was let through.');
+                                    'An older snapshot does not show which jobs were started.');
   v_jobs := array(select x from tallybook._limited_jobs(leases, job_ids, attempts, names) x);
   if v_jobs = '{}' then return; end if;
   v_keys := tallybook._limit_keys(array(select distinct n from unnest(v_jobs) x, unnest(x.limits) n order by n),
@@ -93,8 +90,8 @@ begin
         c.called_at := v.start_at; c.job_id := v_job.job_id; c.attempt := v_job.attempt; c.name := k.name;
         v_called := v_called || c;
       end if;
-      if k.gap is null then  -- no rate: it stands where it stood
-      elsif v.was is not null then  -- it has been counted: all who come after it start later
+      if k.gap is null then  -- no rate: its place is unchanged
+      elsif v.was is not null then  -- it has been counted: all jobs after it start later
         k.next_at := k.next_at + (v.start_at - v.was);
       elsif v.passes then
         k.granted := k.granted + 1; k.lag := greatest(k.lag, k.late);

@@ -1,8 +1,8 @@
--- rate_limit_drop(name): remove a rule, and what its keys were pushed back by; false: there is none. Who waits for it
--- goes on.
+-- rate_limit_drop(name): delete a rule and the push-backs of its keys. Returns false if there is none. Waiting jobs
+-- continue.
 --
--- A job that names a limit without a rule fails, so that a slip of the pen does not lift a limit: leave out the name
--- first.
+-- A job that names a limit without a rule fails, so that a spelling mistake does not lift a limit: remove the name from
+-- jobs first.
 -- Writes limit_rule, rate_state, scheduled.
 -- rights: operator
 create or replace function tallybook.rate_limit_drop(name text,

@@ -1,7 +1,7 @@
--- rate_limit_push(name, until): no call of this key starts before then: what a 429 with a Retry-After says.
+-- rate_limit_push(name, until): start no call of this key before then, as after a 429 with Retry-After.
 --
--- Of what waits already nobody loses its place: who comes too early is put off again. An earlier time than is on record
--- changes nothing. Returns when the next call may start. Errors: TB005 there is no such limit. Writes rate_state.
+-- Waiting jobs keep their order; those that come too early wait again. A time before the recorded one changes nothing.
+-- Returns when the next call may start. Errors: TB005 unknown limit. Writes rate_state.
 -- rights: worker, operator
 create or replace function tallybook.rate_limit_push(name text, until timestamptz) returns timestamptz
 language plpgsql as $$
@@ -9,7 +9,7 @@ declare
   v_next timestamptz;
 begin
   perform tallybook._refuse(not exists (select from tallybook._limit_of('rate', rate_limit_push.name)),
-                            'there is no rate limit ' || rate_limit_push.name, 'Make one by rate_limit_set.');
+                            'there is no rate limit ' || rate_limit_push.name, 'Create one with rate_limit_set.');
   perform tallybook._refuse(until is null or until not between '2000-01-01' and '9999-01-01',
                             format('until %s is out of range', coalesce(until::text, 'null')));
   insert into tallybook.rate_state as s (name, next_at, front_at, pushed_to, granted)

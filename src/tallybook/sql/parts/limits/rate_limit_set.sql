@@ -1,27 +1,26 @@
--- rate_limit_set(name, calls, per, burst): at most so many calls in any window of that length, whoever makes them.
+-- rate_limit_set(name, calls, per, burst): limit the calls in any window of that length, over all workers.
 --
--- NAME holds what says the key NAME, and each key NAME:... by itself (a provider, a customer) unless that has a rule of
--- its own;
--- queue:NAME holds all jobs of a queue, task:NAME all jobs of a task.
---   burst    how many may be made at once; 1: each a gap (per divided by calls) after the one before it
---   in_code  the app whose code declares it; a person's rule of that name stays as it is then
--- Returns created, changed or unchanged. What waits has the turns of a faster rule at once, in the same order; of a
--- slower one it keeps its own, and is checked again when that comes. Errors: TB005. Writes limit_rule; where it is
--- changed rate_state, scheduled.
+-- NAME applies to the key NAME, and to each key NAME:... separately (a provider, a customer) unless that has a rule of
+-- its own. queue:NAME applies to all jobs of a queue, task:NAME to all jobs of a task.
+--   burst    how many may start at once; 1: each one gap (per divided by calls) after the one before
+--   in_code  the app whose code declares it; a person's rule of that name has precedence and stays
+-- Returns created, changed or unchanged. With a faster rule waiting jobs get the new turns at once, in the same order;
+-- with a slower one they keep theirs and are checked again then. Errors: TB005. Writes limit_rule; if it changes,
+-- rate_state, scheduled.
 -- rights: operator
 create or replace function tallybook.rate_limit_set(name text, calls int, per interval, burst int default 1,
   in_code text default null, at timestamptz default clock_timestamp())
 returns text language plpgsql as $$
 begin
-  perform tallybook._check_range('calls', calls::text, calls between 1 and 100000, 'It goes from 1 to 100000.');
-  perform tallybook._check_range('burst', burst::text, burst between 1 and calls, 'It goes from 1 to calls.');
+  perform tallybook._check_range('calls', calls::text, calls between 1 and 100000, 'It must be from 1 to 100000.');
+  perform tallybook._check_range('burst', burst::text, burst between 1 and calls, 'It must be from 1 to calls.');
   perform tallybook._check_range('per', per::text, per between interval '1 s' and interval '366 days',
-                                 'It goes from 1 s to 366 days.');
+                                 'It must be from 1 s to 366 days.');
   return tallybook._limit_set('rate', name, calls, per, burst, null, in_code, at);
 end $$;
 
--- _rate_changed(name, at): the keys of this rule stand where their last calls and the rule that they have now put them,
--- if that is sooner than before; who waits for them comes sooner, too.
+-- _rate_changed(name, at): move the keys of this rule to where their last calls and the new rule put them,
+-- if that is sooner; their waiting jobs come sooner, too.
 create or replace function tallybook._rate_changed(p_name text, p_at timestamptz) returns void
 language plpgsql
 -- profile: hot

@@ -1,9 +1,9 @@
--- node_add(name, address, number, system_identifier): put a node on record. Returns created, changed or unchanged.
+-- node_add(name, address, number, system_identifier): record a node. Returns created, changed or unchanged.
 --
---   address            what differs from the DSN that leads here, like 'host=north dbname=shop'; never a password
---   number             of the node in its job ids, 0 to 1023: it stays
---   system_identifier  of its cluster, where it is known
--- One that is retiring or gone is live again. Errors: TB005 what does not fit, a number or a name that is taken.
+--   address            the difference to the DSN that leads here, like 'host=north dbname=shop'; never a password
+--   number             the node's number in its job ids, 0 to 1023; it cannot change
+--   system_identifier  that of its cluster, if known
+-- A retiring or removed node becomes live again. Errors: TB005 invalid value, a number or name in use.
 -- Reads and writes node.
 -- rights: operator
 create or replace function tallybook.node_add(name text, address text, number int,
@@ -14,12 +14,12 @@ declare
 begin
   perform tallybook._check_name('node name', node_add.name, 64);
   perform tallybook._refuse(node_add.name !~ '^[A-Za-z0-9][A-Za-z0-9_.:-]*$' or node_add.name in ('all', 'home'),
-    format('node name %s does not fit', to_json(node_add.name)),
-    'Use letters, digits and _ . : -; "all" and "home" mean something else.');
+    format('invalid node name %s', to_json(node_add.name)),
+    'Use letters, digits and _ . : -; "all" and "home" are reserved.');
   perform tallybook._check_range('number', node_add.number::text, node_add.number between 0 and 1023,
-                                 'It goes from 0 to 1023.');
+                                 'It must be from 0 to 1023.');
   perform tallybook._refuse(node_add.address is null or node_add.address ~* 'password|://[^/@]*:[^/@]*@',
-    'an address holds no password', 'User and password come from the DSN, from PGPASSFILE or a service file.');
+    'an address must not contain a password', 'Pass user and password in the DSN, PGPASSFILE or a service file.');
   lock table tallybook.node in share row exclusive mode;
   select k.* into n from tallybook.node k where k.number = node_add.number or k.name = node_add.name
    order by k.name = node_add.name desc limit 1;
@@ -28,11 +28,11 @@ begin
     values (node_add.number, node_add.name, node_add.address, node_add.system_identifier, at, at);
     return 'created';
   end if;
-  perform tallybook._refuse(n.name <> node_add.name, format('number %s is that of node %s', n.number, to_json(n.name)),
-    'Numbers are part of job ids and never given to another node: choose a free one.');
+  perform tallybook._refuse(n.name <> node_add.name, format('number %s belongs to node %s', n.number, to_json(n.name)),
+    'Numbers are part of job ids and are never reused: choose a free one.');
   perform tallybook._refuse(n.number <> node_add.number,
     format('node %s has number %s', to_json(n.name), n.number),
-    'The number is part of its job ids and stays: add the other database under another name.');
+    'The number is part of its job ids: add the other database under another name.');
   update tallybook.node k
      set address = node_add.address, state = 'live', changed_at = at,
          system_identifier = coalesce(node_add.system_identifier, k.system_identifier)

@@ -1,9 +1,9 @@
--- node_remove(name, anyway): take a node from the list. Returns removed, or unchanged where it is gone already.
+-- node_remove(name, anyway): take a node off the list. Returns removed, or unchanged if it was gone already.
 --
--- Its row stays, so that ids of its jobs can be named and nobody else gets its number. Whether jobs are open there the
--- caller looks up on that node.
---   anyway  also where keys are pinned to it: these pins go, and the hash chooses for their keys
--- Errors: TB002 no such node, TB005 the last live one, or keys that are pinned to it. Reads and writes node, node_pin.
+-- Its row stays, so ids of its jobs show its name and its number is never reused. The caller checks for open jobs on
+-- that node.
+--   anyway  also if keys are pinned to it: their pins are deleted, and the hash chooses a node
+-- Errors: TB002 unknown node, TB005 the last live one, or keys are pinned to it. Reads and writes node, node_pin.
 -- rights: operator
 create or replace function tallybook.node_remove(name text, anyway boolean default false,
   at timestamptz default clock_timestamp())

@@ -1,7 +1,7 @@
--- node_retire(name): send no more keys to a node. Returns retired, or unchanged where it is retiring already.
+-- node_retire(name): send no more keys to a node. Returns retired, or unchanged if it is retiring already.
 --
--- What is there still runs; keys that are pinned to it stay with it. Errors: TB002 no such node, TB005 the last live
--- one. Reads and writes node.
+-- Its jobs still run; keys pinned to it stay. Errors: TB002 unknown node, TB005 the last live one. Reads and writes
+-- node.
 -- rights: operator
 create or replace function tallybook.node_retire(name text, at timestamptz default clock_timestamp()) returns text
 language plpgsql as $$
@@ -9,7 +9,7 @@ begin
   return tallybook._node_leaves(node_retire.name, 'retiring', at);
 end $$;
 
--- _node_leaves(name, state, at): give a node another state than live; retired, removed or unchanged.
+-- _node_leaves(name, state, at): set a node's state to another than live; returns retired, removed or unchanged.
 create or replace function tallybook._node_leaves(p_name text, p_state text, p_at timestamptz) returns text
 language plpgsql as $$
 declare
@@ -21,7 +21,7 @@ begin
     format('there is no node %s', coalesce(to_json(p_name)::text, 'null')), null, 'TB002');
   perform tallybook._refuse(
     v_state = 'live' and not exists (select from tallybook.node n where n.state = 'live' and n.name <> p_name),
-    format('node %s is the last live one', to_json(p_name)), 'Add another one first.');
+    format('node %s is the last live one', to_json(p_name)), 'Add another node first.');
   update tallybook.node n set state = p_state, changed_at = p_at where n.name = p_name and n.state <> p_state;
   return case when not found then 'unchanged' when p_state = 'gone' then 'removed' else 'retired' end;
 end $$;

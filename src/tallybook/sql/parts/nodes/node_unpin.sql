@@ -1,4 +1,4 @@
--- node_unpin(key): let the hash choose the node of a key again. False: it is not pinned. Writes node_pin.
+-- node_unpin(key): let the hash choose the node of a key again. Returns false if it is not pinned. Writes node_pin.
 -- rights: operator
 create or replace function tallybook.node_unpin(key text) returns boolean
 language plpgsql as $$

@@ -12,15 +12,15 @@ create table tallybook.node (
   constraint "a node is live, retiring or gone" check (state in ('live', 'retiring', 'gone'))
 );
 comment on table tallybook.node is
-  'The databases that serve one app, in one of them; empty where there is one. Read the view nodes.';
+  'The databases of one app, stored in one of them; empty if there is only one. Read the view nodes.';
 comment on column tallybook.node.address is
-  'What differs from the DSN that leads to this table: host, port, dbname. Never a password.';
+  'The difference to the DSN that leads to this table: host, port, dbname. Never a password.';
 comment on column tallybook.node.state is
   'retiring: no key is routed there any more. gone: removed; its number is not given out again.';
 comment on column tallybook.node.system_identifier is
-  'Of the cluster that answered there first; another one was cloned, or moved by a dump.';
+  'That of the first cluster that answered there; another one is a clone, or was moved by a dump.';
 comment on column tallybook.node.seen_job_id is
-  'The highest job id that a check has seen there, at seen_at: a node behind it was restored from an older state.';
+  'The highest job id that a check has seen there, at seen_at; a lower one means a restore of an older state.';
 
 create table tallybook.node_pin (
   key       text primary key,
@@ -29,4 +29,4 @@ create table tallybook.node_pin (
 );
 create index node_pin_node on tallybook.node_pin (node);
 comment on table tallybook.node_pin is
-  'Keys whose jobs go to this node and not to the one that the hash chooses. Read the view node_pins.';
+  'Keys whose jobs go to this node instead of the one that the hash chooses. Read the view node_pins.';

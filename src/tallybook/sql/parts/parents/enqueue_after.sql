@@ -1,17 +1,15 @@
--- enqueue_after(queue, task, after, args, ...): put a job in that waits for others, its parents. Returns its id.
+-- enqueue_after(queue, task, after, args, ...): enqueue a job that waits for other jobs, its parents. Returns its id.
 --
--- It waits (state waiting) until all of them have ended for good, whatever became of them in between, and is then
--- available, or scheduled if its run_at has not come.
---   after       the ids of its parents, which are on record; empty: an ordinary job
+-- It waits (state waiting) until all of them have ended for good. Then it is available, or scheduled if its run_at has
+-- not come.
+--   after       the ids of its parents; empty: an ordinary job
 --   on_parent   completed (default): if a parent is cancelled or dead, the job is cancelled with that reason;
---               any: it runs whatever they ended as
---   failed_as   the name of an arg that gets a list of the parents that did not complete, [] for none: one object each
---               with job,
---               task, state (dead, cancelled, gone), reason and message; the first 1,000
--- All others are those of enqueue. A unique key that another live job has gives back that job, which waits for what it
+--               any: it runs in any case
+--   failed_as   the name of an arg that receives a list of the parents that did not complete, or []: one object each
+--               with job, task, state (dead, cancelled, gone), reason and message; the first 1,000
+-- All others are those of enqueue. If another live job has the unique key, its id is returned, and it waits for what it
 -- waited for.
--- Errors: those of enqueue; TB002 no such parent, or it is not committed yet; TB005 also: that other job would wait for
--- itself.
+-- Errors: those of enqueue; TB002 an unknown or uncommitted parent; TB005 also: that other job would wait for itself.
 -- Reads lane, entry, scheduled, waiting, dead; writes waiting, parent, unique_key, at first use lane.
 -- rights: producer
 create or replace function tallybook.enqueue_after(queue text, task text, after bigint[], args jsonb default '{}',
@@ -23,7 +21,7 @@ returns bigint language plpgsql as $$
 declare
   v_ids bigint[];
 begin
-  perform tallybook._refuse(after is null, 'after is null', 'Give the ids of the parents.');
+  perform tallybook._refuse(after is null, 'after is null', 'Pass the ids of the parents.');
   if after = '{}' then
     return tallybook.enqueue(queue, task, args, run_at, priority, unique_key, max_attempts, headers, on_conflict,
                              unique_while, order_key, expires_at, options, at);

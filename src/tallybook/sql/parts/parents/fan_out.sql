@@ -1,13 +1,12 @@
--- fan_out(queues, tasks, args, ..., afters, on_parents, failed_as): put many jobs in, of which some wait for others of
+-- fan_out(queues, tasks, args, ..., afters, on_parents, failed_as): enqueue many jobs, of which some wait for others of
 -- the same call.
 --
--- Arrays of one length, as for enqueue_many, whose jobs those without parents are. Returns what enqueue_many returns.
---   afters      null, or the parents of a job as the text of an array: ids of jobs on record, and -1 for the first job
---               of this
---               call, -2 for the second, ...; these come before it
+-- Arrays of one length, as for enqueue_many. Returns what enqueue_many returns.
+--   afters      null, or the parents of a job as the text of an array: ids of existing jobs, and -1 for the first job
+--               of this call, -2 for the second, ...; these must come before it
 --   on_parents, failed_as  as in enqueue_after
--- Ends of jobs that others of this call wait for are told at once, others are found within about a second.
--- Errors: those of enqueue_many and enqueue_after. Nothing is put in then.
+-- Jobs that wait for others of this call continue at once when those end, others within about a second.
+-- Errors: those of enqueue_many and enqueue_after. Then nothing is enqueued.
 -- rights: producer
 create or replace function tallybook.fan_out(queues text[], tasks text[], args text[],
   run_ats timestamptz[] default null, priorities int[] default null, unique_keys text[] default null,
@@ -37,7 +36,7 @@ begin
       case when r.id < 0 then format('job %s of it, which does not come before it', -r.id)
            else 'a job without an id' end
       using errcode = 'TB005', hint =
-      'A job waits for jobs on record, and for those before it in the batch, so that none waits for itself.';
+      'A job can wait for existing jobs and for those before it in the batch, so that none waits for itself.';
   end if;
   v_followed := array(select distinct (-p.id)::int from unnest(afters) a(after), unnest(a.after::bigint[]) p(id)
                       where p.id < 0);
@@ -74,10 +73,10 @@ begin
     perform tallybook._check_args(r.args::jsonb, r.headers::jsonb);
     perform tallybook._check_options(r.order_key, r.expires_at, r.options::jsonb, r.run_at);
     perform tallybook._check_range('max_attempts', r.max_attempts::text,
-                                   coalesce(r.max_attempts between 1 and 32767, true), 'It goes from 1 to 32767.'),
+                                   coalesce(r.max_attempts between 1 and 32767, true), 'It must be from 1 to 32767.'),
             tallybook._refuse(r.on_parent not in ('completed', 'any'),
-              format('on_parent %s is unknown', to_json(r.on_parent)), 'It is one of completed, any.'),
-            tallybook._refuse(octet_length(r.failed_as) not between 1 and 200, 'failed_as has 1 to 200 bytes');
+              format('on_parent %s is unknown', to_json(r.on_parent)), 'Use completed or any.'),
+            tallybook._refuse(octet_length(r.failed_as) not between 1 and 200, 'failed_as must have 1 to 200 bytes');
     v_after := array(select coalesce(j.id, p.id) from unnest(r.after::bigint[]) with ordinality p(id, at)
                        left join unnest(job_ids) with ordinality j(id, n) on j.n = -p.id order by p.at);
     v_known := array(select p.id from unnest(r.after::bigint[]) p(id) where p.id > 0);
@@ -109,7 +108,7 @@ begin
                     (select true from tallybook._aside a where a.job_id = i limit 1)) is null limit 1;
     if found then
       raise exception 'there is no job %', v_missing using errcode = 'TB002', detail = 'A job cannot wait for it.',
-        hint = 'Its transaction has not committed, or its history is past its retention.';
+        hint = 'Its transaction has not committed, or its history has been deleted.';
     end if;
     select l.lane_id into e.lane_id from tallybook._lane(r.queue, r.priority, '') l;
     perform tallybook._wait(e, e.enqueued_at);
@@ -120,13 +119,13 @@ begin
   if v_wake then perform tallybook._wake(' parents_resolve'); end if;
 end $$;
 
--- _picked(all, mask): of these values those at the places that are true in the mask; null of null.
+-- _picked(all, mask): the values at the places where the mask is true; null for null.
 create or replace function tallybook._picked(p_all anyarray, p_mask boolean[]) returns anyarray
 language sql immutable strict as $$
   select array(select u.x from unnest(p_all, p_mask) with ordinality u(x, picked, n) where u.picked order by u.n)
 $$;
 
--- _waits_on(job_ids, job_id): whether one of these jobs is that job, or waits for it, through others too.
+-- _waits_on(job_ids, job_id): whether one of these jobs is that job, or waits for it, directly or through others.
 create or replace function tallybook._waits_on(p_job_ids bigint[], p_job_id bigint) returns boolean
 language plpgsql stable
 -- profile: lookup

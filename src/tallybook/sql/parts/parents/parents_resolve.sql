@@ -1,19 +1,18 @@
 -- parents_resolve(parents, after, max_parents, at, as_service): start the jobs whose parents have ended, or cancel
 -- them.
 --
--- Any worker may run it at any time, beside others: it asks the ledger, so that nothing can be missed or done twice.
---   parents      ask for these jobs only, of which the caller has just seen an end
---   after, max_parents  else: at most so many that jobs wait for, with higher ids than after
---   as_service   claim the run first, and put it on record (see _service.sql); ended is null where somebody else runs
---                it, or
+-- Any worker may run it at any time, beside others: it reads the ledger, so nothing is missed or done twice.
+--   parents      check these jobs only; the caller has just seen their ends
+--   after, max_parents  otherwise: at most this many parents with higher ids than after
+--   as_service   claim the run first, and record it (see _service.sql); ended is null if another session runs it, or
 --                has run it in this second
--- A child whose parents have all ended goes to its lane, or to scheduled if its time has not come; one that needs them
--- completed is cancelled as soon as one of them is not, and so are its own children. Returns ended: how many parents
--- have ended, each counted once a child; released and cancelled: how many children; busy: how many children are locked
--- by others, look again soon;
--- last: the last parent looked at, null if there are no more; remain: whether any child waits still.
--- A parent is marked by who holds its child's row in waiting, which is only tried: so the last of them sees all others,
--- in the newer snapshot of its next statement. Needs READ COMMITTED (TB003). Never waits, but 20 ms for a tombstone.
+-- A child whose parents have all ended moves to its lane, or to scheduled if its time has not come. A child that needs
+-- them completed is cancelled as soon as one of them is not, and so are its own children. Returns ended: the number of
+-- ended parents, counted once per child; released and cancelled: numbers of children; busy: children with a lock, so
+-- look again soon; last: the last parent, null if there are no more; remain: whether any child waits.
+-- The session that holds its child's row in waiting marks a parent; the row is only tried. So the last of them sees all
+-- others in the newer snapshot of its next statement. Needs READ COMMITTED (TB003). Waits at most 20 ms, for a
+-- tombstone.
 -- Reads parent, entry, outcome, scheduled, dead, tombstone; deletes from waiting, parent; writes parent, entry,
 -- scheduled, order_line, outcome, tombstone, service.
 -- rights: worker
@@ -28,7 +27,7 @@ declare
   v_timeouts int := 0; v_cancelled bigint[]; v_left bigint[];
 begin
   perform tallybook._read_committed('parents_resolve needs READ COMMITTED',
-                                    'An older snapshot does not see who else has ended.');
+                                    'An older snapshot does not show which jobs have ended.');
   if as_service and (after is null and exists (select from tallybook.service s
                                                 where s.name = 'parents_resolve'
                                                       and s.last_run_at between at - interval '0.7 s' and at)

@@ -13,10 +13,10 @@ create index parent_open on tallybook.parent (parent_id) where ended_as is null;
 create index parent_of_child on tallybook.parent (child_id) where ended_as is null;
 create index parent_failed on tallybook.parent (child_id) where failure is not null;
 comment on table tallybook.parent is
-  'Which jobs a job in waiting waits for; the rows go when it comes into line, or is cancelled.';
+  'The parents of a waiting job; the rows are deleted when it enters its line, or is cancelled.';
 comment on column tallybook.parent.ended_as is
-  'How the parent was seen to have ended; null: not yet. Written by who holds the row of the child in waiting.';
-comment on column tallybook.parent.failure is 'What the child is told of a parent that did not complete.';
+  'How the parent ended; null: not yet. Written by the session that holds the row of the child in waiting.';
+comment on column tallybook.parent.failure is 'The facts about a parent that did not complete, for the child.';
 
 create index waiting_of_child on tallybook.waiting ((options #>> '{parents,order_key}'))
   where order_key is null and options #>> '{parents,order_key}' is not null;

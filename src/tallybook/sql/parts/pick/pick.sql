@@ -1,20 +1,19 @@
--- pick(queue, max_jobs, lock, version): a claim for callers that keep nothing: no worker on record, no heartbeat. The
--- next jobs of a queue, at most max_jobs (1 to 10000), each with the lease that complete, fail, snooze and
--- subject_reschedule want.
+-- pick(queue, max_jobs, lock, version): claim the next jobs of a queue without a worker record or a heartbeat: at most
+-- max_jobs (1 to 10000), each with the lease that complete, fail, snooze and subject_reschedule need.
 --
---   lock   how long they are the caller's, 1 s to 7 days: what has not ended then is rescued, a quarter of that later
---          at most, as the work of a worker that died
---   version  only jobs whose args are of this version, 1 to 999; what else it meets is put aside, once and without a
---            failure, for those that know it: see move. null: of every version, but for what was put aside
---   lease, job_id, attempt   name the attempt
---   unique_key, options      a subject's name, and what enqueue was told
---   start_at                 not before: a rate limit said so; mostly now
---   locked_until             the caller's at least until then
--- Call it in a transaction of its own: it holds the lane until it commits. It may return fewer jobs than there are,
--- even none: what was cancelled, or has to wait for a limit or for its order key, goes where it belongs. A job that is
--- cancelled while pick runs may be returned; nothing that is said of it counts then.
--- Promoting and rescuing are not done here: at least one worker runs beside it, or whoever calls the services.
--- Errors: TB003 isolation level, TB005 wrong numbers, or a limit that has no rule. Locks: see claim and admit. Reads
+--   lock   how long the caller holds the jobs, 1 s to 7 days. Jobs that have not ended then are rescued, at most a
+--          quarter of that time later, like the work of a dead worker.
+--   version  only jobs whose args have this version, 1 to 999; others are set aside once, without a failure, for
+--            callers that know their version: see move. null: all versions, except jobs that were set aside
+--   lease, job_id, attempt   identify the attempt
+--   unique_key, options      a subject's name, and the options of the enqueue
+--   start_at                 do not start before, because of a rate limit; mostly now
+--   locked_until             the caller holds the job at least until then
+-- Call it in a transaction of its own, because it holds the lane until the commit. It can return fewer jobs than there
+-- are, even none: cancelled jobs, and jobs that wait for a limit or an order key, are moved to where they belong. A job
+-- that is cancelled while pick runs can be returned; its end is refused then.
+-- It does not promote or rescue: run at least one worker beside it, or call the services.
+-- Errors: TB003 isolation level, TB005 invalid numbers, or a limit without a rule. Locks: see claim and admit. Reads
 -- and writes worker; see worker_start, claim, claimed_jobs and admit.
 -- rights: worker
 create or replace function tallybook.pick(queue text, max_jobs int default 1, lock interval default '5 min',
@@ -25,18 +24,18 @@ language plpgsql as $$
 declare
   v_worker int; v_taken int; j record; a record; v_name text := concat_ws(', version ', 'pick', version);
 begin
-  perform tallybook._check_range('max_jobs', max_jobs::text, max_jobs between 1 and 10000, 'It is 1 to 10000.');
-  perform tallybook._check_range('lock', lock::text, lock between '1 s' and '7 days', 'It is 1 s to 7 days.');
+  perform tallybook._check_range('max_jobs', max_jobs::text, max_jobs between 1 and 10000, 'Use 1 to 10000.');
+  perform tallybook._check_range('lock', lock::text, lock between '1 s' and '7 days', 'It must be from 1 s to 7 days.');
   perform tallybook._check_range('version', version::text, coalesce(version between 1 and 999, true),
                                  'It is 1 to 999.');
-  -- One record stands for all that is picked in a quarter of the time, from its beginning on, with a longer lease.
+  -- One record serves all picks in a quarter of the time, with a longer lease.
   select w.id into v_worker from tallybook.worker w
    where w.ended_at is null and w.name = v_name and w.queues = array[pick.queue] and w.lease = lock * 1.25
      and w.seen_at between pick.at - lock * 0.25 and pick.at order by w.id limit 1;
   if not found then
     v_worker := tallybook.worker_start(v_name, array[pick.queue], lease => lock * 1.25, at => pick.at);
   end if;
-  if version is not null then  -- what others have put aside of this version: see move
+  if version is not null then  -- jobs of this version that others have set aside: see move
     update tallybook.worker w set parts = p.parts
       from (select '{turn,fair}' || array_agg(distinct l.part order by l.part) as parts from tallybook.lane l
              where l.queue = pick.queue and starts_with(l.part, case version when 1 then 'task:'
@@ -60,7 +59,7 @@ begin
                                              patient => false, at => pick.at) x;
       if a.verdict = 'unknown' then
         raise exception 'job % names the limit %, which has no rule', job_id, a.said using errcode = 'TB005',
-          hint = 'Make it: tallybook limit set, or concurrency_limit_set.';
+          hint = 'Create it with tallybook limit set, or concurrency_limit_set.';
       elsif a.verdict = 'wait' then
         perform tallybook.unclaim(lease, job_id, attempt, interval '1 s', pick.at);
       end if;

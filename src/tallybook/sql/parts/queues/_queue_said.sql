@@ -1,8 +1,6 @@
--- _queue_said(queue, change, by): publishes a change of a queue's settings on the channel tallybook_queues, when the
--- caller commits.
+-- _queue_said(queue, change, by): publish a change of a queue's settings on the channel tallybook_queues at the commit.
 --
--- One JSON object: queue, change (created, changed, paused, resumed, truncated, dropped), by, and the settings as they
--- are now.
+-- One JSON object: queue, change (created, changed, paused, resumed, truncated, dropped), by, and the present settings.
 -- "set tallybook.notify = off" switches it off, as for _wake. Reads queue.
 create or replace function tallybook._queue_said(p_queue text, p_change text, p_by text) returns void
 language plpgsql as $$

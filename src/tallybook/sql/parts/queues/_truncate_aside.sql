@@ -1,9 +1,8 @@
--- _truncate_aside(lanes, states, max, up_to, error, at): end jobs of these lanes that are scheduled or wait, at most so
--- many.
+-- _truncate_aside(lanes, states, max, up_to, error, at): cancel scheduled and waiting jobs of these lanes, at most
+-- `max`.
 --
---   states  of scheduled, retrying, waiting; null: all three.   up_to  jobs with higher ids are left
--- What another session has locked is left, and busy says so. Reads scheduled, waiting; what it writes: see
--- _cancel_aside.
+--   states  scheduled, retrying, waiting; null: all three.   up_to  jobs with higher ids stay
+-- Jobs locked by another session stay, and busy reports that. Reads scheduled, waiting; writes: see _cancel_aside.
 create or replace function tallybook._truncate_aside(p_lanes int[], p_states text[], p_max int, p_up_to bigint,
   p_error jsonb, p_at timestamptz, out ended int, out busy boolean)
 language plpgsql
@@ -33,7 +32,7 @@ begin
   if v_ids <> '{}' then
     begin
       ended := tallybook._cancel_aside(v_ids, p_error, p_at);
-    exception when lock_not_available then  -- somebody's open transaction cancels one of them, too: without that one
+    exception when lock_not_available then  -- another open transaction cancels one of them: leave it out
       foreach v_id in array v_ids[:500] loop
         begin
           ended := ended + tallybook._cancel_aside(array[v_id], p_error, p_at);
@@ -45,7 +44,7 @@ begin
       busy := v_timeouts > 0;
     end;
   end if;
-  if ended = 0 then  -- is there one that we could not lock?
+  if ended = 0 then  -- is there one with a lock?
     busy := busy or exists (
               select from unnest(p_lanes) l(id), lateral (
                 select from tallybook.scheduled s

@@ -1,10 +1,9 @@
--- _truncate_line(lane, retention, xids, seqs, error, at): end these entries of a lane as cancelled, but for what is
--- another's already.
+-- _truncate_line(lane, retention, xids, seqs, error, at): record these entries of a lane as cancelled, except those
+-- that ended otherwise.
 --
--- Called by _take under the lane's lock, with what it would have handed out. skipped: entries that were taken by their
--- id, moved, or cancelled by a person, whose word stays (see _skip). The lines of order keys go on where that takes no
--- wait; rescue mends the rest.
--- Writes outcome; deletes from tombstone, order_line; see _release.
+-- _take calls it under the lane's lock with the entries that it would have claimed. skipped: entries that were claimed
+-- by id, moved, or cancelled by a person, whose reason stays (see _skip). The lines of order keys continue if that
+-- needs no wait; rescue does the rest. Writes outcome; deletes from tombstone, order_line; see _release.
 create or replace function tallybook._truncate_line(p_lane_id int, p_retention "char", p_xids xid8[], p_seqs bigint[],
   p_error jsonb, p_at timestamptz, out ended int, out skipped bigint[])
 language plpgsql
@@ -24,7 +23,7 @@ begin
         select x.xid, x.seq, x.job_id, x.attempt, x.task, x.order_key from tallybook.entry x
          where x.lane_id = p_lane_id and x.retention = p_retention and x.xid = f.xid and x.seq = f.seq limit 1) e
      where skipped = '{}' or e.seq <> all (skipped)
-  ), gone as (  -- plain: who else ends what nobody has taken leaves a tombstone, and is skipped
+  ), gone as (  -- plain: any other end of an unclaimed job leaves a tombstone, and is skipped
     insert into tallybook.outcome (entry_xid, entry_seq, job_id, ended_at, retention, state, error)
     select m.xid, m.seq, m.job_id, p_at, p_retention, 'cancelled', p_error from met m order by m.job_id
   ), told as (

@@ -1,14 +1,12 @@
--- queue_drop(queue, truncate, by, at): forget a queue that nobody uses: its settings go. False: there is none.
+-- queue_drop(queue, truncate, by, at): delete an unused queue with its settings. Returns false if there is none.
 --
---   truncate  true: what it holds is cancelled first, in this transaction; for many jobs, and for those of more than
---             256 lanes, call
---             queue_truncate before, batch by batch
--- Its lanes stay, as do its dead letters and the history of its jobs, until they are dropped and pruned. A producer is
--- never in the way and never refused: whoever enqueues, now or later, has made the queue anew, with the defaults.
--- Limits of the key queue:NAME stay.
--- Errors: TB005 while it has open jobs, workers that serve it, or schedules: it says how many. Reads lane, worker,
--- schedule, what
--- _open_jobs reads; deletes from queue; writes lane.
+--   truncate  true: cancel its jobs first, in this transaction. For many jobs, or jobs in more than 256 lanes, call
+--             queue_truncate before, batch by batch.
+-- Its lanes, dead letters and the history of its jobs stay until they are dropped and pruned. Producers never wait and
+-- are never refused: an enqueue, now or later, creates the queue again with the defaults. Limits of the key queue:NAME
+-- stay.
+-- Errors: TB005 while it has open jobs, workers or schedules; the error has their numbers. Reads lane, worker,
+-- schedule, what _open_jobs reads; deletes from queue; writes lane.
 -- rights: operator
 create or replace function tallybook.queue_drop(queue text, truncate boolean default false,
   by text default session_user, at timestamptz default clock_timestamp())
@@ -28,17 +26,17 @@ begin
   end loop;
   select count(*) into v_jobs from tallybook._open_jobs(queue_drop.queue, null, null, null, null, null);
   perform tallybook._refuse(v_jobs > 0, format('queue %s has %s open jobs', to_json(queue), v_jobs),
-            'Let them end, or truncate the queue; what runs has to end by itself, or to be cancelled.');
+            'Wait for them, or truncate the queue; running jobs must end or be cancelled.');
   perform tallybook._queue_said(queue, 'dropped', by);
   delete from tallybook.queue q where q.name = queue_drop.queue;
   perform tallybook._queue_lanes(queue);
-  -- A producer whose transaction is open at this moment is not in it: its job makes the queue anew. One's own is.
+  -- Open transactions of producers are not in it: their jobs create the queue again. The caller's own is in it.
   update tallybook.lane l set dropped = s.now from (select tallybook._settled() as now offset 0) s
     where l.queue = queue_drop.queue;
   return true;
 end $$;
 
--- _settled(): what has committed by now, the caller's own transaction among it, as a snapshot.
+-- _settled(): all commits so far and the caller's own transaction, as a snapshot.
 create or replace function tallybook._settled() returns pg_snapshot
 language plpgsql as $$
 declare

@@ -1,25 +1,22 @@
--- queue_truncate(queue, states, running, by, max_jobs, mark, at): cancel what a queue holds, batch by batch, but for
--- what runs.
+-- queue_truncate(queue, states, running, by, max_jobs, mark, at): cancel the jobs of a queue in batches, except running
+-- ones.
 --
---   states    of available, scheduled, retrying, waiting; null: all four
---   running   true: what runs is cancelled, too: its worker is told, as by cancel
---   by        who says so: kept with the reason, which is truncated
---   max_jobs  how many a call ends; one claim of the lane may have to wait for so long
---   mark      what the call before returned, so that the last one knows where the first began; null: begin
--- Returns how many jobs this call has ended (cancelled), how many run and were told (cancelling), and remain: commit,
--- and call again with mark, until it is false. busy: what others' open transactions hold was left. Jobs that are
--- enqueued after the first call may be left, too, and so is what its own transaction has put in. The jobs are on view
--- as cancelled; their unique keys are free, their permits of limits, the lines of their order keys; jobs that wait for
--- them are told. With all states, subjects that completed or were killed are forgotten, too: a later push of such a
--- name makes a new one. A dead subject stays, as does its dead letter.
--- What stands in line is ended in bulk and the cursor moves past it, in one claim row that hands out nothing. mark
--- remembers how far the calls have come: lanes that are empty are looked at once. A call visits 1000 lanes, and ends
--- jobs of 100.
--- Errors: TB002 no such queue, TB003 needs READ COMMITTED, TB005; more than 256 lanes with jobs in one transaction are
--- TB005, too. Locks:
--- lanes, to its commit; it waits for the first and tries the others. Reads lane, claim, entry, scheduled, waiting,
--- subject_job; writes claim, outcome, entry, tombstone; deletes from subject_job; see _truncate_line, _cancel_aside,
--- cancel_many.
+--   states    available, scheduled, retrying, waiting; null: all four
+--   running   true: also cancel running jobs; their workers stop them, as for cancel
+--   by        who does it: stored with the reason "truncated"
+--   max_jobs  most jobs per call; one claim of the lane may have to wait meanwhile
+--   mark      the mark that the previous call returned; null: begin
+-- Returns the number of jobs that this call has cancelled, the number of running jobs that are being cancelled
+-- (cancelling), and remain: commit, and call again with mark until it is false. busy: jobs in other open transactions
+-- were left out. Jobs enqueued after the first call can be left out, too, and jobs of its own transaction are. The jobs
+-- are shown as cancelled; their unique keys, permits and order keys are free, and jobs that wait for them continue.
+-- With all states, completed and killed subjects are forgotten, too: a later push of such a name creates a new one. A
+-- dead subject stays, like its dead letter. Jobs in line are ended in bulk: one claim row moves the cursor past them
+-- without a claim of a job. mark records the progress, so that empty lanes cost nothing again. A call visits 1000 lanes
+-- and ends jobs of 100. Errors: TB002 unknown queue, TB003 needs READ COMMITTED, TB005 invalid value, or more than 256
+-- lanes with jobs in one transaction. Locks: lanes, until its commit; it waits for the first and tries the others.
+-- Reads lane, claim, entry, scheduled, waiting, subject_job; writes claim, outcome, entry, tombstone; deletes from
+-- subject_job; see _truncate_line, _cancel_aside, cancel_many.
 -- rights: operator
 create or replace function tallybook.queue_truncate(queue text, states text[] default null,
   running boolean default false, by text default session_user, max_jobs int default 10000,
@@ -33,16 +30,16 @@ declare
 begin
   perform tallybook._refuse(not states <@ '{available,scheduled,retrying,waiting}' or states = '{}',
             format('states %s cannot be truncated', states),
-            'They are available, scheduled, retrying, waiting; say running => true for what runs.');
+            'Use available, scheduled, retrying, waiting; pass running => true for running jobs.');
   perform tallybook._check_range('max_jobs', coalesce(max_jobs::text, '<NULL>'), max_jobs between 1 and 100000,
-                                 'It goes from 1 to 100000.');
+                                 'It must be from 1 to 100000.');
   perform tallybook._read_committed('queue_truncate needs READ COMMITTED',
                                     'An older snapshot would read an old cursor.');
   perform tallybook._refuse(not exists (select from tallybook.queues q where q.name = queue_truncate.queue),
             format('there is no queue %s', to_json(queue)), 'See the view tallybook.queues.', 'TB002');
   perform tallybook._refuse(
             mark is not null and (mark ->> 'xid' ~ '^\d{1,19}$' and mark ->> 'id' ~ '^\d{1,19}$') is not true,
-            format('%s is no mark', mark), 'Say the mark that the call before returned, or none to begin.');
+            format('%s is not a mark', mark), 'Pass the mark that the previous call returned, or null to begin.');
   cancelled := 0; cancelling := 0; busy := false; remain := true;
   v_error := jsonb_strip_nulls(jsonb_build_object('message', 'truncated', 'by', left(by, 500)));
   if mark is null then
@@ -51,7 +48,7 @@ begin
     perform tallybook._queue_said(queue, 'truncated', by);
   end if;
 
-  -- 1. What is not in line: it comes there, ended, and so the cursor has to pass it afterwards.
+  -- 1. Jobs that are not in line. They are written there with their end, so the cursor has to pass them afterwards.
   if not mark ? 'lane' then
     if states is null or states && array['scheduled', 'retrying', 'waiting'] then
       select a.ended, a.busy into cancelled, busy
@@ -67,7 +64,7 @@ begin
   end if;
   busy := (mark ->> 'busy')::boolean;
 
-  -- 2. What stands in line, lane by lane.
+  -- 2. Jobs in line, lane by lane.
   if states is null or 'available' = any (states) then
     for l in select n.lane_id, n.retention, n.born from tallybook.lane n
               where n.queue = queue_truncate.queue and n.retired_at is null and n.lane_id > (mark ->> 'lane')::int
@@ -81,11 +78,11 @@ begin
         if v_locked = 0 then
           perform pg_advisory_xact_lock(1413565441, l.lane_id);
         elsif not pg_try_advisory_xact_lock(1413565441, l.lane_id) then
-          return;  -- the next call waits for it, and holds no other lane meanwhile
+          return;  -- the next call waits for it without holding another lane
         end if;
         v_locked := v_locked + 1;
         loop
-          v_next := tallybook._next(l.lane_id, l.retention, l.born);  -- in a newer snapshot, as every claim
+          v_next := tallybook._next(l.lane_id, l.retention, l.born);  -- in a newer snapshot, like every claim
           exit when not coalesce(v_next < (mark ->> 'xid')::xid8, false);
           if cancelled >= max_jobs then return; end if;
           select k.claim_id, k.jobs into t
@@ -100,7 +97,7 @@ begin
     if v_seen = 1000 or cancelled > 0 then return; end if;
   end if;
 
-  -- 3. Subjects that have stopped: a piece of those of all queues, in the order in which they stopped.
+  -- 3. Stopped subjects: a part of those of all queues, in the order in which they stopped.
   if states is null and not coalesce((mark ->> 'subjects')::boolean, false) then
     v_seen := 0;
     for t in select j.task, j.subject, j.scope, j.ended_at, j.queue = queue_truncate.queue as ours
@@ -127,7 +124,7 @@ begin
     mark := mark || '{"subjects": true}';
   end if;
 
-  -- 4. What runs.
+  -- 4. Running jobs.
   if running then
     select m.cancelling into cancelling
       from tallybook.cancel_many(queue => queue, states => array['running'], reason => 'truncated',

@@ -1,11 +1,10 @@
--- queue_truncate_all(states, running, by, max_jobs, mark, at): cancel what all queues hold, batch by batch, in the
--- order of their names: each call is a queue_truncate of one queue, whose arguments and results these are.
+-- queue_truncate_all(states, running, by, max_jobs, mark, at): cancel the jobs of all queues in batches, in the order
+-- of their names. Each call is a queue_truncate of one queue, with the same arguments and results.
 --
---   mark   what the call before returned, until remain is false; null: begin. Commit after each call
---   queue  the one that this call has worked on; null: there is none left
+--   mark   the mark that the previous call returned, until remain is false; null: begin. Commit after each call
+--   queue  the queue of this call; null: none is left
 --   busy   of this queue, or of one before
--- A queue that comes while it runs is truncated if its name has not been passed. Errors: see queue_truncate.
--- Reads what queue_truncate reads; writes what it writes.
+-- A queue created meanwhile is truncated if its name comes later. Errors, reads and writes: see queue_truncate.
 -- rights: operator
 create or replace function tallybook.queue_truncate_all(states text[] default null, running boolean default false,
   by text default session_user, max_jobs int default 10000, inout mark jsonb default null,
@@ -16,7 +15,7 @@ declare
   v_busy boolean := coalesce((mark ->> 'busy')::boolean, false); v_mark jsonb;
 begin
   perform tallybook._refuse(mark is not null and jsonb_typeof(mark -> 'queue') is distinct from 'string',
-            format('%s is no mark', mark), 'Say the mark that the call before returned, or none to begin.');
+            format('%s is not a mark', mark), 'Pass the mark that the previous call returned, or null to begin.');
   select min(q.name) into queue from tallybook.queues q
    where mark is null or q.name > mark ->> 'queue' or q.name = mark ->> 'queue' and mark ? 'mark';
   cancelled := 0; cancelling := 0; busy := v_busy; remain := queue is not null;

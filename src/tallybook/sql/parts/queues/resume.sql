@@ -1,12 +1,12 @@
--- resume(queue, who): let a paused queue run again, and wake who sleeps on it. False: it was not paused.
+-- resume(queue, who): let a paused queue run again, and wake its workers. Returns false if it was not paused.
 -- rights: operator
 create or replace function tallybook.resume(queue text, who text default session_user) returns boolean
 language sql as $$
   select tallybook._queue_pause(resume.queue, false, resume.who)
 $$;
 
--- _queue_pause(queue, paused, who, at): pause a queue, or let it run; false: it was so already. Makes the settings row
--- of a queue that producers have used; TB002 for one that nobody has.
+-- _queue_pause(queue, paused, who, at): pause or resume a queue; false: nothing changed. Creates the settings row
+-- of a queue that producers have used; TB002 for an unknown queue.
 create or replace function tallybook._queue_pause(p_queue text, p_paused boolean, p_who text,
   p_at timestamptz default null) returns boolean
 language plpgsql as $$
@@ -14,7 +14,7 @@ begin
   if not exists (select from tallybook.queue q where q.name = p_queue) then
     perform tallybook._refuse(not exists (select from tallybook.queues k where k.name = p_queue),
               format('there is no queue %s', coalesce(to_json(p_queue)::text, '<NULL>')),
-              'A queue is born at its first enqueue, or when a worker serves it.', 'TB002');
+              'A queue is created by its first job, or by a worker that serves it.', 'TB002');
     insert into tallybook.queue (name) values (p_queue) on conflict do nothing;
   end if;
   update tallybook.queue q set paused_at = p_at, paused_by = case when p_paused then p_who end

@@ -1,6 +1,6 @@
--- schedule_drop(name): remove a schedule. False: there is none. Its jobs go on, its fires stay on record.
+-- schedule_drop(name): delete a schedule. Returns false if there is none. Its jobs continue, and its fires stay.
 --
--- One that is declared in code comes back when a worker of that app starts. Writes schedule.
+-- A schedule declared in code comes back when a worker of that app starts. Writes schedule.
 -- rights: operator
 create or replace function tallybook.schedule_drop(name text) returns boolean
 language sql as $$

@@ -1,6 +1,6 @@
--- schedule_pause(name, who): its ticks are not fired until schedule_resume. False: it was paused already.
+-- schedule_pause(name, who): fire no ticks until schedule_resume. Returns false if it was paused already.
 --
--- Survives changes and new releases of the code. Errors: TB002 no such schedule. Writes schedule.
+-- The pause survives changes and new releases of the code. Errors: TB002 unknown schedule. Writes schedule.
 -- rights: operator
 create or replace function tallybook.schedule_pause(name text, who text default session_user,
   at timestamptz default clock_timestamp())

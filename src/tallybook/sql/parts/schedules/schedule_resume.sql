@@ -1,5 +1,5 @@
--- schedule_resume(name): let a paused schedule fire again, from its next tick on. False: it was not paused.
--- Ticks of the pause were not missed: nothing is caught up. Errors: TB002. Writes schedule.
+-- schedule_resume(name): let a paused schedule fire again, from its next tick on. Returns false if it was not paused.
+-- Ticks of the pause are not caught up. Errors: TB002 unknown schedule. Writes schedule.
 -- rights: operator
 create or replace function tallybook.schedule_resume(name text, at timestamptz default clock_timestamp())
 returns boolean language plpgsql as $$
@@ -13,10 +13,10 @@ begin
   return found;
 end $$;
 
--- _known_schedule(name): TB002 for one that there is not.
+-- _known_schedule(name): raise TB002 for an unknown schedule.
 create or replace function tallybook._known_schedule(p_name text) returns void
 language sql stable as $$
   select tallybook._refuse(not exists (select from tallybook.schedule s where s.name = p_name),
     format('there is no schedule %s', coalesce(to_json(p_name)::text, '<NULL>')),
-    'See the names with "tallybook schedule list", or in tallybook.schedule.', 'TB002')
+    'List the names with "tallybook schedule list", or in tallybook.schedule.', 'TB002')
 $$;

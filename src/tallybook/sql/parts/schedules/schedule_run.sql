@@ -1,9 +1,13 @@
--- schedule_run(name): fire a schedule now, beside its ticks: the same path, the same guard, the same retries.
+-- schedule_run(name): fire a schedule now, beside its ticks, with the same guard and the same retries.
 --
--- Its own instant is the tick. what is enqueued (job_id, and jobs: how many), skipped (reason overlap: the job of the
--- last fire has not ended for good, or the query runs right now) or failed (of a query-driven one, with the error). A
--- paused one can be run. The next tick stays.
--- Where there are roles, an operator may not run a query-driven one (42501): its query would run with the operator's
+-- The tick is the present time. what is enqueued (job_id, and jobs: their number), skipped (reason overlap: the job of
+-- the last fire is open, or the query runs now) or failed (of a query-driven one, with the error). A paused schedule
+-- can be run. The next tick stays. If roles are in use, an operator cannot run a query-driven one (42501), because its
+-- query would run with the operator's
+-- rights.
+-- Errors: TB002 unknown schedule; TB003 an isolation level other than READ COMMITTED, whose snapshot may miss the last
+-- job's end.
+-- Reads and writes schedule; writes fire, and what enqueue writes.
 -- rights.
 -- Errors: TB002 no such schedule; TB003 an isolation level other than READ COMMITTED, whose snapshot may miss the last
 -- job's end.

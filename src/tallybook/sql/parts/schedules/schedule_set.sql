@@ -1,20 +1,19 @@
--- schedule_set(name, task, ...): create or change a schedule that lives in the database. Returns created, changed or
--- unchanged.
+-- schedule_set(name, task, ...): create or change a schedule in the database. Returns created, changed or unchanged.
 --
---   cron, every   when: a cron expression (5 fields, or 6 with seconds), or an interval of 1 s to 366 days; one of them
---   tz            of the cron expression, as in the IANA database. Intervals tick at multiples of their length since
---                 1970 (UTC)
+--   cron, every   a cron expression (5 fields, or 6 with seconds), or an interval of 1 s to 366 days; pass one of them
+--   tz            the time zone of the cron expression, from the IANA database. Intervals tick at multiples of their
+--                 length since 1970 (UTC)
 --   args, queue, priority, max_attempts, headers, options   of its jobs, as in enqueue
 --   query         its jobs are the rows of this query, run by workers with their rights: see enqueue_from; then without
 --                 args
---   jitter        fire up to so much later than the tick, each time by another, fixed time; never past the next tick
+--   jitter        fire up to this time after the tick, by a different but fixed time per tick; never past the next tick
 --   missed        ticks found more than 60 s late: once (default: the latest is fired), skip, or all (up to catch_up, 1
 --                 to 1000)
---   overlap       true: fire a tick although the job of the last one has not ended for good
--- A changed cron, every, tz or query counts from now on; all else changes in place, and a pause stays. Expression and
--- zone are read by workers: where they cannot be, schedule.problem says why.
--- Where there are roles, an operator may not put one with a query (42501): it would run with the workers' rights.
--- Errors: TB005 what does not fit, and a name that is declared in code. Reads and writes schedule.
+--   overlap       true: fire a tick even if the job of the last one is open
+-- A changed cron, every, tz or query applies from now on; all else changes in place, and a pause stays. Workers compute
+-- the ticks; if they cannot, schedule.problem has the reason.
+-- If roles are in use, an operator cannot set a query (42501), because it would run with the workers' rights.
+-- Errors: TB005 invalid value, or a name that is declared in code. Reads and writes schedule.
 -- rights: operator, as the caller
 create or replace function tallybook.schedule_set(name text, task text, args jsonb default '{}', cron text default null,
   every interval default null, tz text default 'UTC', queue text default 'default', priority int default 2,
@@ -37,14 +36,14 @@ begin
   if v_what <> 'unchanged' then
     begin
       perform tallybook._query_read(s.query);
-    exception when insufficient_privilege then null;  -- it is the workers' rights that count
+    exception when insufficient_privilege then null;  -- the workers' rights apply
     end;
   end if;
   return v_what;
 end $$;
 
--- _schedule_set_plain(schedule, at): the same for one without a query, which is what an operator may put: a query would
--- be run with the workers' rights, and be looked at with the owner's.
+-- _schedule_set_plain(schedule, at): the same without a query, for operators: a query would
+-- run with the workers' rights, and be checked with the owner's.
 -- rights: operator
 create or replace function tallybook._schedule_set_plain(p tallybook.schedule, p_at timestamptz) returns text
 language plpgsql as $$
@@ -53,11 +52,11 @@ begin
   return tallybook._schedule_set(p, p_at, true);
 end $$;
 
--- _schedule_set(schedule, at, wait): what schedule_set and the registration of an app's schedules do with one
--- definition.
+-- _schedule_set(schedule, at, wait): store one definition, for schedule_set and the registration of an app's
+-- schedules.
 --
--- Without wait it also answers taken: the name belongs to another app, or to the other source (with wait TB005); and
--- busy: somebody's open transaction has the row.
+-- Without wait it can also return taken: the name belongs to another app, or to the other source (with wait TB005); and
+-- busy: another open transaction has locked the row.
 -- Errors: TB005 a definition that no job could be made of, or that cannot tick.
 create or replace function tallybook._schedule_set(p tallybook.schedule, p_at timestamptz, p_wait boolean) returns text
 language plpgsql as $$
@@ -67,33 +66,33 @@ begin
   perform tallybook._check_name('schedule name', p.name, 200), tallybook._check_name('task name', p.task, 200),
           tallybook._check_name('queue', p.queue, 64), tallybook._check_args(p.args, p.headers),
           tallybook._check_options(null, null, p.options);
-  perform tallybook._refuse(octet_length(p.options::text) > 7500, 'options of a schedule have at most 7,500 bytes');
+  perform tallybook._refuse(octet_length(p.options::text) > 7500, 'options of a schedule can have at most 7,500 bytes');
   perform tallybook._refuse(p.query is not null and p.args <> '{}', 'a query-driven schedule has no args of its own',
-                            'Each row of the query has a column args.');
+                            'Select a column args in the query.');
   perform tallybook._refuse(p.priority not between 0 and 32767, format('priority %s is out of range', p.priority),
-                            'Priorities go from 0 to 32767, lower runs first, 2 is the default.');
+                            'It must be from 0 to 32767. Lower runs first, 2 is the default.');
   perform tallybook._refuse(p.max_attempts not between 1 and 32767,
-                            format('max_attempts %s is out of range', p.max_attempts), 'It goes from 1 to 32767.');
-  perform tallybook._refuse(num_nonnulls(p.cron, p.every) <> 1, 'a schedule has a cron expression or an interval',
-                            'Give one of cron and every.');
+                            format('max_attempts %s is out of range', p.max_attempts), 'It must be from 1 to 32767.');
+  perform tallybook._refuse(num_nonnulls(p.cron, p.every) <> 1, 'a schedule needs a cron expression or an interval',
+                            'Pass one of cron and every.');
   perform tallybook._refuse(length(p.cron) > 200 or p.cron !~ '^\s*(@\w+|(\S+\s+){4,5}\S+)\s*$',
-    format('a cron expression has 5 fields, or 6 with seconds: %s', to_json(left(p.cron, 200))),
-    'Like */5 * * * * or @daily; an interval is given as every.');
+    format('a cron expression must have 5 fields, or 6 with seconds: %s', to_json(left(p.cron, 200))),
+    'Write */5 * * * * or @daily; pass an interval as every.');
   perform tallybook._refuse(p.every not between interval '1 s' and interval '366 days'
                             or extract(year from p.every) <> 0 or extract(month from p.every) <> 0,
     format('every %s is out of range', p.every),
-    'From 1 s to 366 days; months and years have no fixed length: write a cron expression.');
+    'It must be from 1 s to 366 days. Months and years have no fixed length: use a cron expression.');
   perform tallybook._refuse(p.jitter not between interval '0' and interval '1 day',
-                            format('jitter %s is out of range', p.jitter), 'From 0 to 1 day.');
+                            format('jitter %s is out of range', p.jitter), 'It must be from 0 to 1 day.');
   perform tallybook._refuse(p.missed not in ('once', 'skip', 'all'),
-                            format('missed %s is none of once, skip, all', to_json(p.missed)));
+                            format('missed %s is not one of once, skip, all', to_json(p.missed)));
   perform tallybook._refuse(p.catch_up not between 1 and 1000, format('catch_up %s is out of range', p.catch_up),
                             'From 1 to 1000.');
   begin
     perform timestamptz 'epoch' at time zone p.tz;
   exception when invalid_parameter_value then
-    raise exception 'time zone % is not known', to_json(p.tz) using errcode = 'TB005',
-      hint = 'Like Europe/Berlin or UTC.';
+    raise exception 'unknown time zone %', to_json(p.tz) using errcode = 'TB005',
+      hint = 'Use a name like Europe/Berlin or UTC.';
   end;
   loop
     if p_wait then
@@ -113,7 +112,7 @@ begin
   end loop;
   if s.source <> p.source or s.app is distinct from p.app then
     perform tallybook._refuse(p_wait, format('schedule %s is declared in the code of app %s', to_json(p.name),
-                                             to_json(s.app)), 'Change it there, or give this one another name.');
+                                             to_json(s.app)), 'Change it there, or use another name.');
     return 'taken';
   end if;
   v_moved := (s.cron, s.every, s.tz, s.query) is distinct from (p.cron, p.every, p.tz, p.query);

@@ -41,24 +41,24 @@ create table tallybook.schedule (
 create index schedule_due on tallybook.schedule (due_at) where due_at is not null and query is null;
 create index schedule_query_due on tallybook.schedule (due_at) where due_at is not null and query is not null;
 comment on table tallybook.schedule is
-  'A rule that enqueues by the clock: declared in code, or put here by schedule_set.';
-comment on column tallybook.schedule.query is 'Where its jobs come from, for a query-driven one: see enqueue_from.';
+  'A rule that enqueues by the clock, declared in code or set by schedule_set.';
+comment on column tallybook.schedule.query is 'The query that gives its jobs: see enqueue_from.';
 comment on column tallybook.schedule.missed is
-  'What becomes of ticks that are found more than 60 s late: the latest is fired (once), none (skip), or up to '
+  'What happens to ticks that are found more than 60 s late: the latest is fired (once), none (skip), or up to '
   'catch_up (all).';
 comment on column tallybook.schedule.overlap is
-  'Whether a tick is fired although the job of the last one has not ended for good.';
+  'Whether a tick is fired while the job of the last one is open.';
 comment on column tallybook.schedule.revision is
-  'The transaction that changed the definition last: a plan made from an older one is not carried out.';
+  'The last transaction that changed the definition; a plan made from an older one is not used.';
 comment on column tallybook.schedule.since is
-  'Ticks after this instant count: when it was put, changed in time, or resumed.';
-comment on column tallybook.schedule.tick is 'Its next tick; null: to be computed by a worker.';
+  'Ticks after this time count: when it was set, its time was changed, or it was resumed.';
+comment on column tallybook.schedule.tick is 'Its next tick; null: a worker must compute it.';
 comment on column tallybook.schedule.due_at is
-  'When its next tick is fired, jitter included; null while it is paused, or has no next tick.';
-comment on column tallybook.schedule.line is 'Jobs before the last one that may be open still, of one that catches up.';
-comment on column tallybook.schedule.problem is 'Why no worker can compute its ticks; it is tried again every hour.';
+  'When its next tick is fired, with jitter; null while it is paused, or has no next tick.';
+comment on column tallybook.schedule.line is 'While it catches up: jobs before the last one that may be open.';
+comment on column tallybook.schedule.problem is 'Why no worker can compute its ticks; they try again every hour.';
 
--- Who inserts the row has fired the tick. Nothing else decides: no leader, no clock.
+-- The session that inserts the row has fired the tick. Nothing else decides: no leader, no clock.
 create table tallybook.fire (
   schedule text not null,
   tick     timestamptz not null,
@@ -72,14 +72,14 @@ create table tallybook.fire (
   constraint "a fire has an end" check (what in ('enqueued', 'skipped', 'missed', 'failed')),
   constraint "what was missed says how often" check ((what = 'missed') = (ticks is not null))
 );
-comment on table tallybook.fire is 'What became of each tick of each schedule.';
+comment on table tallybook.fire is 'The result of each tick of each schedule.';
 comment on column tallybook.fire.what is
   'enqueued; skipped, since the last one still ran; missed, found too late; failed, with the error as reason.';
-comment on column tallybook.fire.jobs is 'How many jobs were put in: of a query-driven schedule any number.';
+comment on column tallybook.fire.jobs is 'The number of enqueued jobs; any number for a query-driven schedule.';
 comment on column tallybook.fire.ticks is
-  'Of missed ones: how many this row stands for, from its tick on. 1000 is 1000 or more.';
+  'For missed ticks: how many this row counts, from its tick on. 1000 means 1000 or more.';
 
--- What a worker has computed for a schedule that is due: see _schedules_fire.
+-- The plan that a worker has computed for a due schedule: see _schedules_fire.
 create type tallybook._plan as (name text, revision xid8, tick timestamptz, late timestamptz[], ticks timestamptz[],
   missed_from timestamptz, missed_ticks int, next timestamptz, due timestamptz, problem text, now boolean);
 

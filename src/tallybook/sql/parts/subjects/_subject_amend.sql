@@ -36,7 +36,7 @@ begin
     end if;
     exit when v_locked;
     perform tallybook._read_committed('an upsert of a pending subject needs READ COMMITTED',
-      format('With an older snapshot nobody knows whether job %s has started since.', p_job_id));
+      format('An older snapshot does not show whether job %s has started since.', p_job_id));
     if not tallybook._subject_waits(p_job_id, e.task, p_at) then return; end if;
     v_locked := true;  -- from here on it does not start before our commit: what is seen now holds
   end loop;

@@ -23,7 +23,7 @@ declare
 begin
   perform tallybook._check_name('queue', p_queue, 64), tallybook._check_name('task name', p_task, 200),
           tallybook._refuse(p_max_attempts not between 1 and 32767,
-                            format('max_attempts %s is out of range', p_max_attempts), 'It goes from 1 to 32767.');
+                            format('max_attempts %s is out of range', p_max_attempts), 'It must be from 1 to 32767.');
   perform tallybook._refuse(v_n is null or cardinality(p_args) is distinct from v_n or v_n <> any (array[
             cardinality(p_run_ats), cardinality(p_priorities), cardinality(p_headers), cardinality(p_options)]),
                             'the arrays of subjects have different lengths');

@@ -1,4 +1,4 @@
--- subject_drop(lease, job_id, attempt): end one attempt of a subject for good and forget its name: a later push makes a
+-- subject_drop(lease, job_id, attempt): end one attempt of a subject for good and free its name: a later push creates a
 -- new one.
 -- Returns dropped, or refused. Reads claim, entry; writes outcome; deletes from subject_job.
 -- rights: worker

@@ -1,9 +1,9 @@
--- subject_forget(task, subject, at, queue): forget a subject that does not run: a later push makes a new one. For
+-- subject_forget(task, subject, at, queue): forget a subject that does not run: a later push creates a new one. For
 -- people and producers.
 --
--- forgotten: it is; one that was planned or pending is cancelled first, exactly: its job will not start, and the caller
--- may push it anew in the same transaction. active: it runs and was left alone; cancel its job first. unknown: there is
--- none of that name.
+-- Returns forgotten: done; a planned or pending subject is cancelled first, exactly: its job will not start, and the
+-- caller may push it again in the same transaction. active: it runs and is unchanged; cancel its job first. unknown:
+-- there is no such subject.
 --   queue  the name as a push into that queue means it: see queue_set, own_names; null: of whichever queue has it
 -- The dead letter of a dead one stays. Errors: TB005 several queues have this name; TB003 a planned or pending one at
 -- another isolation level than READ COMMITTED.
@@ -26,7 +26,7 @@ begin
     if v_state = 'active' then return 'active'; end if;
     if v_state in ('planned', 'pending') then
       perform tallybook._read_committed('subject_forget needs READ COMMITTED',
-        format('With an older snapshot nobody knows whether job %s has started since.', k.job_id));
+        format('An older snapshot does not show whether job %s has started since.', k.job_id));
       -- Who is about to start it waits for this transaction from here on, and then looks for the tombstone.
       continue when not tallybook._subject_waits(k.job_id, task, at);
       perform tallybook.cancel(k.job_id, 'its subject was forgotten', at);

@@ -1,10 +1,10 @@
--- subject_move(task, subject, run_at, at, queue): let a planned subject run at another time, and leave all else of it
--- as it is. For people.
+-- subject_move(task, subject, run_at, at, queue): move a planned subject to another time, and change nothing else. For
+-- people.
 --
--- moved, or what it is instead, and nothing was done: pending (it is in line already), active, completed, killed, dead,
+-- Returns moved, or the reason why nothing was done: pending (it is in line already), active, completed, killed, dead,
 -- unknown (there is none).
--- A time that is past: at once. Waits for a producer that changes the same subject. queue: as in subject_forget.
--- Errors: TB005 a time that is none, a name that several queues have.
+-- A past time means at once. Waits for a producer that changes the same subject. queue: as in subject_forget.
+-- Errors: TB005 an invalid time, a name that several queues have.
 -- Reads subject_job, see _subject_now; writes scheduled, amendment.
 -- rights: operator
 create or replace function tallybook.subject_move(task text, subject text, run_at timestamptz,
@@ -15,8 +15,8 @@ as $$
 declare
   k record; v_state text;
 begin
-  perform tallybook._refuse(run_at is null or not isfinite(run_at), 'a subject is moved to a time',
-                            'Give run_at; for at once the present.');
+  perform tallybook._refuse(run_at is null or not isfinite(run_at), 'subject_move needs a time',
+                            'Pass run_at; the present time means at once.');
   select n.job_id, n.ended_as into k from tallybook._subject_named(task, subject, queue) n;
   if k.job_id is null then return 'unknown'; end if;
   if k.ended_as is not null then return k.ended_as; end if;

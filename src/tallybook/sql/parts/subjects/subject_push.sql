@@ -1,15 +1,13 @@
--- subject_push(queue, task, subject, ...): make a subject, a named job that lives on, unless there is one of that name
--- already.
+-- subject_push(queue, task, subject, ...): create a subject, a recurring job with a name, unless it exists.
 --
--- A second push of the same (task, subject) is a no-op, also while it runs, and when it has completed, died or was
--- killed; one that was dropped, forgotten or cancelled is made anew. In the caller's transaction, like enqueue.
---   subject       the name, 1 to 512 bytes; a name of its own for each task
+-- A second push of the same (task, subject) is a no-op, also while it runs, and after it has completed, died or was
+-- killed. One that was dropped, forgotten or cancelled is created again. In the caller's transaction, like enqueue.
+--   subject       the name, 1 to 512 bytes; unique per task
 --   run_at        not before; null or past: pending at once
---   max_attempts  how many failures make it dead; null: what the task says, or 5
+--   max_attempts  the number of failures that makes it dead; null: that of the task, or 5
 --   priority, args, headers, options   as in enqueue
--- Returns the job's id, and whether it was made. Waits only for another producer that makes the same subject at the
--- same moment.
--- Errors: TB005 what does not fit. Reads and writes: see _subjects_put.
+-- Returns the job's id, and whether it was created. Waits only for another producer that creates the same subject at
+-- the same moment. Errors: TB005 invalid value. Reads and writes: see _subjects_put.
 -- rights: producer
 create or replace function tallybook.subject_push(queue text, task text, subject text, args jsonb default '{}',
   run_at timestamptz default null, priority int default 2, max_attempts int default null, headers jsonb default null,

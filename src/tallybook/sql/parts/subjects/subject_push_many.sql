@@ -1,9 +1,10 @@
--- subject_push_many(queue, task, subjects, args, ...): push many by one statement. One report each, in the order given.
+-- subject_push_many(queue, task, subjects, args, ...): push many subjects in one statement. Returns one report each, in
+-- the order given.
 --
--- Arrays of one length (args, headers and options as JSON text), or null where all have the default.
---   report   created, or unchanged: there was one of that name, or it stands in the same batch before this one
---   new_run_at  of those that were made: when they run
--- Any number of calls with the same subjects cannot deadlock. Errors: TB005 what does not fit; nothing is put in then.
+-- Arrays of one length (args, headers and options as JSON text), or null for the default of all.
+--   report   created, or unchanged: it exists, or comes earlier in the same batch
+--   new_run_at  when a created one runs
+-- Concurrent calls with the same subjects cannot deadlock. Errors: TB005 invalid value; then nothing is created.
 -- rights: producer
 create or replace function tallybook.subject_push_many(queue text, task text, subjects text[], args text[],
   run_ats timestamptz[] default null, priorities int[] default null, options text[] default null,

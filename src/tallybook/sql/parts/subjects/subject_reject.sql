@@ -1,7 +1,7 @@
 -- subject_reject(lease, job_id, attempt, message, ...): end one attempt of a subject as failed, with an error for the
--- log: backoff, or dead when it has failed as often as it may. A plain fail means the same.
+-- log: it is retried, or dead after the last attempt. A plain fail does the same.
 --
---   details, ref_id   what else is to be logged: any JSON value, and the caller's own reference; in the view error
+--   details, ref_id   more for the log: any JSON value, and the caller's own reference; in the view error
 --   retry_in, max_attempts   as in fail
 -- Returns scheduled (available, without a delay), dead, or refused. Reads claim, entry; writes outcome, and scheduled
 -- or dead.

@@ -1,12 +1,12 @@
--- subject_reschedule(lease, job_id, attempt, run_at | run_in, args, version): end one attempt of a subject: its
--- iteration is done, the next one comes at run_at, or run_in after now ('1 week', '1 month').
+-- subject_reschedule(lease, job_id, attempt, run_at | run_in, args, version): end one attempt of a subject: this
+-- iteration is done, and the next one comes at run_at, or run_in after now ('1 week', '1 month').
 --
--- Failures and crashes start again at 0, with an empty error history; one more iteration; last_at is now. What the
--- attempt left as a checkpoint is over. A time that is past: in line at once.
---   args     what the next iteration works on; null: what this one did
---   version  of the task's args that they are; null: the one that the job says
--- Returns scheduled, available, or refused (the right to end this attempt was lost; nothing has happened).
--- Errors: TB005 no time or two, no subject's job. Reads claim, entry; writes outcome, and scheduled or entry.
+-- Failures and crashes start again at 0 with an empty error history; iterations grows by one; last_at is now. The
+-- checkpoint is deleted. A past time means in line at once.
+--   args     the args of the next iteration; null: those of this one
+--   version  their version; null: that of the job
+-- Returns scheduled, available, or refused (the attempt is not the caller's any more; nothing has changed).
+-- Errors: TB005 no time or two, not a subject's job. Reads claim, entry; writes outcome, and scheduled or entry.
 -- rights: worker
 create or replace function tallybook.subject_reschedule(lease uuid, job_id bigint, attempt int,
   run_at timestamptz default null, run_in interval default null, args jsonb default null,
@@ -16,7 +16,7 @@ declare
   e tallybook.entry; v_run_at timestamptz := coalesce(run_at, at + run_in);
 begin
   if v_run_at is null or run_at is not null and run_in is not null or not isfinite(v_run_at) then
-    perform tallybook._refuse(true, 'a subject is rescheduled to run_at, or by run_in', 'Give one of them.');
+    perform tallybook._refuse(true, 'subject_reschedule needs run_at or run_in', 'Pass exactly one of them.');
   end if;
   e := tallybook._subject_end(lease, job_id, attempt, 'snoozed', null, args, at, version);
   if e.job_id is null then return 'refused'; end if;

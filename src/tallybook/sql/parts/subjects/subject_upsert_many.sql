@@ -1,7 +1,7 @@
--- subject_upsert_many(queue, task, subjects, args, ...): upsert many by one statement. One report each, in the order
--- given.
+-- subject_upsert_many(queue, task, subjects, args, ...): upsert many subjects in one statement. Returns one report
+-- each, in the order given.
 --
--- Arrays of one length (args, headers and options as JSON text), or null where all have the default. Of two of one name
+-- Arrays of one length (args, headers and options as JSON text), or null for the default of all. Of two with one name
 -- in a batch the last counts; the other is reported as unchanged (or active, or dead).
 -- rights: producer
 create or replace function tallybook.subject_upsert_many(queue text, task text, subjects text[], args text[],

@@ -1,14 +1,14 @@
--- subjects(task, queue, states, prefix, after, max_subjects, max_looked): a list of subjects, in pages, as the view
--- subject shows them.
+-- subjects(task, queue, states, prefix, after, max_subjects, max_looked): list subjects in pages, as in the view
+-- subject.
 --
---   states  of planned, pending, active, completed, killed, dead; null: all
---   prefix  the name starts with this
---   after   the cursor of the last row of the page before
---   max_subjects  1 to 1000; max_looked  how many may be passed over for them, 1000 to 1,000,000
--- Where only completed, killed and dead ones are asked for, those that have stopped: the last one to stop first, and
--- why by state and error. Else by task and name. Where there may be more, there is a last row without subject: from its
--- cursor the next page goes on. No such row: that was all.
--- Errors: TB005. Reads subject_job, and what the view reads for those that match, by indexes only.
+--   states  planned, pending, active, completed, killed, dead; null: all
+--   prefix  only names that start with this
+--   after   the cursor of the last row of the previous page
+--   max_subjects  page size, 1 to 1000; max_looked  most rows to skip, 1000 to 1,000,000
+-- With only completed, killed or dead, the stopped ones are listed, last stopped first, with state and error. Otherwise
+-- the order is by task and name. If there may be more, the last row has no subject: pass its cursor for the next page.
+-- Without such a row the list is complete.
+-- Errors: TB005. Reads subject_job, and for matching ones what the view reads, by indexes only.
 -- rights: operator
 create or replace function tallybook.subjects(task text default null, queue text default null,
   states text[] default null, prefix text default null, after text default null, max_subjects int default 50,
@@ -26,10 +26,10 @@ declare
   v_task text := ''; v_name text := ''; v_scope text := ''; k record;
 begin
   perform tallybook._refuse(not states <@ '{planned,pending,active,completed,killed,dead}' or states = '{}',
-    format('states %s are not known', states), 'They are some of planned, pending, active, completed, killed, dead.');
+    format('unknown states %s', states), 'Use planned, pending, active, completed, killed, dead.');
   perform tallybook._refuse(
     coalesce(max_subjects not between 1 and 1000 or max_looked not between 1000 and 1000000, true),
-    'max_subjects or max_looked is out of range', 'The one goes from 1 to 1000, the other from 1000 to 1000000.');
+    'max_subjects or max_looked is out of range', 'max_subjects is from 1 to 1000, max_looked from 1000 to 1000000.');
   if after is not null then
     begin
       v_at := after::jsonb;
@@ -38,8 +38,8 @@ begin
       v_at := null;
     end;
     perform tallybook._refuse(num_nulls(v_task, v_name, v_scope) > 0 or (v_when is not null) <> v_stopped,
-      format('%s is no cursor of this list', to_json(left(after, 100))),
-      'Say the cursor of the last row of the page before, with the filters of that page.');
+      format('%s is not a cursor of this list', to_json(left(after, 100))),
+      'Pass the cursor of the previous page''s last row, with the same filters.');
   elsif not v_stopped then
     v_task := coalesce(subjects.task, '');
   end if;

@@ -23,11 +23,11 @@ create table tallybook.subject_job (
 );
 create index subject_of_job on tallybook.subject_job (job_id);
 comment on table tallybook.subject_job is
-  'The job behind each subject: a named job that lives on. For people there is the view subject.';
+  'The job of each subject, a recurring job with a name. For people: the view subject.';
 comment on column tallybook.subject_job.ended_as is
   'completed, killed or dead, until a person or an upsert revives it; null: it lives, or its job was cancelled.';
 comment on column tallybook.subject_job.scope is
-  'The queue that has the name for itself, by its setting own_names; empty: the queues share it.';
+  'The queue to which the name belongs, by its setting own_names; empty: all queues share it.';
 -- Which subjects have stopped, the last first: written when one stops, not by its iterations.
 create index subject_stopped on tallybook.subject_job (ended_at, task, subject, scope) where ended_at is not null;
 

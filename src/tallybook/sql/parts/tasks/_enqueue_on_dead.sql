@@ -1,6 +1,5 @@
--- _enqueue_on_dead(entry, reason, at): enqueue what the task of a dead job names as on_dead, with what a person or a
--- program has to know. A job whose task is somebody's on_dead brings forth no other, so that no chain of deaths is
--- endless.
+-- _enqueue_on_dead(entry, reason, at): enqueue the on_dead task of a dead job's task, with the facts for a person or a
+-- program. If the dead job's task is itself an on_dead task, it has no follow-up, so chains end.
 create or replace function tallybook._enqueue_on_dead(e tallybook.entry, p_reason text,
   p_at timestamptz) returns void
 language plpgsql as $$

@@ -1,8 +1,8 @@
--- _register(catalogue, at): keep what these tasks are; who finds it as it is writes nothing. A task that left the code
--- stays on record, with nobody who serves it, for as long as jobs may have its name.
+-- _register(catalogue, at): record these tasks; nothing is written if nothing has changed. A task that has left the
+-- code stays recorded without workers, because jobs may still have its name.
 create or replace function tallybook._register(p_catalogue jsonb, p_at timestamptz) returns void
 language sql as $$
-  -- A name that no job can have would be found when one has died, and its death could not be recorded.
+  -- An invalid name would be noticed only at a death, which could not be recorded then.
   select tallybook._check_name('queue', coalesce(c.on_dead_queue, 'default'), 64),
          tallybook._check_name('task name', c.on_dead_task, 200)
     from jsonb_to_recordset(p_catalogue) c(on_dead_queue text, on_dead_task text) where c.on_dead_task is not null;
@@ -25,6 +25,6 @@ language sql as $$
         on_dead_queue = excluded.on_dead_queue,
         version = excluded.version, aliases = excluded.aliases, definition = excluded.definition,
         registered_at = excluded.registered_at
-  -- In a rolling deploy the old and the new workers take turns: the newer version of the args is the one that is shown.
+  -- In a rolling deploy old and new workers write in turns: the newer version of the args is shown.
   where excluded.version >= t.version
 $$;

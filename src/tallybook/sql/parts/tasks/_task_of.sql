@@ -1,8 +1,7 @@
--- _task_of(name): what the catalogue says about jobs with this task name: its task, or the task that has it as an
--- alias.
+-- _task_of(name): return the recorded task for jobs with this name: the task, or the task that has it as an alias.
 --
--- The alias first: a task that was renamed is on record under its old name too, as older releases have said it.
--- Null: no worker has told. Reads task.
+-- The alias has precedence, because a renamed task is also recorded under its old name by older releases.
+-- Null: no worker has recorded it. Reads task.
 create or replace function tallybook._task_of(p_name text) returns tallybook.task
 language plpgsql stable as $$
 begin

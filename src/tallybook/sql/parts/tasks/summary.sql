@@ -1,5 +1,5 @@
--- summary(task, args): one line that says what a job is about, by its task's template; null: the task has none.
--- {name} stands for that arg; an arg that is not there stays as it is written.
+-- summary(task, args): return a line that describes a job, from its task's template; null: the task has no template.
+-- {name} is replaced by that arg; a missing arg leaves it unchanged.
 -- rights: operator
 create or replace function tallybook.summary(task text, args jsonb) returns text
 language plpgsql stable as $$
@@ -7,7 +7,7 @@ declare
   v_text text := (tallybook._task_of(summary.task)).summary;
 begin
   if v_text is null then return null; end if;
-  -- Piece by piece, so that an arg with braces in it is not filled in again.
+  -- Piece by piece, so that braces in an arg are not replaced.
   return left((select string_agg(case when m.r[1] ~ '^\{\w+\}$'
                                  then coalesce(args ->> trim(both '{}' from m.r[1]), m.r[1]) else m.r[1] end,
                                  '' order by m.n)

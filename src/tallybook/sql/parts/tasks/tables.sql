@@ -10,6 +10,6 @@ create table tallybook.task (
   registered_at timestamptz not null,
   constraint "versions start at 1" check (version >= 1)
 );
-comment on table tallybook.task is 'The catalogue: what each task is, as the workers that know it have said.';
+comment on table tallybook.task is 'The catalogue of tasks, as workers have recorded it.';
 comment on column tallybook.task.summary is 'One line for people, with {names} of args in it.';
 comment on column tallybook.task.definition is 'Arguments, queue, retry policy and limits, for people.';

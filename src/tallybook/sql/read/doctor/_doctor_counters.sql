@@ -1,5 +1,5 @@
--- _doctor_counters(asked): whether the counters agree with a recount. It reads all history, so unasked only where there
--- is little.
+-- _doctor_counters(asked): whether the counters agree with a recount. A recount reads the whole history, so without
+-- `asked` it runs only if the history is small.
 -- rights: operator
 create or replace function tallybook._doctor_counters(p_asked boolean)
 returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable
@@ -12,7 +12,7 @@ begin
    where c.relnamespace = 'tallybook'::regnamespace and c.relkind = 'r' and c.relname ~ '^(entry|claim|outcome)_';
   if not p_asked and v_bytes > 67108864 then
     return query select * from tallybook._finding('counters', null,
-                                                  format('not recounted: that reads %s; `tallybook doctor --verify` '
+                                                  format('not recounted: it would read %s; `tallybook doctor --verify` '
                                                          'does', pg_size_pretty(v_bytes)), null);
     return;
   end if;
@@ -22,5 +22,5 @@ begin
                              to_json(v.task)) end, ''), v.what, v.counted, v.found)) || to_jsonb(v)
                        order by v.queue, v.task, v.what) from tallybook.verify() v),
     'the counters agree with a recount',
-    'That is a defect: please report it, with these lines. `select tallybook.recount()` sets the counters right.');
+    'This is a defect: please report it with these lines. `select tallybook.recount()` corrects the counters.');
 end $$;

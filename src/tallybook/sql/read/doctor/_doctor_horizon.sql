@@ -1,11 +1,9 @@
--- _horizon(): who keeps the server from removing dead rows of this database, and who has written and not committed;
--- oldest first.
+-- _horizon(): sessions, prepared transactions, replication slots and standbys that prevent the removal of dead rows, or
+-- that have written and not committed; oldest first.
 --
--- Transactions of this database, prepared ones, replication slots, and standbys that send feedback. since is null where
--- the server hides it (another user's session, without pg_monitor) or does not know it; transactions is the age in
--- transaction ids, null: pins nothing.
--- Costs what the server's sessions cost, whatever there is in the ledgers. Reads pg_stat_activity, pg_prepared_xacts,
--- pg_replication_slots.
+-- since is null if the server hides it (another user's session, without pg_monitor) or does not know it. transactions
+-- is the age in transaction ids; null: it pins nothing. Its cost depends on the number of sessions only. Reads
+-- pg_stat_activity, pg_prepared_xacts, pg_replication_slots.
 -- rights: operator, reader, as the caller
 create or replace function tallybook._horizon()
 returns table (kind text, who text, since timestamptz, transactions bigint, writes boolean, pid int, xid text,
@@ -43,8 +41,8 @@ as $$
    order by h.since nulls last, h.transactions desc nulls last
 $$;
 
--- _doctor_horizon(at): who pins the horizon of vacuum; whose uncommitted jobs are held back; sessions idle in a
--- transaction; slots.
+-- _doctor_horizon(at): what pins the horizon of vacuum; long uncommitted transactions; sessions idle in a
+-- transaction; replication slots.
 -- rights: operator, as the caller
 create or replace function tallybook._doctor_horizon(p_at timestamptz)
 returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable
@@ -53,7 +51,7 @@ as $$
 declare
   v_hidden text := ''; v_jobs text[]; v_idle text := current_setting('idle_in_transaction_session_timeout');
 begin
-  -- Whoever has put jobs in holds a lock on a ledger until it ends; a prepared one under the name that it had in its
+  -- A transaction with new jobs holds a lock on a ledger; a prepared one under the name that it had in its
   -- session.
   v_jobs := array(
     select distinct t.transactionid::text from pg_locks t
@@ -80,32 +78,32 @@ begin
               when h.kind = 'replication slot' and (not h.active or h.transactions > 1000000) or h.age >= 3600
               then 'warning'
               when h.age >= 300 or h.age is null and h.transactions > 100000 then 'note' end),
-        ('transactions', format('%s has written and not committed for %s%s', h.who, h.ago,
+        ('transactions', format('%s has not committed for %s after its first write%s', h.who, h.ago,
                                 case when h.jobs then ', jobs among it' end), coalesce(h.jobs, false),
          case when h.writes and h.age >= 600 then 'warning' when h.writes and h.age >= 60 then 'note' end),
-        ('idle_in_transaction', format('%s is idle in its transaction for %s', h.who,
+        ('idle_in_transaction', format('%s has been idle in its transaction for %s', h.who,
                                        tallybook._ago(p_at - h.idle_since)), false,
          case when p_at - h.idle_since >= '300 s' then 'warning' when p_at - h.idle_since >= '60 s' then 'note' end),
-        ('prepared', format('%s waits for its second phase for %s%s', h.who, h.ago,
+        ('prepared', format('%s has waited for its second phase for %s%s', h.who, h.ago,
                             case when h.jobs then ', with jobs' end), false,
          case when h.kind = 'prepared transaction' and h.age >= 60
               then case when h.age >= 300 then 'warning' else 'note' end end)) x(name, text, first, level)
      where x.level is not null group by x.name
   )
   select f.* from (values
-    ('horizon', 'nobody pins the horizon for longer than 5 min' || v_hidden,
-     'No dead row younger than that can be removed. The ledger stays fast; the few tables that are updated (scheduled, '
-     'worker, service) grow and get slower, and old ranges of history leave later. '
-     'Let it end, or end it, once you know whose it is:', '{}'::jsonb),
-    ('transactions', 'nobody has written for longer than 1 min without a commit' || v_hidden,
-     'Jobs that it has put in do not run before it commits; all others pass it by. Shorten the transaction, or end it:',
+    ('horizon', 'nothing has pinned the horizon for longer than 5 min' || v_hidden,
+     'Newer dead rows cannot be removed. The ledger stays fast, but tables with updates (scheduled, '
+     'worker, service) grow and get slower, and old history is deleted later. '
+     'Wait for it to end, or find its owner and end it:', '{}'::jsonb),
+    ('transactions', 'no transaction has been open for longer than 1 min after a write' || v_hidden,
+     'Its own jobs do not run before it commits; other jobs do. Shorten the transaction, or end it:',
      '{}'),
-    ('idle_in_transaction', 'no session is idle in a transaction for longer than 1 min' || v_hidden,
-     format('Its program forgot to commit, or waits for something else meanwhile. idle_in_transaction_session_timeout '
+    ('idle_in_transaction', 'no session has been idle in a transaction for longer than 1 min' || v_hidden,
+     format('Its program forgot to commit, or waits for something else. idle_in_transaction_session_timeout '
             '(now %s) ends such sessions; by hand:', v_idle),
      jsonb_build_object('idle_in_transaction_session_timeout', v_idle)),
     ('prepared', 'no prepared transaction is older than 1 min',
-     'It ends by no time-out and no restart, and holds its locks and jobs until then. Ask its transaction manager, '
+     'No time-out or restart ends it, and it holds its locks and jobs. Ask its transaction manager, '
      'then:', '{}')) c(name, fine, advice, details),
     lateral tallybook._finding(c.name, (select d.items from found d where d.name = c.name), c.fine, c.advice,
                                c.details) f;
@@ -115,7 +113,7 @@ begin
                                           'kept', k.kept, 'active', s.active,
                'text', format('the replication slot %s (%s) %s', s.slot_name,
                               concat_ws(', ', s.slot_type, s.plugin, case when not s.active then 'not in use' end),
-                              case when s.wal_status = 'lost' then 'has lost what it needs'
+                              case when s.wal_status = 'lost' then 'has lost WAL that it needs'
                                    else 'keeps ' || pg_size_pretty(k.kept) || ' of WAL' end),
                'do', case when not s.active then format('select pg_drop_replication_slot(%L);', s.slot_name) end)
                order by k.kept desc nulls last, s.slot_name)
@@ -128,6 +126,6 @@ begin
                                   when k.kept > 1073741824 then 'note' end) l(level)
        where l.level is not null),
     'no replication slot keeps more WAL than it should',
-    'A slot keeps WAL until its reader has it, in the end all of the disk. Start its reader, or drop it where there is '
+    'A slot keeps WAL until its reader has received it, up to the whole disk. Start its reader, or drop it if it has '
     'none; max_slot_wal_keep_size bounds what one may keep.');
 end $$;

@@ -1,5 +1,5 @@
 -- _doctor_maintenance(at): another cluster, services that do not run, steps of the server's clock, schedules that do
--- not fire, ranges of history that cannot leave.
+-- not fire, ranges of history that cannot be deleted.
 -- rights: operator
 create or replace function tallybook._doctor_maintenance(p_at timestamptz)
 returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable
@@ -11,8 +11,8 @@ begin
   return query select * from tallybook._finding('cluster', case when tallybook._is_foreign_cluster(true) then
       '[{"level": "problem", "text": "this database came from another cluster, and its jobs are not claimable here '
       'yet"}]'::jsonb end,
-    'this database is in the cluster that it was written in',
-    'Run `tallybook migrate`, or start a worker: either makes them claimable.');
+    'this database is in its original cluster, or was moved completely',
+    'Run `tallybook migrate` or start a worker; both make them claimable.');
 
   select min(w.started_at) into v_since from tallybook.worker w where w.ended_at is null
          and w.seen_at >= p_at - w.lease;
@@ -23,9 +23,9 @@ begin
         from tallybook.service s
        where coalesce(s.last_run_at, '-infinity') < p_at - greatest(2 * s.every, interval '2 min')
          and v_since < p_at - greatest(2 * s.every, interval '2 min')),
-    case when v_since is null then 'no worker lives that could run them' else 'all services run' end,
-    'Workers live and do not do it: see their logs for what fails, and start one without `--no-maintenance`. By hand, '
-    'for one run: `select tallybook.NAME()`, '
+    case when v_since is null then 'there is no live worker to run them' else 'all services run' end,
+    'Look for errors in the logs of live workers, and start one without `--no-maintenance`. To run one by hand: '
+    '`select tallybook.NAME()`, '
     'for promote, rescue, rebase, concurrency_release, fair_release, parents_resolve, fold and prune.');
 
   return query select * from tallybook._finding('clock_steps', (
@@ -35,8 +35,8 @@ begin
                                         tallybook._ago(greatest(c.by, -c.by)), tallybook._ago(p_at - c.noticed_at)))
                        order by c.id desc)
         from tallybook.clock_step c where c.noticed_at between p_at - interval '1 day' and p_at),
-    'the clock of the server has not stepped for a day',
-    'Let NTP slew the clock of the server. Jobs, limits and schedules run on after a step: '
+    'the clock of the server has not stepped in the last day',
+    'Configure NTP to slew the clock of the server. Jobs, limits and schedules continue after a step: '
     'see https://github.com/tallybook/tallybook/blob/main/docs/services.md.');
 
   return query select * from tallybook._finding('schedules', (
@@ -57,19 +57,19 @@ begin
                                                                  to_json(s.name), f.what, tallybook._ago(p_at -
                                                                      f.newest)) end)) x(level, text)
        where x.text is not null),
-    'every schedule fires in time',
-    'Ticks are fired by workers: see that one lives, and `tallybook schedule list` for what is wrong with the rule '
+    'every schedule fires on time',
+    'Workers fire the ticks: check that one is live, and see `tallybook schedule list` for an error of the rule '
     'itself.');
 
   return query select * from tallybook._finding('partitions', (
       select jsonb_agg(jsonb_build_object('level', case when h.due_at < p_at - interval '1 day' then 'warning'
                                           else 'note' end,
-                         'text', format('a range of %s history is due to leave for %s: %s%s', h.class,
+                         'text', format('a range of %s history could have been deleted %s ago: %s%s', h.class,
                                         tallybook._ago(p_at - h.due_at),
                                         case when h.open_jobs > 0 then h.open_jobs || ' ' end, h.why)) || to_jsonb(h)
                        order by h.due_at)
         from tallybook.held_ranges(p_at) h),
-    'no range of history is held back',
-    'It goes by itself once what holds it is gone: '
+    'all old history has been deleted',
+    'It is deleted when its holder is gone: '
     'see https://github.com/tallybook/tallybook/blob/main/docs/history.md.');
 end $$;

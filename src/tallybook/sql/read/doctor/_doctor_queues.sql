@@ -1,15 +1,15 @@
--- _doctor_queues(at): jobs in line that nobody serves, paused queues, old backlogs, dead letters, open breakers.
+-- _doctor_queues(at): jobs in line without a worker, paused queues, backlogs, dead letters, open breakers.
 --
--- Asks each lane for its next job, as a claim does, at most 10,000 lanes; how many stand behind it is for the counters.
+-- Looks for the next job of each lane, as a claim does, at most 10,000 lanes; the counters count the jobs behind it.
 -- rights: operator
 create or replace function tallybook._doctor_queues(p_at timestamptz)
 returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable
 -- profile: hot
-set enable_nestloop = on  -- also where the caller has it off
+set enable_nestloop = on  -- also if the caller has switched it off
 as $$
 declare
   v_dead bigint; v_last_hour bigint;
-  v_foreign boolean := tallybook._is_foreign_cluster(true);  -- then no cursor means anything: see cluster
+  v_foreign boolean := tallybook._is_foreign_cluster(true);  -- then no cursor is valid: see cluster
 begin
   return query
   with l as materialized (
@@ -31,21 +31,21 @@ begin
                              order by l.oldest, l.queue, l.part)
       from l, lateral (select l.part not in ('', 'turn', 'fair')) a(side), lateral (values
         ('unserved_queues', 'warning', not a.side and not l.served and not l.paused,
-         format('queue %s has jobs in line for %s, and no live worker serves it', to_json(l.queue), l.ago)),
+         format('queue %s has had jobs in line for %s, and no live worker serves it', to_json(l.queue), l.ago)),
         ('unserved_tasks', 'warning', a.side and not l.served,
-         format('queue %s has jobs of %s in line for %s, which no live worker knows', to_json(l.queue),
+         format('queue %s has had jobs of %s in line for %s, which no live worker knows', to_json(l.queue),
                 case when l.part like 'version:%' then format('task %s in version %s',
                   to_json(split_part(l.part, ':', 3)), split_part(l.part, ':', 2))
                      else 'task ' || to_json(substr(l.part, 6)) end, l.ago)),
         ('backlog', case when l.oldest < p_at - interval '1 hour' then 'warning' else 'note' end,
          l.served and not l.paused and l.oldest < p_at - interval '10 min',
-         format('the next job of queue %s waits for %s', to_json(l.queue), l.ago))) x(name, level, holds, text)
+         format('the next job of queue %s has waited for %s', to_json(l.queue), l.ago))) x(name, level, holds, text)
      where x.holds group by x.name
     union all
     select 'paused', jsonb_agg(jsonb_build_object('level', case when k.oldest < p_at - interval '1 hour' then 'warning'
                                                            else 'note' end, 'queue', q.name,
                          'paused_at', q.paused_at, 'paused_by', q.paused_by, 'oldest', k.oldest,
-                         'text', format('queue %s is paused for %s by %s, %s', to_json(q.name),
+                         'text', format('queue %s has been paused for %s by %s, %s', to_json(q.name),
                                         tallybook._ago(p_at - q.paused_at), q.paused_by,
                                         coalesce('with jobs in line for ' || tallybook._ago(p_at - k.oldest),
                                                  'with nothing in line'))) order by k.oldest nulls last, q.name)
@@ -54,13 +54,13 @@ begin
   )
   select f.* from (values
     ('unserved_queues', 'every queue with jobs in line is served',
-     'Start a worker that serves it: `tallybook worker --queues`, or correct the name where the jobs are put in.'),
-    ('unserved_tasks', 'every task that was put aside is known to a live worker',
+     'Start a worker for it with `tallybook worker --queues`, or correct the queue name in the code that enqueues.'),
+    ('unserved_tasks', 'a live worker knows every task in line',
      'Start a worker of the release that knows it, give a renamed task its old name as an alias, or cancel these '
      'jobs.'),
-    ('paused', 'no queue is paused', 'Once its reason is gone: `tallybook queue resume`.'),
-    ('backlog', 'no job waits for longer than 10 min in a queue that is served',
-     'More comes in than its workers get done: more slots or workers, or a look at what is slow: `tallybook top`. Jobs '
+    ('paused', 'no queue is paused', 'When the reason is gone: `tallybook queue resume`.'),
+    ('backlog', 'no job has waited for longer than 10 min in a queue with workers',
+     'Jobs arrive faster than workers run them. Add slots or workers, or find slow tasks with `tallybook top`. Jobs '
      'of a lower priority wait for those before them.')) c(name, fine, advice),
     lateral tallybook._finding(c.name, (select d.items from found d where d.name = c.name), c.fine, c.advice) f;
 
@@ -77,17 +77,17 @@ begin
                       order by k.died_at desc limit 1000) x
                group by x.task) d),
     'no job has died since yesterday',
-    'See why with `tallybook dead list`, mend it, then `tallybook dead retry` or `tallybook dead drop`.',
+    'Find the cause with `tallybook dead list`, fix it, then run `tallybook dead retry` or `tallybook dead drop`.',
     jsonb_build_object('last_day', v_dead, 'last_hour', v_last_hour, 'at_most', 1000));
   return query select * from tallybook._finding('breakers', (
       select jsonb_agg(jsonb_build_object('level', 'note', 'name', b.name, 'state', b.state, 'open_until', b.open_until,
                                           'changed_at', b.changed_at,
-                         'text', format('the breaker %s is %s for %s, and holds %s jobs', to_json(b.name), b.state,
+                         'text', format('breaker %s has been %s for %s and holds %s jobs', to_json(b.name), b.state,
                                         tallybook._ago(p_at - b.changed_at),
                            (select case when count(*) = 1001 then 'more than 1000' else count(*)::text end
                               from (select from tallybook.concurrency_line c where c.name = b.name limit 1001) c)))
                                    order by b.changed_at, b.name)
         from tallybook.breaker_state b where b.state <> 'closed'),
-    'no breaker is open', 'What it guards fails. Once it works again one job finds out by itself, sooner with '
+    'no breaker is open', 'The service behind it fails. A probe closes the breaker when it works again; sooner: '
                           '`tallybook breaker close`.');
 end $$;

@@ -1,5 +1,4 @@
--- _doctor_roles(): whether the roles on record have the rights of _rights. Looks at grants alone, so a right that
--- PUBLIC has is none.
+-- _doctor_roles(): whether the recorded roles have the rights of _rights. Only grants count, not the rights of PUBLIC.
 -- rights: operator
 create or replace function tallybook._doctor_roles()
 returns table (name text, level text, finding text, advice text, details jsonb) language sql stable
@@ -7,7 +6,7 @@ returns table (name text, level text, finding text, advice text, details jsonb) 
 as $$
   select * from tallybook._finding('roles', (
       select jsonb_agg(jsonb_build_object('level', 'warning', 'text', x.text) order by x.text) from (
-        select format('role %s is on record and not in this cluster', k.name) as text
+        select format('role %s is recorded and does not exist in this cluster', k.name) as text
           from tallybook.role k where not exists (select from pg_roles r where r.rolname = k.name)
         union all
         select format('%s may not use %s', k.name, p.oid::regprocedure)
@@ -30,7 +29,7 @@ as $$
           from tallybook._rights() g join pg_proc p on p.pronamespace = 'tallybook'::regnamespace and p.proname = g.name
          where g.kind = 'definer' and g.roles <> '{}' and not p.prosecdef and exists (select from tallybook.role)) x),
     case when exists (select from tallybook.role) then 'every role has its rights'
-         else 'no roles are in use: whoever may use the schema may do all' end,
-    'As the owner of the schema: `tallybook roles`.', jsonb_build_object('roles',
+         else 'no roles are in use: every user of the schema has all rights' end,
+    'Run as the owner of the schema: `tallybook roles`.', jsonb_build_object('roles',
         (select jsonb_agg(k.name order by k.kind) from tallybook.role k)))
 $$;

@@ -1,4 +1,4 @@
--- _doctor_settings(): settings of the server and of this session that can lose jobs, or stop them.
+-- _doctor_settings(): settings of the server and of this session that can lose or block jobs.
 -- rights: operator, as the caller
 create or replace function tallybook._doctor_settings()
 returns table (name text, level text, finding text, advice text, details jsonb) language sql stable
@@ -10,15 +10,15 @@ as $$
                'do', format('%s = %s (it comes from: %s).', s.name, v.wanted, s.source)) order by v.n)
         from (values (1, 'problem', 'fsync', '{on}'::text[], 'on', 'a crash of the machine can destroy the database'),
                      (2, 'problem', 'default_transaction_read_only', '{off}', 'off',
-                      'no job can be put in by sessions like this one'),
+                      'sessions like this one cannot enqueue'),
                      (3, 'warning', 'full_page_writes', '{on}', 'on', 'a crash of the machine can destroy pages'),
                      (4, 'warning', 'synchronous_commit', '{on,local,remote_write,remote_apply}', 'on',
-                      'a crash can lose jobs that were put in, and ends of jobs'),
+                      'a crash can lose enqueued jobs and recorded ends'),
                      (5, 'note', 'default_transaction_isolation', '{read committed}', 'read committed',
                       'claim and retry refuse every other level'))
              v(n, level, name, fine, wanted, why)
         join pg_settings s on s.name = v.name and s.setting <> all (v.fine)),
-    'nothing is set that could lose or stop jobs', 'Set, for the server, the database or the role:',
+    'no setting can lose or block jobs', 'Set, for the server, the database or the role:',
     (select jsonb_object_agg(s.name, s.setting) from pg_settings s
       where s.name in ('synchronous_commit', 'idle_in_transaction_session_timeout', 'max_prepared_transactions', 'jit',
                        'wal_level', 'hot_standby_feedback',

@@ -1,7 +1,6 @@
--- _doctor_storage(): how large the schema is, dead rows of the tables that are updated, autovacuum, the age of
--- transaction ids.
+-- _doctor_storage(): the size of the schema, dead rows, autovacuum, the age of transaction ids.
 --
--- Sizes of files and the server's own statistics: nothing is read that grows with history.
+-- Reads file sizes and the server's statistics only, so its cost does not grow with history.
 -- rights: operator, as the caller
 create or replace function tallybook._doctor_storage()
 returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable
@@ -15,7 +14,7 @@ begin
           sum(pg_total_relation_size(c.oid)) as bytes
             from pg_class c where c.relnamespace = 'tallybook'::regnamespace and c.relkind = 'r' group by 1) t;
   return query select * from tallybook._finding('size', null,
-    (select format('%s in %s tables; the largest: %s. How much of the disk is free cannot be asked of PostgreSQL: '
+    (select format('%s in %s tables; the largest: %s. PostgreSQL does not know the free disk space: '
                    'watch it on the server',
                    pg_size_pretty(sum((t ->> 'bytes')::numeric)), count(*),
                    string_agg(format('%s %s', t ->> 'table', pg_size_pretty((t ->> 'bytes')::numeric)), ', '
@@ -33,8 +32,8 @@ begin
                'do', format('vacuum %s;', s.relid::regclass)) order by s.n_dead_tup desc)
         from pg_stat_user_tables s
        where s.schemaname = 'tallybook' and s.n_dead_tup > 10000 and s.n_dead_tup > 2 * s.n_live_tup),
-    'no table has more dead rows than it should',
-    'Autovacuum does not keep up, is switched off, or may not remove them: see horizon and autovacuum. Then:');
+    'no table has too many dead rows',
+    'Autovacuum is too slow or off, or cannot remove them: see horizon and autovacuum. Then:');
 
   return query select * from tallybook._finding('autovacuum', (
       select jsonb_agg(jsonb_build_object('level', x.level, 'text', x.text, 'do', x.command) order by x.n, x.text)
@@ -64,7 +63,7 @@ begin
     (select format('the oldest transaction id is %s transactions old, of 2 billion that are possible',
                    age(d.datfrozenxid))
        from pg_database d where d.datname = current_database()),
-    'Autovacuum freezes old rows in time unless somebody pins the horizon (see there), or it is off or too slow; at 2 '
+    'Autovacuum freezes old rows in time unless something pins the horizon (see there), or it is off or too slow. At 2 '
     'billion the server stops writing. As owner:',
     jsonb_build_object('autovacuum_freeze_max_age', v_freeze));
 end $$;

@@ -1,10 +1,9 @@
--- _doctor_workers(at): workers that are silent or gone, jobs that run for long, workers older than the schema,
--- connections.
+-- _doctor_workers(at): silent and lost workers, long running jobs, workers older than the schema, connections.
 -- rights: operator
 create or replace function tallybook._doctor_workers(p_at timestamptz)
 returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable
 -- profile: nojit
-set plan_cache_mode = force_generic_plan  -- a plan made anew costs more than it gains
+set plan_cache_mode = force_generic_plan  -- planning again costs more than it gains
 as $$
 declare
   v_live bigint; v_used bigint; v_most int := current_setting('max_connections')::int; v_share numeric;
@@ -16,8 +15,8 @@ begin
                          'text', format('worker %s (%s) %s', to_json(w.name), w.id, x.what)) order by w.id)
         from tallybook.worker w,
              lateral (select case when w.seen_at = '-infinity'
-                      then 'was stopped, and what it left open is not given back yet'
-                                  when w.seen_at < p_at - w.lease then format('is silent for %s, its lease is %s',
+                      then 'was stopped, and its open jobs have not been returned yet'
+                                  when w.seen_at < p_at - w.lease then format('has been silent for %s; its lease is %s',
                                       tallybook._ago(p_at - greatest(w.seen_at, w.started_at)), tallybook._ago(w.lease))
                                   when w.session and not exists (
                                     select from pg_locks k join pg_database d on d.oid = k.database
@@ -28,19 +27,19 @@ begin
        where w.ended_at is null and x.what is not null),
       case when v_live = 0 then '[{"level": "note", "text": "no worker lives"}]'::jsonb end),
     format('%s live', case v_live when 1 then '1 worker' else v_live || ' workers' end),
-    'Jobs of a dead worker go back in line once another one has looked twice. If none lives, start one: `tallybook '
-    'worker`. If it is frozen (kill -CONT) or cut off, '
-    'mend that, or end its process: its jobs stay exact either way.', jsonb_build_object('live', v_live));
+    'Another worker returns the jobs of a dead one within seconds. If there is none, start one: `tallybook '
+    'worker`. If it is frozen (kill -CONT) or disconnected, '
+    'repair that, or end its process. No job is lost in either case.', jsonb_build_object('live', v_live));
 
   return query select * from tallybook._finding('running', (
       select jsonb_agg(jsonb_build_object('level', 'note', 'job_id', r.job_id, 'task', r.task, 'worker', r.worker,
                                           'started_at', r.started_at,
-                         'text', format('job %s (%s) runs for %s on %s', r.job_id, r.task,
+                         'text', format('job %s (%s) has been running for %s on %s', r.job_id, r.task,
                                         tallybook._ago(p_at - r.started_at), r.worker)) order by r.started_at)
         from tallybook.running(100) r where r.started_at < p_at - interval '1 hour'),
-    'no job runs for longer than 1 h',
-    'If that is not what it should take: `tallybook job cancel ID` asks it to stop, and a `timeout` at its task ends '
-    'the next one in time.');
+    'no job has been running for longer than 1 h',
+    'If that is too long, `tallybook job cancel ID` asks it to stop, and a `timeout` of its task ends '
+    'later ones in time.');
 
   return query select * from tallybook._finding('releases', (
       select jsonb_agg(jsonb_build_object('level', 'note', 'worker_id', w.id, 'worker', w.name, 'started_at',
@@ -48,8 +47,8 @@ begin
                          'text', format('worker %s was started before the schema was migrated', to_json(w.name)))
                          order by w.id)
         from tallybook.worker w, tallybook.installation i where w.ended_at is null and w.started_at < i.migrated_at),
-    'no worker is older than the schema',
-    'It works on with the functions of its release, which are kept for it. Restart it on the new release when it suits '
+    'no worker was started before the last migration',
+    'It continues with the functions of its release, which are kept. Restart it with the new release when it suits '
     'you.');
 
   select sum(d.numbackends) into v_used from pg_stat_database d;
@@ -58,7 +57,7 @@ begin
       jsonb_build_array(jsonb_build_object('level', case when v_share >= 0.95 then 'problem' else 'warning' end,
                                            'text', format('%s of %s connections are taken', v_used, v_most))) end,
     format('%s of %s connections are taken', v_used, v_most),
-    'Who comes next is refused. Make pools smaller (a worker keeps 5 connections, and one for each atomic task that '
+    'New connections may be refused. Make pools smaller (a worker keeps 5, and one for each atomic task that '
     'runs), put a pooler before the server, or raise max_connections.',
     jsonb_build_object('used', v_used, 'max', v_most, 'reserved',
                        current_setting('superuser_reserved_connections')::int, 'of_live_workers_about', 5 * v_live));

@@ -1,15 +1,14 @@
--- doctor(about): looks at the database and says, check by check, what was found and what to do. One row a check.
+-- doctor(about): check the database. Returns one row per check.
 --
---   about   one group of checks: horizon, storage, settings, workers, queues, maintenance, counters, roles;
---           null: all of them
--- Returns name: the check; level: ok, note (good to know), warning (will hurt), problem (hurts now); finding:
---           what was found; advice: what to do, null where nothing is to be done; details: the same for programs, the
---           first 20 things found and how many there are.
--- counters reads all of the history that is kept; without being asked for it is looked at only where the ledgers are
--- below 64 MB. Nothing else reads history. A group that cannot be looked at (a right, a lock) is a row of its own, and
--- no error; set a statement_timeout, which is one. What the server hides from those without pg_monitor is not guessed:
--- the finding says so. What the server itself shows is read with the caller's rights. Errors: TB005 a group that there
--- is not. Reads all small tables, and PostgreSQL's own views; writes nothing.
+--   about   one group of checks: horizon, storage, settings, workers, queues, maintenance, counters, roles; null: all
+-- Returns name: the check; level: ok, note (good to know), warning (will cause trouble), problem (causes trouble now);
+--           finding; advice: what to do, or null; details: the same for programs, with the first 20 items and their
+--           number.
+-- The group counters reads the whole history; with about = null it runs only if the ledgers are below 64 MB. No other
+-- group reads history. A group that cannot be checked (a right, a lock) becomes a row instead of an error, unless the
+-- statement_timeout ends it. If the server hides something without pg_monitor, the finding mentions it. The server's
+-- own views are read with the caller's rights. Errors: TB005 an unknown group. Reads all small tables and PostgreSQL's
+-- views; writes nothing.
 -- rights: operator, as the caller
 create or replace function tallybook.doctor(about text default null, at timestamptz default clock_timestamp())
 returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable as $$
@@ -17,8 +16,8 @@ declare
   v_group text; v_groups text[] := '{horizon,storage,settings,workers,queues,maintenance,counters,roles}';
 begin
   if doctor.about <> all (v_groups) then
-    raise exception 'the doctor knows nothing about %', to_json(doctor.about)
-      using errcode = 'TB005', hint = 'About one of ' || array_to_string(v_groups, ', ') || '.';
+    raise exception 'the doctor has no checks about %', to_json(doctor.about)
+      using errcode = 'TB005', hint = 'It has checks about ' || array_to_string(v_groups, ', ') || '.';
   end if;
   foreach v_group in array case when doctor.about is null then v_groups else array[doctor.about] end loop
     begin
@@ -33,16 +32,16 @@ begin
         when 'roles' then return query select * from tallybook._doctor_roles();
       end case;
     exception when others then
-      return query select v_group, 'note'::text, format('could not be looked at: %s', sqlerrm),
-        case when sqlstate = '42501' then 'Ask as a user with the role operator, or as the owner of the schema.'::text
-             else 'Ask again; if it stays, ask as the owner of the schema.' end,
+      return query select v_group, 'note'::text, format('could not be checked: %s', sqlerrm),
+        case when sqlstate = '42501' then 'Run it as a user with the role operator, or the owner of the schema.'::text
+             else 'Run it again; if that fails, too, run it as the owner of the schema.' end,
                jsonb_build_object('sqlstate', sqlstate);
     end;
   end loop;
 end $$;
 
--- _finding(name, items, fine, advice, details): the row of one check. items: [{"level", "text", "do"}], worst first; do
--- is a command that mends this one. No items: it is ok, and the finding is `fine`.
+-- _finding(name, items, fine, advice, details): the row of one check. items: [{"level", "text", "do"}], worst first. do
+-- is a command that fixes the item. Without items the level is ok and the finding is `fine`.
 -- rights: operator, as the caller
 create or replace function tallybook._finding(p_name text, p_items jsonb, p_fine text, p_advice text,
   p_details jsonb default '{}')
@@ -61,7 +60,7 @@ returns table (name text, level text, finding text, advice text, details jsonb) 
             from jsonb_array_elements(coalesce(p_items, '[]')) with ordinality i(item, n)) f
 $$;
 
--- _ago(duration): a duration for people, with one unit.
+-- _ago(duration): format a duration for people, with one unit.
 -- rights: operator, as the caller
 create or replace function tallybook._ago(p_time interval) returns text language sql immutable as $$
   select case when s.s < 120 then floor(s.s) || ' s' when s.s < 7200 then floor(s.s / 60) || ' min'

@@ -1,21 +1,21 @@
--- trace(subject, unique_key, links, job, task, max_events, newest_first): all that happened for one thing, across
--- queues, in order.
+-- trace(subject, unique_key, links, job, task, max_events, newest_first): list the events of one thing over all queues,
+-- in order of time.
 --
--- Exactly one of the first four says what:
---   subject     the jobs that this subject has had
---   unique_key  the jobs that have had this unique key
---   links       the jobs that have all of these links: {"submission": 42}
+-- Pass exactly one of:
+--   subject     the jobs of this subject
+--   unique_key  the jobs with this unique key
+--   links       the jobs with all of these links: {"submission": 42}
 --   job         one job
--- and besides:
---   task          of this task only; null: of all
---   max_events    the newest so many, 1 to 10,000
---   newest_first  the other way round; the events are the same
--- event: enqueued, scheduled (details.run_at says for when), waiting, started, completed, failed, snoozed, moved (put
--- aside, or held, before it started), lost (its worker died), cancelling (asked for, not carried out yet), cancelled,
--- dead, retried (by a person). details has what an event of this kind has: args of enqueued, and of started where they
--- have changed; a result; a reason. error: of failed, lost, dead.
--- What has left the history is not in it. Of more than 1,000 jobs the newest 1,000.
--- Errors: TB005 nothing or several things named, a number out of range, more than 10,000 jobs with these links.
+-- and optionally:
+--   task          only this task; null: all
+--   max_events    the newest events, 1 to 10,000
+--   newest_first  reverse the order; the events are the same
+-- event: enqueued, scheduled (details.run_at is the time), waiting, started, completed, failed, snoozed, moved (set
+-- aside or held before it started), lost (its worker died), cancelling (requested, not done yet), cancelled, dead,
+-- retried (by a person). details depends on the event: the args of enqueued, and of started if they have changed; a
+-- result; a reason. error: of failed, lost, dead.
+-- Deleted history is not in it. Of more than 1,000 jobs the newest 1,000 are used.
+-- Errors: TB005 none or several of the four, a number out of range, more than 10,000 jobs with these links.
 -- Reads unique_key, subject_job, entry, claim, outcome, scheduled, waiting, dead, tombstone, worker, by indexes only.
 -- rights: operator
 create or replace function tallybook.trace(subject text default null, unique_key text default null,
@@ -30,14 +30,14 @@ declare
   v_jobs bigint[];
 begin
   perform tallybook._refuse(num_nonnulls(trace.subject, trace.unique_key, trace.links, trace.job) <> 1,
-            'trace needs one thing to follow', 'Name a subject, a unique_key, links or a job.');
+            'trace needs exactly one thing to follow', 'Pass a subject, a unique_key, links or a job.');
   perform tallybook._check_range('max_events', max_events::text, max_events between 1 and 10000,
-                                 'It goes from 1 to 10000.');
+                                 'It must be from 1 to 10000.');
   if trace.links is not null then
     perform tallybook._check_links(trace.links);
     v_jobs := array(select l from tallybook._linked(trace.links, 10001) l);
     perform tallybook._refuse(cardinality(v_jobs) > 10000, 'more than 10,000 jobs have these links',
-              'Name one more link that they have, or look at fewer by a query of your own.');
+              'Pass one more link, or query fewer jobs yourself.');
   else
     v_jobs := case when trace.job is not null then array[trace.job]
                    else tallybook._of_name(trace.subject, trace.unique_key, trace.task) end;
@@ -52,8 +52,8 @@ begin
    order by case when newest_first then f.back else -f.back end;
 end $$;
 
--- _of_name(subject, unique_key, task): the jobs that a subject or a unique key has had, the newest 1000 of each task,
--- whatever their task, or of one task. From task to task by the index.
+-- _of_name(subject, unique_key, task): the jobs of a subject or a unique key, the newest 1000 of each task,
+-- of one task or of all. Goes from task to task by the index.
 create or replace function tallybook._of_name(p_subject text, p_key text, p_task text) returns bigint[]
 language plpgsql stable
 -- profile: hot
@@ -78,8 +78,8 @@ begin
   return array(select distinct j from unnest(v_jobs) j);
 end $$;
 
--- _trace_job(job_id, most): the events of one job, from its newest attempts, so many; in no order. place: their order
--- within one instant.
+-- _trace_job(job_id, most): the events of one job from its newest attempts, at most `most`, unordered. place: the order
+-- within one moment.
 create or replace function tallybook._trace_job(p_job_id bigint, p_most int)
 returns table (at timestamptz, job_id bigint, queue text, task text, attempt int, place int, event text, worker text,
   details jsonb, error jsonb)
@@ -104,7 +104,7 @@ begin
                                  from tallybook._claim_of(e.lane_id, e.retention, e.xid, e.seq) x
                                   where x.lease is not null) c on true) t
   ), now as materialized (select n.* from tallybook._job_place(p_job_id) n)
-  -- Put in: as the oldest record has it.
+  -- Enqueued: as in the oldest record.
   select f.enqueued_at, p_job_id, f.queue, f.task, 1, 0, 'enqueued', null::text, jsonb_build_object('args', f.args),
          null::jsonb
     from (select t.enqueued_at, t.queue, t.task, t.args, t.attempt from tries t
@@ -133,7 +133,7 @@ begin
              case when t.state <> 'cancelled' then t.error end
        where t.state is not null) k
   union all
-  -- Where it is now, if that is not told by an attempt.
+  -- Where it is now, if no attempt shows it.
   select case n.place when 'scheduled' then coalesce((select max(t.ended_at) from tries t), n.enqueued_at)
          else n.since end, p_job_id, n.queue, n.task,
          n.attempt, 5, n.place, null,
@@ -151,7 +151,7 @@ begin
     from now n, lateral tallybook._cancel_of(p_job_id, n.attempt) x
    where n.state is null and n.place <> 'dead'
   union all
-  -- A subject's job of which nothing else is left.
+  -- A subject's job of which only this is left.
   select s.ended_at, p_job_id, s.queue, s.task, coalesce(s.attempts, 1), 7, case s.ended_as when 'completed'
          then 'completed' else 'dead' end, null,
          jsonb_build_object('reason', s.ended_as, 'args', s.args), s.error

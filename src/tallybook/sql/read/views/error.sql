@@ -1,7 +1,7 @@
--- error: every failure of every job, as it is on record: what failed, when, why. As long as the history of its job is
--- kept, or as long as its queue's error_retention says: what stays longer than its job was copied into error_kept.
--- Newest first by index:
--- "order by ended_at desc limit 50". One state each, since the index of what did not complete goes by state.
+-- error: every recorded failure: job, time, error. It is kept as long as the history of its job, or as long as its
+-- queue's error_retention; if that is longer, it was copied into error_kept.
+-- Newest first by index: "order by ended_at desc limit 50". One branch per state, because the index of outcomes that
+-- are not completed begins with the state.
 -- rights: operator; reader (ended_at, queue, task, job_id, attempt, state, type)
 create or replace view tallybook.error as
 select o.ended_at, coalesce((o.kept).queue, l.queue) as queue, coalesce((o.kept).task, e.task) as task,
@@ -21,4 +21,4 @@ select o.ended_at, coalesce((o.kept).queue, l.queue) as queue, coalesce((o.kept)
   left join tallybook.queue q on q.name = coalesce((o.kept).queue, l.queue)
  where coalesce(o.ended_at > now() - q.error_retention, (o.kept).queue is null)
    and coalesce((o.kept).task, e.task) is not null;
-comment on view tallybook.error is 'Every failure on record: what, when, why. Newest first by index.';
+comment on view tallybook.error is 'Every recorded failure. Newest first by index.';

@@ -1,10 +1,9 @@
--- job: every job of every state, with plain columns. For people, pages and debugging; a look-up by id uses indexes
+-- job: every job of every state, with plain columns, for people, pages and debugging. A look-up by id uses indexes
 -- only.
 --
--- A job is where it is: in scheduled, in dead, or its newest entry, whose state follows from the claims and the
--- outcome. attempts is how often it was started. unserved: its task is known to no worker that lives.
--- updated_at: since when it is in its state; last_attempt_at: when it was last started. Both are looked for where the
--- row does not have them, and only for a query that selects them.
+-- A job is in scheduled, in dead, or it is its newest entry, whose state follows from the claims and the outcome.
+-- attempts counts its starts. unserved: no live worker knows its task. updated_at: since when it is in its state;
+-- last_attempt_at: its last start. Both are computed only for a query that selects them.
 -- rights: operator; reader (id, queue, task, state, priority, attempt, attempts, failures, crashes, max_attempts,
 --   enqueued_at, run_at, started_at, ended_at, worker_id, worker, unserved, expires_at, progress,
 --   updated_at, last_attempt_at)
@@ -37,9 +36,9 @@ select j.job_id as id, j.queue, j.task, j.state, j.priority, j.args, j.headers, 
                            then 'the breaker of %s is open' else 'the permits of the limit %s are taken' end,
                       to_json(a.options ->> 'held'))
              when a.fair_key is not null then
-               format('the turn of %s among the keys of its queue has not come', to_json(a.fair_key))
+               format('the turn of its fair key %s has not come', to_json(a.fair_key))
              when a.order_key is null then tallybook._waits_for(a.job_id)
-             else format('another job with the order key %s is before it', to_json(a.order_key)) end) as reason,
+             else format('another job with order key %s is before it', to_json(a.order_key)) end) as reason,
            a.errors, false as unserved,
            coalesce(a.order_key, case when a.place = 'waiting' then a.options #>> '{parents,order_key}' end)
              as order_key, a.expires_at, null::jsonb as result, a.options,
@@ -63,7 +62,7 @@ select j.job_id as id, j.queue, j.task, j.state, j.priority, j.args, j.headers, 
            coalesce(o.ended_at, c.claimed_at, t.created_at, greatest(e.run_at, e.enqueued_at))
       from tallybook.entry e
       join tallybook.lane l on l.lane_id = e.lane_id
-      left join lateral (  -- one at a time: a join reads all outcomes while the planner does not know how many they are
+      left join lateral (  -- one at a time: a join reads all outcomes while the planner has no statistics
         select o.state, o.error, o.ended_at, o.result from tallybook.outcome o
          where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq limit 1) o on true
       left join lateral (select t.cancelled, t.reason, t.created_at from tallybook.tombstone t
@@ -75,8 +74,8 @@ select j.job_id as id, j.queue, j.task, j.state, j.priority, j.args, j.headers, 
       left join tallybook.worker w on w.id = c.worker_id
      where (o.state is null or o.state in ('completed', 'cancelled'))
        and (o.state is distinct from 'cancelled' and t.cancelled is not true
-            -- Scalar, with a limit: "not exists" is hashed, with all rows of these tables, where the planner takes them
-            -- for small.
+            -- Scalar, with a limit: "not exists" is hashed with all rows of these tables if the planner takes them
+            -- for small ones.
             or coalesce(
               (select false from tallybook.entry n where n.job_id = e.job_id and n.attempt > e.attempt limit 1),
               (select false from tallybook.scheduled n where n.job_id = e.job_id limit 1),

@@ -1,7 +1,7 @@
--- queue_stats: the counters for people, per queue. They cost the same at any size: see counts.
+-- queue_stats: the counters of each queue. Their cost does not depend on the number of jobs: see counts.
 --
---   oldest     since when the next job of the queue's lines could run. It is looked for at the head of each line only
---   unserved   those in line whose task, or its version, no living worker knows; such have lines of their own
+--   oldest     since when the next job of the queue's lines could run; only the head of each line is checked
+--   unserved   jobs in line whose task or version no live worker knows; they have lines of their own
 -- rights: operator, reader, metrics
 create or replace view tallybook.queue_stats as
 select c.queue, c.scheduled, c.retrying, c.waiting, c.available, c.running, c.dead, c.completed, c.failed, c.cancelled,
@@ -25,4 +25,4 @@ select c.queue, c.scheduled, c.retrying, c.waiting, c.available, c.running, c.de
           left join (tallybook._counted() n join tallybook.lane l on l.lane_id = n.lane_id) on l.queue = q.name
          group by q.name, q.paused_at, q.paused_by) c;
 comment on view tallybook.queue_stats is
-  'Per queue: how many jobs are in which state, how many have ended how, since when the oldest in line could run.';
+  'Per queue: jobs by state, ends by kind, and since when the oldest job in line could run.';

@@ -1,4 +1,4 @@
--- services: the maintenance that any worker runs: how often, and when it ran last.
+-- services: the maintenance services: interval and last run.
 -- rights: operator, reader
 create or replace view tallybook.services as select * from tallybook.service;
-comment on view tallybook.services is 'Maintenance that any worker runs.';
+comment on view tallybook.services is 'The maintenance services, which any worker runs.';

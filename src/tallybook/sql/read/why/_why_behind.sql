@@ -1,8 +1,8 @@
--- _why_behind(place): how many jobs go before one that stands in line, and whether its line is one that nobody walks.
--- For why; part of its answer.
+-- _why_behind(place): how many jobs are before a job in line, and whether no worker can claim from its line. A part of
+-- why.
 --
--- Counted from the lane's cursor on, as a claim would take them (see _take): former holes first, then the window, then
--- what comes after. Cancelled ones count as well. Reads lane, claim, entry, installation.
+-- Counts from the lane's cursor on, in the order of claims (see _take): former holes, then the window, then the rest.
+-- Cancelled jobs count as well. Reads lane, claim, entry, installation.
 create or replace function tallybook._why_behind(w record) returns setof tallybook._reason
 language plpgsql stable
 -- profile: nested
@@ -12,13 +12,13 @@ declare
 begin
   if w.retired or tallybook._is_foreign_cluster(false) then
     return query
-    select 'not_rebased', 'The database has moved to another cluster, and this job is not brought over yet: a worker '
-                          'does that as it starts, and every few seconds.', '{}'::jsonb, 0;
+    select 'not_rebased', 'The database has moved to another cluster, and this job has not been moved yet. A worker '
+                          'does that when it starts, and every few seconds.', '{}'::jsonb, 0;
     return;
   end if;
   if w.xid = pg_current_xact_id_if_assigned() then
     return query
-    select 'uncommitted', 'This very transaction has put it in line, and has not committed.', '{}'::jsonb, 1;
+    select 'uncommitted', 'This transaction has enqueued it and has not committed.', '{}'::jsonb, 1;
     return;
   end if;
   select * into c from tallybook._cursor_of(w.lane_id);
@@ -27,8 +27,8 @@ begin
                              10000);
   if w.xid = any (c.holes) then
     return query
-    select 'late_commit', format('Its transaction committed after its line had moved on: it is taken with the next '
-                                 'part of it, after %s.', tallybook._others(v_own)),
+    select 'late_commit', format('Its transaction committed after later jobs were claimed. It is claimed with the next '
+                                 'part of its line, after %s.', tallybook._others(v_own)),
            jsonb_build_object('transaction', w.xid::text, 'before', v_own), 2;
     return;
   end if;
@@ -41,14 +41,14 @@ begin
   end loop;
   return query
   select 'behind', format('It is behind %s in its line%s.', tallybook._others(v_own),
-           case when v_lower > 0 then format(', and behind %s in its queue whose priority number is lower than its %s',
+           case when v_lower > 0 then format(', and behind %s in its queue with a lower priority number than its %s',
                                              tallybook._others(v_lower), w.priority) end),
          tallybook._counted_before(v_own) || jsonb_build_object('of_lower_priority', v_lower, 'priority', w.priority)
            || case when v_lower >= 10000 then '{"more": true}' else '{}'::jsonb end, 3
    where v_own + v_lower > 0;
 end $$;
 
--- _before(lane, phase, xid, seq, most): how many entries claims take before this one, from where its lane's cursor is.
+-- _before(lane, phase, xid, seq, most): count the entries between the lane's cursor and this one, in claim order.
 create or replace function tallybook._before(p_lane_id int, p_phase int, p_xid xid8, p_seq bigint, p_most int)
 returns bigint language plpgsql stable
 -- profile: nested

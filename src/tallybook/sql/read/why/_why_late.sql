@@ -1,4 +1,4 @@
--- _why_late(place, at): why a job's time has not come, where that is why it does not run. For why; part of its answer.
+-- _why_late(place, at): why a job's time has not come, if that is why it does not run. A part of why.
 create or replace function tallybook._why_late(w record, p_at timestamptz) returns setof tallybook._reason
 language plpgsql stable
 -- profile: hot
@@ -6,14 +6,14 @@ as $$
 declare
   v_run_at timestamptz := w.run_at; v_last text; v_other timestamptz; v_at text;
 begin
-  if w.unique_key is not null then  -- a conflict of keys may have given it another time
+  if w.unique_key is not null then  -- an enqueue with its key may have changed its time
     select a.run_at into v_other from tallybook.amendment a where a.job_id = w.job_id;
     v_run_at := coalesce(v_other, v_run_at);
   end if;
   v_at := tallybook._moment(v_run_at);
   if w.place = 'entry' then
     return query
-    select 'postponed', format('An enqueue with its unique key has put it off to %s.', v_at),
+    select 'postponed', format('A later enqueue with its unique key moved it to %s.', v_at),
            jsonb_build_object('until', v_run_at), 1 where v_other > p_at;
     return;
   end if;
@@ -21,26 +21,26 @@ begin
     from tallybook._newest(w.job_id) e, tallybook._outcome_of(e.retention, e.xid, e.seq) o;
   if v_run_at <= p_at then
     return query
-    select 'service_pending', format('It is due since %s: a worker puts it in line at its next look.', v_at),
+    select 'service_pending', format('It has been due since %s. A worker moves it to its line within seconds.', v_at),
            jsonb_build_object('service', 'promote', 'due_at', v_run_at, 'last_run_at',
                               (select s.last_run_at from tallybook.service s where s.name = 'promote')), 1;
   elsif w.options ? 'turn' and v_last = 'snoozed' then
     return query select * from tallybook._why_rate(w.options ->> 'turn', v_run_at, p_at, 1);
   elsif w.failures > 0 and v_last = 'failed' then
     return query
-    select 'retrying', format('It is tried again at %s, after failure %s%s.', v_at, w.failures,
+    select 'retrying', format('It is retried at %s, after failure %s%s.', v_at, w.failures,
                               ': ' || left(w.error ->> 'message', 200)),
            jsonb_build_object('until', v_run_at, 'failures', w.failures, 'error', w.error - 'traceback'), 1;
   else
     return query
     select 'not_due', format('It is not due before %s%s.', v_at,
-                             case when v_last = 'snoozed' then ': its handler has put it off' end),
+                             case when v_last = 'snoozed' then ': its handler returned Snooze' end),
            jsonb_build_object('until', v_run_at, 'after', v_last), 1;
   end if;
 end $$;
 
--- _why_rate(key, run_at, at, place): who waits for its turn at a rate limit: behind how many, and whether the key was
--- pushed.
+-- _why_rate(key, run_at, at, place): a job waits for its turn at a rate limit: behind how many, and whether the key was
+-- pushed back.
 create or replace function tallybook._why_rate(p_key text, p_run_at timestamptz, p_at timestamptz, p_place int)
 returns setof tallybook._reason language plpgsql stable
 -- profile: hot
@@ -49,7 +49,7 @@ begin
   return query
   select 'rate_limit', format('Its turn at the rate limit %s comes at about %s, behind %s%s.', to_json(p_key),
                               tallybook._moment(p_run_at), tallybook._others(b.n),
-                              '; the key was pushed to ' || tallybook._moment(s.pushed_to)),
+                              '; the key is closed until ' || tallybook._moment(s.pushed_to)),
          jsonb_build_object('key', p_key, 'rule', r.name, 'calls', r.most, 'per', r.per, 'until', p_run_at,
                             'pushed_to', s.pushed_to) || tallybook._counted_before(b.n), p_place
     from (select count(*) as n from (

@@ -1,7 +1,7 @@
--- _why_start(place, at): what would keep a job from starting once it is claimed: its expiry, its limits, its order key,
--- a producer. For why; part of its answer.
+-- _why_start(place, at): what would prevent a start after the claim: its expiry, its limits, its order key, a producer.
+-- A part of why.
 --
--- What it is told when it asks for its start may be another thing: these stand as they are now. Reads what why reads.
+-- The answer at the start can differ, because limits change until then. Reads what why reads.
 create or replace function tallybook._why_start(w record, p_at timestamptz) returns setof tallybook._reason
 language plpgsql stable
 -- profile: nested
@@ -11,7 +11,7 @@ declare
 begin
   if w.expires_at <= greatest(p_at, case when w.place = 'scheduled' then w.run_at end) then
     return query
-    select 'expired', format('No attempt starts after its expires_at, %s: whoever comes to it makes it a dead letter.',
+    select 'expired', format('It expired at %s, so it does not start. The next claim makes it a dead letter.',
                              tallybook._moment(w.expires_at)), jsonb_build_object('since', w.expires_at), 1;
     return;
   end if;
@@ -21,14 +21,14 @@ begin
   for v_key in select distinct n from jsonb_array_elements_text(coalesce(w.options -> 'limits', '[]')
                                                                 || tallybook._wide_limits(w.queue, w.task)) n
                                                                 order by n loop
-    -- told already
+    -- already in the answer
     continue when v_key = w.options ->> 'held' or w.place = 'scheduled' and v_key = w.options ->> 'turn';
     return query select x.* from tallybook._why_permit(v_key, p_at, 3) x
                   where not exists (
                     select from tallybook.concurrency_holder h where h.name = v_key and h.job_id = w.job_id);
     if exists (select from tallybook._limit_of('rate', v_key)) then
       v_next := (select s.next_at from tallybook.rate_state s where s.name = v_key);
-      if not coalesce(w.options ? 'turn', false) then  -- who comes anew goes behind those who wait
+      if not coalesce(w.options ? 'turn', false) then  -- a new job goes behind the waiting ones
         v_next := greatest(v_next, (select x.run_at from tallybook.scheduled x where x.options ? 'turn'
                                     and x.options ->> 'turn' = v_key order by x.run_at desc limit 1));
       end if;
@@ -38,13 +38,13 @@ begin
     elsif not exists (select from tallybook._limit_of('concurrency', v_key))
           and not exists (select from tallybook._limit_of('breaker', v_key)) then
       return query
-      select 'unknown_limit', format('It names the limit %s, and there is none: it fails when it is started.',
+      select 'unknown_limit', format('It names the limit %s, which does not exist. It will fail when it starts.',
                                      to_json(v_key)), jsonb_build_object('key', v_key), 3;
     end if;
   end loop;
   if w.unique_key is not null and (tallybook._amendment_state(w.job_id, w.task, tallybook._crowd())).busy then
     return query
-    select 'busy', 'A producer''s open transaction changes it or relies on it, or does so with hundreds of jobs of its '
-                   'task: it starts when that has ended.', '{}'::jsonb, 4;
+    select 'busy', 'An open transaction of a producer changes it or depends on it, or on hundreds of jobs of its '
+                   'task. It starts when that transaction has ended.', '{}'::jsonb, 4;
   end if;
 end $$;

@@ -1,7 +1,6 @@
--- _why_unserved(place, at): whether the queue is paused, and whether anybody is there who would run this job. For why;
--- part of its answer.
+-- _why_unserved(place, at): whether the queue is paused, and whether a live worker would run this job. A part of why.
 --
--- A worker without tasks is one of another language, which takes what comes. Reads queue, worker.
+-- A worker without tasks is one in another language and runs all tasks. Reads queue, worker.
 create or replace function tallybook._why_unserved(w record, p_at timestamptz) returns setof tallybook._reason
 language plpgsql stable
 -- profile: hot
@@ -11,7 +10,7 @@ declare
   v_aside boolean := w.part not in ('', 'turn', 'fair');
 begin
   return query
-  select 'queue_paused', format('The queue %s is paused since %s, by %s.', to_json(w.queue),
+  select 'queue_paused', format('The queue %s has been paused since %s, by %s.', to_json(w.queue),
                                 tallybook._moment(q.paused_at), coalesce(q.paused_by, 'somebody')),
          jsonb_build_object('queue', w.queue, 'since', q.paused_at, 'by', q.paused_by), 1
     from tallybook.queue q where q.name = w.queue and q.paused_at is not null;
@@ -28,14 +27,14 @@ begin
   if k.live = 0 then
     return query
     select 'no_worker', format('No live worker serves the queue %s%s.', to_json(w.queue),
-                               '; the last one was heard at ' || tallybook._moment(k.seen_at)),
+                               '; the last heartbeat was at ' || tallybook._moment(k.seen_at)),
            jsonb_build_object('queue', w.queue, 'silent', nullif(k.known, 0), 'seen_at', k.seen_at), 2;
   elsif not k.knows then
     return query
     select x.reason, format('No live worker that serves the queue %s knows %s%s%s.', to_json(w.queue),
              case x.reason when 'unknown_version' then format('version %s of the args of ', v_version)
                            else 'the task ' end, to_json(w.task),
-             case when v_aside then '; it was put aside for one that does' end),
+             case when v_aside then '; it waits for one that does' end),
            jsonb_build_object('queue', w.queue, 'task', w.task, 'version', v_version::int, 'aside',
                               nullif(v_aside, false)), 2
       from (select case when v_version is not null and (k.knows_task or w.part like 'version:%')

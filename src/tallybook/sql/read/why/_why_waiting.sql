@@ -1,5 +1,5 @@
--- _why_waiting(place, at): what a job in waiting waits for: a permit, a breaker, its turn by a key, its parents.
--- For why; part of its answer.
+-- _why_waiting(place, at): what a job in waiting waits for: a permit, a breaker, its turn by a key, its parents. A part
+-- of why.
 create or replace function tallybook._why_waiting(w record, p_at timestamptz) returns setof tallybook._reason
 language plpgsql stable
 -- profile: nested
@@ -17,7 +17,7 @@ begin
                    from tallybook._why_permit(v_key, p_at, 1) r;
     if not found then
       return query select * from tallybook._why_service('concurrency_release', 1, format(
-        'The key %s lets it go on, behind %s', to_json(v_key), tallybook._others(v_n)));
+        'The key %s has room for it, behind %s', to_json(v_key), tallybook._others(v_n)));
     end if;
   elsif w.fair_key is not null then
     select count(*) into v_n from (
@@ -25,8 +25,8 @@ begin
              and x.fair_seq < w.fair_seq limit 10000) x;
     v_room := tallybook._in_line(w.lane_id, 1000);
     return query
-    select 'fair_key', format('The turn of %s among the keys of its queue has not come: %s of the key before it, and '
-                              '%s of all keys in line.', to_json(w.fair_key), tallybook._others(v_n), v_room),
+    select 'fair_key', format('The turn of its fair key %s has not come: %s with this key are before it, and '
+                              '%s of all keys are in line.', to_json(w.fair_key), tallybook._others(v_n), v_room),
            jsonb_build_object('key', w.fair_key, 'in_line', v_room) || tallybook._counted_before(v_n), 1;
     if v_n = 0 and v_room < 200 then
       return query select * from tallybook._why_service('fair_release', 2, 'There is room in the line');
@@ -54,17 +54,17 @@ begin
   end if;
 end $$;
 
--- _why_service(service, place, because): what is free to go on, and is put in line by the next look of a service.
+-- _why_service(service, place, because): nothing holds the job; a service moves it to its line at its next run.
 create or replace function tallybook._why_service(p_service text, p_place int, p_because text)
 returns setof tallybook._reason language sql stable as $$
-  select 'service_pending', format('%s: a worker''s service %s puts it in line at its next look.', p_because,
+  select 'service_pending', format('%s. The maintenance service %s moves it to its line at its next run.', p_because,
                                    p_service),
          jsonb_build_object('service', p_service, 'last_run_at',
                             (select s.last_run_at from tallybook.service s where s.name = p_service)), p_place
 $$;
 
--- _why_permit(key, at, place): what keeps the next job of a key from starting: its breaker, or that its permits are
--- taken. No row: neither.
+-- _why_permit(key, at, place): what prevents the next job of a key from starting: its breaker, or taken permits. No
+-- row: nothing.
 create or replace function tallybook._why_permit(p_key text, p_at timestamptz, p_place int)
 returns setof tallybook._reason language plpgsql stable
 -- profile: nested
@@ -82,25 +82,25 @@ begin
   end if;
   if b.state = 'open' and b.open_until > p_at then
     return query
-    select 'breaker', format('The breaker of %s is open since %s, until %s.', to_json(p_key),
+    select 'breaker', format('The breaker of %s has been open since %s and stays open until %s.', to_json(p_key),
                              tallybook._moment(b.changed_at), tallybook._moment(b.open_until)),
            jsonb_build_object('key', p_key, 'state', 'open', 'since', b.changed_at, 'until', b.open_until), p_place;
   elsif b.state in ('open', 'half-open') and v_probe is not null then
     return query
-    select 'breaker', format('The breaker of %s has let job %s through as a probe: the others go on if it completes.',
+    select 'breaker', format('The breaker of %s has started job %s as a probe. The others start when it completes.',
                              to_json(p_key), v_probe),
            jsonb_build_object('key', p_key, 'state', 'half-open', 'since', b.changed_at, 'job', v_probe), p_place;
   elsif v_held >= v_most then
     return query
-    select 'concurrency_limit', format('The permits of the limit %s are taken: %s of %s, by job %s%s.', to_json(p_key),
+    select 'concurrency_limit', format('All permits of the limit %s are taken: %s of %s, by job %s%s.', to_json(p_key),
                                        v_held, v_most, array_to_string(v_jobs, ', '), case when v_held > 10
                                        then ', ...' end),
            jsonb_build_object('key', p_key, 'most', v_most, 'held', v_held, 'jobs', v_jobs), p_place;
   end if;
 end $$;
 
--- _why_order(job_id, order_key, place): whose turn it is, or who is before this job in the line of its order key. No
--- row: nobody.
+-- _why_order(job_id, order_key, place): which job of the order key is before this one. No row: none.
+
 create or replace function tallybook._why_order(p_job_id bigint, p_key text, p_place int)
 returns setof tallybook._reason language plpgsql stable
 -- profile: hot
@@ -115,7 +115,7 @@ begin
                     9223372036854775807);
   select count(*) into v_n
     from (select from tallybook.order_line x where x.key = p_key and x.seq < v_seq limit 10000) x;
-  if v_holder is null then  -- the first of those before it that is open, of a hundred
+  if v_holder is null then  -- the first open one of the hundred before it
     for l in select x.job_id from tallybook.order_line x where x.key = p_key and x.seq < v_seq
               order by x.seq limit 100 loop
       if tallybook._job_open(l.job_id) then v_holder := l.job_id; exit; end if;
@@ -123,7 +123,7 @@ begin
     if v_holder is null and v_n <= 100 then return; end if;
   end if;
   return query
-  select 'order_key', format('Of the order key %s %s first, and %s in its line before this one.', to_json(p_key),
-                             coalesce('job ' || v_holder || ' goes', 'another goes'), tallybook._others(v_n)),
+  select 'order_key', format('Jobs with order key %s run one at a time: %s first, %s are before it.', to_json(p_key),
+                             coalesce('job ' || v_holder || ' runs', 'another job runs'), tallybook._others(v_n)),
          jsonb_build_object('key', p_key, 'job', v_holder) || tallybook._counted_before(v_n), p_place;
 end $$;

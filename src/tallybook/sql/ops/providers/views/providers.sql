@@ -1,4 +1,4 @@
--- providers: whom jobs call, with their settings; no secret is in here.
+-- providers: providers with their settings, without secrets.
 -- rights: worker, operator; reader (name, kind, active, created_at, changed_at)
 create or replace view tallybook.providers as
 select p.name, p.kind, p.settings, p.active, p.created_at, p.changed_at from tallybook.provider p;

@@ -1,4 +1,4 @@
--- fair: the keys whose jobs wait for their turn among the keys of their queue. It reads all of these jobs.
+-- fair: the fair keys whose jobs wait for their turn. It reads all of these jobs.
 -- rights: operator, reader
 create or replace view tallybook.fair as
 select l.queue, l.priority::int, w.fair_key::text, count(*) as waiting, min(w.enqueued_at) as oldest
@@ -7,4 +7,4 @@ select l.queue, l.priority::int, w.fair_key::text, count(*) as waiting, min(w.en
  where w.fair_key is not null
  group by l.queue, l.priority, w.fair_key;
 comment on view tallybook.fair is
-  'Per queue, priority and fair key: how many jobs wait for their turn, and since when the oldest is there.';
+  'Per queue, priority and fair key: the number of jobs that wait for their turn, and the age of the oldest.';

@@ -1,4 +1,4 @@
--- nodes: the databases that serve one app, as they are written down here; none where there is one.
+-- nodes: the databases of one app, as recorded here; none if there is only one.
 -- rights: producer, worker, operator, reader, metrics
 create or replace view tallybook.nodes as
 select n.number, n.name, n.address, n.state, n.number is not distinct from h.number as home, n.added_at, n.changed_at,
@@ -6,5 +6,5 @@ select n.number, n.name, n.address, n.state, n.number is not distinct from h.num
   from tallybook.node n
  cross join (select min(l.number) as number from tallybook.node l where l.state = 'live') h;
 comment on view tallybook.nodes is
-  'The databases that serve one app. Schedules of the code are on record in its home, the live one with the lowest '
+  'The databases of one app. Schedules of the code are stored in its home, the live one with the lowest '
   'number.';

@@ -1,7 +1,7 @@
--- _queue_used: the queues that have seen a job since they were dropped last; a queue as often as it has lanes.
+-- _queue_used: the queues that have had a job since they were last dropped; one row per lane.
 create or replace view tallybook._queue_used as
 select l.queue from tallybook.lane l
- -- The lanes of a dropped queue stay; it is there again once somebody has enqueued into one.
+ -- The lanes of a dropped queue stay; an enqueue into one creates it again.
  where l.dropped is null
     or exists (select from tallybook.entry e where e.lane_id = l.lane_id and e.retention = l.retention
                and e.xid >= pg_snapshot_xmin(l.dropped)

@@ -1,5 +1,5 @@
--- schedules: every schedule, declared in code or kept in the database.
+-- schedules: all schedules, declared in code or stored in the database.
 -- rights: operator; reader (name, source, app, task, queue, priority, cron, every, tz, missed, overlap, paused_at,
 --   paused_by, tick, due_at, fired_count, skipped_count, missed_count, failed_count)
 create or replace view tallybook.schedules as select * from tallybook.schedule;
-comment on view tallybook.schedules is 'Every schedule, declared in code or kept in the database.';
+comment on view tallybook.schedules is 'All schedules, declared in code or stored in the database.';

@@ -1,10 +1,10 @@
 -- subject: every subject, with plain columns, in whatever state its job is. A look-up by task and subject uses indexes
 -- only.
 --
---   state       planned, pending, active, completed, killed, dead; one whose job was cancelled is none
---   iterations  how often it was done: rescheduled, completed or killed; last_at: when, the last time
---   attempts, failures   since then: how often it was started, and how often of these it failed
---   scope       the queue that has the name for itself; empty: the queues share it
+--   state       planned, pending, active, completed, killed, dead; a subject whose job was cancelled is not shown
+--   iterations  how often it was rescheduled, completed or killed; last_at: the last of these
+--   attempts, failures   starts and failures since then
+--   scope       the queue to which the name belongs; empty: all queues share it
 -- rights: operator
 create or replace view tallybook.subject as
 select j.task, j.subject, j.job_id, coalesce(j.queue, n.queue) as queue, coalesce(j.ended_as, n.state) as state,
@@ -18,4 +18,4 @@ select j.task, j.subject, j.job_id, coalesce(j.queue, n.queue) as queue, coalesc
   left join lateral (select x.* from tallybook._subject_now(j.job_id) x where j.ended_as is null) n on true
  where j.ended_as is not null or n.state is not null;
 comment on view tallybook.subject is
-  'Every subject, a named job that lives on. A look-up by task and subject is an index look-up.';
+  'Every subject, a recurring job with a name. A look-up by task and subject is an index look-up.';
