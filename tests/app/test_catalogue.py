@@ -293,8 +293,8 @@ def test_two_apps_with_one_task_name_are_warned(dsn: str, db: Any, caplog: pytes
     drain(shop("first"), dsn=dsn)
     assert "on record" not in caplog.text
     drain(only("welcome"), dsn=dsn)  # an alias there
-    (said,) = (record.getMessage() for record in caplog.records if "on record" in record.getMessage())
-    assert "task 'welcome' is on record as one of app 'first', not of app 'second'" in said
+    (said,) = (record.getMessage() for record in caplog.records if "is recorded for app" in record.getMessage())
+    assert "task 'welcome' is recorded for app 'first', not for app 'second'" in said
     assert "each runs jobs that are meant for the other" not in said  # another queue
     drain(only("plain"), dsn=dsn)
     assert "each runs jobs that are meant for the other" in caplog.text

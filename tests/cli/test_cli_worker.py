@@ -93,14 +93,14 @@ def test_stop_waits_for_a_running_job(shop: Path, dsn: str) -> None:
         first = put(dsn, "default", "meet", me="a", other="b")
         running.says(f"[meet {first}] waits for b")
         running.send(signal.SIGTERM)
-        running.says("stopping: finishing 1 running jobs")
+        running.says("stopping: waiting for 1 running jobs")
         (shop / "b").touch()
         assert running.ended() == 0
     with worker(shop, dsn) as running:
         second = put(dsn, "default", "meet", me="c", other="never")
         running.says(f"[meet {second}] waits for never")
         running.send(signal.SIGTERM)
-        running.says("stopping: finishing")
+        running.says("stopping: waiting")
         running.send(signal.SIGTERM)
         assert running.ended() == 0
         assert "1 given back" in running.output
@@ -214,7 +214,7 @@ def test_supervisor_passes_the_second_signal_on(shop: Path, dsn: str) -> None:
         job = put(dsn, "default", "meet", me="a", other="never")
         parent.says(f"[meet {job}] waits for never")
         parent.send(signal.SIGINT)
-        parent.says("stopping: finishing 1 running jobs")
+        parent.says("stopping: waiting for 1 running jobs")
         parent.send(signal.SIGINT)
         assert parent.ended() == 0
     assert rows(dsn, "select state, failures from tallybook.job") == [("available", 0)]

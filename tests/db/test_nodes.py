@@ -78,8 +78,16 @@ def test_a_retiring_node_is_served_and_one_that_is_gone_is_not(fleet: Fleet) -> 
         ("node_add", {"name": "a,b", "address": "host=x", "number": 9}, 'invalid node name "a,b"'),
         ("node_add", {"name": "all", "address": "host=x", "number": 9}, 'invalid node name "all"'),
         ("node_add", {"name": "new", "address": "host=x", "number": 1024}, "number 1024"),
-        ("node_add", {"name": "new", "address": "host=x password=y", "number": 9}, "an address must not contain a password"),
-        ("node_add", {"name": "new", "address": "postgresql://u:p@x/y", "number": 9}, "an address must not contain a password"),
+        (
+            "node_add",
+            {"name": "new", "address": "host=x password=y", "number": 9},
+            "an address must not contain a password",
+        ),
+        (
+            "node_add",
+            {"name": "new", "address": "postgresql://u:p@x/y", "number": 9},
+            "an address must not contain a password",
+        ),
         ("node_add", {"name": "north", "address": "host=x", "number": 9}, 'node "north" has number 1'),
         ("node_retire", {"name": "nobody"}, 'there is no node "nobody"'),
         ("node_pin", {"key": "k", "node": "nobody"}, 'there is no node "nobody"'),

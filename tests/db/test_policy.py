@@ -131,7 +131,7 @@ def test_an_outage_is_told_at_its_start_each_tenth_time_and_then_seldom(
     assert told == [1, 10, 20, 30, 60, 90, 120, 150, 180]
     caplog.clear()
     outage.over()
-    assert "back after" in caplog.text
+    assert "connected again after" in caplog.text
     outage.failed(psycopg.OperationalError("again"))
     assert "again" in caplog.text
 

@@ -44,7 +44,9 @@ def test_short_strings_sql_and_names_are_not_prose(text: str) -> None:
     assert list(words.of_code(f"{text}\n")) == []
 
 
-@pytest.mark.parametrize("text", ["-- Say what it does.", "select 1;  -- its worker goes on", "  'the job is over now',"])
+@pytest.mark.parametrize(
+    "text", ["-- Say what it does.", "select 1;  -- its worker goes on", "  'the job is over now',"]
+)
 def test_phrases_in_sql_are_found(text: str) -> None:
     """A phrase of the list in a comment or message of SQL is a finding, with its line; code is none."""
     assert [found.split(":")[0] for found in words.of_sql(f"select says, 'says'\n{text}\n-- rights: say\n")] == ["2"]

@@ -160,7 +160,7 @@ async def test_a_suspect_that_cannot_be_alone_is_given_back(dsn: str, db: Any, c
         assert jobs(long).state == "running" or next_one.state == "completed"
         assert worker.book.free["default"] >= 2
     assert (info.attempts, info.failures, info.crashes) == (0, 0, 2)
-    assert "has to run alone" in caplog.text
+    assert "must run alone" in caplog.text
 
 
 async def test_drain_runs_suspects_alone_too(dsn: str, db: Any) -> None:
@@ -212,7 +212,7 @@ def test_a_worker_lives_with_all_of_them(dsn: str, db: Any, tmp_path: Path) -> N
     kinds = ["TimeoutError"] * 5 + ["MemoryError", "BaseExceptionGroup", "support.zoo.Unprintable", "SystemExit"]
     assert [info.errors[0]["type"] for info in failed] == kinds
     assert {(info.state, info.reason, info.failures) for info in dead} == {("dead", "crashed", 0)}
-    assert "blocks the event loop" in worker.said
+    assert "has blocked the event loop" in worker.said
 
 
 @pytest.mark.slow

@@ -141,7 +141,7 @@ async def test_what_a_handler_does_in_the_grace_counts(
     assert [info.state for info in infos] == ["completed", "retrying", "scheduled", "completed"]
     assert (error_of(infos[1])["type"], error_of(infos[1])["message"]) == ("ValueError", "half done")
     assert "(after the deadline of 200 ms had passed)" in error_of(infos[1])["traceback"]
-    late = [record for record in caplog.records if "completed after it" in record.getMessage()]
+    late = [record for record in caplog.records if "completed after its deadline" in record.getMessage()]
     assert len(late) == 2
     assert worker.runner.abandoned == 0
 
@@ -185,7 +185,7 @@ async def test_an_async_handler_that_ignores_its_cancel_is_abandoned(
     assert sum(frame() is not None for frame in frames) == left
     assert (info.state, info.failures, attempts) == ("dead", 2, [1, 2])
     assert error_of(info)["type"] == "TimeoutError"
-    assert sum("it is abandoned" in record.getMessage() for record in caplog.records) == 2
+    assert sum("was abandoned" in record.getMessage() for record in caplog.records) == 2
 
 
 async def test_a_thread_that_does_not_end_is_abandoned_and_replaced(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
@@ -292,10 +292,10 @@ async def test_a_blocked_loop_is_named(
     async with working(app, dsn, queues={"default": 1}):
         (info, _) = await jobs.ends(job, short)
     assert (info.state, info.attempts, info.crashes) == ("completed", 1, 0)
-    (said,) = [record for record in caplog.records if "blocks the event loop" in record.getMessage()]
-    assert said.getMessage().startswith(f"blocks {job.id} blocks the event loop for 1.")
+    (said,) = [record for record in caplog.records if "has blocked the event loop" in record.getMessage()]
+    assert said.getMessage().startswith(f"blocks {job.id} has blocked the event loop for 1.")
     assert "time.sleep(seconds)" in said.getMessage()
-    assert any("goes on after" in record.getMessage() for record in caplog.records)
+    assert any("continues after" in record.getMessage() for record in caplog.records)
 
 
 async def test_the_deadline_counts_for_hooks_too(app: App, dsn: str, db: Any, jobs: Jobs) -> None:

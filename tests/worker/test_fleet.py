@@ -168,7 +168,7 @@ async def test_a_node_without_the_schema_is_tried_again(
     fleet.run(1, TABLES)
     async with serving(shop, fleet.dsn) as (worker, _):
         await on_record(worker, "north")
-        await eventually(lambda: "this node is tried again" in caplog.text, "the new node is refused")
+        await eventually(lambda: "trying this node again" in caplog.text, "the new node is refused")
         with connect(empty_dsn) as conn:
             migrate(conn, node=7)
         await on_record(worker, "north", "new")
@@ -249,7 +249,7 @@ async def test_limits_of_the_code_are_divided(
         await on_record(worker, *NAMES)
         shares = [(4, 2), (3, 2), (3, 1)]
         assert limits(fleet) == [{"provider": p, "customer": c, "tenant": 2} for p, c in shares]
-        assert "limit 'provider' of 10 is divided: north 4, south 3, west 3" in caplog.text
+        assert "limit 'provider' of 10 is divided among the nodes: north 4, south 3, west 3" in caplog.text
         fleet.run(1, "select tallybook.node_remove('west')")
         there = [{"provider": 5, "customer": c, "tenant": 2} for c in (3, 2)]
         await eventually(lambda: limits(fleet)[:2] == there, "two have what three had")

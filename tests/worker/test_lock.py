@@ -55,7 +55,7 @@ async def test_one_has_it_until_its_session_ends(
         gate.set()
         assert {info.state for info in await jobs.ends(first, second)} == {"completed"}
         await eventually(lambda: not locks(db), "it is free")
-    assert "the session of lock 'ledger' was lost, and the lock with it" in caplog.text
+    assert "lock 'ledger' was lost with its session" in caplog.text
 
 
 @pytest.mark.parametrize("broken", [False, True], ids=["", "control"])

@@ -379,7 +379,7 @@ async def test_a_wrong_password_while_running_is_told_and_waited_for(
             assert name in told
             db.execute(f"alter role {role} login")
             assert (await jobs.ends(note.enqueue_sync(db)))[0].state == "completed"
-            await eventually(lambda: "back after" in caplog.text, "its end is told")
+            await eventually(lambda: "connected again after" in caplog.text, "its end is told")
     finally:
         db.execute(f"drop owned by {role}; drop role {role}")
 

@@ -130,7 +130,7 @@ async def test_a_direct_dsn_that_is_none(
     async with working(app, pooled, direct_dsn=pooled) as worker:
         await jobs.ends(note.enqueue_sync(db))
         assert worker.sleeper is None
-    assert "leads to a pooler in transaction mode, too" in caplog.text
+    assert "also leads to a pooler in transaction mode" in caplog.text
 
 
 async def test_a_direct_dsn_of_another_database(app: App, pooled: str, dsn: str, server: Any) -> None:

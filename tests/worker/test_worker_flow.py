@@ -347,4 +347,4 @@ async def test_ends_are_on_record_though_their_permits_cannot_be_passed_on(
     without(db, "concurrency_release", guard, f"if quiet <> '{{}}' then raise exception 'broken'; end if; {guard}")
     async with working(app, dsn):
         await jobs.ends(*[handlers.note.enqueue_sync(db) for _ in range(3)])
-    assert "passed on later: broken" in caplog.text
+    assert "released later: broken" in caplog.text

@@ -150,7 +150,7 @@ async def _run(app: App, dsn: str, settings: WorkerSettings, nodes: str | None) 
         if nodes is None:  # with --nodes each node waits separately
             await _reachable_with_probes(dsn, settings, stop)
         if stop.told:
-            log.info("stopped before it had started")
+            log.info("stopped before it started")
             return 0
         options: dict[str, Any] = {field: getattr(settings, field) for field in settings.__dataclass_fields__}
         worker = prepared(app, dsn=dsn, nodes=nodes, **options)

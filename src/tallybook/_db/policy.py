@@ -148,5 +148,5 @@ class Outage:
     def over(self) -> None:
         """It works again."""
         if self._said:
-            log.info("%s: back after %.0f s", self._what, time.monotonic() - self._began)
+            log.info("%s: connected again after %.0f s", self._what, time.monotonic() - self._began)
         self.failures, self._said = 0, False

@@ -223,7 +223,7 @@ class Clock:
             if not isinstance(error, ConfigError):
                 log.exception("schedule %r: its ticks cannot be computed", name)
             text = f"{type(error).__name__}: {error}"
-            self._warn(name, f"its ticks cannot be computed, it is not fired: {text}")
+            self._warn(name, f"its ticks cannot be computed, so it does not fire: {text}")
             return {**said, **Plan([]).columns(), "problem": text[:2000], "due": (at + _AGAIN).isoformat()}
         return {**said, **found.columns(), "problem": None if found.next else "it has no next tick within 50 years"}
 

@@ -54,7 +54,7 @@ class Rebased:
         if self.rebased:
             log.warning("%s", self, extra={"event": "rebased"})
         elif self.late:
-            log.info("%s jobs of transactions older than the move brought over", self.late, extra={"event": "rebased"})
+            log.info("moved %s jobs of transactions older than the move", self.late, extra={"event": "rebased"})
 
 
 async def on_connect(conn: AsyncConnection) -> None:

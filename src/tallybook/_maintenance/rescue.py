@@ -74,7 +74,7 @@ class Rescuer(Service):
 
         lost, suspects = await self._link.run(call)
         if lost:
-            log.warning("%s jobs of dead workers are back in line", lost)
+            log.warning("returned %s jobs of dead workers to their lines", lost)
             self._on_rescued()
         return lost, suspects
 

@@ -141,7 +141,7 @@ def _options(text: str, job_id: int) -> dict[str, Any]:
     try:
         return _parsed(text)
     except (ValueError, RecursionError) as error:
-        log.error("job %s: its options cannot be read, it runs without them: %s", job_id, error)
+        log.error("job %s: its options cannot be read, so it runs without them: %s", job_id, error)
         return {}
 
 

@@ -137,7 +137,7 @@ async def _connection(connection: HTTPConnection) -> AsyncIterator[psycopg.Async
 
 @asynccontextmanager
 async def _working(app: App, queues: Queues | None) -> AsyncIterator[None]:
-    log.warning("a worker of app %r runs in the web server: for development only", app.name)
+    log.warning("a worker of app %r runs in the web server; use this for development only", app.name)
     running = asyncio.create_task(app.run_worker(queues=queues, install_signals=False), name="tallybook-worker")
     running.add_done_callback(_told)
     try:

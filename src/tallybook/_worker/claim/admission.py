@@ -103,7 +103,7 @@ class Admission:
                 except QueueUnavailable:  # the worker stops: give_back deals with them
                     return
                 except Exception:  # whatever it is, they are asked for again: nobody else knows of them
-                    log.exception("%s claimed jobs cannot be started yet", len(some))
+                    log.exception("%s claimed jobs cannot start yet", len(some))
                     wait = _LONGEST_WAIT
                     left += some
             known, missed = None, False

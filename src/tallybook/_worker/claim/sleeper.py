@@ -158,7 +158,7 @@ class Sleeper:
             try:
                 await self._ask(_LISTEN_END.worker, (self._queues,), limit=_ARM_LIMIT)
             except (Error, OSError):
-                log.debug("listen_end failed; the session is made again")
+                log.debug("listen_end failed; opening a new session")
 
 
 def jittered(seconds: float) -> float:

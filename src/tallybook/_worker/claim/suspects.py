@@ -132,7 +132,7 @@ class Suspects:
             self.careful = False
             return
         log.warning(
-            "%s %s was there when %s workers died: it runs alone now, nothing is claimed beside it",
+            "%s %s was running when %s workers died: it runs alone now, and nothing is claimed meanwhile",
             first.task_name, first.job_id, first.crashes, extra={"event": "suspect", "job": first.job_id},
         )  # fmt: skip
         self._runner.start([first])
@@ -157,7 +157,7 @@ class Suspects:
             return not self._stopping.is_set()
         if now >= self._busy_until and not self._stopping.is_set() and until is None:
             log.warning(
-                "%s %s has to run alone, but this process was not idle for %g s: it is given back, and others go first",
+                "%s %s must run alone, but this process did not become idle in %g s: the job is returned behind others",
                 job.task_name, job.job_id, self._patience,
             )  # fmt: skip
             self._busy_until = time.monotonic() + _BUSY_FOR * self._patience

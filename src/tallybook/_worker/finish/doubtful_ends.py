@@ -79,7 +79,7 @@ class DoubtfulEnds:
                 except QueueUnavailable:
                     return  # the worker stops and cannot reach the server: they will be rescued
                 except Exception as error:
-                    log.warning("%s ends are asked for one by one: %s", len(ends), error)
+                    log.warning("checking %s ends one by one: %s", len(ends), error)
                     states = [None] * len(ends)
                 for end, state in zip(ends, states, strict=True):
                     if state in (None, "running"):
@@ -114,9 +114,7 @@ class DoubtfulEnds:
             except LockNotAvailable:
                 looks += 1
                 if looks == _LOUD_AFTER:
-                    log.warning(
-                        "job %s: a transaction that completes it is open and holds up its end", end.running.job_id
-                    )
+                    log.warning("job %s: its end waits for an open transaction that completes it", end.running.job_id)
             except QueueUnavailable:
                 return  # the worker stops and cannot reach the server: it will be rescued
             except Exception as error:

@@ -159,7 +159,7 @@ class Finisher:
         except Exception as error:
             if not any(job.permits for job in jobs):
                 raise
-            log.error("the permits of ended jobs are passed on later: %s", error, extra={"event": "release failed"})
+            log.error("the permits of ended jobs will be released later: %s", error, extra={"event": "release failed"})
         return await self._link.run(lambda conn: self._flush_completed(conn, jobs, release=False))
 
     async def _say(self, ends: list[End]) -> None:
@@ -246,7 +246,7 @@ class Finisher:
 
     def _refused(self, job_id: int, verb: str) -> None:
         self.counts["refused"] += 1
-        log.warning("job %s: %s refused: the attempt is not this worker's any more", job_id, verb)
+        log.warning("job %s: %s was refused, because another worker has taken the job over", job_id, verb)
 
 
 def _next_flush(jobs: list[Running]) -> tuple[list[Running], list[Running]]:

@@ -77,7 +77,7 @@ class Life:
                 self.error = None
             except Exception as error:
                 self.error = error
-                log.error("%s; this node is tried again in %g s", first_line(error), AGAIN)
+                log.error("%s; trying this node again in %g s", first_line(error), AGAIN)
             finally:
                 self.served |= bool(self.worker and self.worker.heartbeat and self.worker.heartbeat.worker_id)
                 self.worker = None
@@ -159,7 +159,7 @@ class Fleet:
                 found = await aside(self._look)
                 parts = parts_of(self.app, found[0])
             except Exception as error:  # the database that has the list is away, or the list is wrong now
-                log.warning("the list of nodes cannot be used, it stays as it was: %s", first_line(error))
+                log.warning("the list of nodes cannot be read, so the former one stays: %s", first_line(error))
                 continue
             if _known(before) != _known(found[0]):
                 self._tell(found[0], parts)
@@ -194,7 +194,7 @@ class Fleet:
             if not rule.per_node:
                 each = [rule.part(part.at, part.of).size for part in parts.values()]
                 shown = ", ".join(f"{name} {size}" for name, size in zip(parts, each, strict=True))
-                log.info("limit %r of %s is divided: %s", rule.name, rule.size, shown)
+                log.info("limit %r of %s is divided among the nodes: %s", rule.name, rule.size, shown)
 
     async def _open(self) -> None:
         """Open the lifespans, once for all nodes; a stop does not wait for them."""
@@ -217,7 +217,7 @@ class Fleet:
         for name, life in list(self.lives.items()):
             if name not in wanted or wanted[name].dsn != life.node.dsn:
                 if not life.stopping.is_set():
-                    log.info("node %s is not served any more", name)
+                    log.info("node %s is no longer served", name)
                     life.stop()
                 if not life.task.done():
                     wanted.pop(name, None)  # its worker ends first
@@ -297,7 +297,7 @@ async def drain_nodes(
     for answer in await aside(asked, served, lambda conn: conn.execute("select").rowcount):
         name = answer.node.name
         if answer.error is not None:
-            log.warning("node %s is not drained: %s", name, answer.error)
+            log.warning("node %s was not drained: %s", name, answer.error)
             total = replace(total, unreachable=(*total.unreachable, name))
         elif (jobs := most - total.processed) > 0 and (seconds := until - time.monotonic()) > 0:
             token = at_node.set(At(name, answer.node.dsn))

@@ -238,7 +238,7 @@ class Heartbeat(threading.Thread):
         """
         old = self._beats_as
         log.warning(
-            "worker %s is not on record any more, its jobs are others' now; starting again: %s",
+            "worker %s was given up for dead, and others have taken its jobs; starting again: %s",
             old,
             error.diag.message_primary,
         )

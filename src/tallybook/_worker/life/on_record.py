@@ -62,7 +62,7 @@ def checked(app: ServedApp, dsn: str, queues: Iterable[str], part: Part, *, live
         known = [row[0] for row in conn.execute("select name from tallybook.queues")]
     for queue in queues:
         if queue not in known and (near := get_close_matches(queue, known, 1, 0.75)):
-            log.warning("no job was ever put into queue %r; did you mean %r? It is served all the same", queue, near[0])
+            log.warning("queue %r has never had a job; did you mean %r? The worker serves it anyway", queue, near[0])
     return expected
 
 
@@ -73,7 +73,7 @@ def _warn_of_twins(app: ServedApp, conn: Connection) -> None:
             queue == app._names[name].queue
         )
         log.warning(
-            "task %r is on record as one of app %r, not of app %r.%s Give one of them another name, unless the app was renamed",
+            "task %r is recorded for app %r, not for app %r.%s Rename one of them, unless the app was renamed",
             name, other, app.name, both,
         )  # fmt: skip
 
@@ -137,12 +137,12 @@ async def holds_session(link: Link, settings: WorkerSettings) -> bool:
         session = await link.until(lambda: _is_direct(direct, here))
         if session:
             return True
-        log.warning("the direct DSN (%s) leads to a pooler in transaction mode, too", dsn_for_people(direct))
+        log.warning("the direct DSN (%s) also leads to a pooler in transaction mode", dsn_for_people(direct))
     elif not link.pooled:
         return True
     log.info(
-        "behind a pooler in transaction mode: this worker holds no session. It looks for jobs every %g s and is not woken, "
-        "and its death is seen after its lease of %g s, not at once. --direct-dsn gives it a way past the pooler",
+        "behind a pooler in transaction mode: this worker holds no session. It polls for jobs every %g s, "
+        "and its death is noticed after its lease of %g s. Pass --direct-dsn to connect past the pooler",
         settings.poll.total_seconds(), settings.lease.total_seconds(),
         extra={"event": "pooled"},
     )  # fmt: skip
@@ -165,7 +165,7 @@ def _is_direct(dsn: str, here: Any) -> bool:
 async def _say_unguarded(conn: AsyncConnection) -> None:
     for name, value, wanted in await (await conn.execute(UNGUARDED)).fetchall():
         log.warning(
-            "%s is %r for this role or database, and behind a pooler a worker cannot change it for itself; "
-            "it works best with: alter role ... set %s = %r",
+            "%s is %r for this role or database, and a worker behind a pooler cannot override it; "
+            "recommended: alter role ... set %s = %r",
             name, value, name, wanted,
         )  # fmt: skip

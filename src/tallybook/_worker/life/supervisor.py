@@ -132,7 +132,10 @@ class _Supervisor:
     def stop(self) -> None:
         """The first signal stops the children, the second aborts them; they tell the two apart."""
         if not self.stopping.is_set():
-            log.info("stopping %s worker processes (again: now)", sum(child.running for child in self.children))
+            log.info(
+                "stopping %s worker processes (a second signal aborts their jobs)",
+                sum(child.running for child in self.children),
+            )
             self.stopping.set()
         for child in self.children:
             child.send(signal.SIGTERM)
@@ -157,7 +160,7 @@ class _Supervisor:
                 return
             pause = _FIRST_PAUSE if time.monotonic() - started > _LIVED else pause
             log.warning(
-                "worker process %s (%s) %s; a new one in %g s",
+                "worker process %s (%s) %s; starting a new one in %g s",
                 number, child.pid, how(code), pause, extra={"event": "died"},
             )  # fmt: skip
             await happens(self.stopping, pause)
@@ -170,7 +173,7 @@ class _Supervisor:
         await asyncio.wait((ending, stopping), return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         if not ending.done() and not (await asyncio.wait((ending,), timeout=self.patience))[0]:
-            log.error("worker process %s does not end, it is killed", child.pid)
+            log.error("worker process %s does not end; killing it", child.pid)
             child.send(signal.SIGKILL)
         return await ending
 

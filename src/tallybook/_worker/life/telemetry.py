@@ -204,7 +204,7 @@ class Telemetry(threading.Thread):
             raise
         except Exception:  # a defect of ours: the one who asks is told, and the next one may fare better
             log.exception("telemetry: no answer to a request")
-            return _response(503, "a defect: see the worker's log")
+            return _response(503, "unexpected error: see the worker's log")
         return _response(status, text, kind, bodiless=method == "HEAD")
 
     async def _page(self, path: str) -> tuple[int, str, str]:

@@ -69,7 +69,7 @@ class Watchdog(threading.Thread):
             while not sign.wait(_EVERY):
                 if self._ended.is_set():
                     return
-            log.warning("the event loop goes on after %.1f s", time.monotonic() - asked)
+            log.warning("the event loop continues after %.1f s", time.monotonic() - asked)
 
     def _tell(self, seconds: float) -> None:
         frame = sys._current_frames().get(self._thread)
@@ -78,7 +78,7 @@ class Watchdog(threading.Thread):
         finally:
             del frame  # or the handler's locals live as long as this one
         log.warning(
-            "%s blocks the event loop for %.1f s already: nothing else runs meanwhile. Await, or make it a plain"
+            "%s has blocked the event loop for %.1f s, and nothing else runs meanwhile. Use await, or make it a plain"
             " function or a process\n%s",
             name,
             seconds,

@@ -203,7 +203,7 @@ class Worker:
 
     def _schema_changed(self, error: SchemaError) -> None:
         if self._failed is None and not self.claimer.stopping.is_set():
-            log.critical("%s: the worker stops", error)
+            log.critical("%s; the worker stops", error)
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
@@ -244,7 +244,7 @@ class Worker:
                 self._serve(self.maintenance.loop.run(), "maintenance")
                 self._serve(self.maintenance.clock.serve(), "schedules")
             else:
-                log.info("it does no maintenance: another worker has to promote, rescue, fire schedules and prune")
+                log.info("no maintenance here: another worker must promote, rescue, fire schedules and prune")
             await self._claim()
             return await self.stopping.finish(worn_out=self.worn_out)
         except asyncio.CancelledError:  # the program that runs us ends: what a second stop does
@@ -297,10 +297,10 @@ class Worker:
     def stop(self) -> None:
         """Claim nothing more and finish what runs; a second time: abort it."""
         if self.claimer.stopping.is_set():
-            log.warning("stopping now: running jobs are aborted and given back")
+            log.warning("stopping now: running jobs are aborted and returned to their queues")
             self.stopping.aborted.set()
             return
-        log.info("stopping: finishing %s running jobs (again: now)", len(self.book.running))
+        log.info("stopping: waiting for %s running jobs (a second signal aborts them)", len(self.book.running))
         self._claim_no_more()
         self.claimer.link.giving_up.set()
         if self.heartbeat is None:  # still waiting for the server

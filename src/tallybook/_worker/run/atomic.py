@@ -223,7 +223,7 @@ class Atomic:
         if not conflicts(error) or job.cancel_reason is not None or self._closing.is_set():
             return False
         job.in_doubt = False  # the server itself has said that it rolled back
-        log.info("%s %s: its transaction conflicted with another one; again at once", known.name, job.job_id)
+        log.info("%s %s: its transaction conflicted with another one; retrying at once", known.name, job.job_id)
         return True
 
     def _library(self, kind: str, known: ServedTask) -> Any:

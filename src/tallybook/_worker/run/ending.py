@@ -43,7 +43,7 @@ class Ends:
             self._completed_itself(job, known)
         else:
             if job.guard is not None and job.guard.timed_out:
-                log.warning("%s %s was told to stop at its deadline and completed after it", known.name, job.job_id)
+                log.warning("%s %s completed after its deadline, at which it was asked to stop", known.name, job.job_id)
             self._completed(job, known, value)
 
     def broken(self, job: Running, known: ServedTask, error: BaseException) -> None:

@@ -67,7 +67,7 @@ class Lock:
             if self._link.conn is not None and kind is not GeneratorExit:  # then nothing may be waited for
                 await self._link.conn.execute(_GIVE_BACK, (self._name,))
         except (Error, OSError) as error:
-            log.warning("the session of lock %r was lost, and the lock with it: %s", self._name, str(error).strip())
+            log.warning("lock %r was lost with its session: %s", self._name, str(error).strip())
         finally:
             await self._link.close()
 

@@ -174,7 +174,7 @@ class Runner:
             return
         self.abandoned += 1
         log.warning(
-            "%s %s did not end within %g s after its deadline: it is abandoned, whatever it still does does not count",
+            "%s %s did not end within %g s after its deadline and was abandoned; its result is ignored",
             known.name, job.job_id, self._grace,
             extra={"event": "abandoned", "job": job.job_id, "task_name": known.name},
         )  # fmt: skip

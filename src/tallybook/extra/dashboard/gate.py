@@ -109,8 +109,8 @@ class Gate:
             answer = self._site.refused(request, visit, error.status_code, error.detail)
             answer.headers.update(error.headers or {})
         except Exception:
-            log.exception("nobody is let in: asking who is there failed")
-            answer = self._site.refused(request, visit, 500, "It cannot be found out who you are. The log says why.")
+            log.exception("access denied: the function that identifies users failed")
+            answer = self._site.refused(request, visit, 500, "You could not be identified. See the log of the server.")
         await (answer or self._inner)(scope, receive, headed)
 
     async def _answer(self, request: Request, path: str, visit: Visit, static: bool) -> ASGIApp | None:

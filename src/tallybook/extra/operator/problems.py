@@ -108,8 +108,8 @@ def _of_database(error: Error) -> Problem:
     if action is Action.PAYLOAD:
         return Problem("invalid", "the database cannot store these values")
     if isinstance(error, InsufficientPrivilege):
-        log.warning("the user of the API may not do what was asked for: %s", error)
-        return Problem("rights", "the database does not let the user of this API do that")
+        log.warning("the database user of the API lacks a right: %s", error)
+        return Problem("rights", "the database user of this API lacks the right to do that")
     if action is not Action.CALLER or isinstance(error, InvalidSchemaName | UndefinedFunction | UndefinedTable):
         log.warning("the database cannot serve: %s", error)
         return Problem("unavailable", _AWAY)
@@ -118,4 +118,4 @@ def _of_database(error: Error) -> Problem:
 
 def _defect(error: Exception) -> Problem:
     log.exception("the request failed", exc_info=error)
-    return Problem("failed", "this should not happen: see the log of the server")
+    return Problem("failed", "unexpected error: see the log of the server")
