@@ -192,7 +192,7 @@ def _tree(cell: Cell) -> Path:
     installed = subprocess.run(["chroot", str(tree), "dpkg-query", "-W", *wanted], capture_output=True, check=False)
     if installed.returncode:
         shutil.copy("/etc/resolv.conf", tree / "etc/resolv.conf")
-        _root(["chroot", str(tree), "apt-get", "update", "-qq"])
+        _root(["chroot", str(tree), "apt-get", "-o", "Acquire::Check-Valid-Until=false", "update", "-qq"])  # a snapshot
         install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *wanted]
         try:
             _root(["chroot", str(tree), "env", "DEBIAN_FRONTEND=noninteractive", *install])

@@ -21,6 +21,7 @@ from tallybook._db.verb import AsyncConn, SyncConn, Verb, do, do_sync, on_job, t
 from tallybook._model.after import with_follow_up
 from tallybook._model.backoff import Backoff, Retry, as_policy
 from tallybook._model.job import Job, JobCall, JobInfo, checked_reason, job_id
+from tallybook._model.mistakes import OF_APP
 from tallybook._model.options import check_name
 from tallybook._task import BoundTask
 from tallybook._task import Task as _Task
@@ -160,6 +161,7 @@ class App(Owner):
         dsn: str | None = None,
         session: Callable[[], Any] | tuple[Callable[[], Any], ...] = (),
     ) -> None:
+        check_name("name", name, 200)
         super().__init__(name, dsn)
         self._sessions = session if isinstance(session, tuple) else (session,)
         for maker in self._sessions:
@@ -185,6 +187,12 @@ class App(Owner):
         """The schedules declared in code."""
         self._included: list[Owner] = []
         """The other apps whose tasks it serves; enqueues of these tasks are traced as its own."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            hint = ". A task enqueues: send_welcome.enqueue(conn, ...)" if name in OF_APP else ""
+            raise AttributeError(f"{type(self).__name__!r} has no {name!r}{hint}", name=name, obj=self)
 
     @overload
     def task(self, fn: Callable[Concatenate[Context, P], R], /) -> ContextTask[P, R]: ...

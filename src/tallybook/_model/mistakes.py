@@ -8,6 +8,9 @@ METHODS = dict.fromkeys(
 ) | {"apply": "(...): a task is called as the function that it is", "configure": "with_(...)", "signature": "job(...)"}
 """What other queues' tasks have, and what to write instead."""
 
+OF_APP = frozenset(("enqueue", "enqueue_sync", "send_task", "delay", "defer", "add_job", "enqueue_job", "queue"))
+"""Names under which the apps of other queues enqueue; here a task does that."""
+
 OPTIONS = {
     "countdown": "delay", "schedule_in": "delay", "defer_by": "delay", "eta": "run_at", "schedule_at": "run_at",
     "scheduled_at": "run_at", "at": "run_at", "expires": "expires_at", "expires_in": "expires_at", "lock": "order_key",
@@ -20,4 +23,4 @@ OPTIONS = {
 def as_option(name: str) -> str | None:
     """What to write for an option of another queue; None for any other word."""
     ours = OPTIONS.get(name)
-    return None if ours is None else f"Options of a job are said by with_: with_({ours}=...)"
+    return None if ours is None else f"Pass options of a job by with_: with_({ours}=...)"

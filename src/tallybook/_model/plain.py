@@ -133,7 +133,7 @@ class Walk:
             raise Unfit(
                 f"reading the {kind_name(kind)} raised {type(error).__name__}: {safe_text(error, 300)}"
             ) from None
-        raise Unfit(f"{kind_name(kind)} is no type that can be stored{_ADVICE.get(kind, '')}")
+        raise Unfit(f"{kind_name(kind)} cannot be stored as JSON{_ADVICE.get(kind, '')}")
 
 
 def kind_name(kind: type) -> str:

@@ -70,34 +70,37 @@ class WorkerSettings:
 
     def __post_init__(self) -> None:
         if not self.queues:
-            raise ConfigError("queues", {}, "a worker serves at least one queue")
+            raise ConfigError("queues", {}, "a worker needs at least one queue")
         for queue, slots in self.queues.items():
             if not isinstance(slots, int) or isinstance(slots, bool) or not 1 <= slots <= 100_000:
-                raise ConfigError("queues", f"{queue}={slots}", "slots go from 1 to 100000")
+                raise ConfigError("queues", f"{queue}={slots}", "slots must be from 1 to 100000")
             check_name("queues", queue, 64)
         for option in _DURATIONS:
             if getattr(self, option) is not None:
                 object.__setattr__(self, option, parse_duration(getattr(self, option), option=option))
         for option in ("poll", "heartbeat", "lease", "rescue_look"):
             if (given := getattr(self, option)) is not None and given <= timedelta(0):
-                raise ConfigError(option, getattr(self, option), "has to be more than nothing")
+                raise ConfigError(option, getattr(self, option), "must be above 0")
         for option in ("children", "max_abandoned"):
             if (given := getattr(self, option)) is not None and given < 1:
                 raise ConfigError(option, given, "must be at least 1")
         self._check_metrics()
         if self.lease < 2 * self.heartbeat:
             raise ConfigError(
-                "lease", self.lease, "has to be at least twice the heartbeat", hint="Or one late beat costs all jobs"
+                "lease",
+                self.lease,
+                "must be at least twice the heartbeat",
+                hint="Else one late heartbeat loses all jobs",
             )
 
     def _check_metrics(self) -> None:
         port, host = self.metrics_port, self.metrics_host
         if port is None and host != LOOPBACK:
-            raise ConfigError("metrics_host", host, "means nothing without a metrics_port")
+            raise ConfigError("metrics_host", host, "needs a metrics_port")
         if port is not None and (not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= 65_535):
-            raise ConfigError("metrics_port", port, "goes from 0 to 65535")
+            raise ConfigError("metrics_port", port, "must be from 0 to 65535")
         if not host.strip():
-            raise ConfigError("metrics_host", host, "is an address of this machine", hint="0.0.0.0 is all of them")
+            raise ConfigError("metrics_host", host, "must be an address of this machine", hint="0.0.0.0 means all")
 
     @property
     def most_abandoned(self) -> int:
@@ -127,7 +130,7 @@ def parse_queues(queues: Mapping[str, int] | Iterable[str] | str | None) -> dict
         name, equals, slots = part.strip().partition("=")
         name, slots = name.strip(), slots.strip()
         if equals and not slots.isdecimal():
-            raise ConfigError("queues", part, f"{slots!r} is no number of slots", hint="Write mail=10,default")
+            raise ConfigError("queues", part, f"{slots!r} is not a number of slots", hint="Write mail=10,default")
         if not name:
             raise ConfigError("queues", part, "a queue needs a name", hint="Write mail=10,default")
         if name in found:

@@ -1,0 +1,96 @@
+"""Mistakes that a newcomer makes: each gives one clear line, with what to do, and no traceback."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.cli import invoke
+from tallybook import App
+
+COMMANDS = {
+    "worker": (2, "Missing option '-A'", "Write -A module:app"),
+    "worker -A first:ap": (2, "has no 'ap'", "Did you mean first:app?"),
+    "worker -A firts:app": (2, "there is no module 'firts'", "Did you mean first?"),
+    "worker -A broken:app": (2, "No module named 'nothing_here'", "TALLYBOOK_DEBUG=1 shows the traceback"),
+    "worker -A first:hello": (2, "is not an App but the Task 'hello'", "Did you mean first:app?"),
+    "worker -A first:app --concurency 5": (2, "No such option '--concurency'", "--queues default=10"),
+    "worker -A first:app --queues mail=many": (2, "'many' is not a number of slots", "Write mail=10,default"),
+    "worker -A first:app --poll soon": (2, "'soon': not a duration", "Write '30 s'"),
+    "work -A first:app": (2, "No such command 'work'", "Did you mean 'worker'?"),
+    "jobs": (2, "No such command 'jobs'", "Did you mean 'job'?"),
+    "job list --state failed": (2, "'failed' is not one of", "Did you mean dead or retrying?"),
+    "job show 99": (1, "unknown job 99", "never committed"),
+    "queue pause nothing": (1, "unknown queue 'nothing'", "tallybook queue list"),
+    "schedule set nightly hello --every 1x": (2, "unknown unit 'x'", "Write '30 s'"),
+    "dead retry": (2, "pass ids, or filters", "--all"),
+    "web --host 0.0.0.0": (2, "without a login", "Pass --users FILE"),
+}
+
+
+@pytest.fixture
+def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "first.py").write_text(
+        "from tallybook import App\napp = App('shop')\n\n@app.task\nasync def hello(user_id: int) -> None: ...\n",
+        encoding="utf-8",
+    )
+    (tmp_path / "broken.py").write_text("import nothing_here\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("first", "broken"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+@pytest.mark.usefixtures("first")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command(dsn: str, command: str) -> None:
+    """One line of error and one of advice on stderr, and the exit code."""
+    code, what, advice = COMMANDS[command]
+    ran = invoke(*command.split(), to=dsn)
+    assert ran.exit_code == code and ran.stderr.count("error:") == 1 and "Traceback" not in ran.output
+    assert what in ran.stderr and advice in ran.stderr, ran.stderr
+    assert len(ran.stderr.strip().splitlines()) <= 2, ran.stderr
+
+
+app = App("shop")
+
+
+@app.task
+async def hello(user_id: int, *, lang: str = "en") -> None: ...
+
+
+CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "an app does not enqueue": (lambda _: app.enqueue("hello"), "A task enqueues"),  # type: ignore[attr-defined]
+    "delay of Celery": (lambda _: hello.delay(1), "Here it is .enqueue"),  # type: ignore[attr-defined]
+    "countdown of Celery": (lambda _: hello.with_(countdown=5), "with_(delay=...)"),  # type: ignore[call-arg]
+    "an argument too few": (hello.enqueue_sync, "missing 'user_id'"),  # type: ignore[call-arg]
+    "an argument that there is not": (lambda db: hello.enqueue_sync(db, user=1), "'user'"),  # type: ignore[call-arg]
+    "no connection": (lambda _: hello.enqueue_sync(1), "Pass a psycopg Connection"),  # type: ignore[call-overload]
+    "await forgotten": (lambda db: hello.enqueue(db, 1), "Write .enqueue_sync"),
+    "a set in the args": (lambda db: hello.enqueue_sync(db, {1}), "pass a sorted list"),  # type: ignore[arg-type]
+    "a number of seconds": (lambda _: hello.with_(delay=5), "or pass a timedelta"),  # type: ignore[arg-type]
+    "a number of retries": (lambda _: app.task(retry=3)(lambda: None), "retry=Exponential"),  # type: ignore[call-overload]
+    "an app without a name": (lambda _: App(""), "1 to 200 bytes"),
+    "a window in seconds": (lambda _: app.rate_limit("api", 8, per=60), "or pass a timedelta"),  # type: ignore[arg-type]
+    "a job that there is not": (lambda db: app.get(99).sync(db), "never committed"),
+    "a past time": (lambda db: hello.with_(run_at="soon").enqueue_sync(db, 1), "datetime.now(UTC)"),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("mistake", CALLS)
+def test_a_call(db: Any, mistake: str) -> None:
+    """One line that has the value and what to write instead."""
+    call, advice = CALLS[mistake]
+    with pytest.raises(Exception) as refused:
+        call(db)
+    text = str(refused.value)
+    assert advice in text and "\n" not in text
+
+
+def test_there_are_enough_of_them() -> None:
+    """At least 25."""
+    assert len(COMMANDS) + len(CALLS) >= 25
