@@ -48,9 +48,6 @@ WAITING_PARTS = {
     "counters",
     "from_query",
     "history",
-    "limits",
-    "order_key",
-    "parents",
     "schedules",
     "subjects",
 }

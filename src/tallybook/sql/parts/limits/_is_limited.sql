@@ -1,8 +1,7 @@
--- _is_limited(queue, task, options, xid, seq): whether limits have to be asked before this entry starts.
+-- _is_limited(queue, task, options, xid, seq): whether this entry must ask limits before its start.
 --
--- Not where no limit holds it. Nor where it came into line with the permits of all that do: what waited for permits has
--- them already, and a rate and a breaker have their say at the start alone.
--- Reads the rules; of those that waited concurrency_holder.
+-- False if no limit applies, or if the entry came into line with all its permits: a job that waited for permits has
+-- them, and rates and breakers are checked at the start only. Reads the rules; for jobs that waited concurrency_holder.
 create or replace function tallybook._is_limited(p_queue text, p_task text, p_options jsonb, p_xid xid8, p_seq bigint)
 returns boolean language plpgsql stable
 -- profile: nested

@@ -1,5 +1,4 @@
--- _leave_limits(job_ids): these jobs have ended while they waited: they wait for no permit any more. Deletes from
--- concurrency_line.
+-- _leave_limits(job_ids): remove ended jobs from the lines of permits. Deletes from concurrency_line.
 create or replace function tallybook._leave_limits(p_ids bigint[]) returns void
 language sql
 -- profile: nested

@@ -1,13 +1,12 @@
--- _limit_answer(job, keys, of, from, soon, keeps, missed, at): what its limits say to one job that asks for a start.
+-- _limit_answer(job, keys, of, from, soon, keeps, missed, at): decide for one job that asks for a start.
 --
---   of     which of the keys are its own     from, soon   the first and the last moment that is a start for this
+--   of     its own keys among the keys       from, soon   the first and the last moment that counts as a start for this
 --          question
---   keeps  it may have permits: kept for it, or from its last question
---   missed it was let through and did not start in time
--- blocked_by: it has to wait for a permit of this key. passes: it starts at start_at, with the permits that it has
--- (kept);
--- was: at another time than it was told, and counted for. Neither: its turn comes at start_at, behind others of a key.
--- Reads concurrency_holder; for what was missed rate_call, whose row it changes.
+--   keeps  it may have permits: reserved for it, or from its last question
+--   missed it had a turn and did not start in time
+-- blocked_by: it must wait for a permit of this key. passes: it starts at start_at, with its permits (kept); was: at
+-- another time than before, which was counted. Neither: its turn comes at start_at, behind others of a key.
+-- Reads concurrency_holder; for a missed turn rate_call, whose row it changes.
 create or replace function tallybook._limit_answer(p_job tallybook._limited_job, p_keys tallybook._limit_key[],
   p_of int[], p_from timestamptz, p_soon timestamptz, p_keeps boolean, p_missed boolean, p_at timestamptz,
   out blocked_by text, out passes boolean, out start_at timestamptz, out was timestamptz, out behind text,
@@ -56,7 +55,7 @@ begin
   end loop;
   passes := passes and start_at <= p_soon;
   if passes or blocked_by is not null then return; end if;
-  foreach j in array p_of loop  -- behind those who wait, at each of its limits
+  foreach j in array p_of loop  -- behind the waiting jobs, at each of its limits
     k := p_keys[j];
     continue when k.gap is null;
     start_at := greatest(start_at, k.front_at, case when not p_job.front then k.tail_at end);

@@ -1,8 +1,8 @@
--- _limit_keys(names, newcomers, ahead, at): where these keys stand, those that have a rule or had one; their rows are
--- locked, in the order of the names, to the end of the transaction. Rows of new keys are made before, in that order.
---   newcomers  somebody asks who has not waited: where do those end who wait?
---   ahead      how long the caller needs from asking to starting: its starts may be late by as much, up to 1 s
--- Jobs that wait for a permit are let go on first. Reads the rules, scheduled, tombstone; writes rate_state, see
+-- _limit_keys(names, newcomers, ahead, at): the state of these keys that have or had a rule. Locks their rows in the
+-- order of the names until the end of the transaction. Rows of new keys are created before, in that order.
+--   newcomers  a job that has not waited asks: find the end of the waiting jobs
+--   ahead      how long the caller needs from the call to the start: its starts may be late by as much, up to 1 s
+-- Jobs that wait for a permit continue first. Reads the rules, scheduled, tombstone; writes rate_state, see
 -- _let_in.
 create or replace function tallybook._limit_keys(p_names text[], p_newcomers boolean, p_ahead interval,
   p_at timestamptz)
@@ -11,13 +11,13 @@ returns tallybook._limit_key[] language plpgsql
 set enable_memoize = off  -- each row is looked up once: there is nothing to remember
 as $$
 declare
-  c_early constant interval := '120 ms';  -- what waits in line comes back so long before its turn
+  c_early constant interval := '120 ms';  -- a waiting job comes back this long before its turn
   v_keys tallybook._limit_key[]; k tallybook._limit_key; v_names text[] := p_names;
   v_permits boolean := exists (select from tallybook.limit_rule r where r.kind <> 'rate');
 begin
   loop
-    -- All of the rows or none are locked: a session that has rows locked and makes another would wait for one that has
-    -- made that row and waits for these.
+    -- Lock all rows or none: a session that has locked rows and creates another would wait for one that has
+    -- created that row and waits for these.
     select array_agg(row(s.name, s.next_at, s.front_at, s.granted, null, r.per / (r.most - r.burst + 1),
                          tallybook._step(r.most, r.per, r.burst),
                          case when r.per is not null then
@@ -35,7 +35,7 @@ begin
                          or exists (select from tallybook.limit_rule r
                                      where r.kind in ('rate', 'concurrency', 'breaker')
                                        and r.name in (n, split_part(n, ':', 1))));
-    -- Where another session makes the same row, this waits for its commit, inserts nothing, and the next round reads
+    -- If another session creates the same row, this waits for its commit, inserts nothing, and the next round reads
     -- it.
     insert into tallybook.rate_state (name, next_at, front_at, granted)
     select n, '-infinity', '-infinity', 0 from unnest(v_names) n order by n on conflict do nothing;
@@ -49,13 +49,13 @@ begin
          and not exists (select from tallybook.tombstone t where t.job_id = w.job_id and t.cancelled)
        order by w.run_at desc limit 1;
     end if;
-    if k.tail_at is null then k.front_at := '-infinity'; end if;  -- nobody waits: who was in front has been cancelled
+    if k.tail_at is null then k.front_at := '-infinity'; end if;  -- no job waits: the one in front was cancelled
     v_keys[i] := k;
     if v_permits and exists (select from tallybook.concurrency_line l where l.name = k.name) then
       perform tallybook._let_in(k.name, p_at, 50);
     end if;
   end loop;
-  -- After all of that: who goes on takes permits of other keys, too.
+  -- Last, because jobs that continue take permits of other keys, too.
   for i in 1..case when v_permits then coalesce(cardinality(v_keys), 0) else 0 end loop
     k := v_keys[i];
     select x.free, x.probing, x.barred into k.free, k.probing, k.barred from tallybook._permits_free(k.name, p_at) x;

@@ -1,14 +1,15 @@
--- _limit_of(kind, name): the rule of a key: of its own name, else of what stands before the first colon. No row: none.
+-- _limit_of(kind, name): the rule of a key: that of its own name, else of the name before the first colon. No row:
+-- none.
 create or replace function tallybook._limit_of(p_kind text, p_name text) returns setof tallybook.limit_rule
 language sql stable as $$
   select r.* from tallybook.limit_rule r where r.kind = p_kind and r.name in (p_name, split_part(p_name, ':', 1))
    order by r.name = p_name desc limit 1
 $$;
 
--- _limit_set(kind, name, most, per, burst, open_for, in_code, at, skips): make a rule, or change it: created, changed
--- or unchanged. skips null: as it is. A person's rule stays as it is when code declares one of its name. Those who wait
--- go by the new rule.
--- Errors: TB005 a name that no rule may have.
+-- _limit_set(kind, name, most, per, burst, open_for, in_code, at, skips): create or change a rule: created, changed
+-- or unchanged. skips null: unchanged. A person's rule stays when code declares one of its name. Waiting jobs
+-- follow the new rule.
+-- Errors: TB005 an invalid name.
 create or replace function tallybook._limit_set(p_kind text, p_name text, p_most int, p_per interval, p_burst int,
   p_open_for interval, p_in_code text, p_at timestamptz, p_skips boolean default null)
 returns text
@@ -51,9 +52,9 @@ begin
                       and r.name in ('queue:' || p_queue, 'task:' || p_task)), '[]');
 end $$;
 
--- _step(calls, per, burst): the estimated time between the turns of two that wait. The longer gaps that come now and
--- then are spread over all where they are short beside the time that one comes early: else those far behind come too
--- early by all of them, in vain.
+-- _step(calls, per, burst): the estimated time between the turns of two waiting jobs. The longer gaps that come now and
+-- then are spread over all if they are short beside the time that one comes early; else jobs far behind come too
+-- early by all of them.
 create or replace function tallybook._step(p_calls int, p_per interval, p_burst int) returns interval
 language sql immutable as $$
   select p_per / (p_calls - p_burst + 1)

@@ -1,6 +1,7 @@
--- _limit_skips(job, name, at): cancel a job that found the permits of this key taken, where its rule says so: true.
+-- _limit_skips(job, name, at): cancel a job that found all permits of this key taken, if its rule has skips; returns
+-- true.
 --
--- False: it waits. So does a job that holds a permit itself: its first answer was lost, and it is not its own rival.
+-- False: it waits. So does a job that holds a permit itself, whose first answer was lost.
 -- Reads limit_rule, concurrency_holder; writes what cancel_running writes.
 create or replace function tallybook._limit_skips(p_job tallybook._limited_job, p_name text, p_at timestamptz)
 returns boolean language plpgsql

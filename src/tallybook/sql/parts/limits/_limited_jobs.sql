@@ -1,5 +1,5 @@
--- _limited_jobs(leases, job_ids, attempts, names): which of these attempts are the caller's, in the order in which
--- limits let them start, each with the keys that hold it: those of names, or of its own limits, its queue and its task.
+-- _limited_jobs(leases, job_ids, attempts, names): the attempts that the caller owns, in the order in which limits let
+-- them start, each with its keys: `names`, or those of its own limits, its queue and its task.
 -- Reads claim, entry, outcome, lane, the rules.
 create or replace function tallybook._limited_jobs(p_leases uuid[], p_job_ids bigint[], p_attempts int[],
   p_names text[])

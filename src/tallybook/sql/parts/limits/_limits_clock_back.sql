@@ -1,5 +1,5 @@
--- _limits_clock_back(by, at): turns and breakers that lie ahead of a clock that has stepped back by so much keep their
--- order and their gaps. Writes rate_state, breaker_state.
+-- _limits_clock_back(by, at): the clock has stepped back by this time: move turns and breakers that are ahead of it,
+-- with their order and gaps. Writes rate_state, breaker_state.
 create or replace function tallybook._limits_clock_back(p_by interval, p_at timestamptz) returns void
 language plpgsql
 -- profile: nojit

@@ -1,7 +1,7 @@
--- _limits_hold(jobs, at): end these attempts as snoozed; their jobs stand in scheduled until their turn at a limit.
+-- _limits_hold(jobs, at): end these attempts as snoozed; their jobs are scheduled until their turn at a limit.
 --
--- They come back in a lane of their own: behind all others they would be late for their turn. Who promotes is told of
--- the first only: before that it looks by itself. What has a unique key may have been changed meanwhile.
+-- They come back in a lane of their own, because behind all others they would be late for their turn. Promote is woken
+-- for the first only; before that it looks at its interval. Jobs with a unique key may have been changed meanwhile.
 -- Reads entry, lane; writes outcome, tally, scheduled, at first use lane.
 create or replace function tallybook._limits_hold(p_jobs tallybook._limited_job[], p_at timestamptz) returns void
 language plpgsql

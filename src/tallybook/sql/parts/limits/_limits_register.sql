@@ -1,7 +1,7 @@
--- _limits_register(app, rules): the limits that an app's code declares, as a worker says at its start.
+-- _limits_register(app, rules): store the limits that an app's code declares, at the start of a worker.
 --
--- Changed where they differ, gone with their last declaration. A person's rule of the same name stays as it is.
--- Kind by kind, in the order of their names: so no two workers wait for one another. Writes limit_rule.
+-- Changes differing ones, and deletes those without a declaration. A person's rule of the same name stays.
+-- Kind by kind, in the order of their names, so no two workers wait for each other. Writes limit_rule.
 -- rights: worker
 create or replace function tallybook._limits_register(p_app text, p_rules jsonb) returns void
 language plpgsql as $$

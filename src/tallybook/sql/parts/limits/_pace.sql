@@ -1,13 +1,11 @@
--- _pace(ids, at): which of these jobs in scheduled, that are due and locked, may come into line now; the others get a
--- later time.
+-- _pace(ids, at): choose the due and locked jobs of scheduled that may come into line now; give the others a later
+-- time.
 --
--- Those that wait for their turn at a rate limit (options.turn) come as fast as they can start. Their turns are
--- estimates: after an outage or a push, or where starts were late, all of a key would come too early, be claimed, find
--- that it is not their turn, and be written once more each. Here they get a later time in place.
--- Keys whose jobs are in time are only read. The order is kept, but for jobs of priority 0 and 1, which go first. What
--- comes is asked by limit_take all the same. A key that somebody has locked is looked at again in 10 ms, or shortly
--- before its next start.
--- Reads limit_rule, tombstone, lane; writes rate_state, scheduled.
+-- Jobs that wait for their turn at a rate limit (options.turn) come as fast as they can start. Turns are estimates:
+-- after an outage, a push or late starts, all jobs of a key would come too early, be claimed in vain and be written
+-- again. Here they get a later time in place. Keys whose jobs are on time are only read. The order is kept, except that
+-- jobs of priority 0 and 1 go first. limit_take still checks each job. A key with a lock is looked at again in 10 ms,
+-- or shortly before its next start. Reads limit_rule, tombstone, lane; writes rate_state, scheduled.
 create or replace function tallybook._pace(p_ids bigint[], p_at timestamptz) returns bigint[]
 language plpgsql
 -- profile: hot
@@ -15,12 +13,12 @@ set enable_mergejoin = off  -- the rows are few
 as $$
 declare
   c_early constant interval := '120 ms';  -- as in limit_take
-  c_soon constant timestamptz := p_at + interval '150 ms';  -- a start that is so near is let through there
-  c_near constant timestamptz := p_at + interval '400 ms';  -- it may wait there so long, if it has to
+  c_soon constant timestamptz := p_at + interval '150 ms';  -- a start this near is granted there
+  c_near constant timestamptz := p_at + interval '400 ms';  -- the longest time that it may wait there
   c_late constant timestamptz := p_at - interval '60 ms';
   v_keys text[]; v_now bigint[];
 begin
-  select array_agg(k.key) into v_keys  -- those of which something is late, or would come too early
+  select array_agg(k.key) into v_keys  -- the keys with a job that is late, or would come too early
     from (select s.options ->> 'turn' as key, min(s.run_at) as run_at, count(*) as jobs
             from unnest(p_ids) d(job_id), tallybook.scheduled s
            where s.job_id = d.job_id and s.options ? 'turn' group by 1) k

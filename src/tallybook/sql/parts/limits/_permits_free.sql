@@ -1,10 +1,9 @@
--- _permits_free(name, at): how many more of this key may start (null: it has no such rule), whether the next one is a
--- probe, and whether the breaker bars all others, those that have a permit included.
+-- _permits_free(name, at): how many more jobs of this key may start (null: it has no such rule), whether the next one
+-- is a probe, and whether the breaker stops all others, even those with a permit.
 --
--- A permit is held by an attempt without an outcome. Forgets those that have ended, after telling the breaker of them:
--- so it opens, closes and lets its probe through with the next look, which whoever asks for a start takes. The key's
--- row in rate_state is locked.
--- Reads limit_rule, outcome; deletes from concurrency_holder; writes breaker_state.
+-- An attempt without an outcome holds a permit. Forgets attempts that have ended, after counting them for the breaker:
+-- it opens, closes and starts its probe at the next question for a start. The key's row in rate_state is locked. Reads
+-- limit_rule, outcome; deletes from concurrency_holder; writes breaker_state.
 create or replace function tallybook._permits_free(p_name text, p_at timestamptz, out free int, out probing boolean,
   out barred boolean)
 language plpgsql

@@ -19,7 +19,7 @@
 -- the longest late since the last such gap, so late starts cannot make one too many.
 -- The order is first come, first served: waiting jobs have their turn as run_at, and a new job goes behind them unless
 -- its priority is below 2. A job that came back in vain, because of an outage or a push, stays ahead of new ones. A
--- permit is held until the attempt has an outcome, whoever writes it, so there are never more than the limit. Jobs that
+-- permit is held until the attempt has an outcome of any session, so there are never more than the limit. Jobs that
 -- wait for a permit go by priority, then by age.
 -- Needs READ COMMITTED (TB003). Locks the keys' rows in their order until the end of the transaction: commit at once.
 -- Reads claim, entry, outcome, limit_rule; writes rate_state, rate_call,

@@ -20,22 +20,22 @@ create table tallybook.limit_rule (
   constraint "a window has 1 s to 366 days" check (per between interval '1 s' and interval '366 days'),
   constraint "a breaker is open for 1 s to 366 days" check (open_for between interval '1 s' and interval '366 days')
 );
--- What holds jobs that do not name it: asked for by every claim.
+-- The rules for jobs that do not name them, which every claim reads.
 create index limit_rule_wide on tallybook.limit_rule (name) where name like 'queue:%' or name like 'task:%';
 comment on table tallybook.limit_rule is
   'The rules of limits, one row per kind (rate, concurrency, breaker) and name. NAME holds the keys NAME and NAME:..., '
   'queue:NAME and task:NAME hold their jobs. A name may have a rule of each kind.';
 comment on column tallybook.limit_rule.most is
-  'How many calls a window has, how many jobs run at once, or after how many failures within a window a breaker opens.';
+  'Calls per window, jobs at the same time, or failures within a window that open a breaker.';
 comment on column tallybook.limit_rule.burst is
-  'How many calls may be made at once; never more than calls in any window for all that.';
-comment on column tallybook.limit_rule.open_for is 'How long jobs wait before one of them is let through as a probe.';
+  'How many calls may start at once; still never more than calls in any window.';
+comment on column tallybook.limit_rule.open_for is 'How long jobs wait before one of them starts as a probe.';
 comment on column tallybook.limit_rule.skips is
-  'A job that finds the permits taken does not wait: it is cancelled. Of a concurrency limit that code declares.';
-comment on column tallybook.limit_rule.in_code is 'The app that declares it; null: it was put in by a person.';
+  'A job that finds all permits taken is cancelled instead of waiting.';
+comment on column tallybook.limit_rule.in_code is 'The app that declares it; null: a person set it.';
 
--- Which attempts run under a key, or are next: each holds its permit until it has an outcome. Rows of the ended go
--- with the next look.
+-- The attempts that run with a permit of a key, or are next: each holds it until it has an outcome. Rows of ended ones
+-- are deleted by the next look.
 create table tallybook.concurrency_holder (
   xid       xid8 not null,
   seq       bigint not null,
@@ -45,11 +45,11 @@ create table tallybook.concurrency_holder (
   name      text not null
 );
 comment on column tallybook.concurrency_holder.probe is
-  'It is the one job that a breaker has let through to see whether the key works again.';
+  'The one job that a breaker has started to check whether the key works again.';
 create index concurrency_holder_of on tallybook.concurrency_holder (name);
 alter table tallybook.concurrency_holder replica identity full;
 
--- Who waits for a permit, in this order. Their jobs are in waiting.
+-- The order of jobs that wait for a permit. The jobs are in waiting.
 create table tallybook.concurrency_line (
   seq      bigint not null,
   job_id   bigint not null,
@@ -68,9 +68,9 @@ create table tallybook.breaker_state (
   constraint "a breaker is closed, open or half-open" check (state in ('closed', 'open', 'half-open'))
 );
 comment on table tallybook.breaker_state is
-  'Where the breaker of a key stands, changed under the lock of its row in rate_state. For people there is the '
+  'The state of the breaker of a key, changed under the lock of its row in rate_state. For people: the '
   'view breaker.';
-comment on column tallybook.breaker_state.failed_at is 'The newest failures, since it was closed last.';
+comment on column tallybook.breaker_state.failed_at is 'The newest failures since it was last closed.';
 
 -- One row per key that is in use, changed once per batch of jobs.
 create table tallybook.rate_state (
@@ -83,17 +83,17 @@ create table tallybook.rate_state (
   paced_to    timestamptz not null default '-infinity',
   lag         interval not null default '0'
 ) with (fillfactor = 50);
-comment on column tallybook.rate_state.front_at is 'Behind the last that came back to its turn in vain, or would have.';
+comment on column tallybook.rate_state.front_at is 'Behind the last job that came back to its turn in vain.';
 comment on column tallybook.rate_state.promised_at is
-  'Which start the next one gets that promote lets come back: not more of them come than can start.';
+  'The start of the next job that promote moves: no more come back than can start.';
 comment on column tallybook.rate_state.paced_to is
-  'Behind the last that was late for its turn and was given a new one.';
+  'The place behind the last job that was late for its turn and got a new one.';
 comment on column tallybook.rate_state.lag is
-  'By how much a start since the last longer gap may be late: the next longer gap is longer by that.';
+  'The longest delay of a start since the last longer gap; the next longer gap is longer by that.';
 comment on table tallybook.rate_state is
-  'Where each key of a rate limit stands: next_at is when its next call may start.';
+  'The state of each key of a rate limit; next_at is when its next call may start.';
 
--- LEDGER. What was let through, success or not: that is its attempt's outcome.
+-- LEDGER. The granted calls; their success is their attempt's outcome.
 create table tallybook.rate_call (
   called_at timestamptz not null,
   job_id    bigint not null,
@@ -102,28 +102,28 @@ create table tallybook.rate_call (
 );
 create index rate_call_line on tallybook.rate_call (name, called_at);
 comment on table tallybook.rate_call is
-  'LEDGER: one row is one call that a rate limit has let through. For people there is the view rate.';
+  'LEDGER: one row per call that a rate limit has granted. For people: the view rate.';
 alter table tallybook.rate_call replica identity full;
 
--- Who waits for its turn at a limit, and until when.
+-- The jobs that wait for their turn at a limit, with their times.
 create index scheduled_turn on tallybook.scheduled ((options ->> 'turn'), run_at) where options ? 'turn';
 
 insert into tallybook.service (name, every) values ('concurrency_release', '5 s');
 
--- What one call of limit_take knows of a key and of a job. A key has a rate where gap is not null, and permits or a
--- breaker where free is not null.
+-- The state of a key and of a job within one call of limit_take. A key has a rate if gap is not null, and permits or a
+-- breaker if free is not null.
 create type tallybook._limit_key as (
   name     text,
   next_at  timestamptz,
   front_at timestamptz,
   granted  bigint,
-  tail_at  timestamptz,  -- behind the last that waits
+  tail_at  timestamptz,  -- behind the last waiting job
   gap      interval,     -- between two starts
-  step     interval,     -- the same, as estimated for those who wait
-  late     interval,     -- a start of this question is late by at most so much
+  step     interval,     -- the same, as estimated for waiting jobs
+  late     interval,     -- the longest delay of a start of this question
   lag      interval,     -- the same of all since the last longer gap
   burst    int,
-  every    int,          -- so many calls make one gap longer by lag
+  every    int,          -- the number of calls after which a gap is longer by lag
   free     int,
   probing  boolean,
   barred   boolean,
@@ -138,9 +138,9 @@ create type tallybook._limited_job as (
   xid       xid8,
   seq       bigint,
   priority  int,
-  front     boolean,     -- it goes before newcomers
+  front     boolean,     -- it goes before new jobs
   special   boolean,     -- it may have been changed: it has a unique key
   limits    text[],
-  until     timestamptz, -- it has to wait so long,
+  until     timestamptz, -- it must wait until then,
   behind    text         -- behind others of this key
 );

@@ -1,14 +1,11 @@
--- _release(order_key, ended, at): put the next job of an order key back in line, if it waits and nobody has the turn.
+-- _release(order_key, ended, at): put the next job of an order key in line, if it waits and no job has the turn.
 --
--- Said by every verb that ends a job with an order key for good (ended), after the end, and by rescue and promote for
--- what was missed: an end at another isolation level, a row or a key that was locked. The key's lock is kept to the
--- commit:
--- who puts a job aside takes it, too, so that no job is put aside after the look. It is never waited for without a
--- limit: another's open transaction that has moved the same line (it completes a job of it, say) must not stop a worker
--- that ends its jobs.
--- One transaction moves 256 lines, for it keeps their locks; rescue moves the others.
--- Locks: the key (class 1413565448). Reads order_turn, order_line; writes entry, scheduled; deletes from waiting,
--- order_line.
+-- Every verb that ends a job with an order key for good calls it after the end (ended); rescue and promote call it for
+-- what was missed: an end at another isolation level, a locked row or key. The lock of the key is kept until the
+-- commit: setting a job aside takes it, too, so no job is set aside after the look. The wait for it is bounded: another
+-- open transaction that has moved the same line (for example by completing a job of it) must not block a worker that
+-- ends its jobs. One transaction moves at most 256 lines, because it keeps their locks; rescue moves the others. Locks:
+-- the key (class 1413565448). Reads order_turn, order_line; writes entry, scheduled; deletes from waiting, order_line.
 create or replace function tallybook._release(p_key text, p_ended bigint default null,
   p_at timestamptz default clock_timestamp()) returns void
 language plpgsql
@@ -18,7 +15,7 @@ declare
   v_holder bigint; l record; w tallybook.waiting; v_tries int := 1;
 begin
   if not tallybook._locks_left('tallybook.keys_locked', 256) then return; end if;
-  if p_ended is not null then  -- whose end frees the line tries for 0.2 s, the others for a moment
+  if p_ended is not null then  -- the end that frees the line tries for 0.2 s, others for a moment
     v_tries := case when tallybook._has_turn(p_key, p_ended) then 40 else 3 end;
   end if;
   while not pg_try_advisory_xact_lock(1413565448, hashtext(p_key)) loop
@@ -36,13 +33,13 @@ begin
     delete from tallybook.waiting x
      where x.job_id = (select y.job_id from tallybook.waiting y where y.job_id = l.job_id for update skip locked)
     returning x.* into w;
-    if not found then return; end if;  -- the first of the line comes by itself, if it does not wait
+    if not found then return; end if;  -- the first of the line needs no move if it does not wait
     if w.run_at > p_at then  -- pushed to a later time while it waited: it lines up again then
       delete from tallybook.order_line n where n.job_id = w.job_id;
     end if;
     if tallybook._place_waiting(w, p_at) then return; end if;
   end loop;
-  -- Nobody is in line: should one wait all the same, it has lost its place.
+  -- The line is empty: a job that still waits has lost its place.
   delete from tallybook.waiting x
    where x.job_id = (select y.job_id from tallybook.waiting y
                       where y.order_key = p_key and tallybook._job_open(y.job_id) order by y.job_id
@@ -51,9 +48,9 @@ begin
   if found then perform tallybook._place_waiting(w, p_at); end if;
 end $$;
 
--- _release_missed(at): what no end has released goes on by this. Walks up to 1000 of the keys that jobs wait for, from
--- a random one on, and takes the locks of those only whose turn nobody has, 100 of them. Waiting jobs that were
--- cancelled go to their lanes, where a claim meets and ends them.
+-- _release_missed(at): release jobs that no end has released. Reads up to 1000 of the keys that jobs wait for, from
+-- a random one on, and locks only keys whose turn no job has, 100 of them. Waiting jobs that were
+-- cancelled go to their lanes, where a claim ends them.
 create or replace function tallybook._release_missed(p_at timestamptz default clock_timestamp()) returns void
 language plpgsql
 -- profile: nested
@@ -69,7 +66,7 @@ begin
     w.run_at := least(w.run_at, p_at);
     perform tallybook._place_waiting(w, p_at);
   end loop;
-  -- By order_line, which holds all that wait for their key and few besides: waiting may hold a million jobs that wait
+  -- By order_line, which has all jobs that wait for their key and few others: waiting may have a million jobs that wait
   -- for something else.
   for v_key in
     with recursive k(key) as (
@@ -82,7 +79,7 @@ begin
                                  order by n.job_id limit 1)
           order by y.order_key limit 1),
         (select y.order_key from tallybook.waiting y where y.order_key is not null order by y.order_key limit 1))
-      union  -- once round, since what comes twice goes on no further
+      union  -- once round: union ends at the first repetition
       select coalesce(
         (select y.order_key from tallybook.waiting y where y.order_key > k.key order by y.order_key limit 1),
         (select y.order_key from tallybook.waiting y where y.order_key is not null order by y.order_key limit 1))
@@ -97,8 +94,8 @@ begin
   end loop;
 end $$;
 
--- _line_up(order_key, job_id, seq): give a job that comes into line its place: that of its entry, or the last one. Then
--- it gives up the place that it has, unless somebody is taking that away.
+-- _line_up(order_key, job_id, seq): give a job that enters its line its place: that of its entry, or the last one. Then
+-- its former place is deleted, unless another session is deleting it.
 create or replace function tallybook._line_up(p_key text, p_job_id bigint, p_seq bigint default null) returns void
 language sql as $$
   delete from tallybook.order_line n

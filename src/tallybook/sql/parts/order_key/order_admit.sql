@@ -1,14 +1,14 @@
--- order_admit(leases, job_ids, attempts): of claimed jobs with an order key, those whose turn it is. Ask it before you
--- start one.
+-- order_admit(leases, job_ids, attempts): return the claimed jobs with an order key whose turn it is. Call it before
+-- you start one.
 --
--- Of all jobs with one order key one runs at a time, in the order in which they came into line. A job has its turn
--- until it has ended for good: backoff, snooze and rescue hold the line. Any other is put aside (state waiting) and
--- comes back by itself when the one before it has ended; its attempt is over for the caller then.
+-- Jobs with one order key run one at a time, in the order in which they came into line. A job has its turn until it has
+-- ended for good: backoff, snooze and rescue hold the line. Other jobs are set aside (state waiting) and come back when
+-- the one before has ended; their attempt has ended for the caller.
 --   ready    start these
---   busy     the line of their key is being moved at this moment, by a transaction that may stay open: ask again soon
---   patient  false: what would be busy is put aside, too, so that it holds no slot; rescue looks after it. Say it after
---            a while
--- All that is in neither is not the caller's any more. A call looks at 256 keys; jobs of others are busy. Needs READ
+--   busy     a transaction that may stay open is moving the line of their key: ask again soon
+--   patient  false: busy jobs are set aside, too, so that they hold no slot; rescue looks after them. Pass it after a
+--            while
+-- Jobs in neither list are not the caller's any more. A call handles 256 keys; jobs of others are busy. Needs READ
 -- COMMITTED (TB003). Locks: keys (class 1413565448), tried only.
 -- Reads claim, entry, outcome, order_line; writes order_turn, order_line, waiting, outcome.
 -- rights: worker
@@ -22,12 +22,12 @@ declare
   v_keys text[] := '{}';
 begin
   perform tallybook._read_committed('order_admit needs READ COMMITTED',
-                                    'An older snapshot does not know whose turn it is.');
+                                    'An older snapshot does not show which job has the turn.');
   ready := '{}'; busy := '{}';
   for h in select f.lease, k.*
              from unnest(leases, job_ids, attempts) f(lease, job_id, attempt),
                   lateral tallybook._lease_entries(array[f.lease], array[f.job_id], array[f.attempt]) k
-            -- rescued meanwhile: it is another's
+            -- rescued meanwhile: it belongs to another worker
             where not exists (select from tallybook._outcome_of(k.retention, k.xid, k.seq))
             order by k.job_id loop
     if h.order_key is null then ready := ready || h.job_id; continue; end if;
@@ -42,7 +42,7 @@ begin
     if v_locked and v_holder = h.job_id then ready := ready || h.job_id; continue; end if;
     if not v_locked and (patient or v_holder = h.job_id) then busy := busy || h.job_id; continue; end if;
     if v_locked and (v_holder is null or not tallybook._job_open(v_holder)) then
-      v_mine := true;  -- unless somebody is before it
+      v_mine := true;  -- unless another job is before it
       for l in select n.seq, n.job_id from tallybook.order_line n where n.key = h.order_key order by n.seq loop
         exit when l.job_id = h.job_id;
         if tallybook._job_open(l.job_id) then v_mine := false; exit; end if;
@@ -60,11 +60,11 @@ begin
     continue when e.job_id is null;
     e.attempt := e.attempt + 1;
     perform tallybook._wait(e, order_admit.at);
-    -- One that had its turn, died and was retried has lost its place to whoever came meanwhile: it is the last.
+    -- A job that had its turn, died and was retried has lost its place: it is the last.
     if not exists (select from tallybook.order_line n where n.job_id = e.job_id) then
       perform tallybook._line_up(e.order_key, e.job_id);
     end if;
-    -- who is first may be waiting, too
+    -- the first job may be waiting, too
     if v_mine is false then perform tallybook._release(h.order_key, null, order_admit.at); end if;
   end loop;
 end $$;

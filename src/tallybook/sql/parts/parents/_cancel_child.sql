@@ -1,5 +1,5 @@
--- _cancel_child(child, at): end a job in waiting as cancelled, since a parent of it did not complete. False: somebody's
--- open transaction cancels it, too. The caller has locked its row. A person may retry it.
+-- _cancel_child(child, at): cancel a waiting job whose parent did not complete. Returns false if another open
+-- transaction cancels it, too. The caller has locked its row. A person can retry it.
 create or replace function tallybook._cancel_child(p_child bigint, p_at timestamptz) returns boolean
 language plpgsql as $$
 begin

@@ -1,8 +1,8 @@
--- _ended_as(job_ids): how these jobs have ended for good: completed, cancelled, dead, gone (nothing is on record);
--- null: they have not.
+-- _ended_as(job_ids): how these jobs have ended for good: completed, cancelled, dead, gone (no record is left); null:
+-- they have not.
 --
--- One statement, so that a job on its way from scheduled to its lane is not missed. A cancel counts when _job_open says
--- that the job will never start. failure: of one that did not complete, what its children are told.
+-- One statement, so a job that moves from scheduled to its lane is not missed. A cancel counts when _job_open reports
+-- that the job will never start. failure: the facts for the children of a job that did not complete.
 -- Reads entry, outcome, scheduled, waiting, dead, tombstone.
 create or replace function tallybook._ended_as(p_job_ids bigint[]) returns table (job_id bigint, ended_as text,
   failure jsonb)
@@ -24,7 +24,7 @@ begin
                 then case when t.job_id is not null and not tallybook._job_open(i.id) then 'cancelled' end
                 when e.job_id is null then 'gone'
                 when o.state in ('completed', 'cancelled') then o.state::text
-                -- a dead letter that was dropped: the last attempt has ended, and nothing goes on
+                -- a dropped dead letter: the last attempt has ended, and nothing follows
                 else 'dead' end as ended_as
       from unnest(p_job_ids) i(id)
       left join lateral (select x.* from tallybook._aside x where x.job_id = i.id limit 1) a on true

@@ -1,5 +1,5 @@
--- _leave_parents(job_ids): these jobs have ended while they waited, or before they were due: they wait for no parents
--- any more, and whoever waits for them is looked for soon. Deletes from parent.
+-- _leave_parents(job_ids): these jobs have ended while they waited, or before they were due: delete their parents, and
+-- wake parents_resolve for jobs that wait for them. Deletes from parent.
 create or replace function tallybook._leave_parents(p_ids bigint[]) returns void
 language plpgsql
 -- profile: nested
@@ -11,7 +11,7 @@ begin
   end if;
 end $$;
 
--- _parents_said(job_id, options): the options of a job that waits for parents, as it is kept once it does not: with how
+-- _parents_said(job_id, options): the options of a job whose wait for parents has ended: with how
 -- many of them had ended and failed.
 create or replace function tallybook._parents_said(p_job_id bigint, p_options jsonb) returns jsonb
 language plpgsql stable

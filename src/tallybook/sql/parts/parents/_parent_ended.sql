@@ -1,6 +1,6 @@
--- _parent_ended(job_id): wakes parents_resolve where a job waits for this one, which has been cancelled or has died.
+-- _parent_ended(job_id): wake parents_resolve if a job waits for this one, which was cancelled or has died.
 --
--- Only for these rare ends. One that completes is told by its worker, or found by a look: see parents_resolve.
+-- Only for these rare ends. A worker reports completed ones, or a look finds them: see parents_resolve.
 create or replace function tallybook._parent_ended(p_job_id bigint) returns void
 language plpgsql
 -- profile: lookup
@@ -11,7 +11,7 @@ begin
   end if;
 end $$;
 
--- _waits_for(job_id): what a job in waiting waits for, in a few words for people; null: not for parents.
+-- _waits_for(job_id): describe for people which parents a waiting job waits for; null: none.
 -- rights: operator, reader
 create or replace function tallybook._waits_for(p_job_id bigint) returns text
 language plpgsql stable

@@ -1,8 +1,8 @@
--- _release_children(children, at): those of these jobs in waiting that wait for no parent any more go to their lanes,
--- or to scheduled, if their time has not come. How many. The caller has locked their rows.
+-- _release_children(children, at): move those of these waiting jobs that wait for no parent to their lanes, or to
+-- scheduled if their time has not come. Returns their number. The caller has locked their rows.
 --
--- What failed goes into the arg that the job has asked for, the first 1,000 in the order of the parents; how many there
--- were into its options.
+-- Failures go into the arg that the job has asked for, the first 1,000 in the order of the parents; their number goes
+-- into its options.
 create or replace function tallybook._release_children(p_children bigint[], p_at timestamptz) returns int
 language plpgsql
 -- profile: nested
@@ -27,7 +27,7 @@ begin
       from (select x.*, count(x.failure) over (partition by x.child_id order by x.place) as nth from known x) k
      group by k.child_id
   ), freed as materialized (
-    -- The numbers are drawn in the order of the line, whatever the plan of the joins was.
+    -- The numbers are drawn in the order of the line, independent of the plan of the joins.
     select o.*, nextval('tallybook.job_id') as seq, coalesce(o.run_at > p_at, false) as later,
            o.options ? 'fair_key' and coalesce(o.run_at <= p_at, true) as fair
       from (select g.*, l.queue, l.retention, g.options #>> '{parents,order_key}' as key,
@@ -45,7 +45,7 @@ begin
            f.task, f.told_args,
            f.headers, f.unique_key, coalesce(f.run_at, p_at), f.errors, f.expires_at, f.key, f.told_options
       from freed f where not f.later and not f.fair
-  ), fair as (  -- the row that is deleted above comes anew: its turn by its fair key comes later (fair_release)
+  ), fair as (  -- the row deleted above is inserted again: its turn by its fair key comes later (fair_release)
     insert into tallybook.waiting (job_id, waits_since, enqueued_at, run_at, lane_id, attempt, failures, crashes,
                                    max_attempts, task, args,
                                    headers, unique_key, errors, expires_at, options, fair_key, fair_seq)

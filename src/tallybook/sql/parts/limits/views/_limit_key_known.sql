@@ -1,4 +1,4 @@
--- _limit_key_known: the keys of each kind of limit that are on record or have a rule of their own; some come twice.
+-- _limit_key_known: the keys of each kind of limit that are recorded or have a rule of their own; some come twice.
 create or replace view tallybook._limit_key_known as
 select 'rate' as kind, s.name from tallybook.rate_state s
 union all select 'breaker', s.name from tallybook.breaker_state s
@@ -6,7 +6,7 @@ union all select 'concurrency', h.name from tallybook.concurrency_holder h
 union all select 'concurrency', l.name from tallybook.concurrency_line l
 union all select r.kind, r.name from tallybook.limit_rule r;
 
--- _limit_key_rule: each of them once, with its rule: of its own name, else of what stands before the first colon.
+-- _limit_key_rule: each of them once, with its rule: that of its own name, else of the name before the first colon.
 create or replace view tallybook._limit_key_rule as
 select k.kind, k.name, r.name as rule, r.most, r.per, r.burst, r.open_for
   from (select distinct n.kind, n.name from tallybook._limit_key_known n) k

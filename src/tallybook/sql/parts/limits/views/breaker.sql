@@ -1,5 +1,5 @@
--- breaker: each key of a circuit breaker: where it stands, its failures, who waits; and the rules that no key of their
--- own name has used.
+-- breaker: each key of a circuit breaker with its state, failures and waiting jobs; and the rules without a key of
+-- their own name.
 -- rights: operator, reader
 create or replace view tallybook.breaker as
 select k.name, k.rule, k.most as failures, k.per, k.open_for,
@@ -12,4 +12,4 @@ select k.name, k.rule, k.most as failures, k.per, k.open_for,
   from tallybook._limit_key_rule k left join tallybook.breaker_state s on s.name = k.name
  where k.kind = 'breaker' and k.rule is not null;
 comment on view tallybook.breaker is
-  'Each key of a circuit breaker: its rule, its state, its failures, who waits for it.';
+  'Each key of a circuit breaker: its rule, state, failures and waiting jobs.';

@@ -1,4 +1,4 @@
--- rate_calls: every call that a limit has let through, with how its attempt ended (null: it has not ended yet).
+-- rate_calls: all calls that a limit has granted, with the end of their attempt (null: it has not ended).
 -- rights: operator, reader
 create or replace view tallybook.rate_calls as
 select c.name, c.called_at, c.job_id, c.attempt, o.state = 'completed' as success, o.ended_at
