@@ -41,16 +41,6 @@ WAITING_FOLDERS = {
     "contrib",
     "extra",
 }
-# Folders of src/tallybook/sql/parts whose comments and messages are not plain yet. This set only shrinks.
-WAITING_PARTS = {
-    "bulk",
-    "cluster",
-    "counters",
-    "from_query",
-    "history",
-    "schedules",
-    "subjects",
-}
 SQL = re.compile(r"\s*(?:select|insert|update|delete|with|create|alter|drop|set|do|lock)\s")
 
 
@@ -113,9 +103,7 @@ def of_sql(text: str) -> Iterator[str]:
 
 def sql_files() -> list[Path]:
     """The files of SQL whose comments and messages are checked."""
-    folder = ROOT / "src/tallybook/sql"
-    waiting = [folder / "parts" / part for part in WAITING_PARTS]
-    return [file for file in sorted(folder.rglob("*.sql")) if not any(file.is_relative_to(part) for part in waiting)]
+    return sorted((ROOT / "src/tallybook/sql").rglob("*.sql"))
 
 
 def modules() -> list[Path]:

@@ -1,16 +1,15 @@
--- _left_running(): what the workers of another cluster had claimed and not ended when the copy of this database was
--- made.
+-- _left_running(): the attempts that workers of another cluster had claimed and not ended when this copy of the
+-- database was made.
 --
--- A claim says how many it took. Its interval may hold more by now: jobs that were put in here, under transaction ids
--- that happen to lie between the other cluster's. Their numbers (seq) are higher than any that came with the copy, so
--- the first `jobs` by number are what was claimed. That relies on the sequence job_id: it came with the copy, or was
--- set before anything was put in. Where it is wrong, a job that was waiting is shown as started once; it is in line
--- either way.
--- Ended workers have nothing open, see rescue. Reads worker, claim, entry, outcome.
+-- A claim has the number of its jobs. Its interval may contain more by now: jobs enqueued here under transaction ids
+-- that lie between those of the other cluster. Their numbers (seq) are higher than all that came with the copy, so the
+-- first `jobs` by number are the claimed ones. That relies on the sequence job_id, which came with the copy, or was set
+-- before the first enqueue. If it is wrong, a waiting job is shown as started once; it is in line in any case. Ended
+-- workers have no open attempts, see rescue. Reads worker, claim, entry, outcome.
 create or replace function tallybook._left_running() returns table (xid xid8, seq bigint, worker text)
 language sql stable
 -- profile: nested
-set enable_nestloop = on  -- also where the caller has it off
+set enable_nestloop = on  -- also if the caller has switched it off
 as $$
   select e.xid, e.seq, w.name
     from tallybook.worker w

@@ -1,13 +1,13 @@
--- _rebase_entries(lanes, to_lanes, from, before, ...): append what is open in some retired lanes anew, at the end of
--- live ones.
+-- _rebase_entries(lanes, to_lanes, from, before, ...): append the open attempts of some retired lanes again, at the end
+-- of live ones.
 --
--- Open is what has no outcome: that is exact whatever the transaction ids say, in which cluster the entry was written,
--- and how often this is called, for each attempt is ended here first, and who cannot end it appends nothing.
+-- An attempt is open if it has no outcome. That is exact for any transaction ids, any cluster of origin and any number
+-- of calls, because each attempt is ended here first, and nothing is appended for one that cannot be ended.
 --   from, before  only entries with from <= xid < before; null: all
---   xids, seqs, workers  those that had been claimed, and by whom: lost, not moved, with no crash counted
--- A cancelled one is ended as cancelled, as the claim that met it would have done. Those that a worker holds by their
--- id, in this cluster, stay. The order is that of seq: (xid, seq) would compare the ids of two clusters.
--- The caller sets the planner up for all of a ledger, or for a few rows of it. Reads entry, outcome, claim, tombstone;
+--   xids, seqs, workers  the claimed ones with their workers: lost instead of moved, without a crash
+-- A cancelled one ends as cancelled, as at a claim. Those that a worker of this cluster holds by id stay. The order is
+-- that of seq, because (xid, seq) would compare ids of two clusters.
+-- The caller sets the planner up for a whole ledger, or for a few of its rows. Reads entry, outcome, claim, tombstone;
 -- writes outcome, entry, tombstone.
 create or replace function tallybook._rebase_entries(p_lanes int[], p_to int[], p_from xid8[], p_before xid8,
   p_xids xid8[], p_seqs bigint[], p_workers text[], p_at timestamptz, out moved int, out lost int, out cancelled int)
@@ -58,15 +58,15 @@ language sql as $$
       from (select f.* from fate f join ended d on d.entry_xid = f.xid and d.entry_seq = f.seq
              where f.fate <> 'cancelled' order by f.seq) f
   ), told as (
-    -- Folds leave retired lanes out. What was here when the database moved is recounted by who retires them, what comes
-    -- later is counted here.
+    -- Folds leave retired lanes out. Retiring them recounts the rows of the move; later rows
+    -- are counted here.
     insert into tallybook.tally (lane_id, n, attempts, what, task)
     select f.lane_id, count(*), sum(f.attempt), w.what::tallybook.counted, f.task
       from ended d join fate f on f.xid = d.entry_xid and f.seq = d.entry_seq cross
            join unnest(array[d.state::text, 'opened', 'unclaimed']) w(what)
      where p_before is not null group by f.lane_id, w.what, f.task
   ), free as materialized (
-    -- Of the cancelled their intents, of all what kept them out of the line; never waits, rescue sweeps the rest.
+    -- The intents of cancelled ones, and the tombstones of all. Never waits; rescue sweeps the rest.
     select t.job_id, t.attempt from tallybook.tombstone t join fate f on f.job_id = t.job_id
      where case when f.fate = 'cancelled' then t.attempt = f.attempt or t.attempt < f.attempt and not t.once
                 else t.attempt = f.attempt and t.taken and not t.cancelled end

@@ -1,14 +1,13 @@
--- _rebase_late(at): bring over what was put in a retired lane after its retirement. Returns how many jobs.
+-- _rebase_late(at): move jobs that were enqueued into a retired lane after its retirement. Returns their number.
 --
--- A transaction that saw the lane while it was live may write to it and commit at any later time: no producer is ever
--- waited for, and none waits. A job that was cancelled before the move comes here too when a person retries it. A
--- retired lane's born is the mark below which all is over; where nothing lies above it the look costs one probe. One
--- session at a time (class 1413565440, object 1). Reads lane, entry, outcome, claim; writes lane, and what
--- _rebase_entries writes.
+-- A transaction that saw the lane while it was live may write to it and commit at any later time; neither side waits. A
+-- job cancelled before the move comes here too when a person retries it. All entries below a retired lane's `born` have
+-- ended; if there is none above it, the look costs one probe. One session at a time (class 1413565440, object 1). Reads
+-- lane, entry, outcome, claim; writes lane, and what _rebase_entries writes.
 create or replace function tallybook._rebase_late(p_at timestamptz) returns int
 language plpgsql
 -- profile: nested
-set enable_nestloop = on  -- also where the caller has it off
+set enable_nestloop = on  -- also if the caller has switched it off
 as $$
 declare
   s pg_snapshot := pg_current_snapshot(); l record; v_late int := 0; b record; v_to int;
@@ -30,7 +29,7 @@ begin
       v_late := v_late + b.moved + b.cancelled;
       if b.moved > 0 then perform tallybook._wake(l.queue); end if;
     end if;
-    -- What lies below has committed and is over. Written only where the next look would read over something.
+    -- All entries below have committed and ended. Written only if it saves the next look some rows.
     update tallybook.lane k set born = pg_snapshot_xmin(s)
      where k.lane_id = l.lane_id and k.born < pg_snapshot_xmin(s)
        and exists (select from tallybook.entry e where e.lane_id = l.lane_id and e.retention = l.retention

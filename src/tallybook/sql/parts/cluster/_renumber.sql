@@ -1,9 +1,9 @@
--- _renumber(): set the sequences past every number in use, where they are behind. A dump brings them along, a logical
--- replication does not. Job ids: those of this node. Reads entry, order_line, scheduled, waiting, dead, unique_key,
+-- _renumber(): set sequences that are behind past all numbers in use. A dump copies sequences, logical replication does
+-- not. Job ids: those of this node. Reads entry, order_line, scheduled, waiting, dead, unique_key,
 -- subject_job, claim, lane, worker.
 create or replace function tallybook._renumber() returns void
 language sql as $$
-  -- A producer may draw numbers at this moment: hence the space.
+  -- The gap is for producers that draw numbers at the same moment.
   select setval('tallybook.job_id', least(t.n + 1000, q.seqmax))
     from pg_catalog.pg_sequence q, lateral (select max(x.n) as n from (
            select max(e.job_id) as n from tallybook.entry e where e.job_id between q.seqmin and q.seqmax

@@ -1,28 +1,21 @@
--- rebase(cursors, at, as_service): make the lanes of a database that came from another cluster claimable in this one.
+-- rebase(cursors, at, as_service): make the lanes of a database from another cluster claimable in this one.
 --
--- Transaction ids mean something only in the cluster that gave them out, so after a dump and restore, a logical
--- replication or pg_upgrade the cursors point nowhere. Workers call this when they start, at each new connection and
--- every few seconds;
--- where the cluster is the one that is on record it costs 0.1 ms and does nothing.
---   cursors  look at them as well: for data that came without the row in installation, and after TB004
+-- Transaction ids are valid only in their cluster, so the cursors are invalid after a dump and restore, a logical
+-- replication or pg_upgrade. Workers call this at their start, at each new connection and every few seconds; in the
+-- recorded cluster it costs 0.1 ms and does nothing.
+--   cursors  check them as well: for data that came without the row in installation, and after TB004
 --   at       the time; for tests
---   as_service  claim the run first, and put it on record (see _service.sql); rebased is null where somebody else is
---               running it
--- Otherwise, once, whoever is first (the others wait for it):
--- - every lane gets a successor and is retired; what is scheduled, waiting or dead points at the successor;
--- - every entry without an outcome is appended anew, whoever wrote it and when: as moved, or as lost where a worker of
--- the
---   other cluster had claimed it. No crash is counted: it was not the job that ended the worker. Cancelled ones end as
---   cancelled;
--- - the workers on record are ended: one that followed the move registers anew, what it still ends is refused;
--- - the sequences are set past every number in use, where they did not come along; the cluster is put on record.
--- No producer waits. What it puts into a retired lane, because its transaction began earlier, is brought over by later
--- calls.
--- Returns rebased (whether this call did all that), and how many lanes there are now, how many attempts were moved,
--- lost and cancelled, how many scheduled, waiting and dead jobs and how many workers were on record; late: jobs brought
--- over from retired lanes.
--- Errors: TB003: a rebase that is needed needs READ COMMITTED. Takes the lock of migrate, then the gates of all
--- workers.
+--   as_service  claim the run first, and record it (see _service.sql); rebased is null if another session runs it
+-- In another cluster the first call does this once, and the others wait for it:
+-- - every lane gets a successor and is retired; scheduled, waiting and dead jobs point to the successor;
+-- - every entry without an outcome is appended again: as moved, or as lost if a worker of the other cluster had claimed
+--   it. No crash is counted, because the job did not end the worker. Cancelled ones end as cancelled;
+-- - the recorded workers are ended: one that followed the move registers again, and its late ends are refused;
+-- - sequences that were not copied are set past all numbers in use, and the cluster is recorded.
+-- No producer waits. Jobs of transactions that began earlier, in a retired lane, are moved by later calls.
+-- Returns rebased (whether this call did all that), the number of lanes, of attempts that were moved, lost and
+-- cancelled, of scheduled, waiting and dead jobs, and of recorded workers; late: jobs moved from retired lanes. Errors:
+-- TB003: a needed rebase requires READ COMMITTED. Takes the lock of migrate, then the gates of all workers.
 -- rights: worker
 create or replace function tallybook.rebase(cursors boolean default false, at timestamptz default clock_timestamp(),
   as_service boolean default false, out rebased boolean, out lanes int, out moved int, out lost int, out cancelled int,
@@ -30,7 +23,7 @@ create or replace function tallybook.rebase(cursors boolean default false, at ti
 language plpgsql
 -- All of a ledger is read, without statistics where it has just been restored.
 -- profile: whole
-set enable_nestloop = off  -- it reads all there is, once
+set enable_nestloop = off  -- it reads everything once
 as $$
 declare
   s pg_snapshot; v_old int[]; v_new int[]; v_xids xid8[]; v_seqs bigint[]; v_workers text[];
@@ -47,9 +40,9 @@ begin
   perform tallybook._read_committed('rebase needs READ COMMITTED, this transaction is %s',
     'This database came from another cluster. Run "tallybook migrate", or call rebase() in a transaction of its own.');
   perform pg_advisory_xact_lock(1413565440, 0);
-  if not tallybook._is_foreign_cluster(cursors) then return; end if;  -- somebody was quicker
+  if not tallybook._is_foreign_cluster(cursors) then return; end if;  -- another session was faster
 
-  -- No claim is on its way from here on: each holds the gate of a worker on record, and who registers comes by here
+  -- No claim runs from here on: each holds the gate of a recorded worker, and a registration passes here
   -- first.
   perform pg_advisory_xact_lock(1413565442, w.id) from (select k.id from tallybook.worker k where k.ended_at is null
                                                         order by k.id) w;
@@ -59,9 +52,9 @@ begin
   get diagnostics workers = row_count;
 
   perform tallybook._renumber();
-  s := pg_current_snapshot();  -- what commits later than this is late
+  s := pg_current_snapshot();  -- later commits are late
   select array_agg(l.lane_id) into v_old from tallybook.lane l;
-  -- Producers use the newest of twins: that is the one of the class that the queue has now.
+  -- Producers use the newest twin, which has the queue's present class.
   insert into tallybook.lane (queue, priority, part, retention)
   select d.queue, d.priority, d.part, d.retention from (
     select distinct l.queue, l.priority, l.part, l.retention from tallybook.lane l where l.lane_id = any (v_old)) d
@@ -70,7 +63,7 @@ begin
   get diagnostics lanes = row_count;
   update tallybook.lane l set retired_at = coalesce(l.retired_at, rebase.at), born = pg_snapshot_xmin(s)
     where l.lane_id = any (v_old);
-  -- One successor each, also where a producer has just made a twin of it.
+  -- One successor each, also if a producer has just created a twin.
   select array_agg(m.old), array_agg(m.new) into v_old, v_new from (
     select distinct on (o.lane_id) o.lane_id as old, n.lane_id as new
       from tallybook.lane o
@@ -82,7 +75,7 @@ begin
   select b.moved, b.lost, b.cancelled into moved, lost, cancelled
     from tallybook._rebase_entries(v_old, v_new, null, null, v_xids, v_seqs, v_workers, at) b;
   perform set_config('tallybook.counting', 'off', true);  -- one by one: they are recounted
-  -- What a user's transaction has locked stays where it is, and comes over when it is promoted, released or retried.
+  -- Rows locked by a user's transaction stay, and move when they are promoted, released or retried.
   with moved as (
     select * from unnest(v_old, v_new) m(old, new)
   ), s as (

@@ -1,5 +1,5 @@
 -- _edges_of(queue): when the oldest and the newest jobs were enqueued, by lane, task and state: of the 1,000 first and
--- last of all in scheduled, waiting and dead, and of each line; null: of all queues' lines. Reads so many whatever
+-- last of all in scheduled, waiting and dead, and of each line; null: of all queues' lines. Reads no more, whatever
 -- their number.
 create or replace function tallybook._edges_of(p_queue text) returns table (lane_id int, task text, state text,
   oldest timestamptz, newest timestamptz)

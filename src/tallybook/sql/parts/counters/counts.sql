@@ -6,8 +6,8 @@
 -- case: in a queue of several tasks in which more than 2,000 jobs wait, a job that has run while thousands of others
 -- were claimed may be counted as running under another task of that queue, and under its own as available (see
 -- _split). completed, cancelled and died are totals for ever, also of what was pruned since; failed, snoozed, lost
--- and moved are attempts that have ended and went on. A cancelled job counts where it is until its cancel is carried
--- out, which is when it would have been claimed or promoted. Reads total, series, fold, lane, claim, entry and
+-- and moved are attempts whose job continued. A cancelled job counts in its old state until the cancel is recorded
+-- at its claim or promotion. Reads total, series, fold, lane, claim, entry and
 -- tally.
 -- rights: worker, operator, reader, metrics
 create or replace function tallybook.counts()
@@ -113,7 +113,7 @@ begin
 end $$;
 
 -- _split(lane, mode, running): of one lane how many jobs of each task wait (mode 'available': its line is read) or
--- run (mode 'running': claims are read until so many that run have been met); mode null: nothing.
+-- run (mode 'running': claims are read until that many running jobs are found); mode null: nothing.
 --
 -- What runs is mostly in the newest claims, and what has run for long in the oldest one of a worker that is open. So
 -- 3,000 jobs of the newest and 2,000 from each worker's oldest on are looked at; the number of the others that run

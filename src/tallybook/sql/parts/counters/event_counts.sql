@@ -1,4 +1,4 @@
--- event_counts(): how often each of your own events was counted, to this moment; without those that stand at 0. Reads
+-- event_counts(): the present count of each of your own events, without those at 0. Reads
 -- total, series, fold, tally.
 -- rights: operator, reader, metrics
 create or replace function tallybook.event_counts() returns table (name text, n bigint, last_at timestamptz)

@@ -1,5 +1,5 @@
--- event_set(name, n): let an event of your own stand at n, in your transaction; what is counted meanwhile comes on top.
--- At 0 it is forgotten: event_counts does not list it until it is counted again, event_series keeps what was. Returns
+-- event_set(name, n): set the count of an event of your own to n, in your transaction; concurrent counts are added.
+-- At 0 it is forgotten: event_counts omits it until its next count, and event_series keeps its history. Returns
 -- where it stood. Who sets any event waits for the end of others who do; who counts waits for nobody.
 -- Errors: TB003 isolation level, TB005 a name that is empty or longer than 200 bytes, an n that is not within 2^31 of
 -- where it stands. Reads total, series, fold, tally; writes tally.

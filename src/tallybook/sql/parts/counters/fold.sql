@@ -2,11 +2,11 @@
 -- never needed.
 --
 -- What a fold takes in is decided by transaction ids alone: all that its snapshot shows as ended and the last one's did
--- not. What these have written cannot change any more, so each row is counted once, whoever commits late, and whatever
--- is rolled back or crashes. What has come into line is read from entry, all else from tally. Nothing that a job does
+-- not. The rows of these cannot change any more, so each row is counted once, independent of late commits, of
+-- rollbacks and crashes. New entries are read from entry, all else from tally. No step of a job
 -- waits for this, and readers add what has not been folded yet.
---   as_service  claim the run first, at most about one a second, and put it on record
--- Returns how many sums it has written; null: somebody else is folding, or has just done so.
+--   as_service  claim the run first, at most about one per second, and record it
+-- Returns the number of written sums; null: another session folds, or has just done so.
 -- Errors: TB003 isolation level. Reads lane, entry, tally; writes fold, series, total, service.
 -- rights: worker
 create or replace function tallybook.fold(as_service boolean default false,
@@ -28,7 +28,7 @@ begin
                                                             where s.name = 'fold')) and at then
     return null;
   end if;
-  -- Read before the snapshot: what is put in meanwhile is looked for again.
+  -- Read before the snapshot: jobs enqueued meanwhile are looked for again.
   select q.last_value into v_last_job from tallybook.job_id q;
   if tallybook._is_foreign_cluster(false) then return null; end if;  -- moved to another cluster: rebase comes first
   s := pg_current_snapshot(); v_own := pg_current_xact_id_if_assigned(); v_hi := pg_snapshot_xmax(s);
@@ -99,8 +99,8 @@ begin
    group by t.lane_id, t.task, t.what, t.took, t.waited;
 end $$;
 
--- _checkpoint(old, new): write the sums of all up to the fold new, whose series is there and which is not on record
--- yet; what readers of older snapshots need is theirs still.
+-- _checkpoint(old, new): write the sums of all up to the fold new, whose series exists and which are not written
+-- yet. Readers with older snapshots keep what they need.
 create or replace function tallybook._checkpoint(p_old bigint, p_new bigint) returns void
 language sql
 -- profile: lookup
@@ -112,8 +112,8 @@ as $$
   delete from tallybook.fold f where f.number < p_old;
 $$;
 
--- _thin(at): sum what is older than its step is kept up to the next step; the longest is forgotten. Once in a while, a
--- step at a time. Of a queue whose metrics_retention is over then nothing is summed up.
+-- _thin(at): sum rows that are past their step's retention up to the next step, and delete those of the longest. Now
+-- and then, one step at a time. Rows past their queue's metrics_retention are deleted instead.
 create or replace function tallybook._thin(p_at timestamptz) returns void
 language plpgsql
 -- profile: lookup

@@ -3,7 +3,7 @@
 --
 -- The numbers of now are walked back through the changes, so each point is exact at the end of its step; of the step
 -- that is not over, now.
---   step   whole minutes. Of a time for which only longer steps are kept (series_step), changes are told at the
+--   step   whole minutes. For a time with longer steps only (series_step), changes are shown at the
 --          beginning of these
 --   since  60 steps ago where it is null; the first step is the one that it lies in
 -- Errors: TB005 a step that is not of whole minutes, more than 10,000 steps. Reads what counts reads, and series.

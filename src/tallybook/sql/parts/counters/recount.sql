@@ -1,8 +1,8 @@
--- recount(at): count everything anew, from the ledgers, and go on from there. Returns how many sums there are.
+-- recount(at): rebuild all counters from the ledgers. Returns the number of sums.
 --
 -- After a move to another cluster, or where verify finds a difference.
--- What is open and what is on record is counted; of what was pruned the totals of before are kept. It reads everything
--- once; nobody waits for it but other folds.
+-- Open jobs and history are counted; the totals of pruned history are kept. It reads everything
+-- once; only other folds wait for it.
 -- Errors: TB003 isolation level. Reads all ledgers and tables of jobs; writes fold, total, tally.
 -- rights: operator
 create or replace function tallybook.recount(at timestamptz default clock_timestamp()) returns bigint
@@ -22,8 +22,8 @@ begin
   end if;
   v_number := coalesce((select max(x.number) from tallybook.fold x), 0) + 1;
   v_own := pg_current_xact_id_if_assigned();
-  -- One statement, one snapshot: what it sees is counted; what it does not see is still to be folded. So are the
-  -- caller's own changes, which it sees: they are taken off again, since the caller may go on.
+  -- One statement, one snapshot: rows that it sees are counted; others will be folded. So will the
+  -- caller's own changes, which it sees: they are subtracted, because the caller may continue.
   with open as materialized (
     select c.* from tallybook._recounted_open() c
   ), ends as materialized (
@@ -107,7 +107,7 @@ language sql stable as $$
    where k.ended_at is null group by 1, 2
 $$;
 
--- _line(lane): what stands in one line, by task: behind the cursor, and what has committed late.
+-- _line(lane): the jobs in one line by task: behind the cursor, and late commits.
 create or replace function tallybook._line(p_lane_id int) returns table (task text, n bigint, attempts bigint)
 language plpgsql stable
 -- profile: nested

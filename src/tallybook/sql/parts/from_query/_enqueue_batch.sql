@@ -1,19 +1,19 @@
--- _enqueue_batch(queue, task, places, keys, ...): put in those of these jobs whose unique key nobody has. Returns how
--- many.
+-- _enqueue_batch(queue, task, places, keys, ...): enqueue those of these jobs whose unique key is free. Returns their
+-- number.
 --
--- Sorted by key, then place in the query; what has no key comes last. The ids are drawn here, in the order of the
--- places: the role `worker` may call this, and must not choose an id that another job has.
--- One statement looks at all keys, by indexes only: what an open job holds is left alone. All others are taken in their
--- order, one after the other, as enqueue_many does: who waits for another producer may hold smaller keys only, else two
--- calls could wait for each other. What this look cannot decide (a job that somebody has cancelled, older holders, a
--- producer that came in between) _claim_key does. The jobs are then put in by one statement.
+-- Sorted by key, then by place in the query; jobs without a key come last. The ids are drawn here, in the order of the
+-- places: the role `worker` may call this, and must not choose an id of another job.
+-- One statement checks all keys by indexes: keys of open jobs are skipped. All others are locked one after the other in
+-- their order, as in enqueue_many: a call that waits for another producer holds smaller keys only, so calls cannot wait
+-- for each other. _claim_key decides the cases that this look cannot (a cancelled job, older holders, a producer that
+-- came in between). Then one statement enqueues the jobs.
 -- Reads unique_key, entry, outcome, scheduled, waiting, tombstone, lane; writes unique_key, entry, scheduled.
 -- rights: worker
 create or replace function tallybook._enqueue_batch(p_queue text, p_task text, p_places int[], p_keys text[],
   p_args jsonb[], p_run_ats timestamptz[], p_priorities int[], p_max_attempts int, p_headers jsonb, p_options jsonb,
   p_at timestamptz)
 returns bigint language plpgsql
--- No nested loop: the few joins here are of one batch with itself, whose size nobody tells the planner. The look-ups
+-- No nested loop: the few joins here are of one batch with itself, whose size the planner does not know. The look-ups
 -- are scalar, lateral or by an array, which is always by index.
 -- profile: batch
 as $$
@@ -38,7 +38,7 @@ begin
            where x.task = p_task and x.key = f.key order by x.generation desc limit 1) u on true
        where f.key is not null),
     jobs as materialized (select array_agg(k.job_id) as ids from k where k.job_id is not null),
-    open as (  -- but for what is cancelled: see _job_open
+    open as (  -- except cancelled ones: see _job_open
       select e.job_id from tallybook.entry e
        where e.job_id = any ((select ids from jobs)::bigint[])
          and not exists (select from tallybook._outcome_of(e.retention, e.xid, e.seq))
@@ -49,7 +49,7 @@ begin
       from k left join open o on o.job_id = k.job_id left join cancelled c on c.job_id = k.job_id
      where o.job_id is null or c.job_id is not null
      order by k.n loop
-    continue when v.key = v_before;  -- the key stands here twice: the first has it, or has been told that nobody can
+    continue when v.key = v_before;  -- the key is here twice: the first has it, or was refused
     v_before := v.key;
     -- else see _claim_key
     if v.free and (v.generation is null or current_setting('transaction_isolation') = 'read committed') then

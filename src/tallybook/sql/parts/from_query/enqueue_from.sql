@@ -16,9 +16,6 @@
 -- of rows.
 -- Errors: TB005 an invalid argument, query or row; then nothing is enqueued. Errors of the query are passed on
 -- unchanged. Reads and writes what enqueue does (see _enqueue_batch).
--- rows.
--- Errors: TB005 what does not fit, in the arguments, the query or one of its rows; nothing is put in then. What the
--- query raises while it runs is passed on as it is. Reads and writes what enqueue does (see _enqueue_batch).
 -- rights: worker, as the caller
 create or replace function tallybook.enqueue_from(query text, queue text, task text, priority int default 2,
   max_attempts int default null, headers jsonb default null, options jsonb default null,

@@ -7,7 +7,7 @@
 -- - no transaction can write to it: all before its end have ended, or it is of another cluster and not reached yet;
 -- - each entry has its outcome (these correspond one to one: counted, see _range_count), and the newest is older than
 -- keep;
--- - no attempt of a claim in it is open: that can be of an entry in another range. A worker's watermark says where to
+-- - no attempt of a claim in it is open: its entry can be in another range. A worker's watermark shows where to
 -- look;
 -- - nobody waits for a job in it to end who has not been told (parent), and the counters have passed it;
 -- - no lane's newest claim lies in it: that is moved on first, as a claim of nothing, under the lane's lock, which is
@@ -69,7 +69,7 @@ begin
   v_rows := case when p_code is null then (select sum(pg_relation_size(l)) from unnest(p_leaves) l) / 8192
     else h.entries end;
 
-  -- Its holders have ended, and without their outcomes nobody could tell.
+  -- Its holders have ended, which cannot be seen without their outcomes.
   delete from tallybook.concurrency_holder c where c.ctid = any (array(
     select x.ctid from tallybook.concurrency_holder x where x.retention = p_code and x.xid >= v_lower
            and x.xid < v_upper for update skip locked));
@@ -101,7 +101,7 @@ language sql stable as $$
       or p_lower > pg_snapshot_xmax(pg_current_snapshot())::text::numeric
 $$;
 
--- _range_held(leaf, why): says for people why a range was not dropped or cut. Returns null, for its caller to return.
+-- _range_held(leaf, why): record for people why a range was not dropped or cut. Returns null, for its caller to return.
 create or replace function tallybook._range_held(p_leaf regclass, p_why text) returns bigint
 language sql as $$
   update tallybook.history_range r set held = p_why
@@ -213,8 +213,8 @@ end $$;
 
 -- _range_heads(class, lower, upper): move lanes' cursors on that lie in a range: a claim of nothing is appended, with
 -- the same cursor.
--- True: one was moved. Its lane is locked to the commit, so the range is dropped by a later run. False: those that lie
--- there are locked by others; null: none does. one_xid keeps the copy out of the indexes that say who took an entry.
+-- True: one was moved. Its lane is locked until the commit, so a later run drops the range. False: those that are
+-- there are locked by others; null: there is none. one_xid keeps the copy out of the indexes for the claim of an entry.
 create or replace function tallybook._range_heads(p_code "char", p_lower xid8, p_upper xid8) returns boolean
 language plpgsql
 -- profile: hot

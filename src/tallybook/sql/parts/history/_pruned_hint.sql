@@ -1,4 +1,4 @@
--- _pruned_hint(job_id): what is to be said of a job that is not there: its history has gone, where its id says that
+-- _pruned_hint(job_id): the hint for a missing job: its history was deleted, if its id shows that
 -- there was one. Null:
 -- nothing is known. An id of this node that was given out, below all that are left.
 create or replace function tallybook._pruned_hint(p_job_id bigint) returns text

@@ -74,7 +74,7 @@ $$;
 -- _range_cut(): the bound that the range which is being cut will get, in the session that cuts it. Everywhere else no
 -- bound.
 --
--- Marked immutable, though it reads a setting, so that PostgreSQL puts in its value where it compares a CHECK
+-- Marked immutable, although it reads a setting, so that PostgreSQL inserts its value when it compares a CHECK
 -- constraint that calls it with the new bounds of a partition: see _range_split.
 create or replace function tallybook._range_cut() returns xid8
 language sql immutable as $$

@@ -82,7 +82,7 @@ begin
       or exists (select from tallybook._aside a where a.job_id = p_job_id);
 end $$;
 
--- _sweep_place(kind), _sweep_to(kind, place): where the walk over a table goes on; null: at its beginning.
+-- _sweep_place(kind), _sweep_to(kind, place): where the sweep of a table continues; null: at its beginning.
 create or replace function tallybook._sweep_place(p_kind text) returns jsonb
 language sql stable as $$ select s.place from tallybook.sweep s where s.kind = p_kind $$;
 
@@ -116,9 +116,9 @@ end $$;
 
 -- _sweep_keys(): older generations of unique keys whose jobs have left. The newest stays: producers go by it.
 --
--- Of a key they go from the oldest on, without a gap. A producer with an old snapshot takes an older generation for the
--- newest, and puts in the next one: that it is there is what stops him. Where it is gone the one that he saw is gone,
--- too, and he finds that out by locking it (see _claim_key).
+-- Rows of a key are deleted from the oldest on, without a gap. A producer with an old snapshot takes an older
+-- generation for the newest, and inserts the next one: an existing row stops it. If that is deleted, the one that it
+-- saw is deleted, too, and it notices that when it locks it (see _claim_key).
 create or replace function tallybook._sweep_keys() returns bigint
 language plpgsql
 -- profile: lookup

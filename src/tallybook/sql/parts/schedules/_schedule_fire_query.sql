@@ -1,7 +1,7 @@
 -- _schedule_fire_query(plan, at): fire one query-driven schedule that is due, in a transaction of its own.
 --
--- The plan is that of _schedules_fire. Each tick puts in what the query yields. An error of the query is on record as
--- failed, with its message. carried: whether the plan was carried out; not, if the schedule has changed since, or
+-- The plan is that of _schedules_fire. Each tick enqueues the rows of the query. An error of the query is recorded as
+-- failed, with its message. carried: whether the plan was executed; false if the schedule has changed since, or
 -- another is at it.
 -- The schedule's row is not locked while the query runs, only an advisory lock is held (class 1413565449), which
 -- everybody only tries: a person can pause or drop a schedule whose query is slow. At the end the row moves on if
@@ -9,7 +9,7 @@
 -- The query is run with the caller's rights: this function is never a SECURITY DEFINER, the steps that touch our tables
 -- may be.
 -- Errors: TB003 but in READ COMMITTED; what is no fault of the query's (deadlocks, a full disk, a stop), and a
--- cancelled statement: then nothing is on record, and the caller says _schedule_query_failed. Reads and writes
+-- cancelled statement: then nothing is recorded, and the caller calls _schedule_query_failed. Reads and writes
 -- schedule, fire; writes what enqueue does.
 -- rights: worker, as the caller
 create or replace function tallybook._schedule_fire_query(p_plan jsonb, p_at timestamptz default clock_timestamp(),
@@ -42,9 +42,9 @@ begin
   perform tallybook._schedule_query_over(p_plan, fired, failed, v_missed);
 end $$;
 
--- _schedule_query_failed(plan, reason, at): puts on record that a query-driven schedule could not be fired, where that
--- took the transaction along: its time was up, somebody cancelled it, it met the same contention again and again.
--- False: not ours to say.
+-- _schedule_query_failed(plan, reason, at): record that a query-driven schedule could not be fired, if that
+-- rolled the transaction back: a timeout, a cancelled statement, or repeated contention.
+-- False: another worker decides.
 -- rights: worker
 create or replace function tallybook._schedule_query_failed(p_plan jsonb, p_reason text,
   p_at timestamptz default clock_timestamp())

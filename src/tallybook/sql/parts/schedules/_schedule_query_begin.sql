@@ -1,6 +1,6 @@
--- _schedule_query_begin(plan, at): the first step of _schedule_fire_query: whether the plan is to be carried out
--- (nobody else is at it, and the schedule has not changed since); if so, what was missed is on record, and missed says
--- how many ticks that were.
+-- _schedule_query_begin(plan, at): the first step of _schedule_fire_query: whether to execute the plan
+-- (no other session does, and the schedule has not changed); if so, missed ticks are recorded, and missed is
+-- their number.
 -- Reads and writes schedule, fire.
 -- rights: worker
 create or replace function tallybook._schedule_query_begin(p_plan jsonb, p_at timestamptz, out carried boolean,
@@ -31,7 +31,7 @@ begin
   end if;
 end $$;
 
--- _schedule_query_tick(name, tick, late, at): put a tick on record as fired. False: it is on record already. Writes
+-- _schedule_query_tick(name, tick, late, at): record a tick as fired. False: it is recorded already. Writes
 -- fire.
 -- rights: worker
 create or replace function tallybook._schedule_query_tick(p_name text, p_tick timestamptz, p_late boolean,
@@ -43,8 +43,8 @@ begin
   return found;
 end $$;
 
--- _schedule_query_ended(name, tick, jobs, reason): what came of the query of a tick: so many jobs, or null and why it
--- failed. Writes fire.
+-- _schedule_query_ended(name, tick, jobs, reason): record the result of a tick's query: the number of jobs, or null and
+-- why it failed. Writes fire.
 -- rights: worker
 create or replace function tallybook._schedule_query_ended(p_name text, p_tick timestamptz, p_jobs bigint,
   p_reason text) returns void

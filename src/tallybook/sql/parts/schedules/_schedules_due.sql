@@ -2,8 +2,8 @@
 -- query-driven one is due, and in how many seconds the next of those is besides; and how often workers look at least.
 --
 -- Three index look-ups. after: where the last run stopped, so that it does not walk over the index's dead rows while an
--- old snapshot holds back vacuum; every few seconds say null, for what was committed late. That somebody has looked is
--- put on record where nobody has run the clock for long. Reads schedule; now and then writes service.
+-- old snapshot holds back vacuum; every few seconds pass null, for late commits. The look is
+-- recorded if no session has run the clock for long. Reads schedule; now and then writes service.
 -- rights: worker
 create or replace function tallybook._schedules_look(p_after timestamptz default null,
   p_at timestamptz default clock_timestamp(), out due_in double precision, out queries_due boolean,
@@ -30,9 +30,9 @@ end $$;
 -- _schedules_due(max, after, queries, at): what a worker needs to compute the ticks of schedules that are due, oldest
 -- first.
 --
--- Nobody else runs the clock until the caller's transaction has ended. If somebody does, no rows come, unless what is
--- due has waited for a second: whoever has it may be frozen, and to plan the same twice does no harm.
--- upto: everything that was due by then is here. Intervals are told in microseconds. queries: those that are
+-- No other session runs the clock until the caller's transaction has ended. If one does, there are no rows, unless a
+-- due schedule has waited for a second: that session may be frozen, and planning twice does no harm.
+-- upto: everything due by then is in the result. Intervals are in microseconds. queries: those that are
 -- query-driven, each of which is fired by a transaction of its own, so nobody claims them as a whole. Reads schedule.
 -- rights: worker
 create or replace function tallybook._schedules_due(p_max int default 250, p_after timestamptz default null,

@@ -3,12 +3,12 @@
 --
 -- plans: [{"name", "revision" and "tick" as read, "late": [ticks], "ticks": [ticks], "missed_from", "missed_ticks",
 -- "next", "due", "problem", "now"}]. A plan counts only for the row that it was made from: where that has moved on, was
--- changed or paused, or is in another's hands, nothing is done. Whose row (schedule, tick) in fire is inserted has
--- fired that tick; the job is put in by the same statement. late: missed ticks that are fired all the same, in their
+-- changed or paused, or is locked, nothing is done. The session that inserts the row (schedule, tick) in fire has
+-- fired that tick; the same statement enqueues the job. late: missed ticks to fire, in their
 -- order and one at a time.
 -- now: a person's doing, which a pause does not stop.
 -- Only READ COMMITTED: the job of the last fire is looked up after the row was locked, in a newer snapshot.
--- One that cannot be fired is on record as failed, and holds up no other.
+-- One that cannot be fired is recorded as failed, and delays no other.
 -- Reads and writes schedule; writes fire, entry, at first use lane; service.
 -- rights: worker
 create or replace function tallybook._schedules_fire(p_plans jsonb, p_at timestamptz default clock_timestamp(),
@@ -64,7 +64,7 @@ begin
   fired := 0; skipped := 0; missed := 0;
   for d in
     with s as materialized (
-      -- in_line: one that catches up with missed ticks puts in several at once, which run one after the other.
+      -- in_line: a schedule that catches up enqueues several jobs at once, which run one after the other.
       select p.*, k.* from jsonb_populate_recordset(null::tallybook._plan, p_plans) p,
              lateral (select s.overlap, not s.overlap and s.missed = 'all' as in_line, s.line,
                              not s.overlap and (tallybook._job_open(s.last_job_id)
@@ -74,7 +74,7 @@ begin
        where p.name = any (p_names)
     ), t as (
       select s.name, x.tick, x.late,
-             -- Behind what is open only where that stands in the same line: line is null for jobs of an older
+             -- Behind open jobs only if they are in the same line: line is null for jobs of an older
              -- definition.
              case when s.overlap or x.late and s.in_line and (s.line is not null or not s.live) then 'enqueued'
                   when s.live or row_number() over (partition by s.name order by x.tick) > 1 then 'skipped'
@@ -128,7 +128,7 @@ begin
   end loop;
 end $$;
 
--- _schedule_failed(plan, reason, at): its ticks could not be fired; the schedule goes on with the next.
+-- _schedule_failed(plan, reason, at): its ticks could not be fired; the schedule continues with the next.
 create or replace function tallybook._schedule_failed(p_plan jsonb, p_reason text, p_at timestamptz) returns void
 language sql as $$
   with p as (

@@ -7,8 +7,8 @@ language sql as $$
   select coalesce(jsonb_agg(to_jsonb(g) order by g.name), '[]') from gone g
 $$;
 
--- _schedules_take(schedules): put those of another database on record here; how many. One whose name is there stays as
--- it is here. Ticks that came due meanwhile are late ticks, as the schedule says. The last job is forgotten: it is a
+-- _schedules_take(schedules): store the schedules of another database here; returns their number. An existing one stays
+-- unchanged. Ticks that came due meanwhile are missed ticks. The last job is forgotten: it is a
 -- job of the other database. Writes schedule.
 create or replace function tallybook._schedules_take(p_schedules jsonb) returns int
 language plpgsql as $$

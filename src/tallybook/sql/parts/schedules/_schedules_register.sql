@@ -1,11 +1,10 @@
--- _schedules_register(app, schedules, at): make the schedules that an app's code declares those on record. What a
--- worker says when it starts; where all is as it was, nothing is written and nothing is locked.
+-- _schedules_register(app, schedules, at): store the schedules that an app's code declares, at the start of a
+-- worker. If nothing has changed, nothing is written or locked.
 --
 -- schedules: [{"name", "task", "cron" or "every", ...}], columns of the table. Returns what was done, one row each:
 -- created, changed, or removed, for one that has left the code of this app; taken: the name belongs to another app
--- (detail), or to the database; refused: it does not fit (detail: why); busy: somebody's open transaction has the row,
--- say it again later.
--- A pause stays. Reads and writes schedule.
+-- (detail), or to the database; refused: it is invalid (detail: why); busy: another open transaction has locked the
+-- row, try again later. A pause stays. Reads and writes schedule.
 -- rights: worker
 create or replace function tallybook._schedules_register(p_app text, p_schedules jsonb,
   p_at timestamptz default clock_timestamp())
@@ -44,7 +43,7 @@ begin
       what := tallybook._schedule_set(d, p_at, false);
       if what = 'taken' then select s.app into detail from tallybook.schedule s where s.name = v.name; end if;
     exception when sqlstate 'TB005' or data_exception or integrity_constraint_violation then
-      -- The zones that this server knows may be others than the program's; the worker's other schedules shall run.
+      -- The server may know other time zones than the program; the worker's other schedules must run.
       what := 'refused'; detail := sqlerrm;
     end;
     if what <> 'unchanged' then return next; end if;

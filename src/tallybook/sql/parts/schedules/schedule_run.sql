@@ -3,13 +3,8 @@
 -- The tick is the present time. what is enqueued (job_id, and jobs: their number), skipped (reason overlap: the job of
 -- the last fire is open, or the query runs now) or failed (of a query-driven one, with the error). A paused schedule
 -- can be run. The next tick stays. If roles are in use, an operator cannot run a query-driven one (42501), because its
--- query would run with the operator's
--- rights.
+-- query would run with the operator's rights.
 -- Errors: TB002 unknown schedule; TB003 an isolation level other than READ COMMITTED, whose snapshot may miss the last
--- job's end.
--- Reads and writes schedule; writes fire, and what enqueue writes.
--- rights.
--- Errors: TB002 no such schedule; TB003 an isolation level other than READ COMMITTED, whose snapshot may miss the last
 -- job's end.
 -- Reads and writes schedule; writes fire, and what enqueue writes.
 -- rights: operator, as the caller

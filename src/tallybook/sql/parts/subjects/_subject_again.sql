@@ -1,8 +1,8 @@
--- _subject_again(task, subject, job_id, revive, at): give the name of a subject to a new job: of one that has completed
--- (revive, its iterations go on), or whose job was cancelled. Null: it is something else by now, look again.
+-- _subject_again(task, subject, job_id, revive, at): give the name of a subject to a new job, if it has completed
+-- (revive, its iterations continue), or its job was cancelled. Null: it has changed, look again.
 --
 -- The row of the name is locked first, and looked at once more behind the lock: a person's retry takes it too.
--- Returns the new job's id and what its options say of the subject. Errors: TB005 cancelled in this very transaction.
+-- Returns the new job's id and the subject's part of its options. Errors: TB005 cancelled in this transaction.
 create or replace function tallybook._subject_again(p_task text, p_subject text, p_job_id bigint, p_revive boolean,
   p_at timestamptz, out job_id bigint, out subject jsonb)
 language plpgsql

@@ -1,4 +1,4 @@
--- _subject_amend(job_id, args, version, run_at, priority, at): change a subject's job that stands in line, as an upsert
+-- _subject_amend(job_id, args, version, run_at, priority, at): change a subject's job in line, as an upsert
 -- asks for.
 --
 -- Reports updated, unchanged, or null: it has started, or went elsewhere; look again. Priority is only raised, and what
@@ -64,7 +64,7 @@ begin
   return coalesce((select n.state in ('planned', 'pending') from tallybook._subject_now(p_job_id, p_at) n), false);
 end $$;
 
--- _subject_absorb(job_id): give a planned job what it was changed to while it was on its way from its line to
+-- _subject_absorb(job_id): give a planned job the changes that it received while it moved from its line to
 -- scheduled: a worker that stopped or died held it, and a producer's transaction was open.
 create or replace function tallybook._subject_absorb(p_job_id bigint) returns void
 language plpgsql as $$

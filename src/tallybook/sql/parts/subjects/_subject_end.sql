@@ -1,5 +1,5 @@
 -- _subject_end(lease, job_id, attempt, state, error, args, at, version): end one attempt of a subject's job, its
--- iteration done: one more of them, and what it was given as new args. Its entry as it goes on; null: the right was
+-- iteration done, with one more iteration and new args. Returns its entry for the next one; null: the right was
 -- lost, and nothing else may happen.
 --
 -- Errors: TB005 it is no subject's job, or the args do not fit.
@@ -17,7 +17,7 @@ begin
   if e.job_id is null then return null; end if;
   if not coalesce(e.options ? 'subject', false) then
     perform tallybook._refuse(true, format('job %s is no subject''s job', p_job_id),
-      'Only what subject_push, subject_append or subject_upsert has made goes on by itself; end it with complete, fail '
+      'Only a job of subject_push, subject_append or subject_upsert is repeated; end this one with complete, fail '
       'or snooze.');
   end if;
   if p_args is not null then
@@ -37,7 +37,7 @@ language sql stable as $$
     'iterations', (p_options #>> '{subject,iterations}')::int + 1, 'last_at', p_at))
 $$;
 
--- _subject_ended(entry, as, at, failures, error): put on record how a subject has ended, with what outlives its job's
+-- _subject_ended(entry, as, at, failures, error): record how a subject has ended, with the facts that outlive its job's
 -- history.
 -- Nothing, where the name has been given to another job since. attempts: of its last iteration.
 create or replace function tallybook._subject_ended(e tallybook.entry, p_as text, p_at timestamptz, p_failures int,
@@ -53,8 +53,8 @@ language sql as $$
    where j.task = e.task and j.subject = e.unique_key and j.job_id = e.job_id and l.lane_id = e.lane_id
 $$;
 
--- _subject_lives(task, subject, job_id, new): forget how a subject has ended: it lives on in this job, or in a new one;
--- or its end says nothing, as that of a cancelled job. Nothing, where the name has been given to another job since.
+-- _subject_lives(task, subject, job_id, new): forget how a subject has ended: it continues in this job, or in a new
+-- one; or its end does not count, like that of a cancelled job. Does nothing if another job has the name since.
 create or replace function tallybook._subject_lives(p_task text, p_subject text, p_job_id bigint,
   p_new bigint default null) returns void
 language sql as $$

@@ -1,11 +1,11 @@
--- _subject_now(job_id, at): what a subject's job is now, for one whose end is not on record. No state: it was
+-- _subject_now(job_id, at): the present state of a subject's job whose end is not recorded. No state: it was
 -- cancelled, or there is no trace of it, and the subject is as good as forgotten.
 --
 --   state     planned (it has a time that is to come, or is due and about to be promoted), pending (in line), active,
 --             completed, dead, killed
 --   attempts  how often it was started since it was last rescheduled, as its failures are those since then
 --   run_at    when it runs, or was to run; null: it runs, or has ended
--- All of it by one snapshot, the caller's statement's, so that a job on its way from one table to the other is not
+-- Uses the snapshot of the caller's statement, so a job that moves between tables is not
 -- missed.
 -- Reads scheduled, entry, outcome, claim, tombstone, amendment, dead.
 -- rights: operator
@@ -40,7 +40,7 @@ begin
     end if;
   end if;
   args := e.args; options := e.options; failures := e.failures; error := e.errors -> -1;
-  if state is null or state = 'planned' then  -- what was changed since, also on its way to scheduled
+  if state is null or state = 'planned' then  -- with changes since, also those during its move to scheduled
     select x.* into a from tallybook.amendment x where x.job_id = p_job_id;
     if a.args is not null then
       args := a.args; options := tallybook._versioned(options, a.version);
@@ -49,7 +49,7 @@ begin
     state := coalesce(state, v_ended, case when not v_open then 'active' when a.run_at > p_at then 'planned'
                                            else 'pending' end);
   end if;
-  -- Cancelled, and not started: as the claim that meets it will say.
+  -- Cancelled, and not started: the next claim will record it.
   if v_open and exists (select from tallybook._cancel_of(p_job_id, e.attempt)) then
     state := null;
     return;

@@ -6,9 +6,8 @@
 -- id. A name is waited for only while another producer makes or revives the same.
 -- Rows are looked up one at a time (lateral, with a limit), and joined by hash: sessions keep the plans that they made
 -- while the tables were empty, when reading the whole of an index is as cheap as one row of it.
--- kinds: n new, c made or v revived here and to be put in, r to be revived, g to be made again, p planned, l in line, d
--- done.
--- The names are those of the queue, where it has its own, or those that the queues share: see _subject_scope.
+-- kinds: n new, c created or v revived here and not enqueued yet, r to revive, g to create again, p planned, l in line,
+-- d done. The names are those of the queue, where it has its own, or those that the queues share: see _subject_scope.
 -- Reads queue, subject_job, scheduled, tombstone, see _subject_now; writes subject_job, scheduled, entry, amendment.
 create or replace function tallybook._subjects_put(p_upsert boolean, p_queue text, p_task text, p_subjects text[],
   p_args text[], p_run_ats timestamptz[], p_priorities int[], p_max_attempts int, p_headers text[], p_options text[],

@@ -1,4 +1,4 @@
--- _subjects_put_in(queue, task, scope, max_attempts, at, wanted, found): put in what is new of a batch of subjects.
+-- _subjects_put_in(queue, task, scope, max_attempts, at, wanted, found): enqueue the new jobs of a batch of subjects.
 -- With the settings of _subjects_put. Writes scheduled, entry.
 create or replace function tallybook._subjects_put_in(p_queue text, p_task text, p_scope text, p_max_attempts int,
   p_at timestamptz, p_wanted tallybook._wanted_subject[], p_found tallybook._found_subject[]) returns void

@@ -20,7 +20,7 @@ begin
   select n.job_id, n.ended_as into k from tallybook._subject_named(task, subject, queue) n;
   if k.job_id is null then return 'unknown'; end if;
   if k.ended_as is not null then return k.ended_as; end if;
-  perform tallybook._subject_absorb(k.job_id);  -- what it was changed to on its way there; locks it
+  perform tallybook._subject_absorb(k.job_id);  -- the changes during its move there; locks it
   perform from tallybook.scheduled s where s.job_id = k.job_id for update;
   select n.state into v_state from tallybook._subject_now(k.job_id, subject_move.at) n;
   if v_state = 'planned' then

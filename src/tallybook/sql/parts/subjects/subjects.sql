@@ -60,7 +60,7 @@ begin
       v_scope := k.scope;
       continue when task <> k.task or queue <> k.queue or not starts_with(k.subject, prefix)
         or k.ended_as <> all (states);
-      -- Looking up what the job of one that goes on is now costs as much as passing a hundred over.
+      -- One look-up of the present state of a job costs as much as skipping a hundred.
       v_left := v_left - case when v_stopped then 0 else 100 end;
       return query select s.*, case when v_stopped then json_build_array(s.task, s.subject, s.scope, s.ended_at)
                                     else json_build_array(s.task, s.subject, s.scope) end::text
