@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from support.cli import invoke
+from support.hands import Hands
 from tallybook import App, Complete, Kill, Reschedule
 from tallybook.errors import ConfigError, InvalidArgument, UnknownJob
 from tallybook.testing import drain_async
@@ -152,3 +153,18 @@ async def test_which_subjects_have_stopped_and_why(app: App, db: Any, dsn: str) 
         await app.subjects.list(states=["failed"])
     with pytest.raises(InvalidArgument, match="is not a cursor of this list"):
         await app.subjects.list(states=stopped, after='["refresh", "a:breaks"]')
+
+
+async def test_completed_jobs_behind_many_that_were_set_aside(app: App, db: Any) -> None:
+    """S4-09: a page of completed jobs is full although the newest claimed entries are of jobs that wait for their key."""
+    note = app.tasks["note"]
+    done = [note.enqueue_sync(db, str(n)).id for n in range(20)]
+    hands = Hands(db, "mail")
+    for job in hands.claim(20):
+        hands.one("select tallybook.complete(%s, %s, %s)", job.lease, job.id, job.attempt)
+    app.enqueue_many_sync(db, [note.with_(order_key="one").job(str(n)) for n in range(300)])
+    claimed = hands.claim(300)
+    call = "select tallybook.order_admit(%s::uuid[], %s::bigint[], %s::int[])"
+    hands.one(call, [job.lease for job in claimed], [job.id for job in claimed], [job.attempt for job in claimed])
+    page = "tallybook.jobs(states => '{completed}', max_jobs => 20, max_looked => 5000)"
+    assert hands.one(f"select array_agg(id) from {page} where id is not null") == done[::-1]

@@ -366,7 +366,7 @@ def test_concurrency_limits_by_hand(dsn: str, db: Any, app: App) -> None:
 
     assert run("at-once", "customer", "2").output == "concurrency limit 'customer' is created\n"
     assert app.concurrency_limits.set("customer:7", 5).sync(db) == "created"
-    assert ["customer:7", "5", "0", "0"] in [line.split() for line in run("list").output.splitlines()]
+    assert ["customer:7", "5", "running", "0", "0"] in [line.split()[:5] for line in run("list").output.splitlines()]
     assert run("drop", "customer").output == "concurrency limit 'customer' is removed\n"
     assert app.concurrency_limits.drop("customer").sync(db) is False
     assert [(one.name, one.most) for one in app.concurrency_limits.list().sync(db)] == [("customer:7", 5)]

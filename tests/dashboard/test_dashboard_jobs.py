@@ -640,7 +640,7 @@ def test_a_planned_subject_is_moved_and_no_other(app: App, db: Any) -> None:
     assert [feed.subject(name).move(at).sync(db) for name in ("b", "c")] == ["pending", "unknown"]
     with pytest.raises(ConfigError, match="not an aware datetime"):
         there.move(at.replace(tzinfo=None)).sync(db)
-    with pytest.raises(psycopg.errors.Error, match="moved to a time"):
+    with pytest.raises(psycopg.errors.Error, match="subject_move needs a time"):
         db.execute("select tallybook.subject_move('feed', 'a', 'infinity')")
 
 

@@ -146,8 +146,8 @@ async def test_a_schedule_that_cannot_be_fired_stops_no_other(dsn: str, db: Any)
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"cron": "@daily", "every": "5 min"}, "has a cron expression or an interval"),
-        ({"cron": "every 5 min"}, "a cron expression has 5 fields"),
+        ({"cron": "@daily", "every": "5 min"}, "needs a cron expression or an interval"),
+        ({"cron": "every 5 min"}, "a cron expression must have 5 fields"),
         ({"every": "1 month"}, "out of range"),
         ({"every": "0"}, "out of range"),
         ({"tz": "Mars/Base", "cron": "@daily"}, "unknown time zone"),

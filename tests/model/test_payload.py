@@ -270,7 +270,7 @@ def test_days_are_stored_as_hours():
 
 def test_the_message_can_speak_of_a_result():
     """The same rules hold for what a handler returns, and the message says so."""
-    assert str(refused({1}, what="result")).startswith("result of task 'mail.send' cannot be stored: $: set is no")
+    assert str(refused({1}, what="result")).startswith("result of task 'mail.send' cannot be stored: $: set cannot")
 
 
 @settings(max_examples=20)

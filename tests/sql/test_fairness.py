@@ -134,7 +134,7 @@ def test_what_waits_says_what_for(db: Connection) -> None:
     jobs = put(db, "tenant:42", 2)
     assert db.execute("select state, reason from tallybook.job where id = %s", (jobs[0],)).fetchone() == (
         "waiting",
-        'the turn of "tenant:42" among the keys of its queue has not come',
+        'the turn of its fair key "tenant:42" has not come',
     )
     assert db.execute("select queue, priority, fair_key, waiting, oldest from tallybook.fair").fetchall() == [
         ("q", 2, "tenant:42", 2, T)

@@ -75,10 +75,10 @@ def test_many_are_cancelled_retried_and_dropped(db: Connection, hands: Hands) ->
 def test_at_most_a_thousand_at_once(db: Connection, verb: str) -> None:
     """More than 1000 ids are refused before anything is done to one of them."""
     job = put(db)
-    with pytest.raises(psycopg.Error, match="up to 1000 ids") as said:
+    with pytest.raises(psycopg.Error, match="at most 1000 ids") as said:
         done(db, verb, [job, *range(2, 1002)])
     assert said.value.sqlstate == "TB005"
-    with pytest.raises(psycopg.Error, match="up to 1000 ids"):
+    with pytest.raises(psycopg.Error, match="at most 1000 ids"):
         db.execute(f"select tallybook.{verb}(array[1, null]::bigint[])")  # type: ignore[arg-type]
     assert states(db, job) == ["available"]
 

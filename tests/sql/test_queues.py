@@ -71,7 +71,7 @@ def test_a_queue_is_made_and_changed(db: Connection) -> None:
         ("TB005", "error_retention", "queue_set('q', error_retention => '59 s')"),
         ("TB005", "metrics_retention", "queue_set('q', metrics_retention => '101 years')"),
         ("TB002", "no queue", "queue_top('nobody')"),
-        ("TB005", "not known", "queue_top('q', '{running}')"),
+        ("TB005", "unknown states", "queue_top('q', '{running}')"),
         ("TB005", "is not a place", "queue_top('q', after => 'here')"),
         ("TB005", "out of range", "queue_top('q', max_jobs => 1001)"),
         ("TB005", "is in use: 1 workers", "queue_drop('q')"),

@@ -97,28 +97,36 @@ declare
   v_queue text := p_filter ->> 'queue'; v_task text := p_filter ->> 'task'; v_error text := lower(p_filter ->> 'error');
   v_states text[] := case when p_filter ? 'states'
     then array(select jsonb_array_elements_text(p_filter -> 'states')) end;
-  v_since timestamptz := p_filter ->> 'since'; v_before timestamptz := p_filter ->> 'before';
+  v_since timestamptz := p_filter ->> 'since'; v_before timestamptz := p_filter ->> 'before'; v_found int := 0;
+  v_rows int;
 begin
-  return query
-  select i.n, row(j.id, j.queue, j.task, j.state, j.priority, j.attempt, j.attempts, j.failures, j.max_attempts,
-                  j.enqueued_at, j.run_at, j.started_at,
-                  j.ended_at, j.worker, j.summary, j.reason, j.last_error, j.subject, j.unique_key, j.progress,
-                  j.unserved, j.errors -> -1)::tallybook.job_line
-    from unnest(p_ids) with ordinality i(id, n)
-   cross join lateral (select x.* from tallybook.job x where x.id = i.id limit 1) j
-   where (v_queue is null or j.queue = v_queue) and (v_task is null or j.task = v_task)
-         and (v_states is null or j.state = any (v_states))
-     and (p_attempts is null or j.attempt = p_attempts[i.n]) and (p_errors is null or j.errors -> -1 = p_errors[i.n])
-     and (p_ends is null or j.ended_at = p_ends[i.n]
-          -- two of its attempts may be among the rows
-          and (i.n = 1 or (p_ids[i.n - 1], p_ends[i.n - 1]) <> (i.id, p_ends[i.n])))
-     and (v_since is null or j.enqueued_at >= v_since) and (v_before is null or j.enqueued_at < v_before)
-     and (not p_filter ? 'unserved' or j.unserved)
-     and (v_error is null or strpos(lower(concat_ws(' ', j.errors -> -1 ->> 'type', j.last_error)), v_error) > 0)
-     and (not p_filter ? 'links' or not exists (  -- a key as text or as number
-           select from jsonb_each_text(p_filter -> 'links') k where (j.links ->> k.key) is distinct from k.value))
-     and (p_mine is null or tallybook._job_kind(j.id, j.state, j.attempt, j.ended_at) = any (p_mine))
-   order by i.n limit p_most;
+  -- Slice by slice, because one statement looks up all of its ids, also those behind the last one wanted.
+  for v_skip in 0..coalesce(cardinality(p_ids), 0) - 1 by greatest(p_most, 50) loop
+    return query
+    select i.n, row(j.id, j.queue, j.task, j.state, j.priority, j.attempt, j.attempts, j.failures, j.max_attempts,
+                    j.enqueued_at, j.run_at, j.started_at,
+                    j.ended_at, j.worker, j.summary, j.reason, j.last_error, j.subject, j.unique_key, j.progress,
+                    j.unserved, j.errors -> -1)::tallybook.job_line
+      from (select u.id, u.n + v_skip as n
+              from unnest(p_ids[v_skip + 1:v_skip + greatest(p_most, 50)]) with ordinality u(id, n)) i
+     cross join lateral (select x.* from tallybook.job x where x.id = i.id limit 1) j
+     where (v_queue is null or j.queue = v_queue) and (v_task is null or j.task = v_task)
+           and (v_states is null or j.state = any (v_states))
+       and (p_attempts is null or j.attempt = p_attempts[i.n]) and (p_errors is null or j.errors -> -1 = p_errors[i.n])
+       and (p_ends is null or j.ended_at = p_ends[i.n]
+            -- two of its attempts may be among the rows
+            and (i.n = 1 or (p_ids[i.n - 1], p_ends[i.n - 1]) <> (i.id, p_ends[i.n])))
+       and (v_since is null or j.enqueued_at >= v_since) and (v_before is null or j.enqueued_at < v_before)
+       and (not p_filter ? 'unserved' or j.unserved)
+       and (v_error is null or strpos(lower(concat_ws(' ', j.errors -> -1 ->> 'type', j.last_error)), v_error) > 0)
+       and (not p_filter ? 'links' or not exists (  -- a key as text or as number
+             select from jsonb_each_text(p_filter -> 'links') k where (j.links ->> k.key) is distinct from k.value))
+       and (p_mine is null or tallybook._job_kind(j.id, j.state, j.attempt, j.ended_at) = any (p_mine))
+     order by i.n limit p_most - v_found;
+    get diagnostics v_rows = row_count;
+    v_found := v_found + v_rows;
+    exit when v_found = p_most;
+  end loop;
 end $$;
 
 -- _job_kind(job_id, state, attempt, ended_at): the kind of a job for a list: aside (scheduled, waiting, dead), running,

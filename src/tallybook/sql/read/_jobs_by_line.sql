@@ -34,7 +34,11 @@ begin
            -- in the order of u
            array_agg(u.attempt) filter (where u.ok), (array_agg(u.xid))[count(*)], (array_agg(u.seq))[count(*)]
       into v_rows, v_at, v_xids, v_seqs, v_ids, v_attempts, v_xid, v_seq
-      from (select r.*, v_task is null or r.task = v_task as ok
+      from (select r.*, (v_task is null or r.task = v_task) and (
+                     p_what <> 'past'  -- an entry behind the cursor may be of a job that waits, or runs once more
+                     or (select o.state from tallybook.lane l, tallybook.outcome o
+                          where l.lane_id = i.lane_id and o.retention = l.retention and o.entry_xid = r.xid
+                                and o.entry_seq = r.seq limit 1) = 'completed') as ok
               from unnest(v_lanes[:v_ways]) i(lane_id), lateral tallybook._line_rows(i.lane_id, p_what, v_xid, v_seq,
                   v_piece) r
              where v_lanes[v_ways + 1] is null or (r.xid, r.seq) > (v_head_xids[v_ways + 1], v_head_seqs[v_ways + 1])
@@ -45,7 +49,8 @@ begin
     get diagnostics v_found = row_count;
     v_n := v_n + v_found;
     exit when v_n > p_most;
-    v_left := v_left - 3 * v_rows - 60 * least(v_ways, cardinality(v_lanes)) - 100 * coalesce(cardinality(v_ids), 0);
+    v_left := v_left - case p_what when 'past' then 8 else 3 end * v_rows - 60 * least(v_ways, cardinality(v_lanes))
+              - 100 * coalesce(cardinality(v_ids), 0);
     select array_agg(h.lane_id order by h.xid desc, h.seq desc), array_agg(h.xid order by h.xid desc, h.seq desc),
            array_agg(h.seq order by h.xid desc, h.seq desc)
       into v_lanes, v_head_xids, v_head_seqs
@@ -117,9 +122,12 @@ begin
                         where p_what = 'past' offset 0) u on true
     left join lateral (select x.xid, x.seq, x.others from tallybook._line_from(l.lane_id) x
                         where p_what = 'line' offset 0) c on true,
+         -- One bound that the index takes: u itself belongs to it.
+         lateral (select case when (u.xid, u.seq) < (p_xid, p_seq) then u.xid else p_xid end,
+                         case when (u.xid, u.seq) < (p_xid, p_seq) then u.seq + 1 else p_seq end) b(xid, seq),
          lateral (select e.xid, e.seq from tallybook.entry e
-                   where e.lane_id = l.lane_id and e.retention = l.retention and e.xid <= least(p_xid, u.xid)
-                         and (e.xid, e.seq) < (p_xid, p_seq) and (u.xid is null or (e.xid, e.seq) <= (u.xid, u.seq))
+                   where e.lane_id = l.lane_id and e.retention = l.retention and e.xid <= b.xid
+                         and (e.xid, e.seq) < (b.xid, b.seq)
                    order by e.xid desc, e.seq desc limit 1) e
    where c.xid is null or c.others <> '{}' or (e.xid, e.seq) > (c.xid, c.seq);
 end $$;
