@@ -167,4 +167,4 @@ async def test_completed_jobs_behind_many_that_were_set_aside(app: App, db: Any)
     call = "select tallybook.order_admit(%s::uuid[], %s::bigint[], %s::int[])"
     hands.one(call, [job.lease for job in claimed], [job.id for job in claimed], [job.attempt for job in claimed])
     page = "tallybook.jobs(states => '{completed}', max_jobs => 20, max_looked => 5000)"
-    assert hands.one(f"select array_agg(id) from {page} where id is not null") == done[::-1]
+    assert hands.one(f"select array_agg(id) from {page} where id is not null") == done[::-1]  # noqa: S608
