@@ -93,7 +93,7 @@ class Context:
 
     @property
     def app(self) -> App:
-        """The App whose worker runs the job, for handlers in modules that cannot import it. Not in a process of its own."""
+        """The App whose worker runs the job, for modules that cannot import it. Not available with process=True."""
         if self._app is None:
             self._said()
             raise RuntimeError("ctx.app is not there in a process of its own: import the app")
@@ -101,7 +101,7 @@ class Context:
 
     @property
     def job_id(self) -> int:
-        """The job's id, the same for all its attempts: an idempotency key for the outside world."""
+        """The job's id, the same for all its attempts: an idempotency key for other services."""
         return self._job().job_id
 
     @property
@@ -116,37 +116,37 @@ class Context:
 
     @property
     def attempt(self) -> int:
-        """The number of this attempt; it only grows. The first is 1."""
+        """The number of this attempt, from 1."""
         return self._job().attempt
 
     @property
     def failures(self) -> int:
-        """How many attempts failed before this one."""
+        """The number of failed attempts before this one."""
         return self._job().failures
 
     @property
     def crashes(self) -> int:
-        """How many attempts took their worker with them."""
+        """The number of attempts that ended with the death of their worker or process."""
         return self._job().crashes
 
     @property
     def args(self) -> dict[str, Any]:
-        """The args as they are stored: plain JSON values by parameter name."""
+        """The stored args: plain JSON values by parameter name."""
         return self._job().args
 
     @property
     def headers(self) -> dict[str, Any]:
-        """Technical companions: trace, tags."""
+        """The headers of the job, such as trace and tags."""
         return self._job().headers or {}
 
     @property
     def schedule(self) -> str | None:
-        """The name of the schedule that put the job in; None for any other job."""
+        """The name of the schedule that enqueued the job; None for other jobs."""
         return (self._job().options or {}).get("schedule")
 
     @property
     def tick(self) -> datetime | None:
-        """The tick of the schedule that the job is for, in UTC, which may lie before its start; None for any other job."""
+        """The tick of its schedule, in UTC; None for other jobs. It can be long before the start."""
         return instant((self._job().options or {}).get("tick"))
 
     @property
@@ -156,45 +156,45 @@ class Context:
 
     @property
     def node(self) -> str | None:
-        """The name of the node that the job is on; None where the worker serves one database only."""
+        """The name of the job's node; None if the worker serves one database only."""
         at = at_node.get()
         return None if at is None else at.name
 
     @property
     def subject(self) -> Subject | None:
-        """The name of the subject that this job is, and its iterations before this one; None: an ordinary job."""
+        """The name of the job's subject, and its iterations so far; None for an ordinary job."""
         return subject_of(self._job().options)
 
     @property
     def cancelled(self) -> bool:
-        """Whether this job was told to stop, by a person or by its deadline.
+        """Whether the job must stop, because of a person's cancel or its deadline.
 
-        A plain handler looks here; an async one is cancelled.
+        A plain handler checks this; an async one is cancelled.
         """
         return self._job().cancel_reason is not None or self.timed_out
 
     @property
     def timed_out(self) -> bool:
-        """Whether this attempt's deadline has passed: it has only the grace left."""
+        """Whether this attempt's deadline has passed; only the grace is left."""
         guard = self._job().guard
         return guard is not None and guard.timed_out
 
     @property
     def deadline(self) -> datetime | None:
-        """When this attempt's time is over, by the worker's clock; None for a task without a timeout."""
+        """The deadline of this attempt, by the worker's clock; None for a task without a timeout."""
         guard = self._job().guard
         return None if guard is None else guard.deadline
 
     @property
     def log(self) -> JobLogger:
-        """A logger whose lines name the job."""
+        """A logger whose lines have the job's id and task."""
         if self._log is None:
             self._log = JobLogger(self._job())
         return self._log
 
     @property
     def providers(self) -> Providers:
-        """Whom jobs call, with their secrets: the App's registry. Lifespans have it, too.
+        """The providers of the App, with their secrets. Lifespans have it, too.
 
         acme = await ctx.providers.get("acme")
         """
@@ -206,11 +206,12 @@ class Context:
         return self._app.providers
 
     def provider(self, provider: str | Provider) -> Turn:
-        """Take a turn at a provider, by name or as read, where its setting `limits` names rate limits.
+        """Take a turn at a provider, by name or as read, at the rate limits of its setting `limits`.
 
-        For `async with`, or `with` in a plain handler. Enter it before anything that must not happen twice: like `limit`,
-        it ends the attempt without a failure where the turn is not near. So does an error of the block that is a 429, of
-        any HTTP library, after the limits were pushed back by its Retry-After, or by a minute. UnknownProvider, ConfigError.
+        Use it with `async with`, or `with` in a plain handler. Enter it before anything that must not happen twice: like
+        `limit`, it ends the attempt without a failure if the turn is not near. A 429 in the block, of any HTTP library,
+        does the same, after it has pushed the limits back by its Retry-After, or by a minute. Raises UnknownProvider,
+        ConfigError.
 
             async with ctx.provider("acme") as acme:
                 answer = await http.get(acme.settings["url"])
@@ -219,12 +220,12 @@ class Context:
         return Turn(self, provider)
 
     async def complete(self, conn: AsyncConn, *, result: object = None) -> None:
-        """End this attempt as completed in `conn`'s transaction, together with what else is written there.
+        """End this attempt as completed in `conn`'s transaction, together with your other changes in it.
 
-        For a handler that is not atomic and chooses the moment; commit soon, and before it returns. `conn` is as in
-        Task.enqueue, the App apart. Raises LeaseLost, and nothing is written, where the job is not this worker's any
-        more: roll back. A handler that raises after the commit has completed all the same; one that returns without it
-        has failed. `result` is kept for `app.result`, what the handler returns is not. Raises PayloadError if it is no JSON.
+        For a handler that is not atomic and chooses the moment; commit soon, and before the handler returns. `conn` is as
+        in Task.enqueue, except the App. Raises LeaseLost and writes nothing if another worker has taken the job over: roll
+        back. A handler that raises after the commit has completed; one that returns without the commit has failed.
+        `result` is stored for `app.result` instead of the return value. Raises PayloadError if it is not JSON.
 
             async with conn.transaction():
                 await conn.execute("insert into payment values (%s)", [ctx.args["order_id"]])
@@ -244,9 +245,9 @@ class Context:
         """End this iteration of a subject in `conn`'s transaction: Reschedule, Complete, Drop or Kill.
 
         See https://github.com/tallybook/tallybook/blob/main/docs/subjects.md.
-        What complete is for an ordinary job, with the same rules: commit soon, and before the handler returns; LeaseLost
-        where the job is not this worker's any more. A Reject is returned: a failure is recorded apart. Raises NotASubject for
-        an ordinary job, SignatureError and PayloadError for new args that are none of the task's.
+        The rules are those of `complete`: commit soon, and before the handler returns; LeaseLost if another worker has
+        taken the job over. Return a Reject instead, because a failure is recorded separately. Raises NotASubject for an
+        ordinary job, SignatureError and PayloadError for new args that do not fit the task.
 
             async with conn.transaction():
                 await app.subjects.push_many([crawl.subject(url).job(url) for url in links]).on(conn)
@@ -292,61 +293,61 @@ class Context:
         return job
 
     async def progress(self, done: float | None = None, message: str | None = None) -> None:
-        """Say how far this attempt is: `done` from 0 to 1 (None: unknown), `message` a line for people.
+        """Report the progress of this attempt: `done` from 0 to 1 (None: unknown), `message` one line for people.
 
-        Shown by `tallybook job show` and in tallybook.job. Each call is one statement: say it when something has changed
-        for a person who looks. Raises LeaseLost if the attempt is not this worker's any more: then stop.
+        Shown in the dashboard, by `tallybook job show` and in tallybook.job. Each call is one statement, so call it only
+        when a person would see a difference. Raises LeaseLost if another worker has taken the job over: then stop.
 
             await ctx.progress(0.4, "page 4 of 10")
         """
         await self._said().progress(self._job(), done, message)
 
     def progress_sync(self, done: float | None = None, message: str | None = None) -> None:
-        """Say how far this attempt is; progress for plain handlers."""
+        """Report the progress of this attempt; progress for plain handlers."""
         self._wait(self._said().progress(self._job(), done, message))
 
     async def get_checkpoint(self) -> Any:
-        """Read the job's last checkpoint, of whichever attempt; None: there is none.
+        """Return the job's last checkpoint, of any attempt, or None.
 
         page = (await ctx.get_checkpoint() or {"page": 0})["page"]
         """
         return await self._said().get_checkpoint(self._job())
 
     def get_checkpoint_sync(self) -> Any:
-        """Read the job's last checkpoint; get_checkpoint for plain handlers."""
+        """Return the job's last checkpoint; get_checkpoint for plain handlers."""
         return self._wait(self._said().get_checkpoint(self._job()))
 
     async def set_checkpoint(self, value: object) -> None:
-        """Keep one JSON value, at most 1 MB, from which the job's next attempt can go on, whatever ends this one.
+        """Store one JSON value of at most 1 MB, from which the next attempt can continue.
 
-        Durable when it returns. Raises PayloadError, and LeaseLost if the attempt is not this worker's any more.
+        It is durable when the call returns. Raises PayloadError, and LeaseLost if another worker has taken the job over.
 
             await ctx.set_checkpoint({"page": 4})
         """
         await self._said().set_checkpoint(self._job(), value)
 
     def set_checkpoint_sync(self, value: object) -> None:
-        """Keep a checkpoint; set_checkpoint for plain handlers."""
+        """Store a checkpoint; set_checkpoint for plain handlers."""
         self._wait(self._said().set_checkpoint(self._job(), value))
 
     async def limit(self, *keys: str) -> None:
-        """Take one call of each of these limits before you make it, where the key is known only in the handler.
+        """Take a turn at each of these limits before the call, for keys that only the handler knows.
 
-        Returns at the moment when the call may be made. Where that is more than 150 ms away (400 ms, for a job that has
-        waited already) it raises instead, which ends the attempt without a failure: the job runs again, from its beginning,
-        when its turn comes. Let it pass (it is no error of yours), and call this before anything that must not happen twice.
-        ConfigError: no limit has that name.
+        Returns when the call may start. If that is more than 150 ms away (400 ms for a job that has waited already), it
+        raises, which ends the attempt without a failure: the job runs again from its beginning when its turn comes. Do not
+        catch that exception, and call `limit` before anything that must not happen twice. Raises ConfigError for an
+        unknown limit.
 
             await ctx.limit("provider:acme")
         """
         await self._said().limit(self._job(), keys)
 
     def limit_sync(self, *keys: str) -> None:
-        """Take one call of each of these limits; limit for plain handlers."""
+        """Take a turn at each of these limits; limit for plain handlers."""
         self._wait(self._said().limit(self._job(), keys))
 
     async def push_back(self, key: str, retry_after: timedelta) -> None:
-        """Tell a limit what really happened: nobody may call for so long, as a 429 with a Retry-After says.
+        """Close a limit for a time, over all workers, for example after a 429 with Retry-After.
 
         if answer.status_code == 429:
             await ctx.push_back("provider:acme", timedelta(seconds=int(answer.headers["Retry-After"])))
@@ -355,15 +356,16 @@ class Context:
         await self._said().push(self._job(), key, retry_after)
 
     def push_back_sync(self, key: str, retry_after: timedelta) -> None:
-        """Tell a limit that nobody may call for so long; push_back for plain handlers."""
+        """Close a limit for a time; push_back for plain handlers."""
         self._wait(self._said().push(self._job(), key, retry_after))
 
     def lock(self, name: str, *, wait: timedelta | str | None = None) -> Lock:
-        """Hold a lock of this name: one handler at a time has it, in all processes of this database.
+        """Hold a lock with this name: one handler at a time has it, over all processes of this database.
 
-        `wait` is how long to try; None: until it is free; "0 s": once. Raises LockNotAvailable then, an error like any other:
-        catch it, or the retry policy sets the delay. The lock has a connection of its own and is free when that ends, however
-        its process dies. NotSupported in an atomic task, in a process of its own, and behind a pooler without a direct DSN.
+        `wait` is the longest wait; None: until it is free; "0 s": one try. After that it raises LockNotAvailable, an
+        ordinary error: catch it, or let the retry policy set the delay. The lock has a connection of its own and is free
+        when that ends, also if its process dies. Raises NotSupported in an atomic task, with process=True, and behind a
+        pooler without a direct DSN.
 
             async with ctx.lock("ledger", wait="30 s"):  # in a plain handler: with ctx.lock("ledger", wait="30 s"):
                 await post()
