@@ -171,7 +171,7 @@ def test_supervisor_replaces_a_child(shop: Path, dsn: str) -> None:
         parent.says(READY, times=2)
         before = children(parent.pid)
         os.kill(before[0], signal.SIGKILL)
-        parent.says("was ended by SIGKILL; a new one in 1 s")
+        parent.says("was ended by SIGKILL; starting a new one in 1 s")
         parent.says(READY, times=3)
         assert len(set(before) - set(children(parent.pid))) == 1
         assert {name for (name,) in rows(dsn, "select name from tallybook.worker")} == {"pair-1", "pair-2"}
@@ -199,7 +199,7 @@ def stuck() -> None:
         parent.says(READY, times=2)
         put(dsn, "default", "stuck")
         parent.says("the worker stops, to be started again")
-        parent.says("ended with code 3; a new one in 1 s")
+        parent.says("ended with code 3; starting a new one in 1 s")
         parent.says(READY, times=3)
         assert rows(dsn, "select failures, crashes, last_error from tallybook.job") == [
             (1, 0, "deadline of 100 ms passed")

@@ -503,7 +503,7 @@ def test_an_operator_asks(at: House) -> None:
     held.execute("declare c cursor for select * from tallybook.entry")
     patient = Patient(operator)
     found = patient.all(later="2 h")
-    assert not [one for one in found.values() if "could not be looked at" in one.finding]
+    assert not [one for one in found.values() if "could not be checked" in one.finding]
     assert found["unserved_queues"].level == "warning"
     assert found["horizon"].level == "ok" and "pg_monitor" in found["horizon"].finding
     at.admin.execute(f"grant pg_monitor to {operator.info.user}".encode())
