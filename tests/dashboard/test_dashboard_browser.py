@@ -408,15 +408,17 @@ return [...document.querySelectorAll("form[method=post] button")].filter((one) =
         look.size(*size)
         look.scheme(theme)
         look.get(site + places[action])
-        if action not in _buttons(look):  # what was done before has taken it away from there
+        button = _buttons(look).get(action)
+        if button is None:  # what was done before, or the worker, has taken it away from there
             held: list[str] = []
             walk(look, site, lambda address: held.append(address) if action in _buttons(look) else None)  # noqa: B023
-            if not held:
-                gone.add(action)
-                continue
-            look.get(site + held[0])
+            if held:
+                look.get(site + held[0])
+                button = _buttons(look).get(action)
+        if button is None:
+            gone.add(action)
+            continue
         look.complaints()
-        button = _buttons(look)[action]
         submit(look, look.run("return arguments[0].form", button), button)
         wait_until(lambda: look.run("return document.readyState") == "complete", "the page after it")
         if not action.endswith("/preview"):
