@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,6 +95,7 @@ class Crew:
         self._pace = place.path / "pace"
         self._pace.write_bytes(HOLD)
         self._linger = place.path / "linger"
+        self._hold = place.path / "hold"
         self._keeper: asyncio.Task[None] | None = None
         self.kills: list[Kill] = []
         self.deaths: list[str] = []
@@ -109,7 +111,8 @@ class Crew:
         for number, dsn in enumerate(self._producer_dsns, 1):
             words = ["chaos.producer", dsn, str(self.journal(number)), str(number * _KEYS_EACH),
                      str(self._seed * 1000 + number), str(self._rate), str(self._pace)]  # fmt: skip
-            self._producers.append(_start(words, self._place.logs / f"producer-{number}.log"))
+            hold = {"CHAOS_HOLD": str(self._hold)} if number == 1 else {}
+            self._producers.append(_start(words, self._place.logs / f"producer-{number}.log", **hold))
         self._keeper = asyncio.create_task(self._keep())
 
     def journal(self, number: int) -> Path:
@@ -145,9 +148,19 @@ class Crew:
         """Whether this worker has such an effect in hand."""
         return self._linger.with_name(f"{self._linger.name}-{worker.pid}").exists()
 
+    def hold_commit(self) -> None:
+        """Make the first producer hold its next batch before its commit, until `commit`."""
+        self._hold.touch()
+
+    def held_transaction(self) -> str | None:
+        """Return the id of the transaction that is held, or None."""
+        with suppress(FileNotFoundError):
+            return self._hold.with_name("held").read_text() or None
+        return None
+
     def commit(self) -> None:
-        """Handlers that linger end now, in a stopped worker as soon as it goes on."""
-        for path in [self._linger, *self._linger.parent.glob(f"{self._linger.name}-*")]:
+        """Let go of handlers that linger, in a stopped worker as soon as it runs again, and of the producer that holds."""
+        for path in [self._hold, self._linger, *self._linger.parent.glob(f"{self._linger.name}-*")]:
             path.unlink(missing_ok=True)
 
     def kill(self, worker: Worker) -> None:

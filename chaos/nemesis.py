@@ -11,8 +11,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Literal
 
-import psycopg
-
 from chaos.crew import LEASE, Crew, Worker
 from chaos.judge import Fault
 from chaos.places import Place
@@ -32,6 +30,10 @@ select count(*) from tallybook.worker w, lateral tallybook._open_attempts(w.id, 
   join tallybook.entry e using (lane_id, retention, xid, seq), lateral tallybook._claim_of(o.lane_id, o.retention, o.xid, o.seq) c
  where w.name = %s and w.ended_at is null and e.task = 'effect_in_thread'
    and c.claimed_at between clock_timestamp() - interval '1 s' and clock_timestamp() - interval '0.4 s'"""
+# Each batch that is held has jobs of this queue.
+_PASSED = """
+select exists (select from tallybook.claim c join tallybook.lane l using (lane_id)
+                where l.queue = 'default' and c.pos_xid > %s::xid8)"""
 _LIVING = "select count(*) from tallybook.worker where name = any (%s::text[]) and ended_at is null"
 # Of the killed: who is not rescued yet, and jobs that are back in line and not claimed.
 _NOT_GOING_ON = """
@@ -284,17 +286,22 @@ async def full_disk(stage: Stage) -> None:
 
 
 async def long_transaction(stage: Stage) -> None:
-    """A transaction that pins the horizon, and has an id that every window has to go around."""
+    """A producer commits seconds after claims have passed its transaction, which pins the horizon until then."""
+    stage.crew.hold_commit()
+    held = await stage.until(lambda: _is_held(stage), 30)
+    stage.mark()
+    passed = held and await stage.until(lambda: _is_passed(stage), 30)
+    await stage.nap(4, 8)
+    stage.say(f"claims have {'passed' if passed else 'perhaps not passed'} a transaction that commits now")
 
-    def hold() -> None:
-        with suppress(psycopg.Error), stage.servers.connect(autocommit=False) as conn:
-            conn.execute("set transaction isolation level repeatable read")
-            conn.execute("insert into nothing values (1)")
-            time.sleep(seconds)
-            conn.rollback()
 
-    seconds = stage.rng.uniform(6, 10)
-    await asyncio.to_thread(hold)
+async def _is_held(stage: Stage) -> bool:
+    return stage.crew.held_transaction() is not None
+
+
+async def _is_passed(stage: Stage) -> bool:
+    ((passed,),) = await stage.ask(_PASSED, stage.crew.held_transaction())
+    return bool(passed)
 
 
 NEMESES: dict[str, Callable[[Stage], Awaitable[None]]] = {

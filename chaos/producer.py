@@ -13,12 +13,14 @@ import os
 import random
 import sys
 import time
+from pathlib import Path
 
 import psycopg
 
 from chaos.app import app, task_of
 
 _MOST = 160
+_LEAST_HELD = 10
 
 
 class Journal:
@@ -82,7 +84,8 @@ class Producer:
                 keys = range(first, first + count)
                 app.enqueue_many_sync(self._conn, [task_of(key).job(key) for key in keys])
             self._linger()
-            if self._random.random() < 0.03:
+            held = count >= _LEAST_HELD and self._hold()
+            if self._random.random() < 0.03 and not held:
                 self._conn.rollback()
                 self._journal.write("R", first, count)
                 return
@@ -101,6 +104,19 @@ class Producer:
             time.sleep(self._random.uniform(1.0, 3.0))
         elif chance < 0.25:
             time.sleep(self._random.uniform(0.01, 0.2))
+
+    def _hold(self) -> bool:
+        """Wait while the file named by CHAOS_HOLD exists: a nemesis decides when to commit. Return whether it did."""
+        hold = Path(os.environ.get("CHAOS_HOLD", os.devnull + "/none"))
+        if self._conn is None or not hold.exists():
+            return False
+        (xid,) = self._conn.execute("select pg_current_xact_id()::text").fetchone() or ("",)
+        held = hold.with_name("held")
+        held.write_text(str(xid))
+        while hold.exists():
+            time.sleep(0.02)
+        held.unlink()
+        return True
 
 
 def main(dsn: str, log: str, first_key: str, seed: str, rate: str, pace: str) -> None:

@@ -42,7 +42,6 @@ _STANDBYS = "select 1 from pg_stat_replication where application_name = %s"
 TABLES = """
 create table effect (job_id bigint not null, attempt int not null, key bigint not null, worker text not null,
                      at timestamptz not null default clock_timestamp());
-create table nothing (n int);
 """
 
 
