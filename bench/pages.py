@@ -222,7 +222,7 @@ def run() -> None:
         assert not (left := set(there) - set(asked) - _NO_PAGES), f"no address for {left}"
         asked = {path: found for path, found in asked.items() if path in there}
         with serving(dsn) as base:
-            took, failed = _measure(base, asked, max(5, int(_TIMES * min(1.0, SCALE * 10))))
+            took, failed = _measure(base, asked, max(5, int(_TIMES * min(1.0, SCALE * 4))))
             say("  pages: all have answered; now those who look on")
             most, rate, heard = asyncio.run(_viewers(base, dsn, jobs["scheduled"][0]))
     for one in failed:
