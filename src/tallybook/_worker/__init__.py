@@ -1,1 +1,1 @@
-"""The worker: how it takes jobs (claim), runs them (run), ends them (finish), and lives (life). It begins in entry.py."""
+"""The worker: how it claims jobs (claim), runs them (run), stores their ends (finish), starts and stops (life)."""

@@ -1,11 +1,10 @@
-"""The deadline of one attempt, and how an attempt is left that does not end by itself.
+"""The deadline of one attempt, and how the worker abandons an attempt that does not end.
 
-An async handler is cancelled at its deadline, a plain one in a thread is told by ctx.timed_out, one in a process of its
-own is killed. Who has not ended within the grace after that is abandoned: its attempt is failed, so that whatever it
-still does has no end (the fence refuses it), its slot is free, and what can be let go of is let go of: a coroutine that
-waits is closed, a thread is replaced.
+At the deadline, an async handler is cancelled, a plain handler in a thread sees ctx.timed_out, and a child process is
+killed. A handler that is still running after the grace is abandoned. Its attempt fails, so the fence refuses any later
+end, and its slot is free. A waiting coroutine is closed; a thread is replaced.
 
-Only tasks with a timeout or a process of their own have a Guard; all others pay one look at an attribute.
+Only tasks with a timeout or a process of their own have a Guard; all others pay one attribute read.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ J = TypeVar("J", bound=Guarded)
 
 
 class Guard:
-    """What can be done about one running attempt beyond cancelling its asyncio task."""
+    """Actions on one running attempt beyond cancelling its asyncio task."""
 
     __slots__ = (
         "_grace", "_job", "_on_overdue", "_stop", "_timer", "child", "deadline", "inner", "left", "relay", "thread", "timed_out",
@@ -68,9 +67,9 @@ class Guard:
         self.left = False
         """Nobody waits for this attempt any more: its coroutine is closed at its next step."""
         self.inner = False
-        """The handler's own coroutine is left and not what surrounds it, which has a transaction to roll back: see Leavable."""
+        """Abandon only the handler's coroutine; the code around it has a transaction to roll back: see Leavable."""
         self.unclosed = False
-        """Its coroutine swallows even the end that Python gives it."""
+        """The coroutine swallows even GeneratorExit."""
         self.relay: asyncio.Task[None] | None = None
         self.thread: Future[Any] | None = None
         self.child: Process | None = None
@@ -81,7 +80,7 @@ class Guard:
             self._set(self.timeout.total_seconds(), self._passed)
 
     def clear(self) -> None:
-        """The attempt has ended: no timer is left behind."""
+        """Cancel the timer: the attempt has ended."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -103,28 +102,28 @@ class Guard:
         self._on_overdue()
 
     def told(self) -> None:
-        """The job was cancelled: a child process is told, and killed after the grace."""
+        """Pass the job's cancel to its child process, and kill the process after the grace."""
         if self.child is not None:
             self.child.tell_cancel()
             self._set(self._grace, self.child.kill)
 
     def aborted(self) -> None:
-        """The worker stops now: a child process is told; when the worker's patience is over, `leave` kills it."""
+        """Pass the worker's abort to the child process; `leave` kills it when the worker stops waiting."""
         if self.child is not None:
             self.child.tell_cancel()
 
     def close(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        """End a coroutine that nobody waits for. One that refuses is kept, suspended, as long as the process lives."""
+        """Close a coroutine that nobody awaits. One that refuses stays suspended for the life of the process."""
         try:
             coroutine.close()
         except RuntimeError:
-            # Were it collected, Python would try once more, at the latest at its exit, where a handler that swallows
-            # everything finds no loop to wait in and spins for ever.
+            # If it were collected, Python would close it again, at exit at the latest. A handler that swallows
+            # everything would then find no loop to wait in and spin forever.
             self.unclosed = True
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(coroutine))
 
     def explained(self, error: BaseException) -> BaseException:
-        """What ended the attempt: the deadline, where the error is the cancel that it was told with."""
+        """Return the error that ended the attempt: the deadline's, if `error` is the cancel that the deadline sent."""
         if not self.timed_out or self.timeout is None:
             return error
         if issubclass(type(error), asyncio.CancelledError) and self._job.cancel_reason is None:
@@ -135,7 +134,7 @@ class Guard:
 
 
 class Leavable:
-    """Awaits a handler's coroutine until it ends, or its attempt is left: then it is closed, and who awaits it goes on."""
+    """Awaits a handler's coroutine. When the attempt is abandoned, closes it and lets the awaiter continue."""
 
     __slots__ = ("_coroutine", "_job")
 
@@ -167,7 +166,7 @@ class Leavable:
 
 
 def deadline_passed(timeout: timedelta) -> TimeoutError:
-    """The error of an attempt that its deadline ended."""
+    """Return the error of an attempt that its deadline ended."""
     return TimeoutError(f"{_of(timeout)} passed")
 
 

@@ -1,4 +1,4 @@
-"""What starts a worker or a drain: `run_worker`, `drain`, and `prepared` for one that does not run yet."""
+"""Entry points of a worker or a drain: `run_worker`, `drain`, and `prepared` for a worker that does not run yet."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ __all__ = [
 
 def _dsn(app: ServedApp, dsn: str | None) -> str:
     if dsn is not None:
-        app.dsn = dsn  # what its handlers enqueue by the app goes to the same database
+        app.dsn = dsn  # handlers that enqueue through the app use the same database
     return app.conninfo(dsn)
 
 
 def app_queues(app: ServedApp) -> list[str]:
-    """Every queue that the app or its tasks name, and default: what is served unless something else is said."""
+    """Return every queue that the app or its tasks name, and default: the queues that a worker serves by default."""
     return sorted({"default", *app._also_serves, *(task.queue for task in app.tasks.values())})
 
 
 def _served(app: ServedApp, queues: Mapping[str, int] | Iterable[str] | str | None) -> dict[str, int]:
-    """What was asked for, else every queue that the app's tasks name, and default."""
+    """Return the requested queues; None: every queue that the app's tasks name, and default."""
     return parse_queues(app_queues(app) if queues is None else queues)
 
 
@@ -60,7 +60,7 @@ def prepared(
     nodes: str | None = None,
     **options: Any,
 ) -> Worker | Fleet:
-    """A worker that does not run yet; as for run_worker."""
+    """Return a worker that does not run yet; arguments as for run_worker."""
     dsn = _dsn(app, dsn)
     if direct := options.get("direct_dsn") or os.environ.get("TALLYBOOK_DIRECT_DSN"):
         options["direct_dsn"] = app.conninfo(direct)
@@ -77,12 +77,12 @@ async def run_worker(
     install_signals: bool | None = None,
     **options: Any,
 ) -> WorkerReport:
-    """Run a worker in this process until it is told to stop; `options` are those of WorkerSettings.
+    """Run a worker in this process until it is stopped; `options` are those of WorkerSettings.
 
-    `nodes`: "all", or names with commas between: serve these databases of the app,
+    `nodes`: "all", or names separated by commas: serve these databases of the app,
     see https://github.com/tallybook/tallybook/blob/main/docs/nodes.md.
-    `install_signals`: True: SIGTERM and SIGINT stop it; None: those of the two do that nobody else in this process
-    handles, so that a web server that the worker lives in keeps its own; False: none.
+    `install_signals`: True: SIGTERM and SIGINT stop the worker. None: only those of the two that nothing else in this
+    process handles, so that a web server around the worker keeps its own handlers. False: neither.
     """
     demand_tasks(app)
     worker = prepared(app, dsn=dsn, queues=queues, nodes=nodes, **options)
@@ -101,9 +101,10 @@ async def drain(
     max_seconds: float | timedelta | None = None,
     raise_on_failure: bool = False,
 ) -> DrainReport:
-    """Run all that is due, then return; never waits for what is due later. At most so many jobs, so many seconds.
+    """Run everything that is due, then return; never wait for jobs that are due later.
 
-    `nodes` as for run_worker: one after the other, without those that do not answer.
+    `max_jobs` and `max_seconds` limit the drain. `nodes` as for run_worker: nodes are drained one after the other, and
+    nodes that do not answer are skipped.
     """
     seconds = max_seconds.total_seconds() if isinstance(max_seconds, timedelta) else max_seconds
     settings = WorkerSettings(queues=_served(app, queues), notify=False)

@@ -1,4 +1,4 @@
-"""Jobs in the hands of this process: which run, of which claim, and which claims are still open."""
+"""The jobs that this process holds: which run, their claims, and which claims are still open."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 log = logging.getLogger("tallybook.worker")
 
 current_job: ContextVar[Running | None] = ContextVar("tallybook_job", default=None)
-"""The job that runs in this context: what every log line of a job is marked with."""
+"""The job that runs in this context: each log line of a job is marked with it."""
 
 
 def _nothing(*_: object) -> None:
-    """What is called until somebody wants to know."""
+    """The default callback: do nothing."""
 
 
 @dataclass(slots=True)
 class Callbacks:
-    """What the parts of a worker tell each other. Whoever wants to know sets its own function."""
+    """Notifications between the parts of a worker. Each part sets the callbacks that it needs."""
 
     room: Callable[[], object] = _nothing
     """A queue that was full has a free slot: the last claim did not ask for it."""
     missed: Callable[[Running], object] = _nothing
-    """A limit has let this job through, and it could not start in time."""
+    """A limit admitted this job, but it could not start in time."""
     abandoned: Callable[[], object] = _nothing
     """The number of abandoned handlers has changed."""
     scheduled: Callable[[timedelta], object] = _nothing
@@ -45,7 +45,7 @@ class Callbacks:
     many: Callable[[], object] = _nothing
     """Many claims were made since the last heartbeat."""
     fair: Callable[[int, bool], object] = _nothing
-    """So many jobs with fair keys were claimed; whether that was less than there are free slots for."""
+    """This many jobs with fair keys were claimed; whether that was fewer than the free slots."""
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class Lease:
 
 
 class Running:
-    """One attempt that this process holds. Plain slots: one is made for every job."""
+    """One attempt that this process holds. It has plain slots, because one is made for every job."""
 
     __slots__ = (
         "args", "attempt", "blocked_by", "cancel_reason", "crashes", "failures", "guard", "handle", "headers", "in_doubt",
@@ -96,27 +96,27 @@ class Running:
         self.cancel_reason: str | None = None
         self.lost = False
         self.permits: list[str] | None = None
-        """The keys of the limits of which it may hold a permit."""
-        if self.blocked_by is None and self.options and "turn" in self.options:  # it came into line with them
+        """Keys of the limits whose permits it may hold."""
+        if self.blocked_by is None and self.options and "turn" in self.options:  # it was queued with its permits
             self.holds_permits()
         self.latest: float | None = None
-        """A limit lets it start until then, on the loop's clock."""
+        """A limit lets it start until this time of the loop's clock."""
         self.guard: Guard | None = None
         self.in_doubt = False
-        """Its end may be in the database already, or be on its way there, in a transaction other than the finisher's."""
+        """Its end may be stored already, or be about to commit, in a transaction other than the finisher's."""
         self.own_end: SubjectEnd | None = None
-        """The end that its handler has said in a transaction of its own; None, and in doubt: completed."""
+        """The end that its handler set in its own transaction; None while in doubt: completed."""
         self.interrupt: Callable[[], object] | None = None
-        """Cancels what its thread waits for in the database."""
+        """Cancels the database statement that its thread waits for."""
         self.told: Callable[[str, Mapping[str, Any] | None], object] | None = None
-        """Told how it ends, the verb and a failure's error, by whoever says so first; not that it completes as most do."""
+        """Called with the verb and a failure's error when the end is known; not for a normal completion."""
         self.raised: BaseException
-        """What ended it; not set before, since nearly all jobs complete."""
+        """The error that ended it; not set before, since nearly all jobs complete."""
         self.recorded: Callable[[str], object]
-        """Called with the state that its failure has led to; set by a tracer only."""
+        """Called with the state after its failure; set by a tracer only."""
 
     def changed(self, args: Any, options: str | None) -> None:
-        """What a producer has made of it since it was claimed."""
+        """Apply a producer's changes to the job since it was claimed."""
         self.args = args
         subject = (self.options or {}).get("subject_name")
         self.options = _options(options, self.job_id) if options else None
@@ -124,11 +124,11 @@ class Running:
             self.options = {**self.options, "subject_name": subject}
 
     def holds_permits(self) -> None:
-        """It may hold permits of all limits that can hold it."""
+        """Note that it may hold permits of every limit that applies to it."""
         self.holds([*(self.options or {}).get("limits", ()), f"queue:{self.queue}", f"task:{self.task_name}"])
 
     def holds(self, keys: Iterable[str]) -> None:
-        """It may hold permits of these keys, which others wait for when it has ended."""
+        """Note that it may hold permits of these keys; other jobs may wait for them to be free."""
         self.permits = [*(self.permits or ()), *keys]
         self.lease.permits = True
 
@@ -137,7 +137,7 @@ class Running:
 
 
 def _options(text: str, job_id: int) -> dict[str, Any]:
-    """What a job asks for. SQL may have put in what Python cannot read: 5000 digits, 1000 levels; it must not stop a claim."""
+    """Parse a job's options. A claim survives what only SQL can read: 5000 digits, 1000 levels."""
     try:
         return _parsed(text)
     except (ValueError, RecursionError) as error:
@@ -145,21 +145,21 @@ def _options(text: str, job_id: int) -> dict[str, Any]:
         return {}
 
 
-@lru_cache(maxsize=1024)  # the jobs of one task say mostly the same; whoever gets it leaves it as it is
+@lru_cache(maxsize=1024)  # jobs of one task mostly have equal options; callers must not change the result
 def _parsed(text: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(text)
     return found
 
 
 class Reservation(Protocol):
-    """Slots that a claim on its way has asked for."""
+    """Slots that an open claim has asked for."""
 
     def over(self) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
 class Book:
-    """What this process has claimed and not yet seen ended. Only touched from the event loop, read by the heartbeat."""
+    """Jobs that this process has claimed and not seen end. Only the event loop changes it; the heartbeat reads it."""
 
     free: dict[str, int]
     running: dict[int, Running] = field(default_factory=dict)
@@ -167,70 +167,70 @@ class Book:
     last_claim: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     on: Callbacks = field(default_factory=Callbacks)
-    """Shared by all that have the book."""
+    """Shared by all parts that have the book."""
     held: Mapping[int, Running] = field(default_factory=dict)
-    """What is claimed and waits until it may start: the admission's."""
+    """Jobs that are claimed and wait to start; they belong to the admission."""
     shared: ClassVar[bool] = False
-    """Whether other nodes' workers take slots from the same count, see shares.py. What follows is simple where none do."""
+    """Whether workers of other nodes take slots from the same count, see shares.py. Here none do."""
 
     def room(self, queue: str) -> int:
-        """How many slots of a queue the next claim may ask for."""
+        """Return how many slots of a queue the next claim may ask for."""
         return max(0, self.free[queue])
 
     def has_room(self) -> bool:
-        """Whether any queue has a slot for the next claim."""
+        """Return whether any queue has a slot for the next claim."""
         return any(free > 0 for free in self.free.values())
 
     def asks(self, slots: Mapping[str, int]) -> Reservation | None:
-        """Take the slots that the next claim asks for; None: nobody else could take them."""
+        """Reserve the slots that the next claim asks for; None: nobody else could take them."""
         return None
 
     def surplus(self, jobs: list[Running]) -> Sequence[Running]:
-        """Those of these claimed jobs that have no slot; they are taken out of the list."""
+        """Remove from the list, and return, the claimed jobs that have no slot."""
         return ()
 
     def rests(self) -> None:
-        """It claims nothing for now."""
+        """Note that the worker claims nothing for now."""
 
     def lend(self) -> None:
-        """The server has not answered for a while."""
+        """Note that the server has not answered for a while."""
 
     def take_turn(self) -> bool:
-        """Whether a job that has to run alone may do so now."""
+        """Return whether a job that has to run alone may run now."""
         return True
 
     def end_turn(self) -> None:
-        """It has ended."""
+        """Note that the job that ran alone has ended."""
 
     @property
     def open_from(self) -> int:
-        """The watermark: no claim of this process with a lower id has an attempt whose end was not seen committed."""
-        # A crash of the server can set the numbers back, so the first that is open need not be the lowest, and what was
-        # claimed last before it says nothing about the next one: see `forget`.
-        last = self.last_claim  # before the look: a claim that is opened after it has a higher number
+        """The watermark: every attempt of this process's claims with a lower id has been seen to end, committed."""
+        # A server crash can reset the ids. So the first open claim need not have the lowest id, and the last claim
+        # before the crash does not bound the next one: see `forget`.
+        last = self.last_claim  # read this first: a claim that opens later has a higher id
         return min(tuple(self.leases), default=last + 1 if last else 0)
 
     def forget(self) -> None:
-        """The connection of the claims was lost: the next claim's number may be lower than the last one's."""
+        """Reset the last claim's id after the claim connection was lost: the next claim may have a lower id."""
         self.last_claim = 0
 
     def opened(self, lease: Lease, jobs: int) -> None:
-        """A claim came back with so many jobs."""
+        """Record a claim that returned this many jobs."""
         lease.left = jobs
-        self.leases[lease.claim_id] = lease  # before last_claim: the heartbeat may look in between
+        self.leases[lease.claim_id] = lease  # before last_claim: the heartbeat may read in between
         self.last_claim = lease.claim_id
         self.free[lease.queue] -= jobs
 
     def ended(self, lease: Lease, jobs: int = 1) -> None:
-        """The database has seen the end of so many attempts of this claim."""
+        """Count this many attempts of the claim as ended in the database."""
         lease.left -= jobs
-        # A number can be given out twice, where a crash or a failover has set the numbers back.
+        # After a crash or a failover, ids may repeat.
         if lease.left <= 0 and self.leases.get(lease.claim_id) is lease:
             del self.leases[lease.claim_id]
 
     def freed(self, running: Running) -> None:
-        """A handler has returned: its slot is free, whether or not the end is in the database already."""
-        # A worker that was given up may run the job's next attempt by now.
+        """Free the slot of a handler that has returned, even if its end is not in the database yet."""
+        # A worker that was given up for dead may already run the job's next attempt.
         if self.running.get(running.job_id) is running:
             del self.running[running.job_id]
         self.free[running.queue] += 1
@@ -239,5 +239,5 @@ class Book:
             self.on.room()
 
     def rested(self, running: Running) -> None:
-        """A handler returned a while ago: its slot is free now."""
+        """Free the slot of a handler that returned a while ago."""
         self.freed(running)

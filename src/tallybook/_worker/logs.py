@@ -1,4 +1,4 @@
-"""Logging of a worker process: every line that is written while a job runs names the job, whoever wrote it."""
+"""Logging of a worker process: every line written while a job runs names the job, whichever code logged it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _VISIBLE = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)
 
 
 def setup(format: Literal["text", "json"] | str = "text", level: int | str = "info") -> None:  # noqa: A002 - the option
-    """Send all logging of this process to stderr, in one of the two formats. What was set up before is replaced."""
+    """Send all logging of this process to stderr, in one of the two formats. Replaces any earlier setup."""
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(JobFilter())
     handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
@@ -30,14 +30,14 @@ def setup(format: Literal["text", "json"] | str = "text", level: int | str = "in
 
 
 def current() -> dict[str, Any]:
-    """How this process logs, for a child process to do the same."""
+    """Return this process's log format and level, for a child process to use."""
     root = logging.getLogger()
     as_json = any(isinstance(handler.formatter, JsonFormatter) for handler in root.handlers)
     return {"log_format": "json" if as_json else "text", "log_level": root.level}
 
 
 class JobFilter(logging.Filter):
-    """Marks each record that is made while a job runs with `job`, `task_name`, `queue`, `attempt`; drops none."""
+    """Marks each record made while a job runs with `job`, `task_name`, `queue`, `attempt`; drops none."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if (at := at_node.get()) is not None and not hasattr(record, "node"):
@@ -53,7 +53,7 @@ class JobFilter(logging.Filter):
 
 
 def _message(record: logging.LogRecord) -> str:
-    """The record's text, without the prefix of Context.log; a value that cannot be printed does not lose the line."""
+    """Return the record's text without the prefix of Context.log; an unprintable value does not lose the line."""
     try:
         text = record.getMessage()
     except Exception as error:
@@ -83,11 +83,11 @@ def _exception(formatter: logging.Formatter, record: logging.LogRecord) -> str:
 
 
 class TextFormatter(logging.Formatter):
-    """`12:00:00.123 INFO    shop.mail: [send_welcome 42] sent`; control characters are shown, not sent."""
+    """`12:00:00.123 INFO    shop.mail: [send_welcome 42] sent`; control characters are shown escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.fromtimestamp(record.created).astimezone().isoformat(sep=" ", timespec="milliseconds")
-        text = _message(record).replace("\n", "\n  ")  # no line of a message looks like a line of the log
+        text = _message(record).replace("\n", "\n  ")  # no line inside a message can pass for a log line
         where = f"[{node}] " if (node := getattr(record, "node", None)) else ""
         line = f"{at} {record.levelname:<7} {record.name}: {where}{getattr(record, 'job_line', '')}{text}"
         if exception := _exception(self, record):
@@ -96,7 +96,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: time, level, logger, process, message, then job, task, queue, attempt, exception and any extra."""
+    """One object a line: time, level, logger, process, message; then job, task, queue, attempt, exception, extras."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -126,5 +126,5 @@ def _plain(value: object) -> object:
 
 
 def _printable(line: str) -> str:
-    """Lone surrogates as escapes (JSON's own ones, too), so that no stream refuses the line."""
+    """Escape lone surrogates, also in JSON, so that no stream refuses the line."""
     return line.encode("utf-8", "backslashreplace").decode()

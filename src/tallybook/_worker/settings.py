@@ -1,4 +1,4 @@
-"""Everything that a worker can be told, in one frozen value."""
+"""All settings of a worker, in one frozen value."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tallybook._model.options import check_name
 from tallybook.errors import ConfigError
 
 SLOTS = 10
-# A start that a limit lets through is put ahead by what the answers take, and may be late by as much, up to so many seconds.
+# Seconds. The most that a start, once admitted by a limit, is put ahead for slow answers; it may be late by as much.
 FAR_AHEAD = 1.0
 LOOPBACK = "127.0.0.1"
 _DURATIONS = (
@@ -23,50 +23,50 @@ _DURATIONS = (
 
 
 def default_name() -> str:
-    """Host, process and a random tail: unique, and a person finds the process by it."""
+    """Return a unique name: host, process id and a random tail. The host and the id let a person find the process."""
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(2)}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
-    """Options of a worker, each with its default. Durations are `timedelta`, or words: "500 ms"."""
+    """Options of a worker, each with its default. Durations are `timedelta` or text: "500 ms"."""
 
     queues: Mapping[str, int] = field(default_factory=lambda: {"default": SLOTS})
-    """Queue name to slots: how many jobs of it run at once in this process."""
+    """Queue name to slots: the number of its jobs that run at the same time in this process."""
     name: str = field(default_factory=default_name)
-    """Shown wherever the worker appears."""
+    """The worker's name wherever it is shown."""
     notify: bool = True
-    """Hold a session: sleep on it and be woken, be missed at once when it ends. False, or behind a pooler in transaction
-    mode, which is noticed: only poll, and be missed after the lease."""
+    """Hold a session: notifications wake the worker, and the others notice at once when the session ends.
+    False, or behind a pooler in transaction mode (detected): only poll; the others notice the death after the lease."""
     direct_dsn: str | None = None
-    """Past a pooler, to the same database: the session is held there; None: TALLYBOOK_DIRECT_DSN, else none."""
+    """A DSN of the same database that bypasses a pooler, for the session; None: TALLYBOOK_DIRECT_DSN, if set."""
     poll: timedelta = timedelta(seconds=1)
-    """How often an idle worker looks for jobs, jittered by half; the backstop behind notifications."""
+    """How often an idle worker checks for jobs, jittered by half; the fallback behind notifications."""
     slot_pause: timedelta = timedelta(0)
-    """How long a slot rests when its job has ended, before the next one; a stop does not wait for it."""
+    """How long a slot rests after a job before the next one; a stop does not wait for it."""
     children: int | None = None
-    """At most this many child processes for tasks with process=True; more such jobs wait in their slots. None: one a slot."""
+    """Maximum child processes for tasks with process=True; more such jobs wait in their slots. None: one per slot."""
     heartbeat: timedelta = timedelta(seconds=10)
-    """How often the worker says that it lives."""
+    """How often the worker sends its heartbeat."""
     lease: timedelta = timedelta(seconds=30)
-    """After this time without a heartbeat a worker is dead to the others."""
+    """The other workers treat a worker as dead after this time without a heartbeat."""
     maintenance: bool = True
-    """Run the services and schedules beside jobs. False: only claim and run; other workers, or a program, have to do it."""
+    """Run maintenance and schedules, too. False: only claim and run; other workers, or a program, must do the rest."""
     rescue_look: timedelta | None = None
-    """How often at least this worker looks for the work of dead ones, more often where workers are few; None: as the service
-    rescue says, see https://github.com/tallybook/tallybook/blob/main/docs/services.md."""
+    """The longest interval between checks for dead workers' jobs; with few workers it checks more often. None: see the
+    rescue service in https://github.com/tallybook/tallybook/blob/main/docs/services.md."""
     stop_timeout: timedelta = timedelta(seconds=25)
     """How long a stop waits for running jobs."""
     abort_timeout: timedelta = timedelta(seconds=5)
-    """How long handlers have to end that were aborted, cancelled, or are past their deadline."""
+    """How long handlers may take to end after an abort, a cancel or their deadline."""
     suspect_wait: timedelta = timedelta(seconds=60)
-    """How long claiming rests until the process is idle, for a job that has to run alone."""
+    """How long claiming pauses for the process to become idle, for a job that has to run alone."""
     max_abandoned: int | None = None
-    """So many handlers that do not end after their deadline make the worker stop, to be started again; None: its slots."""
+    """This many handlers that do not end after their deadline stop the worker, to be started again; None: its slots."""
     metrics_port: int | None = None
-    """Answer /metrics, /healthz and /readyz on this port, 0: on any free one; None: listen to nothing."""
+    """Serve /metrics, /healthz and /readyz on this port; 0: any free port; None: no endpoint."""
     metrics_host: str = LOOPBACK
-    """On this address. Who reaches it can read the names of queues and tasks: there is no password."""
+    """The address to listen on. There is no password: anyone who reaches it can read the names of queues and tasks."""
 
     def __post_init__(self) -> None:
         if not self.queues:
@@ -104,22 +104,22 @@ class WorkerSettings:
 
     @property
     def most_abandoned(self) -> int:
-        """`max_abandoned`, or as many as there are slots."""
+        """Return `max_abandoned`, or the number of slots."""
         return self.slots if self.max_abandoned is None else self.max_abandoned
 
     @property
     def most_children(self) -> int:
-        """`children`, or as many as there are slots."""
+        """Return `children`, or the number of slots."""
         return self.slots if self.children is None else min(self.children, self.slots)
 
     @property
     def slots(self) -> int:
-        """How many jobs of all queues run at once."""
+        """Return how many jobs of all queues run at the same time."""
         return sum(self.queues.values())
 
 
 def parse_queues(queues: Mapping[str, int] | Iterable[str] | str | None) -> dict[str, int]:
-    """`{"mail": 10}`, `["mail", "default=5"]` or `"mail=10,default"`; None: the queue default."""
+    """Parse `{"mail": 10}`, `["mail", "default=5"]` or `"mail=10,default"`; None: the queue default."""
     if queues is None:
         return {"default": SLOTS}
     if isinstance(queues, Mapping):

@@ -1,1 +1,1 @@
-"""How a worker takes jobs: it claims, asks what may start, and sleeps while there is nothing."""
+"""How a worker takes jobs: it claims them, checks which may start, and sleeps while there are none."""

@@ -1,8 +1,8 @@
-"""Between a claim and the start of its jobs: those that must not start, or not yet.
+"""The step between a claim and the start of its jobs: it holds jobs that must not start, or not yet.
 
-A claim hands out what stands in line. What has happened to a job since it was put there is read after the claim has
-committed: it was cancelled, it has expired, it was given a later time, a producer is just changing it, another job
-with its order key has its turn, or a limit holds it. All of that is rare; for the rest this is one look at a null.
+A claim returns the next jobs in line. Changes to a job since it was queued are read after the claim has committed. The
+job may be cancelled, expired, postponed, being changed by a producer, held by a limit, or waiting for another job with
+its order key. All of these are rare; for other jobs this costs one check of a null.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tallybook.errors import QueueUnavailable
 log = logging.getLogger("tallybook.worker")
 
 _FIRST_WAIT, _LONGEST_WAIT = 0.02, 1.0
-# What an end that the admission itself has brought is called elsewhere, by what the job is now.
+# The verb of an end that the admission itself caused, by the job's state now.
 _ENDS = {"cancelled": "cancel", "dead": "expire", "available": "postpone"}
 _ANOTHERS = ("ended", None, None, None, None, None, None)
-# Then a job whose line is being moved by a transaction that stays open is put aside: it would only hold a slot.
+# A job whose queue entry is being moved by an open transaction is put aside after this time, to free its slot.
 _PATIENCE = 1.0
-# So many seconds a start that a limit lets through is put ahead at most, where this process was too busy to start it.
+# The most seconds that a start, once admitted by a limit, is put ahead because this process was too busy to start it.
 _BUSY_AHEAD = 0.3
-# Each key of one question is a lock of the server's, whose table of them has room for some thousands.
+# Each key of one question takes a server lock, and the server's lock table holds some thousands.
 _LARGEST_QUESTION = 100
 
 
@@ -55,27 +55,27 @@ class Admission:
         self._ahead = 0.0
         self._looks: set[asyncio.Task[None]] = set()
         self.moved = asyncio.Event()
-        """Set when a job has left."""
+        """Set when a job has left the admission."""
         self.started = 0
-        """How many jobs have started from here."""
+        """How many jobs were started from here."""
 
     @property
     def waiting(self) -> int:
         return len(self._waiting)
 
     def admit(self, jobs: list[Running]) -> list[Running]:
-        """Those that may start now; the others end, or start later by themselves."""
+        """Return the jobs that may start now; the others end here, or start later."""
         start: list[Running] = []
         later: list[Running] = []
         for job in jobs:
             (start if job.blocked_by is None else later).append(job)
         if later:
             for job in later:
-                if (old := self._waiting.get(job.job_id)) is not None:  # a crash has taken its claim back
+                if (old := self._waiting.get(job.job_id)) is not None:  # a server crash undid its claim
                     self._let_go(old)
                     self._book.ended(old.lease)
                 self._waiting[job.job_id] = job
-            later.sort(key=lambda job: job.job_id)  # all who end jobs do so in this order
+            later.sort(key=lambda job: job.job_id)  # every caller that ends jobs uses this order
             self._follow(self._look(later, [job.blocked_by for job in later]))
         return start
 
@@ -90,7 +90,7 @@ class Admission:
         self._book.freed(job)
 
     async def _look(self, jobs: list[Running], known: list[str | None] | None, *, missed: bool = False) -> None:
-        """Ask again and again until each of these has ended, has started or waits for its moment; at first with what is known."""
+        """Ask until each job has ended, has started or has a start time; the first question passes what is known."""
         wait, until = 0.0, asyncio.get_running_loop().time() + _PATIENCE
         while jobs:
             left: list[Running] = []
@@ -100,9 +100,9 @@ class Admission:
                 patient = asyncio.get_running_loop().time() < until
                 try:
                     left += await self._ask_for(some, said, patient=patient, missed=missed)
-                except QueueUnavailable:  # the worker stops: give_back deals with them
+                except QueueUnavailable:  # the worker stops: give_back returns them
                     return
-                except Exception:  # whatever it is, they are asked for again: nobody else knows of them
+                except Exception:  # on any error ask again: nothing else will start these jobs
                     log.exception("%s claimed jobs cannot start yet", len(some))
                     wait = _LONGEST_WAIT
                     left += some
@@ -115,7 +115,7 @@ class Admission:
     async def _ask_for(
         self, jobs: list[Running], known: list[str | None] | None, *, patient: bool, missed: bool
     ) -> list[Running]:
-        """Start what may start, each at its moment; what is left has to be asked for again."""
+        """Start the jobs that may start, each at its time; return the rest, which must be asked for again."""
         loop = asyncio.get_running_loop()
         params = (
             _array([job.lease.lease for job in jobs]),
@@ -144,16 +144,16 @@ class Admission:
                 self._end(job, said)
             elif late is None:
                 start.append(job)
-            else:  # from the answer on: not before its time, whatever the way back took
+            else:  # count from the answer: never early, however long the answer took
                 loop.call_later(starts_in, self._on_time, job, asked + starts_in + late)
         if any(row[4] is not None for row in rows):
-            # What the answers took lately, so that a start is not over before its answer is here.
+            # The recent answer times, so that a start is not past before its answer arrives.
             self._ahead = min(max(0.8 * self._ahead, 1.5 * (loop.time() - asked) - 0.01, 0.0), FAR_AHEAD)
         self._start(start)
         return left
 
     def _end(self, job: Running, said: str | None) -> None:
-        """Its attempt is over in the database."""
+        """Let go of a job whose attempt has ended in the database."""
         self._let_go(job)
         if verb := _ENDS.get(said or ""):
             self._finisher.ended(job, verb, said or "")
@@ -163,7 +163,7 @@ class Admission:
             self._finisher.counts[said] += 1
 
     def _on_time(self, job: Running, latest: float) -> None:
-        """Start a job that a limit has let through for now; after `latest`, on the loop's clock, it has to ask again."""
+        """Start a job that a limit has admitted for now; after `latest`, on the loop's clock, it has to ask again."""
         if self._waiting.get(job.job_id) is not job:
             return
         job.latest = latest
@@ -173,7 +173,7 @@ class Admission:
             self._miss(job)
 
     def missed(self, job: Running) -> None:
-        """The loop was busy between this job's start here and its handler's."""
+        """Take back a job that was started too late: the loop was busy before its handler could begin."""
         self.started -= 1
         self._waiting[job.job_id] = job
         self._miss(job)
@@ -183,7 +183,7 @@ class Admission:
         late = asyncio.get_running_loop().time() - job.latest
         self._ahead = max(self._ahead, min(2 * late, _BUSY_AHEAD))
         self._missed.append(job)
-        if len(self._missed) == 1:  # the first of those that are late in this turn of the loop asks for all
+        if len(self._missed) == 1:  # the first late job in this turn of the loop asks for all
             self._follow(self._ask_again())
 
     async def _ask_again(self) -> None:
@@ -202,7 +202,7 @@ class Admission:
             self._suspects.admit(jobs)
 
     def give_back(self) -> list[Running]:
-        """What waits here, for a worker that stops or was given up; it is not started any more."""
+        """Return the waiting jobs, which will not be started: the worker stops or was given up for dead."""
         left = [*self._waiting.values(), *self._suspects.take()]
         self._waiting.clear()
         for look in self._looks:
@@ -210,7 +210,7 @@ class Admission:
         return left
 
     def forget(self) -> None:
-        """What waits here was given to others."""
+        """Drop the waiting jobs: other workers have them now."""
         for job in self.give_back():
             self._let_go(job)
             self._book.ended(job.lease, 1)

@@ -1,4 +1,4 @@
-"""The claimer: the one loop of a process that takes jobs, in batches of as many as it can start."""
+"""The claimer: the one loop of a process that claims jobs, in batches as large as its free slots."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from tallybook.errors import ForeignCursor, QueueUnavailable, WorkerEnded
 
 log = logging.getLogger("tallybook.worker")
 
-# durable => false: a crash of the server may forget the claim, whose jobs are then claimed again and whose lease is
-# refused. The flush stays out of the lane's lock.
+# durable => false: a server crash may lose the claim. Its jobs are then claimed again, and its lease is refused. The
+# flush stays out of the lane's lock.
 _CLAIM = Declared("""
   claim(worker int, queues text[], max_jobs int[], lease uuid, durable boolean, retried boolean)
   -> row (claim_id bigint, queue text, jobs int)""", durable="false")  # fmt: skip
-# job: one job, or null for all. What almost never is comes as one text, see admission: null costs nothing to read.
+# job: one job, or null for all. Rare fields come in one text (see admission), so that they cost no more than a null.
 _CLAIMED_JOBS = Declared("""
   claimed_jobs(lease uuid, job bigint)
   -> rows (job_id bigint, attempt int, task text, args headers jsonb, failures crashes max_attempts int, unique_key text,
@@ -49,9 +49,9 @@ _STATEMENTS = {
     ),
     "admit": _ADMIT.select("job_id, verdict, said, starts_in, late, permits, args::text, options::text", "dollar"),
 }
-# So many claims in a row with work: producers need not wake this worker.
+# After this many claims in a row with work, producers need not wake this worker.
 _BUSY = 8
-# After so many claims the watermark is renewed early: a rescuer has to read what lies behind it.
+# After this many claims the watermark is sent early: a rescuer has to read all claims after it.
 _MANY = 500
 
 
@@ -95,16 +95,16 @@ class Claimer:
         self._told = 0
         self._unclear = 0
         self.asleep = False
-        """Whether it waits for work: no claim is on its way."""
+        """Whether it waits for work: no claim is open."""
         self._looked_at = 0.0
 
     async def _prepare(self, conn: AsyncConnection) -> None:
-        await rebase.on_connect(conn)  # no claim is made where the cursors are of another cluster
+        await rebase.on_connect(conn)  # make no claim if the cursors are from another cluster
         self._trips = RoundTrips(conn, _STATEMENTS, prepared=not self.link.pooled)
         await self._trips.open()
 
     async def _ask(self, name: str, params: Sequence[bytes | None]) -> tuple[float, list[tuple[Any, ...]]]:
-        """When one of the statements above was sent, on the loop's clock, and its rows: for the admission."""
+        """Run one of the statements above for the admission; return when it was sent (loop's clock) and its rows."""
 
         async def call(_: object) -> tuple[float, list[tuple[Any, ...]]]:
             assert self._trips is not None
@@ -125,7 +125,7 @@ class Claimer:
             self._trips.close()
 
     def only_poll(self) -> None:
-        """There is no session to be woken on; before `run`."""
+        """Use no session to be woken on; call before `run`."""
         self._sleeper = None
 
     def wake(self) -> None:
@@ -151,7 +151,7 @@ class Claimer:
                 await self.suspects.start(jobs)
                 if in_a_row == _BUSY and self._sleeper:
                     await self._sleeper.listen_end()
-                # Handlers that never wait end in this turn of the loop, and their slots are claimed for at once.
+                # Handlers that never wait end in this turn of the loop, and the next claim can use their slots at once.
                 await asyncio.sleep(0)
                 continue
             in_a_row = 0
@@ -165,7 +165,7 @@ class Claimer:
     async def _room(self) -> None:
         while not self.stopping.is_set():
             self._book.changed.clear()
-            if self.suspects.found:  # it may hold the last slot
+            if self.suspects.found:  # one of them may hold the last slot
                 return
             if self._book.has_room():
                 if self._finisher.waiting < self._most_unsaid:
@@ -174,23 +174,23 @@ class Claimer:
             await self._book.changed.wait()
 
     def idle_queues(self) -> list[str]:
-        """What the look of the services looks at in place of an idle claim: the queues with a free slot, if a claim is near."""
+        """Return the queues with a free slot, if a claim is due soon: maintenance checks these in its place."""
         near = self._looked_at + 0.5 * self._settings.poll.total_seconds() < asyncio.get_running_loop().time()
         return [queue for queue in self._order if self._book.free[queue] > 0] if self.asleep and near else []
 
     def looked(self, at: float, work: bool) -> None:
-        """That look has looked, at this time of the loop's clock; a claim since then has seen more."""
+        """Note that maintenance checked at this time of the loop's clock, unless a claim since then has seen more."""
         if self.asleep and at >= self._looked_at:
             self._looked_at = at
             if work:
                 self.wake()
 
     async def _poll(self, event: asyncio.Event) -> None:
-        """Until the event, or for as long as nobody has looked for about the time of a poll."""
+        """Wait for the event, or until nothing has checked for work for about one poll."""
         loop, poll = asyncio.get_running_loop(), self._settings.poll.total_seconds()
         since, pause = self._looked_at, jittered(poll)
         while not event.is_set():
-            if self._looked_at > since:  # a look has come by: the next one is on its way
+            if self._looked_at > since:  # maintenance has checked: its next check is due soon
                 pause = max(pause, 1.25 * poll)
             if (left := self._looked_at + pause - loop.time()) <= 0:
                 return
@@ -203,18 +203,18 @@ class Claimer:
             return
         if not self._sleeper.clear:
             if not await self._sleeper.listen_begin():
-                # Somebody's transaction is open that looked before we lay down: its job would wake nobody.
-                # It may stay open for long: look less and less often.
+                # A transaction that checked before we armed is still open: its job would wake nobody.
+                # It may stay open for long: check less and less often.
                 self._unclear += 1
                 await happens(self._sleeper.woken, min(0.05 * 1.2 ** max(0, self._unclear - 20), poll))
                 return
             self._unclear = 0
             if not self._sleeper.woken.is_set():
-                return  # once more, now that we are heard; the loop looks and comes back here
+                return  # claim once more, now that producers wake us; then come back here
         await self._poll(self._sleeper.woken)
 
     async def claim(self, *, expect_work: bool, most: int | None = None) -> list[Running]:
-        """One batch, at most `most` jobs; empty: there is no work for a free slot."""
+        """Claim one batch, of at most `most` jobs; an empty list means no work for a free slot."""
         while True:
             try:
                 jobs = await self._claim(expect_work=expect_work, most=most)
@@ -223,15 +223,15 @@ class Claimer:
                     return jobs
             except ForeignCursor:
                 self._foreign += 1
-                if not await self._on_foreign() and self._foreign > 3:  # others may have been quicker; but not for ever
+                if not await self._on_foreign() and self._foreign > 3:  # another worker may have rebased: try 3 times
                     raise
             expect_work = True
             if self.stopping.is_set():
                 return []
 
     async def _claim(self, *, expect_work: bool, most: int | None) -> list[Running] | None:
-        # None: all that it met was cancelled, there may be more behind.
-        self._order = [*self._order[1:], self._order[0]]  # in turn, where priorities do not decide
+        # None: all jobs that it met were cancelled; there may be more behind them.
+        self._order = [*self._order[1:], self._order[0]]  # queues take turns where priorities do not decide
         free = [self._book.room(queue) for queue in self._order]
         if most is not None:
             free = [min(slots, most) for slots in free]
@@ -242,7 +242,7 @@ class Claimer:
             trips = self._trips
             assert trips is not None
             claim = ("claim", tuple(params))
-            params[4] = b"t"  # called again after a lost connection: the same lease gets the answer of the first time
+            params[4] = b"t"  # after a lost connection, the same lease returns the first answer again
             if expect_work:
                 claimed, rows = await trips.run(claim, ("claimed_jobs", [params[3], None]))
                 return claimed[0], rows
@@ -254,7 +254,7 @@ class Claimer:
         try:
             found, rows = await self.link.run(call)
         except WorkerEnded:
-            # The heartbeat finds out as well, and comes back under a new number.
+            # The heartbeat notices it as well, and registers again under a new id.
             await asyncio.sleep(0.2)
             return []
         except QueueUnavailable:
@@ -268,11 +268,11 @@ class Claimer:
         if claim_id is None:
             self._book.on.fair(0, True)
             return []
-        if not jobs:  # all that it met was cancelled: there may be more behind
+        if not jobs:  # all jobs that it met were cancelled: there may be more behind them
             return None
-        if worker_id != self._worker_id():  # given up while the answer was on its way: they are others' already
+        if worker_id != self._worker_id():  # given up for dead before the answer came: others have the jobs already
             return []
-        # A claim is of one lane, and in a lane of fair jobs all are: there is room in line for the next ones.
+        # A claim covers one lane, and every job of a fair lane is fair: there is room in line for the next ones.
         if rows and rows[0][10] is not None and '"fair_key"' in rows[0][10]:
             self._book.on.fair(jobs, jobs < free[self._order.index(queue)])
         taken = Lease(lease, claim_id, queue)

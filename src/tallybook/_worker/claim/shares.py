@@ -1,14 +1,14 @@
 """The slots of one process, shared by the workers of its nodes.
 
-Each node's worker has a book of its own; what is free is one count for all. A claim takes the slots that it asks for before
-it is sent, so that two claims never hope for the same slot. What it did not need it gives back with the answer.
+Each node's worker has its own book, and all books share one count of free slots. A claim takes the slots that it asks
+for before it is sent, so that two claims never count on the same slot. The answer gives back the slots not needed.
 
-A node takes everything that is free while no other wants it. While others want more, each has an equal share, and of those
-below their share the one that claimed longest ago comes first. A node without known work asks for its share only: if its
-server has stopped, the others have the rest. A claim without an answer gives its slots back after `PATIENCE`; if its jobs come
-after all and do not fit any more, those are given back. The same holds for what was claimed and has not started yet, since a
-limit or another job has to let it, when that question has no answer.
-"""
+A node takes every free slot while no other node wants one. While others want slots, each has an equal share. Of the
+nodes below their share, the one that claimed longest ago comes first. A node without known work asks for its share
+only: if its server has stopped, the others have the rest.
+
+A claim without an answer gives its slots back after `PATIENCE`. If its jobs arrive later and no longer fit, they are
+given back. The same holds for claimed jobs that wait for a limit or another job, when that question gets no answer."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from typing import ClassVar
 from tallybook._worker.jobs import Book, Lease, Running
 
 PATIENCE = 0.5
-"""For so many seconds a claim on its way keeps the slots that it asked for."""
+"""Seconds that an open claim keeps the slots that it asked for."""
 
 
 class Shares:
-    """What is free in this process, and the books that take from it."""
+    """The free slots of this process, and the books that take from them."""
 
     def __init__(self, slots: Mapping[str, int]) -> None:
         self.slots = dict(slots)
         self.free = dict(slots)
         self.books: list[SharedBook] = []
         self.listeners: set[SharedBook] = set()
-        """Books that want to know of free slots: mostly none, and then a job that ends costs one look."""
+        """Books that want to know of free slots. Mostly there are none, and the end of a job costs one check."""
         self.turns = count(1)
         self.alone: SharedBook | None = None
-        """Whose suspect runs: one at a time in a process, see suspects.py."""
+        """The book whose suspect runs: one at a time in a process, see suspects.py."""
 
     def book(self) -> SharedBook:
-        """A book for one more node."""
+        """Make a book for one more node."""
         made = SharedBook(self.free, shares=self)
         self.books.append(made)
         return made
 
     def leave(self, book: SharedBook) -> None:
-        """A node's worker has ended: whatever it still held is free."""
+        """Remove the book of a node whose worker has ended, and free all slots that it still held."""
         self.books.remove(book)
         self.listeners.discard(book)
         book.end_turn()
@@ -54,7 +54,7 @@ class Shares:
         self.wake(*self.slots)
 
     def wake(self, *queues: str) -> None:
-        """There may be room in these queues, for claimers that wait or that got none of it."""
+        """Notify claimers that wait, or found no slot in these queues, that there may be room."""
         for book in list(self.listeners):
             if book.waits:
                 book.changed.set()
@@ -65,7 +65,7 @@ class Shares:
 
 
 class Asked:
-    """Slots that a claim on its way has asked for."""
+    """Slots that an open claim has asked for."""
 
     __slots__ = ("_book", "_slots", "_timer")
 
@@ -81,7 +81,7 @@ class Asked:
         self._book.lend()
 
     def over(self) -> None:
-        """There is an answer: what it brought is counted by `opened`."""
+        """Give the slots back when the answer is here; `opened` counts the jobs that it brought."""
         self._timer.cancel()
         slots, self._slots = self._slots, None
         if slots is not None:
@@ -98,21 +98,21 @@ class SharedBook(Book):
     shared: ClassVar[bool] = True
     shares: Shares
     used: Counter[str] = field(default_factory=Counter)
-    """By queue: slots that its jobs hold, and those that its claim on the way has asked for."""
+    """By queue: slots that its jobs hold, and those that its open claim has asked for."""
     waits: bool = False
     """Its claimer waits for a slot of any queue."""
     hungry: set[str] = field(default_factory=set)
-    """Queues whose last claim brought all that it had asked for: there is more."""
+    """Queues whose last claim returned all that it asked for: there is more."""
     short: set[str] = field(default_factory=set)
     """Queues for which its last claim had no slot."""
     turn: int = 0
-    """When it claimed last, counted in claims of all."""
+    """When it claimed last, counted in the claims of all books."""
     lent: set[int] = field(default_factory=set)
-    """Jobs that are claimed and have not started, whose slots others may have until the server answers."""
+    """Jobs that are claimed but not started, whose slots others may use until the server answers."""
     _most: Mapping[str, int] = field(default_factory=dict)
 
     def take(self, queue: str, slots: int) -> None:
-        """Count so many more slots of a queue as this node's."""
+        """Count this many more slots of a queue as this node's."""
         self.free[queue] -= slots
         self.used[queue] += slots
 
@@ -120,7 +120,7 @@ class SharedBook(Book):
         return self.waits or queue in self.hungry or queue in self.short
 
     def room(self, queue: str) -> int:
-        """How many slots of a queue its next claim may ask for."""
+        """Return how many slots of a queue its next claim may ask for."""
         free, slots, used = self.free[queue], self.shares.slots[queue], self.used[queue]
         if free <= 0:
             return 0
@@ -134,33 +134,33 @@ class SharedBook(Book):
         return max(0, min(share - used, free - sum(book.turn < self.turn for book in due)))
 
     def has_room(self) -> bool:
-        """Whether any queue has a slot for its next claim; if not it is told when that changes."""
+        """Return whether any queue has a slot for its next claim; if not, be notified when one is free."""
         found = any(self.room(queue) > 0 for queue in self.free)
         self.waits = not found
         self.listen()
         return found
 
     def listen(self) -> None:
-        """Be told of free slots, or not, as it waits for some."""
+        """Subscribe to free slots while it waits for some; else unsubscribe."""
         change = self.shares.listeners.add if self.waits or self.short else self.shares.listeners.discard
         change(self)
 
     def asks(self, slots: Mapping[str, int]) -> Asked:
-        """Take the slots that the next claim asks for."""
+        """Reserve the slots that the next claim asks for."""
         self.waits, self.turn, self._most = False, next(self.shares.turns), slots
         self.short = {queue for queue, most in slots.items() if not most}
         self.listen()
         return Asked(self, slots)
 
     def opened(self, lease: Lease, jobs: int) -> None:
-        """A claim came back with so many jobs."""
+        """Record a claim that returned this many jobs."""
         Book.opened(self, lease, jobs)
         self.used[lease.queue] += jobs
         if jobs >= self._most.get(lease.queue, 0):
             self.hungry.add(lease.queue)
 
     def surplus(self, jobs: list[Running]) -> list[Running]:
-        """Those of these claimed jobs that have no slot, since the answer came late; they are taken out of the list."""
+        """Remove from the list, and return, the claimed jobs that have no slot because the answer was late."""
         for job in jobs:
             self._take_back(job)
         over = {queue: -free for queue, free in self.free.items() if free < 0}
@@ -176,7 +176,7 @@ class SharedBook(Book):
         return found
 
     def lend(self) -> None:
-        """The server has not answered for a while: leave to others what its jobs hold that have not started, and claim nothing."""
+        """Lend the slots of jobs that have not started, and claim nothing: the server has not answered for a while."""
         for job in self.held.values():
             if job.job_id not in self.lent:
                 self.lent.add(job.job_id)
@@ -189,7 +189,7 @@ class SharedBook(Book):
             self.take(job.queue, 1)
 
     def freed(self, running: Running) -> None:
-        """A handler has returned: its slot is free for all."""
+        """Free the slot of a handler that has returned, for all nodes."""
         if self.lent:
             self._take_back(running)
         self.used[running.queue] -= 1
@@ -198,12 +198,12 @@ class SharedBook(Book):
             self.shares.wake(running.queue)
 
     def rested(self, running: Running) -> None:
-        """A slot is free, unless its node's worker has ended meanwhile: then it was given back with all others."""
+        """Free a slot that has rested, unless its node's worker has ended: then all of its slots are free already."""
         if self in self.shares.books:
             self.freed(running)
 
     def rests(self) -> None:
-        """It claims nothing for now: nothing is kept for it."""
+        """Claim nothing for now, and reserve nothing for this node."""
         self.waits = False
         self.hungry.clear()
         self.short.clear()
@@ -211,11 +211,11 @@ class SharedBook(Book):
         self.shares.wake(*self.free)
 
     def take_turn(self) -> bool:
-        """Whether a suspect of this node may run alone now: no other node's does."""
+        """Return whether a suspect of this node may run alone now, because no other node's does."""
         self.shares.alone = self.shares.alone or self
         return self.shares.alone is self
 
     def end_turn(self) -> None:
-        """Its suspect has ended."""
+        """Note that its suspect has ended."""
         if self.shares.alone is self:
             self.shares.alone = None

@@ -1,9 +1,9 @@
-"""Sleeping until there is work: a listening session that producers wake, and only while somebody sleeps.
+"""Sleeping until there is work: a listening session that producers wake, but only while a worker sleeps.
 
-The session holds a shared advisory lock for each of its queues while the worker waits ("armed"); a producer that finds
-the lock taken sends a notification. Under load the worker ends listening, so that producers commit without one. Polling backs it
-all up: without a session (a pooler in transaction mode, a server that is away) a job waits one poll at most.
-"""
+While the worker waits ("armed"), its session holds a shared advisory lock for each of its queues. A producer that finds
+the lock taken sends a notification. Under load the worker stops listening, so that producers commit without one.
+Polling is the fallback: without a session (a pooler in transaction mode, a server that is away) a job waits one poll at
+most."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ SCHEDULE = " schedule"
 SETTLE = " parents_resolve"
 PLACES = " concurrency_release"
 DEAL = " fair_release"
-# A listening connection only reads: without a question it would not notice that its peer is gone, or that somebody (a
-# pooler's reset) has ended its listening. Every and limit together are the longest that it may be deaf.
+# A listening connection only reads: unless it pings, it would not notice that its peer is gone, or that a pooler's
+# reset has ended its listening. The interval plus the limit is the longest that it may be deaf.
 _PING_EVERY = 8.0
 _PING_LIMIT = 4.0
 _ARM_LIMIT = 2.0  # the claimer waits for this one
@@ -39,7 +39,7 @@ _LISTEN_END = Declared("listen_end(queues text[]) -> void")
 
 
 class Sleeper:
-    """One listening session; `woken` is set by notifications for one of the queues."""
+    """One listening session; notifications for one of the queues set `woken`."""
 
     def __init__(self, dsn: str, name: str, queues: Sequence[str], *, on_word: Callable[[str], None]) -> None:
         self._dsn = dsn
@@ -55,7 +55,7 @@ class Sleeper:
         self.woken = asyncio.Event()
 
     async def run(self) -> None:
-        # It said nothing itself when it was lost, but for the poll nothing is late: the first few failures are silent.
+        # Polling makes up for a lost session, so nothing is late: the first few failures are not logged.
         outage = Outage(f"cannot listen, database {dsn_for_people(self._dsn)}", quiet=3)
         while True:
             try:
@@ -78,7 +78,8 @@ class Sleeper:
         try:
             with SocketTimeout(conn, _PING_LIMIT):
                 await conn.execute("set statement_timeout = 0; set idle_session_timeout = 0; listen tallybook")
-                # Promotions are heard as long as the session lives: a busy worker, which has got up, has them to do, too.
+                # A busy worker does not sleep but must still promote, so promotions are heard as long as the session
+                # lives.
                 await conn.execute(
                     "select pg_advisory_lock_shared(1413565444, hashtext(w)) from unnest(%s::text[]) w",
                     ([PROMOTE, SCHEDULE, SETTLE, PLACES, DEAL],),
@@ -88,7 +89,7 @@ class Sleeper:
             raise
         self._conn = conn
         self._watch(True)
-        self.woken.set()  # look at once: what was committed meanwhile woke nobody
+        self.woken.set()  # check at once: jobs committed meanwhile woke nobody
 
     async def close(self) -> None:
         self._watch(False)
@@ -99,8 +100,8 @@ class Sleeper:
         self.woken.set()
 
     def _watch(self, on: bool) -> None:
-        # By the number under which it was added: a lost socket is closed by libpq, and asyncio would keep its entry, under
-        # which the next socket with that number is never heard.
+        # Use the file number under which it was added: libpq closes a lost socket, but asyncio would keep its entry.
+        # The next socket with that number would then never be heard.
         loop, conn = asyncio.get_running_loop(), self._conn
         if self._watched is not None:
             loop.remove_reader(self._watched)
@@ -133,7 +134,7 @@ class Sleeper:
             conn = self._conn
             if conn is None:
                 return None
-            self._watch(False)  # psycopg watches the socket itself while it waits for an answer
+            self._watch(False)  # psycopg itself watches the socket while it waits for an answer
             try:
                 with SocketTimeout(conn, limit):
                     cursor = await conn.execute(sql, params)
@@ -143,7 +144,7 @@ class Sleeper:
                 self._readable()
 
     async def listen_begin(self) -> bool:
-        """Lie down, or look at the admission again. True: from now on every producer that commits will wake this worker."""
+        """Arm the session, or check again whether it is clear. True: every producer's commit now wakes this worker."""
         try:
             said = await self._ask(_LISTEN_BEGIN.worker, (self._queues, self.armed), limit=_ARM_LIMIT)
             self.armed, self.clear = said or (False, False)
@@ -152,7 +153,7 @@ class Sleeper:
         return self.clear
 
     async def listen_end(self) -> None:
-        """Get up: producers need not send notifications any more."""
+        """Disarm the session: producers need not send notifications any more."""
         if self.armed:
             self.armed = self.clear = False
             try:

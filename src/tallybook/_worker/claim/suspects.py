@@ -1,12 +1,13 @@
-"""Suspects: jobs that were there when their process died, and are one such crash from being dead. They run alone.
+"""Suspects: jobs that were running when their workers died, and would be dead after one more crash. They run alone.
 
-A worker that dies takes all its running jobs with it, and nobody knows which of them did it. So at first all of them are
-run again as they come. One that was there once too often is run while nothing else is in this process's hands: if it
-kills the process once more, it was alone, and is dead as crashed; if it does not, it is done. The database has the same
-rule (see _lost.sql): it buries a job for a crash only if its worker held nothing else.
+A worker that dies takes all its running jobs with it, and the server cannot tell which of them caused it. So at first
+all of them run again as usual. A job that was there once too often runs while this process holds nothing else. If the
+process dies again, the job was alone and is dead as crashed; otherwise it ends normally. The database has the same rule
+(see _lost.sql): a crash makes a job dead only if its worker held nothing else.
 
-While a suspect waits for the process to become idle, and while it runs, nothing is claimed. A process that does not
-become idle gives it back, to be tried later or by another worker. Tasks with a process of their own are alone anyway.
+While a suspect waits for the process to become idle, and while it runs, nothing is claimed. If the process does not
+become idle, the suspect is given back, to be tried later or by another worker. Tasks with a process of their own are
+alone anyway.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from tallybook._worker.run.runner import Runner
 log = logging.getLogger("tallybook.worker")
 
 CRASH_LIMIT = 3
-"""So many crashes make a job dead: the default of rescue and crash."""
-# A suspect that could not run alone here: again after so many seconds, spread so that they do not all come at once.
+"""This many crashes make a job dead: the default of rescue and crash."""
+# Seconds until a suspect that could not run alone here is tried again; random, so that they do not all come at once.
 _AGAIN = (3.0, 6.0)
-# A process that did not become idle once is not made to wait for it again within so many times that wait.
+# If the process did not become idle once, suspects do not wait for it again for this many times `suspect_wait`.
 _BUSY_FOR = 10
 
 
 class Suspects:
-    """Starts what a claim brought; a suspect only when it is alone."""
+    """Starts claimed jobs; a suspect only when it is alone."""
 
     def __init__(
         self,
@@ -56,14 +57,14 @@ class Suspects:
         self._on_found = on_found
         self._first: Running | None = None
         self.careful = False
-        """The line may hold more suspects: claim one job at a time."""
+        """More suspects may be in line: claim one job at a time."""
 
     def most(self, limit: int | None = None) -> int | None:
-        """How many jobs the next claim may take of `limit`; None: as many as there are slots."""
+        """Return how many of `limit` jobs the next claim may take; None: as many as there are slots."""
         return 1 if self.careful and limit != 0 else limit
 
     def admit(self, jobs: list[Running]) -> None:
-        """Start these jobs, for who cannot wait; a suspect among them is kept for `take`."""
+        """Start these jobs, for a caller that cannot wait; keep suspects among them for `start_found`."""
         suspects = self.among(jobs)
         if suspects:
             self._found.extend(suspects)
@@ -75,11 +76,11 @@ class Suspects:
 
     @property
     def found(self) -> bool:
-        """Whether `admit` has kept one, which holds a slot that only `start_found` makes use of."""
+        """Whether `admit` has kept a suspect, which holds a slot that only `start_found` uses."""
         return bool(self._found)
 
     def take(self) -> list[Running]:
-        """The suspects that are held here, for who gives them back."""
+        """Return the suspects that are held here, for a caller that gives them back."""
         found, self._found = self._found, []
         if self._first is not None:
             found.append(self._first)
@@ -87,21 +88,21 @@ class Suspects:
         return found
 
     async def start_found(self, *, until: float | None = None) -> None:
-        """Start what `admit` has kept."""
+        """Start the suspects that `admit` has kept."""
         while self._found and not self._stopping.is_set():
             found, self._found = self._found, []
             await self.start(found, until=until)
 
     def among(self, jobs: list[Running]) -> list[Running]:
-        """Those of these jobs that have to run alone."""
-        # Where another node's suspect may run beside it, a process of its own is not enough: see take_turn.
+        """Return those of these jobs that have to run alone."""
+        # If another node's suspect may run beside it, a process of its own is not enough: see take_turn.
         shared = self._book.shared
         return [j for j in jobs if j.crashes >= CRASH_LIMIT - 1 and (shared or not self._runner.isolated(j))]
 
     async def start(self, jobs: list[Running], *, until: float | None = None) -> None:
         """Start these jobs; with a suspect among them, return when it has ended or was given back.
 
-        `until`, on the monotonic clock: give the suspect back when it comes before the process is idle.
+        `until`, on the monotonic clock: give the suspect back if the process is not idle by then.
         """
         suspects = self.among(jobs)
         if not suspects:
@@ -111,7 +112,7 @@ class Suspects:
         held = set(map(id, suspects))
         self._runner.start([job for job in jobs if id(job) not in held])
         first, *others = suspects
-        for job in others:  # in its hands they would die with it
+        for job in others:  # in this process they would die with it
             self._give_back(job, timedelta(0))
         self.careful = bool(others) or self.careful
         self._book.rests()
@@ -123,7 +124,7 @@ class Suspects:
     async def _start_alone(self, first: Running, until: float | None) -> None:
         self._first = first
         alone = self._book.take_turn() and await self._idle_but_for(first, until)
-        if self._first is not first:  # given back, or others' by now
+        if self._first is not first:  # given back, or taken over by now
             return
         self._first = None
         if not alone:
@@ -143,7 +144,7 @@ class Suspects:
         self._book.freed(job)
 
     async def _idle_but_for(self, job: Running, until: float | None) -> bool:
-        """Whether, in time, no other attempt of this process was left: none runs, and the ends of all are on record."""
+        """Wait until this process has no other attempt, running or unstored; return whether that came in time."""
 
         def alone() -> bool:
             leases = self._book.leases.values()

@@ -1,1 +1,1 @@
-"""How ends of attempts reach the database."""
+"""How the ends of attempts reach the database."""

@@ -1,10 +1,10 @@
-"""Ends of attempts that may have ended already, in a transaction whose fate this worker does not know.
+"""Ends of attempts that may have ended already, in a transaction whose outcome this worker does not know.
 
-A connection can be lost at COMMIT, and a handler can call `ctx.complete` or `ctx.end` in a transaction of its own and never
-end it. So such an end is never said blindly. First the server is asked how the attempt ended; if it has not, the end is said
-like any other: it waits for a transaction that is still about to commit another one, and which of the two came first is the
-truth. The finisher's connection is not used for it: behind one such transaction the ends of all other jobs would wait.
-"""
+A connection can be lost at COMMIT. A handler can call `ctx.complete` or `ctx.end` in its own transaction and never end
+it. So such an end is never stored blindly. First the server is asked how the attempt ended. If it has not ended, the
+end is sent like any other: it waits for a transaction that may still commit another end, and the first of the two
+counts. The finisher's connection is not used for this: the ends of all other jobs would wait behind one such
+transaction."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ALL_ENDED = f"""\
 select array_agg({ENDED.called(lease="x.l", job_id="x.j", attempt="x.a")} order by x.n)
   from unnest(%s::text[]::uuid[], %s::bigint[], %s::int[]) with ordinality x(l, j, a, n)"""  # noqa: S608
 _MOST_ASKED = 200
-# As the rescuer's: a look, not a wait, since others may be waiting behind.
+# The same limit as the rescuer's: check, do not wait, since others may be queued behind this lock.
 _LOOK = "set local lock_timeout = '200ms'"
 _NO_ERROR = "jsonb_build_object('message', 'its end (' || {verb:text} || ') could not be stored', 'type', {kind:text})"
 _COULD_NOT = "select " + FAIL.called("order", error=_NO_ERROR, retry_in="null", max_attempts="null", final="false")
@@ -38,7 +38,7 @@ _LOUD_AFTER = 2
 
 @dataclass(slots=True)
 class End:
-    """An end other than completed: the statement that says it. Its first parameters are lease, job and attempt."""
+    """An end other than completed, and the statement that stores it. Its first parameters: lease, job, attempt."""
 
     running: Running
     verb: str
@@ -48,7 +48,7 @@ class End:
 
 
 class DoubtfulEnds:
-    """Finds out how attempts in doubt have ended, and ends those that have not. Nothing is opened before the first."""
+    """Finds out how attempts in doubt have ended, and ends those that have not. Connects at the first one."""
 
     def __init__(self, link: Link, on_end: Callable[[Running, str, str, timedelta | None], object]) -> None:
         self._link = link
@@ -58,7 +58,7 @@ class DoubtfulEnds:
         self._looking = False
 
     def settle(self, end: End) -> None:
-        """End this attempt so, unless it has ended already."""
+        """End this attempt with `end`, unless it has ended already."""
         self._asked.append(end)
         if not self._looking:
             self._looking = True
@@ -70,7 +70,7 @@ class DoubtfulEnds:
         started.add_done_callback(self._open.discard)
 
     async def _look(self) -> None:
-        # Nearly all of them have ended as they should, and while one look is on its way the next gather.
+        # Nearly all of them have ended normally. While one check runs, the next ends gather.
         try:
             while self._asked:
                 ends, self._asked = self._asked[:_MOST_ASKED], self._asked[_MOST_ASKED:]
@@ -99,7 +99,7 @@ class DoubtfulEnds:
             await asyncio.wait(self._open)
 
     async def close(self) -> None:
-        """Give up what is still in doubt: others will rescue it."""
+        """Give up the ends that are still in doubt: others will rescue those jobs."""
         for settling in self._open:
             settling.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
@@ -137,7 +137,7 @@ class DoubtfulEnds:
             await conn.execute(_LOOK)
             row = await (await conn.execute(end.sql, end.params)).fetchone()
         said = row[0] if row else "refused"
-        if said == "refused":  # in between the other transaction has committed, or somebody else has ended it
+        if said == "refused":  # the other transaction has committed since, or another end came first
             return await self._found(conn, end) or said
         return str(said)
 
@@ -147,7 +147,7 @@ class DoubtfulEnds:
 
 
 def _found(end: End, state: str | None) -> str | SubjectEnd | None:
-    """What became of an attempt that is in this state; None: it has not ended."""
+    """Return how an attempt in this state ended; None: it has not ended."""
     if state == "running":
         return None
     own = end.running.own_end

@@ -1,8 +1,7 @@
-"""Telling the database how attempts ended, in batches that form by themselves.
+"""Stores how attempts ended, in batches that form without a timer.
 
-While one flush is on its way the next ends gather, so under load a flush carries hundreds and with one job at a time it
-starts at once: batching without a timer, no latency added.
-"""
+While one flush runs, the next ends gather. Under load a flush carries hundreds of ends; with one job at a time it
+starts at once, so batching adds no latency."""
 
 from __future__ import annotations
 
@@ -24,25 +23,25 @@ from tallybook.errors import QueueUnavailable
 
 log = logging.getLogger("tallybook.worker")
 
-# The jobs of one flush are mostly of one claim: its lease travels once.
+# The jobs of one flush are mostly of one claim: its lease is sent once.
 _ONE = {"leases": "array_fill({lease:uuid}, array[cardinality(x.j)])", "job_ids": "x.j", "attempts": "x.a"}
 _COMPLETE_ONE = f"select {COMPLETE_MANY.called('order', **_ONE)} from (select %s::bigint[] as j, %s::int[] as a) x"  # noqa: S608
-# The ends first, then those go on who wait for their permits: both are there with one commit.
+# Store the ends first, then release the jobs that wait for their permits: one commit covers both.
 _RELEASE = Declared("concurrency_release(names text[], quiet text[]) -> row (released int)")
 _AND_RELEASE = f"select refused, ({_RELEASE.called('order')}).released from ({{}} offset 0) done(refused)"  # noqa: S608
 
 _FAILURES = ("fail", "crash")
 _LARGEST_FLUSH = 2000
-# Each order key of a flush is a lock of the server's until it commits, and the server has room for some thousands in all.
+# Each order key of a flush holds a server lock until it commits, and the server has room for some thousands in all.
 _LARGEST_ORDERED = 200
-# In one statement: its columns are limited, and so is what a plan of that size costs. No more than _LARGEST_ORDERED.
+# Verbs in one statement: its columns are limited, and a large plan is costly. At most _LARGEST_ORDERED.
 _MOST_VERBS = 200
-# Ends let those go on who wait for their permits, while these are of few limits: more of them would hold up the ends.
+# Ends release the jobs that wait for their permits only if few limits are involved: more would delay the ends.
 _MOST_LIMITS = 20
 
 
 class Finisher:
-    """Collects ends and flushes them over one connection of its own."""
+    """Collects ends and flushes them over its own connection."""
 
     def __init__(self, link: Link, book: Book) -> None:
         self._link = link
@@ -55,14 +54,14 @@ class Finisher:
         self._idle = asyncio.Event()
         self._idle.set()
         self.counts: Counter[str] = Counter()
-        """What became of attempts, in the server's words."""
+        """Number of attempts by outcome, in the server's words."""
         self.failed: Counter[str] = Counter()
-        """Of these, the attempts that failed."""
+        """The same for attempts that failed."""
         self.first_failure: tuple[Running, dict[str, Any]] | None = None
 
     @property
     def waiting(self) -> int:
-        """Ends that no flush has taken yet: the claimer holds back while there are too many."""
+        """Ends that no flush has taken yet: the claimer waits while there are too many."""
         return len(self._completed) + len(self._ends)
 
     def complete(self, running: Running) -> None:
@@ -73,7 +72,7 @@ class Finisher:
     def fail(
         self, running: Running, error: dict[str, Any], *, delay: timedelta | None, limit: int | None, final: bool
     ) -> None:
-        """The handler raised: backoff of `delay` (None: the server's own), or dead."""
+        """Fail the attempt, whose handler raised: back off by `delay` (None: the server's own), or make it dead."""
         self.first_failure = self.first_failure or (running, error)
         if running.told is not None and not running.in_doubt:
             running.told("fail", error)
@@ -81,20 +80,20 @@ class Finisher:
         self._end(running, "fail", FAIL.worker, params, None if final else delay)
 
     def snooze(self, running: Running, delay: timedelta) -> None:
-        """Again after `delay`, without a failure."""
+        """Run the job again after `delay`, without a failure."""
         self._end(running, "snooze", SNOOZE.worker, (delay,), delay)
 
     def cancelled(self, running: Running, reason: str | None) -> None:
         self._end(running, "cancel", CANCEL_RUNNING.worker, (reason,))
 
     def crash(self, running: Running, error: dict[str, Any]) -> None:
-        """The attempt took its own process with it: again after the server's delay, or dead as crashed."""
+        """Record that the attempt took its own process with it: retry after the server's delay, or dead as crashed."""
         if running.told is not None:
             running.told("crash", error)
         self._end(running, "crash", CRASH.worker, (json.dumps(error),), timedelta(seconds=1))
 
     def unclaim(self, running: Running, delay: timedelta) -> None:
-        """Give back what was claimed and never started."""
+        """Give back a job that was claimed but never started."""
         self._end(running, "unclaim", UNCLAIM.worker, (delay,), delay)
 
     def complete_with(self, running: Running, result: str) -> None:
@@ -105,7 +104,7 @@ class Finisher:
         self._end(running, end.verb, end.sql, tuple(end.values.values()), end.wake_in)
 
     def move(self, running: Running) -> None:
-        """Put aside: this worker does not know the task."""
+        """Put the job aside: this worker does not know its task."""
         self._end(running, "move", MOVE.worker, ())
 
     def _end(self, running: Running, verb: str, sql: str, rest: tuple[Any, ...], wake: timedelta | None = None) -> None:
@@ -121,19 +120,19 @@ class Finisher:
         self._work.set()
 
     async def drained(self) -> None:
-        """Wait until every end that was given is in the database."""
+        """Wait until every end passed so far is in the database."""
         await self._idle.wait()
         await self.doubtful.settled()
 
     def ended(self, running: Running, verb: str, said: str, wake_in: timedelta | None = None) -> None:
-        """The attempt's end was said elsewhere: in an atomic task's own transaction, or where it was in doubt."""
+        """Note an end that was stored elsewhere: by an atomic task's own transaction, or after doubt."""
         if running.told is not None:
             running.told(verb, None)
         self._count(running, verb, said, wake_in)
         self._seen([running])
 
     async def run(self) -> None:
-        """Flush for ever; cancelled from outside once `drained` has returned."""
+        """Flush forever; the caller cancels it once `drained` has returned."""
         while True:
             await self._work.wait()
             self._work.clear()
@@ -151,7 +150,7 @@ class Finisher:
             self._idle.set()
 
     async def _say_completed(self, jobs: list[Running]) -> bool:
-        """Whether those who wait for their permits go on, too; where that is refused, the ends are said without it."""
+        """Store completed jobs; return whether their permits were released. If that fails, only ends are stored."""
         try:
             return await self._link.run(lambda conn: self._flush_completed(conn, jobs, release=True))
         except QueueUnavailable:
@@ -163,12 +162,12 @@ class Finisher:
         return await self._link.run(lambda conn: self._flush_completed(conn, jobs, release=False))
 
     async def _say(self, ends: list[End]) -> None:
-        """All in one transaction; where that is refused, one by one, so that one end that cannot be stored stops no other."""
+        """Store all ends in one transaction; if it is refused, split it, so that one bad end stops no other."""
         try:
             await self._link.run(lambda conn: self._flush_ends(conn, ends))
         except QueueUnavailable:
             raise
-        except Exception as error:  # a text of the user's that no encoding takes is a ValueError
+        except Exception as error:  # a user's text that cannot be encoded is a ValueError
             if len(ends) > 1:
                 half = len(ends) // 2
                 await self._say(ends[:half])
@@ -192,7 +191,7 @@ class Finisher:
                 self._book.on.followed(
                     [job.job_id for job in jobs if job.lease is lease and job.options and "followed" in job.options]
                 )
-        self._book.changed.set()  # the claimer may be holding back for what was unsaid
+        self._book.changed.set()  # the claimer may be waiting for unsent ends
 
     async def _flush_completed(self, conn: AsyncConnection, jobs: list[Running], *, release: bool) -> bool:
         first = jobs[0].lease
@@ -210,16 +209,16 @@ class Finisher:
             sql, values = _AND_RELEASE.format(sql), [sorted(names), free, *values]
         refused, *released = await (await conn.execute(sql, values)).fetchone() or ([],)
         if any(released):
-            self._book.on.room()  # nobody else is woken
+            self._book.on.room()  # no other worker is woken
         self.counts["completed"] += len(jobs) - len(refused)
         for job_id in refused:
             self._refused(job_id, "complete")
         return release and released != [None]
 
     async def _flush_ends(self, conn: AsyncConnection, ends: list[End]) -> None:
-        # One statement: a flush that is said again after a lost connection finds all of it done, or nothing. Of several, even
-        # in one transaction, a process that is frozen between them leaves the outcomes locked, and the server's limit for
-        # idle transactions does not count in a pipeline: nobody could rescue these jobs.
+        # One statement: a flush that is repeated after a lost connection finds all of it done, or nothing. With
+        # several, even in one transaction, a process that is frozen between them leaves the outcomes locked. The
+        # server's limit for idle transactions does not apply in a pipeline, so nobody could rescue these jobs.
         ordered = sorted(ends, key=lambda end: (end.running.job_id, end.running.attempt))
         verbs = "select " + ", ".join(end.sql.removeprefix("select ") for end in ordered)
         cursor = await conn.execute(verbs, [value for end in ordered for value in end.params])
