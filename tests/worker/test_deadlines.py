@@ -233,7 +233,7 @@ async def test_too_many_abandoned_handlers_stop_the_worker(
     assert worker.worn_out
     assert worker.runner.abandoned == 2
     assert [jobs(job).state for job in put] == ["retrying", "retrying", "available"]
-    assert "2 abandoned handlers are still there" in caplog.text
+    assert "2 abandoned handlers have not ended" in caplog.text
 
 
 async def test_a_cancel_by_a_person_is_not_a_timeout(app: App, dsn: str, db: Any, jobs: Jobs) -> None:

@@ -1,1 +1,1 @@
-"""From the start of a worker to its stop, and what watches it meanwhile."""
+"""The start, the stop and the monitoring of a worker."""

@@ -1,4 +1,4 @@
-"""Drain: run all that is due, then return. For routes that a cron calls, for tests, for scripts."""
+"""Drain: run everything that is due, then return. For routes that a cron calls, for tests, for scripts."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from tallybook.errors import JobFailed
 
 @dataclass(frozen=True)
 class DrainReport:
-    """What one drain did."""
+    """The counts of one drain."""
 
     processed: int
-    """Attempts that were run to an end."""
+    """Attempts that ran to an end."""
     completed: int
     retrying: int
-    """Attempts that failed or were snoozed, and go on later."""
+    """Attempts that failed or were snoozed, and continue later."""
     cancelled: int
     dead: int
     moved: int
-    """Jobs of unknown tasks, put aside for a worker that knows them."""
+    """Jobs of unknown tasks, put aside for a worker that knows those tasks."""
     unreachable: tuple[str, ...] = ()
-    """Nodes that did not answer: nothing was run there."""
+    """Nodes that did not answer: no job ran there."""
 
     def __add__(self, other: DrainReport) -> DrainReport:
         return DrainReport(*(mine + others for mine, others in zip(astuple(self), astuple(other), strict=True)))
@@ -46,7 +46,7 @@ async def drain(
     raise_on_failure: bool = False,
     part: Part = WHOLE,
 ) -> DrainReport:
-    """Promote, rescue, claim and run until nothing is due, or a limit is reached. JobFailed if it is to be raised."""
+    """Promote, rescue, claim and run until nothing is due or a limit is reached. Raises JobFailed if asked to."""
     worker = Worker(app, dsn, settings, keeps_error=raise_on_failure, part=part)
     admission, suspects = worker.claimer.admission, worker.claimer.suspects
     until = time.monotonic() + max_seconds if max_seconds is not None else None
@@ -65,7 +65,8 @@ async def drain(
 
     try:
         await worker.start()
-        # Once: what falls due while it runs is for the next one, or a schedule for each second would keep it here.
+        # Once: a schedule that is due meanwhile is for the next drain. A schedule of every second would never let this
+        # end.
         await worker.maintenance.clock.run()
         with suppress(TimeoutError):
             async with asyncio.timeout(_left(until)):
@@ -85,7 +86,7 @@ async def drain(
                 if worker.book.leases and not admission.waiting:
                     await asyncio.sleep(0.01)
                     continue
-                # What just ended may have put more in line.
+                # Jobs that just ended may have put more in line.
                 promoted, _ = await worker.maintenance.promoter.look()
                 for service in (worker.maintenance.parents, worker.maintenance.permits, worker.maintenance.fairness):
                     promoted += await service.look()
@@ -93,7 +94,7 @@ async def drain(
                     continue
                 if admission.waiting and await _admission_moved(worker, until):
                     continue
-                break  # what the admission still holds waits for somebody's open transaction: it is given back
+                break  # the jobs still in the admission wait for an open transaction: give them back
             await _turn(worker, until)
         held = await worker.stopping.let_go(_left(until))
         await worker.stopping.told()
@@ -106,7 +107,7 @@ async def drain(
 
 
 def _report(worker: Worker, held: int) -> DrainReport:
-    """What it has run; not what it held and gave back. JobFailed where the first failure is to be raised."""
+    """Count what ran, without jobs that were held and given back. Raises the first failure as JobFailed if asked to."""
     if worker.runner.ends.keeps_error and worker.finisher.first_failure is not None:
         job, error = worker.finisher.first_failure
         raise JobFailed(
@@ -114,14 +115,14 @@ def _report(worker: Worker, held: int) -> DrainReport:
         ) from worker.runner.ends.first_error
     counts = worker.finisher.counts
     ended = {name: counts[name] for name in ("completed", "scheduled", "cancelled", "dead")}
-    ended["scheduled"] += max(0, counts["available"] - held)  # again at once
+    ended["scheduled"] += max(0, counts["available"] - held)  # retried at once
     return DrainReport(
         sum(ended.values()), ended["completed"], ended["scheduled"], ended["cancelled"], ended["dead"], counts["moved"]
     )
 
 
 async def _told(worker: Worker, until: float | None) -> None:
-    """Wait until the database knows every end; not past the limit, and not for a finisher that has failed."""
+    """Wait until the database has every end, up to the limit; stop waiting if the finisher has failed."""
     drained = asyncio.create_task(worker.finisher.drained())
     try:
         await asyncio.wait({drained, *worker._services}, timeout=_left(until), return_when=asyncio.FIRST_COMPLETED)
@@ -130,7 +131,7 @@ async def _told(worker: Worker, until: float | None) -> None:
 
 
 async def _admission_moved(worker: Worker, until: float | None) -> bool:
-    """Whether a job that was not to start yet has started or ended; it is waited for a second, not for a producer."""
+    """Return whether a held job has started or ended within a second; a producer's transaction may take longer."""
     admission = worker.claimer.admission
     before = admission.waiting
     admission.moved.clear()

@@ -1,4 +1,4 @@
-"""What a worker shows of itself and of the database."""
+"""The metrics that a worker shows, of itself and of the database."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ShownWorker(Protocol):
 def exposition(
     *, name: str, worker: ShownWorker | None, ready: bool, lag: float, numbers: Numbers | None, shown: Shown
 ) -> str:
-    """The whole text. Without numbers: that the database is away, and what the process knows itself."""
+    """Return the whole text. Without numbers: that the database is away, and the process's own metrics."""
     found: dict[str, list[Sample]] = {
         **of_the_database(numbers, shown),
         **of_itself(name, lag),
@@ -46,18 +46,18 @@ def exposition(
 
 
 def of_itself(name: str, lag: float) -> dict[str, list[Sample]]:
-    """What a process shows before it has a worker."""
+    """Return the metrics of a process that has no worker yet."""
     return {
         "tallybook_worker_info": [((name, version() or ""), 1.0)],
         "tallybook_worker_loop_lag_seconds": [((), lag)],
     }
 
 
-# From another thread than the loop's: each of these is one read of a number, or a copy that is one step.
+# Called from another thread than the loop's: each of these is one read of a number, or an atomic copy.
 
 
 def of_the_process(worker: ShownWorker) -> dict[str, list[Sample]]:
-    """What workers of one process have in common."""
+    """Return the metrics that the workers of one process share."""
     slots, free = worker.settings.queues, dict(worker.book.free)
     return {
         "tallybook_worker_slots": [((queue,), float(n)) for queue, n in slots.items()],
@@ -67,7 +67,7 @@ def of_the_process(worker: ShownWorker) -> dict[str, list[Sample]]:
 
 
 def of_the_node(worker: ShownWorker) -> dict[str, list[Sample]]:
-    """What a worker has done for its database."""
+    """Return a worker's counts for its database."""
     ends = dict(worker.finisher.counts)
     return {
         "tallybook_worker_jobs_claimed_total": [((), float(worker.claimer.claimed))],

@@ -1,9 +1,8 @@
 """One process for several nodes: a Worker for each, in one event loop.
 
-They share slots, threads and lifespans, and wait for nothing of each other. A node that is down, slow or refuses its worker (an
-older schema) is tried again, while the others work. The list of nodes is read again now and then: new nodes get a worker, those
-that are gone lose theirs, and limits are divided anew.
-"""
+The workers share slots, threads and lifespans, and do not wait for each other. If a node is down or slow, or refuses
+its worker (an older schema), it is retried while the others work. The list of nodes is read again now and then. New
+nodes get a worker, the workers of removed nodes stop, and limits are divided again. """
 
 from __future__ import annotations
 
@@ -41,14 +40,14 @@ from tallybook.errors import ConfigError, QueueUnavailable, UnknownNode
 log = logging.getLogger("tallybook.worker")
 
 Found: TypeAlias = tuple[Sequence[Node], Sequence[Node]]
-"""All nodes, and those that this process serves."""
+"""All nodes, and the nodes that this process serves."""
 
 AGAIN = 30.0
-"""Seconds until the list of nodes is read again, and until a node is tried again that has refused its worker."""
+"""Seconds until the list of nodes is read again, and until a node that refused its worker is tried again."""
 
 
 class Life:
-    """The workers of one node, one after the other: mostly there is one."""
+    """The workers of one node, one after the other: mostly there is only one."""
 
     def __init__(self, fleet: Fleet, node: Node, part: Part) -> None:
         self._fleet = fleet
@@ -57,9 +56,9 @@ class Life:
         self.worker: Worker | None = None
         self.report = WorkerReport(0, 0, 0, 0)
         self.error: Exception | None = None
-        """What ended its last worker."""
+        """The error that ended its last worker."""
         self.served = False
-        """Whether any of its workers was on record."""
+        """Whether any of its workers was registered."""
         self.stopping = asyncio.Event()
         self._context = contextvars.copy_context()
         self._context.run(at_node.set, At(node.name, node.dsn))
@@ -87,17 +86,17 @@ class Life:
                 await happens(self.stopping, AGAIN)
 
     def stop(self) -> None:
-        """Claim nothing more and finish what runs; a second time: abort it."""
+        """Claim nothing more and finish the running jobs; on a second call, abort them."""
         self.stopping.set()
         if self.worker is not None:
             self._context.run(self.worker.stop)
 
     def told(self, part: Part) -> None:
-        """What it has of the limits and schedules from now on; nobody waits until its server knows."""
+        """Set the node's part of the limits and schedules from now on, without waiting until its server knows."""
         self._telling = self._context.run(asyncio.get_running_loop().create_task, self._take_part(part))
 
     async def _take_part(self, part: Part) -> None:
-        with contextlib.suppress(QueueUnavailable):  # its worker stops: the next one has it
+        with contextlib.suppress(QueueUnavailable):  # its worker stops: the next one uses the part
             if part != self.part:
                 self.part = part
                 if self.worker is not None:
@@ -105,7 +104,7 @@ class Life:
 
 
 class Fleet:
-    """The worker of several nodes: `which` is "all", or their names with commas between. `run` lives until `stop`."""
+    """The worker of several nodes: `which` is "all", or names separated by commas. `run` lasts until `stop`."""
 
     def __init__(self, app: ServedApp, dsn: str, which: str, settings: WorkerSettings) -> None:
         _check(app, settings)
@@ -126,7 +125,8 @@ class Fleet:
         self._reports: dict[str, WorkerReport] = {}
 
     async def run(self) -> WorkerReport:
-        """Serve all nodes until told to stop. ConfigError: a wrong list of nodes, a limit that cannot be divided."""
+        """Serve all nodes until stopped. Raises ConfigError for a wrong list of nodes or a limit too small to
+        divide."""
         self.watchdog = Watchdog(asyncio.get_running_loop())
         async with self.telemetry or contextlib.nullcontext():
             self.watchdog.start()
@@ -166,12 +166,12 @@ class Fleet:
         await asyncio.gather(*(life.task for life in self.lives.values()))
 
     async def _first(self) -> Found:
-        """Wait for the database that has the list. ConfigError: two nodes have one number."""
+        """Wait for the database that has the list. Raises ConfigError if two nodes have one number."""
         while True:
             try:
                 found = await aside(self._look)
                 await aside(numbered, found[0])
-            except UnknownNode as error:  # it was told so: the supervisor does not start it again
+            except UnknownNode as error:  # ConfigError: the supervisor does not start it again
                 raise ConfigError("nodes", self._which, first_line(error)) from error
             except QueueUnavailable:
                 await self._link.first()  # raises where waiting does not help
@@ -212,7 +212,7 @@ class Fleet:
             await opening
 
     async def _serve(self, every: Sequence[Node], served: Sequence[Node], parts: dict[str, Part]) -> None:
-        """Give each of these nodes a worker, and its part; stop those of others, and of nodes with a new address."""
+        """Give each of these nodes a worker and its part; stop the workers of other nodes and of changed addresses."""
         wanted = {node.name: node for node in served}
         for name, life in list(self.lives.items()):
             if name not in wanted or wanted[name].dsn != life.node.dsn:
@@ -231,24 +231,24 @@ class Fleet:
                 known.told(parts[name])
 
     def shown(self) -> dict[str, tuple[str, Worker | None]]:
-        """The address and the worker of each node, for the telemetry."""
+        """Return the address and the worker of each node, for the telemetry."""
         return {name: (life.node.dsn, life.worker) for name, life in list(self.lives.items())}
 
     def refused(self) -> None:
-        """A node has refused its worker: where all did, and none ever served, waiting does not help."""
+        """Stop for good if every node has refused its worker and none ever served: waiting does not help then."""
         if self.lives and all(life.error is not None and not life.served for life in self.lives.values()):
             self._fatal = next(life.error for life in self.lives.values())
             self.stopping.set()
             self._stop_lives()
 
     def wear_out(self) -> None:
-        """Too many abandoned handlers are left: stop, to be started again."""
+        """Stop, to be started again: too many abandoned handlers are left."""
         self._worn_out = True
         if not self.stopping.is_set():
             self.stop()
 
     def stop(self) -> None:
-        """Claim nothing more and finish what runs, on all nodes; a second time: abort it."""
+        """Claim nothing more and finish the running jobs, on all nodes; on a second call, abort them."""
         again = self.stopping.is_set()
         self.stopping.set()
         self._link.giving_up.set()
@@ -263,7 +263,7 @@ class Fleet:
 
     async def _end(self) -> None:
         tasks = [life.task for life in self.lives.values()]
-        for task in tasks:  # those that still run: this one was cancelled, or has failed
+        for task in tasks:  # some still run if this task was cancelled or has failed
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.common.close()
@@ -271,7 +271,7 @@ class Fleet:
 
 
 def parts_of(app: ServedApp, every: Sequence[Node]) -> dict[str, Part]:
-    """The part of each node. ConfigError: a limit is too small to be divided."""
+    """Return the part of each node. Raises ConfigError for a limit that is too small to divide."""
     parts = {node.name: Part(at, len(every), node.home) for at, node in enumerate(every)}
     for part in parts.values():
         on_record.limits(app, part)
@@ -288,7 +288,7 @@ async def drain_nodes(
     *,
     raise_on_failure: bool,
 ) -> DrainReport:
-    """Drain one node after the other: each has all slots, and what is left of the limits."""
+    """Drain one node after the other: each gets all slots, and what remains of `max_jobs` and `max_seconds`."""
     _check(app, settings)
     until = math.inf if max_seconds is None else time.monotonic() + max_seconds
     most = math.inf if max_jobs is None else max_jobs
@@ -317,7 +317,7 @@ async def drain_nodes(
 
 
 def _check(app: ServedApp, settings: WorkerSettings) -> None:
-    """Refuse what leads to one database only. ConfigError."""
+    """Raise ConfigError for settings that lead to one database only."""
     if settings.direct_dsn:
         raise ConfigError("direct_dsn", "(not shown)", "it leads to one node only", hint="Leave it out with --nodes")
     for task in app.tasks.values():
@@ -336,6 +336,6 @@ _SUMS = [field.name for field in fields(WorkerReport) if field.type == "int"]
 
 
 def added(*reports: WorkerReport | None) -> WorkerReport:
-    """The sum of what workers did."""
+    """Return the sum of these reports."""
     found = [report for report in reports if report is not None]
     return WorkerReport(**{name: sum(getattr(report, name) for report in found) for name in _SUMS})

@@ -1,4 +1,4 @@
-"""The endpoint of a worker of several nodes: one port, and each node's figures with its name as the label `node`."""
+"""The endpoint of a worker of several nodes: one port, and each node's metrics with its name as the label `node`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tallybook._worker.life.telemetry import Database, Telemetry
 from tallybook._worker.settings import WorkerSettings
 
 Nodes: TypeAlias = "Mapping[str, tuple[str, ShownWorker | None]]"
-"""The address of each node, and its worker, where there is one just now."""
+"""The address of each node, and its worker if it has one now."""
 
 
 class FleetTelemetry(Telemetry):
-    """It is ready while any node is: a node that is away is named, and costs a scrape no longer than its limit."""
+    """Ready while any node is. A node that is away is named, and delays a scrape by its time limit at most."""
 
     def __init__(self, settings: WorkerSettings, dsn: str, nodes: Callable[[], Nodes]) -> None:
         super().__init__(settings, dsn)
@@ -24,7 +24,7 @@ class FleetTelemetry(Telemetry):
         self._databases: dict[str, tuple[str, Database, Shown]] = {}
 
     def why_not_ready(self) -> str:
-        """Empty: some node's jobs are taken."""
+        """Return why no node takes jobs; empty: some node does."""
         if why := self.why_not_alive():
             return why
         found = {name: _why_not(worker) for name, (_, worker) in self._nodes().items()}

@@ -1,6 +1,6 @@
-"""The heartbeat: a thread and a connection of its own, so that no handler that blocks the event loop costs a lease.
+"""The heartbeat: it has its own thread and connection, so that a handler that blocks the event loop loses no lease.
 
-Its session also holds the advisory lock by which the others see at once that this process is gone.
+Its session also holds the advisory lock that shows the others at once when this process is gone.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from tallybook.errors import SchemaError
 
 log = logging.getLogger("tallybook.worker")
 
-# Whoever lost his session is looked for by the others: no long backoff here.
+# The others check on a worker that lost its session, so the backoff is short.
 _COMES_BACK = 1.0
-# So long an answer may take: a beat that hangs in a dead network leaves time for two others within the lease.
+# Seconds that an answer may take: a beat that hangs in a dead network leaves time for two others within the lease.
 _LEAST_ANSWER, _MOST_ANSWER = 1.0, 5.0
 _START = Declared("""
   worker_start(name text, queues text[], tasks text[], session boolean, lease interval, catalogue jsonb, slots int[], version text)
@@ -46,9 +46,10 @@ _START = Declared("""
 _HOLD = "select pg_advisory_lock_shared(1413565443, %s::int)"
 _LET_GO = "select pg_advisory_unlock_shared(1413565443, %s::int)"
 _STOP = Declared("worker_stop(worker int) -> int")
-# After a failover the server may have lost ends that this worker was told had happened. It must not say that all of its
-# claims up to some number are over then: nobody would ever look for what was lost. So the timeline is looked at in the
-# same statement, and the worker starts anew on another one; its old self's open attempts are rescued from what is on record.
+# After a failover the server may have lost ends that it had confirmed to this worker. So the worker must not report
+# that all of its claims up to some id have ended: nobody would look for the lost ones. The same statement checks the
+# timeline. On another timeline the worker starts anew, and its former self's open attempts are rescued from what is
+# stored.
 _RENEW = Declared("""
   renew(worker int, open_from bigint, running bigint[], lag interval, memory bigint)
   -> rows (job_id bigint, reason text, attempt int)""")
@@ -60,7 +61,7 @@ select r.job_id, r.reason, r.attempt
 
 @cache
 def version() -> str | None:
-    """The release that is installed; None: its files are there without an installation."""
+    """Return the installed release; None: the package is not installed, only its files are there."""
     try:
         return metadata.version("tallybook")
     except metadata.PackageNotFoundError:
@@ -68,7 +69,7 @@ def version() -> str | None:
 
 
 def memory() -> int | None:
-    """Bytes of this process that are in memory; None where the system does not say so in /proc (only Linux does)."""
+    """Return this process's resident memory in bytes; None without /proc (only Linux has it)."""
     try:
         return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
@@ -76,7 +77,7 @@ def memory() -> int | None:
 
 
 class Heartbeat(threading.Thread):
-    """Puts the worker on record and keeps it there. Calls back from its own thread."""
+    """Registers the worker and keeps it registered. Its callbacks run in its own thread."""
 
     def __init__(
         self,
@@ -117,7 +118,7 @@ class Heartbeat(threading.Thread):
         self.worker_id = 0
 
     def register(self) -> int:
-        """Connect and put the worker on record, before the thread starts; a single try, errors are the driver's."""
+        """Connect and register the worker, before the thread starts; one try, which raises the driver's errors."""
         conn = self._conn
         if conn is None or conn.closed:
             conn = self._connect()
@@ -128,8 +129,8 @@ class Heartbeat(threading.Thread):
     def _connect(self) -> Connection:
         conn = connect(self._dsn, **CONNECT, application_name=f"tallybook {self._settings.name}"[:63])
         conn.prepare_threshold = None
-        # A heartbeat may be lost in a crash of the server: so may the worker's whole memory of it.
-        # Behind a pooler the session is shared with others: nothing is set on it there.
+        # A server crash may lose a heartbeat: it may lose everything about this worker.
+        # Behind a pooler the session is shared with others, so nothing is set on it there.
         if self._session:
             with ThreadSocketTimeout(conn, self._answer):
                 conn.execute("set statement_timeout = '10s'; set synchronous_commit = off")
@@ -146,21 +147,21 @@ class Heartbeat(threading.Thread):
         assert row is not None
         number, timeline = row
         self._hold(conn, number)
-        # Last: under a number of which its claimer has not been told, it would beat for nobody.
+        # Set last: with an id that its claimer does not know yet, the thread would beat for nobody.
         self._beats_as, self._timeline = number, timeline
         return self._beats_as
 
     def _hold(self, conn: Connection, number: int) -> None:
-        if self._session:  # behind a pooler there is none to hold it
+        if self._session:  # behind a pooler there is no session to hold it
             with ThreadSocketTimeout(conn, self._answer):
                 conn.execute(_HOLD, (number,))
 
     def beat_now(self) -> None:
-        with suppress(OSError):  # it is full: the thread is told already
+        with suppress(OSError):  # it is full: the thread is woken already
             self._mouth.send(b".")
 
     def _wait(self, seconds: float) -> None:
-        """Until the time is over, a nudge, or the end of the session: the others see that at once, so must we."""
+        """Wait for the time, a nudge, or the end of the session, which the others see at once."""
         conn, until = self._conn, time.monotonic() + seconds
         watched = select.poll()
         watched.register(self._ear, select.POLLIN)
@@ -180,7 +181,7 @@ class Heartbeat(threading.Thread):
                     return
 
     def run(self) -> None:
-        """Beat until stopped; comes back after any outage."""
+        """Send heartbeats until stopped; reconnect after any outage."""
         self._context.run(self._run)
 
     def _run(self) -> None:
@@ -197,7 +198,7 @@ class Heartbeat(threading.Thread):
                     outage.over()
             except (Error, OSError) as error:
                 if isinstance(error, Error) and error.sqlstate == "TB006":
-                    if not self._stopping:  # or it would be on record for ever after its worker_stop
+                    if not self._stopping:  # or it would stay registered forever after its worker_stop
                         self._come_back(error)
                     continue
                 pause = outage.failed(error, self._conn)
@@ -223,7 +224,7 @@ class Heartbeat(threading.Thread):
             self._on_cancel(job_id, reason, attempt)
 
     def _look_at_schema(self, conn: Connection | None) -> None:
-        """One row: somebody may have migrated to a schema that this release cannot work with."""
+        """Check one row: a migration may have changed the schema to one that this release cannot work with."""
         if conn is None:
             return
         with ThreadSocketTimeout(conn, self._answer):
@@ -232,9 +233,9 @@ class Heartbeat(threading.Thread):
             self._on_schema(error)
 
     def _come_back(self, error: Error) -> None:
-        """The others gave this worker up (it was stopped, or cut off, for longer than the lease), or the server failed over.
+        """Register as a new worker after this one was given up for dead, or after a failover.
 
-        Start as a new one.
+        A worker is given up for dead when it was stopped, or cut off, for longer than the lease.
         """
         old = self._beats_as
         log.warning(
@@ -247,7 +248,7 @@ class Heartbeat(threading.Thread):
             with ThreadSocketTimeout(self._conn, 2 * _MOST_ANSWER):
                 worker_id = self._register(self._conn)
             self._on_given_up(worker_id)
-            # Where the server failed over the old self is on record still: what it left open goes back in line now.
+            # After a failover the old worker is still registered: put its open jobs back in line now.
             with ThreadSocketTimeout(self._conn, 2 * _MOST_ANSWER):
                 if self._session:
                     self._conn.execute(_LET_GO, (old,))
@@ -257,14 +258,14 @@ class Heartbeat(threading.Thread):
             self._wait(_COMES_BACK)
 
     async def leave(self, link: Link) -> None:
-        """End the thread, and take the worker off record over this connection; if that does not get through it is rescued."""
-        # First: a beat after worker_stop would be refused, and put the worker on record again.
+        """End the thread and deregister the worker over this connection; if that fails, others rescue its jobs."""
+        # First: a beat after worker_stop would be refused, and register the worker again.
         self._stopping = True
         self.beat_now()
-        if self.ident is not None:  # told to stop between its registration and its start
+        if self.ident is not None:  # None: stopped between its registration and its start
             await aside(self.join, 2.0)
         with suppress(Exception):
             async with asyncio.timeout(5):
                 conn = await link.connect()
                 await conn.execute(_STOP.worker, (self.worker_id,))
-                await conn.execute(FOLD.worker, (False,))  # there may be nobody else to do it
+                await conn.execute(FOLD.worker, (False,))  # there may be no other worker to do it

@@ -1,4 +1,4 @@
-"""The services of one worker, put together: what they tell each other, and what wakes them."""
+"""The services of one worker: how they notify each other, and what wakes them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tallybook._worker.settings import WorkerSettings
 
 
 class Maintenance:
-    """What a worker does beside jobs, over one connection; queries of schedules have another."""
+    """A worker's maintenance, over one connection; queries of schedules use another."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Maintenance:
             link,
             Link(link.dsn, settings.name),
             app=app.name,
-            declared=app._declared_schedules if home else list,  # elsewhere they are taken off, were they ever there
+            declared=app._declared_schedules if home else list,  # on other nodes they are removed, if any
             on_fired=wake,
         )
         if settings.maintenance:
@@ -69,7 +69,7 @@ class Maintenance:
         )
 
     def heard(self, word: str) -> None:
-        """Somebody has notified the sleeping worker with this word, which names a service that is due."""
+        """Run the service that this notification of the listening session names."""
         if word == SCHEDULE:
             self.clock.changed()
         elif word == SETTLE:

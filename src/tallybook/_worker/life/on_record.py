@@ -1,6 +1,6 @@
-"""What a worker asks of the database before it goes on record, and when something is missing there later.
+"""Checks in the database before a worker registers, and when something is missing there later.
 
-Among it is whether the worker can hold a session of its own.
+One of them is whether the worker can hold its own session.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tallybook.errors import ConfigError
 
 log = logging.getLogger("tallybook.worker")
 
-# Others may register at the same time, or migrate.
+# Seconds: other workers may register or migrate at the same time.
 _ANSWER = 60.0
 _TWINS = """\
 select n.name, t.app, t.definition ->> 'queue' from tallybook.tasks t, unnest(t.aliases || t.name) n(name)
@@ -34,7 +34,7 @@ select n.name, t.app, t.definition ->> 'queue' from tallybook.tasks t, unnest(t.
 
 
 def limits(app: ServedApp, part: Part) -> str:
-    """The limits of the app's code, or a node's part of them, as workers put them on record. ConfigError: too small a limit."""
+    """Return the limits of the app's code, or a node's part, as workers store them. ConfigError: a limit too small."""
     return rates.registered(
         (rule.part(part.at, part.of) for rule in app._rate_rules.values()),
         (rule.part(part.at, part.of) for rule in app._concurrency_rules.values()),
@@ -43,14 +43,14 @@ def limits(app: ServedApp, part: Part) -> str:
 
 
 async def register(app: str, declared: str, conn: AsyncConnection) -> None:
-    """Put limits on record, for a worker that runs already."""
+    """Store limits, for a worker that runs already."""
     await conn.execute(rates.REGISTER.worker, (app, declared))
 
 
 def checked(app: ServedApp, dsn: str, queues: Iterable[str], part: Part, *, lives: bool) -> int:
-    """Check the schema and declare the app's limits; the version that a library may expect of it.
+    """Check the schema and store the app's limits; return the schema version that a library may expect.
 
-    Raises SchemaError, and ConfigError for a limit that nobody has set, where the worker `lives` for more than a drain.
+    Raises SchemaError, and ConfigError for an undeclared limit if the worker `lives` for more than a drain.
     Warns of task names that another app has, and of queues that look misspelt.
     """
     with connect(dsn, **CONNECT) as conn, ThreadSocketTimeout(conn, _ANSWER):
@@ -67,7 +67,7 @@ def checked(app: ServedApp, dsn: str, queues: Iterable[str], part: Part, *, live
 
 
 def _warn_of_twins(app: ServedApp, conn: Connection) -> None:
-    """Two apps with one task name would run each other's jobs on one queue; the catalogue has one entry for both."""
+    """Warn of two apps with one task name: on one queue they run each other's jobs, and the catalogue has one entry."""
     for name, other, queue in conn.execute(_TWINS, (app.name, list(app._names))).fetchall():
         both = " It has the same queue there: each runs jobs that are meant for the other." * (
             queue == app._names[name].queue
@@ -79,7 +79,7 @@ def _warn_of_twins(app: ServedApp, conn: Connection) -> None:
 
 
 def explained(error: BaseException, dsn: str, expected: int) -> BaseException:
-    """What is missing in the schema may be so because it is another one by now; then that is the error."""
+    """Return the error, or a SchemaError if something is missing because the schema has changed since."""
     if not isinstance(error, Error) or error.sqlstate not in UNDEFINED:
         return error
     with contextlib.suppress(Error), connect(dsn, **CONNECT) as conn:
@@ -88,7 +88,7 @@ def explained(error: BaseException, dsn: str, expected: int) -> BaseException:
 
 
 def _check_limits(tasks: Iterable[ServedTask], known: Sequence[list[str]] | None) -> None:
-    """ConfigError for a limit that is declared neither in code nor in the database, and for a `{name}` that is no argument."""
+    """Raise ConfigError for a limit declared neither in code nor in the database, or a `{name}` that is no argument."""
     (names,) = known or ([],)
     for task in tasks:
         for key in (*task.options.limits, *filter(None, (task.options.fair_key,))):
@@ -102,7 +102,7 @@ def _check_limits(tasks: Iterable[ServedTask], known: Sequence[list[str]] | None
 
 
 def _holds(name: str, key: str) -> bool:
-    """Whether a rule of this name may hold jobs of this key: its own, or one below it."""
+    """Return whether a rule of this name may apply to jobs of this key: its own rule, or one below it."""
     fixed = key.split("{", maxsplit=1)[0]
     return name == key or key.startswith(f"{name}:") or ("{" in key and name.startswith(fixed))
 
@@ -118,15 +118,15 @@ def _check_arguments(task: ServedTask, key: str) -> None:
 
 log = logging.getLogger("tallybook.worker")
 
-# The same name is not the same database: another server may have one, too.
+# An equal name does not mean the same database: another server may have one with that name.
 _WHERE = "select s.system_identifier, current_database()::text from pg_control_system() s"
 
 
 async def holds_session(link: Link, settings: WorkerSettings) -> bool:
-    """Whether heartbeat and listener hold sessions; looked at once, while starting. ConfigError for a wrong direct DSN.
+    """Return whether heartbeat and listener hold sessions; checked once, at the start. Logs it if they do not.
 
-    Behind a pooler in transaction mode they do not, unless there is a DSN that leads past it. Says so in the log.
-    """
+    Behind a pooler in transaction mode they hold none, unless a direct DSN bypasses it. Raises ConfigError for a wrong
+    one. """
     if link.pooled:
         await link.run(_say_unguarded)
     if not settings.notify:

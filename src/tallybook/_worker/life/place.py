@@ -1,4 +1,4 @@
-"""The place of a worker among those of one process: what it has in common with them, and its part of what they divide."""
+"""A worker's place among those of one process: what it shares with them, and its part of what they divide."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tallybook._worker.run.common import Common
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a node has of what the code declares for all nodes."""
+    """A node's part of what the code declares for all nodes."""
 
     at: int = 0
-    """Its place among the nodes, in the order of their numbers."""
+    """Its position among the nodes, in the order of their numbers."""
     of: int = 1
     """How many nodes there are."""
     home: bool = True
-    """Whether the schedules of the code are put on record there."""
+    """Whether the code's schedules are stored there."""
 
 
 WHOLE = Part()
@@ -27,10 +27,10 @@ WHOLE = Part()
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What the worker of one node shares with those of the other nodes."""
+    """The objects that the worker of one node shares with those of the other nodes."""
 
     book: Book
     common: Common
     watchdog: Watchdog
     worn_out: Callable[[], object]
-    """Called when too many abandoned handlers are left: they are the process's, so all of its workers stop."""
+    """Called when too many abandoned handlers are left: they belong to the process, so all of its workers stop."""

@@ -1,4 +1,4 @@
-"""Which signals stop a worker: a program's own handlers are left alone unless it asks for ours."""
+"""The signals that stop a worker: a program's own handlers stay unless it asks for ours."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BOTH = (signal.SIGTERM, signal.SIGINT)
 
 
 def unclaimed() -> tuple[signal.Signals, ...]:
-    """Those of SIGTERM and SIGINT that do what they do in any program; none outside of the main thread."""
+    """Return those of SIGTERM and SIGINT that have their default handler; none outside of the main thread."""
     if threading.current_thread() is not threading.main_thread():
         return ()
     return tuple(number for number in BOTH if _is_default(number))
@@ -22,14 +22,14 @@ def _is_default(number: signal.Signals) -> bool:
     handler = signal.getsignal(number)
     if handler in (signal.SIG_DFL, signal.default_int_handler):
         return True
-    # asyncio.run takes SIGINT, to cancel its main coroutine; that is nobody's own handler either.
+    # asyncio.run handles SIGINT to cancel its main coroutine; that is not the program's own handler either.
     owner = getattr(getattr(handler, "func", None), "__self__", None)
     return isinstance(owner, asyncio.Runner)
 
 
 @contextlib.contextmanager
 def stop_on(numbers: tuple[signal.Signals, ...], stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` at each of these signals; what was there before is there again afterwards."""
+    """Call `stop` at each of these signals; restore the previous handlers afterwards."""
     loop = asyncio.get_running_loop()
     before = {number: signal.getsignal(number) for number in numbers}
     for number in numbers:
@@ -39,12 +39,12 @@ def stop_on(numbers: tuple[signal.Signals, ...], stop: Callable[[], None]) -> It
     finally:
         for number, handler in before.items():
             loop.remove_signal_handler(number)
-            if handler is not None:  # one that was not set by Python cannot be set again from here
+            if handler is not None:  # a handler that Python did not set cannot be restored from here
                 signal.signal(number, handler)
 
 
 class Stop:
-    """What a signal stops: `target`, which may change while the handlers stay, so that none falls between two of them.
+    """A handler that calls `target`, which may change while the handler stays, so that no signal is missed in between.
 
     `told` is True once a signal has come.
     """

@@ -1,4 +1,4 @@
-"""The stop of a worker or a drain: what runs ends in time, is aborted, or is left behind; the database knows every end."""
+"""The stop of a worker or a drain: running jobs end in time, are aborted or abandoned, and every end is stored."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ log = logging.getLogger("tallybook.worker")
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """What a worker did in its life."""
+    """The counts of a worker's life."""
 
     completed: int
     failed: int
-    """Attempts that failed and go on after a backoff."""
+    """Attempts that failed and are retried after a backoff."""
     dead: int
     released: int
     """Jobs that were given back unfinished at the stop."""
     abandoned: int = 0
     """Handlers that did not end after their deadline and the grace."""
     worn_out: bool = False
-    """It stopped by itself, since too many abandoned handlers were left: start the process again."""
+    """It stopped because too many abandoned handlers were left: start the process again."""
     snoozed: int = 0
-    """Attempts that were put off, by their handlers or by a limit; they count as no attempts."""
+    """Attempts that were put off, by their handlers or by a limit; they do not count as attempts."""
     nodes: Mapping[str, WorkerReport] = field(default_factory=dict)
-    """The same for each node, from a worker of several."""
+    """The same for each node, from a worker of several nodes."""
 
 
 class Stopping:
@@ -48,17 +48,17 @@ class Stopping:
         self._runner = runner
         self._finisher = finisher
         self.aborted = asyncio.Event()
-        """Set by a second stop: what runs is aborted now."""
+        """Set by a second stop: running jobs are aborted now."""
 
     async def finish(self, *, worn_out: bool = False) -> WorkerReport:
-        """Give back what has not started, let handlers end, abort them after `stop_timeout`; what the worker did in its life."""
+        """Give back unstarted jobs, let handlers end, abort them after `stop_timeout`; return the worker's report."""
         for job in self._admission.give_back():  # claimed, and not started
             self._give_back_one(job)
         if not await self.ended_within(self._settings.stop_timeout.total_seconds(), self.aborted):
             self._runner.abort()
             await self.ended_within(self._settings.abort_timeout.total_seconds(), None)
         left = list(self._book.running.values())
-        for job in left:  # a thread cannot be ended: whatever it still does, its end will be refused
+        for job in left:  # a thread cannot be killed: the end that it may still send is refused
             self._give_back_one(job)
             self._runner.leave(job)
         await self.told()
@@ -74,14 +74,14 @@ class Stopping:
         )
 
     async def let_go(self, seconds: float) -> int:
-        """End what runs within so many seconds, then by force; give back what has not started: how many jobs those were."""
+        """End running jobs within this time, then by force; give back unstarted jobs and return how many."""
         if not await self.ended_within(seconds, None):
             self._runner.abort()
             await self.ended_within(5.0, None)
         held = self._admission.give_back()
         for job in [*held, *self._book.running.values()]:
             self._give_back_one(job)
-            if job not in held:  # it ignores its cancel: whatever it still does does not count
+            if job not in held:  # it ignores its cancel: whatever it still does is ignored
                 self._runner.leave(job)
         return len(held)
 
@@ -90,7 +90,7 @@ class Stopping:
         self._book.freed(job)
 
     async def told(self) -> None:
-        """Wait until the database knows every end; not for ever where it cannot be reached."""
+        """Wait until the database has every end, up to `abort_timeout`."""
         try:
             async with asyncio.timeout(self._settings.abort_timeout.total_seconds()):
                 await self._finisher.drained()
@@ -98,7 +98,7 @@ class Stopping:
             log.error("%s ends could not be sent to the server; those jobs will be rescued", self._finisher.waiting)
 
     async def ended_within(self, seconds: float, sooner: asyncio.Event | None) -> bool:
-        """Whether all handlers have ended within so many seconds; False at once when `sooner` is set."""
+        """Return whether all handlers have ended within this time; False at once when `sooner` is set."""
         until = time.monotonic() + seconds
         while self._book.running:
             left = until - time.monotonic()

@@ -1,13 +1,12 @@
-"""tallybook worker --processes N: N worker processes of one program, kept running.
+"""tallybook worker --processes N: N worker processes of one program, restarted when they die.
 
-A child that dies is started again, after 1 s at first, up to 30 s when it dies again and again. The first SIGTERM or
-SIGINT stops all children, the second aborts their jobs. Every child holds the reading end of a pipe whose only writing
-end is the parent's: when the parent is gone, SIGKILL included, the child stops by itself. (PR_SET_PDEATHSIG would be
-Linux only, and does not come to a child that has changed its user.)
+A child that dies is restarted after 1 s; repeated deaths raise the pause, up to 30 s. The first SIGTERM or SIGINT stops
+all children, the second aborts their jobs. Every child holds the read end of a pipe, and only the parent has its write
+end. When the parent is gone, even by SIGKILL, the child stops. (PR_SET_PDEATHSIG would be Linux only, and does not
+reach a child that has changed its user.)
 
-A child that ends with code 2 has been told something wrong (no such module, no schema): it would find it wrong again, so
-all are stopped and the parent ends with 2.
-"""
+A child that ends with code 2 has a wrong setting (no such module, no schema). A new child would fail the same way, so
+all children are stopped and the parent ends with 2. """
 
 from __future__ import annotations
 
@@ -29,18 +28,18 @@ log = logging.getLogger("tallybook.supervisor")
 
 _PIPE = "TALLYBOOK_PARENT_PIPE"
 DSN_OF_PARENT = "TALLYBOOK_PARENT_DSN"
-"""What --dsn would be, from a parent to its child."""
+"""The value of --dsn that a parent passes to its child."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
-_LIVED = 60.0  # who ran so long did not die of how it was started
+_LIVED = 60.0  # a child that ran this long did not die of its start
 WRONG = 2
 WORN_OUT = 3
-"""It stopped by itself, since handlers that do not end have used it up: a new one is started like for one that died."""
+"""It stopped because handlers that do not end have used it up: it is restarted like one that died."""
 
 
 def watch_parent(patience: timedelta) -> None:
     """In a child: stop, as by SIGTERM, when the parent is gone, and be killed if that takes longer than `patience`.
 
-    Does nothing in a process that no supervisor started.
+    Does nothing in a process that was not started by a supervisor.
     """
     number = os.environ.pop(_PIPE, None)
     if number is None:
@@ -76,11 +75,11 @@ class Child:
         return self.process is not None and self.process.returncode is None
 
     async def start(self) -> None:
-        """Start it, in a process group of its own: Ctrl-C in the terminal comes to us, and from us to it, once."""
+        """Start it in its own process group: Ctrl-C reaches only the parent, which passes it on once."""
         reading = _parent_pipe()
         self.process = await asyncio.create_subprocess_exec(
             sys.executable,
-            "-P",  # a click.py in the working directory is none of our business; the app is looked for there all the same
+            "-P",  # ignore a click.py in the working directory; the app is still found there
             "-m",
             "tallybook",
             *self.words,
@@ -91,7 +90,7 @@ class Child:
         )
 
     async def ended(self) -> int:
-        """Wait for its end; its exit code, negative for a signal."""
+        """Wait for its end; return its exit code, negative for a signal."""
         assert self.process is not None
         return await self.process.wait()
 
@@ -101,7 +100,7 @@ class Child:
                 self.process.send_signal(number)
 
     async def stop(self, patience: float) -> int:
-        """SIGTERM, after `patience` seconds SIGKILL; returns when it is gone."""
+        """Send SIGTERM, and SIGKILL after `patience` seconds; return its exit code when it is gone."""
         self.send(signal.SIGTERM)
         try:
             async with asyncio.timeout(patience):
@@ -115,7 +114,7 @@ _pipe: tuple[int, int] | None = None
 
 
 def _parent_pipe() -> int:
-    """The reading end of the one pipe of this process; the writing end closes with this process, never before."""
+    """Return the read end of this process's one pipe; the write end closes with this process, never before."""
     global _pipe  # noqa: PLW0603 - one for the life of the process
     if _pipe is None:
         _pipe = os.pipe()
@@ -130,7 +129,7 @@ class _Supervisor:
         self.code = 0
 
     def stop(self) -> None:
-        """The first signal stops the children, the second aborts them; they tell the two apart."""
+        """Stop the children at the first signal and abort them at the second; the children count the signals."""
         if not self.stopping.is_set():
             log.info(
                 "stopping %s worker processes (a second signal aborts their jobs)",
@@ -141,7 +140,7 @@ class _Supervisor:
             child.send(signal.SIGTERM)
 
     async def keep(self, number: int, child: Child) -> None:
-        """Run one child for as long as nobody stops us."""
+        """Run one child, and restart it when it dies, until the supervisor stops."""
         pause = _FIRST_PAUSE
         while not self.stopping.is_set():
             started = time.monotonic()
@@ -151,7 +150,7 @@ class _Supervisor:
                 child.send(signal.SIGTERM)
             code = await self._ended(child)
             if self.stopping.is_set():
-                # By SIGTERM itself: it had not begun yet, or was done but for its exit.
+                # SIGTERM itself ended it: it had not begun yet, or was done except for its exit.
                 self.code = self.code or (0 if code in (0, -signal.SIGTERM) else 1)
                 return
             if code == WRONG:
@@ -167,7 +166,7 @@ class _Supervisor:
             pause = min(_LONGEST_PAUSE, pause * 2)
 
     async def _ended(self, child: Child) -> int:
-        """Its exit code; once we stop it has only so long."""
+        """Wait for its end and return its exit code; kill it if a stop takes longer than the patience."""
         ending = asyncio.ensure_future(child.ended())
         stopping = asyncio.ensure_future(self.stopping.wait())
         await asyncio.wait((ending, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -185,10 +184,10 @@ def _port(first: int | None, number: int) -> list[str]:
 async def supervise(
     words: Sequence[str], name: str | None, processes: int, *, patience: timedelta, metrics_port: int | None = None
 ) -> int:
-    """Run `tallybook worker` with these words in so many processes until stopped; the exit code for this process.
+    """Run `tallybook worker` with these words in `processes` processes until stopped; return this process's exit code.
 
-    `patience` is how long after a stop the children may run until they are killed. Of `metrics_port` and those that follow
-    each child has one; of 0, any.
+    `patience` is how long the children may run after a stop before they are killed. The children use `metrics_port` and
+    the ports after it, one each; with 0, each uses any free port.
     """
 
     def command(number: int) -> list[str]:

@@ -1,11 +1,10 @@
-"""A worker's own HTTP endpoint: /metrics, /healthz and /readyz. Not there unless a port was asked for.
+"""A worker's own HTTP endpoint: /metrics, /healthz and /readyz. It exists only if a port was set.
 
-It has a thread and an event loop of its own, so that it answers, and says so, when a handler blocks the worker's loop, and
-so that nobody who talks to it costs that loop anything. It reads the worker's numbers and never changes anything.
+It has its own thread and event loop. So it still answers, and reports it, when a handler blocks the worker's loop, and
+its clients cost that loop nothing. It reads the worker's numbers and never changes anything.
 
-The HTTP is as little as a scraper and a probe need: one GET or HEAD a connection, without a body, of limited size, within a
-limited time, over a limited number of connections.
-"""
+It supports only the HTTP that a scraper and a probe need: one GET or HEAD per connection, without a body, with limits
+on size, time and connections. """
 
 from __future__ import annotations
 
@@ -30,11 +29,11 @@ from tallybook.errors import ConfigError
 log = logging.getLogger("tallybook.worker")
 
 BLOCKED = 5.0
-"""A loop that has not turned for so long is not alive."""
+"""Seconds after which a loop that has not turned counts as dead."""
 _LOOK = 0.5
 _MOST_BYTES = 8192
 _MOST_CONNECTIONS = 32
-_READ, _WORK, _WRITE = 5.0, 15.0, 5.0  # _WORK: more than the database has for its answer
+_READ, _WORK, _WRITE = 5.0, 15.0, 5.0  # _WORK: longer than the database's limit
 _HEADER = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*")
 _REQUEST = re.compile(rb"([A-Z]+) (/[\x21-\x7e]*) HTTP/1\.([01])")
 _REASONS = {
@@ -44,7 +43,7 @@ _REASONS = {
 
 
 class _Refused(Exception):
-    """What was asked cannot be answered: the status, and a word about it."""
+    """The request cannot be answered: the status, and the reason."""
 
     def __init__(self, status: int, says: str) -> None:
         super().__init__(says)
@@ -52,7 +51,7 @@ class _Refused(Exception):
 
 
 class Database:
-    """The database's numbers, over a connection of its own from the first time on that they are asked for."""
+    """The database's numbers, over a connection that is opened when they are first asked for."""
 
     def __init__(self, dsn: str, name: str) -> None:
         self._dsn, self._name = dsn, name
@@ -61,7 +60,7 @@ class Database:
         self.questions = 0
 
     async def numbers(self) -> Numbers | None:
-        """At most a second old; None: it is away."""
+        """Return numbers that are at most a second old; None: the database is away."""
         return await self._asked.now()
 
     async def _answer(self, *, again: bool = True) -> Numbers:
@@ -84,7 +83,7 @@ class Database:
 
 
 class Telemetry(threading.Thread):
-    """Listens from `listen` to `close`. `worker` is None before there is one, while the server is waited for."""
+    """Listens from `listen` to `close`. `worker` is None while the process still waits for the server."""
 
     def __init__(self, settings: WorkerSettings, dsn: str, worker: ShownWorker | None = None) -> None:
         super().__init__(name="tallybook-telemetry", daemon=True)
@@ -98,7 +97,7 @@ class Telemetry(threading.Thread):
         self.port = 0
 
     def listen(self) -> None:
-        """Bind, in the worker's own loop; ConfigError where that cannot be done."""
+        """Bind the port, in the worker's own loop; raises ConfigError if that fails."""
         host, port = self._settings.metrics_host, self._settings.metrics_port
         assert port is not None
         self._watched = asyncio.get_running_loop()
@@ -124,7 +123,7 @@ class Telemetry(threading.Thread):
             runner.run(self._serve())
 
     async def close(self) -> None:
-        with suppress(RuntimeError):  # its loop has ended by itself
+        with suppress(RuntimeError):  # its loop has ended already
             self._own.call_soon_threadsafe(self._closing.set)
         await aside(self.join, ANSWER)
 
@@ -153,18 +152,18 @@ class Telemetry(threading.Thread):
 
     @property
     def lag(self) -> float:
-        """How late the worker's loop was; while it does not turn, for how long already."""
+        """How late the worker's loop was; while it is blocked, for how long so far."""
         asked = self._asked
         return self._lag if asked is None else max(self._lag, time.monotonic() - asked)
 
     def why_not_alive(self) -> str:
-        """Empty: the loop turns."""
+        """Return why the process is not alive; empty: the loop turns."""
         asked = self._asked
         late = 0.0 if asked is None else time.monotonic() - asked
         return f"the event loop has not turned for {late:.1f} s" if late > BLOCKED else ""
 
     def why_not_ready(self) -> str:
-        """Empty: it takes jobs."""
+        """Return why it takes no jobs; empty: it does."""
         worker = self._worker
         if worker is None:
             return "the database has not been reached yet"
@@ -202,7 +201,7 @@ class Telemetry(threading.Thread):
             return _response(refused.status, str(refused))
         except asyncio.IncompleteReadError:
             raise
-        except Exception:  # a defect of ours: the one who asks is told, and the next one may fare better
+        except Exception:  # a bug here: report it to this client; the next request may succeed
             log.exception("telemetry: no answer to a request")
             return _response(503, "unexpected error: see the worker's log")
         return _response(status, text, kind, bodiless=method == "HEAD")
@@ -214,7 +213,7 @@ class Telemetry(threading.Thread):
         if path in ("/healthz", "/readyz"):
             why = self.why_not_alive() if path == "/healthz" else self.why_not_ready()
             return (503, why, plain) if why else (200, "ok", plain)
-        raise _Refused(404, "there are /metrics, /healthz and /readyz")
+        raise _Refused(404, "not found; this port serves /metrics, /healthz and /readyz")
 
     async def _metrics(self) -> str:
         numbers = await self._database.numbers()
@@ -232,18 +231,18 @@ class Telemetry(threading.Thread):
 
 
 def _parsed(head: bytes) -> tuple[str, str]:
-    """Method and path of a request that is what it should be."""
+    """Return method and path of a valid request. Raises _Refused."""
     first, *headers = head[:-4].split(b"\r\n")
     request = _REQUEST.fullmatch(first)
     if not request or not all(map(_HEADER.fullmatch, headers)):
-        raise _Refused(400, "this is no HTTP/1.1")
+        raise _Refused(400, "not a valid HTTP/1.1 request")
     names = [header.partition(b":")[0].lower() for header in headers]
     if request[1] not in (b"GET", b"HEAD"):
         raise _Refused(405, "only GET and HEAD")
     if names.count(b"host") != 1 and (request[3] == b"1" or names.count(b"host") > 1):
-        raise _Refused(400, "one Host header is needed")
+        raise _Refused(400, "exactly one Host header is required")
     if b"content-length" in names or b"transfer-encoding" in names:
-        raise _Refused(400, "a request has no body here")
+        raise _Refused(400, "a request must not have a body")
     return request[1].decode(), request[2].partition(b"?")[0].decode()
 
 

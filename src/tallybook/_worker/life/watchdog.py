@@ -1,7 +1,7 @@
-"""Tells who blocks the event loop: a handler that computes, or sleeps, without awaiting holds up all async handlers.
+"""Reports a blocked event loop: a handler that computes, or sleeps, without awaiting holds up all async handlers.
 
-The heartbeat has a thread of its own, so no lease is lost by it; but nothing else moves. One thread asks the loop for a
-sign twice a second and, where none comes for a second, logs what the loop's thread is doing, once per blocking.
+The heartbeat has its own thread, so a blocked loop loses no lease; but nothing else moves. One thread sends the loop a
+signal twice a second. If the loop does not answer within a second, the thread logs the loop's stack, once per blocking.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _KEPT = 1000
 
 
 class Watchdog(threading.Thread):
-    """Watches one event loop from outside. Start it in the loop's own thread."""
+    """Watches one event loop from another thread. Create it in the loop's own thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, patience: float = _PATIENCE) -> None:
         super().__init__(name="tallybook-watchdog", daemon=True)
@@ -39,9 +39,10 @@ class Watchdog(threading.Thread):
         self._asked: float | None = None
 
     def lag(self, reader: object = None) -> float | None:
-        """The longest that the loop let a sign wait since this reader asked last, in seconds; one that it has not given yet
-        counts with the time so far. None: it was not asked for one. Any thread may call it.
-        """
+        """Return the longest delay of the loop's answers since this reader last asked, in seconds.
+
+        An answer that is still missing counts with the time so far. None: no answer was asked for. Callable from any
+        thread. """
         lags, self._lags[reader] = self._lags.get(reader, ()), deque(maxlen=_KEPT)
         asked = self._asked
         late = () if asked is None else (time.monotonic() - asked,)
@@ -54,7 +55,7 @@ class Watchdog(threading.Thread):
         sign.set()
 
     def run(self) -> None:
-        """Until stopped, or until the loop is closed."""
+        """Watch until stopped, or until the loop is closed."""
         while not self._ended.wait(_EVERY):
             sign = threading.Event()
             self._asked = asked = time.monotonic()
@@ -76,7 +77,7 @@ class Watchdog(threading.Thread):
         try:
             name, stack = _job_of(frame), "".join(_lines(frame))
         finally:
-            del frame  # or the handler's locals live as long as this one
+            del frame  # else the handler's locals live as long as this frame
         log.warning(
             "%s has blocked the event loop for %.1f s, and nothing else runs meanwhile. Use await, or make it a plain"
             " function or a process\n%s",
@@ -96,7 +97,7 @@ def _lines(frame: FrameType | None) -> list[str]:
 
 
 def _job_of(frame: FrameType | None) -> str:
-    """Whose code the thread runs: the job that the runner's own frame below it is about."""
+    """Return the name of the job whose code the thread runs, from the runner's frame below it."""
     from tallybook._worker.run.runner import Runner
 
     while frame is not None:

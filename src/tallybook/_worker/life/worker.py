@@ -36,9 +36,9 @@ _A_MOMENT = 1.0
 
 
 class Worker:
-    """A process's worker of one database. `run` lives until `stop`.
+    """A process's worker of one database. `run` lasts until `stop`.
 
-    `part` is what it has of the limits and schedules that the code declares; with a `place` it is one of several.
+    `part` is its share of the limits and schedules that the code declares. With a `place`, it is one of several.
     """
 
     def __init__(
@@ -104,17 +104,17 @@ class Worker:
         self._expected = 0
         self._closing = False
         self._lives = False
-        """Not only for one drain: what is wrong with the program stops it now."""
+        """Whether it runs for more than one drain: then errors in the program stop it now."""
         self._starting: asyncio.Task[None] | None = None
 
     def why_not_ready(self) -> str:
-        """Why it takes no jobs now; empty: it does. Asked from the thread of the telemetry."""
+        """Return why it takes no jobs now; empty: it does. Called from the telemetry's thread."""
         if self._failed is not None:
             return f"failed: {type(self._failed).__name__}"
         if self.claimer.stopping.is_set():
             return "stopping"
         if not self._id():
-            return "starting: it is not on record yet"
+            return "starting: not registered yet"
         away = ", ".join(what for what, link in self.links.items() if link.away and what != "handlers")
         return f"no connection to the database: {away}" if away else ""
 
@@ -124,11 +124,11 @@ class Worker:
         return f"{self.settings.name} {at.name}" if at else self.settings.name
 
     async def take_part(self, part: Part) -> None:
-        """Put on record what this node has from now on of the limits and schedules of the code. ConfigError."""
+        """Store this node's part of the code's limits and schedules from now on. Raises ConfigError."""
         if part != self.part:
             declared = on_record.limits(self._app, part)
             moved, self.part = part.home != self.part.home, part
-            if not self._id():  # its start is on the way: what it registers there is what it is told here, or older
+            if not self._id():  # still starting: it registers this part there, or an older one
                 await self.maintenance_link.first()
             await self.maintenance_link.run(partial(on_record.register, self._app.name, declared))
             if moved:
@@ -138,7 +138,7 @@ class Worker:
         return self.heartbeat.worker_id if self.heartbeat else 0
 
     def _given_up(self, worker_id: int) -> None:
-        # In one step of the loop: no claim under the new number can come before the old one's jobs are told.
+        # In one step of the loop: the old jobs must stop before a claim with the new id can return.
         self.runner.lost()
         self.claimer.admission.forget()
         assert self.heartbeat is not None
@@ -155,7 +155,7 @@ class Worker:
     def _abandoned(self) -> None:
         left = self.runner.still_abandoned
         if left >= self.settings.most_abandoned and not self.claimer.stopping.is_set():
-            message = "%s abandoned handlers are still there: the worker stops, to be started again"
+            message = "%s abandoned handlers have not ended: the worker stops, to be started again"
             log.error(message, left, extra={"event": "worn out"})
             self.worn_out = True
             self._place.worn_out() if self._place else self.stop()
@@ -167,7 +167,7 @@ class Worker:
             self.maintenance.heard(word)
 
     async def start(self) -> None:
-        """Connect, check the schema, go on record, open the lifespans. Waits for a server that is not up."""
+        """Connect, check the schema, register, open the lifespans. Waits for a server that is not up."""
         await self.maintenance_link.first()
         check = partial(on_record.checked, self._app, self.dsn, self.settings.queues, self.part, lives=self._lives)
         self._expected = await self.maintenance_link.until(check)
@@ -222,12 +222,12 @@ class Worker:
 
     def _service_ended(self, service: asyncio.Task[None]) -> None:
         if not service.cancelled() and (error := service.exception()) and not self._closing:
-            # A service that ends is a defect of ours: do not go on without it as if nothing were.
+            # A service that ends is a bug: do not continue without it.
             log.critical("%s failed, the worker stops", service.get_name(), exc_info=error)
             self._fail(error)
 
     async def run(self) -> WorkerReport:
-        """Start, claim until told to stop, end what runs. ConfigError: a limit that is declared nowhere."""
+        """Start, claim until stopped, end the running jobs. Raises ConfigError for a limit that is declared nowhere."""
         self._lives = True
         async with self.telemetry or contextlib.nullcontext():
             return await self._live()
@@ -247,14 +247,14 @@ class Worker:
                 log.info("no maintenance here: another worker must promote, rescue, fire schedules and prune")
             await self._claim()
             return await self.stopping.finish(worn_out=self.worn_out)
-        except asyncio.CancelledError:  # the program that runs us ends: what a second stop does
+        except asyncio.CancelledError:  # the surrounding program ends: act as on a second stop
             await self.give_back()
             raise
         except QueueUnavailable:
             if not self.claimer.stopping.is_set():
                 raise
-            return WorkerReport(0, 0, 0, 0)  # told to stop before the server could be reached
-        except Exception as error:  # a defect of ours: what runs gets its end all the same
+            return WorkerReport(0, 0, 0, 0)  # stopped before the server could be reached
+        except Exception as error:  # a bug: running jobs still get their ends
             await self.give_back()
             self._failed = self._failed or error
             raise
@@ -272,14 +272,14 @@ class Worker:
             await asyncio.wait((self._starting,))
             if not self.claimer.stopping.is_set():
                 raise
-            raise QueueUnavailable(dsn_for_people(self.dsn), "told to stop while starting") from None
+            raise QueueUnavailable(dsn_for_people(self.dsn), "stopped while starting") from None
 
     async def _claim(self) -> None:
         claiming = asyncio.create_task(self.claimer.run(), name="tallybook-claimer")
         stopping = asyncio.create_task(self.claimer.stopping.wait())
         try:
             await asyncio.wait((claiming, stopping), return_when=asyncio.FIRST_COMPLETED)
-            # A server that does not answer holds up no stop; what that claim took is rescued.
+            # A server that does not answer does not delay a stop; the jobs of that claim are rescued.
             await asyncio.wait((claiming,), timeout=self.settings.abort_timeout.total_seconds())
         finally:
             stopping.cancel()
@@ -289,13 +289,13 @@ class Worker:
             await claiming
 
     async def give_back(self) -> None:
-        """Abort what runs and tell the database its end, for whoever cancels a worker or a drain."""
+        """Abort running jobs and store their ends, for a caller that cancels a worker or a drain."""
         self.claimer.stopping.set()
         self.stopping.aborted.set()
         await self.stopping.finish()
 
     def stop(self) -> None:
-        """Claim nothing more and finish what runs; a second time: abort it."""
+        """Claim nothing more and finish the running jobs; on a second call, abort them."""
         if self.claimer.stopping.is_set():
             log.warning("stopping now: running jobs are aborted and returned to their queues")
             self.stopping.aborted.set()
@@ -306,7 +306,7 @@ class Worker:
         if self.heartbeat is None:  # still waiting for the server
             self.maintenance_link.giving_up.set()
         if self._starting is not None and not self._starting.done():
-            self._starting.cancel()  # a lifespan may wait for something that does not come
+            self._starting.cancel()  # a lifespan may wait for something that never comes
 
     async def _close(self) -> None:
         self._closing = True
@@ -316,7 +316,7 @@ class Worker:
             service.cancel()
         if self._services:
             await asyncio.wait(self._services, timeout=_A_MOMENT)
-        for link in self.links.values():  # of a server that does not answer, nobody waits for one any more
+        for link in self.links.values():  # if the server does not answer, nothing waits for it any more
             link.cut()
         await asyncio.gather(*self._services, return_exceptions=True)
         if self.heartbeat and self.heartbeat.worker_id:
