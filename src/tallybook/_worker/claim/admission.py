@@ -223,5 +223,5 @@ def _array(values: Sequence[object]) -> bytes:
 def _no_such_limit(name: str) -> dict[str, Any]:
     return {
         "type": "UnknownLimit",
-        "message": f"there is no limit {name!r}: declare it by app.rate_limit, app.concurrency_limit or app.breaker",
+        "message": f"there is no limit {name!r}: declare it with app.rate_limit, app.concurrency_limit or app.breaker",
     }

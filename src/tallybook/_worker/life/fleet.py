@@ -2,7 +2,7 @@
 
 The workers share slots, threads and lifespans, and do not wait for each other. If a node is down or slow, or refuses
 its worker (an older schema), it is retried while the others work. The list of nodes is read again now and then. New
-nodes get a worker, the workers of removed nodes stop, and limits are divided again. """
+nodes get a worker, the workers of removed nodes stop, and limits are divided again."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How a job runs: on the loop, on a thread, in a process of its own, or inside a transaction."""
+"""How a job runs: on the loop, on a thread, in its own process, or inside a transaction."""

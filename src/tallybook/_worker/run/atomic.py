@@ -1,12 +1,12 @@
-"""Atomic tasks: the handler runs in a transaction that carries the end of its attempt, as the last thing before COMMIT.
+"""Atomic tasks: the handler runs in a transaction that also stores the end of its attempt, just before COMMIT.
 
-So what it writes, the jobs that it enqueues there and the end are committed together or not at all; and since an end is
-accepted once, from the lease that holds the attempt, a worker that has lost its job can commit nothing.
+So its writes, the jobs that it enqueues there and the end are committed together or not at all. An end is accepted
+once, from the lease that holds the attempt. A worker that has lost its job can therefore commit nothing.
 
     begin -> handler -> end (refused: roll back) -> commit
 
-From the moment the end is sent until the server says how the COMMIT went, the attempt is in doubt: whatever goes wrong then,
-a cancel included, drops the connection, and the settler finds out what has become of it before anything else is recorded.
+From sending the end until the server's answer to COMMIT, the attempt is in doubt. Any error in that time, or a cancel,
+drops the connection. Then DoubtfulEnds finds out how the attempt ended before anything else is stored.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tallybook.errors import LeaseLost, QueueUnavailable, SignatureError, Transa
 
 log = logging.getLogger("tallybook.worker")
 
-# A handler whose transaction lost against another one (40001, 40P01) is run again at once, so often in one attempt.
+# A handler whose transaction lost against another one (40001, 40P01) reruns at once; this many runs per attempt.
 _RUNS = 4
 _ROLLBACK_S = 5.0
 _DRIVERS: dict[str, Callable[[str, str], Any]] = {
@@ -51,7 +51,7 @@ _DRIVERS: dict[str, Callable[[str, str], Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What an atomic handler's run returns to the runner: its end is in the database."""
+    """The result of an atomic handler's run for the runner: its end is in the database."""
 
     verb: str
     said: str
@@ -70,7 +70,7 @@ class Atomic:
         self._closing = threading.Event()
 
     def wrap(self, job: Running, known: ServedTask) -> Callable[..., Any]:
-        """What the runner calls instead of the task's function; it takes what follows the transaction."""
+        """Return the function that the runner calls instead of the task's; it takes the args after the connection."""
         kind = known.transaction
         if kind.startswith("async"):
 
@@ -85,7 +85,7 @@ class Atomic:
         return run_sync
 
     async def close(self) -> None:
-        """Close what is idle; what is still in use is closed when its job is over."""
+        """Close idle connections; one in use is closed when its job has ended."""
         self._closing.set()
         for library in list(self._libraries.values()):
             with suppress(Exception):
@@ -96,7 +96,7 @@ class Atomic:
     # Asynchronous
 
     async def _again(self, job: Running, known: ServedTask, kind: str, positional: Any, named: Any) -> Ended:
-        args = json.dumps(job.args)  # the handler may change what it is given
+        args = json.dumps(job.args)  # the handler may change its args
         library: AsyncLibrary = self._library(kind, known)
         for run in range(1, _RUNS + 1):
             try:
@@ -193,7 +193,7 @@ class Atomic:
             raise
         finally:
             job.interrupt = None
-            # A cancel can arrive late, and would meet the next job.
+            # A cancel can arrive late, and would then hit the next job.
             _give_back_sync(library, begun, well=interrupt.over() and well)
         return Ended(verb, said, wake_in)
 
@@ -222,7 +222,7 @@ class Atomic:
             return False
         if not conflicts(error) or job.cancel_reason is not None or self._closing.is_set():
             return False
-        job.in_doubt = False  # the server itself has said that it rolled back
+        job.in_doubt = False  # the server reported that it rolled back
         log.info("%s %s: its transaction conflicted with another one; retrying at once", known.name, job.job_id)
         return True
 
@@ -247,7 +247,7 @@ class Atomic:
 
 
 class _Interrupt:
-    """Cancels, from another thread, what a job waits for in the database, for as long as the connection is that job's."""
+    """Cancels, from another thread, the database statement that a job waits for, while the connection is that job's."""
 
     def __init__(self, driver: Any) -> None:
         self._driver = driver
@@ -264,7 +264,7 @@ class _Interrupt:
                 self._driver.cancel()
 
     def over(self) -> bool:
-        """The connection is about to be another job's; whether it never was interrupted."""
+        """Stop interrupts, before another job gets the connection; return whether it was never interrupted."""
         with self._lock:
             self._over = True
             return not self.used
@@ -294,7 +294,7 @@ def _no_coroutine(known: ServedTask, value: Any) -> Any:
 
 
 def _end(job: Running, known: ServedTask, value: Any) -> tuple[str, Call[str], timedelta | None]:
-    """How this attempt ends, as the last statement of its transaction."""
+    """Return the end of this attempt, as the last statement of its transaction."""
     attempt = (job.lease.lease, job.job_id, job.attempt)
     if not isinstance(value, Outcome):
         result = None if value is None else known.result_text(value)
@@ -310,7 +310,7 @@ def _end(job: Running, known: ServedTask, value: Any) -> tuple[str, Call[str], t
         case SubjectOutcome():
             return _end_of_subject(job, known, value)
         case _:
-            raise TypeError(f"{type(value).__name__} is none of Snooze, Cancel, Dead")
+            raise TypeError(f"{type(value).__name__} is not Snooze, Cancel or Dead")
 
 
 def _end_of_subject(
@@ -334,7 +334,7 @@ def _checked(said: str, job: Running, known: ServedTask) -> str:
         job.in_doubt = False
         raise TransactionError(
             f"the handler of the atomic task {known.name!r} has ended the transaction that it was given",
-            detail="What it had committed stays; the job's end cannot be committed with it any more",
+            detail="What it committed stays; the job's end can no longer be committed with it",
             hint="Leave COMMIT and ROLLBACK to the worker; use savepoints, or a task that is not atomic",
         )
     return said

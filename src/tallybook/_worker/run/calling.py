@@ -1,4 +1,4 @@
-"""Calls of handlers: on the loop, on a thread, in a process; inside the app's hooks, in a context of their own."""
+"""Calls of handlers: on the loop, on a thread, in a process; inside the app's hooks, each in its own context."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tallybook.errors import PayloadError
 
 
 def is_newer(options: dict[str, Any], known: ServedTask) -> bool:
-    """Whether these options say a version of args that this task does not know yet."""
+    """Return whether these options name a version of args that this task does not know yet."""
     version = options.get("version")
     return type(version) is int and known.contract.version < version <= LAST_VERSION
 
 
 def _upgraded(job: Running, known: ServedTask) -> Any:
-    """The job's args as the task takes them. PayloadError where they cannot be made so."""
+    """Return the job's args in the task's current version. Raises PayloadError if they cannot be upgraded."""
     version = job.options.get("version", 1) if job.options else 1
     if version == known.contract.version and type(version) is int:
         return job.args
@@ -49,7 +49,7 @@ def _surrounded(
 
 
 class Handlers:
-    """The app's handlers of one node, or of the one database; what they run on is in common."""
+    """The app's handlers for one node, or for the one database; the nodes share `common`."""
 
     def __init__(self, app: ServedApp, verbs: Verbs, atomic: Atomic, common: Common, *, owns: bool) -> None:
         self._app = app
@@ -61,7 +61,7 @@ class Handlers:
         self._contexts = app._contexts(common.state, verbs)
 
     async def open(self) -> None:
-        """Check that handlers can run; enter the app's lifespans, unless these are open for all nodes."""
+        """Check that handlers can run; enter the app's lifespans, unless they are open for all nodes already."""
         for known in self._app.tasks.values():
             check(known)
         self._verbs.loop = asyncio.get_running_loop()
@@ -70,14 +70,14 @@ class Handlers:
             await self.common.open(self._contexts())
 
     async def close(self) -> None:
-        """Leave what was entered here."""
+        """Leave the lifespans and providers that `open` entered."""
         if self._owns:
             await self.common.close()
         self._way.close()
 
     async def call(self, job: Running, known: ServedTask) -> Any:
-        """What the handler of this job returns; raises what it raises. PayloadError: its args cannot be read."""
-        try:  # what SQL put in may be more than Python reads: 5000 digits, 1000 levels
+        """Run the handler of this job; return or raise as it does. Raises PayloadError for args that cannot be read."""
+        try:  # SQL may have stored what Python cannot read: 5000 digits, 1000 levels
             job.args = json.loads(job.args)  # type: ignore[arg-type]  # text until here
             job.headers = json.loads(job.headers) if job.headers else None  # type: ignore[arg-type]
         except (ValueError, RecursionError) as error:
@@ -99,7 +99,7 @@ class Handlers:
                 return await _stepped(self._around(job, ctx, known, fn, positional, named), context)
         if known.is_async:
             coroutine = fn(*positional, **named)
-            try:  # as stepped, without one more coroutine
+            try:  # as _stepped, without another coroutine
                 waits_for = context.run(coroutine.send, None)
             except StopIteration as end:
                 return end.value
@@ -135,7 +135,7 @@ class Handlers:
     async def _in_child(self, job: Running, known: ServedTask) -> Any:
         children = self.common.children
         async with children.room:  # a cancel ends the wait
-            # From here on its end is the process's end: a cancel goes to that, see Guard.
+            # From here on the process's end is the attempt's end, so Guard handles a cancel.
             handle, job.handle = job.handle, None
             try:
                 carried = None if self._app._tracing is None else self._app._tracing.carried()
@@ -154,10 +154,10 @@ class Handlers:
         def call() -> Any:
             try:
                 return context.run(fn, *positional, **named)
-            except (StopIteration, GeneratorExit) as raised:  # a Future takes none of the two
+            except (StopIteration, GeneratorExit) as raised:  # a Future accepts neither
                 raise RuntimeError(f"the handler raised {type(raised).__name__}") from raised
 
-        # A thread cannot be cancelled, and its job is not over before its code is: it is told by ctx.cancelled.
+        # A thread cannot be cancelled, and its job has not ended before its code has: it checks ctx.cancelled.
         handle, job.handle = job.handle, None
         try:
             future = self.common.threads.submit(call)
@@ -169,9 +169,9 @@ class Handlers:
 
 
 class _InContext:
-    """Awaits a coroutine with every step of it inside one contextvars.Context.
+    """Awaits a coroutine, running each step inside one contextvars.Context.
 
-    Its first step was made by who made this, and came to waiting for something: most handlers of the short kind never do.
+    The caller has run the first step, which came to a wait: most short handlers never do.
     """
 
     __slots__ = ("_context", "_coroutine", "_waits_for")
@@ -194,20 +194,20 @@ class _InContext:
             except BaseException as thrown:
                 job = self._context.get(current_job)
                 if job is not None and job.guard is not None and job.guard.left and not job.guard.inner:
-                    run(job.guard.close, coroutine)  # whatever it makes of a cancel, it does not go on
+                    run(job.guard.close, coroutine)  # however it handles a cancel, it does not continue
                     raise
                 error = thrown
             try:
                 waits_for = run(coroutine.send, value) if error is None else run(coroutine.throw, error)
             except StopIteration as end:
                 return end.value
-            except GeneratorExit as raised:  # by the handler; the loop closing under us comes in at the yield
+            except GeneratorExit as raised:  # raised by the handler; the closing of the loop raises at the yield
                 raise RuntimeError("the handler raised GeneratorExit") from raised
             value = error = None
 
 
 async def _stepped(coroutine: Coroutine[Any, Any, Any], context: contextvars.Context) -> Any:
-    """What a coroutine returns whose every step is made inside this context."""
+    """Run a coroutine with each step inside this context; return its result."""
     try:
         waits_for = context.run(coroutine.send, None)
     except StopIteration as end:

@@ -1,10 +1,10 @@
 """The program of a child process: runs one plain handler at a time for the worker that started it.
 
-It learns over its socket what to run, finds the function by its module and name, and says how it ended. Nothing else
-goes over that socket: stdout and stderr are the worker's, stdin is empty. It has no connection to the database.
+Over its socket it receives what to run, finds the function by its module and name, and reports how it ended. Nothing
+else uses that socket: stdout and stderr are the worker's, stdin is empty. It has no connection to the database.
 
-It ends with its worker, however that dies: Linux sends it SIGKILL, and everywhere a thread reads the socket, which
-closes with the worker. What would end it kindly (SIGTERM, Ctrl-C) is the worker's to hear.
+It ends with its worker, however the worker dies. Linux sends it SIGKILL, and on every system a thread reads the socket,
+which closes with the worker. It ignores SIGTERM and Ctrl-C: the worker handles them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
 class _Verbs(Verbs):
-    """What a handler may say about its attempt: its worker says it to the database, and the answer comes back."""
+    """The verbs of a handler: the worker sends them to the database and returns the answer."""
 
     def __init__(self, send: Callable[[dict[str, Any]], None]) -> None:
         self._send = send
@@ -67,7 +67,7 @@ class _Verbs(Verbs):
 
     @cached_property
     def loop(self) -> asyncio.AbstractEventLoop:  # type: ignore[override]
-        """Where the forms with _sync wait: a loop in a thread of its own, from the first use on."""
+        """The loop that runs the _sync forms, in its own thread; started at the first use."""
         loop = asyncio.new_event_loop()
         threading.Thread(target=loop.run_forever, name="tallybook-verbs", daemon=True).start()
         return loop
@@ -92,12 +92,12 @@ class _Verbs(Verbs):
         self._number += 1
         number = self._number
         self._asked[number] = future
-        # The job is named: a thread that a handler has left behind may ask while the next job runs.
+        # The message names the job: a thread that an earlier handler left behind may ask while the next job runs.
         self._send({"kind": "ask", "verb": verb, "id": number, "values": values, "job": [job.job_id, job.attempt]})
         return await asyncio.wrap_future(future)
 
     def answered(self, message: dict[str, Any]) -> None:
-        """From the thread that listens."""
+        """Pass an answer to the verb that waits for it; called from the listening thread."""
         future = self._asked.pop(message["id"])
         if "error" not in message:
             future.set_result(message["value"])
@@ -106,14 +106,14 @@ class _Verbs(Verbs):
             future.set_exception(Postponed())
             return
         kind: type[errors.TallybookError] = getattr(errors, message["error"], errors.TallybookError)
-        error = kind.__new__(kind)  # its own arguments are not known here, its text is
+        error = kind.__new__(kind)  # only its text is known here, not its arguments
         errors.TallybookError.__init__(error, message["message"])
         future.set_exception(error)
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What a module has under a function's name; `task` where it is a Task."""
+    """The object under a function's name in a module; `task` if it is a Task."""
 
     fn: Callable[..., Any]
     args: ArgsModel
@@ -124,7 +124,7 @@ class _Child:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self.verbs = _Verbs(self.send)
-        self._sending = threading.Lock()  # the handler's own threads may report, too
+        self._sending = threading.Lock()  # the handler's own threads may send, too
         self._jobs: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
         self._running: Running | None = None
         self._told = False
@@ -135,7 +135,7 @@ class _Child:
             self._sock.sendall(pack(message))
 
     def listen(self) -> None:
-        """Read what the worker says, in a thread: it may say something while a handler runs."""
+        """Read the worker's messages, in a thread: they may come while a handler runs."""
         while (message := receive(self._sock)) is not None:
             if message["kind"] == "run":
                 self._told = False
@@ -147,7 +147,7 @@ class _Child:
                 if (running := self._running) is not None:
                     running.cancel_reason = ""
         if self._running is not None:
-            os._exit(1)  # nobody is there for what it does
+            os._exit(1)  # nobody is left to use its result
         self._jobs.put(None)
 
     def serve(self) -> None:
@@ -203,7 +203,7 @@ class _Child:
             _limit_memory(None)
             value = outcome
         except BaseException as error:
-            _limit_memory(None)  # or there is none left to say what happened
+            _limit_memory(None)  # else there is none left to report the error
             memory = issubclass(type(error), MemoryError)
             return {"kind": "failed", "memory": memory, **_described(error, message), **_then(error, running, found)}
         finally:
@@ -216,7 +216,7 @@ class _Child:
 
 
 def _be_at(name: str, dsn: str) -> None:
-    """What this job does with an app, or with the DSN of the environment, it does on its own node."""
+    """Make the app, and the DSN of the environment, use the job's own node."""
     at_node.set(At(name, dsn))
     if dsn:
         os.environ["TALLYBOOK_DSN"] = dsn
@@ -242,13 +242,13 @@ def _described(error: BaseException, message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _then(error: BaseException, running: Running, found: _Found) -> dict[str, Any]:
-    """What comes after a failure, as far as only this process can say it: here is the exception itself."""
+    """Decide what follows a failure, as far as only this process can: the exception itself is here."""
     said = (running.options or {}).get("retry")
     try:
         if found.task is None:
             raise errors.ConfigError("retry", said, "not declared here")
         _ = found.task.retry if said is None else isinstance(said, str) and found.task.app._policy(said)
-    except errors.ConfigError:  # a policy by a name that the module of the task does not declare: the worker knows it
+    except errors.ConfigError:  # a named policy that the task's module does not declare: the worker knows it
         if is_final(error, found.task.no_retry if found.task is not None else ()):
             return {"then": {"delay": None, "final": True, "problem": None}}
         wait = retry_after(error, datetime.now(UTC))
@@ -259,7 +259,7 @@ def _then(error: BaseException, running: Running, found: _Found) -> dict[str, An
 
 
 def _limit_memory(size: int | None) -> None:
-    """Let this process have so much address space from now on; the hard limit of the user's is kept."""
+    """Limit this process's address space from now on; a hard limit of the user stays in force."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     wanted = hard if size is None else size if hard == resource.RLIM_INFINITY else min(size, hard)
     if wanted != soft:
@@ -267,14 +267,14 @@ def _limit_memory(size: int | None) -> None:
 
 
 def _die_with_parent() -> None:
-    """On Linux the kernel ends this process with its worker, even while C code holds the interpreter."""
+    """On Linux, have the kernel end this process with its worker, even while C code holds the interpreter."""
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None, use_errno=True).prctl(_DEATH_SIGNAL, signal.SIGKILL)
 
 
 def _adopt_main(hello: dict[str, Any]) -> None:
-    """Make the worker's main module importable as `__main__`, without running what its `if __name__` guards."""
+    """Make the worker's main module importable as `__main__`, without running the code behind `if __name__`."""
     if hello["main_name"]:
         content = runpy.run_module(hello["main_name"], run_name="__mp_main__", alter_sys=True)
     elif hello["main_path"]:
@@ -289,9 +289,9 @@ def _adopt_main(hello: dict[str, Any]) -> None:
 def main(number: int) -> None:
     """Serve the worker at the other end of this socket until it closes."""
     sock = socket.socket(fileno=number)
-    sock.set_inheritable(False)  # what a handler starts does not hold it open
+    sock.set_inheritable(False)  # processes that a handler starts must not hold it open
     _die_with_parent()
-    for ours in (signal.SIGTERM, signal.SIGINT):  # not SIG_IGN, which what a handler starts would inherit
+    for ours in (signal.SIGTERM, signal.SIGINT):  # not SIG_IGN: processes that a handler starts would inherit it
         signal.signal(ours, lambda *_: None)
     faulthandler.enable()
     hello = receive(sock)

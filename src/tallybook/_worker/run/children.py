@@ -1,9 +1,9 @@
-"""Child processes for plain handlers: what a job does to its process it does to no other.
+"""Child processes for plain handlers: a job can damage only its own process.
 
-One child runs one job at a time and is used again for the next; there are never more than the setting `children` allows. It is
-started as a new program (never forked from this process, which has threads and connections), gets the job as JSON over a
-socket of its own, and finds the function by importing its module. A deadline ends it by SIGKILL. A child that dies by
-itself ends the attempt as crashed, at once; the jobs beside it do not notice.
+One child runs one job at a time and is reused for the next; the setting `children` limits their number. A child is
+started as a new program, never forked from this process, which has threads and connections. It receives the job as JSON
+over its own socket, and finds the function by importing its module. SIGKILL ends it at a deadline. When a child dies,
+its attempt ends as crashed at once; the other jobs do not notice.
 
     worker -> child   run, cancel, answer
     child -> worker   ready | unusable, then for each job: started | broken, ask, and ended | failed
@@ -38,7 +38,7 @@ from tallybook.errors import ConfigError, LeaseLost
 
 log = logging.getLogger("tallybook.worker")
 
-# Credentials of the database: a handler in a process of its own gets them only if its task says so.
+# Credentials of the database: a handler in its own process gets only those that its task names.
 CREDENTIALS = (
     "TALLYBOOK_DSN", "TALLYBOOK_PARENT_DSN", "TALLYBOOK_TEST_DSN", "TALLYBOOK_KEYS", "TALLYBOOK_KEYS_FILE",
     "PGPASSWORD", "PGPASSFILE", "PGSERVICEFILE",
@@ -48,30 +48,30 @@ _PROGRAM = (
     " from tallybook._worker.run.child_main import main; main(int(sys.argv[2]))"
 )
 importing_main = False
-"""True in a child while it loads the program's main module: that must not start another worker."""
+"""True in a child while it loads the program's main module, which must not start another worker then."""
 _START_LIMIT = 60.0
-"""Seconds until a child has imported what it needs."""
+"""Seconds that a child may take to import its modules."""
 _LAST_WORDS = 0.5
 _VERBS: dict[str, Callable[..., Any]] = {
     verb.__name__: verb
     for verb in (Verbs.progress, Verbs.set_checkpoint, Verbs.get_checkpoint, Verbs.limit, Verbs.push)
 }
-"""What a handler may ask for."""
+"""The verbs that a handler may ask for."""
 _END_LIMIT = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class ChildResult:
-    """What a handler returned in its process, as JSON text, or "!" and why it has none; None: nothing."""
+    """A handler's result in its process, as JSON text, or "!" and the reason for having none; None: nothing."""
 
     text: str | None
 
 
 class FailedInChild(Exception):
-    """What a handler raised in its process; `described` is what is kept of it.
+    """A handler's exception in its process; `described` is the part that is stored.
 
-    `then` is what comes after, where it was decided in the process: a policy may look at the exception itself. Otherwise
-    `retry_after` is what the exception says about that, in seconds.
+    `then` is what follows, if the process decided it: a policy may look at the exception itself. Otherwise
+    `retry_after` is the wait that the exception asks for, in seconds.
     """
 
     def __init__(self, answer: dict[str, Any]) -> None:
@@ -94,7 +94,7 @@ def how(code: int) -> str:
 
 
 class ProcessDied(Exception):
-    """The process died under its job: `code` is its exit code, or the number of the signal below 0."""
+    """The process died while it ran its job: `code` is its exit code, or the negative number of the signal."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"its process {how(code)}")
@@ -105,27 +105,25 @@ class ProcessDied(Exception):
 
 
 def check(task: ServedTask) -> None:
-    """ConfigError unless a child process can find the task's function by the name of its module and its own."""
+    """Raise ConfigError unless a child process can find the task's function by its module and name."""
     if not task.execution.process:
         return
     fn = task.fn
     module: Any = sys.modules.get(fn.__module__)
     if fn.__module__ == "__main__" and not any(_main_module()):
         hint = "Put it into a file"
-        raise ConfigError(
-            "process", task.name, "its function was typed in, so that no process can import it", hint=hint
-        )
+        raise ConfigError("process", task.name, "its function was typed in, so no process can import it", hint=hint)
     found = module
     for part in fn.__qualname__.split("."):
         found = getattr(found, part, None)
     if found is not task and found is not fn:
         where = f"{fn.__module__}.{fn.__qualname__}"
-        hint = "Leave the name that follows `def` to the task, or give the function one of its own"
-        raise ConfigError("process", task.name, f"{where} is not its function, so no process finds it", hint=hint)
+        hint = "Let the task have the name after `def`, or rename the function"
+        raise ConfigError("process", task.name, f"{where} is not its function, so no process can find it", hint=hint)
 
 
 def _main_module() -> tuple[str | None, str | None]:
-    """The name (python -m) or the file of the main module, for a child to load it under another name."""
+    """Return the name (python -m) or the file of the main module, for a child to load it under another name."""
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
     if spec is not None and spec.name:
@@ -144,7 +142,7 @@ class Child:
         self._exit: asyncio.Task[int] | None = None
 
     async def start(self, worker_name: str, *, with_main: bool) -> None:
-        """Start the process and send it what it has to know; does not wait until it is ready."""
+        """Start the process and send it its settings; do not wait until it is ready."""
         ours, theirs = socket.socketpair()
         try:
             self._process = await asyncio.create_subprocess_exec(
@@ -157,7 +155,7 @@ class Child:
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 env={name: value for name, value in os.environ.items() if name not in CREDENTIALS or name in self.env},
-                process_group=0,  # Ctrl-C in the terminal is for the worker; and it is killed with what it has started
+                process_group=0,  # Ctrl-C in the terminal is for the worker; a kill includes the processes it started
             )
         except BaseException:
             ours.close()
@@ -175,39 +173,39 @@ class Child:
 
     def _send(self, message: dict[str, Any]) -> None:
         assert self._writer is not None
-        with suppress(ConnectionError, RuntimeError):  # its death is seen elsewhere
+        with suppress(ConnectionError, RuntimeError):  # its death is detected elsewhere
             self._writer.write(frames.pack(message))
 
     def run(self, message: dict[str, Any]) -> None:
         self._send({"kind": "run", **message})
 
     def tell_cancel(self) -> None:
-        """Tell the handler that it shall stop: ctx.cancelled."""
+        """Ask the handler to stop: sets ctx.cancelled."""
         self._send({"kind": "cancel"})
 
     def answer(self, message: dict[str, Any]) -> None:
         self._send({"kind": "answer", **message})
 
     def kill(self) -> None:
-        """End it, and whatever it has started, now."""
+        """Kill it, and every process that it has started, now."""
         self.killed = True
         if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     async def next(self) -> dict[str, Any]:
-        """Its next message. ProcessDied when it is dead; it is not waited for what others hold its socket open for."""
+        """Return its next message. Raises ProcessDied when it is dead, even if other processes hold its socket open."""
         assert self._reader is not None and self._exit is not None
         reading = asyncio.ensure_future(self._read())
         try:
             await asyncio.wait((reading, self._exit), return_when=asyncio.FIRST_COMPLETED)
-            if not reading.done():  # dead: what it said last may still be on its way
+            if not reading.done():  # dead: its last message may still arrive
                 await asyncio.wait((reading,), timeout=_LAST_WORDS)
             if reading.done() and not reading.exception():
                 return reading.result()
             if reading.done() and not isinstance(reading.exception(), EOFError | ConnectionError):
-                self.kill()  # no message of ours
-            # It has closed its socket: then it is ending, or has to.
+                self.kill()  # not a message of this protocol
+            # It has closed its socket: it is ending, or has to be killed.
             if not (await asyncio.wait((self._exit,), timeout=_LAST_WORDS))[0]:
                 self.kill()
             raise ProcessDied(await self._exit)
@@ -223,7 +221,7 @@ class Child:
         return frames.unpack(await self._reader.readexactly(frames.size(head)))
 
     async def close(self) -> None:
-        """Let it end by itself, which it does when its socket closes; kill it if that takes long."""
+        """Close its socket, at which it ends; kill it if that takes long."""
         if self._writer is not None:
             self._writer.close()
         if self._exit is not None:
@@ -244,9 +242,10 @@ class Children:
         self._ending: set[asyncio.Task[None]] = set()
 
     async def run(self, job: Running, task: ServedTask, verbs: Verbs, carried: dict[str, str] | None = None) -> Any:
-        """Run one job in a child: what its handler returned. Raises FailedInChild, ProcessDied, TimeoutError, an Outcome.
+        """Run one job in a child; return its handler's result. Raises FailedInChild, ProcessDied, TimeoutError, an
+        Outcome.
 
-        `verbs` are those of the job's node; `carried` is the context of the trace that it is part of.
+        `verbs` are those of the job's node; `carried` is the context of the job's trace.
         """
         guard = job.guard
         assert guard is not None
@@ -262,14 +261,14 @@ class Children:
                 while answer["kind"] == "ask":
                     await self._answer(job, child, verbs, answer)
                     answer = await child.next()
-            if answer["kind"] == "started":  # the time that an import takes is not the job's
+            if answer["kind"] == "started":  # the import does not count as the job's time
                 guard.start()
                 while (answer := await child.next())["kind"] not in ("ended", "failed"):
                     answering = asyncio.ensure_future(self._answer(job, child, verbs, answer))
                     self._answers.add(answering)
                     answering.add_done_callback(self._answers.discard)
         except ProcessDied:
-            if child.killed:  # by us: say for what
+            if child.killed:  # by us: raise the reason
                 if guard.timed_out and guard.timeout is not None and job.cancel_reason is None:
                     raise deadline_passed(guard.timeout) from None
                 raise asyncio.CancelledError from None
@@ -283,12 +282,12 @@ class Children:
         raise FailedInChild(answer)
 
     async def _answer(self, job: Running, child: Child, verbs: Verbs, question: dict[str, Any]) -> None:
-        """Do for a handler what needs the database: its progress, its checkpoints."""
+        """Run a handler's verb that needs the database, such as progress or a checkpoint."""
         verb, values = _VERBS[question["verb"]], question["values"]
         if verb is Verbs.push:
             values[1] = timedelta(seconds=values[1])
         try:
-            if question["job"] != [job.job_id, job.attempt]:  # of a thread that an earlier job has left behind
+            if question["job"] != [job.job_id, job.attempt]:  # from a thread that an earlier job left behind
                 raise LeaseLost(*question["job"])
             value = await verb(verbs, job, *values)
         except Exception as error:
@@ -300,7 +299,7 @@ class Children:
         """Keep a child for the next job, if it is as good as new."""
         if answer is None or answer["kind"] not in ("ended", "failed", "broken"):
             child.kill()  # nobody waits for it any more
-        # What a broken one has imported is incomplete, and what filled the memory may still be there.
+        # The imports of a broken child are incomplete, and memory that a job filled may still be in use.
         if child.usable and answer is not None and answer["kind"] != "broken" and not answer.get("memory"):
             self._idle.append(child)
         else:

@@ -1,4 +1,4 @@
-"""What the handlers of one process have in common, however many nodes their jobs are of."""
+"""What the handlers of one process share, whichever nodes their jobs are from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tallybook._worker.run.threads import DaemonThreads
 
 
 class Common:
-    """Threads, as many as there are slots, child processes, and what the app's lifespans have opened."""
+    """The threads (one per slot), the child processes, and the state that the app's lifespans opened."""
 
     def __init__(self, app: ServedApp, *, slots: int, children: int, worker_name: str) -> None:
         self._app = app
@@ -26,13 +26,13 @@ class Common:
         await enter_lifespans(self._app, context, self._lifespan)
 
     async def close(self) -> None:
-        """Leave the lifespans; threads that still run are left behind."""
+        """Close the children and the lifespans; leave running threads behind."""
         await self.children.close()
         self.threads.shutdown(wait=False, cancel_futures=True)
         await self._lifespan.aclose()
 
 
 async def enter_lifespans(app: ServedApp, context: Context, stack: AsyncExitStack) -> None:
-    """Enter the app's lifespans in the order of their declarations; the stack closes them in reverse."""
+    """Enter the app's lifespans in the order of declaration; the stack closes them in reverse."""
     for hook in app._lifespans:
         await stack.enter_async_context(asynccontextmanager(hook)(context))

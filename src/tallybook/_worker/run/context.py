@@ -1,4 +1,4 @@
-"""What a handler, a lifespan and an around_job hook are told, and what they can do."""
+"""The Context: what a handler, a lifespan and an around_job hook can read and do."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _log = logging.getLogger("tallybook.job")
 
 
 class JobLogger(logging.LoggerAdapter[logging.Logger]):
-    """A logger whose lines say in their text which job they are of, and carry job, task_name, queue and attempt."""
+    """A logger whose lines name their job in the text, and carry job, task_name, queue and attempt."""
 
     def __init__(self, running: Running) -> None:
         marks = {
@@ -53,7 +53,7 @@ class JobLogger(logging.LoggerAdapter[logging.Logger]):
 
 
 def _name_job(record: logging.LogRecord) -> bool:
-    """Puts the job in front of the text, for programs with a logging of their own (logs.py takes it off again)."""
+    """Put the job in front of the text, for programs with their own logging setup (logs.py removes it again)."""
     prefix = getattr(record, "job_line", "")
     record.msg = (prefix.replace("%", "%%") if record.args else prefix) + str(record.msg)
     return True
@@ -63,7 +63,7 @@ _log.addFilter(_name_job)
 
 
 class Context:
-    """What a job's handler knows about its job. Annotate the first parameter with it to get it.
+    """A handler's access to its job. Annotate the first parameter with it to receive it.
 
     `state` is shared by all jobs of the process; lifespans fill it.
     """
@@ -88,7 +88,7 @@ class Context:
 
     def _job(self) -> Running:
         if self._running is None:
-            raise RuntimeError("a lifespan runs before any job: only ctx.state is there")
+            raise RuntimeError("a lifespan runs before any job: only ctx.state is available")
         return self._running
 
     @property
@@ -96,7 +96,7 @@ class Context:
         """The App whose worker runs the job, for modules that cannot import it. Not available with process=True."""
         if self._app is None:
             self._said()
-            raise RuntimeError("ctx.app is not there in a process of its own: import the app")
+            raise RuntimeError("ctx.app is not available in a process of its own: import the app")
         return self._app
 
     @property
@@ -199,9 +199,7 @@ class Context:
         acme = await ctx.providers.get("acme")
         """
         if self._app is None:
-            hint = (
-                "Ask the App, `app.providers`; a task with process=True needs env=('TALLYBOOK_DSN', 'TALLYBOOK_KEYS')"
-            )
+            hint = "Use `app.providers`; a task with process=True needs env=('TALLYBOOK_DSN', 'TALLYBOOK_KEYS')"
             raise NotSupported("ctx.providers here", hint=hint)
         return self._app.providers
 
@@ -273,7 +271,7 @@ class Context:
         job, name = self._own_end("ctx.end"), type(outcome).__name__
         if not isinstance(outcome, Reschedule | Complete | Drop | Kill):
             raise NotSupported(
-                f"ctx.end with {name}", hint="It takes Reschedule, Complete, Drop and Kill; return others"
+                f"ctx.end with {name}", hint="Pass Reschedule, Complete, Drop or Kill; return the others"
             )
         if self.subject is None:
             raise NotASubject(job.job_id, name)
@@ -286,10 +284,10 @@ class Context:
     def _own_end(self, verb: str) -> Running:
         job = self._job()
         if self._atomic:
-            hint = "Return: its end commits with the transaction that it was given"
+            hint = "Return instead: the end commits with the task's transaction"
             raise NotSupported(f"{verb} in an atomic task", hint=hint)
         if not job.lease.lease:
-            raise NotSupported(f"{verb} in a process of its own", hint="Return: its worker says the end")
+            raise NotSupported(f"{verb} in a process of its own", hint="Return instead: the worker stores the end")
         return job
 
     async def progress(self, done: float | None = None, message: str | None = None) -> None:
@@ -372,7 +370,7 @@ class Context:
         """
         dsn = self._said().session_dsn
         if self._atomic:
-            hint = "Call pg_advisory_xact_lock in its transaction: that is held until the commit"
+            hint = "Call pg_advisory_xact_lock in its transaction: it is held until the commit"
             raise NotSupported("ctx.lock in an atomic task", hint=hint)
         if dsn is None:
             raise NotSupported("ctx.lock in a process of its own", hint="Give the task exclusive=True")
@@ -380,7 +378,7 @@ class Context:
 
     def _said(self) -> Verbs:
         if self._verbs is None:
-            raise RuntimeError("only in the handler of a running job")
+            raise RuntimeError("only available in the handler of a running job")
         return self._verbs
 
     def _wait(self, said: Coroutine[Any, Any, T]) -> T:
@@ -391,7 +389,7 @@ class Context:
             pass
         else:  # it would wait for itself
             said.close()
-            raise RuntimeError("an async handler writes `await` and the form without _sync")
+            raise RuntimeError("in an async handler, use `await` and the form without _sync")
         assert loop is not None
         return asyncio.run_coroutine_threadsafe(said, loop).result()
 

@@ -1,4 +1,4 @@
-"""The end of an attempt: what a handler returned or raised becomes one of the finisher's verbs."""
+"""The end of an attempt: maps a handler's result or exception to one of the finisher's verbs."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Ends:
         self._finisher = finisher
         self._worker_name = worker_name
         self.keeps_error = keeps_error
-        """Whether the first exception of a handler is kept: for a drain, since it keeps all that its frames hold."""
+        """Whether to keep the first exception of a handler, for a drain; it keeps everything that its frames hold."""
         self.first_error: BaseException | None = None
         self.aborting = False
-        """Handlers are cancelled by a stop: what ends by that is given back without a failure."""
+        """A stop cancels handlers: their jobs are given back without a failure."""
 
     def returned(self, job: Running, known: ServedTask, value: Any) -> None:
-        """End the attempt of a handler that returned; an Outcome may have been raised as well."""
+        """End the attempt of a handler that returned, or raised an Outcome."""
         if isinstance(value, Outcome):
             self._outcome(job, known, value)
         elif isinstance(value, Ended):
@@ -43,28 +43,28 @@ class Ends:
             self._completed_itself(job, known)
         else:
             if job.guard is not None and job.guard.timed_out:
-                log.warning("%s %s completed after its deadline, at which it was asked to stop", known.name, job.job_id)
+                log.warning("%s %s completed after its deadline, when it was asked to stop", known.name, job.job_id)
             self._completed(job, known, value)
 
     def broken(self, job: Running, known: ServedTask, error: BaseException) -> None:
-        """Fail an attempt whose end could not be told as it was: it has an end, whatever happens."""
+        """Fail an attempt whose end could not be stored as it was: every attempt gets an end."""
         job.raised = error
         described = describe(error, attempt=job.attempt, worker=self._worker_name)
         self._finisher.fail(job, described, delay=None, limit=known.max_attempts, final=False)
 
     def not_started(self, job: Running, known: ServedTask | None, error: dict[str, Any]) -> None:
-        """Fail an attempt that has not started, by its task's own limit of attempts."""
+        """Fail an attempt that has not started; its task's own limit of attempts applies."""
         limit = None if known is None else known.max_attempts
         self._finisher.fail(job, {**error, "worker": self._worker_name}, delay=None, limit=limit, final=False)
 
     def _completed_itself(self, job: Running, known: ServedTask) -> None:
         said = "ctx.complete" if job.own_end is None else "ctx.end"
-        # It is a failure only where the settler finds that the transaction was not committed.
+        # It is a failure only if DoubtfulEnds finds that the transaction was not committed.
         error = TransactionError(
             f"the handler returned, but the transaction in which it called {said} is not committed",
             hint="Commit it before the handler returns",
         )
-        error.no_retry = False  # nothing has stayed
+        error.no_retry = False  # nothing was committed
         job.raised = error
         described = describe(error, attempt=job.attempt, worker=self._worker_name)
         then = after_failure(job, known, error)
@@ -102,7 +102,7 @@ class Ends:
             case SubjectOutcome():
                 self._iterated(job, known, outcome)
             case _:
-                raise TypeError(f"{type(outcome).__name__} is none of Snooze, Cancel, Dead")
+                raise TypeError(f"{type(outcome).__name__} is not Snooze, Cancel or Dead")
 
     def _iterated(self, job: Running, known: ServedTask, outcome: SubjectOutcome) -> None:
         try:

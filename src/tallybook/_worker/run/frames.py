@@ -1,6 +1,6 @@
-"""Messages between a worker and its child processes: JSON objects over a socket, each with its length in front.
+"""Messages between a worker and its child processes: JSON objects over a socket, each after its length.
 
-An outcome travels by the name of its class, with its values.
+An outcome is sent as the name of its class and its values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tallybook._worker.run.verbs import Postponed
 _HEAD = struct.Struct("!I")
 HEAD = _HEAD.size
 MOST = 64 << 20
-"""Bytes of one message: args, a result and a checkpoint are far smaller."""
+"""Maximum bytes of one message: args, a result and a checkpoint are far smaller."""
 
 
 def pack(message: Mapping[str, Any]) -> bytes:
@@ -33,7 +33,7 @@ def pack(message: Mapping[str, Any]) -> bytes:
 
 
 def size(head: bytes) -> int:
-    """How long the message after this head is."""
+    """Return the length of the message after this head."""
     (length,) = _HEAD.unpack(head)
     if length > MOST:
         raise ValueError(f"a message of {length} bytes")
@@ -46,7 +46,7 @@ def unpack(body: bytes) -> dict[str, Any]:
 
 
 def receive(sock: socket.socket) -> dict[str, Any] | None:
-    """Wait for the next message; None: the other side has closed, or is gone."""
+    """Wait for the next message; None: the other side has closed its socket, or is gone."""
     head = _exactly(sock, HEAD)
     body = None if head is None else _exactly(sock, size(head))
     return None if body is None else unpack(body)
@@ -57,7 +57,7 @@ def _exactly(sock: socket.socket, count: int) -> bytes | None:
     while len(parts) < count:
         try:
             part = sock.recv(min(count - len(parts), 1 << 20))
-        except OSError:  # reset, or closed by a handler that closes all that it finds
+        except OSError:  # reset, or closed by a handler that closes every file
             return None
         if not part:
             return None
@@ -66,12 +66,12 @@ def _exactly(sock: socket.socket, count: int) -> bytes | None:
 
 
 KINDS = (Snooze, Cancel, Dead, Postponed, Reschedule, Complete, Drop, Kill, Reject)
-# Which of its values are durations, [days, seconds, microseconds] in JSON, or instants, texts there.
+# Which of an outcome's values are times. In JSON a duration is [days, seconds, microseconds], and an instant is text.
 _TIMES: dict[str, tuple[int, ...]] = {"Snooze": (0, 1), "Reschedule": (0,), "Reject": (3,)}
 
 
 def to_frame(outcome: Outcome, task: str) -> dict[str, Any]:
-    """As JSON values. PayloadError for args that cannot be stored; whether they fit the task its worker finds out."""
+    """Return JSON values. Raises PayloadError for args that cannot be stored; the worker checks them with the task."""
     kind = next(kind.__name__ for kind in KINDS if isinstance(outcome, kind))
     values: list[Any] = [] if isinstance(outcome, Postponed) else list(outcome.args)
     for at in _TIMES.get(kind, ()):
@@ -90,7 +90,7 @@ def to_frame(outcome: Outcome, task: str) -> dict[str, Any]:
 
 
 def from_frame(frame: dict[str, Any]) -> Outcome:
-    """The outcome again; its values were checked when it was made."""
+    """Rebuild the outcome; its values were checked when it was made."""
     kind = next(kind for kind in KINDS if kind.__name__ == frame["kind"])
     values = list(frame["values"])
     for at in _TIMES.get(frame["kind"], ()):

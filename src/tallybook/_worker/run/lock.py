@@ -1,4 +1,4 @@
-"""`ctx.lock`: one holder of a name among all processes, for as long as a session of its own lives."""
+"""`ctx.lock`: one holder of a name among all processes, while the lock's own session lives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tallybook.errors import LockNotAvailable, NotSupported
 
 log = logging.getLogger("tallybook.worker")
 
-# Tried, not waited for: a statement that waits holds a snapshot, which vacuum and prune would have to wait for.
+# Try instead of waiting: a waiting statement holds a snapshot, for which vacuum and prune would have to wait.
 _TAKE = "select pg_try_advisory_lock(1413565450, hashtext(%s))"
 _GIVE_BACK = "select pg_advisory_unlock(1413565450, hashtext(%s))"
 _FIRST_WAIT, _LONGEST_WAIT = 0.02, 0.5
@@ -57,14 +57,14 @@ class Lock:
 
     async def _take(self, conn: AsyncConnection) -> bool:
         if self._link.pooled:
-            hint = "Start the worker with --direct-dsn, past the pooler; or give the task exclusive=True"
+            hint = "Start the worker with --direct-dsn to bypass the pooler, or give the task exclusive=True"
             raise NotSupported("ctx.lock behind a pooler in transaction mode", hint=hint)
         row = await (await conn.execute(_TAKE, (self._name,))).fetchone()
         return row is not None and bool(row[0])
 
     async def __aexit__(self, kind: object, *_: object) -> None:
         try:
-            if self._link.conn is not None and kind is not GeneratorExit:  # then nothing may be waited for
+            if self._link.conn is not None and kind is not GeneratorExit:  # a GeneratorExit allows no await
                 await self._link.conn.execute(_GIVE_BACK, (self._name,))
         except (Error, OSError) as error:
             log.warning("lock %r was lost with its session: %s", self._name, str(error).strip())

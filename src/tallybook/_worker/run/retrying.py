@@ -1,4 +1,4 @@
-"""What comes after a failure: another attempt, and when, or none."""
+"""What follows a failure: another attempt and its time, or none."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from tallybook.errors import ConfigError
 
 log = logging.getLogger("tallybook.worker")
 
-# "For ever" has to be an instant that PostgreSQL knows.
+# "Forever" has to be an instant that PostgreSQL knows.
 _LONGEST = timedelta(days=36_500)
 LONGEST_REASON = 4000
 
 
 @dataclass(frozen=True, slots=True)
 class Next:
-    """`final`: no other attempt. Else one after `delay`; None: after the server's own backoff.
+    """What follows. `final`: no other attempt. Else one after `delay`; None: after the server's own backoff.
 
-    `problem`: why the policy that the job asked for was not asked, for people who look at the failure.
+    `problem`: why the policy that the job names was not used, for people who read the failure.
     """
 
     delay: timedelta | None = None
@@ -40,7 +40,7 @@ _NEVER = Next(final=True)
 
 
 def _policy(job: Running, known: ServedTask) -> tuple[Backoff, str | None]:
-    """The job's own policy, else its task's; that one too, and what is wrong, where the job asks for one that is none."""
+    """Return the job's own policy, else its task's. If the job's policy is invalid, the task's and the problem."""
     said = job.options.get("retry") if job.options else None
     if said is None:
         return known.retry, None
@@ -53,9 +53,9 @@ def _policy(job: Running, known: ServedTask) -> tuple[Backoff, str | None]:
 
 
 def after_failure(job: Running, known: ServedTask, error: BaseException) -> Next:
-    """What the retry policy says about this failure, no earlier than a Retry-After of the error; never raises.
+    """Decide with the retry policy what follows this failure, no earlier than the error's Retry-After; never raise.
 
-    A policy of the user's that raises, or returns nonsense, leaves it to the server's own backoff.
+    If a user's policy raises, or returns nonsense, the server's own backoff applies.
     """
     if is_final(error, known.no_retry):
         return _NEVER
@@ -64,7 +64,7 @@ def after_failure(job: Running, known: ServedTask, error: BaseException) -> Next
     try:
         policy, problem = _policy(job, known)
         delay = delay_after(policy, job.failures + 1, error)
-    except BaseException:  # sys.exit() in it as well: this runs on the worker's loop
+    except BaseException:  # even sys.exit() in it: this runs on the worker's loop
         log.exception("the retry policy of task %r failed", known.name)
     else:
         if delay is None:
@@ -74,26 +74,26 @@ def after_failure(job: Running, known: ServedTask, error: BaseException) -> Next
             delay = None
     wait = retry_after(error, datetime.now(UTC))
     if wait is not None:
-        # Where the policy is broken the server's backoff would be drawn without regard to the wait.
+        # With a broken policy, the server's backoff would ignore the wait.
         delay = wait if delay is None else max(delay, wait)
     return Next(None if delay is None else min(max(delay, timedelta(0)), _LONGEST), problem=problem)
 
 
 def put_off(outcome: Snooze) -> timedelta:
-    """How long from now it asks for."""
+    """Return the delay that it asks for, from now on."""
     delay = outcome.delay if outcome.until is None else max(timedelta(0), outcome.until - datetime.now(UTC))
     return min(delay or timedelta(0), _LONGEST)
 
 
 def given_up(outcome: Dead, worker: str) -> dict[str, Any]:
-    """The error of an attempt that ends so."""
+    """Return the error of an attempt that ends as dead by its handler."""
     return {
         "type": "Dead",
-        "message": safe_text(outcome.reason, LONGEST_REASON) or "its handler gave it up",
+        "message": safe_text(outcome.reason, LONGEST_REASON) or "the handler gave up",
         "worker": worker,
     }
 
 
 def after_rejection(job: Running, known: ServedTask, outcome: Reject) -> Next:
-    """The delay that the handler asks for, else what the retry policy says about this failure."""
+    """Return the delay that the handler asks for, else apply the retry policy."""
     return after_failure(job, known, outcome) if outcome.retry_in is None else Next(outcome.retry_in)

@@ -1,10 +1,9 @@
-"""Running handlers: async ones on the loop, plain ones on threads, each in a context of its own.
+"""Running handlers: async ones on the loop, plain ones on threads, each in its own context.
 
-A job does not always need an asyncio task of its own. A relay is one asyncio task that runs jobs one after the other for
-as long as they end without waiting for anything; the first that waits keeps the relay for itself, and another relay goes
-on with the rest. So each handler that waits has its own asyncio task (cancel, timeout and task groups work as everywhere),
-and one that does not costs 1 us instead of 5.
-"""
+A job does not always need its own asyncio task. A relay is one asyncio task that runs jobs one after the other while
+they end without waiting. The first job that waits keeps the relay, and another relay runs the rest. So each handler
+that waits has its own asyncio task (cancel, timeout and task groups work as usual), and one that does not costs 1 us
+instead of 5."""
 
 from __future__ import annotations
 
@@ -31,16 +30,16 @@ from tallybook._worker.run.verbs import Verbs
 
 log = logging.getLogger("tallybook.worker")
 
-# How long one relay may keep the loop with handlers that never wait, in seconds.
+# Seconds that one relay may keep the loop with handlers that never wait.
 _TURN = 0.005
-# What was abandoned and can be ended has ended by then, in seconds.
+# Seconds after which an abandoned handler has ended, if it can be ended.
 _A_MOMENT = 0.05
-# A task that is not known here is warned of so seldom, in seconds; and so many names of them are kept at most.
+# Seconds between two warnings of the same unknown task; and the maximum number of such names that are kept.
 _QUIET, _MANY_NAMES = 60.0, 1000
 
 
 class Runner:
-    """Starts what was claimed and hands each end to the finisher."""
+    """Starts claimed jobs and passes each end to the finisher."""
 
     def __init__(
         self,
@@ -74,7 +73,7 @@ class Runner:
         self._left: set[asyncio.Task[None]] = set()
         self._unclosed = 0
         self._unknown: dict[str, float] = {}
-        """Until when no warning of it is due."""
+        """For each unknown task, the time until which no further warning is due."""
         self.abandoned = 0
         """How many handlers did not end after their deadline and the grace."""
         self.tracing = app._tracing
@@ -89,7 +88,7 @@ class Runner:
                 self._finisher.move(job)
                 self._book.freed(job)
                 continue
-            if (old := self._book.running.get(job.job_id)) is not None:  # its lease is not on record any more
+            if (old := self._book.running.get(job.job_id)) is not None:  # its lease is no longer stored
                 self._book.freed(old)
                 self._book.ended(old.lease)
             self._book.running[job.job_id] = job
@@ -111,11 +110,11 @@ class Runner:
         )  # fmt: skip
 
     def cannot_start(self, job: Running, error: dict[str, Any]) -> None:
-        """Fail an attempt that has not started, by its task's own limit of attempts."""
+        """Fail an attempt that has not started; its task's own limit of attempts applies."""
         self.ends.not_started(job, self._app._names.get(job.task_name), error)
 
     def cancel(self, job_id: int, reason: str | None, attempt: int | None = None) -> None:
-        """Tell one running job to stop; with `attempt` only if it is that one."""
+        """Ask one running job to stop; with `attempt`, only that attempt."""
         job = self._book.running.get(job_id)
         if job is not None and job.cancel_reason is None and attempt in (None, job.attempt):
             job.cancel_reason = reason or ""
@@ -130,7 +129,7 @@ class Runner:
             asyncio.get_running_loop().run_in_executor(self._interrupts, job.interrupt)
 
     def abort(self) -> None:
-        """Cancel every running handler; what ends by that is given back without a failure."""
+        """Cancel every running handler; their jobs are given back without a failure."""
         self.ends.aborting = True
         for job in list(self._book.running.values()):
             self._stop(job)
@@ -138,17 +137,17 @@ class Runner:
                 job.guard.aborted()
 
     def isolated(self, job: Running) -> bool:
-        """Whether what this job does to its process it does to no other job."""
+        """Return whether this job runs in its own process and can damage no other job."""
         known = self._app._names.get(job.task_name)
         return known is not None and known.execution.process
 
     @property
     def still_abandoned(self) -> int:
-        """How many abandoned handlers are still there: threads, coroutines that cannot be closed."""
+        """The number of abandoned handlers that have not ended: threads, and coroutines that cannot be closed."""
         return self._threads.abandoned + len(self._left) + self._unclosed
 
     def leave(self, job: Running) -> None:
-        """Wait no more for a handler whose attempt has its end: close its coroutine, replace its thread, kill its process."""
+        """Abandon a handler whose attempt has an end: close its coroutine, replace its thread, kill its process."""
         guard = job.guard = job.guard or Guard(job)
         guard.left = True
         guard.clear()
@@ -168,7 +167,7 @@ class Runner:
         self._unclosed += guard.unclosed
 
     def _overdue(self, job: Running) -> None:
-        """Neither the cancel nor the grace has ended this attempt: it is failed, and its handler abandoned."""
+        """Fail an attempt that neither the cancel nor the grace has ended, and abandon its handler."""
         known = self._app._names[job.task_name]
         if self._book.running.get(job.job_id) is not job or known.execution.timeout is None:
             return
@@ -186,10 +185,10 @@ class Runner:
         asyncio.get_running_loop().call_later(_A_MOMENT, self._book.on.abandoned)
 
     def lost(self) -> None:
-        """All of this worker's jobs were given to others, or will be: stop them, and give back what nobody has taken yet."""
+        """Stop all jobs, which others have or will get, and give back those that no other worker has taken yet."""
         for job in list(self._book.running.values()):
             job.lost = True
-            self.cancel(job.job_id, "the worker was given up by the others")
+            self.cancel(job.job_id, "the other workers gave this worker up for dead")
 
     def _spawn(self) -> None:
         if self._ready:
@@ -222,7 +221,7 @@ class Runner:
             if handed_on[0]:
                 return
             if me is not None and me.cancelling():
-                # The handler cancelled its own asyncio task and returned: what is next must not meet that.
+                # The handler cancelled its own asyncio task and returned: that cancel must not reach the next job.
                 with suppress(asyncio.CancelledError):
                     await asyncio.sleep(0)
                 return
@@ -267,13 +266,13 @@ class Runner:
         try:
             value = await self._call(job, known)
         except GeneratorExit:
-            raise  # the loop is closing under us
+            raise  # the loop is closing
         except Outcome as outcome:
             value = outcome
         except BaseException as error:
             raised = error if job.guard is None else job.guard.explained(error)
         if self._book.running.get(job.job_id) is not job:
-            return  # given back at the stop: its end and its slot are dealt with
+            return  # given back at the stop: its end and its slot are done
         if value is None and raised is None and job.guard is None and not job.in_doubt:  # nearly all of them
             self._finisher.complete(job)
             self._freed(job)
@@ -283,12 +282,12 @@ class Runner:
                 self.ends.raised(job, known, raised)
             else:
                 self.ends.returned(job, known, value)
-        except Exception as error:  # whatever it is, the attempt has an end and the slot is free
+        except Exception as error:  # on any error the attempt gets an end and the slot is freed
             self.ends.broken(job, known, raised or error)
         self._freed(job)
 
     def _rest(self, job: Running) -> None:
-        """Its handler has returned: the slot is free after the pause."""
+        """Free the slot after the pause, when its handler has returned."""
         self._book.running.pop(job.job_id, None)
         self._book.changed.set()  # a stop waits for handlers only
         asyncio.get_running_loop().call_later(self._slot_pause, self._book.rested, job)

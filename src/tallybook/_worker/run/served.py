@@ -1,8 +1,7 @@
 """What a worker needs of the App that it serves.
 
-An App imports the worker's entry points, so no module of the worker imports App: it names what it reads of one here.
-Only `context.py` beside this does, since `ctx.app` is public and has the type App.
-"""
+An App imports the worker's entry points, so no module of the worker imports App; this protocol names the parts that
+they read. Only `context.py` here imports App, because `ctx.app` is public and has the type App."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from tallybook.extra.providers import Providers
 
 
 class Contexts(Protocol):
-    """Makes a Context of each job, and one without a job for lifespans."""
+    """Makes a Context for each job, and one without a job for lifespans."""
 
     def __call__(self, job: Running | None = None, *, atomic: bool = False) -> Context: ...
 

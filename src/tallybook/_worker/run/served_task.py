@@ -1,7 +1,7 @@
 """What a worker needs of a task.
 
-An App imports the worker's entry points, so no module of the worker imports Task: it names what it reads of one here.
-"""
+An App imports the worker's entry points, so no module of the worker imports Task; this protocol names the parts they
+read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tallybook._model.signature import ArgsModel
 
 
 class Policies(Protocol):
-    """An App, for a task that looks up a retry policy by its name."""
+    """An App, for a task that looks up a retry policy by name."""
 
     def _policy(self, name: str, *, task: str | None = None) -> Backoff: ...
 

@@ -1,4 +1,4 @@
-"""How the iteration of a subject ends, from what its handler returned or raised."""
+"""The end of a subject's iteration, from what its handler returned or raised."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ _LONGEST_REASON = 4000
 
 
 def end_of(job: Running, known: ServedTask, outcome: SubjectOutcome) -> SubjectEnd | Dead | None:
-    """The end that an outcome other than Reject asks for; None: completed, as by a handler that returns nothing.
+    """Return the end that an outcome other than Reject asks for; None: completed, like a handler that returns nothing.
 
-    An ordinary job may end with Complete and Kill, too: they mean the same there. Raises NotASubject for the others, and
-    SignatureError and PayloadError for new args that are none of the task's.
-    """
+    An ordinary job may also end with Complete and Kill, which mean the same there. Raises NotASubject for other
+    outcomes, and SignatureError and PayloadError for new args that do not fit the task."""
     new_args = outcome.new_args
     if subject_of(job.options) is None:
         if new_args is None and isinstance(outcome, Kill):
@@ -47,7 +46,7 @@ def end_of(job: Running, known: ServedTask, outcome: SubjectOutcome) -> SubjectE
 
 
 def rejection(job: Running, known: ServedTask, outcome: Reject) -> dict[str, Any]:
-    """What is kept of a Reject: the error of its attempt."""
+    """Return the stored error of an attempt that ended with a Reject."""
     error: dict[str, Any] = {
         "type": "Reject",
         "message": safe_text(outcome.message, _LONGEST_REASON),
@@ -61,7 +60,7 @@ def rejection(job: Running, known: ServedTask, outcome: Reject) -> dict[str, Any
 
 
 def details_text(outcome: Reject, task: str) -> str:
-    """The details of a Reject as JSON text. What cannot be stored is kept as text: it is still this failure."""
+    """Return the details of a Reject as JSON text. Details that cannot be stored as JSON are stored as text."""
     try:
         return encode(outcome.details, task=task, what="details", max_bytes=_DETAILS_BYTES)
     except PayloadError:

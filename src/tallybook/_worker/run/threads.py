@@ -1,9 +1,8 @@
-"""Threads for plain handlers that do not keep the process: those of ThreadPoolExecutor are joined at its exit.
+"""Threads for plain handlers that do not delay the process's exit, unlike those of ThreadPoolExecutor.
 
-A plain handler cannot be ended. After an abort its job was given back, and the process has to end whatever it does.
-After its deadline and the grace it is abandoned: it keeps its thread for as long as it wants to, another thread takes its
-place, and when it ends at last its own thread ends with it.
-"""
+A plain handler cannot be killed. After an abort its job was given back, and the process must be able to end. After its
+deadline and the grace it is abandoned: it keeps its thread for as long as it runs, another thread takes its place, and
+its own thread ends with it."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ _Item = tuple[Future[Any], Callable[[], Any]]
 
 
 class DaemonThreads(Executor):
-    """At most so many daemon threads, and those that were abandoned; started when they are needed."""
+    """At most `most` daemon threads, besides abandoned ones; started on demand."""
 
     def __init__(self, most: int, name: str) -> None:
         self._most = most
@@ -27,14 +26,14 @@ class DaemonThreads(Executor):
         self._idle = threading.Semaphore(0)
         self._work: SimpleQueue[_Item | None] = SimpleQueue()
         self._abandoned: set[Future[Any]] = set()
-        self._lock = threading.Lock()  # abandon and the end of what is abandoned; no job waits for it otherwise
+        self._lock = threading.Lock()  # for abandoning a call and for the end of one; else no job waits for it
 
     @property
     def abandoned(self) -> int:
         return len(self._abandoned)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Run a call in one of the threads; from the event loop only."""
+        """Run a call in one of the threads; call from the event loop only."""
         future: Future[Any] = Future()
         self._work.put((future, lambda: fn(*args, **kwargs)))
         if not self._idle.acquire(blocking=False) and self._started < self._most:
@@ -47,12 +46,12 @@ class DaemonThreads(Executor):
         threading.Thread(target=self._run, name=f"{self._name}-{self._number}", daemon=True).start()
 
     def abandon(self, future: Future[Any]) -> bool:
-        """Count no more on the thread that runs this; from the event loop only. False: it had not begun, or has ended."""
+        """Give up the thread that runs this; call from the event loop only. False: it had not begun, or has ended."""
         with self._lock:
             if future.cancel() or future.done():
                 return False
             self._abandoned.add(future)
-        # Always: the count of idle threads may be one too high, and a job that holds a slot must find a thread.
+        # Always: the count of idle threads may be one too high, and a job with a slot must find a thread.
         self._started -= 1
         self._start()
         return True
@@ -62,17 +61,17 @@ class DaemonThreads(Executor):
             future, call = item
             if future.set_running_or_notify_cancel():
                 result, raised = _outcome(call)
-                with self._lock:  # as one step: who abandons it comes before its end, or sees that it has ended
+                with self._lock:  # in one step: `abandon` comes before the end, or sees that it has ended
                     future.set_exception(raised) if raised is not None else future.set_result(result)
                     if future in self._abandoned:
                         self._abandoned.discard(future)
                         return
                 del result, raised
-            del item, future, call  # or they live until the next job
+            del item, future, call  # else they live until the next job
             self._idle.release()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Let the threads end when they have nothing left; never waits. cancel_futures: what waits is not started."""
+        """Let the threads end when no call is left; never wait. cancel_futures: cancel unstarted calls."""
         while cancel_futures and not self._work.empty():
             if item := self._work.get():
                 item[0].cancel()

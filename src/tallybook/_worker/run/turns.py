@@ -1,4 +1,4 @@
-"""A turn at a provider: its limits let the call happen, and hear of a 429."""
+"""A turn at a provider: its limits set when the call may start, and a 429 pushes them back."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tallybook._model.retry_after import retry_after
 from tallybook.errors import ConfigError
 
 _UNSAID = timedelta(minutes=1)
-"""How long nobody calls after a 429 without a Retry-After."""
+"""How long the limits are closed after a 429 without a Retry-After."""
 
 
 class Turn:
-    """What `ctx.provider` returns: the provider, when a call may be made; for `async with`, or `with` in a plain handler."""
+    """Returned by `ctx.provider`: enters when a call may start; for `async with`, or `with` in a plain handler."""
 
     def __init__(self, ctx: Any, provider: str | Provider) -> None:
-        self._ctx = ctx  # a Context, which makes it
+        self._ctx = ctx  # a Context, which makes this
         self._provider = provider
         self._limits: tuple[str, ...] = ()
 
@@ -34,7 +34,7 @@ class Turn:
         if self._limits and (wait := _refused_for(error)) is not None:
             for key in self._limits:
                 await self._ctx.push_back(key, wait)
-            await self._ctx.limit(*self._limits)  # it is not near: the attempt ends here, without a failure
+            await self._ctx.limit(*self._limits)  # the next turn is not near: the attempt ends here, without a failure
 
     def __enter__(self) -> Provider:
         asked = self._provider
@@ -52,7 +52,7 @@ class Turn:
 
 
 def _limits_of(provider: Provider) -> tuple[str, ...]:
-    """The setting `limits`, names of rate limits. ConfigError for anything else."""
+    """Return the setting `limits`, a list of names of rate limits. Raises ConfigError for anything else."""
     found = provider.settings.get("limits", [])
     if not isinstance(found, list | tuple) or not all(isinstance(one, str) for one in found):
         hint = 'Write ["provider:acme"]'
@@ -61,7 +61,7 @@ def _limits_of(provider: Provider) -> tuple[str, ...]:
 
 
 def _refused_for(error: BaseException | None) -> timedelta | None:
-    """How long an error that is a 429, of whatever HTTP library, asks to wait; None: it is none."""
+    """Return the wait that a 429 error of any HTTP library asks for; None: the error is no 429."""
     with suppress(Exception):  # a property of a foreign exception may raise
         for one in (error, getattr(error, "response", None)):
             if 429 in (getattr(one, name, None) for name in ("status", "status_code", "code")):

@@ -1,4 +1,4 @@
-"""What a running handler may say about its attempt, over a connection that is opened when the first one does."""
+"""Verbs of a running handler for its attempt, over a connection that the first verb opens."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _PUSH = "select " + PUSH.called("order", until="clock_timestamp() + {by:interval
 
 
 class Postponed(Outcome):
-    """The turn of this attempt's job at a limit is not near: it stands in scheduled until then, and the attempt is over."""
+    """This job's turn at a limit is not near: the job is scheduled for it, and the attempt has ended."""
 
 
 class Verbs:
-    """The verbs behind Context.progress and its like. LeaseLost where the attempt is not this worker's any more."""
+    """The verbs behind Context.progress and the like. They raise LeaseLost if this worker no longer has the attempt."""
 
     session_dsn: str | None = None
-    """Where a handler's lock can have a session; None: nowhere here."""
+    """The DSN for the session of a handler's lock; None: locks are not available here."""
 
     def __init__(self, link: Link, session_dsn: str | None = None) -> None:
         self._link = link
@@ -50,7 +50,7 @@ class Verbs:
         self.loop: asyncio.AbstractEventLoop | None = None
 
     async def ask(self, call: Call[T]) -> T:
-        """The result of a verb of the App's on this connection."""
+        """Run a verb of the App on this connection; return its result."""
 
         async def say(conn: Any) -> T:
             return await aio.run(conn, call)
@@ -59,7 +59,7 @@ class Verbs:
 
     async def progress(self, job: Running, done: float | None, message: str | None) -> None:
         if done is not None and (isinstance(done, bool) or not isinstance(done, int | float) or not 0 <= done <= 1):
-            raise ConfigError("done", done, "goes from 0 to 1, or None where nobody knows")
+            raise ConfigError("done", done, "must be from 0 to 1, or None if unknown")
         text = None if message is None else safe_text(message, 1000)
         await self._say(job, _PROGRESS.worker, None if done is None else float(done), text)
 
@@ -67,7 +67,7 @@ class Verbs:
         await self._say(job, _CHECKPOINT.worker, encode(value, task=job.task_name, what="checkpoint"))
 
     async def get_checkpoint(self, job: Running) -> Any:
-        """The last one of any attempt; None: none."""
+        """Return the last checkpoint of any attempt; None: there is none."""
 
         async def ask(conn: Any) -> Any:
             cursor = await conn.execute(f"{_CHECKPOINT_OF.worker}::text", (job.job_id,))
@@ -77,13 +77,13 @@ class Verbs:
         return None if text is None else json.loads(text)
 
     async def limit(self, job: Running, keys: Sequence[str]) -> None:
-        """A call of each key, at its moment; Postponed where that is not near, and then the attempt is over."""
+        """Take a turn at each key and return at its time; if that is not near, raise Postponed to end the attempt."""
         loop = asyncio.get_running_loop()
         asked, missed, ahead = loop.time(), False, 0.0
 
         async def ask(conn: Any) -> Any:
             nonlocal asked
-            asked = loop.time()  # not before the connection is there
+            asked = loop.time()  # not before the connection is open
             cursor = await conn.execute(_LIMIT, (job.lease.lease, job.job_id, job.attempt, list(keys), ahead, missed))
             return await cursor.fetchone()
 
@@ -93,13 +93,13 @@ class Verbs:
             if found is None:
                 raise Postponed(keys)
             starts_in, unknown, late, permits = found
-            if unknown is None and starts_in is None:  # the limit skips what finds its permits taken
+            if unknown is None and starts_in is None:  # the limit skips jobs that find its permits taken
                 raise Postponed(keys)
-            ahead = min(1.5 * (loop.time() - asked), FAR_AHEAD)  # where answers are slow, the start may be as late
+            ahead = min(1.5 * (loop.time() - asked), FAR_AHEAD)  # with slow answers, the start may be as late
             if permits:
                 job.holds(keys)
             if unknown is not None:
-                hint = "Declare it by app.rate_limit, app.concurrency_limit or app.breaker"
+                hint = "Declare it with app.rate_limit, app.concurrency_limit or app.breaker"
                 raise ConfigError("limit", unknown, "there is no limit of that name", hint=hint)
             if starts_in > 0:
                 await asyncio.sleep(starts_in)
@@ -108,7 +108,7 @@ class Verbs:
             missed = True
 
     async def push(self, job: Running, key: str, by: timedelta) -> None:
-        """No call of a key within this time."""
+        """Allow no call of a key within this time."""
         checked_push(by)
 
         async def say(conn: Any) -> None:
@@ -126,7 +126,7 @@ class Verbs:
 
 
 def checked_push(by: timedelta) -> timedelta:
-    """ConfigError unless a limit can be pushed back by this."""
+    """Return the duration; raise ConfigError if a limit cannot be pushed back by it."""
     if not isinstance(by, timedelta) or by < timedelta(0):
-        raise ConfigError("retry_after", by, "not a timedelta from 0 on", hint="Write timedelta(seconds=30)")
+        raise ConfigError("retry_after", by, "must be a timedelta of at least 0", hint="Write timedelta(seconds=30)")
     return by
