@@ -166,7 +166,7 @@ async def test_ready_only_from_registration_to_stop(app: App, dsn: str, db: Any,
 
     job = hold.enqueue_sync(db)
     async with working(app, dsn, metrics_port=0, **SLEEPY) as worker:
-        await until(worker, "/readyz", 503, "not on record")
+        await until(worker, "/readyz", 503, "not registered")
         assert (await page(worker, "/healthz"))[0] == 200
         assert value(parsed((await page(worker, "/metrics"))[1]), "tallybook_worker_ready") == 0
         opening.set()

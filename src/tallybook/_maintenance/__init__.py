@@ -1,1 +1,1 @@
-"""Small services that any worker runs: SQL does the work, these only say when."""
+"""Small services that any worker runs: SQL does the work, and these modules decide when."""

@@ -1,7 +1,7 @@
-"""The clock: fires the schedules whose time has come, whichever worker gets to it first.
+"""The clock: fires the schedules that are due, in whichever worker comes first.
 
-Cron expressions are Python's, so a worker computes what follows a tick; who fires it is decided in SQL, by the row of `fire`.
-A run is one transaction: claim it, read what is due, compute, say all of it in one statement.
+Cron expressions are evaluated in Python, so a worker computes the next ticks. SQL decides which worker fires them, by
+the row of `fire`. A run is one transaction: claim it, read what is due, compute, store everything in one statement.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ _DUE = Declared("""
            since tick timestamptz)""", p_at=_NOW)  # fmt: skip
 _FIRE = Declared("_schedules_fire(p_plans jsonb, p_at timestamptz) -> row (carried fired skipped missed failed int)")
 _BATCH = 250
-# So long one batch may take to be computed: after a long outage each schedule has much to count, and others wait behind it.
+# Seconds that one batch may compute: after a long outage each schedule has many ticks to count, and other work waits.
 _COMPUTING = 0.2
-# How long it leaves the looks to those of all services, once these come.
+# Seconds for which the clock relies on the services' own checks, once these report to it.
 _WATCHED = 60.0
-# Somebody else runs the clock, or holds a row: what is due now is done by the time that this has passed, or it takes longer.
+# Seconds to wait while another worker runs the clock or holds a row: by then it has fired what is due now, or it is
+# slow.
 _BUSY, _LONGEST_BUSY = 0.05, 1.0
 _AGAIN = timedelta(hours=1)
 
@@ -53,7 +54,7 @@ _AGAIN = timedelta(hours=1)
 @dataclass(frozen=True, slots=True)
 class Ran:
     carried: int = 0
-    """Schedules that were due and have moved on."""
+    """Schedules that were due and now have a later tick."""
     fired: int = 0
     skipped: int = 0
     missed: int = 0
@@ -64,10 +65,10 @@ class Ran:
 
 
 class Clock:
-    """`look` says when there is something to do, `run` does it, `serve` both for ever.
+    """`look` returns when the next run is due, `run` runs once, and `serve` does both forever.
 
-    Schedules whose jobs come from a query are fired beside the others, on connections like `queries`: one that is slow holds
-    up nothing else.
+    Schedules whose jobs come from a query fire beside the others, on connections like `queries`: a slow query delays
+    nothing else.
     """
 
     def __init__(
@@ -93,21 +94,21 @@ class Clock:
         self._watched_at = -math.inf
 
     def watched(self) -> None:
-        """The look of all services has looked for schedules, too, and says so where one is due: no look of its own is needed."""
+        """Note that the services' check covers schedules, too, and wakes the clock: it need not check on its own."""
         self._watched_at = time.monotonic()
 
     def declare(self, declared: Callable[[], Sequence[dict[str, Any]]]) -> None:
-        """Put these schedules of the app's code on record from now on, and no others."""
+        """Store these schedules of the app's code from now on, and no others."""
         self._declared, self._register_at = declared, -math.inf
         self._told.set()
 
     def changed(self) -> None:
-        """A schedule was put, changed or resumed: look now."""
+        """Check now: a schedule was created, changed or resumed."""
         self._looked_behind = -math.inf  # its commit may have been late
         self._told.set()
 
     async def register(self, *, at: datetime | None = None) -> None:
-        """Put the schedules of the app's code on record, unless that is done. What is locked by others is left for later."""
+        """Store the schedules of the app's code, unless that is done. Retry locked ones later."""
         if self._declared is None or time.monotonic() < self._register_at:
             return
         declared = self._declared
@@ -119,14 +120,14 @@ class Clock:
                 log.info("schedule %r of app %r is %s", name, self._app, what, extra={"event": f"schedule {what}"})
             elif what != "busy":
                 self._warn(name, _refusal(self._app, what, detail))
-        if self._declared is not declared:  # others were declared meanwhile
+        if self._declared is not declared:  # `declare` was called meanwhile
             return
         self._register_at = time.monotonic() + self._every
         if not busy:
             self._declared = None
 
     async def look(self) -> float:
-        """One call: in how many seconds there is something to run, or to be asked again."""
+        """Check once; return the seconds until the next run or check."""
         now = time.monotonic()
         if now - self._looked_behind > self._every:
             self._after, self._looked_behind = None, now
@@ -139,15 +140,15 @@ class Clock:
         return float(min(wait for wait in waits if wait is not None))
 
     async def run(self, *, at: datetime | None = None) -> Ran:
-        """Fire what is due, and put the app's schedules on record unless that is done. `at`: for tests."""
+        """Fire what is due, and store the app's schedules unless that is done. `at`: for tests."""
         total = await self._fire(at)
-        if self._declared is not None:  # after what was due by the release that is on record
+        if self._declared is not None:  # only after the due ticks of the schedules stored so far
             await self.register(at=at)
             total += await self._fire(at)
         return total
 
     async def _fire(self, at: datetime | None) -> Ran:
-        """Batch after batch, until nothing is left or somebody else is at it."""
+        """Fire batch after batch, until nothing is left or another worker is firing."""
         total = Ran()
         while True:
             left, ran = await self._link.run(lambda conn: self._batch(conn, at))
@@ -158,7 +159,7 @@ class Clock:
                 return total
 
     async def _batch(self, conn: AsyncConnection, at: datetime | None) -> tuple[bool, Ran]:
-        """One transaction: whether more may be due, and what was done."""
+        """Run one transaction; return whether more may be due, and the counts."""
         async with conn.transaction():
             cursor = await conn.execute(_DUE.worker, (_BATCH, self._after if at is None else None, False, at))
             rows = await cursor.fetchall()
@@ -171,25 +172,25 @@ class Clock:
         ran = Ran(*row)
         left = len(rows) == _BATCH or len(plans) < len(rows)
         if at is None and not left and ran.carried == len(rows):
-            self._after = rows[0][1]  # nothing before this can be due, but for what commits late
+            self._after = rows[0][1]  # nothing before this can be due, except for late commits
         return left, ran
 
     async def start_queries(self, *, at: datetime | None = None) -> list[asyncio.Task[int]]:
-        """Start to fire query-driven schedules that are due, as many as may run beside each other."""
+        """Start firing the query-driven schedules that are due, as many as may run at the same time."""
         rows = {row[2]: row for row in await asked(self._link, _DUE.worker, _BATCH, None, True, at)}
         found = [rows[name] for name in self.queries.wanted(list(rows))]
         plans = await asyncio.to_thread(self._plans, found)
         return [self.queries.start(one, row[0]) for one, row in zip(plans, found, strict=False)]
 
     async def run_queries(self, *, at: datetime | None = None) -> int:
-        """Fire all query-driven schedules that are due; how many jobs they put in."""
+        """Fire all query-driven schedules that are due; return how many jobs they enqueued."""
         jobs = 0
         while started := await self.start_queries(at=at):
             jobs += sum(await asyncio.gather(*started))
         return jobs
 
     def _plans(self, rows: Sequence[tuple[Any, ...]]) -> list[dict[str, Any]]:
-        """What is to be done about these, in a thread; about fewer of them where it takes long."""
+        """Return the plans of these schedules, computed in a thread; of fewer of them if it takes long."""
         until = time.monotonic() + _COMPUTING
         found = []
         for row in rows:
@@ -219,7 +220,7 @@ class Clock:
             length = timedelta(microseconds=jitter)
             first = tick or ticks.after(since)
             found = plan(name, ticks, first, at, jitter=length, missed=missed, catch_up=catch_up)
-        except Exception as error:  # one that cannot be computed must not stop the others
+        except Exception as error:  # a schedule that cannot be computed must not stop the others
             if not isinstance(error, ConfigError):
                 log.exception("schedule %r: its ticks cannot be computed", name)
             text = f"{type(error).__name__}: {error}"
@@ -254,16 +255,16 @@ class Clock:
 
 def _refusal(app: str, what: str, detail: str | None) -> str:
     if what == "refused":
-        return f"the server refuses what app {app!r} declares, it is not on record: {detail}"
+        return f"the server refuses the schedule that app {app!r} declares: {detail}"
     owner = "the database" if detail is None else f"app {detail!r}"
     return (
-        f"app {app!r} declares it, and it belongs to {owner}, so it stays as it is there. Give it another name; or, if it is"
-        " not wanted there any more, `tallybook schedule drop` it and start a worker of this app again"
+        f"app {app!r} declares it, and it belongs to {owner}, so it is not changed. Give it another name; or remove the"
+        " old one with `tallybook schedule drop` and start a worker of this app again"
     )
 
 
 class ClockWatch(Service):
-    """The clock's part in the look of all services: wakes it when a schedule is due."""
+    """The clock's part in the check of all services: wakes it when a schedule is due."""
 
     name = "schedules"
 
@@ -272,11 +273,11 @@ class ClockWatch(Service):
         self._clock = clock
 
     def looked(self, due_in: float | None) -> None:
-        """What the look has found: in how many seconds the next schedule is due."""
+        """Note the result of the check: in how many seconds the next schedule is due."""
         self._clock.watched()
         if due_in is not None:
             self.run_at = asyncio.get_running_loop().time() + max(0.0, due_in)
 
     async def serve(self) -> None:
-        """The clock claims its run itself, and does it beside the other services."""
+        """Wake the clock, which claims its own run and does it beside the other services."""
         self._clock.changed()

@@ -1,4 +1,4 @@
-"""What is kept small: the counters take in what has changed (fold), and history past its retention goes (prune)."""
+"""Services that keep tables small: fold adds changes to the counters, prune deletes history past its retention."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from tallybook._maintenance.service import REFUSED, Service
 
 FOLD = Declared("fold(as_service boolean) -> bigint")
 _PRUNE = Declared("prune(as_service boolean) -> row (effect bigint, again boolean)", as_service="true")
-# A piece takes some ten milliseconds: the other services of this worker have their turn between two.
+# Seconds between two pieces. A piece takes some ten milliseconds, and the other services of this worker run in between.
 _PIECE = 0.05
 
 
 class Folder(Service):
-    """Runs about once a second while anything changes; readers add what it has not taken in yet, so nothing waits for it."""
+    """Runs about once a second while anything changes. Readers add unfolded changes, so nothing waits."""
 
     name = "fold"
 
     async def serve(self) -> str | float | None:
         (found,) = await self._row(FOLD.worker, True)
-        # Refused: somebody else has just folded. Who has nothing to do waits for the next look.
+        # Refused: another worker has just folded. With nothing to fold, wait for the next check.
         return None if found == 0 else random.uniform(0.9, 1.3)
 
 
 class Pruner(Service):
-    """One piece a run, the next one soon, while there is more to do.
+    """Deletes one piece per run, and the next one soon after while there is more.
 
     See https://github.com/tallybook/tallybook/blob/main/docs/history.md.
     """

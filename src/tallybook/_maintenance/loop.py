@@ -1,8 +1,8 @@
-"""The loop of all services: one question for all of them, then only those run that have something to do.
+"""The loop of all services: one query checks all of them, and then only those with work run.
 
-An idle worker says one statement a look, `services_due`, which writes nothing and stands for the claimer's poll as well.
-How often a service is looked after it learns from each answer, so that a change reaches it within one look. What is known
-to fall due, a scheduled job, runs at that moment, without a question.
+An idle worker sends one statement per check, `services_due`, which writes nothing and also replaces the claimer's poll.
+Each answer sets the intervals of the services' checks, so that a change applies within one check. Work that is known to
+fall due, such as a scheduled job, runs at its time, without a check.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _LOOK = _DUE.select(
     " extract(epoch from next_tick_at - clock_timestamp())::float8, extract(epoch from clock_timestamp())::float8"
 )
 _FORWARD = Declared("_clock_forward(p_by interval) -> void", p_by="make_interval(secs => {seconds:float8})")
-# A step of the server's clock that is put on record; see _clock_back.sql.
+# Seconds. A larger step of the server's clock is stored; see _clock_back.sql.
 _STEP = 10.0
-# Whatever the services' times are: after so many seconds at most it learns that they have changed.
+# Seconds: the longest time between two checks, so that changed intervals are noticed, however long they are.
 _LONGEST = 5.0
-# Who was refused: the run of another is over by then.
+# Seconds until a refused service tries again: another worker's run has ended by then.
 _AGAIN = 0.1
 
 Row = tuple[list[str], float | None, datetime | None, bool, int, list[str], list[timedelta], float | None, float]
@@ -64,7 +64,7 @@ class MaintenanceLoop:
         self._on_looked = on_looked
         self._look_at = 0.0
         self._clock = (math.inf, 0.0)
-        """What the server's clock and the loop's were at the last look."""
+        """The server's clock and the loop's clock at the last check."""
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -80,7 +80,7 @@ class MaintenanceLoop:
         return min(self._look_at, *(service.look_at for service in self._services))
 
     async def _wait(self) -> None:
-        """Until a look or a run is due; a run may become due earlier while this waits."""
+        """Wait until a check or a run is due; a run may become due earlier meanwhile."""
         loop, told = asyncio.get_running_loop(), self._promoter.told
         while (left := min(self._next_look(), *(s.run_at for s in self._services)) - loop.time()) > 0:
             told.clear()
@@ -88,7 +88,7 @@ class MaintenanceLoop:
                 return
 
     async def look(self) -> None:
-        """One question for all services that ask; what they have to do is due now."""
+        """Check all services whose time has come with one query; those with work are due to run now."""
         now = asyncio.get_running_loop().time()
         asked = [service for service in self._services if service.asks(now)]
         after = None if self._promoter in asked else self._promoter.after
@@ -120,14 +120,14 @@ class MaintenanceLoop:
                 service.run_at = now
 
     async def _look_at_clock(self, conn: AsyncConnection, server: float, asked_at: float) -> None:
-        """Put on record where the server's clock went on by more than there was time. A step back is found in SQL."""
+        """Store a forward step of the server's clock beyond the elapsed time. SQL itself finds a step back."""
         (before, asked_before), self._clock = self._clock, (server, asked_at)
         step = server - before - (asyncio.get_running_loop().time() - asked_before)
         if step > _STEP:
             await conn.execute(_FORWARD.worker, (step,))
 
     async def _serve(self, service: Service) -> None:
-        service.run_at = math.inf  # what is said while the answer is on its way counts
+        service.run_at = math.inf  # notifications during the run count for the next one
         again = await service.serve()
         now = asyncio.get_running_loop().time()
         if again is REFUSED:

@@ -1,4 +1,4 @@
-"""Promote: what is due goes from scheduled to its lane."""
+"""Promote: moves due jobs from scheduled to their lanes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _PROMOTE = Declared("""
   -> row (promoted int, last_run_at timestamptz, next_run_at timestamptz)""")
 _RUN = _PROMOTE.select("promoted, last_run_at, extract(epoch from next_run_at - clock_timestamp())::float8")
 _BATCH = 1000
-# Where many fall due one after another they are moved by the dozen: each run costs as much as ten jobs.
+# Seconds. When many jobs fall due one after another, they are moved in groups: each run costs as much as ten jobs.
 _APART = 0.01
 _LOCKED = 0.05
-# A look behind the mark walks over all that was promoted since an old snapshot is held elsewhere. It may take this part of the
-# time: every producer of a job that is due soon asks for one.
+# A check behind the mark walks over everything promoted since the oldest snapshot of others. It may take this share of
+# the time: every producer of a job that is due soon asks for one.
 _SHARE = 0.1
 
 
 class Promoter(Service):
-    """Runs when the next job is due, when told of an earlier one, and every few seconds behind its own mark."""
+    """Runs when the next job is due, when notified of an earlier one, and every few seconds behind its own mark."""
 
     name = "promote"
 
@@ -34,13 +34,13 @@ class Promoter(Service):
         super().__init__(link)
         self._on_promoted = on_promoted
         self.after: datetime | None = None
-        """The mark: nothing is scheduled before it, but for what commits late; None: look for all."""
+        """The mark: no job is scheduled before it, except for late commits; None: check all."""
         self.told = asyncio.Event()
         self._ran_at = self._behind_at = self._behind_again = -math.inf
         self._behind = False
 
     def at_latest_in(self, seconds: float, *, behind: bool = False) -> None:
-        """A job falls due in so many seconds: run then; behind: it may lie before the mark, its commit was late."""
+        """Run in this many seconds, when a job falls due. behind: it may lie before the mark, by a late commit."""
         self._behind = self._behind or behind
         when = max(asyncio.get_running_loop().time() + max(0.0, seconds), self._ran_at + _APART)
         if when < self.run_at:
@@ -48,7 +48,7 @@ class Promoter(Service):
             self.told.set()
 
     def looked(self, next_in: float | None, passed: datetime | None, *, behind: bool) -> None:
-        """What the look of all services has found. behind: it has looked behind the mark."""
+        """Note the result of the check of all services. behind: the check covered times behind the mark."""
         if behind:
             self._behind_at = asyncio.get_running_loop().time()
         if next_in is not None:
@@ -57,7 +57,7 @@ class Promoter(Service):
             self.after = passed
 
     async def look(self) -> tuple[int, float | None]:
-        """One run, whoever else runs it: how many were promoted, and in how many seconds the next is due."""
+        """Run once, even beside other workers; return how many were promoted, and the seconds to the next."""
         if asyncio.get_running_loop().time() - self._behind_at > self.every:
             self._behind, self._behind_again = True, -math.inf
         promoted, next_in = await self._run()
@@ -70,7 +70,7 @@ class Promoter(Service):
         self._ran_at = clock()
         behind = self.after is None or (self._behind and self._ran_at >= self._behind_again)
         if behind:
-            self._behind = False  # what is said while the answer is on its way holds for the next run
+            self._behind = False  # requests during the run are for the next run
         after = None if behind else self.after
         promoted, last, next_in = await self._row(_RUN, _BATCH, after, as_service)
         if promoted is None:
@@ -89,7 +89,7 @@ class Promoter(Service):
         if promoted == _BATCH:
             return 0.0
         again = math.inf if next_in is None else max(next_in, _APART)
-        if next_in is not None and next_in <= 0 and not promoted:  # another worker is at it, or somebody has it locked
+        if next_in is not None and next_in <= 0 and not promoted:  # another worker is promoting, or the job is locked
             again = _LOCKED * random.uniform(0.5, 1.0)
         if self._behind:
             again = min(again, max(_APART, self._behind_again - asyncio.get_running_loop().time()))

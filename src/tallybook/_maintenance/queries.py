@@ -1,7 +1,7 @@
-"""Query-driven schedules: each one that is due is fired by a transaction of its own, beside the clock and beside the others.
+"""Query-driven schedules: each due one fires in its own transaction, beside the clock and the other schedules.
 
-A query may take minutes, wait for somebody's lock, or be wrong. So each runs on a connection that is its own for that time, within
-a limit, and what it fails with is on record as the fate of that tick; the clock goes on meanwhile.
+A query may take minutes, wait for a lock, or be wrong. So each runs on its own connection, within a time limit. Its
+error is stored as the result of that tick, and the clock continues meanwhile.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from tallybook._db.socket_timeout import SocketTimeout
 log = logging.getLogger("tallybook.worker")
 
 LONGEST: Final = 600.0
-"""Seconds that one query may take; then it is cancelled, and its tick is on record as failed."""
+"""Seconds that one query may take; then it is cancelled, and its tick is stored as failed."""
 AT_ONCE: Final = 4
-"""So many queries one worker runs beside each other: that is how many slow ones it takes to delay another."""
+"""How many queries one worker runs at the same time; with fewer slow ones, no other query is delayed."""
 
 _FIRE = Declared("""
   _schedule_fire_query(p_plan jsonb, p_at timestamptz) -> row (carried boolean, jobs bigint, failed int, reason text)""")
 _FAILED = Declared("_schedule_query_failed(p_plan jsonb, p_reason text, p_at timestamptz) -> boolean")
 _TIME = "select set_config('statement_timeout', %s, true), set_config('lock_timeout', '0', true)"
 _TRIES = 3
-# Somebody else is at it, or its connection was lost: not again before that.
+# Seconds until a retry when another worker is firing it, or its connection was lost.
 _NOT_BEFORE = 5.0
 
 Plan = dict[str, Any]
 
 
 class Queries:
-    """Starts what is due and not being run here, on connections like `link`; `on_end` is told whenever one has ended."""
+    """Starts due schedules that do not run here yet, on connections like `link`; calls `on_end` after each."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Queries:
         return able[: AT_ONCE - len(self._running)]
 
     def start(self, one: Plan, at: datetime) -> asyncio.Task[int]:
-        """Fire one; how many jobs that put in."""
+        """Start firing one schedule; the task's result is the number of jobs it enqueued."""
         name = str(one["name"])
         running = asyncio.create_task(self._fire(one, at), name=f"tallybook-query-{name}")
         self._running[name] = running
@@ -102,7 +102,7 @@ class Queries:
                 carried, jobs, failed, reason = await self._call(link, _FIRE.worker, text, at)
             except (Error, OSError) as error:
                 action = action_for(error, link.conn)
-                if action is Action.RECONNECT:  # what it did is undone or committed: the next look shows which
+                if action is Action.RECONNECT:  # its work is rolled back or committed: the next check shows which
                     log.warning("schedule %r: its connection was lost: %s", name, first_line(error))
                     self._not_before[name] = time.monotonic() + _NOT_BEFORE
                     await link.close()
@@ -131,7 +131,7 @@ class Queries:
         return row if len(row) > 1 else row[0]
 
     async def close(self) -> None:
-        """Stop what runs, which undoes it, and close the connections."""
+        """Stop and roll back the running queries, and close the connections."""
         running = list(self._running.values())
         for one in running:
             one.cancel()

@@ -1,8 +1,8 @@
-"""Rebase: after a move to another cluster the lanes get new cursors, by themselves.
+"""Rebase: after a move to another cluster the lanes get new cursors, automatically.
 
 See https://github.com/tallybook/tallybook/blob/main/docs/moving.md.
 
-Looked for at each new connection of a worker, before it claims anything on it, and every few seconds.
+A worker checks on each new connection, before it claims anything there, and every few seconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tallybook._maintenance.service import REFUSED, Service
 
 log = logging.getLogger("tallybook.worker")
 
-# cursors: data that came without the row in installation shows only in a cursor that is ahead of the cluster.
+# cursors: data that came without its row in `installation` is detected only by a cursor ahead of the cluster.
 _REBASE = Declared("""
   rebase(cursors boolean, as_service boolean)
   -> row (rebased boolean, lanes moved lost cancelled scheduled waiting dead workers late int)""")
@@ -27,27 +27,27 @@ _REBASE = Declared("""
 @dataclass(frozen=True)
 class Rebased:
     rebased: bool
-    """Whether this look rebased the lanes: the database had come from another cluster."""
+    """Whether this check rebased the lanes: the database had come from another cluster."""
     lanes: int
     moved: int
-    """Attempts that nobody had claimed, in line again."""
+    """Attempts that no worker had claimed, back in line."""
     lost: int
-    """Attempts that a worker of the other cluster had claimed, in line again."""
+    """Attempts that a worker of the other cluster had claimed, back in line."""
     cancelled: int
     scheduled: int
     waiting: int
     dead: int
     workers: int
-    """Workers of the other cluster that were taken off record."""
+    """Workers of the other cluster that were removed."""
     late: int
-    """Jobs that transactions older than the rebase have put into a retired lane since, brought over."""
+    """Jobs that transactions older than the rebase have written to a retired lane since; moved to the current one."""
 
     def __str__(self) -> str:
         return (
-            f"this database came from another cluster: {self.lanes} lanes rebased, {self.moved + self.lost} jobs put in"
-            f" line again ({self.lost} of them had been running there), {self.cancelled} ended as cancelled,"
+            f"this database came from another cluster: {self.lanes} lanes rebased, {self.moved + self.lost} jobs"
+            f" back in line ({self.lost} of them had been running there), {self.cancelled} ended as cancelled,"
             f" {self.scheduled} scheduled, {self.waiting} waiting and {self.dead} dead kept,"
-            f" {self.workers} workers taken off record"
+            f" {self.workers} workers removed"
         )
 
     def told(self) -> None:
@@ -58,17 +58,17 @@ class Rebased:
 
 
 async def on_connect(conn: AsyncConnection) -> None:
-    """Look on a new connection, before anything else is done on it."""
+    """Check on a new connection, before anything else is done on it."""
     try:
         row = await (await conn.execute(_REBASE.worker, (True, False))).fetchone()
     except (InvalidSchemaName, UndefinedFunction):
-        return  # no schema, or an older one: the check of the schema has better words for that
+        return  # no schema, or an older one: the schema check has a better message
     assert row is not None
     Rebased(*row).told()
 
 
 def rebase(conn: Connection) -> Rebased:
-    """The same on a connection of a thread, or of a command; the schema must be there."""
+    """Check on a synchronous connection, for a thread or a command; the schema must exist."""
     row = conn.execute(_REBASE.worker, (True, False)).fetchone()
     assert row is not None
     found = Rebased(*row)
@@ -77,7 +77,7 @@ def rebase(conn: Connection) -> Rebased:
 
 
 class Rebaser(Service):
-    """Looks every few seconds: a database can be replaced under a connection, and late transactions commit."""
+    """Checks every few seconds: a database can be replaced under a connection, and transactions may commit late."""
 
     name = "rebase"
 
@@ -86,12 +86,14 @@ class Rebaser(Service):
         self._on_rebased = on_rebased
 
     async def look(self, *, cursors: bool = False) -> Rebased:
-        """One run, whoever else runs it. cursors: after TB004."""
+        """Run once, even beside other workers. cursors: after TB004."""
         return self._told(Rebased(*await self._row(_REBASE.worker, cursors, False)))
 
     async def foreign_cursor(self) -> bool:
-        """A claim was refused by TB004, for the database was replaced or its data came without the row in installation:
-        whether this has rebased it."""
+        """Rebase after a claim was refused with TB004; return whether this run did it.
+
+        The database was replaced, or its data came without its row in `installation`.
+        """
         return (await self.look(cursors=True)).rebased
 
     def _told(self, found: Rebased) -> Rebased:

@@ -1,4 +1,4 @@
-"""What lets jobs go on that wait: for other jobs, for a permit at a concurrency limit, for their turn among fair keys."""
+"""Services that release waiting jobs: after other jobs, for a permit of a concurrency limit, or by fair keys."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ _FAIR = Declared("""
 _FAIR_RELEASE = _FAIR.select("known::text, released, busy, remain")
 _BATCH = 500
 _ROUND = 1.0
-# A round over all that jobs wait for takes about a twentieth of one connection's time, however many these are.
+# Seconds. A round over everything that jobs wait for takes about a twentieth of one connection's time, however long it
+# is.
 _APART = 0.25
 _LOCKED = 0.05
-# Jobs with fair keys in line: a fast worker with many slots would find too few between two looks.
+# How many jobs with fair keys to keep in line: a fast worker with many slots would find too few between two checks.
 _LINE, _LONGEST_LINE = 200, 1000
-# Another deals: what was claimed since it looked is ours to find.
+# Seconds: another worker is releasing, so this one must check for what was claimed since that one began.
 _AGAIN = 0.01
 
 
 class Parents(Release):
-    """Jobs that wait for others go on when those have ended; told the ids of jobs."""
+    """Releases jobs that wait for other jobs when those have ended; notified with job ids."""
 
     name = "parents_resolve"
     _after: int | None = None
 
     async def look(self) -> int:
-        """A round over all, whoever else runs one: how many jobs were started or cancelled."""
+        """Run a full round, even beside other workers; return how many jobs were started or cancelled."""
         self._ended.clear()
         moved: int = 0
         last: int | None = None
@@ -54,12 +55,12 @@ class Parents(Release):
         return row
 
     async def serve(self) -> str | float | None:
-        """What was told first; else the next part of a round."""
+        """Handle notified jobs first; else the next part of a round."""
         if self._ended:
             parents = list(self._ended)[:_BATCH]
             self._ended.difference_update(parents)
             _, _, _, busy, _, remain = await self._run(parents, None, as_service=False)
-            if busy:  # another's transaction has a child of them: it looks again for what it had not seen
+            if busy:  # another transaction holds a child of them: check again later for what it missed
                 self._ended.update(parents)
                 return _LOCKED * random.uniform(0.5, 1.0)
             return 0.0 if self._ended else _ROUND if remain else None
@@ -74,12 +75,12 @@ class Parents(Release):
 
 
 class Permits(Release):
-    """Jobs that wait for a permit at a concurrency limit go on when one is free; told the keys of limits."""
+    """Releases jobs that wait for a permit of a concurrency limit when one is free; notified with limit keys."""
 
     name = "concurrency_release"
 
     async def look(self) -> int:
-        """Let go on who may, whoever else does the same: how many were let go on."""
+        """Release all jobs that may continue, even beside other workers; return how many."""
         self._ended.clear()
         released, _ = await self._run(None, as_service=False)
         return int(released)
@@ -91,12 +92,12 @@ class Permits(Release):
         return row
 
     async def serve(self) -> str | float | None:
-        """What was told first; else all that jobs wait for."""
+        """Handle notified limits first; else all limits that jobs wait for."""
         if self._ended:
             names = sorted(self._ended)[:_BATCH]
             self._ended.difference_update(names)
             released, remain = await self._run(names, as_service=False)
-            if released is None:  # somebody has the row of one of them
+            if released is None:  # the row of one of them is locked
                 self._ended.update(names)
                 return _LOCKED * random.uniform(0.5, 1.0)
             return 0.0 if self._ended else _ROUND if remain else None
@@ -105,10 +106,11 @@ class Permits(Release):
 
 
 class FairRelease(Release):
-    """Jobs with a fair key go to their lanes in rounds, as those in line are claimed. Claims of such jobs tell it, too.
+    """Moves jobs with a fair key to their lanes in rounds, as those in line are claimed. Claims of such jobs notify it,
+    too.
 
-    Each run costs as much as a hundred jobs, so it waits until its share of half a line was claimed, or a claim has found
-    less than it wanted.
+    Each run costs as much as a hundred jobs. So it waits until its share of half a line was claimed, or until a claim
+    has found less than it wanted.
     """
 
     name = "fair_release"
@@ -121,14 +123,14 @@ class FairRelease(Release):
     def __init__(self, link: Link, told: asyncio.Event, *, slots: int, on_released: Callable[[], None]) -> None:
         super().__init__(link, told, on_released=on_released)
         self._line = min(max(_LINE, 4 * slots), _LONGEST_LINE)
-        self.run_at = 0.0  # a look sees what is new: what a worker before this one has left is found here
+        self.run_at = 0.0  # a check sees new jobs only; this run finds what an earlier worker left
 
     def pause(self, workers: int) -> float:
         self._workers = max(1, workers)
         return super().pause(workers)
 
     def claimed(self, jobs: int, short: bool) -> None:
-        """A claim has taken so many of them, or found nothing; short: less than it had room for."""
+        """Note a claim of this many such jobs, or none; short: fewer than it had room for."""
         self._claimed += jobs
         if (short and (jobs or self._remain)) or 2 * self._workers * self._claimed >= self._line:
             self.soon()
@@ -138,12 +140,12 @@ class FairRelease(Release):
         super().soon()
 
     async def look(self) -> int:
-        """Release, whoever else does the same: how many jobs went on."""
+        """Release once, even beside other workers; return how many jobs were released."""
         released, _, _ = await self._run(as_service=False)
         return released
 
     async def _run(self, *, as_service: bool) -> tuple[int, bool, bool]:
-        # What it knows of a database that was replaced is thrown away with what it knew of the lanes of that one.
+        # After the database was replaced, SQL drops the known state together with the lanes that it belongs to.
         self._claimed = 0
         self._known, released, busy, self._remain = await self._row(_FAIR_RELEASE, self._known, self._line, as_service)
         if released:
@@ -159,6 +161,6 @@ class FairRelease(Release):
             return about_a_second()
         if self._last_time:
             return None
-        # Told, and found nothing: what was committed very late is found by the look from the beginning, every few seconds.
+        # Notified, and found nothing: a very late commit is found by the full check, every few seconds.
         self._last_time = True
         return 3.1

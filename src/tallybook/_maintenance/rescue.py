@@ -1,4 +1,4 @@
-"""Rescue: the work of dead workers goes back in line."""
+"""Rescue: puts the jobs of dead workers back in line."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ log = logging.getLogger("tallybook.worker")
 _RESCUE = Declared("rescue(grace interval, as_service boolean) -> row (lost int, suspects int)")
 _GRACE = timedelta(seconds=1)
 _AGAIN = 1.05
-# Every look asks for each worker, so the work of all looks grows with the number of workers only as long as each looks
-# less often the more there are. One of them looks twice a second that way, until `every` is reached.
+# Every check covers each worker. So the total work grows only linearly with the number of workers if each checks
+# less often the more there are. Together they check twice a second, until `every` is reached.
 _SHARE = 0.5
 _SOONEST = 1.0
 
 
 class Rescuer(Service):
-    """Runs where a worker seems dead, and again after the grace; looks more often where workers are few."""
+    """Runs when a worker seems dead, and again after the grace; checks more often when there are few workers."""
 
     name = "rescue"
 
@@ -43,22 +43,22 @@ class Rescuer(Service):
         self._since = -math.inf
 
     def pause(self, workers: int) -> float:
-        """See _SHARE."""
+        """Return the seconds to the next check, see _SHARE."""
         every = self.every if self._own is None else self._own.total_seconds()
         return min(every, max(_SOONEST, _SHARE * workers)) * random.uniform(0.5, 1.0)
 
     def asks(self, now: float) -> bool:
-        """Not while the grace of a suspect runs: a run before its end would only put off the next one."""
+        """Return False while the grace of a suspect runs: an earlier run would only postpone the next one."""
         return self.run_at == math.inf and super().asks(now)
 
     def connected_by(self, conn: object) -> None:
-        """Told at each look, too: after an outage the others come back in their own time, an absent session proves nothing."""
+        """Note the connection of a check. After an outage, others reconnect later: a missing session proves nothing."""
         if conn is not self._conn:
             self._since = -math.inf if self._conn is None else time.monotonic()
             self._conn = conn
 
     async def look(self) -> tuple[int, int]:
-        """One run, whoever else runs it: how many attempts were lost, how many workers are suspects."""
+        """Run once, even beside other workers; return the number of lost attempts and of suspected workers."""
         lost, suspects = await self._run()
         if lost is None:
             lost, suspects = await self._run(as_service=False)
@@ -79,12 +79,12 @@ class Rescuer(Service):
         return lost, suspects
 
     async def serve(self) -> str | float | None:
-        """One claimed run; again after the grace where there are suspects."""
+        """Claim one run; run again after the grace if there are suspects."""
         lost, suspects = await self._run()
         if lost is None:
             return REFUSED
         if not suspects:
             return None
-        # That run sees who has died meanwhile, too: no look is needed before it.
+        # That run also sees workers that have died meanwhile: no check is needed before it.
         self.look_at = max(self.look_at, asyncio.get_running_loop().time() + _AGAIN + _SHARE)
         return _AGAIN

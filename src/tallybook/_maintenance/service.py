@@ -1,4 +1,4 @@
-"""What all services have: a name, how often they are looked after, and a run that one worker claims."""
+"""The base of all services: a name, the interval of checks, and a run that one worker claims."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tallybook._db.driver import AsyncConnection
 from tallybook._db.link import Link
 
 REFUSED: Final = "refused"
-"""Somebody else is running it just now."""
+"""Another worker is running it now."""
 
 
 async def happens(event: asyncio.Event, seconds: float | None) -> bool:
-    """Whether it happens within so many seconds; None: wait as long as it takes."""
+    """Return whether the event happens within this time; None: wait without a limit."""
     try:
         async with asyncio.timeout(seconds):
             await event.wait()
     except TimeoutError:
         return False
-    return True  # though another who waits for it may have cleared it since
+    return True  # although another waiter may have cleared it since
 
 
 async def asked(link: Link, sql: str, *params: object) -> list[Any]:
@@ -34,39 +34,39 @@ async def asked(link: Link, sql: str, *params: object) -> list[Any]:
 
 
 class Service(ABC):
-    """Maintenance that any worker runs, and never two at once; the loop says when."""
+    """Maintenance that any worker runs, one at a time; the loop decides when."""
 
     name: ClassVar[str]
     every = 5.0
-    """Seconds; out of `tallybook.service`, at each look."""
+    """Seconds; updated from `tallybook.service` at each check."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
         self.look_at = 0.0
-        """Of the loop's clock: when to ask whether there is something to do."""
+        """When to check for work, on the loop's clock."""
         self.run_at = math.inf
-        """When to run without asking: something is known to be due then."""
+        """When to run without a check, because something is known to be due then."""
         self.looked_at = -math.inf
 
     async def _row(self, sql: str, *params: object) -> Any:
-        """The row of a statement, over the connection of all services."""
+        """Return the row of a statement, over the connection of all services."""
         return (await asked(self._link, sql, *params))[0]
 
     def pause(self, workers: int) -> float:
-        """Seconds to the next look, with so many workers on record; drawn, or workers started together look together."""
+        """Return the seconds to the next check; random, so that workers started together do not check together."""
         return self.every * random.uniform(0.75, 1.0)
 
     def asks(self, now: float) -> bool:
-        """Whether a look at this time is for this service, too: its own time has come, or has come half."""
+        """Return whether a check at this time includes this service: its time has come, or half of it has passed."""
         return self.look_at - now <= 0.5 * max(0.0, self.look_at - self.looked_at)
 
     @abstractmethod
     async def serve(self) -> str | float | None:
-        """Claim one run and do it. REFUSED, or in how many seconds the next one is due, if that is known."""
+        """Claim one run and do it. Return REFUSED, or the seconds until the next run is due, if known."""
 
 
 class Release(Service):
-    """One that lets waiting jobs go on: at once when it is told, and about once a second while any wait."""
+    """A service that releases waiting jobs: at once when notified, and about once a second while any wait."""
 
     def __init__(self, link: Link, told: asyncio.Event, *, on_released: Callable[[], None]) -> None:
         super().__init__(link)
@@ -75,16 +75,16 @@ class Release(Service):
         self._ended: set[Any] = set()
 
     def ended(self, keys: Iterable[Any]) -> None:
-        """Attempts have ended, in the database, that others may wait for: by what they wait for them."""
+        """Note that attempts have ended, in the database; `keys` are what other jobs may wait for."""
         self._ended.update(keys)
         self.soon()
 
     def soon(self) -> None:
-        """There may be jobs to let go on."""
+        """Run soon: there may be jobs to release."""
         self.run_at = asyncio.get_running_loop().time()
         self._told.set()
 
 
 def about_a_second() -> float:
-    """A round of many services: drawn, or workers started together run together."""
+    """Return the interval of many services: random, so that workers started together do not run together."""
     return random.uniform(0.75, 1.0)
