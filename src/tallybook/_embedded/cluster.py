@@ -1,8 +1,8 @@
-"""One data directory: who may use it now, and what is in it.
+"""One data directory: which process may use it now, and what is in it.
 
-Beside the directory lies NAME.lock. Its lock (flock) is taken before anything in the directory is touched, and is
-inherited by the guard and by every process of the server; it is free when the last of them is gone. The number in it
-is that of the process that started the server.
+NAME.lock lies beside the directory. Its lock (flock) is taken before anything in the directory is touched. The guard
+and every server process inherit it, so it is free when the last of them is gone. The number in the file is the pid of
+the process that started the server.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .template import new_cluster
 
 @dataclass(frozen=True)
 class Postmaster:
-    """The contents of a postmaster.pid, as far as they are written yet."""
+    """The contents of a postmaster.pid, as far as they have been written."""
 
     pid: int
     port: int | None
@@ -32,7 +32,7 @@ class Postmaster:
 
 
 def read_postmaster(data: Path) -> Postmaster | None:
-    """Return what postmaster.pid says, true or stale; None when it is not there or not written yet."""
+    """Return the contents of postmaster.pid, current or stale; None if it is missing or not written yet."""
     try:
         lines = (data / "postmaster.pid").read_text(errors="replace").splitlines()
         pid = abs(int(lines[0]))  # negative for a server in single-user mode
@@ -48,14 +48,14 @@ def read_postmaster(data: Path) -> Postmaster | None:
 
 
 def is_running(pid: int) -> bool:
-    """Say whether the process is there and more than a zombie that nobody has reaped."""
+    """Return whether the process exists and is not a zombie."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
         pass
-    # kill() reaches zombies too, and in a container whose first process does not reap they stay for good.
+    # kill() also finds zombies. In a container whose first process does not reap them, they stay for good.
     with suppress(OSError):
         state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
         return state not in ("Z", "X")
@@ -63,9 +63,9 @@ def is_running(pid: int) -> bool:
 
 
 def is_postmaster_of(pid: int, data: Path) -> bool:
-    """Say whether a running process can be the server of this data directory; in doubt it is.
+    """Return whether a running process can be the server of this data directory; True in doubt.
 
-    After a crash another program may have got the number that postmaster.pid still names.
+    After a crash, another program may have the pid that postmaster.pid still names.
     """
     if not is_running(pid):
         return False
@@ -94,10 +94,10 @@ class Cluster:
         return self.path.with_name(self.path.name + suffix)
 
     def take(self, *, attach: bool, deadline: float) -> int | Postmaster:
-        """Take the lock for a server-to-be and return its descriptor.
+        """Take the lock for a new server and return its descriptor.
 
-        With `attach`, return the server that runs already, once it is ready, if there is one; without, raise
-        EmbeddedBusy for it. A server whose starter is dead is about to be stopped by its guard, and is waited for.
+        If a server runs already: with `attach`, return it once it is ready; without, raise EmbeddedBusy. If the process
+        that started a server is dead, its guard is about to stop that server, so wait for its end.
         """
         if not attach:
             deadline = min(deadline, time.monotonic() + _SECONDS_FOR_A_DYING_SERVER)
@@ -113,7 +113,7 @@ class Cluster:
             if lock is None:
                 starter = _number_in(self.beside(".lock"))
             else:
-                os.close(lock)  # the server was not started by us, but for instance by pg_ctl
+                os.close(lock)  # another program, for example pg_ctl, started the server
             if postmaster is not None and (starter is None or is_running(starter)):
                 if not attach:
                     raise self._busy(postmaster.pid, starter)
@@ -124,7 +124,7 @@ class Cluster:
             time.sleep(_POLL)
 
     def prepare(self, programs: Path, account: Account | None, *, durable: bool) -> None:
-        """Make the cluster if there is none, else see that it is one that we can run. The lock must be held."""
+        """Make the cluster if there is none, else check that we can run it. The lock must be held."""
         target = self._place(account)
         found = target / "PG_VERSION"
         if not target.exists() or not any(target.iterdir()):
@@ -141,14 +141,14 @@ class Cluster:
     def clear_stale(self) -> None:
         """Remove what a dead server wrote about itself. The lock must be held, by us or by our guard.
 
-        PostgreSQL itself is kept away by a number that now belongs to a zombie or to another program.
+        PostgreSQL itself would refuse to start if the pid now belongs to a zombie or to another program.
         """
         if self._postmaster() is None:
             with suppress(FileNotFoundError):
                 (self.path / "postmaster.pid").unlink()
 
     def end_abandoned(self) -> None:
-        """Return when a server of ours is gone whose guard was killed; the kernel has told it, where it can."""
+        """Wait until a server of ours whose guard was killed is gone; the kernel has signalled it, where it can."""
         deadline = time.monotonic() + _SECONDS_FOR_A_DYING_SERVER
         told = False
         while (lock := self._try_lock()) is None:
@@ -157,12 +157,12 @@ class Cluster:
                 with suppress(ProcessLookupError):
                     os.kill(postmaster.pid, signal.SIGQUIT)
             if time.monotonic() > deadline:
-                raise EmbeddedError(f"the server in {self.path} lost its guard and does not end")
+                raise EmbeddedError(f"the server in {self.path} has lost its guard and does not stop")
             time.sleep(_POLL)
         os.close(lock)
 
     def _postmaster(self) -> Postmaster | None:
-        """Return the server that runs on the data; None when there is none, or only what a dead one wrote."""
+        """Return the server that runs on the data; None if there is none, or only the file of a dead one."""
         data = self.path.resolve()
         postmaster = read_postmaster(data)
         return postmaster if postmaster is not None and is_postmaster_of(postmaster.pid, data) else None
@@ -177,7 +177,7 @@ class Cluster:
     def _busy(self, pid: int | None, starter: int | None) -> EmbeddedBusy:
         by = f", started by process {starter}" if starter else ""
         if pid is None:
-            return EmbeddedBusy(f"{self.path} is held by a server that neither becomes ready nor ends{by}")
+            return EmbeddedBusy(f"{self.path} is held by a server that neither becomes ready nor stops{by}")
         return EmbeddedBusy(
             f"{self.path} is in use by PostgreSQL (pid {pid}{by}). "
             "Stop that one first, or start with attach=True to use it too.",
@@ -187,11 +187,11 @@ class Cluster:
     def _place(self, account: Account | None) -> Path:
         if self.path.exists():
             return self.path.resolve()
-        self.path.unlink(missing_ok=True)  # a link of ours to what somebody has removed
+        self.path.unlink(missing_ok=True)  # our own link, whose target was removed
         if account is None or account.enters(self.path.parent):
             return self.path
-        # A link instead of opening up root's directories. Its end has a random name: who removes the link to begin
-        # afresh must not find the old data again.
+        # A link instead of opening up root's directories. Its target has a random name: a user who removes the link to
+        # start afresh must not find the old data again.
         elsewhere = Path(tempfile.mkdtemp(prefix=f"{self.path.name}-", dir=redirected_parent(account)))
         self.path.symlink_to(elsewhere)
         return elsewhere

@@ -1,11 +1,11 @@
-"""Directories that we make for ourselves, and locks between processes.
+"""The directories that we make for ourselves, and locks between processes.
 
-Nothing here, or anywhere in the manager, changes owner or mode of a directory that it did not make.
+No code here, or elsewhere in the manager, changes the owner or mode of a directory that it did not make.
 
 A *run directory*, <tmp>/tallybook-run-XXXXXXXX, holds the server's socket and, for a temporary server, its data and
-log. Its file `lock` is held (flock) by the process that made it, by the guard and, inherited, by every process of the
-server. So a lock that can be taken means that nobody is left, whatever was killed and in which order, and the
-directory is swept away by whoever makes the next one.
+log. The process that made it holds its file `lock` (flock), and so do the guard and, by inheritance, every server
+process. If the lock can be taken, all of them are gone, whatever was killed and in which order. The next process that
+makes a run directory then removes this one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PLAIN = frozenset(string.ascii_letters + string.digits + "/._-+")
 
 
 def try_lock(path: Path) -> int | None:
-    """Take the lock file and return its descriptor, or None while anyone else holds it."""
+    """Take the lock file and return its descriptor, or None while another process holds it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -43,7 +43,7 @@ def try_lock(path: Path) -> int | None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[int]:
-    """Hold the lock file, waiting for it as long as it takes; gives its descriptor."""
+    """Wait for the lock file without a limit, and hold it; yields its descriptor."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -53,18 +53,18 @@ def locked(path: Path) -> Iterator[int]:
 
 
 def cache_directory(account: Account | None) -> Path:
-    """Return the directory for templates and copied binaries, making it if need be.
+    """Return the directory for templates and copied binaries; make it if needed.
 
     $TALLYBOOK_CACHE if set; for root /var/cache/tallybook, which the server's user can reach; for others
-    $XDG_CACHE_HOME/tallybook or ~/.cache/tallybook; at last a private one in the system's temporary directory.
+    $XDG_CACHE_HOME/tallybook or ~/.cache/tallybook; else a private one in the system's temporary directory.
     """
     if named := os.environ.get("TALLYBOOK_CACHE"):
         directory = Path(named).absolute()
         _make(directory, account)
         if account is not None and not account.enters(directory):
             raise EmbeddedUnavailable(
-                f"TALLYBOOK_CACHE is {named}, which the user {account.name}, as whom root's PostgreSQL runs, "
-                "cannot reach. Name a directory all of whose parents can be entered by others."
+                f"TALLYBOOK_CACHE is {named}, but the user {account.name}, as which root's PostgreSQL runs, "
+                "cannot reach it. Name a directory whose parents can all be entered by others."
             )
         return directory
     for candidate in _usual_caches(account):
@@ -80,7 +80,7 @@ def _make(directory: Path, account: Account | None) -> None:
         return
     directory.mkdir(parents=True)
     if account is not None:
-        directory.chmod(0o755)  # past a tight umask: the server's user must get through
+        directory.chmod(0o755)  # override a tight umask: the server's user must be able to enter
 
 
 def _usual_caches(account: Account | None) -> list[Path]:
@@ -99,16 +99,16 @@ def _private_cache(account: Account | None) -> Path:
     mode = 0o755 if account else 0o700
     with suppress(FileExistsError):
         directory.mkdir(mode)
-        directory.chmod(mode)  # past a tight umask: the server's user must get through
+        directory.chmod(mode)  # override a tight umask: the server's user must be able to enter
     info = directory.lstat()
-    # The name can be guessed and the parent is open to all, so what is there may be a trap that another user set.
+    # The name can be guessed and everyone can write to the parent, so another user may have made this as a trap.
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o022:
         raise EmbeddedUnavailable(f"{directory} is not a private directory of ours; set TALLYBOOK_CACHE to one that is")
     return directory
 
 
 def redirected_parent(account: Account) -> Path:
-    """Return where root's persistent clusters go whose own place the server's user cannot reach."""
+    """Return the directory for root's persistent clusters whose own location the server's user cannot reach."""
     if named := os.environ.get("TALLYBOOK_CACHE"):
         directory = Path(named).absolute() / "data"
     else:
@@ -121,7 +121,7 @@ def redirected_parent(account: Account) -> Path:
 
 def _temporary_parent(account: Account | None) -> Path:
     for candidate in (Path(tempfile.gettempdir()).absolute(), Path("/tmp"), Path("/var/tmp")):
-        # A comma or a quote in the path would be taken apart by unix_socket_directories.
+        # unix_socket_directories would split a path at a comma or a quote.
         short = len(os.fsencode(candidate)) <= _LONGEST_RUN_PARENT and _PLAIN.issuperset(str(candidate))
         if short and os.access(candidate, os.W_OK | os.X_OK) and (account is None or account.enters(candidate)):
             return candidate
@@ -138,10 +138,10 @@ class RunDirectory:
 
     @classmethod
     def make(cls, account: Account | None, *, for_data: Path | None = None) -> RunDirectory:
-        """Make one, after sweeping away those that nobody holds any more.
+        """Make one, after removing those that nobody holds any more.
 
-        The name is a random one; for the data directory `for_data`, whose lock must be held, it is always the same
-        one, so that the socket's path is too.
+        The name is random. For the data directory `for_data`, whose lock must be held, it is always the same, and so is
+        the socket's path.
         """
         parent = _temporary_parent(account)
         _sweep(parent)
@@ -152,7 +152,7 @@ class RunDirectory:
                 lock = try_lock(path / "lock")
             if lock is not None and path.exists():
                 return cls(path, lock)._open_to(account)
-            # Another process swept it away in the moment before it was locked.
+            # Another process removed it just before it was locked.
             if lock is not None:
                 os.close(lock)
             time.sleep(0.01)
@@ -161,13 +161,13 @@ class RunDirectory:
     def _open_to(self, account: Account | None) -> RunDirectory:
         self.sockets.mkdir(0o700)
         if account is not None:
-            # Root's own files in here (log, locks) must not be in reach of the server's user, its sockets must.
+            # The server's user must be able to reach its sockets, but not root's own files in here (log, locks).
             self.path.chmod(0o711)
             account.owns(self.sockets)
         return self
 
     def release(self) -> None:
-        """Let go of the lock. The guard removes the directory; what it could not remove, a later sweep does."""
+        """Release the lock. The guard removes the directory; if it cannot, a later process does."""
         os.close(self.lock)
 
     def remove(self) -> None:
@@ -181,8 +181,8 @@ def _new_directory(parent: Path, for_data: Path | None) -> Path:
         try:
             path.mkdir(0o700)
         except FileExistsError:
-            # A sweep leaves it there only when somebody holds it, or when it is not ours but somebody's who guessed
-            # the name. Neither may be touched, so the socket's path is another one this time.
+            # The removal keeps a directory only if a process holds it, or if it belongs to another user who guessed the
+            # name. We must touch neither, so the socket's path is a different one this time.
             pass
         else:
             return path
@@ -196,12 +196,12 @@ def _sweep(parent: Path) -> None:
             if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid():
                 continue
             if not (path / "lock").exists():
-                if time.time() - info.st_mtime > 600:  # younger ones may be between mkdtemp and their lock
+                if time.time() - info.st_mtime > 600:  # a younger one may still be between mkdtemp and its lock
                     shutil.rmtree(path, ignore_errors=True)
                 continue
             lock = try_lock(path / "lock")
         except OSError:
-            continue  # somebody else is sweeping it at this moment
+            continue  # another process is removing it now
         if lock is not None:
             shutil.rmtree(path, ignore_errors=True)
             os.close(lock)

@@ -1,7 +1,7 @@
-"""What can go wrong with an embedded server.
+"""The errors of an embedded server.
 
 TallybookError
-└── EmbeddedError                 any of the below, or a cluster that cannot be used
+└── EmbeddedError                 any of these, or a cluster that cannot be used
     ├── EmbeddedUnavailable       there is no PostgreSQL that we could run
     ├── EmbeddedBusy              another server holds the data directory
     └── EmbeddedStartFailed       the server ended or stayed silent while starting
@@ -17,7 +17,7 @@ class EmbeddedError(TallybookError):
 
 
 class EmbeddedUnavailable(EmbeddedError):
-    """There is no PostgreSQL of the wanted version that this user could run; the text says what to do."""
+    """There is no PostgreSQL of the wanted version that this user could run; the message names the remedy."""
 
 
 class EmbeddedBusy(EmbeddedError):

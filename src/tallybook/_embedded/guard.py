@@ -1,4 +1,4 @@
-"""Our handle on the guard process; see guard_main for what that does."""
+"""Our handle on the guard process; see guard_main for what it does."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Guard:
     """One guard process, which runs at most one server at a time.
 
     pid      the postmaster's, 0 for none
-    is_ours  False in a forked copy of the process that made it: the server stays the parent's, hands off
+    is_ours  False in a forked copy of the process that made it: the server belongs to the parent
     """
 
     def __init__(self, run_directory: Path, account: Account | None, log: int, locks: Sequence[int]) -> None:
@@ -37,8 +37,8 @@ class Guard:
         identity = ("-", "-") if account is None else (str(account.uid), str(account.gid))
         if not sys.executable:
             raise EmbeddedError("the guard of an embedded server needs sys.executable, which is empty here")
-        # The write end of stdin must be ours alone. Popen makes it close-on-exec, which sees to programs that we
-        # start; copies of us by a bare fork() are seen to below.
+        # The write end of stdin must be ours alone. Popen makes it close-on-exec, which covers programs that we start.
+        # _watch_forks covers copies of this process by a bare fork().
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", _PROGRAM, run_directory, *identity],
             stdin=subprocess.PIPE,
@@ -61,11 +61,11 @@ class Guard:
         return self._process.pid
 
     def is_alive(self) -> bool:
-        # Its end shows on the pipe a moment before the process can be reaped.
+        # The pipe shows its end a moment before the process can be reaped.
         return not self._is_silent and self._process.poll() is None
 
     def start(self, argv: Sequence[str | os.PathLike[str]]) -> int:
-        """Start the server and return the postmaster's process number; it need not be ready, nor even last."""
+        """Start the server and return the postmaster's pid; it may not be ready yet, and may even end."""
         self._started = 0
         self._send("start", *argv)
         deadline = time.monotonic() + _SECONDS_TO_ANSWER
@@ -75,7 +75,7 @@ class Guard:
         return self._started
 
     def exited(self, seconds: float = 0) -> bool:
-        """Wait up to `seconds` for the server's end; say whether it has ended (or its guard, which ends it)."""
+        """Wait up to `seconds` for the server's end; return whether it has ended (or its guard, which ends it)."""
         deadline = time.monotonic() + seconds
         while self.pid and self._listen(deadline - time.monotonic()):
             pass
@@ -87,14 +87,14 @@ class Guard:
         self._await_exit(seconds + _SECONDS_TO_ANSWER)
 
     def kill(self) -> None:
-        """SIGKILL the postmaster with all of its processes; return when they are gone."""
+        """Send SIGKILL to the postmaster and all of its processes; return when they are gone."""
         self._send("kill")
         self._await_exit(_SECONDS_TO_ANSWER)
 
     def close(self) -> bool:
-        """Let the guard end: it stops the server if one runs, and removes the run directory.
+        """Let the guard end: it stops a running server and removes the run directory.
 
-        False when it did not get to that because it was killed.
+        Returns False if it was killed before it could do so.
         """
         with suppress(OSError):
             self._commands.close()
@@ -109,7 +109,7 @@ class Guard:
         return self._process.returncode == 0
 
     def leave_to_parent(self) -> None:
-        """In a forked copy of this process: forget the server, which stays its parent's."""
+        """In a forked copy of this process: forget the server, which stays the parent's."""
         self.pid = 0
         self.is_ours = False
         for end in (self._commands, self._replies):
@@ -124,12 +124,12 @@ class Guard:
         line = b"\0".join(os.fsencode(word) for word in words)
         if b"\n" in line:
             raise ValueError("paths and settings of an embedded server must not contain line breaks")
-        with suppress(BrokenPipeError):  # its death shows on the other pipe
+        with suppress(BrokenPipeError):  # the other pipe shows its death
             self._commands.write(line + b"\n")
 
     def _listen(self, seconds: float) -> bool:
-        """Take in what the guard says within `seconds`; False when it stayed silent or is gone."""
-        poll = select.poll()  # select() cannot take descriptors from 1024 on, which an application may well have
+        """Read the guard's replies for up to `seconds`; False if it sent none or is gone."""
+        poll = select.poll()  # select() does not accept descriptors from 1024 on, which an application may have
         poll.register(self._replies, select.POLLIN)
         if not poll.poll(max(seconds, 0) * 1000):
             return False
@@ -152,8 +152,8 @@ _watching = False
 
 
 def _watch_forks() -> None:
-    """Close our end of every guard's pipe in forked copies, or a server would live as long as the last of them."""
-    global _watching  # noqa: PLW0603 - os.register_at_fork cannot be undone, so once per process
+    """Close our end of every guard's pipe in forked copies, else a server would live as long as the last copy."""
+    global _watching  # noqa: PLW0603 - os.register_at_fork cannot be undone, so do it once per process
     if not _watching:
         _watching = True
         os.register_at_fork(after_in_child=_leave_all_to_parent)

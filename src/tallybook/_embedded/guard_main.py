@@ -1,14 +1,14 @@
-"""The guard: a small process that starts a PostgreSQL server and sees to it that none is left behind.
+"""The guard: a small process that starts a PostgreSQL server and makes sure that none is left behind.
 
-Run as `python -I -S guard_main.py RUN_DIRECTORY UID GID`, where `-` for UID and GID means "stay who you are".
-It imports a handful of small modules of the standard library and nothing of ours, so that it is there in 15 ms and
-can be started before tallybook's own dependencies are known to work.
+Run as `python -I -S guard_main.py RUN_DIRECTORY UID GID`, where `-` for UID and GID means "keep the current user".
+It imports a few small modules of the standard library and none of ours. So it starts in 15 ms, and works even if
+tallybook's own dependencies do not.
 
-Only the process that uses the server holds the write end of our standard input. However that process ends, SIGKILL
-included, the kernel closes it; then we stop the server, remove the run directory and end. Should we be killed
-ourselves, the kernel tells the postmaster (Linux only: PR_SET_PDEATHSIG).
+Only the process that uses the server holds the write end of our standard input. However that process ends, even by
+SIGKILL, the kernel closes it; then we stop the server, remove the run directory and end. If we are killed ourselves,
+the kernel signals the postmaster (Linux only: PR_SET_PDEATHSIG).
 
-Commands, one a line, words separated by NUL; replies on standard output:
+Commands, one per line, words separated by NUL; replies on standard output:
     start PROGRAM ARGUMENT...   ->  started PID      and, whenever the server ends, asked or not:
     stop MODE SECONDS           ->  exited STATUS
     kill                        ->  exited STATUS
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE)
-# Fast: clients are thrown out, then a checkpoint. Immediate: as after a crash, for data that is thrown away.
+# Fast: disconnect the clients, then a checkpoint. Immediate: as after a crash, for data that will be deleted.
 _SIGNALS = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 _SECONDS_WHEN_ABANDONED = 10.0
 _SECONDS_FOR_IMMEDIATE = 5.0
@@ -46,7 +46,7 @@ def _find_prctl() -> Callable[[int, int], int] | None:
 
 
 def _children_of(pid: int) -> list[int]:
-    """Return the child processes of `pid`, which must be stopped or ourselves, so that the list holds still."""
+    """Return the children of `pid`, which must be stopped or be this process, so that the list does not change."""
     found = []
     if os.path.isdir("/proc/self"):  # noqa: PTH112 - pathlib would double our start time
         for name in os.listdir("/proc"):  # noqa: PTH208
@@ -89,13 +89,13 @@ class Guard:
         for number in _IGNORED:
             signal.signal(number, signal.SIG_IGN)
         if self.prctl:
-            # What a killed postmaster leaves behind becomes our child instead of the first process's, which in a
-            # container may never reap; and we can tell when the last of it is gone.
+            # The children of a killed postmaster become ours instead of the first process's, which in a container may
+            # never reap them. So we also know when the last of them is gone.
             self.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
     def run(self) -> None:
-        """Obey until standard input is closed, then stop the server and remove the run directory."""
-        import shutil  # now, because at the end the Python installation itself may be on its way out
+        """Run commands until standard input is closed, then stop the server and remove the run directory."""
+        import shutil  # now, because at the end the Python installation itself may be removed
 
         rest = b""
         while True:
@@ -127,7 +127,7 @@ class Guard:
         if self.pid == 0:
             try:
                 self.become_server(us, argv)
-            except BaseException as error:  # this copy of us must never get back into the loop
+            except BaseException as error:  # this copy of the guard must never return to the loop
                 os.write(2, f"cannot start {argv[0]}: {error}\n".encode())
             finally:
                 os._exit(127)
@@ -147,14 +147,14 @@ class Guard:
             os.setuid(self.uid)
         os.umask(0o077)
         if self.prctl:
-            # After setuid, which clears it. Immediate shutdown: with us gone nobody would see to anything slower.
+            # After setuid, which clears it. Immediate shutdown: without us, nothing would supervise a slower one.
             self.prctl(_PR_SET_PDEATHSIG, signal.SIGQUIT)
         if os.getppid() != guard:
-            os._exit(127)  # the guard died before the kernel knew that it should tell us
+            os._exit(127)  # the guard died before the kernel knew that it should signal us
         os.execve(argv[0], argv, os.environ)
 
     def stop(self, mode: str, seconds: float) -> None:
-        """Stop the server; harder after `seconds`, and by SIGKILL some seconds later."""
+        """Stop the server: with more force after `seconds`, and by SIGKILL some seconds later."""
         if not self.pid:
             return
         _send(self.pid, _SIGNALS[mode])
@@ -165,11 +165,11 @@ class Guard:
             self.kill()
 
     def kill(self) -> None:
-        """SIGKILL the server with all of its processes, as a power cut would end them."""
+        """Send SIGKILL to the server and all of its processes, like a power cut."""
         if not self.pid:
             return
-        # Every backend leads a process group of its own, so there is no group to kill. Stopped, the postmaster
-        # neither starts new ones nor reaps, so the numbers stay theirs until we are done.
+        # Every backend leads its own process group, so there is no group to kill. While the postmaster is stopped, it
+        # neither starts backends nor reaps them, so the pids stay theirs until we are done.
         _send(self.pid, signal.SIGSTOP)
         for child in _children_of(self.pid):
             _send(child, signal.SIGKILL)
@@ -185,7 +185,7 @@ class Guard:
         return not self.pid
 
     def reap(self) -> None:
-        """Collect ended children; when the postmaster is among them, end what it left behind and say so."""
+        """Collect ended children; if the postmaster is one of them, end its orphans and report it."""
         try:
             while os.read(self.wake, 4096):
                 pass
@@ -204,9 +204,9 @@ class Guard:
                 self.reply(f"exited {os.waitstatus_to_exitcode(status)}")
 
     def end_orphans(self) -> None:
-        """Without a postmaster its backends would end by themselves, but only after their present statement.
+        """Kill the backends of an ended postmaster; they would end only after their current statement.
 
-        Until then no new server could start on the data. There are none to find where we are not their reaper.
+        Until then no new server could start on the data. If we are not their reaper, there are none to find.
         """
         while children := _children_of(os.getpid()):
             for child in children:
@@ -215,7 +215,7 @@ class Guard:
                     os.waitpid(child, 0)
 
     def reply(self, text: str) -> None:
-        with suppress(OSError):  # nobody is there to read it; the end of standard input will tell us
+        with suppress(OSError):  # no reader is left; the end of standard input will show it
             os.write(1, text.encode() + b"\n")
 
 

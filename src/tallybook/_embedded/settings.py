@@ -1,4 +1,4 @@
-"""What the server is told on its command line."""
+"""The server's command line."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ DEFAULTS: Mapping[str, Setting] = {
     "timezone": "UTC",
     "log_timezone": "UTC",
 }
-# For data that is thrown away. A commit still waits until its WAL is handed to the operating system
-# (synchronous_commit stays on), so that Server.kill() loses no more than a SIGKILL would with real settings. Shared memory is
-# files in the data directory: what a killed server has left elsewhere (/dev/shm) only its next start would clear away.
+# For data that will be deleted. A commit still waits until its WAL is handed to the operating system
+# (synchronous_commit stays on), so that Server.kill() loses no more than a SIGKILL would with real settings. Shared
+# memory is in files of the data directory: what a killed server leaves in /dev/shm, only its next start would remove.
 NOT_DURABLE: Mapping[str, Setting] = {"fsync": "off", "full_page_writes": "off", "dynamic_shared_memory_type": "mmap"}
-# Where and to whom the server listens is what makes it safe, so the manager decides it.
+# The manager sets where the server listens and for whom, because that keeps it safe.
 _OURS = {
     *("listen_addresses", "port", "unix_socket_directories", "unix_socket_permissions", "unix_socket_group"),
     *("data_directory", "hba_file", "ident_file", "external_pid_file", "config_file"),
@@ -26,16 +26,16 @@ _OURS = {
 
 
 def checked(settings: Mapping[str, Setting]) -> dict[str, Setting]:
-    """Return the settings on top of our defaults; ValueError for what is not theirs to decide."""
+    """Return the settings on top of our defaults; raise ValueError for settings that the manager sets."""
     if refused := sorted(_OURS & {name.lower() for name in settings}):
-        raise ValueError(f"settings must not contain {', '.join(refused)}: the manager decides that")
+        raise ValueError(f"settings must not contain {', '.join(refused)}: the manager sets them")
     return {**DEFAULTS, **settings}
 
 
 def command_line(
     programs: Path, data: Path, settings: Mapping[str, Setting], *, sockets: Path, port: int, tcp: bool
 ) -> list[str | Path]:
-    """Return the postmaster's arguments. They win over postgresql.conf and `alter system`."""
+    """Return the postmaster's arguments. They override postgresql.conf and `alter system`."""
     ours: dict[str, Setting] = {
         "listen_addresses": "127.0.0.1" if tcp else "",
         "port": port,

@@ -1,7 +1,7 @@
-"""A cluster in the blink of an eye: initdb once per version, copies after that.
+"""A new cluster within milliseconds: initdb once per version, copies after that.
 
-A template is made under another name and gets its own by a rename, and so is every copy. So what has the right name
-is whole, and what an interrupted process left behind is recognised by its name and removed.
+A template is made under a temporary name and then renamed, and so is every copy. So everything with its final name is
+complete, and the temporary name shows what an interrupted process left behind, which is then removed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .errors import EmbeddedError, EmbeddedUnavailable
 
 SUPERUSER = "postgres"
 
-# C and UTF8 because they are the same on every machine. Trust on the socket, because the directory it lies in lets
-# nobody in but the server's user (and root); a password over TCP, where every user of the machine gets through.
+# C and UTF8, because they are the same on every machine. Trust on the socket, because only the server's user (and root)
+# can enter its directory. A password over TCP, where every user of the machine can connect.
 _INITDB = (
     f"--username={SUPERUSER}",
     "--encoding=UTF8",
@@ -37,29 +37,29 @@ _LOG_LINES = 20
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of the server and its tools: nothing of ours leaks into another user's process.
+    """Return the environment of the server and its tools, without our variables: it may be another user's process.
 
-    PG* variables would change what the tools do, and macOS wants a locale named before a postmaster starts.
+    PG* variables would change what the tools do, and macOS needs a locale before a postmaster starts.
     """
     kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH") if name in os.environ}
     return {"PATH": os.defpath, "LC_ALL": "C", **kept}
 
 
 def new_cluster(target: Path, bin_directory: Path, account: Account | None, *, durable: bool) -> None:
-    """Make `target` a fresh data directory that belongs to the server's user; with `durable`, also on disk.
+    """Make `target` a fresh data directory that belongs to the server's user; with `durable`, sync it to disk.
 
-    `target` may exist as an empty directory. Its parent must be one the server's user reaches.
+    `target` may exist as an empty directory. The server's user must be able to reach its parent.
     """
     cache = cache_directory(account)
     with locked(cache / "template.lock") as lock:
         template = _template(cache, bin_directory, account, lock)
-        # The copy is made under the lock too: a template that is broken may be thrown away by whoever holds it.
+        # Copy under the lock, too: a process that holds it may delete a broken template.
         for left in target.parent.glob(f".{target.name}{_UNFINISHED}*"):
             shutil.rmtree(left, ignore_errors=True)
         unfinished = Path(tempfile.mkdtemp(prefix=f".{target.name}{_UNFINISHED}", dir=target.parent))
         try:
             if account is not None:
-                unfinished.chmod(0o711)  # for the server's user, who owns only what is in it
+                unfinished.chmod(0o711)  # for the server's user, who owns only its contents
             _copy(template, unfinished / "data")
             if durable:
                 _run(bin_directory, account, "--sync-only", str(unfinished / "data"))
@@ -75,8 +75,8 @@ def reachable_binaries(bin_directory: Path, account: Account | None) -> Path:
         return bin_directory
     if not (home / "share").is_dir():
         raise EmbeddedUnavailable(
-            f"PostgreSQL in {bin_directory} cannot be reached by the user {account.name}, as whom root's servers run, "
-            "and is not a tree of bin, lib and share that could be copied to where it can. Install it elsewhere."
+            f"PostgreSQL in {bin_directory} is out of reach of the user {account.name}, as which root's servers run, "
+            "and is not a tree of bin, lib and share that could be copied. Install it elsewhere."
         )
     cache = cache_directory(account)
     copy = cache / f"install-{_fingerprint(bin_directory)}"
@@ -94,12 +94,12 @@ def _template(cache: Path, bin_directory: Path, account: Account | None, lock: i
         shutil.rmtree(left, ignore_errors=True)
     if (template / "PG_VERSION").is_file() and (template / "global" / "pg_control").is_file():
         return template
-    shutil.rmtree(template, ignore_errors=True)  # emptied by hand, or by a cleaner of caches
+    shutil.rmtree(template, ignore_errors=True)  # emptied by a user, or by a cache cleaner
     unfinished = Path(tempfile.mkdtemp(prefix=name + _UNFINISHED, dir=cache))
     if account is not None:
         account.owns(unfinished)
-    # initdb inherits the lock: should we be killed, nobody takes the directory from under it while it still runs.
-    # It syncs to disk (80 ms here), or a power cut would leave a whole-looking template of empty files.
+    # initdb inherits the lock: if we are killed, no process removes the directory while initdb still runs.
+    # It syncs to disk (80 ms here), else a power cut could leave a template that looks complete but has empty files.
     _run(bin_directory, account, *_INITDB, str(unfinished), lock=lock)
     unfinished.rename(template)
     return template
@@ -112,7 +112,7 @@ def _run(bin_directory: Path, account: Account | None, *arguments: str, lock: in
     done = subprocess.run(
         [bin_directory / "initdb", *arguments[:-1], "-D", arguments[-1]],
         env=environment(),
-        cwd="/",  # the server's user may be unable to enter the current one
+        cwd="/",  # the server's user may not be able to enter the current one
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -128,10 +128,10 @@ def _run(bin_directory: Path, account: Account | None, *arguments: str, lock: in
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a data directory with owners, modes and times; shared blocks where the file system can do that."""
+    """Copy a data directory with owners, modes and times; share blocks if the file system can."""
     fast = ["-Rpc"] if sys.platform == "darwin" else ["-a", "--reflink=auto"]
     problem = ""
-    for options in (fast, ["-Rp"]):  # the second is what every POSIX system knows
+    for options in (fast, ["-Rp"]):  # every POSIX system knows the second
         done = subprocess.run(
             ["cp", *options, source, target], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
         )
@@ -143,7 +143,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _fingerprint(bin_directory: Path) -> str:
-    """Tell builds apart: two environments with the same wheel share a template, two builds of one version do not."""
+    """Return a build's fingerprint: environments with one wheel share a template, two builds of a version do not."""
     size = (bin_directory / "postgres").stat().st_size
     text = f"{version_text(bin_directory)} {size} {' '.join(_INITDB)}"
     return f"pg{major_version(bin_directory)}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
@@ -161,7 +161,7 @@ def _all_reachable(bin_directory: Path, account: Account) -> bool:
     if not all(account.reaches(bin_directory / name) for name in ("postgres", "initdb")):
         return False
     if not (home / "share").is_dir():
-        return True  # not a tree of its own but part of a system, which is open to all
+        return True  # part of the system, which everyone can read, not its own tree
     trees = [*(home / name for name in _INSTALLED if (home / name).is_dir()), *_libraries_beside(home)]
     return all(account.reaches(entry) for tree in trees for entry in (tree, *tree.iterdir()))
 
@@ -173,7 +173,7 @@ def _copy_installation(home: Path, copy: Path) -> None:
     tree = unfinished / home.parent.name / home.name
     for name in _INSTALLED:
         if (home / name).is_dir():
-            shutil.copytree(home / name, tree / name)  # follows links: their targets may be out of reach
+            shutil.copytree(home / name, tree / name)  # follow links: their targets may be out of reach
     for libraries in _libraries_beside(home):
         shutil.copytree(libraries, unfinished / libraries.relative_to(home.parent.parent))
     for entry in (unfinished, *unfinished.rglob("*")):

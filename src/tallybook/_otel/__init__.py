@@ -1,1 +1,1 @@
-"""What `tallybook.otel` is made of. Nothing here is imported before `instrument` is called."""
+"""The modules behind `tallybook.otel`. They are imported only when `instrument` is called."""

@@ -1,4 +1,4 @@
-"""The trace in a job's headers: put there by the producer, read by the worker."""
+"""The trace in a job's headers: the producer adds it, the worker reads it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tallybook._model.carrying import read_headers, with_added
 
 
 class _Texts(Getter[Mapping[str, Any]]):
-    """Reads those headers that are texts: the others are nobody's trace."""
+    """Reads only headers that are text: others cannot belong to a trace."""
 
     def get(self, carrier: Mapping[str, Any], key: str) -> list[str] | None:
         found = carrier.get(key)
@@ -27,7 +27,7 @@ _TEXTS = _Texts()
 
 
 class Headers:
-    """What a propagator makes of headers."""
+    """Traces in headers, as a propagator reads and writes them."""
 
     def __init__(self, propagator: TextMapPropagator) -> None:
         self._propagator = propagator
@@ -38,22 +38,22 @@ class Headers:
         return found
 
     def context_of(self, headers: str | Mapping[str, Any] | None) -> Context:
-        """The context that headers carry, and nothing of the current one; an empty one for headers that carry none."""
+        """Return the context that the headers carry, without the current one; an empty context if they carry none."""
         found = read_headers(headers)
         if not self._propagator.fields & found.keys():
             return Context()
         try:
             return self._propagator.extract(found, context=Context(), getter=_TEXTS)
-        except Exception:  # a propagator of the user's, and headers of anybody's
+        except Exception:  # the user's propagator, and headers from any program
             return Context()
 
     def span_of(self, headers: str | Mapping[str, Any] | None) -> trace.SpanContext | None:
-        """The span that made the job; None: unknown."""
+        """Return the span that made the job; None: unknown."""
         found = trace.get_current_span(self.context_of(headers)).get_span_context()
         return found if found.is_valid else None
 
     def with_trace(self, headers: str | None, carried: Mapping[str, str]) -> str | None:
-        """Headers, as JSON text, with the trace in them, as far as it fits; as they are where they carry one already."""
+        """Return headers, as JSON text, with the trace added as far as it fits; unchanged if they carry one already."""
         if not carried or self.span_of(headers):
             return headers
         return with_added(headers, carried)

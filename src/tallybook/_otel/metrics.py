@@ -1,4 +1,4 @@
-"""The metrics: what this process sends and runs, by the messaging conventions, and what is in the database."""
+"""The metrics: what this process sends and runs, by the messaging conventions, and the jobs in the database."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tallybook._model.exposition import COLUMNS, MOST, OTHERS, STATES, Numbers, 
 log = logging.getLogger("tallybook.telemetry")
 
 SYSTEM = "tallybook"
-# Of the conventions, in seconds.
+# In seconds, from the conventions.
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 Labels = dict[str, str]
 
@@ -28,10 +28,10 @@ class Metrics:
 
     def __init__(self, meter: Meter) -> None:
         self._sent = meter.create_counter(
-            "messaging.client.sent.messages", "{message}", "Jobs that this process has tried to put in."
+            "messaging.client.sent.messages", "{message}", "Jobs that this process has tried to enqueue."
         )
         self._took = meter.create_histogram(
-            "messaging.client.operation.duration", "s", "How long putting in took.",
+            "messaging.client.operation.duration", "s", "How long enqueueing took.",
             explicit_bucket_boundaries_advisory=_BUCKETS,
         )  # fmt: skip
         self._consumed = meter.create_counter(
@@ -51,11 +51,11 @@ class Metrics:
         self._lock = threading.Lock()
         self._asked_at = float("-inf")
         self._found: dict[str | None, Numbers] = {}
-        """By node; None where there is one database."""
+        """By node; the key is None with one database."""
         self._away: set[str | None] = set()
 
     def sent(self, jobs: Mapping[tuple[str, str], int], seconds: float, error: str | None) -> None:
-        """So many jobs of these queues and tasks were put in, by one statement."""
+        """Count jobs of these queues and tasks that one statement enqueued."""
         failed = {"error.type": error} if error else {}
         for (queue, task), count in jobs.items():
             self._sent.add(count, {**self._labels("send", queue, task), **failed})
@@ -108,7 +108,7 @@ class Metrics:
                 yield Observation(age, {"messaging.destination.name": queue, "tallybook.state": state, **_of(node)})
 
     def _numbers(self) -> dict[str | None, Numbers]:
-        """At most a second old. Asked for in the thread of whoever reads the metrics, over connections for it alone."""
+        """Return numbers at most a second old. Asks in the thread that reads the metrics, over its own connections."""
         with self._lock:
             nodes = {node: (dsn, name) for name, (node, dsn) in list(self._workers.items())}
             if nodes and time.monotonic() - self._asked_at >= numbers.FRESH:
@@ -118,7 +118,7 @@ class Metrics:
             return self._found if nodes else {}
 
     def _ask(self, node: str | None, dsn: str, name: str) -> Numbers | None:
-        """What one database answers; None, and one line in the log, where it does not."""
+        """Return one database's answer; None, and one line in the log, if it does not answer."""
         try:
             found = numbers.ask_sync(dsn, name)
         except (Error, OSError) as error:

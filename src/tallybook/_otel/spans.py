@@ -1,4 +1,4 @@
-"""The spans: one a statement that puts jobs in, one an attempt, linked by what the job's headers carry."""
+"""The spans: one per enqueueing statement, one per attempt, linked by the job's headers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Sending(Generic[What]):
         self._span = span
 
     def sent(self, reports: object) -> None:
-        """Says which job it has become; of a batch it is left to the jobs' own spans."""
+        """Record the job in the span; for a batch, the jobs' own spans do that."""
         if isinstance(reports, Job):
             self._span.set_attribute("messaging.message.id", str(reports.id))
             self._span.set_attribute("tallybook.created", reports.created)
@@ -59,7 +59,7 @@ class Traces:
 
     @contextmanager
     def sending(self, what: What, *, keeps: bool = False) -> Iterator[Sending[What]]:
-        """A span around an enqueue, which the jobs then carry."""
+        """Open a span around an enqueue; the jobs then carry it."""
         batch: Sequence[JobCall | SubjectCall] = what if isinstance(what, list) else [what]
         kinds = Counter((call.options.queue, call.task) for call in batch)
         queues, tasks = {queue for queue, _ in kinds}, {task for _, task in kinds}
@@ -90,7 +90,7 @@ class Traces:
                 self._metrics.sent(kinds, time.perf_counter() - began, failed)
 
     def _links(self, batch: Sequence[JobCall | SubjectCall]) -> list[Link]:
-        """To the traces that the caller has put into headers himself."""
+        """Return links to the traces that the caller has put into headers."""
         own = dict.fromkeys(call.options.headers for call in batch if call.options.headers is not None)
         spans = (span for headers in own if (span := self._headers.span_of(headers)))
         found = {(span.trace_id, span.span_id): span for span in spans}
@@ -110,17 +110,17 @@ class Traces:
 
     @contextmanager
     def processing(self, attempt: Attempt) -> Iterator[None]:
-        """A span around a handler, linked to the one that put its job in, and the current one of its context."""
+        """Open a span around a handler, linked to its producer's span, and make it the current one of its context."""
         before = self._headers.context_of(attempt.headers)
         creator = trace.get_current_span(before).get_span_context()
-        ambient = trace.get_current_span().get_span_context()  # of who drains in a span of his own
+        ambient = trace.get_current_span().get_span_context()  # of a caller that drains inside its own span
         attributes = _attributes("process", attempt.queue) | {
             "messaging.message.id": str(attempt.job_id),
             "messaging.client.id": attempt.worker_name,
             "tallybook.task": attempt.task_name,
             "tallybook.attempt": attempt.attempt,
         }
-        # What the producer says beside the trace, its baggage, is the handler's either way.
+        # The handler gets what the producer sends beside the trace, its baggage, in either case.
         over = before if self._parent else trace.set_span_in_context(trace.INVALID_SPAN, before)
         span = self._tracer.start_span(
             _name("process", attempt.queue),
@@ -135,7 +135,7 @@ class Traces:
         token = otel.attach(trace.set_span_in_context(span, before))
         try:
             yield
-        except BaseException:  # the loop closes under it: nobody will say how it ends
+        except BaseException:  # the loop is closing: its end will not be reported
             told("lost", None)
             raise
         finally:
@@ -144,7 +144,7 @@ class Traces:
             told("complete", None)
 
     def carried(self) -> dict[str, str]:
-        """The current context, for a process of its own."""
+        """Return the current context, for a child process."""
         return self._headers.carried()
 
     def enter(self, carried: Mapping[str, str]) -> None:
@@ -152,7 +152,7 @@ class Traces:
 
 
 class _Told:
-    """Ends the span of an attempt when it is first told how that ends."""
+    """Ends the span of an attempt when its end is first reported."""
 
     __slots__ = ("_attempt", "_began", "_metrics", "_over", "_span")
 
