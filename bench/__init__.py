@@ -1,1 +1,1 @@
-"""Figures: `make bench BENCH=name`, one JSON line a figure on stdout, a table for people on stderr."""
+"""Benchmarks: `make bench BENCH=name` prints one JSON line per figure on stdout and a table for people on stderr."""

@@ -1,4 +1,4 @@
-"""`python -m bench [NAME...]`: run benchmarks; without a name, all."""
+"""`python -m bench [NAME...]`: run the named benchmarks; without a name, all."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ NAMES = (
     "install",
 )
 _ASKED_FOR = ("install",)
-"""Run only where it is named: it fills environments from the package index."""
+"""Run only if named: it fills environments from the package index."""
 _WITH_PEERS = ("drain", "latency", "cpu_bound")
 
 
 def main() -> int:
-    """Run what the command line names."""
+    """Run the benchmarks of the command line."""
     names = sys.argv[1:] or [name for name in NAMES if name not in _ASKED_FOR]
     if unknown := [name for name in names if name not in NAMES]:
-        say(f"bench: no benchmark {', '.join(unknown)}; there are {', '.join(NAMES)}")
+        say(f"bench: unknown benchmark {', '.join(unknown)}; choose from {', '.join(NAMES)}")
         return 2
     if any(name in _WITH_PEERS for name in names):
         from bench.peers import setup

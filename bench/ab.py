@@ -1,12 +1,13 @@
-"""`make bench-ab BASE=rev`: drain, latency and cost of this commit beside those of another one.
+"""`make bench-ab BASE=rev`: compare drain, latency and cost of this commit with those of another one.
 
     python -m bench.ab REV [NAME...]      NAME: drain latency cost; without one, all
 
-In each pair every measurement is made of both sides, right after each other, each on a fresh server of its own, in an
-order that alternates from pair to pair: what else happens on the machine meets both. The figure is the median over the
-pairs of the ratio this / base. The base is checked out into a temporary git worktree; it runs in this Python
-environment, with its own src, under this commit's bench; where that does not work (its interfaces are older), under its
-own. PAIRS=10 says how many, SCALE how large. The last line on stdout is JSON with every ratio.
+In each pair, both sides are measured one right after the other, each on its own fresh server. The order alternates from
+pair to pair, so other load on the machine affects both. The figure is the median over the pairs of the ratio this /
+base. The base is checked out into a temporary git worktree and runs in this Python environment, with its own src. It
+uses this commit's bench, or its own if this one does not fit (older interfaces).
+
+PAIRS=10 sets the number of pairs, SCALE the size. The last line on stdout is JSON with every ratio.
 """
 
 from __future__ import annotations
@@ -29,29 +30,29 @@ ROOT = Path(__file__).parents[1]
 PROBE = Path(__file__).with_name("ab_probe.py")
 PARTS = {"drain": ("drain-1", "drain-2"), "latency": ("latency-50", "latency-500"), "cost": ("cost",)}
 ALLOWED = 0.05
-_FROM_NOTHING = 1000.0  # the ratio of a figure that was 0 and is not any more
+_FROM_NOTHING = 1000.0  # the ratio of a figure that was 0 and no longer is
 
 
 class ProbeFailed(Exception):
-    """A side could not be measured; the end of what it said."""
+    """A side could not be measured; the message has the end of its output."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """One commit: whose src, and whose bench."""
+    """One commit: its src, and the bench to use."""
 
     name: str
     tree: Path
     bench: Path
     compiled: Path
-    """Where both sides find their modules compiled: a fresh checkout has none beside its source."""
+    """The folder for compiled modules of both sides: a fresh checkout has none beside its source."""
 
     def measure(self, what: str) -> dict[str, float]:
-        """One measurement. Raises ProbeFailed."""
+        """Make one measurement. Raises ProbeFailed."""
         src = self.tree / "src"
         done = subprocess.run(
             [sys.executable, "-P", str(PROBE), what, str(src)],
-            cwd=self.bench,  # the bench starts its workers with -m, which looks here first
+            cwd=self.bench,  # the bench starts its workers with -m, which imports from here first
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join([str(src), str(self.bench)]),
@@ -70,7 +71,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Compared:
-    """One figure's ratios this / base, one a pair."""
+    """One figure's ratios this / base, one per pair."""
 
     figure: str
     ratios: list[float]
@@ -79,12 +80,12 @@ class Compared:
 
     @property
     def worse_by(self) -> float:
-        """By which share the median is worse; below 0: better."""
+        """Return by which share the median is worse; below 0: better."""
         ratio = median(self.ratios)
         return 1 - ratio if self.figure.startswith("jobs_per_s") else ratio - 1
 
     def row(self) -> str:
-        """For people: base, this, median ratio, quartiles, extremes, mark."""
+        """Return the row for people: base, this, median ratio, quartiles, extremes, mark."""
         quarters = f"{percentile(self.ratios, 0.25):.3f} .. {percentile(self.ratios, 0.75):.3f}"
         ends = f"{min(self.ratios):.3f} .. {max(self.ratios):.3f}"
         mark = f"WORSE by {self.worse_by:.0%}" if self.worse_by > ALLOWED else ""
@@ -94,7 +95,7 @@ class Compared:
         )
 
     def line(self) -> dict[str, object]:
-        """For programs."""
+        """Return the values for programs."""
         return {
             "ratio": round(median(self.ratios), 4),
             "ratios": [round(ratio, 4) for ratio in self.ratios],
@@ -105,14 +106,14 @@ class Compared:
 
 
 def ratio(this: float, base: float) -> float:
-    """this / base; 1 where both are nothing."""
+    """Return this / base; 1 if both are 0."""
     if base:
         return this / base
     return 1.0 if this == 0 else _FROM_NOTHING
 
 
 def git(*arguments: str) -> str:
-    """What git says."""
+    """Run git and return its output."""
     done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"bench.ab: git {' '.join(arguments)}: {done.stderr.strip()}")
@@ -121,7 +122,7 @@ def git(*arguments: str) -> str:
 
 @contextmanager
 def worktree(revision: str) -> Iterator[Path]:
-    """That revision's files, in a git worktree that is gone afterwards."""
+    """Check out that revision into a git worktree, which is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="tallybook-ab-") as folder:
         tree = Path(folder) / "base"
         git("worktree", "add", "--quiet", "--detach", str(tree), revision)
@@ -132,21 +133,21 @@ def worktree(revision: str) -> Iterator[Path]:
 
 
 def fitting(side: Side, what: str) -> Side:
-    """The base under this commit's bench, tried once; under its own where that fails."""
+    """Return the base with this commit's bench if one try works, else with its own."""
     try:
         side.measure(what)
     except ProbeFailed as error:
         own = replace(side, bench=side.tree)
-        say(f"  {what}: this commit's bench does not fit the base, its own is used ({str(error).splitlines()[-1]})")
+        say(f"  {what}: this commit's bench does not fit the base, so its own is used ({str(error).splitlines()[-1]})")
         own.measure(what)
         return own
     return side
 
 
 def compare(this: Side, base: Side, names: list[str], pairs: int) -> list[Compared]:
-    """Every figure of these benches, over so many pairs."""
+    """Compare every figure of these benches, over this many pairs."""
     parts = [part for name in names for part in PARTS[name]]
-    bases = {part: fitting(base, part) for part in parts}  # both once before it counts: warm, and compiled
+    bases = {part: fitting(base, part) for part in parts}  # run both once first: to warm up and compile
     for part in parts:
         this.measure(part)
     values: dict[str, list[tuple[float, float]]] = defaultdict(list)
@@ -172,7 +173,7 @@ def compare(this: Side, base: Side, names: list[str], pairs: int) -> list[Compar
 
 
 def main() -> int:
-    """Compare, and say."""
+    """Compare, and print the result."""
     names = sys.argv[2:] or list(PARTS)
     if len(sys.argv) < 2 or any(name not in PARTS for name in names):
         say(f"usage: make bench-ab BASE=rev, or python -m bench.ab REV [{' '.join(PARTS)}]")
@@ -181,7 +182,7 @@ def main() -> int:
     revision = git("rev-parse", "--verify", "--short", f"{sys.argv[1]}^{{commit}}")
     changed = "+" if git("status", "--porcelain", "--untracked-files=no") else ""
     here = f"this ({git('rev-parse', '--short', 'HEAD')}{changed})"
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the worktree goes away
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the worktree is removed
     say(f"bench-ab: {here} against {revision}, {pairs} pairs, SCALE={SCALE:g}")
     with worktree(revision) as tree:
         compiled = tree.parent / "compiled"
@@ -191,7 +192,7 @@ def main() -> int:
     for one in compared:
         say(one.row())
     worse = [one.figure for one in compared if one.worse_by > ALLOWED]
-    say(f"bench-ab: more than {ALLOWED:.0%} worse: {', '.join(worse) or 'none'}")
+    say(f"bench-ab: figures more than {ALLOWED:.0%} worse: {', '.join(worse) or 'none'}")
     figures = {one.figure: one.line() for one in compared}
     print(json.dumps({"base": revision, "this": here, "pairs": pairs, "worse": worse, "figures": figures}))
     return 0

@@ -1,7 +1,7 @@
 """One measurement of one side of `bench.ab`: prints `{figure: value}` as its last line.
 
-Run by its path: this commit's probe, whichever commit's `bench` and `tallybook` the side has on its path. So it uses
-only what every commit's bench has: `drain.ours`, `latency.ours`, and the figures that `cost.run` prints.
+It is run by its path: always this commit's probe, with the `bench` and `tallybook` of the side's path. So it uses only
+what every commit's bench has: `drain.ours`, `latency.ours`, and the figures that `cost.run` prints.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _drain(what: str) -> dict[str, float]:
     from bench.server import server
 
     figure, processes = _DRAINS[what]
-    with server() as running:  # three: one lasts about a second, which anything can disturb
+    with server() as running:  # three: one takes about a second, which anything can disturb
         rates = [drain.ours(running, max(10_000, int(100_000 * SCALE)), processes) for _ in range(3)]
     return {figure: sorted(rates)[1]}
 
@@ -49,7 +49,7 @@ def _cost() -> dict[str, float]:
 
 
 def main(what: str, src: str) -> None:
-    """Measure, after a look that it is the right code that is measured."""
+    """Check that the right code is imported, then measure."""
     import tallybook
 
     found = Path(tallybook.__file__).resolve()

@@ -19,7 +19,7 @@ fires: list[tuple[str | None, float, float]] = []
 
 @app.task
 async def noop(to: str, n: int) -> None:
-    """Nothing, and when."""
+    """Do nothing, and record when."""
     now = time.time()
     if not seen["done"]:
         seen["first"] = now
@@ -29,19 +29,19 @@ async def noop(to: str, n: int) -> None:
 
 @app.task
 async def note(n: int) -> None:
-    """When the handler of job n started."""
+    """Record when the handler of job n started."""
     starts[n] = time.time()
 
 
 @app.task
 async def mark(to: str, n: int) -> None:
-    """When the handler of job n started, with args like noop's."""
+    """Record when the handler of job n started; the args are like noop's."""
     starts[n] = time.time()
 
 
 @app.task
 async def fired(ctx: Context) -> None:
-    """Of which schedule and tick, and when its handler started."""
+    """Record the schedule, the tick, and when the handler started."""
     now = time.time()
     assert ctx.tick is not None
     fires.append((ctx.schedule, ctx.tick.timestamp(), now))
@@ -49,14 +49,14 @@ async def fired(ctx: Context) -> None:
 
 @app.task
 async def rest(to: str, n: int) -> None:
-    """Ten milliseconds, and when they were over."""
+    """Sleep ten milliseconds, and record when they ended."""
     await asyncio.sleep(0.01)
     ends.append(time.time())
 
 
 @app.task
 async def spell(n: int) -> None:
-    """Ten milliseconds, from when to when."""
+    """Sleep ten milliseconds, and record start and end."""
     begun = time.time()
     await asyncio.sleep(0.01)
     spells.append((begun, time.time()))
@@ -64,14 +64,14 @@ async def spell(n: int) -> None:
 
 @app.task
 async def hold(ctx: Context) -> None:
-    """For ever in a worker whose name says that it is to be killed, a moment in any other."""
+    """Wait forever in a worker whose name marks it to be killed; return at once in any other."""
     if ctx.worker.startswith("victim"):
         await asyncio.Event().wait()
 
 
 @app.task(retry=Constant(timedelta(seconds=1)))
 async def again(ctx: Context, n: int) -> None:
-    """When job n started, n from 1 up: its first attempt, which fails, as n and its second as -n."""
+    """Record when job n started, n from 1 up: the first attempt, which fails, as n, and the second as -n."""
     starts[n if ctx.attempt == 1 else -n] = time.time()
     if ctx.attempt == 1:
         raise ValueError("once more")

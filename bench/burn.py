@@ -1,4 +1,4 @@
-"""The job of `make bench BENCH=cpu_bound`: 50 ms of CPU time, and a line with its start and end. No import of a queue."""
+"""The job of `make bench BENCH=cpu_bound`: 50 ms of CPU time, and a line with start and end. Imports no queue."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SECONDS = 0.05
 
 
 def burn(n: int) -> None:
-    """Use CPU time, and record when."""
+    """Use CPU time, and record start and end."""
     started, until = time.monotonic(), time.process_time() + SECONDS
     value = n
     while time.process_time() < until:

@@ -1,4 +1,4 @@
-"""The App of `make bench BENCH=cpu_bound`: burn in a process of its own."""
+"""The App of `make bench BENCH=cpu_bound`: runs burn in its own process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""48 connections that claim, one job at a time and ten at a time; beside a status column with SKIP LOCKED.
+"""48 connections that claim, one job and ten jobs per claim; beside a status column with SKIP LOCKED.
 
-Both by pgbench, prepared, one transaction after the other: a client in Python would be the bottleneck of both. Its sessions
-claim a while before the clock starts, since claimers live long and have their plans.
+pgbench runs both, prepared, one transaction after the other: a Python client would be the bottleneck. Its sessions
+claim for a while before the clock starts, since real claimers live long and have cached plans.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ create table job (id bigint generated always as identity primary key, status tex
   priority smallint not null default 2, task text not null, args jsonb not null, worker text, claimed_at timestamptz);
 create index on job (priority, id) where status = 'ready';
 """
-# Two statements in one round trip, as a worker sends them; the lease is random, and the same in both.
+# Two statements in one round trip, as a worker sends them; both use the same random lease.
 _OURS = r"""
 \set a random(1, 9000000000000000000)
 \set b random(1, 9000000000000000000)
@@ -42,7 +42,7 @@ returning id, task, args;
 
 
 def _race(dsn: str, seconds: int, script: str, count: str, **variables: int) -> float:
-    """Jobs a second that all connections together take; how many were taken is asked of the database."""
+    """Return the jobs per second that all connections together take, as counted in the database."""
     known = conninfo_to_dict(dsn)
     with tempfile.NamedTemporaryFile("w", suffix=".sql") as file, psycopg.connect(dsn, autocommit=True) as conn:
         file.write(script)
@@ -73,7 +73,7 @@ def _race(dsn: str, seconds: int, script: str, count: str, **variables: int) -> 
 
 
 def ours(running: Server, batch: int, seconds: int, jobs: int) -> float:
-    """Tallybook: claim, then read what was claimed."""
+    """Measure Tallybook: claim, then read the claimed jobs."""
     with database(running) as dsn:
         with psycopg.connect(dsn, autocommit=True) as conn:
             workers = [start_worker(conn, ["default"]) for _ in range(_CONNECTIONS)]
@@ -84,7 +84,7 @@ def ours(running: Server, batch: int, seconds: int, jobs: int) -> float:
 
 
 def status_column(running: Server, batch: int, seconds: int, jobs: int) -> float:
-    """The usual table."""
+    """Measure the usual table."""
     with database(running, tallybook=False) as dsn:
         with psycopg.connect(dsn, autocommit=True) as conn:
             conn.execute(_TABLE)

@@ -1,8 +1,8 @@
-"""A limit of 10 at once on one key and 50,000 jobs of it: never an eleventh, and what those who wait cost others.
+"""A concurrency limit of 10 on one key with 50,000 jobs: no eleventh job runs, and waiting jobs do not slow others
+down.
 
-First the claims of 100 other jobs are timed, in turn, in two databases of one server: one in which 50,000 jobs wait for a permit,
-and one without them. Then the workers run a part of these jobs. At most how many ran at one moment is judged by the handlers' own
-times.
+First the claims of 100 other jobs are timed, in turn, in two databases of one server. In one of them, 50,000 jobs wait
+for a permit. Then the workers run a part of these jobs. The handlers' own times show how many ran at one moment.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ select tallybook.enqueue_many(array_fill(%(queue)s::text, array[%(jobs)s]), arra
 
 
 def _put_aside(conn: psycopg.Connection[Any], jobs: int) -> None:
-    """So many jobs that wait for a permit, put aside by a worker as they come; those that are let through stay with it."""
+    """Enqueue jobs that wait for a permit; a worker puts them aside as they come, and keeps those that get one."""
     worker = start_worker(conn, ["held"])
     for first in range(0, jobs, 1000):
         conn.execute(_LOAD, {"queue": "held", "jobs": min(1000, jobs - first)})
@@ -45,7 +45,7 @@ def _put_aside(conn: psycopg.Connection[Any], jobs: int) -> None:
                 (lease, lease),
             )
         if first % 10_000 == 0:
-            say(f"  concurrency: {first + 1000:,} jobs are there")
+            say(f"  concurrency: {first + 1000:,} jobs are loaded")
 
 
 def run() -> None:
@@ -80,7 +80,7 @@ def run() -> None:
     at_most(
         "concurrency", "over_limit", over, "jobs", 0, f"at most {most} at once of {len(spells):,}, {_WORKERS} workers"
     ).show()
-    shown = f"{ours:.2f} ms beside {waiting[0]:,} jobs that wait, {none:.2f} ms without, {count} claims of 100 in turn"
+    shown = f"{ours:.2f} ms beside {waiting[0]:,} waiting jobs, {none:.2f} ms without, {count} claims of 100 in turn"
     at_most("concurrency", "claim_ratio_beside_waiting", ours / none, "ratio", 1.2, shown).show()
     at_least(
         "concurrency",
@@ -88,7 +88,7 @@ def run() -> None:
         len(spells) * 0.01 / took / _MOST,
         "of the permits",
         0.8,
-        "10 ms each; the workers' start included",
+        "10 ms each; includes the workers' start",
     ).show()
 
 

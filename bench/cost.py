@@ -1,7 +1,7 @@
-"""What a job costs from enqueue to done, history kept: WAL, dead rows, statements and CPU.
+"""The cost of a job from enqueue to done, with history kept: WAL, dead rows, statements and CPU.
 
-Twice: by the verbs alone, in batches of 100 over one connection, where every byte is exact; and by a real worker process
-with 500 slots, whose own CPU and whose statements count as well.
+Measured twice. First by the verbs alone, in batches of 100 over one connection, where every byte is exact. Then with a
+real worker process with 500 slots, whose own CPU and statements count as well.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SLOTS = 500
 
 
 def drain(conn: psycopg.Connection[Any], worker: int, batch: int) -> int:
-    """Claim, read and complete until nothing is left; how many."""
+    """Claim, read and complete until nothing is left; return the number of jobs."""
     done = 0
     while True:
         lease = str(uuid.uuid4())
@@ -46,7 +46,7 @@ def drain(conn: psycopg.Connection[Any], worker: int, batch: int) -> int:
 
 
 def statements(conn: psycopg.Connection[Any]) -> int:
-    """Transactions of this database so far; here every statement is one."""
+    """Return the transactions of this database so far; here every statement is one."""
     conn.execute("select pg_stat_force_next_flush()")
     row = conn.execute("select xact_commit from pg_stat_database where datname = current_database()").fetchone()
     assert row is not None
@@ -54,19 +54,19 @@ def statements(conn: psycopg.Connection[Any]) -> int:
 
 
 def _no_vacuum(conn: psycopg.Connection[Any]) -> None:
-    """What is dead stays to be counted, and no vacuum's CPU is taken for a job's."""
+    """Turn autovacuum off, so that dead rows can be counted and vacuum's CPU does not count as a job's."""
     for table in ("entry", "claim", "outcome"):
         conn.execute(f"alter table tallybook.{table}_default_1 set (autovacuum_enabled = off)")
 
 
 def by_verbs(running: Server, jobs: int) -> None:
-    """One connection that claims and completes in batches of 100."""
+    """Measure one connection that claims and completes in batches of 100."""
     with database(running) as dsn, psycopg.connect(dsn, autocommit=True) as conn:
-        conn.execute("set synchronous_commit = off")  # counts bytes, not time
+        conn.execute("set synchronous_commit = off")  # bytes are measured here, not time
         _no_vacuum(conn)
         worker = start_worker(conn, ["default"])
         load(conn, 1000, batch=100)
-        drain(conn, worker, 100)  # first touches write full pages; they are no cost of a job
+        drain(conn, worker, 100)  # the first changes write full pages, which are not a job's cost
         pid = conn.info.backend_pid
         cpu = thread_cpu(pid) if HERE else 0.0
         said = statements(conn)
@@ -90,7 +90,7 @@ def by_verbs(running: Server, jobs: int) -> None:
 
 
 def by_worker(running: Server, jobs: int) -> None:
-    """One worker process of the product, from the start of its claims to its end."""
+    """Measure one worker process of the product, from the start of its claims to its end."""
     with database(running) as dsn:
         with psycopg.connect(dsn, autocommit=True) as conn:
             _no_vacuum(conn)
@@ -104,13 +104,13 @@ def by_worker(running: Server, jobs: int) -> None:
                 worker.go()
                 answer = worker.answer()
             assert answer["completed"] == jobs, answer
-            _alone(conn)  # its sessions tell their statements, and their CPU, when they end
+            _alone(conn)  # its sessions report their statements and CPU when they end
             used = (server_cpu(running.pid) - cpu) / jobs * 1e6 if HERE else None
             told = (statements(conn) - said) / jobs
     shown = f"{jobs} no-op jobs, {_SLOTS} slots"
     plain("cost", "worker_cpu_per_job", answer["cpu_s"] / jobs * 1e6, "us", f"the worker's process, {shown}").show()
-    plain("cost", "worker_server_cpu_per_job", used, "us", "all processes of the server meanwhile").show()
-    plain("cost", "worker_statements_per_job", told, "statements", f"transactions, the start included, {shown}").show()
+    plain("cost", "worker_server_cpu_per_job", used, "us", "all server processes meanwhile").show()
+    plain("cost", "worker_statements_per_job", told, "statements", f"transactions, including the start, {shown}").show()
 
 
 def _alone(conn: psycopg.Connection[Any]) -> None:

@@ -1,7 +1,7 @@
-"""All counters read every second at 10 million jobs of history and 1 million in line, while 5,000 jobs a second go through.
+"""All counters read every second with 10 million jobs of history and 1 million in line, at 5,000 jobs per second.
 
-The history and the line are loaded by plain SQL. A producer and a real worker then run for the time of the measurement; every
-second one session reads all counters, and in the same snapshot, which it keeps open, verify recounts afterwards and must agree.
+Plain SQL loads the history and the line. Then a producer and a real worker run for the time of the measurement. Every
+second one session reads all counters and keeps its snapshot open. Afterwards verify recounts in it and must agree.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _RECOUNT = """
 select l.queue, c.task, c.what, sum(c.n)::bigint
   from tallybook._recounted_open() c join tallybook.lane l on l.lane_id = c.lane_id group by 1, 2, 3"""
 
-# Claims of 500, each of its own transaction's worth of entries: as a worker that drains them would have written them.
+# Entries as a worker that drains claims of 500 would have written them, each claim in its own transaction.
 _LOAD_ENDED = """\
 with jobs as materialized (
   insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, task, args)
@@ -54,9 +54,9 @@ select nextval('tallybook.claim_id'), 1, l.born, pg_snapshot_xmax(pg_current_sna
 
 
 def fill(conn: psycopg.Connection[Any], ended: int, line: int) -> None:
-    """So many jobs that have completed and so many in line, by plain SQL; then a recount, as after an upgrade."""
+    """Load ended jobs and jobs in line by plain SQL; then recount, as after an upgrade."""
     (lane,) = conn.execute("select lane_id from tallybook._lane('default', 2, '')").fetchone() or (0,)
-    # The line is in a queue of its own, that nobody serves: it stays as long as it is.
+    # The line is in its own queue without a worker, so its length does not change.
     at_once = max(1, min(ended, 500_000))
     for first in range(0, ended, at_once):
         conn.execute(_LOAD_ENDED, {"lane": lane, "jobs": min(at_once, ended - first), "args": args(first)})
@@ -67,7 +67,7 @@ def fill(conn: psycopg.Connection[Any], ended: int, line: int) -> None:
         " from (select nextval('tallybook.job_id') as i from generate_series(1, %s)) s",
         (conn.execute("select lane_id from tallybook._lane('later', 2, '')").fetchone()[0], args(0), line),  # type: ignore[index]
     )
-    say("  counters: loaded; the recount of an upgrade")
+    say("  counters: loaded; now the recount of an upgrade")
     began = time.perf_counter()
     conn.execute("select tallybook.recount()")
     plain(
@@ -76,7 +76,7 @@ def fill(conn: psycopg.Connection[Any], ended: int, line: int) -> None:
 
 
 class Producer(threading.Thread):
-    """Puts in so many jobs a second, in batches of 100, until it is told to end."""
+    """Enqueues `rate` jobs per second, in batches of 100, until `ended` is set."""
 
     def __init__(self, dsn: str, rate: int) -> None:
         super().__init__(daemon=True)
@@ -106,7 +106,8 @@ def run() -> None:
         producer = Producer(dsn, _RATE)
         took: list[float] = []
         seen: list[list[tuple[Any, ...]]] = []
-        # Sessions that have read the counters before, as those of a page have: the first look of a session makes its plans.
+        # Sessions that have read the counters before, like those of a page: the first read of a session makes its
+        # plans.
         sessions = [psycopg.connect(dsn, autocommit=True) for _ in range(seconds)]
         for session in sessions:
             for read in _READS:
@@ -128,7 +129,7 @@ def run() -> None:
             producer.ended.set()
             producer.join()
             del worker
-        say(f"  counters: {seconds} samples, now held against a recount of their moments")
+        say(f"  counters: {seconds} samples; comparing them with recounts of the same snapshots")
         wrong = 0
         for session, read_then in zip(sessions, seen, strict=True):
             counted = {
@@ -142,7 +143,7 @@ def run() -> None:
             for row in rows[:3]:
                 say(f"  counters: differs: {row}")
             session.close()
-        plain("counters", "jobs_per_s", through, "jobs/s", f"{producer.sent:,} jobs put in meanwhile").show()
+        plain("counters", "jobs_per_s", through, "jobs/s", f"{producer.sent:,} jobs enqueued meanwhile").show()
         at_most(
             "counters",
             "read_ms",

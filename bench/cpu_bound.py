@@ -1,8 +1,8 @@
 """Jobs of 50 ms of CPU in two processes: `process=True` beside Celery's prefork on Redis, interleaved.
 
-All jobs are there before the worker starts. The throughput is from the first start of a job to the last end; beside it
-are the time from the start of the worker's program to its first job, and the memory of the worker and its children,
-each shared page counted once.
+All jobs are enqueued before the worker starts. The throughput counts from the first start of a job to the last end. Two
+more figures are the time from the start of the worker's program to its first job, and the memory of the worker and its
+children, with each shared page counted once.
 """
 
 from __future__ import annotations
@@ -89,13 +89,13 @@ def _drain(command: list[str], jobs: int, environment: dict[str, str]) -> Run:
 
 
 def _lines(log: Path) -> list[tuple[float, float]]:
-    """Start and end of each job, for the lines that are whole."""
+    """Return start and end of each job, from the complete lines."""
     text = "".join(file.read_text(encoding="ascii") for file in log.iterdir())
     return [(float(start), float(end)) for start, end in re.findall(r"^\d+ (\S+) (\S+)\n", text, re.MULTILINE)]
 
 
 def _memory(pid: int) -> float:
-    """MB of a process and all below it, by PSS."""
+    """Return the MB of a process and all its descendants, by PSS."""
     total, pids = 0.0, [pid]
     while pids:
         at = Path(f"/proc/{pids.pop()}")
@@ -108,7 +108,7 @@ def _memory(pid: int) -> float:
 
 @contextmanager
 def _redis() -> Iterator[str]:
-    """A Redis of its own; its address."""
+    """Run a separate Redis; yields its address."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,7 @@
-"""100,000 no-op async jobs, one and two worker processes, everything durable; beside Graphile Worker and PgQueuer.
+"""100,000 no-op async jobs, one and two worker processes, fully durable; beside Graphile Worker and PgQueuer.
 
 Interleaved: ours, theirs, ours, theirs. Every system is loaded, then vacuumed and analysed (without statistics the
-peers are up to twice as slow), then drained by processes that are connected already and start together.
+peers are up to twice as slow). Then processes that are connected already drain it, and start together.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SLOTS = 500
 
 
 def ours(running: Server, jobs: int, processes: int) -> float:
-    """One drain of Tallybook on a fresh database."""
+    """Drain Tallybook once on a fresh database; return jobs per second."""
     with database(running) as dsn:
         with psycopg.connect(dsn, autocommit=True) as conn:
             load(conn, jobs)

@@ -1,4 +1,4 @@
-"""Enqueue beside the bare statements that it cannot be faster than: one row's INSERT, and COPY into the same indexes."""
+"""Enqueue beside the bare statements that bound it: INSERT of one row, and COPY into the same indexes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def run() -> None:
         at_least("enqueue", "single_ratio_to_insert", median(single), "ratio", 0.7, f"INSERT {rates['insert']}").show()
         at_least("enqueue", "bulk_ratio_to_copy", median(bulk), "ratio", 0.4, f"COPY {rates['copy']}").show()
         plain("enqueue", "single_per_s", median(limits["enqueue"]), "jobs/s", "one connection, durable").show()
-        plain("enqueue", "bulk_per_s", median(limits["many"]), "jobs/s", "one connection, 1,000 a statement").show()
+        plain("enqueue", "bulk_per_s", median(limits["many"]), "jobs/s", "one connection, 1,000 per statement").show()
 
 
 def _copy(conn: psycopg.Connection[Any], turn: int) -> None:

@@ -1,7 +1,7 @@
 """A million jobs of one tenant, then one each of 999 others: how many jobs start before the last of these has.
 
-Judged by the handlers' own times, once with all of them there before the workers start, and once more for another 999 that come
-while the workers are at the million. Then what it costs: one tenant's jobs drained by one worker, and the same without a key.
+The handlers' own times show it. First all jobs are enqueued before the workers start; then another 999 come while the
+workers run the million. The last figure is the cost: one worker drains one tenant's jobs, with and without a key.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def _load(conn: psycopg.Connection[Any], jobs: int, keys: list[str] | None, *, t
 
 
 def _rounds(running: Server, jobs: int) -> tuple[int, int, float]:
-    """How many jobs were started when the last of the others was: there at the start, come later; and its seconds."""
+    """Return the number of starts up to the last other job: present at the start, added later; and its seconds."""
     with database(running) as dsn, psycopg.connect(dsn, autocommit=True) as conn:
         _load(conn, jobs, ["big"], task="mark")
-        say(f"  fair: {jobs:,} jobs of one tenant are there")
+        say(f"  fair: {jobs:,} jobs of one tenant are loaded")
         _load(conn, _OTHERS, [f"other {n}" for n in range(_OTHERS)], task="mark", first=jobs)
         vacuum(dsn)
         later = jobs + _OTHERS
@@ -64,10 +64,10 @@ def _served(conn: psycopg.Connection[Any], what: str) -> None:
             (what, what + "~"),
         ).fetchone()
         if row == (False,):
-            time.sleep(0.2)  # what is in line is started meanwhile
+            time.sleep(0.2)  # the jobs in line start meanwhile
             return
         time.sleep(0.02)
-    raise RuntimeError(f"the jobs of {what} were not dealt within 120 s")
+    raise RuntimeError(f"the jobs of {what} were not released within 120 s")
 
 
 def run() -> None:
@@ -86,7 +86,7 @@ def run() -> None:
                     rates[fair].append(drain(dsn, drained, 1, 100))
     shown = f"{_OTHERS} others behind {jobs:,} jobs of one tenant, {_WORKERS} workers"
     at_most("fair", "claims_until_all_started", float(first), "jobs", 2000, shown).show()
-    shown = f"{_OTHERS} more that came while the workers were at these; {seconds:.2f} s"
+    shown = f"{_OTHERS} more that came while the workers ran these; {seconds:.2f} s"
     at_most("fair", "claims_until_newcomers_started", float(later), "jobs", 2000, shown).show()
     ours, without = median(rates[True]), median(rates[False])
     plain(

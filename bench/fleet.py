@@ -1,6 +1,6 @@
-"""One worker process over several nodes: what a job costs there, what idle nodes cost, and what a stopped one costs the others.
+"""One worker process over several nodes: the cost of a job, of idle nodes, and of a stopped node for the others.
 
-The first two are measured on eight databases of one server; the third on three servers, one of which is stopped by SIGSTOP.
+The first two are measured on eight databases of one server. The third uses three servers and stops one by SIGSTOP.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from tallybook.embedded import Server, temporary_server
 
 _NODES = 8
 _BATCH = 500
-"""Slots a node: what one claim may bring."""
+"""Slots per node: the most jobs that one claim may return."""
 _RATE, _AT_ONCE = 2000, 20
 
 
 @contextmanager
 def nodes(running: Server, count: int, first: int = 0) -> Iterator[list[str]]:
-    """So many databases on one server, which TALLYBOOK_NODES names: their DSNs. `first` is the number of the first one."""
+    """Make databases on one server, name them in TALLYBOOK_NODES, and yield their DSNs. `first`: first number."""
     with ExitStack() as stack:
         dsns = [stack.enter_context(database(running, tallybook=False)) for _ in range(count)]
         for number, dsn in enumerate(dsns, first):
@@ -46,7 +46,7 @@ def named(dsns: list[str]) -> None:
 
 
 class Cpu:
-    """CPU seconds of a worker and of a server since this was made."""
+    """CPU seconds of a worker and of a server since this object was made."""
 
     def __init__(self, worker: Process, running: Server) -> None:
         assert running.pid is not None
@@ -58,12 +58,12 @@ class Cpu:
         return process_cpu(worker) + server_cpu(postmaster)
 
     def used(self) -> float:
-        """Seconds until now."""
+        """Return the seconds until now."""
         return self._now() - self._before
 
 
 def drained(running: Server, jobs: int, count: int, slots: int) -> float:
-    """Microseconds of CPU a job, worker and server, of one drain of jobs that lie on so many nodes."""
+    """Return the microseconds of CPU per job, worker and server, of one drain of jobs on this many nodes."""
     with nodes(running, count) as dsns:
         for dsn in dsns:
             with psycopg.connect(dsn, autocommit=True) as conn:
@@ -79,7 +79,7 @@ def drained(running: Server, jobs: int, count: int, slots: int) -> float:
 
 
 def paced(running: Server, seconds: float, count: int) -> float:
-    """The same at a steady rate, put in by this process in small batches, node after node; producers are not counted apart."""
+    """Measure the same at a steady rate: this process enqueues small batches, node by node. Enqueues count, too."""
     with nodes(running, count) as dsns, ExitStack() as stack:
         conns = [stack.enter_context(psycopg.connect(dsn, autocommit=True)) for dsn in dsns]
         settings = json.dumps({"slots": _BATCH * count, "nodes": count})
@@ -100,7 +100,7 @@ def paced(running: Server, seconds: float, count: int) -> float:
 
 
 def cost() -> None:
-    """What a job costs on eight nodes, to what it costs on one."""
+    """Compare the cost of a job on eight nodes with that on one."""
     jobs, turns = max(16_000, int(1_000_000 * SCALE)), 3 if SCALE >= 0.1 else 1
     found: dict[str, list[float]] = {"one": [], "eight": [], "eight, slots of one": []}
     rated: dict[int, list[float]] = {1: [], _NODES: []}
@@ -113,18 +113,18 @@ def cost() -> None:
                 values.append(paced(running, max(4.0, 20 * SCALE), count))
             say("  fleet: " + ", ".join(f"{name} {values[-1]:.1f} us" for name, values in found.items()))
     one, eight, narrow = (median(values) for values in found.values())
-    shown = f"{jobs} jobs on 8 databases of one server, 500 slots each: {eight:.1f} us a job; on one: {one:.1f} us"
+    shown = f"{jobs} jobs on 8 databases of one server, 500 slots each: {eight:.1f} us per job; on one: {one:.1f} us"
     at_most("fleet", "cpu_per_job_ratio", eight / one, "ratio", 1.1, shown).show()
     plain(
-        "fleet", "cpu_per_job_ratio_500_slots", narrow / one, "ratio", "500 slots in all, so claims of about 62"
+        "fleet", "cpu_per_job_ratio_500_slots", narrow / one, "ratio", "500 slots in total, so claims of about 62"
     ).show()
     steady = {count: median(values) for count, values in rated.items()}
-    shown = f"{_RATE} jobs a second: {steady[_NODES]:.0f} us a job on 8, {steady[1]:.0f} us on one, enqueues included"
+    shown = f"{_RATE} jobs per second: {steady[_NODES]:.0f} us each on 8, {steady[1]:.0f} us on one, enqueues included"
     plain("fleet", "cpu_per_job_ratio_at_2000", steady[_NODES] / steady[1], "ratio", shown).show()
 
 
 def idle() -> None:
-    """What a node costs that has nothing to do: statements a second, counted in the server's log."""
+    """Measure the cost of a node without work: statements per second, counted in the server's log."""
     seconds = max(10.0, 60 * SCALE)
     logging = {"log_statement": "all", "log_min_messages": "info"}
     with (
@@ -147,7 +147,7 @@ def idle() -> None:
 
 
 def others() -> None:
-    """From commit to start on two nodes, while the server of a third one is stopped, to before."""
+    """Compare the time from commit to start on two nodes before and while the server of a third one is stopped."""
     turns, seconds = 5 if SCALE >= 0.1 else 2, max(3.0, 12 * SCALE)
     late: dict[str, list[float]] = {"before": [], "stopped": []}
     with ExitStack() as stack:
@@ -175,7 +175,7 @@ def others() -> None:
 
 
 def _send(conns: list[psycopg.Connection], when: str, seconds: float, sent: dict[int, tuple[str, float]]) -> None:
-    """50 jobs a second, on these nodes in turn; their numbers and the times of their commits go to `sent`."""
+    """Enqueue 50 jobs per second on these nodes in turn; store their numbers and commit times in `sent`."""
     start = time.perf_counter()
     for turn in range(int(50 * seconds)):
         if (wait := start + turn / 50 - time.perf_counter()) > 0:
@@ -190,7 +190,7 @@ def _send(conns: list[psycopg.Connection], when: str, seconds: float, sent: dict
 
 @contextmanager
 def _stopped(running: Server) -> Iterator[None]:
-    """All processes of a server stand still."""
+    """Stop all processes of a server, and continue them afterwards."""
     assert running.pid is not None
     children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
     processes = [running.pid, *map(int, children)]

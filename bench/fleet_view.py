@@ -1,8 +1,8 @@
-"""Lists and the dashboard of eight nodes with 10 million jobs in all: eight databases of one server.
+"""Lists and the dashboard of eight nodes with 10 million jobs in total: eight databases of one server.
 
-Each node is loaded like `why`: nine tenths of its jobs are history, one tenth is in line. The pages are asked for over HTTP from a
-real `tallybook web --nodes all`, in random order over one connection. Commands are run in this process, with a new connection to
-each node every time. Nodes on servers of their own would answer with eight times the cores.
+Each node is loaded like `why`: nine tenths of its jobs are history, one tenth is in line. The pages are requested over
+HTTP from a real `tallybook web --nodes all`, in random order over one connection. Commands run in this process, with a
+new connection to each node every time. Nodes on their own servers would answer with eight times the cores.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _pages(job: int) -> dict[str, list[str]]:
 
 
 def _loaded(dsn: str, number: int) -> int:
-    """Fill one node; a job of it that is in line."""
+    """Fill one node; return a job of it that is in line."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         migrate(conn, node=number)
         conn.execute("select tallybook._lane('default', 2, '')")
@@ -85,10 +85,10 @@ def run() -> None:
     for name, ms in slow[:8]:
         say(f"  fleet_view: {percentile(ms, 0.95):8.1f} ms p95 {median(ms):8.1f} ms p50  {name}")
     every = [one for ms in took.values() for one in ms]
-    shown = f"slowest of {len(took)}: {slow[0][0]}; {_NODES} nodes on one server, {int(_JOBS * SCALE):,} jobs in all"
+    shown = f"slowest of {len(took)}: {slow[0][0]}; {_NODES} nodes on one server, {int(_JOBS * SCALE):,} jobs in total"
     at_most("fleet_view", "p95_ms", percentile(slow[0][1], 0.95), "ms", 150, shown).show()
     plain("fleet_view", "p95_ms_all", percentile(every, 0.95), "ms", f"{len(every)} requests").show()
-    plain("fleet_view", "server_cpu_ms", used / len(every), "ms", "of all nodes together, a page").show()
+    plain("fleet_view", "server_cpu_ms", used / len(every), "ms", "of all nodes together, per page").show()
     at_most("fleet_view", "pages_failed", len(failed), "addresses", 0, ", ".join(failed)).show()
     slowest = max(commands, key=lambda name: median(commands[name]))
     told = f"slowest of {len(commands)}: {slowest} --nodes all; with a new connection to each node"

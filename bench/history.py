@@ -1,7 +1,7 @@
-"""What history costs: the claim with ten million ended jobs behind it against none, and beside a range that is dropped.
+"""The cost of history: claims with ten million ended jobs behind them against none, and beside the drop of a range.
 
-Loaded by plain SQL, with transaction ids written into it as the ranges want them: one range of ended jobs that is past its
-retention (half of all), the rest in younger ones. A claimer goes on all the time in a session of its own.
+Plain SQL loads the jobs, with the transaction ids that the ranges need. One range of ended jobs is past its retention
+(half of all), and the rest is in younger ranges. A claimer runs all the time in its own session.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CLAIMS = max(200, int(2000 * SCALE))
 _BATCH = 100
 _CHUNK = 500_000
 
-# A claim of a hundred is one row; each hundred has a transaction id of its own.
+# A claim of a hundred is one row; each hundred has its own transaction id.
 _ENTRIES = """
 insert into tallybook.entry (xid, seq, job_id, enqueued_at, lane_id, attempt, failures, crashes, retention, task, args)
 select (%(xid)s + n / 100)::text::xid8, n, n, %(at)s, l.lane_id, 1, 0, 0, l.retention, 'noop',
@@ -49,7 +49,7 @@ def _one(conn: psycopg.Connection[Any], query: str, *params: object) -> Any:
 
 
 def claim(conn: psycopg.Connection[Any], worker: int) -> float:
-    """One claim of a hundred, as a worker says it, in milliseconds; they complete afterwards."""
+    """Claim a hundred jobs once, as a worker does; return the milliseconds. The jobs complete afterwards."""
     lease = uuid.uuid4()
     begin = time.perf_counter()
     row = conn.execute(
@@ -67,7 +67,7 @@ def claim(conn: psycopg.Connection[Any], worker: int) -> float:
 
 
 def claims(dsn: str, count: int) -> list[float]:
-    """So many, of jobs that are there, in a session that has made its plans."""
+    """Time this many claims of existing jobs, in a session that has made its plans."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         worker = start_worker(conn, ["default"])
         load(conn, (count + 20) * _BATCH)
@@ -77,7 +77,7 @@ def claims(dsn: str, count: int) -> list[float]:
 
 
 def advance(conn: psycopg.Connection[Any], to: int) -> None:
-    """Give out transaction ids up to this one."""
+    """Use up transaction ids up to this one."""
     conn.execute(
         "do $$ begin while pg_snapshot_xmax(pg_current_snapshot())::text::bigint <= "
         + str(to)
@@ -86,18 +86,18 @@ def advance(conn: psycopg.Connection[Any], to: int) -> None:
 
 
 def ended(conn: psycopg.Connection[Any], xid: int, begin: int, end: int, ago: str) -> None:
-    """Jobs with these ids that have ended, a hundred to a transaction id."""
+    """Load ended jobs with these ids, a hundred per transaction id."""
     conn.execute("set synchronous_commit = off")
     for first in range(begin, end, _CHUNK):
         values = {"first": first, "last": min(first + _CHUNK, end) - 1, "xid": xid}
         values["at"] = _one(conn, "select clock_timestamp() - %s::interval", ago)
         for query in (_ENTRIES, _CLAIMED, _OUTCOMES):
             conn.execute(query, values)  # type: ignore[arg-type]
-        say(f"  history: {values['last'] + 1:,} ended jobs are there")
+        say(f"  history: {values['last'] + 1:,} ended jobs are loaded")
 
 
 def fill(conn: psycopg.Connection[Any]) -> int:
-    """Two ranges of ended jobs, ten days old and one day old, in front of the one in use; where the first ends."""
+    """Load two ranges of ended jobs, ten days and one day old, before the current one; return where the first ends."""
     half = _JOBS // 2
     start = _one(conn, "select pg_snapshot_xmax(pg_current_snapshot())::text::bigint") + 50
     first_end, second_end = start + half // 100 + 1, start + 2 * (half // 100 + 1) + 1
@@ -111,7 +111,7 @@ def fill(conn: psycopg.Connection[Any]) -> int:
 
 
 class Claimer(threading.Thread):
-    """Claims hundreds and completes them, until told to stop."""
+    """Claims hundreds of jobs and completes them, until stopped."""
 
     def __init__(self, dsn: str) -> None:
         super().__init__(daemon=True)
@@ -126,7 +126,8 @@ class Claimer(threading.Thread):
 
 
 def drop(dsn: str) -> tuple[float, list[float], int, float]:
-    """Prune until the old range has gone, beside a claimer: how long the run took that did it, the claims, the rows, the whole."""
+    """Prune until the old range is dropped, beside a claimer; return the drop's seconds, the claims, the rows, the
+    sum."""
     claimer = Claimer(dsn)
     with psycopg.connect(dsn, autocommit=True) as conn:
         claimer.start()
@@ -151,7 +152,7 @@ def drop(dsn: str) -> tuple[float, list[float], int, float]:
 
 
 class Producer(threading.Thread):
-    """Puts in one job after another, each in a transaction of its own, until told to stop."""
+    """Enqueues one job after another, each in its own transaction, until stopped."""
 
     def __init__(self, dsn: str) -> None:
         super().__init__(daemon=True)
@@ -166,8 +167,10 @@ class Producer(threading.Thread):
 
 
 def cut(dsn: str) -> tuple[list[float], list[float], list[float], float]:
-    """Cut a range with a million ended jobs, beside a producer and a claimer: what these took meanwhile, the steps, and
-    the longest enqueue before."""
+    """Cut a range with a million ended jobs, beside a producer and a claimer.
+
+    Returns the times of both meanwhile, the times of the steps, and the longest enqueue before.
+    """
     producer, claimer = Producer(dsn), Claimer(dsn)
     with psycopg.connect(dsn, autocommit=True) as conn:
         start = _one(conn, "select pg_snapshot_xmax(pg_current_snapshot())::text::bigint") + 50
@@ -203,7 +206,7 @@ def run() -> None:
         with database(running) as dsn:
             with psycopg.connect(dsn, autocommit=True) as conn:
                 fill(conn)
-                conn.execute("select tallybook.fold()")  # the counters come first
+                conn.execute("select tallybook.fold()")  # the counters must be folded first
             vacuum(dsn)
             behind = claims(dsn, _CLAIMS)
             took, beside, gone, whole = drop(dsn)

@@ -1,4 +1,4 @@
-"""What a worker costs that has nothing to do: statements a second on the server, share of a core of the process."""
+"""The cost of a worker without work: statements per second on the server, and its share of a core."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _STATEMENT = re.compile(r"LOG:  (?:statement|execute [^:]*): (.*)")
 
 
 def said_since(log: Path, size: int) -> Counter[str]:
-    """The statements in a server's log behind its first bytes, and how often each."""
+    """Return the statements in a server's log after its first `size` bytes, and how often each occurs."""
     return Counter(_STATEMENT.findall(log.read_bytes()[size:].decode("utf-8", "replace")))
 
 
 def run() -> None:
-    """Print the figures. The server logs every statement; they are counted there."""
+    """Print the figures. The server logs every statement, and the log is counted."""
     seconds = max(20.0, 60 * SCALE)
     logging = {"log_statement": "all", "log_min_messages": "info"}
     with (

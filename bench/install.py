@@ -1,6 +1,6 @@
-"""What an installation brings: packages and MB of the wheel with [binary], beside the peers with their drivers.
+"""The size of an installation: packages and MB of the wheel with [binary], beside the peers with their drivers.
 
-Each goes alone into an empty environment. pip itself is not counted.
+Each is installed alone into an empty environment. pip itself does not count.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PEERS = {"celery": "celery[redis]", "procrastinate": "procrastinate", "pgqueuer"
 
 
 def _installed(what: str, folder: Path) -> tuple[int, float]:
-    """Packages and MB."""
+    """Install into the folder; return the packages and MB."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     site = next(folder.glob("lib/python*/site-packages"))
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "install", "--target", str(site)]

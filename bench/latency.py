@@ -1,4 +1,4 @@
-"""From commit to the handler's start, at 50 and at 500 jobs a second; beside Graphile Worker at 50."""
+"""The time from commit to the handler's start, at 50 and at 500 jobs per second; beside Graphile Worker at 50."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tallybook.embedded import Server
 
 
 def ours(running: Server, rate: float, seconds: float) -> tuple[float, float]:
-    """p50 and p99 in ms of one run on a fresh database; the producer is this process, evenly paced."""
+    """Return p50 and p99 in ms of one run on a fresh database; this process is the producer, evenly paced."""
     count = int(rate * seconds)
     committed: list[float] = []
     with database(running) as dsn, Process("serve", dsn) as worker, psycopg.connect(dsn, autocommit=True) as conn:

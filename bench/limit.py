@@ -1,6 +1,7 @@
-"""100,000 jobs over 100 keys of 20 a second each, four worker processes: whether any window has too many, and what is wasted.
+"""100,000 jobs over 100 keys of 20 per second each, four worker processes: whether a window has too many, and the
+waste.
 
-All jobs are there at the start, so each key is at its limit all the time. Judged by when the handlers start.
+All jobs are enqueued at the start, so each key is at its limit all the time. The handlers' start times are checked.
 """
 
 from __future__ import annotations

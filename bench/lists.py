@@ -1,7 +1,7 @@
-"""How long a page of a list of jobs takes, by filter, with 10 million jobs of history and 1 million waiting in line.
+"""The time of a page of a list of jobs, by filter, with 10 million jobs of history and 1 million in line.
 
-Loaded like `why`, with a quiet queue whose few jobs are older than all others, and one whose jobs have failed. Of each
-filter the pages are read one behind the other, from the first on, those that find nothing among them.
+Loaded like `why`, with a quiet queue whose few jobs are older than all others, and one whose jobs have failed. For each
+filter the pages are read one after the other from the first on, including filters that find nothing.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ def _fill(conn: psycopg.Connection[Any], done: int, line: int, others: int) -> N
 
 
 def _pages(conn: psycopg.Connection[Any], which: JobFilter) -> tuple[list[float], list[float], int]:
-    """The times of the first pages and what the server's CPU had to do with each, in milliseconds; how many jobs were found."""
+    """Return the times of the first pages and the server's CPU for each, in milliseconds; and the jobs found."""
     took, cpu, found, after = [], [], 0, None
-    pid = conn.info.backend_pid  # by its CPU: what others do on the machine does not count
+    pid = conn.info.backend_pid  # its CPU excludes other load on the machine
     for _ in range(_PAGES):
         worked, began = thread_cpu(pid) * 1000, time.perf_counter()
         page = sync.run(conn, jobs.jobs(which, after=after, max_jobs=50))
@@ -93,7 +93,7 @@ def measure(dsn: str, shown: str) -> None:
     """Print the figures of a loaded database."""
     every, worked = [], []
     with psycopg.connect(dsn, autocommit=True) as conn:
-        for given in _FILTERS.values():  # plans are made
+        for given in _FILTERS.values():  # make the plans
             sync.run(conn, jobs.jobs(JobFilter(**given), after=None, max_jobs=1, max_looked=1000))
         for name, given in _FILTERS.items():
             took, cpu, found = _pages(conn, JobFilter(**given))

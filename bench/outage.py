@@ -1,7 +1,7 @@
-"""The server is away for 30 s while a worker is busy: how long after its return until the rate is what it was before.
+"""The server is away for 30 s while a worker is busy: how long after its return until the rate is back to normal.
 
-Once stopped in order and once killed with all its processes (crash recovery on the way back; what claims it had not yet
-on disk is claimed again). There is always work: what counts is the worker, which is not restarted and not told anything.
+Once it is stopped in order, and once killed with all its processes. After the kill there is crash recovery, and claims
+that were not on disk yet are repeated. There is always work, and nobody restarts or notifies the worker.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _STEP = 0.1
 
 
 def back_after(ends: list[float], before: float, returned: float, *, window: float = 1.0) -> float:
-    """Seconds after `returned` at which the first second begins that has 95 % of the rate `before`; inf: none has."""
+    """Return the seconds from `returned` to the first second with 95 % of the rate `before`; inf: there is none."""
     last = max(ends, default=returned) - window
     for turn in range(max(0, int((last - returned) / _STEP)) + 1):
         start = returned + turn * _STEP
@@ -33,12 +33,12 @@ def back_after(ends: list[float], before: float, returned: float, *, window: flo
 
 
 def rate(ends: list[float], start: float, end: float) -> float:
-    """Handlers a second that ended then."""
+    """Return the handlers per second that ended in this time."""
     return sum(start <= at < end for at in ends) / (end - start)
 
 
 def one(running: Server, how: str, seconds: float) -> tuple[float, float, int]:
-    """One outage: the rate before, seconds until it is back, jobs that did not complete."""
+    """Run one outage; return the rate before, the seconds until it is back, and the jobs that did not complete."""
     jobs = int(_MOST_PER_S * (_BEFORE + _AFTER))
     with database(running) as dsn:
         with psycopg.connect(dsn, autocommit=True) as conn:
@@ -55,13 +55,13 @@ def one(running: Server, how: str, seconds: float) -> tuple[float, float, int]:
             worker.go()
             ends = worker.answer()["ends"]
     before = median([rate(ends, gone - n - 1, gone - n) for n in range(int(_BEFORE) - 2)])
-    assert before > 0.2 * _MOST_PER_S, f"only {before:,.0f} jobs/s before the outage: this says nothing"
+    assert before > 0.2 * _MOST_PER_S, f"only {before:,.0f} jobs/s before the outage: too few to compare"
     return before, back_after(ends, before, returned), left
 
 
 def _wait_until_done(dsn: str) -> int:
-    """Wait until every job has ended, or nothing has for a while: how many are left."""
-    # Every attempt that has ended has one outcome. The view would say the same, and keep a core busy meanwhile.
+    """Wait until every job has ended, or none has for a while; return how many are left."""
+    # Every attempt that has ended has one outcome. The view would give the same number, but keep a core busy.
     open_jobs = """select (select count(*) from tallybook.entry) - (select count(*) from tallybook.outcome)
                         + (select count(*) from tallybook.scheduled)"""
     last, still = -1, 0

@@ -1,10 +1,12 @@
-"""Every page of the dashboard with 10 million jobs of history and 1 million in line, over HTTP from a real `tallybook web`.
+"""Every page of the dashboard with 10 million jobs of history and 1 million in line, over HTTP from `tallybook web`.
 
-History, line and jobs of all other states are put in as for `why`; a thousand queues, a million subjects, the audit and some
-schedules besides. Every route that is read is asked for, with parameters out of the data, filters that match often, rarely and
-never, and pages further on, 60 times in random order over one connection; the slowest page's p95 is the figure. Then 200
-viewers look at the live pages at once, and the server is asked which of its sessions do anything for them, that of the doctor
-apart, which looks once a minute.
+The history, the line and jobs of all other states are loaded as for `why`, and besides a thousand queues, a million
+subjects, the audit and some schedules. Every route that can be read is requested 60 times, in random order over one
+connection. The parameters come from the data, with filters that match often, rarely and never, and with later pages.
+The figure is the slowest page's p95.
+
+Then 200 viewers open the live pages at once, and the server is asked which of its sessions do anything for them. The
+doctor's session, which checks once a minute, does not count.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ _LONG = "a-name-without-any-space-" * 2
 
 
 def _furnish(conn: psycopg.Connection[Any]) -> None:
-    """What is there besides jobs."""
+    """Load everything besides jobs."""
     conn.execute(_THERE, {"task": "noop", "subjects": 2 * max(2_000, int(_SUBJECTS * SCALE))})
     for first in range(0, _QUEUES, 100):
         conn.execute(
@@ -62,7 +64,7 @@ def _furnish(conn: psycopg.Connection[Any]) -> None:
 
 
 def addresses(jobs: dict[str, list[int]], worker: int, cursor: str) -> dict[str, list[str]]:
-    """For each route what it is asked for."""
+    """Return the addresses to request for each route."""
     queue, rare = f"q7{_LONG[:40]}", "nothing-has-this-name"
     tabs = {"retry": "dead", "cancel": "available", "drop": "dead"}
     return {
@@ -104,7 +106,7 @@ def addresses(jobs: dict[str, list[int]], worker: int, cursor: str) -> dict[str,
 
 @contextmanager
 def serving(dsn: str, *words: str, **environment: str) -> Iterator[str]:
-    """`tallybook web` in a process of its own; its address."""
+    """Run `tallybook web` in its own process; yields its address."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("TALLYBOOK_", "PG"))}
     command = [sys.executable, "-m", "tallybook", "web", "--operate", "--port", "0", "--dsn", dsn, *words]
     with subprocess.Popen(
@@ -120,13 +122,13 @@ def serving(dsn: str, *words: str, **environment: str) -> Iterator[str]:
 
 
 def _measure(base: str, asked: dict[str, list[str]], times: int) -> tuple[dict[str, list[float]], list[str]]:
-    """Milliseconds from the request to the end of the answer, by address; and those that were not answered by their page."""
+    """Return the milliseconds from request to end of answer, by address; and the addresses that failed."""
     took: dict[str, list[float]] = {path: [] for paths in asked.values() for path in paths}
     order = [path for path in took for _ in range(times)]
     random.Random(7).shuffle(order)
     failed: dict[str, int] = {}
     with httpx2.Client(base_url=base, timeout=60) as http:
-        for path in took:  # sessions and plans are made
+        for path in took:  # make the sessions and plans
             http.get(path)
         for path in order:
             began = time.perf_counter()
@@ -145,7 +147,7 @@ _DONE = "select xact_commit + xact_rollback from pg_stat_database where datname 
 
 
 async def _viewers(base: str, dsn: str, job: int) -> tuple[int, float, int]:
-    """The most sessions that did anything within one second for all viewers, transactions a second, and viewers that got news."""
+    """Return the most sessions active within one second, transactions per second, and viewers with news."""
     topics = ("topic=overview&topic=point", "topic=workers", f"topic=job:{job}")
     heard: set[int] = set()
 
@@ -204,7 +206,7 @@ def run() -> None:
             jobs = {name: ids for name, ids in _load(conn, done, line, others).items() if name != "unknown"}
             _furnish(conn)
             worker = start_worker(conn, ["default"])
-            # Those of the benchmarks are for ever; a page shows times.
+            # The benchmarks' workers have no end, but a page shows times.
             conn.execute("update tallybook.worker set seen_at = clock_timestamp(), started_at = clock_timestamp()")
             conn.execute("select tallybook.recount()")
             found = conn.execute(
@@ -212,7 +214,7 @@ def run() -> None:
             )
             (cursor,) = found.fetchone() or ("",)
         vacuum(dsn)
-        say("  pages: all is there")
+        say("  pages: all is loaded")
         asked = addresses(jobs, worker, cursor)
         there = [
             one.path
@@ -223,7 +225,7 @@ def run() -> None:
         asked = {path: found for path, found in asked.items() if path in there}
         with serving(dsn) as base:
             took, failed = _measure(base, asked, max(5, int(_TIMES * min(1.0, SCALE * 4))))
-            say("  pages: all have answered; now those who look on")
+            say("  pages: all have answered; now the viewers")
             most, rate, heard = asyncio.run(_viewers(base, dsn, jobs["scheduled"][0]))
     for one in failed:
         say(f"  pages: not answered: {one}")
@@ -237,7 +239,7 @@ def run() -> None:
     at_most("pages", "server_p95_ms", percentile(times, 0.95), "ms", 100, shown).show()
     plain("pages", "p95_ms_all", percentile(every, 0.95), "ms", f"{len(every)} requests").show()
     at_most(
-        "pages", "pages_failed", len(failed), "addresses", 0, "answered by an error, as one that took longer than 3 s"
+        "pages", "pages_failed", len(failed), "addresses", 0, "answered with an error, for example after 3 s"
     ).show()
-    at_most("pages", "pollers", most, "sessions", 1, f"that did anything within a second for {heard} viewers").show()
+    at_most("pages", "pollers", most, "sessions", 1, f"active within a second for {heard} viewers").show()
     plain("pages", "transactions_per_s", rate, "/s", "of the whole database meanwhile").show()

@@ -1,4 +1,4 @@
-"""Another session holds an old snapshot for 120 s while 5,000 jobs a second go through: the claim must not slow down."""
+"""Another session holds an old snapshot for 120 s at 5,000 jobs per second: claims must not slow down."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Another session holds an old snapshot for 120 s while 1,000 delayed or retried jobs a second fall due: none may start later.
+"""Another session holds an old snapshot for 120 s at 1,000 delayed or retried jobs per second: none may start later.
 
-500 jobs a second are enqueued to run in a second; each fails its first attempt and is retried after a second. Half of what
-falls due is delayed, half is retried. What counts is the time from run_at to the start of the handler in a worker process.
+500 jobs per second are enqueued with a delay of one second. Each fails its first attempt and is retried after a second.
+So half of the due jobs are delayed and half are retried. The figure is the time from run_at to the start of the handler
+in a worker process.
 """
 
 from __future__ import annotations
@@ -69,11 +70,11 @@ def run() -> None:
     ended = max(at for at, _ in late)
     first = [ms for at, ms in late if at <= 1 + window]
     last = [ms for at, ms in late if at >= ended - window]
-    say(f"  pinned_scheduled: {dead[0] if dead else 0:,} dead rows were left in scheduled")
+    say(f"  pinned_scheduled: {dead[0] if dead else 0:,} dead rows are left in scheduled")
     for at in range(0, int(ended), int(window)):
         part = [ms for due, ms in late if at <= due < at + window]
         say(
-            f"  pinned_scheduled: from {at} s on: p50 {percentile(part, 0.5):.1f} ms, p99 {percentile(part, 0.99):.1f} ms"
+            f"  pinned_scheduled: from {at} s: p50 {percentile(part, 0.5):.1f} ms, p99 {percentile(part, 0.99):.1f} ms"
         )
     for what, among in (("delayed", [n for n, _ in rows if n > 0]), ("retried", [n for n, _ in rows if n < 0])):
         say(f"  pinned_scheduled: {len(among):,} {what}, {sum(n in starts for n in among):,} of them started")

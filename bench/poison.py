@@ -1,7 +1,7 @@
-"""1,000 poisoned handlers among 100,000 jobs, one worker: the others complete, and the worker stays as it was.
+"""1,000 poisoned handlers among 100,000 jobs, one worker: the others complete, and the worker does not degrade.
 
-In ten rounds, each loaded and then waited for; memory, threads and file descriptors of the worker's process are read
-after each, when it is idle. The first rounds warm it up (threads are started when they are needed, caches fill).
+There are ten rounds, each loaded and then awaited. After each, when the worker is idle, its memory, threads and file
+descriptors are read. The first rounds warm it up (threads start on demand, caches fill).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SLOTS = 50
 
 @dataclass(frozen=True)
 class Used:
-    """By a process, now."""
+    """What a process uses now."""
 
     mib: float
     threads: int
@@ -39,7 +39,7 @@ class Used:
 
 
 def _load(conn: psycopg.Connection[Any], number: int, others: int, poisoned: int) -> None:
-    """One round: the poisoned ones spread among the others."""
+    """Load one round: the poisoned jobs are spread among the others."""
     share = others // poisoned
     for n in range(poisoned):
         kind = number * poisoned + n
@@ -51,7 +51,7 @@ def _load(conn: psycopg.Connection[Any], number: int, others: int, poisoned: int
 
 
 def _wait(conn: psycopg.Connection[Any], seconds: float) -> int:
-    """Until every attempt has ended and none is to come; how many are left."""
+    """Wait until every attempt has ended and none is due; return how many are left."""
     open_jobs = """select (select count(*) from tallybook.entry) - (select count(*) from tallybook.outcome)
                         + (select count(*) from tallybook.scheduled)"""
     until = time.monotonic() + seconds
@@ -92,7 +92,7 @@ def run() -> None:
         lives = conn.execute("select count(*) from tallybook.worker").fetchone()
         worker.go()
         worker.answer()
-    assert lives == (1,), "the worker was given up, or started again"
+    assert lives == (1,), "the worker was given up for dead, or restarted"
     warm, last = used[_WARM - 1], used[-1]
     total, bad = _ROUNDS * others, _ROUNDS * poisoned
     shown = f"{total:,} others, {bad:,} poisoned in {len(zoo.POISONS)} ways"
@@ -100,7 +100,7 @@ def run() -> None:
     at_most("poison", "others_not_completed", float(undone), "jobs", 0, shown).show()
     ends = f"each failed {zoo.ATTEMPTS} times, then dead"
     at_most("poison", "poisoned_not_dead", float(bad - states.get("true dead", 0)), "jobs", 0, ends).show()
-    # Medians of three rounds: one of the poisoned raises 5 MB of text, which is still there at a look or is not.
+    # Medians of three rounds: one poisoned job raises 5 MB of text, which may or may not be in memory at a reading.
     early, late = (median([u.mib for u in some]) for some in (used[_WARM - 1 : _WARM + 2], used[-3:]))
     shown = f"{early:.1f} MiB after rounds {_WARM} to {_WARM + 2}, {late:.1f} after the last three"
     at_most("poison", "memory_last_to_warm", late / early, "ratio", 1.05, shown).show()

@@ -1,4 +1,4 @@
-"""Starting the benchmark's own worker processes, and ending them in any case."""
+"""Starts the benchmark's own worker processes, and ends them in any case."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 
 class Process:
-    """One `bench.worker_process`; a context manager that leaves nothing behind.
+    """One `bench.worker_process`; a context manager that leaves no process behind.
 
-    quiet: what it logs is not shown, where thousands of failures are what is measured.
+    quiet: hide its log, if thousands of failures are expected.
     """
 
     def __init__(self, *arguments: str, quiet: bool = False) -> None:
@@ -36,24 +36,24 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The process's id."""
         return self._child.pid
 
     def go(self) -> None:
-        """Let it work (drain), or end (serve)."""
+        """Let it start working (drain), or end (serve)."""
         assert self._child.stdin is not None
         self._child.stdin.write("go\n")
         self._child.stdin.flush()
 
     def answer(self) -> dict[str, Any]:
-        """What it says at its end."""
+        """Return its report at its end."""
         assert self._child.stdout is not None
         found: dict[str, Any] = json.loads(self._child.stdout.readline())
         return found
 
 
 def drain(dsn: str, jobs: int, processes: int, slots: int) -> float:
-    """Jobs a second from the first handler's start to the last handler's end, over all processes."""
+    """Return the jobs per second from the first handler's start to the last handler's end, over all processes."""
     with ExitStack() as stack:
         workers = [stack.enter_context(Process("drain", dsn, str(slots))) for _ in range(processes)]
         for worker in workers:

@@ -1,7 +1,8 @@
-"""A query-driven schedule over 100,000 candidates, 90 % of which are queued already: from the fire to its commit.
+"""A query-driven schedule over 100,000 candidates, 90 % of them queued already: from the fire to its commit.
 
-No statistics, as right after an installation. Beside it, in the same run: the query alone, sorted; the same rows put into a bare
-table with a unique key by INSERT ... SELECT ... ON CONFLICT DO NOTHING; and enqueue, one call a row, for a part of them.
+There are no statistics, as right after an installation. The same run also measures the query alone, sorted; the same
+rows written to a bare table with a unique key by INSERT ... SELECT ... ON CONFLICT DO NOTHING; and enqueue, one call
+per row, for a part of them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ create view stale as
 select 'price:' || id as key, jsonb_build_object('asset_id', id, 'symbol', symbol) as args from asset
  where viewed_at > now() - interval '48 h' and (price_at is null or price_at < now() - interval '24 h')"""
 _ASSETS = "insert into asset select n, 'S' || n, now() - interval '2 days', now() from generate_series(1, %s) n"
-# What enqueue would have written for nine of ten.
+# What enqueue would have written for nine of ten candidates.
 _QUEUED = """
 with lane as materialized (select * from tallybook._lane('prices', 2, '')),
      job as materialized (select nextval('tallybook.job_id') as id, key, args from stale
@@ -58,14 +59,14 @@ def _cpu(pid: int) -> float:
 
 
 def _private_mib(pid: int) -> float:
-    """What the backend has for itself, without the shared buffers that it has touched."""
+    """Return the backend's own memory, without the shared buffers that it has touched."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith("RssAnon"))) / 1024
 
 
 @contextmanager
 def _peak(pid: int, into: dict[str, float]) -> Iterator[None]:
-    """How much more memory it takes than before, at the most, looked at every 10 ms."""
+    """Store the peak of additional memory while the block runs, read every 10 ms."""
     before, ended = _private_mib(pid), threading.Event()
     seen = [before]
 
@@ -84,7 +85,7 @@ def _peak(pid: int, into: dict[str, float]) -> Iterator[None]:
 
 
 def turn(dsn: str, candidates: int) -> dict[str, float]:
-    """One measurement on a fresh database: what takes how long."""
+    """Measure once on a fresh database; return the times."""
     took: dict[str, float] = {}
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute("alter table tallybook.unique_key set (autovacuum_enabled = off)")
@@ -128,5 +129,5 @@ def run() -> None:
     plain("query", "seconds_none_new", took["none"], "s", "the same once more").show()
     plain("query", "seconds_all_new", took["all"], "s", "for another task, which has no jobs yet").show()
     plain(
-        "query", "memory_mib", took["memory"], "MiB", "anonymous memory of the backend, at most against before"
+        "query", "memory_mib", took["memory"], "MiB", "peak anonymous memory of the backend, less that before"
     ).show()
