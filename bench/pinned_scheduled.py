@@ -73,9 +73,7 @@ def run() -> None:
     say(f"  pinned_scheduled: {dead[0] if dead else 0:,} dead rows are left in scheduled")
     for at in range(0, int(ended), int(window)):
         part = [ms for due, ms in late if at <= due < at + window]
-        say(
-            f"  pinned_scheduled: from {at} s: p50 {percentile(part, 0.5):.1f} ms, p99 {percentile(part, 0.99):.1f} ms"
-        )
+        say(f"  pinned_scheduled: from {at} s: p50 {percentile(part, 0.5):.1f} ms, p99 {percentile(part, 0.99):.1f} ms")
     for what, among in (("delayed", [n for n, _ in rows if n > 0]), ("retried", [n for n, _ in rows if n < 0])):
         say(f"  pinned_scheduled: {len(among):,} {what}, {sum(n in starts for n in among):,} of them started")
     shown = f"first {percentile(first, 0.5):.1f} ms, last {percentile(last, 0.5):.1f} ms, {window:g} s each of {seconds:g} s"

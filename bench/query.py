@@ -128,6 +128,4 @@ def run() -> None:
     at_most("query", "seconds", took["seconds"], "s", 2, shown).show()
     plain("query", "seconds_none_new", took["none"], "s", "the same once more").show()
     plain("query", "seconds_all_new", took["all"], "s", "for another task, which has no jobs yet").show()
-    plain(
-        "query", "memory_mib", took["memory"], "MiB", "peak anonymous memory of the backend, less that before"
-    ).show()
+    plain("query", "memory_mib", took["memory"], "MiB", "peak anonymous memory of the backend, less that before").show()

@@ -1,9 +1,10 @@
 """From the kill -9 of a worker that holds a session to the next claim of its jobs, with and without a long history.
 
-Two workers serve one queue. Jobs hold for ever in the one that is to be killed, and end at once in the other, which is
-the rescuer as well. Per kill the time counts until the last of the dead one's jobs is claimed again.
-First with the default settings, by which the look for dead workers every 5 s decides; then with a look every 0.2 s, so
-that what the history costs would show: without one, and behind 10 million done jobs, put in by plain SQL as entries,
+Two workers serve one queue. Jobs hold forever in the worker that will be killed, and end at once in the other, which is
+also the rescuer. Each kill is timed until the last of the dead worker's jobs is claimed again.
+
+First with the default settings, where the check for dead workers every 5 s dominates. Then with a check every 0.2 s, so
+that the cost of history would show: without one, and behind 10 million done jobs, loaded by plain SQL as entries,
 claims and outcomes. Last with both workers behind a PgBouncer in transaction mode, where only the lease shows a death.
 """
 
@@ -31,13 +32,13 @@ from tallybook.embedded import Server
 from tests.support.pooler import PACKAGE, Pooler, installed
 
 _HELD = 10  # jobs that a worker holds when it is killed
-_BATCH = 1000  # of the done jobs a claim
+_BATCH = 1000  # of the done jobs, per claim
 _CHUNK = 100_000
 _QUICK = {"rescue_look": "200 ms"}
 _LEASE = 9.0
 _POOLED = {"lease": f"{_LEASE:g} s", "heartbeat": "3 s"}
 
-# What enqueue_many and complete_many would have written. The claims in between are made by claim itself.
+# What enqueue_many and complete_many would have written. claim itself makes the claims in between.
 _ENTRIES = """
 insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, failures, crashes, retention, task, args)
 select n, n, clock_timestamp(), l.lane_id, 1, 0, 0, l.retention, 'noop', jsonb_build_object('to', 'user@example.com', 'n', n)
@@ -51,7 +52,7 @@ select e.xid, e.seq, clock_timestamp(), e.retention, 'completed'
 
 
 def fill(conn: psycopg.Connection[Any], jobs: int) -> None:
-    """So many done jobs behind the cursor of the queue's lane, claimed in batches by a worker that has left since."""
+    """Load done jobs behind the cursor of the queue's lane; a worker, now gone, claimed them in batches."""
     worker, last = start_worker(conn, ["default"]), 0
     conn.execute("set synchronous_commit = off")
     for first in range(0, jobs, _CHUNK):
@@ -67,9 +68,9 @@ def fill(conn: psycopg.Connection[Any], jobs: int) -> None:
             last = row[0]
         conn.execute(_OUTCOMES, (before,))
         if first % 1_000_000 == 0:
-            say(f"  rescue: {first:,} done jobs are there")
+            say(f"  rescue: {first:,} done jobs are loaded")
     left = _one(conn, "select (select count(*) from tallybook.entry) - (select count(*) from tallybook.outcome)")
-    assert left == 0, f"{left} of the done jobs are not done"
+    assert left == 0, f"{left} of the done jobs have not ended"
     conn.execute("select from tallybook.renew(%s::int, %s::bigint)", (worker, last + 1))
     conn.execute("select tallybook.worker_stop(%s::int)", (worker,))
 
@@ -85,7 +86,7 @@ _NUMBERS = itertools.count(1)
 
 @contextmanager
 def victim(conn: psycopg.Connection[Any], dsn: str, settings: dict[str, str]) -> Iterator[tuple[Process, list[int]]]:
-    """A worker that holds some jobs, and their ids; the other worker may have had some as well, and ended them."""
+    """Start a worker that holds some jobs; yield it and their ids. The other worker may have run some, too."""
     name = f"victim{next(_NUMBERS)}"
     with Process("serve", dsn, json.dumps({"name": name, "slots": _HELD, **settings}), quiet=True) as process:
         since, held = _one(conn, "select coalesce(max(job_id), 0) from tallybook.entry"), []
@@ -105,7 +106,7 @@ def victim(conn: psycopg.Connection[Any], dsn: str, settings: dict[str, str]) ->
 
 
 def kill(conn: psycopg.Connection[Any], dsn: str, settings: dict[str, str], most_wait: float) -> float:
-    """Kill one worker at a random moment: seconds until the last of its jobs is claimed again."""
+    """Kill one worker at a random moment; return the seconds until the last of its jobs is claimed again."""
     with victim(conn, dsn, settings) as (process, held):
         time.sleep(random.uniform(0, most_wait))
         killed = time.time()
@@ -127,7 +128,7 @@ def kill(conn: psycopg.Connection[Any], dsn: str, settings: dict[str, str], most
 def kills(
     dsn: str, count: int, settings: dict[str, str], most_wait: float, what: str, *, workers_dsn: str | None = None
 ) -> list[float]:
-    """The times of so many kills, with one surviving worker."""
+    """Return the times of this many kills, with one surviving worker."""
     took: list[float] = []
     survivor, theirs = json.dumps({"name": "survivor", **settings}), workers_dsn or dsn
     with Process("serve", theirs, survivor, quiet=True) as other, psycopg.connect(dsn, autocommit=True) as conn:
@@ -146,7 +147,7 @@ def run() -> None:
         with psycopg.connect(dsn, autocommit=True) as conn:
             conn.execute("select tallybook._lane('default', 2, '')")
         usual = kills(dsn, count, {}, 5.0, "default settings")
-        quick = kills(dsn, count, _QUICK, 0.5, "a look every 0.2 s")
+        quick = kills(dsn, count, _QUICK, 0.5, "a check every 0.2 s")
         with psycopg.connect(dsn, autocommit=True) as conn:
             fill(conn, done)
         vacuum(dsn)
@@ -155,9 +156,9 @@ def run() -> None:
     shown = f"{count} kills of a worker with {_HELD // 2} jobs or more, default settings"
     at_most("rescue", "rescue_p50_s", median(usual), "s", 2, shown).show()
     at_most("rescue", "rescue_max_s", max(usual), "s", 6, shown).show()
-    shown = f"{median(behind):.2f} s behind {done:,} done jobs, {median(quick):.2f} s without, a look every 0.2 s"
+    shown = f"{median(behind):.2f} s behind {done:,} done jobs, {median(quick):.2f} s without, a check every 0.2 s"
     at_most("rescue", "rescue_ratio_behind_done", median(behind) / median(quick), "ratio", 1.1, shown).show()
-    plain("rescue", "rescue_p50_quick_s", median(quick), "s", f"a look every 0.2 s, {count} kills").show()
+    plain("rescue", "rescue_p50_quick_s", median(quick), "s", f"a check every 0.2 s, {count} kills").show()
     if pooled:
         shown = f"{len(pooled)} kills behind PgBouncer, with a lease of {_LEASE:g} s; from the kill, less the lease"
         at_most("rescue", "rescue_pooled_past_lease_s", max(pooled) - _LEASE, "s", 5, shown).show()

@@ -1,7 +1,7 @@
-"""What roles cost: enqueue, claim, claimed_jobs and complete_many with the owner's rights and a fixed search_path, against without.
+"""The cost of roles: enqueue, claim, claimed_jobs and complete_many with the owner's rights and a fixed search_path.
 
-Two databases of one server, one plain, one with roles, called in turns, so that what else the machine does hits both. The third
-and the fourth are the parts of it: search_path alone, and SECURITY DEFINER alone.
+Two databases of one server, one without and one with roles, are called in turns, so that other load on the machine hits
+both. A third and a fourth measure the parts of it: search_path alone, and SECURITY DEFINER alone.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Side:
                 " where p.pronamespace = 'tallybook'::regnamespace"
             ).fetchall():
                 conn.execute(sql.SQL(_ALTER).format(sql.SQL(call), sql.SQL(how)))
-        conn.execute("set synchronous_commit = off")  # what is measured is the server's CPU, not its disk
+        conn.execute("set synchronous_commit = off")  # measure the server's CPU, not its disk
         row = conn.execute(_START).fetchone()
         self._worker = row[0] if row else 0
 
@@ -55,7 +55,7 @@ class _Side:
         return rows
 
     def turn(self) -> None:
-        """Ten jobs, from their enqueue to their end."""
+        """Run ten jobs, from their enqueue to their end."""
         for _ in range(10):
             self._timed("enqueue", _ENQUEUE)
         lease = uuid.uuid4()
@@ -75,7 +75,7 @@ def run() -> None:
             sides[kind] = _Side(conn, kind, prefix)
         order = list(sides.values())
         for _ in range(turns):
-            random.shuffle(order)  # who comes first finds colder caches
+            random.shuffle(order)  # the first one finds colder caches
             for side in order:
                 side.turn()
         base = {what: median(sides["plain"].seconds[what]) for what in _WHAT}

@@ -1,6 +1,7 @@
-"""10,000 schedules, 200 of them due at the same instant of each second, four worker processes: each tick once, and when.
+"""10,000 schedules, 200 of them due at the same instant of each second, four worker processes: each tick once, on time.
 
-Lateness is from the tick to the start of the handler: fired, committed, claimed and begun, over all ticks of the run.
+The lateness is from the tick to the start of the handler (fired, committed, claimed, started), over all ticks of the
+run.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ select 'warm ' || n, 'database', 'fired', %(second)s || ' * * * * *', now(), now
 
 
 def _wait(conn: psycopg.Connection[Any], until: datetime) -> None:
-    """By the server's clock, which the ticks follow."""
+    """Wait by the server's clock, which the ticks follow."""
     row = conn.execute("select extract(epoch from %s - clock_timestamp())::float8", (until,)).fetchone()
     assert row is not None
     time.sleep(max(0.0, row[0]))
@@ -47,11 +48,11 @@ def run() -> None:
     with server() as running, database(running) as dsn, psycopg.connect(dsn, autocommit=True) as conn:
         with ExitStack() as stack:
             workers = [stack.enter_context(Process("serve", dsn)) for _ in range(_WORKERS)]
-            # Each schedule ticks once a minute; those of one group at the same second.
+            # Each schedule ticks once a minute; the schedules of one group tick at the same second.
             start = (datetime.now(UTC) + timedelta(seconds=4 + count / 1000)).replace(microsecond=0)
             end = start + timedelta(seconds=seconds)
             conn.execute(_LOAD, {"first": start.second, "each": _EACH_SECOND, "count": count})
-            # One instant of 200 before it counts, as it is in a worker that has fired before.
+            # One uncounted instant of 200 first, so that the workers are warmed up.
             conn.execute(_WARM, {"second": (start - timedelta(seconds=2)).second, "each": _EACH_SECOND})
             conn.execute("analyze tallybook.schedule")
             while conn.execute("select 1 from tallybook.schedule where tick is null limit 1").fetchone():
@@ -87,4 +88,4 @@ def run() -> None:
         "schedule", "lateness_p99_ms", percentile(late, 0.99), "ms", 250,
         f"to the handler's start: p50 {percentile(late, 0.5):.0f}, max {max(late):.0f} ms",
     ).show()  # fmt: skip
-    plain("schedule", "fire_p99_ms", percentile(fired, 0.99), "ms", "of that, until a clock had claimed the run").show()
+    plain("schedule", "fire_p99_ms", percentile(fired, 0.99), "ms", "the part until a clock had claimed the run").show()

@@ -1,7 +1,7 @@
-"""Ten million jobs scheduled for later: what they cost the claim, and how late jobs start that fall due at 2,000 a second.
+"""Ten million jobs scheduled for later: their cost for claims, and how late due jobs start at 2,000 per second.
 
-The claims are timed in turn in two databases of one server, one with the scheduled jobs and one without. The lateness is
-that of a real worker process, from run_at to the start of the handler, in the database with the scheduled jobs.
+The claims are timed in turn in two databases of one server, one with the scheduled jobs and one without. The lateness
+is that of a real worker process, from run_at to the start of the handler, in the database with the scheduled jobs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LEFT = "select exists (select from tallybook.scheduled where run_at <= to_times
 
 
 def fill(dsn: str, jobs: int) -> None:
-    """So many jobs that are scheduled for later, by plain SQL."""
+    """Load jobs that are scheduled for later, by plain SQL."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute("select tallybook._lane('default', 2, '')")
         conn.execute("set synchronous_commit = off")
@@ -61,7 +61,7 @@ def _claim(conn: psycopg.Connection[Any], worker: int) -> float:
 
 
 def claims(with_them: str, without: str, count: int) -> tuple[float, float]:
-    """The median time of a claim of 100 jobs in ms, with and without the scheduled jobs."""
+    """Return the median time of a claim of 100 jobs in ms, with and without the scheduled jobs."""
     took: tuple[list[float], list[float]] = ([], [])
     with psycopg.connect(with_them, autocommit=True) as one, psycopg.connect(without, autocommit=True) as other:
         conns = (one, other)
@@ -81,7 +81,7 @@ def claims(with_them: str, without: str, count: int) -> tuple[float, float]:
 
 
 def lateness(dsn: str, seconds: float) -> list[float]:
-    """How late each job started, in ms, where 2,000 a second fall due for so long."""
+    """Return how late each job started, in ms, while 2,000 per second fall due for this many seconds."""
     count = int(_RATE * seconds)
     with psycopg.connect(dsn, autocommit=True) as conn:
         start = time.time() + _AHEAD + count / 100_000

@@ -1,4 +1,4 @@
-"""The server that everything is measured on: PostgreSQL 18, durable, with room for its buffers and its log."""
+"""The server for all measurements: PostgreSQL 18, durable, with enough room for its buffers and its log."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ SETTINGS = {
 
 @contextmanager
 def server() -> Iterator[Server]:
-    """A durable server of its own for one benchmark."""
+    """Run a separate durable server for one benchmark."""
     with temporary_server(18, settings=SETTINGS, durable=True) as running:
         yield running
 
 
 @contextmanager
 def database(running: Server, *, tallybook: bool = True) -> Iterator[str]:
-    """A fresh database, with the schema unless told otherwise; its DSN."""
+    """Make a fresh database, with the schema unless `tallybook` is false; yields its DSN."""
     name = f"bench_{secrets.token_hex(4)}"
     dsn = running.create_database(name)
     try:
@@ -47,14 +47,14 @@ def database(running: Server, *, tallybook: bool = True) -> Iterator[str]:
 
 
 def args(number: int) -> str:
-    """The payload of every benchmark, peers included."""
+    """Return the payload of every benchmark's jobs, peers included."""
     return json.dumps({"to": f"user{number}@example.com", "n": number})
 
 
 def load(
     conn: psycopg.Connection[Any], jobs: int, *, queue: str = "default", task: str = "noop", batch: int = 1000
 ) -> None:
-    """Put so many jobs in, in batches."""
+    """Enqueue this many jobs, in batches."""
     for first in range(0, jobs, batch):
         numbers = range(first, min(first + batch, jobs))
         conn.execute(
@@ -64,7 +64,7 @@ def load(
 
 
 def start_worker(conn: psycopg.Connection[Any], queues: list[str]) -> int:
-    """A worker's row for claims that a benchmark makes itself."""
+    """Register a worker for claims that a benchmark makes itself; return its id."""
     row = conn.execute(
         "select tallybook.worker_start('bench', %s::text[], '{noop}', at => 'infinity')", (queues,)
     ).fetchone()
@@ -73,14 +73,14 @@ def start_worker(conn: psycopg.Connection[Any], queues: list[str]) -> int:
 
 
 def wal(conn: psycopg.Connection[Any]) -> int:
-    """Bytes of write-ahead log so far."""
+    """Return the bytes of write-ahead log so far."""
     row = conn.execute("select (pg_current_wal_insert_lsn() - '0/0')::bigint").fetchone()
     assert row is not None
     return int(row[0])
 
 
 def vacuum(dsn: str) -> None:
-    """What autovacuum would do in the next minute: every system is measured with statistics."""
+    """Do what autovacuum would do within a minute: every system is measured with statistics."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute("vacuum (analyze)")
 

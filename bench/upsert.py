@@ -1,7 +1,8 @@
-"""Bulk upsert of subjects beside what it cannot be faster than: a plain INSERT ... ON CONFLICT DO UPDATE into the same tables.
+"""Bulk upsert of subjects beside the plain statement that bounds it: INSERT ... ON CONFLICT DO UPDATE into the same
+tables.
 
-100,000 subjects, every second one new, one statement per 1,000, the two kinds in turn, each with names of its own. The plain
-statement knows no claims: it would change what runs, and says nothing of what was there before.
+100,000 subjects, every second one new, one statement per 1,000. The two kinds take turns, each with its own names. The
+plain statement ignores claims: it would change running jobs, and it does not report the former values.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def run() -> None:
                 ],
                 "run_ats": [run_at] * BATCH,
             }
-            # Each goes first every other time.
+            # They take turns in going first.
             for task in sorted(took, reverse=first // BATCH % 2 == 1):
                 took[task] += _upsert(conn, _OURS if task == "ours" else _PLAIN, given)
         _check(conn, subjects)
@@ -79,7 +80,7 @@ def _upsert(conn: psycopg.Connection[Any], query: LiteralString, given: dict[str
 
 
 def _check(conn: psycopg.Connection[Any], subjects: int) -> None:
-    """Both have done the same work."""
+    """Check that both have done the same work."""
     done = conn.execute(
         "select task, count(*), count(*) filter (where run_at > now() + interval '36 h') from tallybook.scheduled group by task"
     ).fetchall()

@@ -1,7 +1,7 @@
-"""How long `why` takes for jobs of every state, with 10 million jobs of history and 1 million waiting in line.
+"""The time of `why` for jobs of every state, with 10 million jobs of history and 1 million in line.
 
-History and line are put in by plain SQL (see rescue); so are 10,000 jobs of each other state: scheduled, dead, waiting for
-a parent, for their order key and among fair keys. Asked for in random order, each once, over one connection; the
+Plain SQL loads the history and the line (see rescue), and 10,000 jobs of each other state: scheduled, dead, waiting for
+a parent, for their order key and among fair keys. Each job is asked for once, in random order, over one connection. The
 time is the caller's.
 """
 
@@ -47,9 +47,9 @@ select n, n, clock_timestamp(), l.lane_id, 1, 0, 0, l.retention, 'noop', jsonb_b
 
 
 def _load(conn: psycopg.Connection[Any], done: int, line: int, others: int) -> dict[str, list[int]]:
-    """Ids of some jobs of each state."""
+    """Load the jobs; return ids of some jobs of each state."""
     fill(conn, done)
-    say("  why: the history is there")
+    say("  why: the history is loaded")
     worker = start_worker(conn, ["default", "ordered"])
     for first in range(0, line, 100_000):
         conn.execute(_LINE, (min(100_000, line - first),))
@@ -91,7 +91,7 @@ def run() -> None:
         vacuum(dsn)
         took: dict[str, list[float]] = {name: [] for name in jobs}
         with psycopg.connect(dsn, autocommit=True) as conn:
-            conn.execute("select * from tallybook.why(1)").fetchall()  # plans are made
+            conn.execute("select * from tallybook.why(1)").fetchall()  # make the plans
             asked = [(name, job) for name, ids in jobs.items() for job in ids]
             random.Random(6).shuffle(asked)
             for name, job in asked:
@@ -100,7 +100,7 @@ def run() -> None:
                 took[name].append((time.perf_counter() - began) * 1000)
                 assert rows, job
     for name, times in took.items():
-        assert times, f"there is no job that is {name}"
+        assert times, f"there is no job in state {name}"
         plain(
             "why", f"p95_ms_{name}", percentile(times, 0.95), "ms", f"{len(times)} jobs, p50 {median(times):.2f} ms"
         ).show()

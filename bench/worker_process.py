@@ -1,6 +1,6 @@
-"""One worker process of a benchmark: says ready, waits for go, works, says what it did.
+"""One worker process of a benchmark: prints ready, waits for go, works, prints a report.
 
-drain: ends by itself when nothing has come for a while. serve: ends when it is told to, or its standard input closes.
+drain: ends when no job has come for a while. serve: ends at a line on its standard input, or when that closes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any
 
-import bench.zoo  # noqa: F401  its tasks are the app's
+import bench.zoo  # noqa: F401  it adds its tasks to the app
 from bench import app as bench_app
 from tallybook._worker.claim.claimer import Claimer
 from tallybook._worker.entry import prepared
@@ -21,12 +21,12 @@ from tallybook._worker.settings import SLOTS
 
 
 async def _drain(dsn: str, slots: int, nodes: int = 0) -> dict[str, object]:
-    """`nodes`: of so many nodes, which TALLYBOOK_NODES names."""
+    """Drain the queue; `nodes`: the number of nodes that TALLYBOOK_NODES names."""
     worker = prepared(bench_app.app, dsn=dsn, queues={"default": slots}, nodes="all" if nodes else None)
     go, claim, ready = asyncio.Event(), Claimer.run, 0
 
     async def gated(self: Claimer) -> None:
-        """Connected, on record, lifespans open: only the claims wait for the start."""
+        """Connected, registered, lifespans open: only the claims wait for the start."""
         nonlocal ready
         ready += 1
         if ready == max(1, nodes):
@@ -51,7 +51,7 @@ async def _drain(dsn: str, slots: int, nodes: int = 0) -> dict[str, object]:
 
 
 def _at_work(worker: Worker) -> bool:
-    """Whether it has claimed, or waits for the next job; behind a pooler it polls, and has no sleeper."""
+    """Return whether it has claimed, or waits for the next job; behind a pooler it polls, and has no sleeper."""
     polls = worker.sleeper is None and bool(worker._services)
     return polls or bool(worker.claimer.claimed) or (worker.sleeper is not None and worker.sleeper.clear)
 
@@ -64,14 +64,14 @@ def _all_at_work(worker: Worker | Fleet, nodes: int) -> bool:
 
 
 async def _serve(dsn: str, options: dict[str, Any]) -> dict[str, object]:
-    """A worker with these settings (durations in words), until told to end. `nodes`: of all nodes, which are so many."""
+    """Run a worker with these settings (durations as text) until told to end. `nodes`: serve all nodes, this many."""
     options["queues"], nodes = {"default": options.pop("slots", SLOTS)}, options.pop("nodes", 0)
     worker = prepared(bench_app.app, dsn=dsn, nodes="all" if nodes else None, **options)
     running = asyncio.create_task(worker.run())
     while not _all_at_work(worker, nodes):
         await asyncio.wait((running,), timeout=0.02)
         if running.done():
-            await running  # what was wrong
+            await running  # raises its error
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
     worker.stop()
@@ -86,7 +86,7 @@ async def _serve(dsn: str, options: dict[str, Any]) -> dict[str, object]:
 
 
 async def main(what: str, dsn: str, given: str) -> None:
-    """Work, and say what was done."""
+    """Work, and print the report."""
     said = await (_drain(dsn, *map(int, given.split())) if what == "drain" else _serve(dsn, json.loads(given)))
     print(json.dumps(said), flush=True)
 

@@ -1,4 +1,4 @@
-"""Handlers that go wrong in every way that an exception can (F29); each is a job's own affair and nobody else's."""
+"""Handlers that fail in every way that an exception can (F29); each failure must affect only its own job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tallybook import Constant
 
 
 class Unprintable(Exception):
-    """Cannot be shown."""
+    """An error that cannot be shown."""
 
     def __str__(self) -> str:
         raise RuntimeError("no text for you")
@@ -21,7 +21,7 @@ class Unprintable(Exception):
 
 
 class Ending(Exception):
-    """Ends whoever shows it."""
+    """An error that ends any code that shows it."""
 
     def __str__(self) -> str:
         raise SystemExit(3)
@@ -88,19 +88,19 @@ _AT_ONCE = Constant(timedelta(0))
 
 @app.task(retry=_AT_ONCE, max_attempts=ATTEMPTS)
 async def poison(kind: int) -> None:
-    """On the event loop."""
+    """Fail on the event loop."""
     POISONS[kind % len(POISONS)]()
 
 
 @app.task(retry=_AT_ONCE, max_attempts=ATTEMPTS)
 def poison_thread(kind: int) -> None:
-    """In a thread."""
+    """Fail in a thread."""
     POISONS[kind % len(POISONS)]()
 
 
 @app.task(retry=_AT_ONCE, max_attempts=ATTEMPTS)
 async def poison_own_task(kind: int) -> None:
-    """Cancels the asyncio task that it runs in, and then goes wrong, or waits for the cancel to arrive."""
+    """Cancel the asyncio task that it runs in, and then fail, or wait for the cancel to arrive."""
     me = asyncio.current_task()
     assert me is not None
     me.cancel()

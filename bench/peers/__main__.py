@@ -9,7 +9,7 @@ from bench.peers import PEERS, PeerError, available, drain, latency
 
 
 def main() -> int:
-    """Do what the command line says."""
+    """Run the command of the command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.peers")
     parser.add_argument("what", choices=["available", "drain", "latency"])
     parser.add_argument("peer", nargs="?", choices=PEERS)
@@ -25,7 +25,7 @@ def main() -> int:
             print(f"{peer:14} {reason or 'ready'}")
         return 0
     if not given.peer or not given.dsn:
-        parser.error("a peer and --dsn are needed")
+        parser.error("pass a peer and --dsn")
     try:
         if given.what == "drain":
             rate = drain(given.peer, given.dsn, given.count, given.processes, analyze=given.analyze)

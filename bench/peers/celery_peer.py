@@ -1,7 +1,7 @@
-"""The Celery application of `make bench BENCH=cpu_bound`; `python -m bench.peers.celery_peer COUNT` enqueues so many jobs.
+"""The Celery application of `make bench BENCH=cpu_bound`; `python -m bench.peers.celery_peer N` enqueues N jobs.
 
 As in Celery's own first steps: prefork, no result backend, a job is acknowledged when it starts. That is its fastest
-form. With `acks_late`, which Tallybook's guarantee corresponds to, it is a little slower.
+form. With `acks_late`, which corresponds to Tallybook's guarantee, it is a little slower.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What the Python drivers of the peers share: the command line, the counting and the pacing.
+"""The shared part of the peers' Python drivers: the command line, the counting and the pacing.
 
-Runs in the peers' own environment, never in Tallybook's, and is imported by nothing but the drivers beside it.
+It runs in the peers' own environment, never in Tallybook's, and only the drivers beside it import it.
 A driver is one process with one command. Its last line on stdout is its result, as JSON:
 
     install --dsn DSN                         {"installed": true}
@@ -9,12 +9,11 @@ A driver is one process with one command. Its last line on stdout is its result,
     latency --dsn DSN --rate R --seconds S    {"starts": [[n, t], ...]}      the worker
     produce --dsn DSN --rate R --seconds S    {"sent": [t, ...]}             the producer beside it; t of job n at [n]
 
-Every t is CLOCK_REALTIME in seconds. With `--harness` a driver also says `{"ready": true}` when it has connected
-(the worker of `latency`: when it has started its first job) and ends when its stdin does, so that none is left
-behind by a harness that was killed; `drain` and `produce` then wait for a line on stdin before they begin, so that
-two processes start together.
+Every t is CLOCK_REALTIME in seconds. With `--harness` a driver also prints `{"ready": true}` when it has connected (the
+worker of `latency`: when it has started its first job). It ends when its stdin does, so that a killed harness leaves no
+driver behind. `drain` and `produce` then wait for a line on stdin before they begin, so that processes start together.
 
-graphile_peer.mjs speaks the same, in JavaScript.
+graphile_peer.mjs has the same interface, in JavaScript.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ WARM_UP = 1.0
 
 
 class Args(TypedDict):
-    """The args of a job. Numbers below zero are the warm-up of `latency` and are in no figure."""
+    """The args of a job. Numbers below zero are the warm-up of `latency` and count in no figure."""
 
     to: str
     n: NotRequired[int]
@@ -60,23 +59,23 @@ class Worker(Protocol):
 
 
 class Peer(Protocol):
-    """What a driver knows about its queue."""
+    """A queue, as a driver uses it."""
 
     left: str
-    """SQL that says whether any job is not done yet."""
+    """SQL that returns whether any job is not done yet."""
 
     async def install(self, dsn: str) -> None:
         """Create the schema in a fresh database."""
 
     def enqueuer(self, dsn: str) -> AbstractAsyncContextManager[Enqueue]:
-        """Give a call that enqueues its jobs in one transaction: one by the API for one, more by that for many."""
+        """Yield a call that enqueues its jobs in one transaction: one by the API for one, more by the API for many."""
 
     def worker(self, dsn: str, seen: Seen, *, throughput: bool) -> AbstractAsyncContextManager[Worker]:
-        """Give a worker whose handler calls `seen` and does nothing else, set for throughput or with its defaults."""
+        """Yield a worker whose handler only calls `seen`, configured for throughput or with its defaults."""
 
 
 def args(n: int) -> Args:
-    """Give the args of job `n`."""
+    """Return the args of job `n`."""
     return {"to": f"user{n}@example.com", "n": n}
 
 
@@ -87,7 +86,7 @@ def say(**line: object) -> None:
 
 @dataclass
 class Harness:
-    """The process that started this one, if any: its lines on our stdin, and its end."""
+    """The process that started this one, if any: the lines that it sends to our stdin, and its end."""
 
     present: bool
     _go: asyncio.Event = field(default_factory=asyncio.Event)
@@ -103,19 +102,19 @@ class Harness:
         os._exit(3)
 
     def ready(self) -> None:
-        """Say that this process is ready."""
+        """Report that this process is ready."""
         if self.present:
             say(ready=True)
 
     async def go(self) -> None:
-        """Wait for the word to begin."""
+        """Wait for the signal to begin."""
         if self.present:
             await self._go.wait()
 
 
 @dataclass
 class Drained:
-    """Counts the jobs of a drain; does as little as possible, for it runs once a job."""
+    """Counts the jobs of a drain; it runs once per job, so it does as little as possible."""
 
     done: int = 0
     first_start: float = 0.0
@@ -131,7 +130,7 @@ class Drained:
 
 @dataclass
 class Started:
-    """Notes when each job was started."""
+    """Records when each job was started."""
 
     expected: int
     on_first: Callable[[], None]
@@ -152,7 +151,7 @@ class Started:
 
 
 async def enqueue(peer: Peer, dsn: str, count: int) -> None:
-    """Put in `count` jobs, 1,000 a transaction."""
+    """Enqueue `count` jobs, 1,000 per transaction."""
     async with peer.enqueuer(dsn) as put:
         began = time.time()
         for first in range(0, count, BATCH):
@@ -163,7 +162,7 @@ async def enqueue(peer: Peer, dsn: str, count: int) -> None:
 async def drain(peer: Peer, dsn: str, count: int, harness: Harness) -> None:
     """Run jobs until all `count` are done, here or in another process.
 
-    The database is asked only when nothing has happened here between two looks: while jobs run, looking costs nothing.
+    The database is asked only if no job ended here between two checks: while jobs run, checks cost nothing.
     """
     drained = Drained()
     async with (
@@ -187,7 +186,7 @@ async def drain(peer: Peer, dsn: str, count: int, harness: Harness) -> None:
 
 
 async def latency(peer: Peer, dsn: str, count: int, harness: Harness) -> None:
-    """Run jobs until `count` of the numbered ones have been started."""
+    """Run jobs until `count` of the numbered ones have started."""
     started = Started(count, harness.ready)
     async with peer.worker(dsn, started, throughput=False) as worker:
         running = asyncio.create_task(worker.run())
@@ -200,7 +199,7 @@ async def latency(peer: Peer, dsn: str, count: int, harness: Harness) -> None:
 
 
 def beats(rate: float, count: int) -> Iterator[tuple[int, float]]:
-    """Give the job numbers, warm-up first, and when each is due on the clock of `time.perf_counter`."""
+    """Yield the job numbers, warm-up first, and when each is due on the clock of `time.perf_counter`."""
     warm_up = round(rate * WARM_UP)
     began = time.perf_counter()
     for beat in range(warm_up + count):
@@ -209,10 +208,10 @@ def beats(rate: float, count: int) -> Iterator[tuple[int, float]]:
 
 
 async def produce(peer: Peer, dsn: str, rate: float, count: int, harness: Harness) -> None:
-    """Put in jobs one by one, evenly paced, each in a transaction of its own, and note when each commit returned."""
+    """Enqueue jobs one by one, evenly paced, each in its own transaction, and record when each commit returned."""
     sent: list[float] = []
     async with peer.enqueuer(dsn) as put:
-        await put([args(-1)])  # The worker's first job: it is ready when it has started this one.
+        await put([args(-1)])  # The worker's first job: the worker is ready when it has started it.
         harness.ready()
         await harness.go()
         for n, due in beats(rate, count):
@@ -240,7 +239,7 @@ async def _run(peer: Peer, given: argparse.Namespace) -> None:
 
 
 def main(peer: Peer, runner: Callable[..., object] = asyncio.run) -> None:
-    """Do what the command line says, on the event loop of `runner`."""
+    """Run the command of the command line, on the event loop of `runner`."""
     parser = argparse.ArgumentParser()
     parser.add_argument("command", choices=["install", "enqueue", "drain", "latency", "produce"])
     parser.add_argument("--dsn", required=True, help="a URI: postgresql://user@/database?host=/directory")

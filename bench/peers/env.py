@@ -1,4 +1,4 @@
-"""Where the peers are installed, and whether they are."""
+"""Where the peers are installed, and whether they are installed."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ PACKAGE = HERE / "node" / "package.json"
 OLDEST_NODE = 20
 VENV_STAMP = VENV / ".ready"
 NODE_STAMP = NODE / ".ready"
-MISSING = "not installed, or in other versions than are pinned: run `make bench-peers`"
+MISSING = "not installed in the pinned versions: run `make bench-peers`"
 
 
 def stamped(stamp: Path, pins: Path) -> bool:
-    """Say whether what is pinned in `pins` is what was installed last."""
+    """Return whether the versions pinned in `pins` are the ones installed last."""
     return stamp.is_file() and stamp.read_bytes() == pins.read_bytes()
 
 
 def node_missing(*commands: str) -> str | None:
-    """Say what keeps Node programs from running here, or nothing."""
+    """Return why Node programs cannot run here, or None."""
     absent = [command for command in commands if not shutil.which(command)]
     if absent:
         return (
@@ -40,7 +40,7 @@ def node_missing(*commands: str) -> str | None:
 
 
 def available() -> dict[str, str | None]:
-    """Give for each peer why it cannot be run here, or None when it can."""
+    """Return for each peer why it cannot run here, or None if it can."""
     python = None if stamped(VENV_STAMP, REQUIREMENTS) and PYTHON.exists() else MISSING
     node = node_missing("node") or (None if stamped(NODE_STAMP, PACKAGE) else MISSING)
     return {"graphile": node or python, "pgqueuer": python, "procrastinate": python, "celery": python}

@@ -1,4 +1,4 @@
-"""The producer beside Graphile Worker: its SQL function `add_job`, as a Python application would call it.
+"""The producer beside Graphile Worker: its SQL function `add_job`, called as a Python application would.
 
 Only `produce` is here; the rest of its driver is node/graphile_peer.mjs.
 """
@@ -14,7 +14,7 @@ import psycopg
 
 
 class GraphileProducer:
-    """What the driver needs to enqueue into Graphile Worker."""
+    """The driver's interface for enqueueing into Graphile Worker."""
 
     left = "select exists (select from graphile_worker._private_jobs)"
 

@@ -1,4 +1,4 @@
-"""PgQueuer, set as its performance guide advises: a connection of its own for the worker, asyncpg, uvloop."""
+"""PgQueuer, configured as its performance guide advises: a separate connection for the worker, asyncpg, uvloop."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from pgqueuer.models import Job
 from pgqueuer.queries import Queries
 
 THROUGHPUT = {
-    "batch_size": 500,  # With statistics: 20k jobs/s at 100, 23k at 500, 21k at 1,000; it does 4k at its default of 10.
-    "log_aggregation_interval": timedelta(0),  # Every 30 s it folds its log, and stalls for 1-2 s.
+    "batch_size": 500,  # With statistics: 20k jobs/s at 100, 23k at 500, 21k at 1,000; 4k at its default of 10.
+    "log_aggregation_interval": timedelta(0),  # Else it folds its log every 30 s, and stalls for 1-2 s.
 }
 
 
@@ -37,7 +37,7 @@ class PgQueuerWorker:
 
 
 class PgQueuerPeer:
-    """What the driver knows about PgQueuer."""
+    """The driver's interface to PgQueuer."""
 
     left = "select exists (select from pgqueuer)"
 

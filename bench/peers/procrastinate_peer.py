@@ -1,4 +1,4 @@
-"""Procrastinate, with concurrency 10: it fetches job by job, and more at once do not make that faster."""
+"""Procrastinate, with concurrency 10: it fetches job by job, and a higher concurrency does not make that faster."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class ProcrastinateWorker:
 
 
 class ProcrastinatePeer:
-    """What the driver knows about Procrastinate."""
+    """The driver's interface to Procrastinate."""
 
     left = "select exists (select from procrastinate_jobs where status in ('todo', 'doing'))"
 
     @asynccontextmanager
     async def app(self, dsn: str) -> AsyncIterator[App]:
-        # A connection for each job at once, one to fetch with and one to spare; its pool has four by itself.
+        # One connection per concurrent job, one to fetch with and one spare; its default pool has four.
         app = App(connector=PsycopgConnector(conninfo=dsn, min_size=1, max_size=CONCURRENCY + 2))
         async with app.open_async():
             yield app

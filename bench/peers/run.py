@@ -1,8 +1,8 @@
-"""Run a peer and measure it: what the benchmarks call.
+"""Runs and measures a peer; the benchmarks call this module.
 
-Every run has a fresh database on the given server, installed by the peer itself and dropped at the end, so that no
-run inherits another's bloat. The work is done by the drivers beside this file, each in a process of its own; none
-outlives the call, and none outlives this process either (see `--harness` in driver.py).
+Every run has a fresh database on the given server, installed by the peer itself and dropped at the end, so that no run
+inherits another's bloat. The drivers beside this file do the work, each in its own process. None outlives the call, and
+none outlives this process either (see `--harness` in driver.py).
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _PRODUCERS: dict[str, Sequence[str]] = {
 }
 PEERS = tuple(_WORKERS)
 START_LIMIT = 30.0
-"""Seconds for a process to start, connect and be ready."""
+"""Seconds that a process may take to start, connect and be ready."""
 SLOWEST = 100
-"""Jobs per second below which a drain is given up, over and above `START_LIMIT`."""
+"""Jobs per second: the time limit of a drain is the time at this rate, plus `START_LIMIT`."""
 
 
 class PeerError(Exception):
@@ -52,7 +52,7 @@ class PeerError(Exception):
 
 
 def _uri(dsn: str, database: str) -> str:
-    """Give `dsn` for another database, in the one form that libpq, asyncpg and node-postgres all read."""
+    """Return `dsn` for another database, in the one form that libpq, asyncpg and node-postgres all read."""
     given = {key: str(value) for key, value in conninfo.conninfo_to_dict(dsn).items() if value is not None}
     with psycopg.connect(dsn) as connection:
         info = connection.info
@@ -65,7 +65,7 @@ def _uri(dsn: str, database: str) -> str:
 
 @contextmanager
 def _fresh_database(dsn: str) -> Iterator[str]:
-    """Make a database on the server of `dsn` and drop it in the end; give its URI."""
+    """Make a database on the server of `dsn`, yield its URI, and drop it at the end."""
     name = f"peer_{secrets.token_hex(6)}"
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
@@ -76,7 +76,7 @@ def _fresh_database(dsn: str) -> Iterator[str]:
 
 
 class _Driver:
-    """A driver as a child process with a process group of its own, killed as a whole on exit."""
+    """A driver as a child process with its own process group, killed as a whole on exit."""
 
     def __init__(self, command: Sequence[str], *arguments: str) -> None:
         self._name = f"{Path(command[-1]).stem} {arguments[0]}"
@@ -143,7 +143,7 @@ class _Driver:
 
 
 def _call(command: Sequence[str], limit: float, *arguments: str) -> dict[str, Any]:
-    """Run a driver to its end and give its result."""
+    """Run a driver to its end and return its result."""
     with _Driver(command, *arguments) as driver:
         return driver.line(time.monotonic() + limit)
 
@@ -159,13 +159,13 @@ def _check(peer: str) -> None:
 def drain(
     peer: str, dsn: str, count: int, processes: int = 1, *, analyze: bool = True, limit: float | None = None
 ) -> float:
-    """Enqueue `count` no-op jobs, run them with `processes` workers, and give the jobs per second.
+    """Enqueue `count` no-op jobs, run them with `processes` workers, and return the jobs per second.
 
-    Measured from the first start of a job in any process to the last end in any: neither the start of the processes
-    nor the loading counts, and neither does what a peer still writes after its last handler has returned.
+    Measured from the first start of a job in any process to the last end in any. The start of the processes, the
+    loading, and what a peer writes after its last handler has returned do not count.
 
     `analyze` gives the planner statistics of the loaded tables, as autovacuum would within a minute; without them
-    a peer can run at half its rate. `limit` is in seconds, by default one for every 100 jobs and 30.
+    a peer can run at half its rate. `limit` is in seconds; default: 30, plus one for every 100 jobs.
     """
     _check(peer)
     limit = START_LIMIT + count / SLOWEST if limit is None else limit
@@ -188,15 +188,15 @@ def drain(
     busy = [result for result in results if result["done"]]
     done = sum(result["done"] for result in busy)
     if done < count:
-        raise PeerError(f"{peer} said that it was done after {done} of {count} jobs")
+        raise PeerError(f"{peer} reported the end after {done} of {count} jobs")
     return float(count / (max(result["last_end"] for result in busy) - min(result["first_start"] for result in busy)))
 
 
 def latency(peer: str, dsn: str, rate: float, seconds: float) -> tuple[float, float]:
-    """Send jobs at `rate` a second for `seconds`, one a transaction, and give p50 and p99 from commit to start, in ms.
+    """Send `rate` jobs per second for `seconds`, one per transaction; return p50 and p99 from commit to start, in ms.
 
-    One worker process with the peer's ordinary settings and one producer process, which sends for a second before
-    it counts. The commit is when the producer's call has returned; a job that started before that took 0.
+    There is one worker process with the peer's ordinary settings. One producer process sends for a second before it
+    counts. The commit is when the producer's call has returned; a job that started before that counts as 0.
     """
     _check(peer)
     arguments = ["--rate", str(rate), "--seconds", str(seconds)]

@@ -1,6 +1,6 @@
-"""Install the peers into `.peers/` at the root of the repository: `make bench-peers`. Done once, until a pin changes.
+"""Install the peers into `.peers/` at the root of the repository: `make bench-peers`. Runs once, until a pin changes.
 
-They get an environment of their own, so that no dependency of theirs can stand in for one of Tallybook's.
+They get their own environment, so that none of their dependencies can replace one of Tallybook's.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bench.peers.env import NODE, NODE_STAMP, PACKAGE, PYTHON, REQUIREMENTS, VEN
 
 
 def install_python() -> None:
-    """Make `.peers/venv`, unless it is there."""
+    """Make `.peers/venv`, unless it exists."""
     if stamped(VENV_STAMP, REQUIREMENTS) and PYTHON.exists():
         return
     print("bench-peers: PgQueuer, Procrastinate and Celery into .peers/venv", flush=True)
@@ -24,7 +24,7 @@ def install_python() -> None:
 
 
 def install_node() -> None:
-    """Make `.peers/node`, unless it is there."""
+    """Make `.peers/node`, unless it exists."""
     if stamped(NODE_STAMP, PACKAGE):
         return
     print("bench-peers: Graphile Worker into .peers/node", flush=True)
@@ -37,7 +37,7 @@ def install_node() -> None:
 
 
 def main() -> int:
-    """Install what is missing; say what could not be."""
+    """Install what is missing; report what could not be installed."""
     try:
         install_python()
         missing = node_missing("node", "npm")

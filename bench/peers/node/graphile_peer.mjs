@@ -4,7 +4,7 @@ import { createRequire } from "node:module";
 import { pathToFileURL } from "node:url";
 import { parseArgs } from "node:util";
 
-// Its per-job log line would be most of what is measured; read by the library when it is loaded.
+// Its per-job log line would dominate the measurement; the library reads this when it is loaded.
 process.env.NO_LOG_SUCCESS = "1";
 
 const require = createRequire(new URL("../../../.peers/node/package.json", import.meta.url));
@@ -36,7 +36,7 @@ const say = (line) => new Promise((resolve) => process.stdout.write(JSON.stringi
 const args = (n) => ({ to: `user${n}@example.com`, n });
 const quiet = new Logger(() => (level, message) => level === "error" && console.error(message));
 
-// The process that started this one, if any: its lines on our stdin, and its end.
+// The process that started this one, if any: the lines that it sends to our stdin, and its end.
 const go = given.harness
   ? new Promise((resolve) => process.stdin.once("data", resolve).once("end", () => process.exit(3)))
   : Promise.resolve();
@@ -86,7 +86,7 @@ async function drain() {
     lastEnd = now;
   };
   const runner = await run({ preset: preset(THROUGHPUT), taskList: { noop }, noHandleSignals: true });
-  // The database is asked only when nothing has happened here between two looks.
+  // The database is asked only if no job ended here between two checks.
   for (let before = -1; ; before = done) {
     await sleep(LOOK_EVERY_MS);
     if (done === before && !(await look.query(LEFT)).rows[0].any) break;

@@ -115,7 +115,7 @@ def redirected_parent(account: Account) -> Path:
         directory = Path("/var/lib/tallybook")
     _make(directory, account)
     if not account.enters(directory):
-        raise EmbeddedError(f"the user {account.name}, as whom root's PostgreSQL runs, cannot reach {directory}")
+        raise EmbeddedError(f"the user {account.name}, as which root's PostgreSQL runs, cannot reach {directory}")
     return directory
 
 
