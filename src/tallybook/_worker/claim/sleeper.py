@@ -100,8 +100,8 @@ class Sleeper:
         self.woken.set()
 
     def _watch(self, on: bool) -> None:
-        # Use the file number under which it was added: libpq closes a lost socket, but asyncio would keep its entry.
-        # The next socket with that number would then never be heard.
+        # Use the descriptor under which it was added: libpq closes a lost socket, but asyncio would keep its entry. The
+        # next socket with that descriptor would then never be heard.
         loop, conn = asyncio.get_running_loop(), self._conn
         if self._watched is not None:
             loop.remove_reader(self._watched)
