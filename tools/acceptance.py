@@ -1,12 +1,12 @@
-"""make acceptance: every row of docs/acceptance.md, the tests that name it, and whether they pass.
+"""make acceptance: print every row of docs/acceptance.md, the tests that name it, and whether they pass.
 
-    python tools/acceptance.py              run them, on two processes against one server, and print every row
-    python tools/acceptance.py --report F   the same of a run that was, by pytest's report (make test-all writes one)
-    python tools/acceptance.py --list       print every row with its tests, run nothing
+    python tools/acceptance.py              run the tests in two processes against one server, print every row
+    python tools/acceptance.py --report F   run nothing, read pytest's report F (make test-all writes one)
+    python tools/acceptance.py --list       run nothing, print every row with its tests
 
-A test names a row in its docstring or its name: S1-05, S1-04..06, "S1-04, 05, 06", test_s1_05_... A row is shown when
-at least one test names it, all that name it pass, and docs/acceptance.md does not list it as open with what is missing.
-Exit code 1 if a test does not pass.
+A test names a row in its docstring or its name: S1-05, S1-04..06, "S1-04, 05, 06", test_s1_05_... A row is shown if at
+least one test names it, all tests that name it pass, and docs/acceptance.md does not list it as open. Exit code 1 if a
+test does not pass.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NEXT = re.compile(r"(\.\.|, ?| and )(?:[Ss]\d-)?(\d\d)")
 
 @dataclass(frozen=True, order=True)
 class Test:
-    """One test function: its file, relative to the repository, and its name within."""
+    """One test function: its file, relative to the repository, and its name in the file."""
 
     path: str
     name: str
@@ -51,13 +51,13 @@ class Test:
 
 @dataclass
 class Results:
-    """How the runs of each test ended; a parametrized one has several."""
+    """The outcomes of each test; a parametrized test has several."""
 
     ends: dict[Test, list[str]] = field(default_factory=lambda: defaultdict(list))
     crashed: bool = False
 
     def of(self, test: Test) -> str:
-        """passed, FAILED, skipped, or not run."""
+        """Return passed, FAILED, skipped, or not run."""
         ends = self.ends.get(test, [])
         if "failed" in ends:
             return "FAILED"
@@ -65,20 +65,20 @@ class Results:
 
 
 def rows(text: str) -> dict[str, str]:
-    """Id and title of every row, in order."""
+    """Return the title of every row by id, in order."""
     return dict(_ROW.findall(text))
 
 
 def missing(text: str, known: Mapping[str, str]) -> dict[str, str]:
-    """What each open row still lacks. Ends the program where a row is listed that is none."""
+    """Return what each open row still lacks. Exit if the list names an unknown row."""
     found = dict(_OPEN.findall(text))
     if wrong := sorted(found.keys() - known.keys()):
-        sys.exit(f"docs/acceptance.md lists {', '.join(wrong)} as open, which are not among its rows")
+        sys.exit(f"docs/acceptance.md lists {', '.join(wrong)} as open, but has no such rows")
     return found
 
 
 def named_in(text: str) -> list[str]:
-    """The rows that a text names."""
+    """Return the rows that a text names."""
     found: list[str] = []
     for match in _NAMED.finditer(text):
         system, last = match[1], int(match[2])
@@ -91,7 +91,7 @@ def named_in(text: str) -> list[str]:
 
 
 def tests_of(path: Path) -> Iterator[tuple[Test, list[str]]]:
-    """The tests of one file with the rows that each names."""
+    """Yield the tests of one file with the rows that each names."""
     where = path.relative_to(ROOT).as_posix()
     tree = ast.parse(path.read_text("utf-8"), str(path))
     for node, within in _functions(tree, ""):
@@ -108,7 +108,7 @@ def _functions(tree: Any, within: str) -> Iterator[tuple[ast.FunctionDef | ast.A
 
 
 def survey(known: Mapping[str, str]) -> dict[str, list[Test]]:
-    """The tests of every row. Ends the program where a test names a row that is none."""
+    """Return the tests of every row. Exit if a test names an unknown row."""
     found: dict[str, list[Test]] = {row: [] for row in known}
     wrong = []
     files = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("test_*.py"))
@@ -125,7 +125,7 @@ def survey(known: Mapping[str, str]) -> dict[str, list[Test]]:
 
 
 def run(tests: list[Test]) -> Results:
-    """Run these tests on two processes against one server."""
+    """Run these tests in two processes against one server and return the results."""
     environment = dict(os.environ)
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
@@ -146,7 +146,7 @@ def run(tests: list[Test]) -> Results:
 
 
 def read(report: Path, *, crashed: bool = False) -> Results:
-    """What pytest's report says."""
+    """Return the results in pytest's report."""
     results = Results(crashed=crashed)
     if not report.exists():
         results.crashed = True
@@ -166,7 +166,7 @@ def read(report: Path, *, crashed: bool = False) -> Results:
 def say(
     known: Mapping[str, str], found: Mapping[str, list[Test]], results: Results | None, lacks: Mapping[str, str]
 ) -> int:
-    """Print every row; the exit code."""
+    """Print every row and return the exit code."""
     shown, failed = 0, False
     for row, title in known.items():
         ends = [results.of(test) if results else "" for test in found[row]]
@@ -181,10 +181,10 @@ def say(
         for test, end in zip(found[row], ends, strict=True):
             print(f"{'':15}{test}" + (f"  {end}" if end else ""))
     if results is None:
-        print(f"acceptance: {shown} of {len(known)} rows have tests, none was run")
+        print(f"acceptance: {shown} of {len(known)} rows have tests; no test was run")
         return 0
     if results.crashed:
-        print("pytest itself failed, see above: tests that it did not come to count as not run")
+        print("pytest itself failed, see above: tests that it did not reach count as not run")
     print(f"acceptance: {shown} of {len(known)} rows shown")
     return 1 if failed or results.crashed else 0
 
@@ -200,13 +200,13 @@ def _verdict(ends: list[str], *, ran: bool) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Every row of the mission with the tests that show it.")
+    parser = argparse.ArgumentParser(description="Print every row of docs/acceptance.md with the tests that show it.")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--list", action="store_true", help="print rows and tests, run nothing")
-    which.add_argument("--report", type=Path, help="pytest's report of a run that was: print its results, run nothing")
+    which.add_argument("--report", type=Path, help="print the results in this report of pytest, run nothing")
     arguments = parser.parse_args()
     if arguments.report and not arguments.report.exists():
-        parser.error(f"there is no report {arguments.report}; make test-all writes one")
+        parser.error(f"no report {arguments.report}; make test-all writes one")
     text = ROWS.read_text("utf-8")
     known = rows(text)
     lacks = missing(text, known)

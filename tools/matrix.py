@@ -1,10 +1,10 @@
-"""make matrix: the tests on every Python, PostgreSQL and library that Tallybook supports, and a table of what ran.
+"""make matrix: run the tests on every supported Python, PostgreSQL and library, and print a table of the results.
 
-A cell is one environment below .matrix/, made once, and one run of the tests in it: every test that is not slow on
-PostgreSQL 18, or, for a cell named after a PostgreSQL, the tests that depend on the server. ONLY=py3.12,pg17 chooses
-cells. Versions that this machine lacks are taken from Debian: root and debootstrap make a system of the suite in a
-folder, and the cell runs inside it. A cell that cannot be had is named with what is missing. The table is printed and
-stored in build/matrix.md. Exit code 1 if a cell failed.
+A cell is one environment below .matrix/, made once, and one run of the tests in it: all tests that are not slow on
+PostgreSQL 18. A cell named after a PostgreSQL runs the tests that depend on the server. ONLY=py3.12,pg17 chooses cells.
+Versions that this machine lacks come from Debian: root and debootstrap make a system of the suite in a folder, and the
+cell runs inside it. A cell that cannot be made is listed with the missing parts. The table is printed and stored in
+build/matrix.md. Exit code 1 if a cell failed.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ ROOT = Path(__file__).resolve().parents[1]
 HOME = ROOT / ".matrix"
 TABLE = ROOT / "build" / "matrix.md"
 SHOWN = ("psycopg", "sqlalchemy", "django")
-"""Packages whose version the table shows."""
+"""Packages with a version column in the table."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One environment. `suite` is the Debian that has the Python or PostgreSQL, `packages` what it takes from there."""
+    """One environment. `suite` is the Debian suite with its Python or PostgreSQL, `packages` the packages from there."""
 
     python: str = "3.11"
     postgres: int = 18
@@ -68,14 +68,14 @@ CELLS = {
     "django6": Cell(python="3.13", pins=("django==6.*",)),
     "lowest": Cell(lowest=True),
 }
-"""The newest libraries are those of the cell `usual`: its environment is made without upper bounds."""
+"""The cell `usual` has the newest libraries: its environment is made without upper bounds."""
 
 TOOLS = ("build-essential", "ca-certificates", "curl", "git", "libfaketime", "procps")
-"""What the tests need inside a Debian beside the cell's own packages."""
+"""Packages that the tests need inside a Debian, besides the cell's own."""
 
 
 class NotThere(Exception):
-    """The cell cannot be had here: what is missing, and how to get it."""
+    """The cell cannot be made here. The text names the missing part and how to get it."""
 
 
 class Failed(Exception):
@@ -84,7 +84,7 @@ class Failed(Exception):
 
 @dataclass
 class Row:
-    """What became of a cell."""
+    """The result of a cell."""
 
     name: str
     outcome: str = ""
@@ -99,11 +99,11 @@ class Row:
 
 
 def lower_bounds(text: str) -> list[str]:
-    """The lowest versions that pyproject.toml allows for the core and the extras, as pins."""
+    """Return pins of the lowest versions that pyproject.toml allows for the core and the extras."""
     project = tomllib.loads(text)["project"]
     named = [*project["dependencies"]]
     for extra, lines in project["optional-dependencies"].items():
-        # Of the tools of development, the one that goes with a library in step.
+        # Of the development tools, only the one whose version must match a library.
         named += [line for line in lines if extra not in ("dev", "docs") or line.startswith("opentelemetry-sdk")]
     pins = {}
     for requirement in map(Requirement, named):
@@ -116,7 +116,7 @@ def lower_bounds(text: str) -> list[str]:
 
 
 def interpreter(version: str) -> str:
-    """The path of a Python of this version on this machine; raises NotThere."""
+    """Return the path of a Python of this version on this machine, or raise NotThere."""
     kept = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python3"))
     for path in (sys.executable, *map(str, reversed(kept)), shutil.which(f"python{version}")):
         if path and _version_of(path) == version:
@@ -136,14 +136,14 @@ def _version_of(path: str) -> str:
 
 
 class Place:
-    """Where the commands of a cell run: this machine, or a Debian in a folder."""
+    """The system that a cell's commands run on: this machine, or a Debian in a folder."""
 
     def __init__(self, cell: Cell) -> None:
         self._tree = _tree(cell) if cell.suite else None
         self.python = f"/usr/bin/python{cell.python}" if self._tree else interpreter(cell.python)
 
     def run(self, command: list[str], log: Path | None = None) -> str:
-        """Run a command in the repository; return what it printed. With `log` it is also stored there, line by line."""
+        """Run a command in the repository and return its output, which is also appended to `log` line by line."""
         inside = self._enter(command) if self._tree else command
         output = []
         with subprocess.Popen(inside, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ran:
@@ -170,7 +170,7 @@ class Place:
 
 
 def _of_pip() -> list[str]:
-    """The files that pip and the resolver read, so that a Debian in a folder reaches what this machine reaches."""
+    """Return the files that pip and the resolver read, so that a Debian in a folder can reach the same hosts."""
     listed = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
     )
@@ -179,7 +179,7 @@ def _of_pip() -> list[str]:
 
 
 def _tree(cell: Cell) -> Path:
-    """A Debian of the cell's suite in a folder, with its packages; raises NotThere."""
+    """Return the folder of a Debian of the cell's suite with its packages, or raise NotThere."""
     if os.geteuid() != 0 or not shutil.which("debootstrap"):
         raise NotThere(f"{cell.packages[0]}: needs root and debootstrap, which make a Debian {cell.suite} in a folder")
     tree = HOME / "trees" / cell.suite
@@ -208,7 +208,7 @@ def _root(command: list[str]) -> None:
 
 
 def _mirror() -> str:
-    """The mirror that this machine installs from."""
+    """Return the Debian mirror that this machine uses."""
     for file in (Path("/etc/apt/sources.list"), *Path("/etc/apt/sources.list.d").glob("*")):
         if file.is_file() and (
             found := re.search(r"^(?:URIs:|deb(?: \[.*\])?) +(\S+)", file.read_text(), re.MULTILINE)
@@ -218,7 +218,7 @@ def _mirror() -> str:
 
 
 def environment(name: str, cell: Cell, place: Place, log: Path) -> Path:
-    """The cell's environment, made unless it is there for this pyproject.toml; returns its Python."""
+    """Make the cell's environment, unless it exists for this pyproject.toml; return its Python."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     home = HOME / name
     stamp, wanted = home / "made-for", hashlib.sha256(f"{cell}{text}".encode()).hexdigest()
@@ -229,7 +229,7 @@ def environment(name: str, cell: Cell, place: Place, log: Path) -> Path:
     place.run([place.python, "-m", "venv", str(home)], log)
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     place.run([*pip, "--editable", ".[dev]"], log)
-    # Afterwards, since tools of development may want newer ones.
+    # Pins come last, because development tools may require newer versions.
     if pins := lower_bounds(text) if cell.lowest else cell.pins:
         place.run([*pip, *pins], log)
     stamp.write_text(wanted)
@@ -247,7 +247,7 @@ for name in %r:
 
 
 def run(name: str) -> Row:
-    """Make a cell's environment and run its tests."""
+    """Make a cell's environment, run its tests and return the result."""
     cell, row, started = CELLS[name], Row(name), time.monotonic()
     log = HOME / f"{name}.log"
     HOME.mkdir(exist_ok=True)
@@ -271,7 +271,7 @@ def run(name: str) -> Row:
 
 
 def table(rows: list[Row]) -> str:
-    """The rows as Markdown, with date and commit."""
+    """Return the rows as Markdown, with date and commit."""
     git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     titles = ["cell", "Python", "PostgreSQL", *SHOWN, "tests", "time"]
     head = [f"{datetime.now(UTC):%Y-%m-%d}, commit {git.stdout.strip()}", "", f"| {' | '.join(titles)} |"]
@@ -279,7 +279,7 @@ def table(rows: list[Row]) -> str:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Run the cells; print each row as it ends, and the table."""
+    """Run the cells; print each row when its cell ends, then the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help=f"cells, separated by commas: {', '.join(CELLS)}")
     only = [name for name in parser.parse_args(words).only.split(",") if name]

@@ -1,7 +1,7 @@
 """make package: build the sdist and the wheel into dist/, check them, and use the wheel as a newcomer does.
 
-The wheel is installed into an empty environment with `[demo]` and nothing else. There the demo runs, then the first job of
-the README on a PostgreSQL out of the wheel's own extra, and the dashboard shows that job. pip needs an index here.
+The wheel is installed into an empty environment with `[demo]` and nothing else. The demo runs there, then the first
+job of the README on a PostgreSQL from the wheel's own extra. The dashboard must show that job. pip needs an index.
 `--python PATH` chooses the interpreter of that environment.
 """
 
@@ -25,7 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
-SECONDS = 200  # after which a command that does not end is killed
+SECONDS = 200  # a command that takes longer is killed
 SERVER = """
 import signal, sys
 from tallybook.embedded import temporary_server
@@ -37,11 +37,14 @@ with temporary_server() as server:
 
 
 class Failed(Exception):
-    """A command ended with another status, or printed something else, than it has to."""
+    """A command ended with the wrong status or printed the wrong text."""
 
 
 def run(*command: str | Path, cwd: Path, fails: bool = False, **environment: str) -> str:
-    """Run a command without any setting of this process; what it printed, on both streams."""
+    """Run a command without this process's environment; return its stdout and stderr.
+
+    Raises Failed if it fails, or with `fails` if it does not.
+    """
     done = subprocess.run(
         [str(word) for word in command],
         cwd=cwd, env=_bare(cwd, environment), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -58,7 +61,7 @@ def _bare(cwd: Path, environment: dict[str, str]) -> dict[str, str]:
 
 
 def build(folder: Path) -> tuple[Path, Path]:
-    """The sdist, and the wheel that is built from it, as `python -m build` makes them of what git knows."""
+    """Build the sdist, and the wheel from it, with `python -m build` from the files that git does not ignore."""
     with tempfile.TemporaryDirectory() as name:
         clean = Path(name)
         listed = run("git", "-C", ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=clean)
@@ -72,7 +75,7 @@ def build(folder: Path) -> tuple[Path, Path]:
 
 
 def installed(wheel: Path, extras: str, folder: Path, python: str = sys.executable) -> Path:
-    """The Python of a new environment that has the wheel, its extras and nothing else."""
+    """Make an environment with the wheel, these extras and nothing else; return its Python."""
     run(python, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
     found = folder / "venv" / "bin" / "python"
     run(*PIP, "--python", found, "install", "--quiet", f"{wheel}{extras}", cwd=folder)
@@ -80,7 +83,7 @@ def installed(wheel: Path, extras: str, folder: Path, python: str = sys.executab
 
 
 def demo(python: Path, folder: Path) -> str:
-    """Run the demo on 60 rows of its own; its last line."""
+    """Run the demo on 60 generated rows; return its last line."""
     rows = folder / "rows.csv"
     rows.write_text("name\n" + "".join(f"visitor {number}\n" for number in range(60)), encoding="utf-8")
     line = run(python.with_name("tallybook"), "demo", "--input", rows, cwd=folder).splitlines()[-1]
@@ -88,7 +91,7 @@ def demo(python: Path, folder: Path) -> str:
 
 
 def first_job(python: Path, folder: Path, dsn: str) -> str:
-    """Do what "A first job" of the README does, as written; what the worker printed."""
+    """Run "A first job" of the README as written; return the worker's line."""
     part = (ROOT / "README.md").read_text(encoding="utf-8").split("## A first job\n")[1].split("\n## ")[0]
     blocks = re.findall(r"^```(python|sh)\n(.*?)^```", part, re.MULTILINE | re.DOTALL)
     for body in (body for language, body in blocks if language == "python"):
@@ -104,7 +107,7 @@ def first_job(python: Path, folder: Path, dsn: str) -> str:
 
 
 def dashboard(python: Path, folder: Path, dsn: str) -> str:
-    """Ask the dashboard for its list of jobs; its address."""
+    """Check that the dashboard lists the job; return its address."""
     with _started(
         [python.with_name("tallybook"), "web", "--port", "0"], folder, {"TALLYBOOK_DSN": dsn, "PYTHONUNBUFFERED": "1"}
     ) as running:
@@ -118,7 +121,7 @@ def dashboard(python: Path, folder: Path, dsn: str) -> str:
 
 def _has(text: str, wanted: str) -> str:
     if wanted not in text:
-        raise Failed(f"{wanted!r} is not in what was printed: {text[-2000:]!r}")
+        raise Failed(f"{wanted!r} is not in the output: {text[-2000:]!r}")
     return text
 
 
@@ -129,7 +132,7 @@ def _line(running: subprocess.Popen[str]) -> str:
 
 @contextmanager
 def _started(command: list[str | Path], folder: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """A process that runs until the end of the block, and has to end well then."""
+    """Run a process until the end of the block; raise Failed if it exits with an error then."""
     with subprocess.Popen(
         command, cwd=folder, env=_bare(folder, environment), text=True, stdout=subprocess.PIPE
     ) as running:
@@ -165,9 +168,9 @@ def _tell(text: str) -> None:
 
 
 def main() -> int:
-    """Build, check and use."""
+    """Build, check and try the packages; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", default=sys.executable, help="the interpreter that the wheel is tried with")
+    parser.add_argument("--python", default=sys.executable, help="the interpreter to try the wheel with")
     options = parser.parse_args()
     dist = ROOT / "dist"
     shutil.rmtree(dist, ignore_errors=True)

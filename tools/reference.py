@@ -1,7 +1,7 @@
-"""The pages of the reference, made from the code: docstrings, the heads of the SQL files, the command line's own help.
+"""The reference pages, generated from the code: docstrings, heads of the SQL files, help of the command line.
 
-`pages()` gives each page's name and its text; `tools/docs.py` writes them into the site. They are not kept in the repository,
-so they cannot be out of date.
+`pages()` returns each page's name and text; `tools/docs.py` writes them into the site. The repository does not store
+them, so they cannot be out of date.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MODULES = {
     "contrib-sentry": "tallybook.contrib.sentry",
     "contrib-sqlalchemy": "tallybook.contrib.sqlalchemy",
 }
-"""Page and module."""
+"""Module of each page."""
 
 NOUNS = (
     "jobs.Jobs", "jobs.Dead", "queues.Queues", "schedules.Schedules", "subjects.Subjects", "limits.RateLimits",
@@ -57,17 +57,17 @@ PARTS = {
         " Counts Throughput Timings Level Difference Finding ServiceInfo RetentionInfo HeldRange AuditRow Node",
     ),
 }
-"""Pages of the module `tallybook`: title, and public names in the order in which a person needs them."""
+"""Pages of the module `tallybook`: title, and public names in the order in which a reader needs them."""
 
 ELSEWHERE = {
     "nouns": ("tallybook._db.verb.Verb", *(f"tallybook._app.{noun}" for noun in NOUNS)),
     "contrib-django": ("tallybook.contrib.django._app.App", "tallybook.contrib.django._backend.Backend"),
 }
-"""Public names of a page that its module gives on demand only, where a reader of its source does not find them."""
+"""Public names of a page that its module loads on demand only, so that static analysis does not find them."""
 
 
 def pages() -> dict[str, str]:
-    """Each generated page, by its file name."""
+    """Return the text of each generated page by file name."""
     made = {f"{page}.md": python(page) for page in (*PARTS, *MODULES)}
     made["sql-functions.md"] = sql_page("SQL functions", FUNCTIONS, sql_files(views=False))
     made["sql-views.md"] = sql_page("SQL views", VIEWS, sql_files(views=True))
@@ -79,7 +79,7 @@ def pages() -> dict[str, str]:
 
 
 def python(page: str) -> str:
-    """A page that mkdocstrings fills from the docstrings of a module, or of some of its names."""
+    """Return a page that mkdocstrings fills from the docstrings of a module, or of some of its names."""
     if page in PARTS:
         title, names = PARTS[page]
         text, paths = f"# {title}\n", [f"tallybook.{name}" for name in names.split()]
@@ -94,20 +94,22 @@ def python(page: str) -> str:
 
 # SQL
 
-FUNCTIONS = """Every verb is one function in the schema `tallybook`, one file in `src/tallybook/sql`,
-whose head stands here. [SQL, by example](../sql.md) shows each in use.
+FUNCTIONS = """Every verb is one function in the schema `tallybook` and one file in `src/tallybook/sql`.
+This page shows the heads of these files; [SQL, by example](../sql.md) shows each function in use.
 Names that begin with an underscore are internal and left out."""
-VIEWS = "What people and pages read, in the schema `tallybook`: the heads of the files in folders called `views`."
+VIEWS = (
+    "The views in the schema `tallybook`, for people and dashboards: the heads of the files in folders called `views`."
+)
 
 
 def sql_files(*, views: bool) -> list[Path]:
-    """The files of the public functions, or of the views, by name, whatever room they are in."""
+    """Return the files of the public functions, or of the views, sorted by name across all folders."""
     files = [SQL / path for path, _ in routines() if not Path(path).name.startswith("_")]
     return sorted((file for file in files if (file.parent.name == "views") is views), key=lambda file: file.name)
 
 
 def head(file: Path) -> list[str]:
-    """The comment that a SQL file begins with, without its dashes."""
+    """Return the lines of the comment at the top of a SQL file, without dashes."""
     lines = []
     for line in file.read_text(encoding="utf-8").splitlines():
         if not line.startswith("--"):
@@ -117,12 +119,12 @@ def head(file: Path) -> list[str]:
 
 
 def sql_page(title: str, about: str, files: list[Path]) -> str:
-    """One page: every file's name as a heading, and below it what its head says."""
+    """Return one page: each file's name as a heading, with the head of the file below it."""
     return "\n".join([f"# {title}", "", about, "", *(line for file in files for line in sql_part(file))])
 
 
 def sql_part(file: Path) -> Iterator[str]:
-    """One file of SQL: its name, how it is called, its text; what is indented, a list of arguments or words, is a table."""
+    """Yield the lines for one SQL file: name, call, text. An indented list of arguments or words becomes a table."""
     first, *rest = head(file)
     rights = next((n for n, line in enumerate(rest) if line.startswith("rights: ")), len(rest))
     rest, said = rest[:rights], " ".join(line.strip() for line in rest[rights:])
@@ -134,12 +136,12 @@ def sql_part(file: Path) -> Iterator[str]:
         else:
             yield from map(prose, lines)
     if said:
-        yield from ("", f"Who has rights: {prose(said.removeprefix('rights: '))}.")
+        yield from ("", f"Roles with rights: {prose(said.removeprefix('rights: '))}.")
     yield ""
 
 
 def listing(lines: list[str]) -> list[str]:
-    """A list of words and what each means, as a table; what is no such list stays as it is."""
+    """Turn a list of words and meanings into a table; return other lines as a text block."""
     rows: list[list[str]] = []
     for line in lines:
         if found := re.match(r"  (\S+(?: \S+)*)  +(\S.*)", line):
@@ -152,7 +154,7 @@ def listing(lines: list[str]) -> list[str]:
 
 
 def prose(line: str) -> str:
-    """A line of plain text, in which nothing is meant as Markdown or HTML."""
+    """Escape a line of plain text for Markdown and HTML."""
     return re.sub(r"([\\`*_\[\]|])", r"\\\1", line).replace("<", "&lt;")
 
 
@@ -160,12 +162,13 @@ def prose(line: str) -> str:
 
 
 def command_line() -> str:
-    """Every command with what its own help says."""
+    """Return the page of all commands with the help of each."""
     parts = [
         "# Command line",
         "",
-        'The help of every command. Completion for bash: `eval "$(_TALLYBOOK_COMPLETE=bash_source tallybook)"` in'
-        " `~/.bashrc`; for zsh and fish replace `bash_source` by `zsh_source` or `fish_source`.",
+        "The help of every command. For completion in bash, add"
+        ' `eval "$(_TALLYBOOK_COMPLETE=bash_source tallybook)"` to `~/.bashrc`; for zsh and fish,'
+        " replace `bash_source` with `zsh_source` or `fish_source`.",
         "",
     ]
     for path, command in commands(cli, ("tallybook",)):
@@ -176,7 +179,7 @@ def command_line() -> str:
 
 
 def commands(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """A command and all below it, with the words that lead to each."""
+    """Yield a command and all its subcommands, each with its path of words."""
     yield path, command
     if isinstance(command, click.Group):
         for word in sorted(command.commands):

@@ -1,10 +1,10 @@
-"""What `make test` and `make test-all` run, and tools/matrix.py in each cell: pytest, with one server for each PostgreSQL.
+"""Run pytest with one server for each PostgreSQL; `make test`, `make test-all` and tools/matrix.py call this.
 
-Without an option: every test on 18 that is not marked slow; with --on 16, those marked servers on that version. With
---all: every test on 18; on 15 those marked servers (all of tests/sql is), on 16 those of them that are not slow; on 18
-through a PgBouncer in transaction mode every test but slow ones that are not marked servers. Other arguments go to
-pytest unchanged. A test that fails once has failed. The last lines name what could not run; under CI (the variable is
-set) a missing PgBouncer or browser is a failure.
+Without an option: all tests on 18 that are not marked slow. With --on 16: the tests marked servers on that version.
+With --all: all tests on 18; on 15 those marked servers (all of tests/sql), on 16 those of them that are not slow. Then
+on 18 through a PgBouncer in transaction mode: all tests except slow ones that are not marked servers. Other arguments
+are passed to pytest unchanged. A failed test is not repeated. The last lines name the tests that could not run; if the
+variable CI is set, a missing PgBouncer or browser is a failure.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from tools import citus
 
 VERSIONS = (18, 16, 15)
 SETTINGS = {"max_prepared_transactions": "40", "max_connections": "300"}
-# Where a version comes from that the wheel does not bring.
+# Sources of the versions that the wheel does not contain.
 PACKAGES = {15: "Debian package postgresql-15"}
 NO_TESTS_COLLECTED = 5
-# Of the whole run on the newest version, for `make acceptance REPORT=build/tests.xml`.
+# The report of the whole run on the newest version, for `make acceptance REPORT=build/tests.xml`.
 REPORT = Path("build/tests.xml")
 
 
 @dataclass
 class Result:
-    """One version's run: pytest's exit code and its closing line, or why there was none."""
+    """One version's run: pytest's exit code and last line, or the reason why it did not run."""
 
     version: int
     pooled: bool = False
@@ -61,9 +61,10 @@ MEMORY, ROOM = Path("/dev/shm"), 6 * 2**30
 
 
 def _in_memory() -> str:
-    """Where the servers' files go: each test makes a database of some 400 files, which takes 20 ms in memory, 130 on a disk.
+    """Put the servers' files in memory if there is room and TMPDIR is not set; return the folder.
 
-    Only where there is room, and where nobody has said another place (TMPDIR). None of these servers outlives the run.
+    Each test makes a database of some 400 files, which takes 20 ms in memory and 130 ms on a disk. None of these
+    servers outlives the run.
     """
     with suppress(OSError):
         free = shutil.disk_usage(MEMORY).free
@@ -74,7 +75,7 @@ def _in_memory() -> str:
 
 def main() -> int:
     options, extra = _arguments()
-    # A shell starts what it puts in the background with SIGINT ignored, and so would all that the tests start.
+    # A shell starts background commands with SIGINT ignored, and all child processes would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     print(f"tests: servers and files in {_in_memory()}", flush=True)
     runs = [] if options.pooled else [Result(version) for version in options.versions]
@@ -97,11 +98,11 @@ def main() -> int:
     for named in unseen:
         print(f"not run: {named}")
     if not missing and not unseen:
-        print(f"not run: nothing; {', '.join(result.name for result in results)} were all there")
+        print(f"not run: nothing; {', '.join(result.name for result in results)} were all available")
     failed = [result for result in results if result.failed or (result.pooled and result.not_run and os.getenv("CI"))]
     nothing_ran = len(missing) == len(results)
     if not options.all:
-        print("left out: tests marked slow, PostgreSQL 16 and 15, and all through PgBouncer (make test-all runs them)")
+        print("left out: tests marked slow, PostgreSQL 16 and 15, runs through PgBouncer (make test-all runs them)")
     outcome = "FAILED" if failed or nothing_ran else "passed"
     print(f"tests: {outcome} in {sum(result.seconds for result in results):.0f} s")
     return 1 if outcome == "FAILED" else 0
@@ -110,24 +111,24 @@ def main() -> int:
 def _arguments() -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--all", action="store_true", help="everything on 18; on 16, 15 and through PgBouncer what depends on them"
+        "--all", action="store_true", help="run all tests on 18, and on 16, 15 and PgBouncer those that depend on them"
     )
     parser.add_argument(
         "-n",
         "--processes",
         default="3",
-        help="processes of pytest-xdist (3): most tests wait for servers and processes half of their time",
+        help="number of pytest-xdist processes (3): most tests wait for servers and processes half of the time",
     )
-    parser.add_argument("--durations", type=int, default=15, help="how many of the slowest tests to name (15)")
+    parser.add_argument("--durations", type=int, default=15, help="number of slowest tests to list (15)")
     parser.add_argument(
         "--on",
         dest="versions",
         type=int,
         action="append",
         choices=(*VERSIONS, 17),
-        help="only this version; may be repeated",
+        help="run only this version; may be repeated",
     )
-    parser.add_argument("--pooled", action="store_true", help="only the run through PgBouncer")
+    parser.add_argument("--pooled", action="store_true", help="run only through PgBouncer")
     options, extra = parser.parse_known_args()
     options.versions = options.versions or list(VERSIONS[: None if options.all else 1])
     return options, extra
@@ -157,7 +158,7 @@ def _run(result: Result, options: argparse.Namespace, extra: list[str]) -> Resul
 
 
 def _selection(result: Result, options: argparse.Namespace) -> list[str]:
-    named = ["-rsfE"] if result.pooled else []  # what is left out there is named, with its reason
+    named = ["-rsfE"] if result.pooled else []  # list skipped tests with their reasons
     if result.pooled:
         return [*named, "-m", "not slow or servers"]
     newest, oldest = VERSIONS[0], VERSIONS[-1]
@@ -168,7 +169,7 @@ def _selection(result: Result, options: argparse.Namespace) -> list[str]:
 
 
 def _pytest(selection: list[str], options: argparse.Namespace, environment: dict[str, str], result: Result) -> None:
-    """Run pytest; what it prints goes through at once, so that progress shows, and its closing line is kept."""
+    """Run pytest, forward its output at once to show progress, and store its last line in the result."""
     command = [sys.executable, "-m", "pytest", "-n", options.processes, f"--durations={options.durations}", *selection]
     tail = b""
     with subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.PIPE) as running:
@@ -178,9 +179,9 @@ def _pytest(selection: list[str], options: argparse.Namespace, environment: dict
             tail = (tail + chunk)[-4096:]
     lines = tail.decode(errors="replace").split("\n")
     result.closing_line = next(
-        (line.strip("= ") for line in reversed(lines) if line.strip("= ")), "pytest said nothing"
+        (line.strip("= ") for line in reversed(lines) if line.strip("= ")), "pytest printed nothing"
     )
-    # Where only the tests of other versions are chosen (make test, --on 16) a file may have none.
+    # With a selection for an older version (--on 16), a file may have no tests.
     few = not options.all and not result.pooled and result.version != VERSIONS[0]
     result.code = 0 if running.returncode == NO_TESTS_COLLECTED and few else running.returncode
 

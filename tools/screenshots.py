@@ -1,8 +1,8 @@
-"""Pictures of every page of the dashboard, light, dark and on a phone, out of a real browser: docs/screenshots/NAME-*.png.
+"""Take pictures of every dashboard page in a real browser, light, dark and on a phone: docs/screenshots/NAME-*.png.
 
-Starts a server, fills a database with what a shop's queue would hold, runs a worker on it and `tallybook web` beside it, and
-looks at each page. `python tools/screenshots.py [NAME...]` makes only these; `--list` names them. Needs Chromium; pngquant makes
-the files a third as large.
+Starts a server, fills a database with the jobs of a bookshop, runs a worker and `tallybook web`, and opens each page.
+`python tools/screenshots.py [NAME...]` makes only these; `--list` names them. Needs Chromium; pngquant makes the files
+a third as large.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ async def import_file(path: str) -> None:
     raise ValueError(f"{path}, line 3: 'price' is not a number: '12,50 €' <b>bold</b>")
 
 
-# A picture of its traceback shall not show where this file lies.
+# A picture of its traceback must not show the path of this file.
 import_file.__code__ = import_file.__code__.replace(co_filename="bookshop/imports.py")
 import_file = app.task(queue="import", max_attempts=1)(import_file)
 
@@ -88,7 +88,7 @@ app.breaker("payment-provider", 5, per="1 min", open_for="30 s")
 
 
 async def fill(dsn: str) -> None:
-    """A morning's work: some done, some in line, some that went wrong."""
+    """Enqueue a morning's work: some jobs done, some waiting, some dead."""
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
         for n in range(400):
             await send_welcome.with_(links={"customer": n % 40}).enqueue(conn, f"customer{n}@example.org")
@@ -131,7 +131,7 @@ async def fill(dsn: str) -> None:
 
 
 def pages(dsn: str) -> dict[str, str]:
-    """Name of the picture to address, with ids out of the data."""
+    """Return the address of each picture by name, with ids from the data."""
     with psycopg.connect(dsn, autocommit=True) as conn:
 
         def one(query: str) -> object:
@@ -173,7 +173,7 @@ return document.readyState == "complete" && [...document.querySelectorAll(".char
 
 
 def picture(window: Browser, base: str, address: str, path: Path, width: int, high: int) -> None:
-    """One page as a person sees it once its live parts and charts are there."""
+    """Save a picture of one page once its live parts and charts have loaded."""
     window.size(width, PHONE[1] if width < 600 else 900)
     window.get(base + address)
     deadline = time.monotonic() + 10
@@ -193,7 +193,7 @@ def picture(window: Browser, base: str, address: str, path: Path, width: int, hi
 
 
 def slim(path: Path) -> None:
-    """Smaller, and still the same to the eye, where a tool for it is there."""
+    """Compress a picture with the tools that are installed; it looks the same."""
     for command in (
         ["pngquant", "--force", "--skip-if-larger", "--output", str(path), str(path)],
         ["optipng", "-quiet", "-o2", str(path)],
@@ -209,7 +209,7 @@ _RUNS = "select 1 from tallybook.job where state = 'running' limit 1"
 
 @contextmanager
 def running(stack: ExitStack) -> Iterator[tuple[str, str, Command]]:
-    """Address and DSN of a dashboard over a database that lives."""
+    """Start a server, a worker and a dashboard; yield the dashboard's address, the DSN and the worker."""
     server = stack.enter_context(temporary_server(18, settings={"fsync": "on", "full_page_writes": "on"}))
     dsn = server.create_database("bookshop")
     with psycopg.connect(dsn, autocommit=True) as conn:
@@ -244,11 +244,11 @@ def running(stack: ExitStack) -> Iterator[tuple[str, str, Command]]:
 
 
 def main() -> int:
-    """Make the pictures; 1 if one could not be made as it should."""
+    """Make the pictures; return 1 if the browser is not installed or a picture is too large."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="only these")
-    parser.add_argument("--list", action="store_true", help="name them")
-    parser.add_argument("--to", type=Path, default=FOLDER, help="another folder")
+    parser.add_argument("names", nargs="*", help="make only these")
+    parser.add_argument("--list", action="store_true", help="list the names")
+    parser.add_argument("--to", type=Path, default=FOLDER, help="folder for the pictures")
     options = parser.parse_args()
     if installed() is None:
         print(f"screenshots: not installed: {PACKAGES}", file=sys.stderr)

@@ -1,6 +1,6 @@
-"""What became of each test since a commit: `python tools/test_names.py COMMIT` prints old -> new, and those that are gone.
+"""Trace tests since a commit: `python tools/test_names.py COMMIT` prints old -> new, and tests that are gone.
 
-A test is found again by its file, as git follows it, and its name; else by its name or its docstring anywhere in tests/.
+A test is matched by its file, renames included, and its name; else by its name or its docstring anywhere in tests/.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def git(*words: str) -> str:
 
 
 def tests(commit: str) -> Iterator[tuple[str, str, str | None]]:
-    """Path, name and docstring of each test function of a commit."""
+    """Yield path, name and docstring of each test function of a commit."""
     for path in git("ls-tree", "-r", "--name-only", commit, "tests").splitlines():
         if path.endswith(".py"):
             for node in ast.walk(ast.parse(git("show", f"{commit}:{path}"))):
@@ -33,7 +33,7 @@ def main(commit: str) -> None:
     before = list(tests(commit))
     now = list(tests("HEAD"))
     same = {(renamed.get(path, path), name) for path, name, _ in before} & {(path, name) for path, name, _ in now}
-    new: dict[str | None, list[str]] = defaultdict(list)  # by name and by docstring: tests that no old one is yet
+    new: dict[str | None, list[str]] = defaultdict(list)  # by name and by docstring: tests without an old one so far
     for path, name, docstring in now:
         if (path, name) not in same:
             new[name].append(f"{path}::{name}")

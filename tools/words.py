@@ -1,8 +1,8 @@
-"""`make check`: the rules of plain English that a program can check, in docs, help texts and strings of the code.
+"""`make check`: check docs, help texts and strings of the code for rules of plain English.
 
-A page has no phrase of `PHRASES` and no sentence above `MOST_WORDS` words; a help text fits one line of 80 columns; a
-docstring, a comment of SQL or a message has no phrase of `PHRASES`. Code blocks, tables' rules, quotes in backticks,
-statements and the pages of `QUOTED` are left out.
+A page has no phrase of `PHRASES` and no sentence of more than `MOST_WORDS` words. A help text fits one line of 80
+columns. A docstring, an SQL comment or a message has no phrase of `PHRASES`. Code blocks, table rules, text in
+backticks, SQL statements and the pages of `QUOTED` are left out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PHRASES = re.compile(
     r"|\bwhatever the case\b",
     re.IGNORECASE,
 )
-# The rows of this page are the words of others.
+# This page quotes the words of others.
 QUOTED = {"docs/acceptance.md"}
 # Folders of src/tallybook whose docstrings and messages are not plain yet. This set only shrinks.
 WAITING_FOLDERS = {
@@ -45,7 +45,7 @@ SQL = re.compile(r"\s*(?:select|insert|update|delete|with|create|alter|drop|set|
 
 
 def prose(text: str) -> Iterator[str]:
-    """The sentences of a page, without code, headings, links' targets and what is quoted in backticks."""
+    """Yield the sentences of a page, without code, headings, link targets and text in backticks."""
     bare = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     bare = re.sub(r"<[^>]+>|`[^`]*`|\]\([^)]*\)", " x ", bare)
     rows = [line.strip("| ") for line in bare.splitlines() if line.startswith("|")]
@@ -56,7 +56,7 @@ def prose(text: str) -> Iterator[str]:
 
 
 def of_page(text: str) -> Iterator[str]:
-    """What is wrong with a page."""
+    """Yield the findings of a page."""
     for sentence in prose(text):
         if found := PHRASES.search(sentence):
             yield f'"{found[0]}" in: {sentence[:100]}'
@@ -66,7 +66,7 @@ def of_page(text: str) -> Iterator[str]:
 
 
 def of_help(command: click.Command, path: str) -> Iterator[str]:
-    """What is wrong with the help of a command and of all below it."""
+    """Yield the findings in the help of a command and its subcommands."""
     first = (command.help or "").strip().split("\n\n")[0].replace("\n", " ")
     texts = {
         path: first,
@@ -83,7 +83,7 @@ def of_help(command: click.Command, path: str) -> Iterator[str]:
 
 
 def of_code(text: str) -> Iterator[str]:
-    """What is wrong with the docstrings and messages of a module."""
+    """Yield the findings in the docstrings and messages of a module."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) > 12:
             bare = re.sub(r"`[^`]*`", " x ", node.value)
@@ -93,7 +93,7 @@ def of_code(text: str) -> Iterator[str]:
 
 
 def of_sql(text: str) -> Iterator[str]:
-    """What is wrong with the comments and messages of a file of SQL."""
+    """Yield the findings in the comments and messages of an SQL file."""
     for number, line in enumerate(text.splitlines(), 1):
         found = re.findall(r"--(?! (?:rights|profile|rows)\b)(.*)|'([^']{13,})'", line)
         for bare in (re.sub(r"`[^`]*`", " x ", comment or message) for comment, message in found):
@@ -102,12 +102,12 @@ def of_sql(text: str) -> Iterator[str]:
 
 
 def sql_files() -> list[Path]:
-    """The files of SQL whose comments and messages are checked."""
+    """Return the SQL files to check."""
     return sorted((ROOT / "src/tallybook/sql").rglob("*.sql"))
 
 
 def modules() -> list[Path]:
-    """The modules whose strings are checked."""
+    """Return the modules to check."""
     package = ROOT / "src/tallybook"
     waiting = [package / folder for folder in WAITING_FOLDERS]
     return [
@@ -118,7 +118,7 @@ def modules() -> list[Path]:
 
 
 def pages() -> list[Path]:
-    """The pages that people read first."""
+    """Return the pages to check: those that people read first."""
     return [
         *(ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md")),
         *sorted((ROOT / "docs").glob("*.md")),
@@ -126,7 +126,7 @@ def pages() -> list[Path]:
 
 
 def main() -> int:
-    """Print every finding; 1 if there is one."""
+    """Print every finding; return 1 if there is one."""
     found = [
         f"{name}: {what}"
         for page in pages()

@@ -27,7 +27,7 @@ def test_a_page_beside_the_nav_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(docs, "nav", lambda: [*listed[1:], "docs/none.md", listed[1]])
     assert docs.beside_nav(reference.pages()) == [
         f"{listed[0]} is not in the nav of mkdocs.yml",
-        "docs/none.md is in the nav of mkdocs.yml, and nowhere else",
+        "docs/none.md is in the nav of mkdocs.yml and does not exist",
         f"{listed[1]} is in the nav of mkdocs.yml twice",
     ]
 
@@ -98,8 +98,8 @@ def test_the_arguments_of_a_function_are_a_table() -> None:
 def test_the_rights_are_one_sentence() -> None:
     """Who may use a function or a view stands below its text, also where the line in the file goes on in the next."""
     view = "\n".join(reference.sql_part(reference.SQL / "read" / "views" / "attempt.sql")).replace("\\", "")
-    assert re.search(r"\nWho has rights: operator; reader \(job_id, .*, worker_id, worker\)\.\n", view)
-    assert "\nWho has rights: worker.\n" in reference.pages()["sql-functions.md"]
+    assert re.search(r"\nRoles with rights: operator; reader \(job_id, .*, worker_id, worker\)\.\n", view)
+    assert "\nRoles with rights: worker.\n" in reference.pages()["sql-functions.md"]
 
 
 def test_plain_text_stays_plain() -> None:
