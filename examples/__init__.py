@@ -1,1 +1,1 @@
-"""Whole applications on Tallybook, small enough to be read in ten minutes each. `make example-NAME` runs one."""
+"""Whole applications on Tallybook; you can read each in ten minutes. `make example-NAME` runs one."""

@@ -1,7 +1,7 @@
-"""What every example is run by: an embedded PostgreSQL, real processes, a deadline, and an honest last line.
+"""The runner of every example: an embedded PostgreSQL, real processes, a deadline, and an honest last line.
 
-An example says what to start and when it is done. `SERVE=1` keeps it up for a person to look at, `SHORT=1` asks for a short form.
-All processes hang on this one: they end with it, however that comes.
+An example defines what to start and when it is done. `SERVE=1` keeps it running so that you can look at it; `SHORT=1`
+asks for a short run. All child processes end with this one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ select coalesce(sum(c.completed), 0)::bigint, coalesce(sum(c.dead), 0)::bigint, 
 
 
 class Stage:
-    """One run of one example, in a database of its own that is gone at the end; or in several, on a server each."""
+    """One run of one example in a temporary database, or in `nodes` databases on one server each."""
 
     def __init__(self, name: str, nodes: int = 1, *, connections: int = 100, seconds: float = _LIMIT) -> None:
         self.name = name
@@ -48,12 +48,12 @@ class Stage:
         self._processes: dict[str, tuple[subprocess.Popen[bytes], IO[bytes]]] = {}
 
     def __enter__(self) -> Self:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as by Ctrl-C: what was started is stopped
-        self.say("starting an embedded PostgreSQL, which is gone again at the end")
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as Ctrl-C does: child processes are stopped
+        self.say("starting an embedded PostgreSQL, which is removed at the end")
         self.servers = self._servers()
         self.dsns = [server.dsn(self.name) for server in self.servers]
         self.dsn = self.dsns[0]
-        # Never prepared: a plan made while the tables are empty would stay when they are full.
+        # No prepared statements: a plan made for empty tables would be kept when they are full.
         self.db = self._stack.enter_context(psycopg.connect(self.dsn, autocommit=True, prepare_threshold=None))
         if self.nodes == 1:
             migrate(self.db)
@@ -61,7 +61,7 @@ class Stage:
         return self
 
     def _servers(self) -> list[Server]:
-        """A server for each node, with an empty database; those of a Citus cluster if one was given."""
+        """Start a server with an empty database for each node; a Citus cluster if one was given."""
         if self.nodes > 1 and citus.given():
             return self._stack.enter_context(citus.cluster(self.nodes, self.name))
         settings = {"max_connections": self.connections}
@@ -74,15 +74,15 @@ class Stage:
         self._stack.close()
 
     def say(self, text: str) -> None:
-        """Tell the person how far it is."""
+        """Print a line of progress with the seconds since the start."""
         print(f"[{time.monotonic() - self.began:5.1f} s] {text}", flush=True)
 
     def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        """What a query finds."""
+        """Return the rows of a query."""
         return self.db.execute(query.encode(), values).fetchall()
 
     def one(self, query: str, *values: object) -> Any:
-        """The one value that a query finds."""
+        """Return the first value of a query, or None."""
         found = self.rows(query, *values)
         return found[0][0] if found else None
 
@@ -109,20 +109,20 @@ class Stage:
         self.process(name, "tallybook", "worker", "-A", app, "--name", name, "--stop-timeout", "3 s", *options, env=env)
 
     def web(self, name: str, asgi: str, port: int, env: Mapping[str, str] | None = None) -> str:
-        """Start an ASGI application under uvicorn and wait until it listens; its address."""
+        """Start an ASGI application under uvicorn, wait until it listens and return its address."""
         self.process(name, "uvicorn", asgi, "--port", str(port), "--log-level", "warning", env=env)
         self.until(lambda: listens(port), f"{name} listens")
         return f"http://127.0.0.1:{port}"
 
     def kill(self, name: str) -> None:
-        """SIGKILL: no chance to finish anything."""
+        """Send SIGKILL to a process, so that it cannot finish anything."""
         process, errors = self._processes.pop(name)
         process.kill()
         process.wait()
         errors.close()
 
     def stop(self, *names: str) -> None:
-        """SIGTERM, and wait for the end."""
+        """Send SIGTERM to processes and wait until they end, at most 10 s each."""
         for name in names:
             self._processes[name][0].send_signal(signal.SIGTERM)
         for name in names:
@@ -135,23 +135,23 @@ class Stage:
             errors.close()
 
     def until(self, condition: Callable[[], object], what: str) -> None:
-        """Wait until it holds. A process that ended, or no time left, ends the run with status 1 and says why."""
+        """Wait until the condition holds. Exit with status 1 and the reason if a process ends or the time is up."""
         limit = self.began + self.seconds
         while not condition():
             for name, (process, errors) in self._processes.items():
                 if process.poll() is not None:
                     errors.seek(max(0, errors.seek(0, os.SEEK_END) - 3000))
-                    raise SystemExit(f"{self.name}: {name} ended by itself\n{errors.read().decode(errors='replace')}")
+                    raise SystemExit(f"{self.name}: {name} ended early\n{errors.read().decode(errors='replace')}")
             if time.monotonic() > limit:
-                raise SystemExit(f"{self.name}: not in time: {what}")
+                raise SystemExit(f"{self.name}: time is up while waiting for: {what}")
             time.sleep(0.05)
 
     def is_idle(self) -> bool:
-        """Whether no job is open."""
+        """Return whether no job is open."""
         return self.ends()[3] == 0
 
     def ends(self, dsns: Sequence[str] = ()) -> list[int]:
-        """How many jobs are completed and dead, how many attempts have failed, and what is open; of these nodes, or of all."""
+        """Return the numbers of completed jobs, dead jobs, failed attempts and open jobs of these nodes, or of all."""
         found = []
         for dsn in dsns or self.dsns:
             with psycopg.connect(dsn) as conn:
@@ -159,14 +159,14 @@ class Stage:
         return [sum(each) for each in zip(*found, strict=True)]
 
     def end(self, missing: int = 0, *, done: int | None = None, planned: int = 0) -> int:
-        """The last line, and the exit status: 0 only if nothing was lost.
+        """Print the last line and return the exit status, which is 0 only if nothing was lost.
 
-        `missing` is what the example's own tables lack, by its own account; `done` counts effects of its own in place of
-        completed jobs. What is still open counts as lost, too: an example waits for its end first. But for subjects that live on:
-        `planned` says how many have to be open, and one more or less is lost.
+        `missing` is the number of effects that the example's own check did not find. `done` replaces the number of
+        completed jobs. Open jobs count as lost, because an example waits for its jobs first. Subjects stay open:
+        `planned` is how many jobs must be open, and each one more or less counts as lost.
         """
         if SERVE:
-            self.say("it stays up; Ctrl-C ends it")
+            self.say("still running; press Ctrl-C to stop")
             try:
                 while True:
                     time.sleep(3600)
@@ -186,16 +186,16 @@ class Stage:
 
 
 def listens(port: int) -> bool:
-    """Whether somebody answers at this port of this machine."""
+    """Return whether a server listens on this local port."""
     with socket.socket() as probe:
         probe.settimeout(0.5)
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def free_port() -> int:
-    """A port that nobody uses now, and that no system gives away by itself: it is free still when its server comes."""
+    """Return a free port outside the range that systems assign, so that it is still free when its server starts."""
     for port in random.sample(range(20_000, 32_000), 100):
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
-    raise SystemExit("of a hundred ports none is free")
+    raise SystemExit("none of a hundred ports is free")

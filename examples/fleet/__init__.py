@@ -1,1 +1,1 @@
-"""Tenants' orders on three nodes: an order and its job are written where the tenant's data is."""
+"""Tenants' orders on three nodes: an order and its job are written to the node with the tenant's data."""

@@ -1,4 +1,4 @@
-"""The app: the same as on one database. A worker of several nodes runs each job on the node where it lies."""
+"""The app, the same as on one database. A worker of several nodes runs each job on the job's node."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ app = App("fleet")
 
 @app.task(queue="mail", atomic=True, max_attempts=50, retry=Constant(timedelta(seconds=0.5)))
 async def confirm(tx: psycopg.AsyncConnection, tenant: int, number: int) -> None:
-    """Confirm an order, on its node, in the transaction that ends the job."""
+    """Confirm an order on its node, in the transaction that completes the job."""
     await tx.execute("update orders set confirmed = confirmed + 1 where tenant = %s and number = %s", (tenant, number))

@@ -1,4 +1,4 @@
-"""The shop: tenants order all the time, also while a node is down. What that node cannot take is ordered again until it can."""
+"""The shop: tenants place orders all the time. Orders that meet a dead node are placed again until they succeed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Order = tuple[int, int]
 
 
 class Shop(threading.Thread):
-    """Places all orders, one after the other. `dsn_of` says where an order of a tenant is placed."""
+    """A thread that places all orders, one after the other. `dsn_of` returns the DSN for a tenant's orders."""
 
     def __init__(self, tenants: int, orders: int, dsn_of: Callable[[int], str]) -> None:
         super().__init__(daemon=True)
@@ -26,7 +26,7 @@ class Shop(threading.Thread):
         self._sessions: dict[str, psycopg.Connection] = {}
 
     def run(self) -> None:
-        """Place all orders. One that meets a node that is down goes to the end of the line."""
+        """Place all orders. An order that meets a dead node moves to the end of the line."""
         line = deque(sorted(self.orders, key=lambda order: order[1]))
         while line:
             order = line.popleft()
@@ -38,7 +38,7 @@ class Shop(threading.Thread):
                 time.sleep(0.01)
 
     def place(self, tenant: int, number: int) -> None:
-        """Place an order and put in its job: one statement, one transaction, on the node where the tenant's data is."""
+        """Place an order and enqueue its job with one statement, in one transaction, on the tenant's node."""
         dsn = self._dsn_of(tenant)
         session = self._sessions.get(dsn)
         if session is None or session.closed:

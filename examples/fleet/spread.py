@@ -1,4 +1,4 @@
-"""Who spreads the tenants over the nodes: the program itself, or Citus. Both call the same function for an order."""
+"""Two ways to spread the tenants over the nodes: by the program or by Citus. Both call the same SQL function."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ select n.nodename from pg_dist_placement p join pg_dist_node n using (groupid)
 
 
 class Plain:
-    """Plain databases. The program asks `app.nodes.of` where a tenant lives, and connects there."""
+    """Plain databases. The program gets a tenant's node from `app.nodes.of` and connects to it."""
 
     def __init__(self, stage: Stage) -> None:
         self.dsns = self.shown_by = stage.dsns  # together they show all orders
@@ -32,21 +32,21 @@ class Plain:
             with psycopg.connect(dsn) as conn:
                 migrate(conn, node=number)
                 conn.execute(SCHEMA)
-        # The processes of the example find the nodes by it, too.
+        # The processes of the example also find the nodes by this variable.
         os.environ["TALLYBOOK_NODES"] = "\n".join(map("=".join, zip(NAMES, self.dsns, strict=True)))
         os.environ["TALLYBOOK_DSN"] = stage.dsn
 
     def holder(self, tenant: int) -> int:
-        """Which node has this tenant's data: 0, 1 or 2."""
+        """Return the index of the node with this tenant's data: 0, 1 or 2."""
         return NAMES.index(app.nodes.of(f"tenant:{tenant}").sync().name)
 
     def dsn(self, holder: int) -> str:
-        """Where an order of this node's tenants is placed: there."""
+        """Return the DSN for orders of this node's tenants: the node itself."""
         return self.dsns[holder]
 
 
 class OnCitus(Plain):
-    """A Citus cluster. The coordinator sends the call to the node that has the tenant; the nodes are found in pg_dist_node."""
+    """A Citus cluster. The coordinator sends each call to the tenant's node; pg_dist_node lists the nodes."""
 
     def __init__(self, stage: Stage) -> None:
         self.dsns, self.shown_by, self.db = stage.dsns, stage.dsns[:1], stage.db
@@ -54,15 +54,15 @@ class OnCitus(Plain):
             with psycopg.connect(dsn) as conn:
                 conn.execute("set citus.enable_ddl_propagation = off")
                 migrate(conn, node=number)
-        for statement in (SCHEMA, SPREAD, DELEGATED):  # Citus wants a transaction for each
+        for statement in (SCHEMA, SPREAD, DELEGATED):  # Citus requires a transaction for each
             self.db.execute(statement)
 
     def holder(self, tenant: int) -> int:
-        """Which node has this tenant's data, by Citus' own tables."""
+        """Return the index of the node with this tenant's data, from Citus' own tables."""
         found = self.db.execute(HOLDER, (tenant,)).fetchone()
         assert found is not None
         return [conninfo_to_dict(dsn)["host"] for dsn in self.dsns].index(found[0])
 
     def dsn(self, holder: int) -> str:
-        """Every order is placed on the coordinator."""
+        """Return the DSN of the coordinator, where every order is placed."""
         return self.dsns[0]

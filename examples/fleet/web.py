@@ -1,4 +1,4 @@
-"""The page: what each node has, asked side by side. A node that does not answer is shown as such, and no other waits for it."""
+"""The page: the job counts of each node, read in parallel. A node that does not answer is shown as such."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ PAGE = """\
 body {{ max-width: 44rem; margin: 2rem auto; padding: 0 .5rem }}
 table {{ border-collapse: collapse; width: 100% }} td, th {{ text-align: right; padding: .2rem .3rem; border-top: 1px solid #8884 }}
 td:first-child, th:first-child {{ text-align: left }} .down td {{ color: #c33; text-align: left }}</style>
-<h1>The fleet</h1><table><tr><th>Node<th>In line<th>Running<th>Completed<th>Dead</tr>{rows}</table></html>"""
+<h1>The fleet</h1><table><tr><th>Node<th>Waiting<th>Running<th>Completed<th>Dead</tr>{rows}</table></html>"""
 
 
 async def row(node: Node) -> str:
-    """A node's line of the table."""
+    """Return the table row of a node, which has two seconds to answer."""
     name = f"<td>{escape(node.name)}"
     try:
         async with asyncio.timeout(2), await psycopg.AsyncConnection.connect(node.dsn) as conn:
@@ -38,7 +38,7 @@ async def row(node: Node) -> str:
 
 
 async def fleet(request: Request) -> HTMLResponse:
-    """All nodes."""
+    """Return the page of all nodes."""
     rows = await asyncio.gather(*map(row, await app.nodes.list()))
     return HTMLResponse(PAGE.format(rows="".join(rows)))
 

@@ -1,4 +1,4 @@
-"""The crawler: a page is a subject that visits itself again, an item is one that pages give new args to."""
+"""The crawler: a page is a subject that plans its own next visit; an item is a subject whose args pages update."""
 
 from __future__ import annotations
 
@@ -28,49 +28,49 @@ on conflict (id) do update set cents = excluded.cents, url = excluded.url, check
 
 @app.lifespan
 async def clients(ctx: Context) -> AsyncIterator[None]:
-    """Of each worker: one HTTP client that keeps its connections, and a few sessions that the visits under way share."""
+    """Give each worker one HTTP client that keeps its connections, and a few sessions that its visits share."""
     async with (
         httpx2.AsyncClient(base_url=os.environ["SITE"], timeout=20) as ctx.state.http,
         AsyncConnectionPool(app.conninfo(), min_size=SESSIONS, timeout=60) as ctx.state.pool,
     ):
-        # Links that are in already. What a worker does not know it pushes once more, which does nothing.
+        # Links that were pushed already. A worker may push a link that another worker has pushed; that does nothing.
         ctx.state.known = set()
         yield
 
 
 @app.task(queue="pages", version=2, retry=Exponential(timedelta(seconds=0.25)), max_attempts=5, summary="{url}")
 async def visit(ctx: Context, url: str, found_on: str = "", etag: str = "") -> Kill | None:
-    """Read a page; put in the pages and items that it names, note the visit and plan the next one, in one transaction."""
+    """Read a page. In one transaction, push its links and items, note the visit and plan the next one."""
     answer = await ctx.state.http.get(url, headers={"If-None-Match": etag})
     if answer.status_code == 404:
-        return Kill("there is no such page any more")  # whatever attempts are left
-    if answer.status_code >= 500:  # five in a row, and it is dead
+        return Kill("there is no such page any more")  # also with attempts left
+    if answer.status_code >= 500:  # after five in a row it is dead
         raise Reject(f"status {answer.status_code}", {"found_on": found_on}, ref_id=answer.headers["X-Request-Id"])
 
     assert ctx.subject is not None
     body, seen = answer.text, answer.headers["ETag"]  # 304, not modified, has no body
     links = set(LINK.findall(body)) - ctx.state.known
     pages = [visit.subject(link).job(link, found_on=url) for link in links]
-    soon = price.with_(delay="1 hour")  # a page that names it meanwhile changes the args, and it is checked once
+    soon = price.with_(delay="1 hour")  # another page may change the args until then; the item is checked once
     items = [soon.subject(f"item:{n}").job(int(n), int(cents), url) for n, cents in ITEM.findall(body)]
     again = timedelta(seconds=int(MAX_AGE.findall(answer.headers["Cache-Control"])[0]))
     async with ctx.state.pool.connection() as conn:
         await conn.execute(SEEN, (url, ctx.subject.iterations, seen, answer.status_code == 200, ctx.worker))
-        await app.subjects.push_many(pages).on(conn)  # those that are known already are left alone
+        await app.subjects.push_many(pages).on(conn)  # known ones are left alone
         await app.subjects.upsert_many(items).on(conn)
         await ctx.end(conn, Reschedule(again, args={"url": url, "found_on": found_on, "etag": seen}))
-    ctx.state.known |= links  # it is committed
+    ctx.state.known |= links  # after the commit
     return None
 
 
 @visit.upgrade(1)
 def from_1(args: dict[str, Any]) -> dict[str, Any]:
-    """The release before knew pages by their number."""
+    """Return args of version 2; the previous release passed pages by number."""
     return {"url": f"/page/{args['page']}"}
 
 
 @app.task(queue="items", atomic=True)
 async def price(tx: psycopg.AsyncConnection, item: int, cents: int, url: str) -> Complete:
-    """Note what an item costs now. Its name is kept: the next page that names it begins it again."""
+    """Note the current price of an item. The subject's name is kept: the next page that names it starts it again."""
     await tx.execute(PRICED, (item, cents, url))
     return Complete()

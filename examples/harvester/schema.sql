@@ -1,4 +1,4 @@
--- Nothing here is unique: what was done twice would show.
+-- There is no unique key, so that work done twice shows.
 create table visit (
   url text not null, iteration int not null, etag text not null, changed boolean not null, worker text not null,
   at timestamptz not null default now());

@@ -1,10 +1,10 @@
-"""The outside: a site of many pages, each made from its number, and the HTTP server that has it.
+"""The outside: a site of many pages, each generated from its number, and its HTTP server.
 
     python -m examples.harvester.world PORT PAGES
 
-Most pages answer in some 50 ms, some take a second. Some fail with 503 once or twice, a few with 500 whenever they are asked,
-some are gone. A twentieth change from day to day. `POST /day` is the next day; `GET /record` is what the server has answered.
-The server is small and fast, so that what is measured is the crawler.
+Most pages answer in some 50 ms, some take a second. Some fail with 503 once or twice, a few always fail with 500, and
+some are gone. A twentieth of them change from day to day. `POST /day` starts the next day; `GET /record` returns what
+the server has answered. The server is small and fast, so that the run measures the crawler.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _ETAG = re.compile(rb"\r\nif-none-match: ([^\r]*)\r\n", re.IGNORECASE)
 
 
 def draw(*words: object) -> float:
-    """A number in [0, 1) that looks random and depends on the words only."""
+    """Return a number in [0, 1) that looks random but depends only on the words."""
     return int.from_bytes(hashlib.blake2b(repr(words).encode(), digest_size=6).digest()) / 2**48
 
 
 class Site:
-    """What the site is like: a function of its size. Page 1 is its home; from there links lead to the first `linked` pages."""
+    """The site, computed from its size. Links lead from page 1, its home, to the first `linked` pages."""
 
     def __init__(self, linked: int) -> None:
         self.linked = linked
-        self.pages = linked + linked // 50  # the last ones nobody links to
+        self.pages = linked + linked // 50  # no page links to the last ones
 
     def is_leaf(self, page: int) -> bool:
         return 4 * page - 2 > self.linked
@@ -47,12 +47,12 @@ class Site:
         return draw("news", page) < 0.05
 
     def links(self, page: int) -> list[int]:
-        """Four that are further down, where there are; the one above; and one of the sections."""
+        """Return a page's links: up to four pages below it, the page above it and one of the sections."""
         below = [n for n in range(4 * page - 2, 4 * page + 2) if n <= self.linked]
         return [*below, max(1, (page + 2) // 4), 1 + int(draw("section", page) * self.linked / 20)]
 
     def items(self, page: int, day: int) -> dict[int, int]:
-        """What this page names, and for how much. Most name nothing."""
+        """Return the items that this page names, with their prices in cents. Most pages name none."""
         if draw("shop", page) > 0.2:
             return {}
         edition, count = self.edition(page, day), max(1, self.linked // 40)
@@ -61,14 +61,14 @@ class Site:
         }
 
     def edition(self, page: int, day: int) -> int:
-        """News change on most days."""
+        """Return the page's edition on this day. News change on most days."""
         return 1 + sum(draw("edition", page, d) < 0.7 for d in range(2, day + 1)) if self.is_news(page) else 1
 
     def etag(self, page: int, day: int) -> str:
         return f'"{page}-{self.edition(page, day)}"'
 
     def failures(self, page: int, day: int) -> int:
-        """How often it fails on this day before it answers."""
+        """Return how often the page fails on this day before it answers."""
         fate = draw("fails", page, day)
         return 2 if fate < 0.01 else 1 if fate < 0.04 else 0
 
@@ -86,7 +86,7 @@ class Site:
 
     @cached_property
     def readable(self) -> set[int]:
-        """All pages that somebody finds who starts at the home and follows links, and can read."""
+        """Return all readable pages that links from the home lead to."""
         found, ahead = {1}, deque([1])
         while ahead:
             for page in self.links(ahead.popleft()):
@@ -97,7 +97,7 @@ class Site:
 
 
 class Server:
-    """What is on record: how often each page was read (200 or 304) on each day, all answers, and how many were under way."""
+    """The server's record: reads of each page (200 or 304) by day, all answers, and the most concurrent requests."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
@@ -108,7 +108,7 @@ class Server:
         self.under_way = self.most_under_way = 0
 
     def answer(self, page: int, etag: str) -> tuple[int, str, float]:
-        """Status, body, and how long it takes."""
+        """Return status, body and delay in seconds."""
         site, day = self.site, self.day
         self.asked[day, page] += 1
         status, body = 200, ""
@@ -131,7 +131,7 @@ class Server:
 
 
 class Connection(asyncio.Protocol):
-    """One connection, kept alive; one request at a time."""
+    """One kept-alive connection with one request at a time."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -178,7 +178,7 @@ class Connection(asyncio.Protocol):
 
 
 async def main(port: int, pages: int) -> None:
-    """Serve for ever."""
+    """Serve until the process is stopped."""
     server = Server(Site(pages))
     listening = await asyncio.get_running_loop().create_server(
         lambda: Connection(server), "127.0.0.1", port, backlog=256

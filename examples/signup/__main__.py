@@ -1,4 +1,4 @@
-"""make example-signup: people sign up, a worker is killed, a task that nobody had written is written; and the account."""
+"""make example-signup: people sign up, a worker is killed, a missing task gets implemented; then the check."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ MANAGE = "examples.signup.manage"
 
 
 def referrer(number: int) -> str:
-    """Every fifth was sent by somebody."""
+    """Return a person's referrer; every fifth person has one."""
     return "ada@example.org" if number % 5 == 0 else ""
 
 
 def address(number: int) -> str:
-    """Every fiftieth address is one that the mail provider refuses."""
+    """Return a person's address; the mail provider refuses every fiftieth."""
     return f"{'bounce' if number % 50 == 7 else 'user'}{number}@example.org"
 
 
 def sign_up(site: httpx2.Client, numbers: range) -> int:
-    """Let these people sign up, the even ones by SQL; how many were welcomed. Every tenth presses the button twice."""
+    """Sign up these people, even numbers by SQL; return how many succeeded. Every tenth presses the button twice."""
     token = {"X-CSRFToken": site.cookies["csrftoken"]}
     welcomed = 0
     for number in numbers:
@@ -45,7 +45,7 @@ def sign_up(site: httpx2.Client, numbers: range) -> int:
 
 
 def account(stage: Stage, welcomed: int, mailbox: dict[str, list[str]]) -> int:
-    """How much is missing, or there twice, by the site's tables and the provider's mailbox."""
+    """Count what is missing or doubled by the site's tables and the provider's mailbox."""
     users = stage.rows("select id, email, referrer, bounced, starts_with(password, 'scrypt$') from signup_user")
     done: dict[tuple[int, str], int] = {}
     for user, name, jobs in stage.rows("select user_id, name, count(*) from signup_step group by 1, 2"):
@@ -59,17 +59,15 @@ def account(stage: Stage, welcomed: int, mailbox: dict[str, list[str]]) -> int:
             expected["thank_referrer"] = 1
         found = {name: jobs for (of, name), jobs in done.items() if of == user}
         if not hashed or found != expected or bounced != refused or mails.count(email) != (0 if refused else 1):
-            stage.say(f"{email}: {found} in place of {expected}, {mails.count(email)} mails, bounced: {bounced}")
+            stage.say(f"{email}: {found} instead of {expected}, {mails.count(email)} mails, bounced: {bounced}")
             wrong += 1
     spaces = stage.one("select count(*) from signup_workspace")
-    stage.say(
-        f"{welcomed} welcomed, {len(users)} users, {spaces} workspaces, {len(mails)} mails, {wrong} of them wrong"
-    )
+    stage.say(f"{welcomed} sign-ups, {len(users)} users ({wrong} wrong), {spaces} workspaces, {len(mails)} mails")
     return wrong + abs(spaces - len(users))
 
 
 def main() -> int:
-    """The run; its exit status."""
+    """Run the example and return the exit status."""
     with Stage("signup") as stage:
         mail = free_port()
         stage.process("mail", "examples.signup.world", str(mail))
@@ -92,7 +90,7 @@ def main() -> int:
             stage.until(lambda: stage.one(sent) >= PEOPLE // 8, "some mails")
             running = stage.one("select count(*) from tallybook.job where state = 'running'")
             stage.kill("first")
-            stage.say(f"killed the worker with {running} jobs running; {stage.one(sent)} mails are on record")
+            stage.say(f"killed the worker with {running} jobs running; {stage.one(sent)} mails are recorded")
             stage.process("second", *words, "second", env=env)
             welcomed += sign_up(site, range(PEOPLE // 2, PEOPLE))
 
@@ -100,17 +98,17 @@ def main() -> int:
                 "select count(*) from signup_user u where not u.bounced"
                 " and not exists (select from signup_step s where s.user_id = u.id and s.name = 'send_welcome')"
             )
-            stage.until(lambda: stage.one(without) == 0, "everybody's welcome")
+            stage.until(lambda: stage.one(without) == 0, "all welcome mails")
             todo = stage.rows("select task, count(*) from tallybook.job where unserved group by task")
-            stage.say(f"everybody is welcomed; nobody has written these tasks yet: {dict(todo)}")
-            assert "Nobody has written these yet" in site.get("/").text
+            stage.say(f"all welcome mails are sent; these tasks are not implemented yet: {dict(todo)}")
+            assert "Not implemented yet" in site.get("/").text
             stage.process("third", *words, "third", env={**env, "SIGNUP_RELEASE": "2"})
-            stage.until(stage.is_idle, "the new release does what has waited for it")
-            stage.say("a worker of the next release has done them")
+            stage.until(stage.is_idle, "the jobs that waited for the new release")
+            stage.say("a worker of the next release has run them")
 
         mailbox = httpx2.get(f"http://127.0.0.1:{mail}/mailbox", timeout=60).json()
         if SERVE:
-            stage.say(f"look at {web}/ and at psql '{stage.dsn}': the queries are in README.md")
+            stage.say(f"open {web}/ or psql '{stage.dsn}': README.md has queries")
         return stage.end(account(stage, welcomed, mailbox))
 
 

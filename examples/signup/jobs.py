@@ -1,4 +1,4 @@
-"""Three tasks in a row. Each runs in a transaction that also has its end and the next one's job: all of it, or nothing."""
+"""Three tasks in a row. One transaction has a task's writes, the end of its job and the next job: all or nothing."""
 
 from datetime import timedelta
 
@@ -15,7 +15,7 @@ app = App("signup")
 
 @app.task(atomic=True)
 def check_address(connection: BaseDatabaseWrapper, ctx: Context, user_id: int) -> None:
-    """The first step: is this an address?"""
+    """Check the address and enqueue the second step."""
     user = User.objects.get(id=user_id)
     user.checked = "@" in user.email
     user.save()
@@ -25,7 +25,7 @@ def check_address(connection: BaseDatabaseWrapper, ctx: Context, user_id: int) -
 
 @app.task(atomic=True)
 def make_workspace(connection: BaseDatabaseWrapper, ctx: Context, user_id: int) -> None:
-    """The second step."""
+    """Make the workspace and enqueue the third step."""
     Workspace.objects.create(user_id=user_id)
     Step.objects.create(user_id=user_id, name=ctx.task, job_id=ctx.job_id)
     send_welcome.enqueue_sync(connection, user_id)
@@ -33,7 +33,7 @@ def make_workspace(connection: BaseDatabaseWrapper, ctx: Context, user_id: int) 
 
 @app.task(atomic=True, queue="mail", retry=Constant(timedelta(seconds=1)), max_attempts=20)
 def send_welcome(connection: BaseDatabaseWrapper, ctx: Context, user_id: int) -> Dead | None:
-    """The third step, the only one that reaches outside. The job's id is the same in every attempt: one mail per id."""
+    """Send the welcome mail. The job's id is the same in every attempt, so the provider sends one mail per id."""
     user = User.objects.get(id=user_id)
     answer = httpx2.post(
         f"{settings.MAIL_URL}/mail",
@@ -41,9 +41,9 @@ def send_welcome(connection: BaseDatabaseWrapper, ctx: Context, user_id: int) ->
         headers={"Idempotency-Key": str(ctx.job_id)},
         timeout=5,  # a transaction is open meanwhile
     )
-    if answer.status_code == 422:  # it will never be taken
+    if answer.status_code == 422:  # the provider will never accept it
         User.objects.filter(id=user_id).update(bounced=True)
-        return Dead("the address is refused")  # returned, not raised: what was written is committed with the end
-    answer.raise_for_status()  # what is raised rolls back, is counted as a failure, and is tried again
+        return Dead("the address is refused")  # returned, not raised: the update is committed with the job's end
+    answer.raise_for_status()  # an exception rolls back, counts as a failure, and the job is retried
     Step.objects.create(user_id=user_id, name=ctx.task, job_id=ctx.job_id)
     return None

@@ -1,14 +1,14 @@
-"""Who has signed up, and what was done for them."""
+"""The users who have signed up, and the work done for them."""
 
 from django.db import models
 
 
 class User(models.Model):
-    """Somebody who has signed up."""
+    """A person who has signed up."""
 
     email = models.EmailField(unique=True)
     password = models.CharField(max_length=128)
-    """A hash that `check_password` takes."""
+    """A hash for `check_password`."""
     referrer = models.EmailField(blank=True, default="")
     checked = models.BooleanField(default=False)
     bounced = models.BooleanField(default=False)
@@ -18,7 +18,7 @@ class User(models.Model):
 
 
 class Workspace(models.Model):
-    """What every user gets."""
+    """A workspace. Every user gets one."""
 
     user = models.ForeignKey(User, on_delete=models.CASCADE)
 
@@ -27,7 +27,7 @@ class Workspace(models.Model):
 
 
 class Step(models.Model):
-    """What a job has done for a user. Nothing here keeps a step from being there twice: the run looks whether one is."""
+    """A step that a job has done for a user. There is no unique key: the run checks that no step is doubled."""
 
     user = models.ForeignKey(User, on_delete=models.CASCADE)
     name = models.CharField(max_length=40)

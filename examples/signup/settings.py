@@ -1,11 +1,13 @@
-"""Django's settings. The last lines are what Tallybook needs."""
+"""Django's settings. Tallybook needs only the last lines."""
 
 import os
 
 from django.core.management.utils import get_random_secret_key
 from psycopg.conninfo import conninfo_to_dict
 
-SECRET_KEY = os.environ.get("SECRET_KEY") or get_random_secret_key()  # set it: without, a restart ends all forms
+SECRET_KEY = (
+    os.environ.get("SECRET_KEY") or get_random_secret_key()
+)  # set it: otherwise a restart invalidates all open forms
 ALLOWED_HOSTS = ["127.0.0.1", "localhost", "testserver"]
 ROOT_URLCONF = "examples.signup.urls"
 MIDDLEWARE = ["django.middleware.csrf.CsrfViewMiddleware"]
@@ -35,6 +37,6 @@ DATABASES = {
 MAIL_URL = os.environ.get("MAIL_URL", "http://127.0.0.1:8025")
 
 INSTALLED_APPS = ["tallybook.contrib.django", "examples.signup"]
-if os.environ.get("SIGNUP_RELEASE") == "2":  # the release in which somebody has implemented `thank_referrer`
+if os.environ.get("SIGNUP_RELEASE") == "2":  # the release that implements `thank_referrer`
     INSTALLED_APPS.append("examples.signup.referrals")
 TALLYBOOK = {"APP": "examples.signup.jobs:app", "MIGRATE": True}

@@ -1,4 +1,4 @@
-"""The page, and sign-up by SQL and by models."""
+"""The page, and sign-up by SQL and by a model."""
 
 from django import forms
 from django.contrib.auth.hashers import make_password
@@ -10,8 +10,8 @@ from django.views.decorators.http import require_POST
 from examples.signup.jobs import check_address
 from examples.signup.models import User
 
-# One statement, one round trip: the user and the tasks are there together, or none of them is. No code of Tallybook's runs
-# here, and nobody has implemented `thank_referrer` yet.
+# One statement and one round trip write the user and the tasks together, or nothing. No code of Tallybook runs here,
+# and `thank_referrer` is not implemented yet.
 SIGN_UP = """\
 with u as (
   insert into signup_user (email, password, referrer, checked, bounced) values (%s, %s, %s, false, false)
@@ -21,7 +21,7 @@ select tallybook.enqueue('default', 'check_address', jsonb_build_object('user_id
        case when u.referrer <> '' then tallybook.enqueue('default', 'thank_referrer', jsonb_build_object('user_id', u.id)) end
   from u"""
 
-# The page of a small site: it reads all jobs there are. In a large one give jobs links, and ask for these (docs/sql.md).
+# The page of a small site, which reads all jobs. In a large site, give jobs links and query by them (docs/sql.md).
 USERS = """\
 select u.email, u.bounced,
        (select json_agg(json_build_object('task', j.task, 'state', j.state, 'unserved', j.unserved, 'error', j.last_error)
@@ -32,20 +32,20 @@ TODO = "select task, count(*) from tallybook.job where unserved group by task or
 
 
 class SignUp(forms.Form):
-    """What somebody sends who signs up."""
+    """The form of a sign-up."""
 
     email = forms.EmailField()
     password = forms.CharField(min_length=8, max_length=200, strip=False)
     referrer = forms.EmailField(required=False)
 
     def clean_password(self) -> str:
-        """The hash in its place. It is made here: what is in a statement can get into logs and `pg_stat_activity`."""
+        """Return the hash of the password. Text in a statement can get into logs and `pg_stat_activity`."""
         return make_password(self.cleaned_data["password"])
 
 
 @require_POST
 def sign_up(request: HttpRequest) -> HttpResponse:
-    """By the statement above."""
+    """Sign up by the statement above."""
     form = SignUp(request.POST)
     if not form.is_valid():
         return JsonResponse(form.errors, status=422)
@@ -58,9 +58,9 @@ def sign_up(request: HttpRequest) -> HttpResponse:
 
 @require_POST
 def sign_up_by_orm(request: HttpRequest) -> HttpResponse:
-    """The same by a model and `atomic()`."""
+    """Sign up by a model and `atomic()`."""
     form = SignUp(request.POST)
-    if not form.is_valid():  # this hashes the password, which takes a while: before the transaction
+    if not form.is_valid():  # before the transaction, because hashing the password takes a while
         return JsonResponse(form.errors, status=422)
     try:
         with transaction.atomic():
@@ -72,7 +72,7 @@ def sign_up_by_orm(request: HttpRequest) -> HttpResponse:
 
 
 def page(request: HttpRequest) -> HttpResponse:
-    """The newest sign-ups with the states of their tasks, and what waits for somebody to implement it."""
+    """Show the newest sign-ups with the states of their tasks, and the tasks that are not implemented yet."""
     with connection.cursor() as cursor:
         cursor.execute(USERS)
         users = [{"email": email, "bounced": bounced, "jobs": jobs or []} for email, bounced, jobs in cursor.fetchall()]

@@ -1,7 +1,7 @@
-"""The outside: a mail provider over HTTP. It takes a while, is overloaded at times, refuses some, and knows keys that it has seen.
+"""The outside: a mail provider over HTTP. It is slow, overloaded at times, refuses some addresses and remembers keys.
 
-POST /mail with {"to": ...} and Idempotency-Key: 202; 422 for an address that it refuses; 503 every seventh time; once in
-a while it takes the mail and answers 503 all the same. GET /mailbox: what was delivered, by key.
+POST /mail with {"to": ...} and Idempotency-Key: 202; 422 for an address that it refuses; 503 every seventh time; once
+in a while it accepts the mail and still answers 503. GET /mailbox: the delivered mails by key.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Provider(BaseHTTPRequestHandler):
     """One request."""
 
     def do_POST(self) -> None:
-        global asked  # noqa: PLW0603 - one provider a process
+        global asked  # noqa: PLW0603 - one provider per process
         mail = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         time.sleep(0.01)
         with lock:
@@ -41,7 +41,7 @@ class Provider(BaseHTTPRequestHandler):
             self.answer(200, delivered)
 
     def answer(self, status: int, body: object) -> None:
-        """Answer in JSON."""
+        """Send an answer in JSON."""
         text = json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -50,7 +50,7 @@ class Provider(BaseHTTPRequestHandler):
         self.wfile.write(text)
 
     def log_message(self, *_: object) -> None:
-        """Nobody reads it."""
+        """Write no log."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The example fleet: its account, an order that is said twice, and the whole run with a killed node."""
+"""The example fleet: its account, an order that is placed twice, and the whole run with a killed node."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def dsns(tallybook_server: FreshDatabases) -> Iterator[list[str]]:
 
 
 def test_each_order_is_confirmed_once_on_its_tenants_node(dsns: list[str]) -> None:
-    """Orders of three tenants on three nodes, one of them said twice; the account finds what is missing or twice."""
+    """Orders of three tenants on three nodes, one placed twice; the account finds missing and doubled orders."""
 
     def spoil(node: int, statement: bytes) -> int:
         with psycopg.connect(dsns[node]) as conn:
@@ -49,14 +49,14 @@ def test_each_order_is_confirmed_once_on_its_tenants_node(dsns: list[str]) -> No
         assert drain(app, dsn=dsn, queues=["mail"]).completed == 10
     assert account(dsns, shop.orders) == 0
     assert spoil(0, b"update orders set confirmed = 2 where number = 0") == 1, "a second effect is found"
-    assert spoil(1, b"delete from orders where number = 1") == 2, "an order that is missing is found"
+    assert spoil(1, b"delete from orders where number = 1") == 2, "a missing order is found"
     assert spoil(2, b"insert into orders values (0, 3, 'pen', 1), (2, 99, 'pen', 1)") == 4, (
-        "one on two nodes, and nobody's"
+        "an order on two nodes and an unknown order are found"
     )
 
 
 def the_run(**more: str) -> list[str]:
-    """The lines of the short run, which has to end well."""
+    """Run the short form, which must succeed, and return its lines."""
     env = {
         name: value
         for name, value in os.environ.items()

@@ -29,25 +29,25 @@ HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 
 
 class Harvest:
-    """A site's server, a database, and whoever works it off: one drain after the other."""
+    """A site's server and a database whose jobs are drained."""
 
     def __init__(self, dsn: str, db: psycopg.Connection[Any], url: str, pages: int) -> None:
         self.dsn, self.db, self.site = dsn, db, Site(pages)
         self.client = httpx2.Client(base_url=url)
 
     def push(self, page: int) -> str:
-        """Before all others, so that `read_first` reads no more than this one."""
+        """Push a page before all others, so that `read_first` reads only this one."""
         return visit.with_(priority=1).subject(f"/page/{page}").push(f"/page/{page}").sync(self.db).report
 
     def read_first(self) -> None:
-        """One page, its retries included; what it leads to stays in line."""
+        """Read one page with its retries; the pages that it links to stay available."""
         drain(app, dsn=self.dsn, queues=["pages"], max_jobs=1)
         while self.retrying():
             travel(self.dsn, timedelta(seconds=5))
             drain(app, dsn=self.dsn, queues=["pages"], max_jobs=1)
 
     def read(self) -> None:
-        """Until nothing is due, retries of the next seconds included."""
+        """Drain until nothing is due, including retries of the next seconds."""
         while drain(app, dsn=self.dsn, queues={"pages": 40, "items": 5}).processed or self.retrying():
             travel(self.dsn, timedelta(seconds=5))
 
@@ -58,7 +58,7 @@ class Harvest:
         return self.db.execute(query.encode(), values).fetchall()
 
     def account(self) -> tuple[int, int]:
-        """The run's own, of what is here now."""
+        """Run the example's own check on the current database."""
         stage: Any = SimpleNamespace(rows=self.rows, say=lambda text: None)
         return account(stage, self.site, self.client.get("/record").json())
 
@@ -145,7 +145,7 @@ def test_what_was_read_before_is_asked_for_by_its_edition(small: Harvest) -> Non
 @pytest.mark.slow
 def test_five_failures_in_a_row_stop_a_page_and_a_push_does_not_bring_it_back(large: Harvest) -> None:
     """S3-04 S3-28 S3-29: a page that fails is tolerated five times, one that is gone not at all;
-    both keep their names and say why.
+    both keep their names and show the reason.
     """
     pages = range(1, large.site.pages + 1)
     broken = next(n for n in pages if large.site.is_broken(n))
@@ -166,7 +166,7 @@ def test_five_failures_in_a_row_stop_a_page_and_a_push_does_not_bring_it_back(la
 
 @pytest.mark.slow
 def test_a_page_that_fails_twice_is_read_and_its_failures_start_anew(large: Harvest) -> None:
-    """S3-04 S3-35: only failures in a row count; the trace of the page tells all of it."""
+    """S3-04 S3-35: only failures in a row count; the trace of the page shows all of them."""
     page = next(n for n in sorted(large.site.readable) if large.site.failures(n, 1) == 2 and large.site.is_leaf(n))
     large.push(page)
     large.read_first()
@@ -177,7 +177,7 @@ def test_a_page_that_fails_twice_is_read_and_its_failures_start_anew(large: Harv
 
 
 def test_args_of_the_release_before_are_upgraded_in_the_flow(large: Harvest) -> None:
-    """S3-39: a page put in by number, as version 1, is visited by its address, and is of version 2 from then on."""
+    """S3-39: a page pushed by number, as version 1, is visited by its address, and has version 2 from then on."""
     page = next(n for n in sorted(large.site.readable) if large.site.is_leaf(n) and not large.site.failures(n, 1))
     name = f"/page/{page}"
     large.db.execute(
@@ -190,7 +190,7 @@ def test_args_of_the_release_before_are_upgraded_in_the_flow(large: Harvest) -> 
 
 @pytest.mark.slow
 def test_a_page_that_names_an_item_changes_what_is_planned(large: Harvest) -> None:
-    """S3-13 S3-25: the newest mention counts, and the report says from when to when the check has moved."""
+    """S3-13 S3-25: the newest mention counts, and the report has the old and the new time of the check."""
     soon = price.with_(delay="1 hour")
     (first,) = app.subjects.upsert_many([soon.subject("item:7").job(7, 100, "/page/1")]).sync(large.db)
     (second,) = app.subjects.upsert_many([soon.subject("item:7").job(7, 250, "/page/2")]).sync(large.db)
@@ -214,6 +214,6 @@ def test_the_whole_run_loses_nothing() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.fullmatch(r"harvester: \d+ processed, \d+ failed, \d+ retried, 0 lost", done.stdout.splitlines()[-1])
     assert done.stdout.count("missing 0, twice 0, uncalled for 0") == 2
-    assert "args of version 1 that are left: 0" in done.stdout
+    assert "subjects that still have args of version 1: 0" in done.stdout
     found = re.search(r"by (\d+) database sessions", done.stdout)
     assert found is not None and int(found[1]) <= 45

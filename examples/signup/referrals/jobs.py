@@ -1,4 +1,4 @@
-"""What was only a name in the line for a while: sign-ups have enqueued it, nobody had written it."""
+"""The task that was only a name for a while: sign-ups enqueued it before it was implemented."""
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -9,5 +9,5 @@ from tallybook import Context
 
 @app.task(atomic=True)
 def thank_referrer(connection: BaseDatabaseWrapper, ctx: Context, user_id: int) -> None:
-    """Note the thanks that somebody gets for having brought this user."""
+    """Note that this user's referrer was thanked."""
     Step.objects.create(user_id=user_id, name=ctx.task, job_id=ctx.job_id)
