@@ -1,1 +1,1 @@
-"""Form submissions that are answered at once, whatever their integrations do."""
+"""Form submissions that are answered at once, even if their integrations are slow or fail."""

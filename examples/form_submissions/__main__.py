@@ -1,4 +1,4 @@
-"""The run: submissions come in while the queue is away, while nobody works, and while everything outside fails."""
+"""The run: submissions arrive while the queue is missing, while no worker runs, and while everything outside fails."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NEXT = "select max(run_at) - clock_timestamp() from tallybook.job where state = 
 
 
 def main() -> int:
-    """Run it; 0 if nothing was lost."""
+    """Run the example; return 0 if nothing was lost."""
     password, cron = secrets.token_hex(8), secrets.token_hex(8)
     env = {"TALLYBOOK_KEYS": new_key("k1"), "ADMIN_PASSWORD": password, "CRON_TOKEN": cron, "DEADLINE": "1.5"}
     os.environ.update(env)
@@ -41,13 +41,13 @@ def main() -> int:
         visitors = Visitors(url)
         admin = httpx2.Client(base_url=url, auth=("admin", password), timeout=60)
 
-        stage.say("the queue is away (its schema is renamed): 5 submissions are saved and answered all the same")
+        stage.say("the queue is missing (its schema is renamed): 5 submissions are still saved and answered")
         stage.db.execute("alter schema tallybook rename to away")
         asyncio.run(visitors.submit(["contact"] * 5))
         stage.db.execute("alter schema away rename to tallybook")
         assert stage.one("select count(*) from submission where not handed_over") == 5
 
-        stage.say(f"{MANY} submissions while nobody works, five operations each")
+        stage.say(f"{MANY} submissions while no worker runs, five operations each")
         asyncio.run(visitors.submit(["broken", "gone", *["contact", "signup"] * (MANY // 2 - 1)]))
         asyncio.run(visitors.submit(["contact"]))
         withdrawn = max(visitors.promised)
@@ -67,20 +67,20 @@ def main() -> int:
         waits = []
         while not stage.is_idle() or stage.one("select count(*) from submission where not handed_over"):
             waits += [f"{minutes:.0f}" for (minutes,) in stage.rows(WAITS)]
-            ahead = stage.one(NEXT) or timedelta(minutes=1)  # a minute is catch_up's
+            ahead = stage.one(NEXT) or timedelta(minutes=1)  # catch_up runs every minute
             retrying = stage.one("select coalesce(sum(retrying), 0)::int from tallybook.counts()")
             stage.say(f"{retrying} wait for their next attempt; the clock moves by {ahead.seconds // 60} minutes")
             travel(stage.dsn, ahead)
-            stage.until(lambda: stage.one(MOVING) == 0, "them")
-        stage.say(f"the broken webhook was tried again after {', '.join(waits)} minutes, then it was dead")
+            stage.until(lambda: stage.one(MOVING) == 0, "the due attempts")
+        stage.say(f"the broken webhook was retried after {', '.join(waits)} minutes, then it was dead")
 
         world.mended = True
         letters = dict(stage.rows(DEAD))
         shown = admin.get("/dead").text
-        stage.say(f"/dead shows {shown.count('/retry')} dead letters: one is tried again, one is cancelled")
+        stage.say(f"/dead shows {shown.count('/retry')} dead letters: one is retried, one is cancelled")
         admin.post(f"/operations/{letters['broken']}/retry")
         admin.post(f"/operations/{letters['gone']}/cancel")
-        stage.until(stage.is_idle, "the one that is tried again")
+        stage.until(stage.is_idle, "the retried job")
 
         return account(stage, world, visitors, admin)
 

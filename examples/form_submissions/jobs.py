@@ -1,4 +1,4 @@
-"""The five operations of a submission: what each does, and the typed function that describes its job."""
+"""The five operations of a submission: the task of each, and the typed function that describes its job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ app.include(webhook, email, notification)
 
 QUEUE = "integrations"
 BACKOFF = Exponential(timedelta(minutes=5))  # 5, 10, 20, 40, 80 minutes
-ATTEMPTS = 3  # of a webhook 5, or what its form says
+ATTEMPTS = 3  # a webhook has 5, or the number of its form
 NOTED = text("insert into operation (job_id, submission, kind) values (:job, :submission, :kind)")
 FOUND = text(
     "insert into enrichment values (:submission, :company) on conflict (submission) do update set company = excluded.company"
@@ -30,13 +30,13 @@ DEADLINE = timedelta(seconds=float(os.environ.get("DEADLINE", "30")))
 
 @app.lifespan
 async def clients(ctx: Context) -> AsyncIterator[None]:
-    """One HTTP client per worker. It has no time-out of its own: the deadline of a task aborts its call."""
+    """Give each worker one HTTP client. It has no timeout: the deadline of a task aborts its call."""
     async with httpx2.AsyncClient(timeout=None) as ctx.state.http:
         yield
 
 
 async def call(ctx: Context, provider: str, path: str, key: str, body: dict[str, Any]) -> Any:
-    """Post to a provider. Jobs carry its name; address and token are read here. A Retry-After in a refusal is heeded."""
+    """Post to a provider. Jobs have only its name; address and token are read here. A Retry-After delays the retry."""
     found = await ctx.providers.get(provider)
     headers = {"Authorization": f"Bearer {found.secrets['token'].reveal()}", "Idempotency-Key": key}
     answer = await ctx.state.http.post(found.settings["url"] + path, json=body, headers=headers)
@@ -46,14 +46,14 @@ async def call(ctx: Context, provider: str, path: str, key: str, body: dict[str,
 
 @app.task(queue=QUEUE, retry=BACKOFF, max_attempts=ATTEMPTS, timeout=DEADLINE, summary="Row {submission} of {sheet}")
 async def table_sync(ctx: Context, sheet: str, submission: int, data: dict[str, str], key: str) -> str:
-    """Put the submission into the customer's table as a row; the result is the row's name there."""
+    """Insert the submission into the customer's table; return the row's name there."""
     row = await call(ctx, "tables", f"/tables/{sheet}", key, {"id": submission, **data})
     return str(row["row"])
 
 
 @app.task(queue=QUEUE, retry=BACKOFF, max_attempts=ATTEMPTS, timeout=DEADLINE, summary="Who sent {submission}")
 async def enrich(ctx: Context, submission: int, sender: str, key: str) -> None:
-    """Find out whom the submission is from. The finding and the job's end are one transaction."""
+    """Find out the sender of the submission. One transaction writes the finding and completes the job."""
     found = await call(ctx, "enrichment", "/enrich", key, {"email": sender})
     async with sessions.begin() as session:
         await session.execute(FOUND, {"submission": submission, "company": found["company"]})
@@ -61,7 +61,7 @@ async def enrich(ctx: Context, submission: int, sender: str, key: str) -> None:
 
 
 def key_of(saved: Submission, kind: str) -> str:
-    """form-submission-kind: the same at every attempt, so that a receiver knows what it has taken already."""
+    """Return form-submission-kind, the same in every attempt, so that a receiver can skip a repeated request."""
     return f"{saved.form}-{saved.id}-{kind}"
 
 
@@ -80,7 +80,7 @@ def table_sync_job(form: Form, saved: Submission) -> JobCall:
 
 
 def notification_job(form: Form, saved: Submission) -> JobCall:
-    """A mail and an SMS to the form's owner, as one job: a retry sends only what was not sent."""
+    """Describe a mail and an SMS to the form's owner as one job; a retry sends only the part that was not sent."""
     how = notification.with_(queue=QUEUE, retry=BACKOFF, max_attempts=ATTEMPTS, links=links_of(saved))
     body = "\n".join(f"{name}: {value}" for name, value in saved.data.items())
     subject, mail, sms = f"{saved.form}: submission {saved.id}", key_of(saved, "mail"), key_of(saved, "sms")
@@ -92,7 +92,7 @@ def notification_job(form: Form, saved: Submission) -> JobCall:
 
 
 def receipt_job(_: Form, saved: Submission) -> JobCall:
-    """A mail to the sender."""
+    """Describe a mail to the sender."""
     how = email.with_(queue=QUEUE, retry=BACKOFF, max_attempts=ATTEMPTS, links=links_of(saved))
     key, text = key_of(saved, "receipt"), f"Thank you: your submission {saved.id} has come in."
     marked = {"X-Submission": key}
@@ -104,11 +104,11 @@ def enrich_job(_: Form, saved: Submission) -> JobCall:
 
 
 FORM = {"webhook": webhook_job, "table": table_sync_job, "notification": notification_job}
-SENDER = {"receipt": receipt_job, "enrichment": enrich_job}  # of who has left an address
+SENDER = {"receipt": receipt_job, "enrichment": enrich_job}  # only for submissions with an address
 
 
 async def hand_over(session: AsyncSession, form: Form, saved: Submission) -> None:
-    """Put all five in by one statement, and note which job is what, in the submission's transaction."""
+    """Enqueue all operations with one statement and note each job's kind, in the submission's transaction."""
     operations = FORM | SENDER if saved.data.get("email") else FORM
     jobs = await app.enqueue_many(session, [describe(form, saved) for describe in operations.values()])
     named = zip(operations, jobs, strict=True)
@@ -117,7 +117,7 @@ async def hand_over(session: AsyncSession, form: Form, saved: Submission) -> Non
 
 @app.task(atomic=True, schedule="* * * * *")
 async def catch_up(session: AsyncSession) -> int:
-    """Hand over what was saved while the queue could not take it; how many submissions those were."""
+    """Enqueue the operations of submissions that were saved while the queue failed; return their number."""
     left = select(Submission, Form).join(Form, Form.name == Submission.form).where(~Submission.handed_over)
     found = (await session.execute(left.limit(100).with_for_update(of=Submission, skip_locked=True))).all()
     for saved, form in found:

@@ -1,4 +1,4 @@
-"""The application's own tables: forms, submissions, by SQLAlchemy; all tables are in schema.sql."""
+"""SQLAlchemy models of forms and submissions; schema.sql has all tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Base(DeclarativeBase):
 class Form(Base):
     __tablename__ = "form"
     name: Mapped[str] = mapped_column(primary_key=True)
-    webhook: Mapped[str]  # its URL; the secret that signs is the provider's of the form's name
+    webhook: Mapped[str]  # a URL; the provider's secret of the form's name signs it
     owner_email: Mapped[str]
     owner_phone: Mapped[str]
     sheet: Mapped[str]

@@ -2,13 +2,13 @@ create table form (
   name text primary key, webhook text not null, owner_email text not null, owner_phone text not null,
   sheet text not null, webhook_attempts int not null default 5);
 
--- handed_over is false where the queue refused the operations: catch_up puts them in later.
+-- handed_over is false if the queue refused the operations: catch_up enqueues them later.
 create table submission (
   id bigint generated always as identity primary key, form text not null references form, data jsonb not null,
   handed_over boolean not null default true, saved_at timestamptz not null default now());
 create index on submission (id) where not handed_over;
 
--- The side table of the jobs: which submission, which kind. Written with them, joined to tallybook.job.
+-- The side table of the jobs: their submission and kind. Written with the jobs, joined to tallybook.job.
 create table operation (
   job_id bigint primary key, submission bigint not null references submission, kind text not null,
   unique (submission, kind));

@@ -1,4 +1,4 @@
-"""The web application: submissions come in, people look at them and at what has failed, a cron may run the jobs."""
+"""The web application: it accepts submissions, shows them and their failures, and lets a cron run the jobs."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ api = FastAPI(title="Forms", lifespan=lifespan(app, connections))
 
 @api.post("/forms/{name}", status_code=201)
 async def submit(session: Transaction, name: str, data: dict[str, str]) -> dict[str, Any]:
-    """Save a submission and its five operations. If the queue refuses them, the submission is saved all the same."""
+    """Save a submission and its five operations. If the queue refuses them, the submission is still saved."""
     form = await session.get(Form, name)
     if form is None:
-        raise HTTPException(404, "there is no such form")
+        raise HTTPException(404, "no such form")
     if sum(len(name) + len(value) for name, value in data.items()) > 100_000 or "\0" in "".join(
         [*data, *data.values()]
     ):
@@ -58,13 +58,13 @@ async def submit(session: Transaction, name: str, data: dict[str, str]) -> dict[
         async with session.begin_nested():
             await hand_over(session, form, saved)
     except (TallybookError, SQLAlchemyError):
-        log.exception("submission %s: its operations are put in later, by catch_up", saved.id)
+        log.exception("submission %s: enqueue failed; catch_up enqueues its operations later", saved.id)
         saved.handed_over = False
     return {"submission": saved.id, "status": f"/submissions/{saved.id}"}
 
 
 async def who(request: Request) -> User | None:
-    """Who may see the pages and the dashboard: HTTP Basic here; ask your own log-in."""
+    """Return the user of the pages and the dashboard. This uses HTTP Basic; use your own login here."""
     given = await basic(request)
     password = os.environ["ADMIN_PASSWORD"]
     if given is None or not secrets.compare_digest(given.password.encode(), password.encode()):
@@ -73,7 +73,7 @@ async def who(request: Request) -> User | None:
 
 
 async def admin(request: Request) -> User:
-    """Only those, and no form of another site."""
+    """Require such a user, and reject forms from another site."""
     if (user := await who(request)) is None:
         raise HTTPException(401, headers={"WWW-Authenticate": "Basic"})
     origin = request.headers.get("origin")
@@ -90,7 +90,7 @@ TABLE = text("""select task, state, jobs, oldest, newest, average_attempts from 
 
 @api.get("/", response_class=HTMLResponse, dependencies=[Depends(admin)])
 async def statistics(request: Request, session: Transaction) -> Any:
-    """How many operations are in which state, how many were done today, and the newest submissions."""
+    """Show the operations by state, the number completed today and the newest submissions."""
     counted = [one for one in await app.counts.list().on(session) if one.queue == "integrations"]
     totals = {name: sum(getattr(one, name) for one in counted) for name in
               ("available", "running", "retrying", "dead", "completed")}  # fmt: skip
@@ -105,10 +105,10 @@ async def statistics(request: Request, session: Transaction) -> Any:
 
 @api.get("/submissions/{number}", response_class=HTMLResponse, dependencies=[Depends(admin)])
 async def status(request: Request, session: Transaction, number: int) -> Any:
-    """One submission: its operations, every failure of each, and all that has happened, in order."""
+    """Show one submission: its operations, their failures, and all events in order."""
     saved = await session.get(Submission, number)
     if saved is None:
-        raise HTTPException(404, "there is no such submission")
+        raise HTTPException(404, "no such submission")
     operations = (await session.execute(STATUS, {"id": number})).mappings().all()
     events = await app.jobs.trace(links={"submission": number}).on(session)
     found = await session.scalar(text("select company from enrichment where submission = :id"), {"id": number})
@@ -118,14 +118,14 @@ async def status(request: Request, session: Transaction, number: int) -> Any:
 
 @api.get("/dead", response_class=HTMLResponse, dependencies=[Depends(admin)])
 async def dead(request: Request, session: Transaction, task: str | None = None) -> Any:
-    """The operations that no attempt is left for, newest first; of one kind by ?task=."""
+    """Show the dead operations, newest first; ?task= selects one kind."""
     letters = await app.dead.list(task=task, max_jobs=50).on(session)
     return pages.TemplateResponse(request, "dead.html", {"letters": letters})
 
 
 @api.post("/operations/{job}/{verb}")
 async def act(session: Transaction, user: Annotated[User, Depends(admin)], job: int, verb: str) -> RedirectResponse:
-    """retry: another attempt, at once. cancel: nobody wants it any more, dead or not; who said so is on record."""
+    """Retry an operation at once, or cancel it, dead or not; the reason stores the user's name."""
     submission = await session.scalar(text("select submission from operation where job_id = :job"), {"job": job})
     if submission is None or verb not in ("retry", "cancel"):
         raise HTTPException(404)
@@ -136,17 +136,17 @@ async def act(session: Transaction, user: Annotated[User, Depends(admin)], job: 
             raise HTTPException(409, f"it is {state}")
     except UnknownJob as error:
         raise HTTPException(404, str(error)) from error
-    except TallybookError as error:  # somebody else was quicker
+    except TallybookError as error:  # another user was faster
         raise HTTPException(409, str(error)) from error
     return RedirectResponse(f"/submissions/{submission}", 303)
 
 
 @api.post("/submissions/{number}/cancel")
 async def withdraw(session: Transaction, user: Annotated[User, Depends(admin)], number: int) -> RedirectResponse:
-    """Cancel what is still to be done for a submission, and what is dead; a running job is told to stop."""
+    """Cancel a submission's open and dead operations; running jobs are asked to stop."""
     saved = await session.get(Submission, number, with_for_update=True)
     if saved is None:
-        raise HTTPException(404, "there is no such submission")
+        raise HTTPException(404, "no such submission")
     saved.handed_over = True  # catch_up leaves it alone
     jobs = await session.scalars(text("select job_id from operation where submission = :id"), {"id": number})
     await app.jobs.cancel(jobs, f"by {user.name}").on(session)
@@ -155,7 +155,7 @@ async def withdraw(session: Transaction, user: Annotated[User, Depends(admin)], 
 
 @api.post("/cron/process")
 async def process(authorization: Annotated[str, Header()] = "") -> dict[str, int]:
-    """For where no worker can run: a cron calls this each minute, it runs what is due, and says how many that were."""
+    """Run due jobs and return their number. A cron calls this each minute where no worker can run."""
     if not secrets.compare_digest(authorization.encode(), f"Bearer {os.environ['CRON_TOKEN']}".encode()):
         raise HTTPException(403)
     done = await app.drain(max_jobs=10, max_seconds=25)

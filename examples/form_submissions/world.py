@@ -1,8 +1,8 @@
-"""The played outside: visitors, an HTTP server with webhooks, tables, SMS and enrichment, and an SMTP server.
+"""The simulated outside: visitors, an HTTP server with webhooks, tables, SMS and enrichment, and an SMTP server.
 
-Both servers are real, on the loopback interface, and as unreliable as such servers are: slow, failing, out of quota, silent, and
-sometimes wrong: they do what was asked and answer that they did not. Which request meets what follows from its submission, its
-kind and how often it was asked, so that every run is the same. They keep account of what they have done, by key.
+Both servers are real, on the loopback interface, and unreliable: slow, failing, out of quota, silent, and sometimes
+wrong: they carry out a request and answer that it failed. The fate of a request depends only on its submission, its
+kind and the number of tries, so that every run is the same. The servers record what they have done by key.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from tallybook.extra.tasks import new_signing_secret
 
 FORMS = ("contact", "signup", "broken", "gone")
 HANGS = 3.0
-"""So long a silent server takes, in seconds; the deadline of the run is shorter."""
+"""Seconds that a silent server takes; the deadline of the run is shorter."""
 
 
 def draw(text: str) -> float:
-    """A number in [0, 1) that looks random and depends on the text only."""
+    """Return a number in [0, 1) that looks random but depends only on the text."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest()) / 2**48
 
 
 class World:
-    """Both servers, and their account."""
+    """Both servers and their records."""
 
     def __init__(self, token: str) -> None:
         self.signing_secrets = {form: new_signing_secret() for form in FORMS}
         self.token = token
         self.lock = threading.Lock()
         self.asked: Counter[str] = Counter()
-        """How often each key was asked for."""
+        """Number of requests for each key."""
         self.done: set[str] = set()
-        """The keys whose requests were carried out. A receiver that knows a key does nothing again."""
+        """The keys whose requests were carried out. A receiver does nothing for a key that it knows."""
         self.effects: Counter[str] = Counter()
-        """What was done, by what the requests are about, whatever their keys: once each, if the keys do their work."""
+        """Number of effects by the submission that a request is about, not by its key: 1 each if the keys work."""
         self.heeds_keys = os.environ.get("KEYS") != "ignored"
         self.answers: Counter[str] = Counter()
         self.refused: list[str] = []
@@ -76,13 +76,13 @@ class World:
         return f"http://127.0.0.1:{self.http.server_address[1]}"
 
     def note(self, key: str) -> int:
-        """The how manieth request of this key it is."""
+        """Count a request for this key and return the count."""
         with self.lock:
             self.asked[key] += 1
             return self.asked[key]
 
     def do(self, key: str, about: str) -> None:
-        """Do what is asked for, unless the key is known and heeded."""
+        """Carry out a request, unless its key is known and keys are heeded."""
         with self.lock:
             if key in self.done and self.heeds_keys:
                 self.answers["known already"] += 1
@@ -91,17 +91,17 @@ class World:
                 self.effects[about] += 1
 
     def twice(self) -> set[str]:
-        """What was done more than once."""
+        """Return the effects that happened more than once."""
         return {about for about, times in self.effects.items() if times > 1}
 
     def verdict(self, path: str, key: str) -> str:
-        """What this request meets: ok, or what goes wrong, at most twice for a key."""
+        """Return the fate of this request: ok, or the kind of failure, at most twice per key."""
         n = self.note(key)
         if path.startswith("/hooks/broken") and not self.mended:
             return "fails"
         if path.startswith("/hooks/gone") and not self.mended:
             return "refuses"
-        fate = draw(key.partition("-")[2])  # without the form: which visitor's submission comes first is chance
+        fate = draw(key.partition("-")[2])  # without the form, because the order of the visitors' submissions is random
         if n > (2 if fate < 0.05 else 1):
             return "ok"
         for kind, share in (("fails", 0.12), ("limits", 0.16), ("hangs", 0.22), ("lies", 0.28)):
@@ -111,7 +111,7 @@ class World:
 
 
 def _subject_of(body: dict[str, Any]) -> Any:
-    """Which submission a request is about; an enrichment names its sender, an SMS says it in its text."""
+    """Return the submission of a request; an enrichment has its sender instead, an SMS names it in its text."""
     return next(body[name] for name in ("submission", "id", "email", "text") if name in body)
 
 
@@ -120,10 +120,10 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
 
     def server_bind(self) -> None:
-        TCPServer.server_bind(self)  # without the look-up of its own name
+        TCPServer.server_bind(self)  # skips the lookup of its own name
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A caller that has gone away is nothing to report."""
+        """Ignore callers that have disconnected."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -156,7 +156,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self.answer(400 if kind == "refuses" else 503, {"error": "not now"})
 
     def is_allowed(self, body: bytes) -> bool:
-        """Webhooks are signed, everything else has the token."""
+        """Return whether a webhook has a valid signature, or another request the token."""
         if not self.path.startswith("/hooks/"):
             return self.headers.get("Authorization") == f"Bearer {self.world.token}"
         try:
@@ -179,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is the base class's
-        """Nothing: the account is the log."""
+        """Write no log, since all requests are counted."""
 
 
 class _Mailbox:
@@ -196,7 +196,7 @@ class _Mailbox:
 
 
 class _Smtp(Controller):
-    """On a free port, which the library does not look up by itself."""
+    """An SMTP server on a free port, which the library does not find out on its own."""
 
     def _trigger_server(self) -> None:
         self.port = self.server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
@@ -204,7 +204,7 @@ class _Smtp(Controller):
 
 
 async def providers(dsn: str, world: World) -> None:
-    """Whom the jobs call: addresses in settings, secrets encrypted. Each form has a URL, and a secret of its name."""
+    """Set the providers that jobs call: addresses in settings, encrypted secrets. Each form has a URL and a secret."""
     registry = App("setup", dsn=dsn).providers
     inside: dict[str, Any] = {"allow": ["127.0.0.1"], "allow_http": True, "timeout": 1}
     await registry.set("forms", kind="webhook", settings=inside)
@@ -222,18 +222,18 @@ async def providers(dsn: str, world: World) -> None:
 
 
 class Visitors:
-    """Who fills in forms: what was answered with success is promised."""
+    """Visitors who fill in forms. A submission that was answered with success is promised."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.promised: dict[int, str] = {}
         self.took_ms: list[float] = []
         self.nothing_ms: list[float] = []
-        """Of requests between them for which nothing is saved: how slow the machine is."""
+        """Durations of requests between submissions that save nothing; they show how slow the machine is."""
         self.numbers = itertools.count()
 
     async def submit(self, forms: list[str], at_once: int = 2) -> None:
-        """Submit these, so many at the same time."""
+        """Submit these forms, `at_once` at a time."""
         async with httpx2.AsyncClient(base_url=self.url, timeout=20) as http:
             left = list(zip(self.numbers, forms, strict=False))
 
@@ -273,7 +273,10 @@ select count(*) from tallybook.job j, jsonb_array_elements(j.errors) e where e -
 def missing(
     promised: dict[int, str], saved: set[int], enriched: set[int], done: set[str], dead: set[str], cancelled: set[str]
 ) -> set[str]:
-    """What was promised (submissions and their forms), is neither dead nor cancelled, and not done; or cancelled, and done."""
+    """Return promised operations that are not done, dead or cancelled, and cancelled ones that are done.
+
+    `promised` maps submissions to their forms.
+    """
     given_up = dead | cancelled
     wanted = {f"{form}-{n}-{kind}" for n, form in promised.items() for kind in KINDS} - given_up
     noted = {f"{form}-{n}-enrichment" for n, form in promised.items() if n not in enriched} - given_up
@@ -282,7 +285,7 @@ def missing(
 
 
 def account(stage: Stage, world: World, visitors: Visitors, admin: httpx2.Client) -> int:
-    """What was promised against what has been done: by the rows here, and by what the outside has on record."""
+    """Compare promised with done operations by the rows here and the outside's records; return the exit status."""
     saved = {row[0] for row in stage.rows("select id from submission")}
     enriched = {row[0] for row in stage.rows("select submission from enrichment")}
     dead, cancelled = (
@@ -294,7 +297,7 @@ def account(stage: Stage, world: World, visitors: Visitors, admin: httpx2.Client
     said = ", ".join(f"{n} {what}" for what, n in world.answers.most_common())
     stage.say(
         f"outside: {said}; {len(world.refused)} unsigned; done twice: {len(world.twice())};"
-        f" {by_deadline} calls were ended by their deadline"
+        f" {by_deadline} calls were aborted by their deadline"
     )
     stage.say(
         f"{len(visitors.promised)} submissions answered in p50 {visitors.percentile(50):.0f} ms,"

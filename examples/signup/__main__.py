@@ -62,7 +62,7 @@ def account(stage: Stage, welcomed: int, mailbox: dict[str, list[str]]) -> int:
             stage.say(f"{email}: {found} instead of {expected}, {mails.count(email)} mails, bounced: {bounced}")
             wrong += 1
     spaces = stage.one("select count(*) from signup_workspace")
-    stage.say(f"{welcomed} sign-ups, {len(users)} users ({wrong} wrong), {spaces} workspaces, {len(mails)} mails")
+    stage.say(f"{welcomed} sign-ups, {len(users)} users, {spaces} workspaces, {len(mails)} mails; wrong users: {wrong}")
     return wrong + abs(spaces - len(users))
 
 

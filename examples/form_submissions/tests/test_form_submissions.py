@@ -24,7 +24,7 @@ DATA = {"email": "ada@example.org", "text": "<script>alert(1)</script>"}
 
 @pytest.fixture(scope="module")
 def forms_dsn(tallybook_server: FreshDatabases) -> Iterator[str]:
-    """One database for all: the application reads its address when it is imported. It has no providers: every operation fails."""
+    """One database for all: the application reads its address on import. Without providers every operation fails."""
     said = {"ADMIN_PASSWORD": "right", "CRON_TOKEN": "tick", "DEADLINE": "0.5"}
     with tallybook_server.fresh() as dsn, pytest.MonkeyPatch.context() as environment:
         for name, value in {**said, "TALLYBOOK_DSN": dsn}.items():
@@ -86,7 +86,7 @@ def test_what_is_no_submission_is_refused(client: TestClient, db: Any, form: str
 
 @pytest.mark.slow
 def test_a_queue_that_is_away_keeps_no_submission_from_being_saved(client: TestClient, db: Any) -> None:
-    """S4-05: the savepoint keeps the submission where the enqueue fails; its operations are put in later, once."""
+    """S4-05: the savepoint keeps the submission if the enqueue fails; its operations are enqueued later, once."""
     db.execute("alter schema tallybook rename to away")
     try:
         answer = client.post("/forms/signup", json=DATA)
@@ -106,7 +106,7 @@ def test_a_queue_that_is_away_keeps_no_submission_from_being_saved(client: TestC
 
 
 def tick(client: TestClient, db: Any) -> int:
-    """Call the cron's route until nothing is due; how many were processed."""
+    """Call the cron's route until nothing is due; return how many jobs were processed."""
     total = 0
     while done := client.post("/cron/process", headers={"Authorization": "Bearer tick"}).json()["processed"]:
         assert done <= 10
@@ -116,7 +116,7 @@ def tick(client: TestClient, db: Any) -> int:
 
 @pytest.mark.slow
 def test_the_crons_route_processes_what_is_due_and_failures_wait(client: TestClient, db: Any) -> None:
-    """S4-07 S4-11 S4-12 S4-13: ten a call at most, counted; 5, 10, 20 and 40 minutes, then dead with every error on record."""
+    """S4-07 S4-11 S4-12 S4-13: at most ten per call, counted; 5 to 40 minutes, then dead with every error stored."""
     assert client.post("/cron/process").status_code == 403
     number = client.post("/forms/contact", json=DATA).json()["submission"]
     assert tick(client, db) >= 5
@@ -154,7 +154,7 @@ def test_people_look_at_it_and_handle_what_is_dead(client: TestClient, db: Any) 
     assert client.get("/queue/").status_code == 403
     client.auth = ("ada", "right")
     assert client.get("/queue/").status_code == 200
-    assert "to be tried again" in client.get("/").text
+    assert "retrying" in client.get("/").text
     page = client.get(f"/submissions/{number}").text
     assert "UnknownProvider" in page
     assert "enqueued" in page and "retrying" in page and "dead" in page and "<script>" not in page
@@ -178,7 +178,7 @@ def test_people_look_at_it_and_handle_what_is_dead(client: TestClient, db: Any) 
 
 @pytest.mark.slow
 def test_a_submission_that_is_withdrawn_is_not_worked_off(client: TestClient, db: Any) -> None:
-    """S4-14: its open and its dead jobs are cancelled, by name and on record; what the queue has not taken yet never comes."""
+    """S4-14: open and dead jobs are cancelled with the user's name; operations not enqueued yet never are."""
     number = client.post("/forms/contact", json=DATA).json()["submission"]
     db.execute("alter schema tallybook rename to away")
     try:
@@ -222,7 +222,7 @@ def test_the_whole_run_loses_nothing() -> None:
     assert done.stdout.splitlines()[-1].startswith("form_submissions: ")
     assert done.stdout.endswith("retried, 0 lost\n")
     assert "after 5, 10, 20, 40, 80 minutes" in done.stdout and "done twice: 0" in done.stdout
-    figures = r"answered in p50 (\d+) ms", r"save nothing in p50 (\d+) ms", r"(\d+) calls were ended"
+    figures = r"answered in p50 (\d+) ms", r"save nothing in p50 (\d+) ms", r"(\d+) calls were aborted"
     p50, nothing, by_deadline = (re.search(what, done.stdout) for what in figures)
     assert p50 and nothing and by_deadline, done.stdout
     # A machine on which no request is quick is as many times slower with this one.
