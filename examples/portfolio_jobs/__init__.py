@@ -1,1 +1,1 @@
-"""Portfolios that are valued when their market closes, and what their owners ask for: one queue, one worker program."""
+"""Portfolios that are valued when their market closes, and requests of their owners: one queue, one worker program."""

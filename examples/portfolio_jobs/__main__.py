@@ -1,4 +1,4 @@
-"""The run: markets close with one worker, then with four, one of them killed; owners ask for things; an operator helps."""
+"""The run: markets close with one worker, then with four, one of them killed; owners and an operator send requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEAD = "select count(*) from tallybook.job where state = 'dead'"
 
 
 def one_worker(stage: Stage, owners: played.Owners, market: str, next_one: str, later: str) -> None:
-    """A market closes while one worker is there; owners do not wait for it."""
+    """Close a market while one worker runs; owners' requests do not wait for it."""
     stage.say(f"one worker; the clock moves to the close of {market}")
     played.close(stage, market)
     imported = owners.ask_for_two(stage, later)
@@ -25,55 +25,58 @@ def one_worker(stage: Stage, owners: played.Owners, market: str, next_one: str, 
     stage.say(played.shares(stage, market))
     played.settle(stage)
     result = stage.one("select result from request_status where id = %s", imported)
-    stage.say(f"the import has ended: {result['imported']} imported, unknown to the market: {result['unknown']}")
+    stage.say(f"the import is done: {result['imported']} imported, unknown to the market: {result['unknown']}")
 
 
 def four_workers(stage: Stage, env: dict[str, str], market: str) -> None:
-    """More workers are started, of the next release; one is killed in the middle of the next close."""
-    stage.say(f"three more workers, of a release that asks for quotes each second; then {market} closes")
+    """Start three workers of the next release, and kill one in the middle of the next close."""
+    stage.say(f"three more workers, of a release that fetches quotes every second; then {market} closes")
     for name in ("two", "three", "four"):
         stage.worker(name, *WORKER, env={**env, "QUOTES_EVERY": "1 s"})
-    stage.until(lambda: stage.one("select count(*) from tallybook.workers where ended_at is null") == 4, "four")
+    stage.until(lambda: stage.one("select count(*) from tallybook.workers where ended_at is null") == 4, "four workers")
     played.close(stage, market)
-    stage.until(lambda: stage.one("select count(*) from valued where market = %s", market) >= MANY // 4, "a quarter")
+    stage.until(
+        lambda: stage.one("select count(*) from valued where market = %s", market) >= MANY // 4,
+        "a quarter of the valuations",
+    )
     stage.until(
         lambda: stage.rows("select from tallybook.job where state = 'running' and worker = 'two'"), "jobs of two"
     )
     stage.kill("two")
     stage.until(lambda: stage.one(played.MOVING) == 0, market)
     lost = stage.one("select count(*) from tallybook.attempt where state = 'lost'")
-    stage.say(f"{played.shares(stage, market)}; two was killed, and {lost} attempts with it")
+    stage.say(f"{played.shares(stage, market)}; two was killed, which lost {lost} attempts")
 
 
 def by_signed_calls(stage: Stage, operators: played.Operators, world: played.World, market: str) -> None:
-    """Runs out of schedule, dead letters that are tried again, and what is refused."""
+    """Run schedules early and retry dead letters by signed calls; check that wrong calls are refused."""
     call = operators.operator.call
     fired = call("POST", f"/schedules/close-{market}/run")
-    stage.say(f"by signed calls: {market} is closed out of its schedule: {fired['what']}")
+    stage.say(f"by a signed call: {market} closes ahead of its schedule: {fired['what']}")
     stage.until(lambda: call("POST", "/schedules/quotes/run")["what"] == "skipped", "a skip")
-    stage.say("quotes out of their schedule, while they are being fetched: skipped")
+    stage.say("an extra run of quotes while they are being fetched: skipped")
     played.settle(stage)
     dead = stage.one(DEAD)
     stage.say(f"{dead} valuations are dead: the market has no price for {played.HALTED}")
     no = operators.refused()
-    stage.say(f"refused, and nothing was changed: {', '.join(no)}")
+    stage.say(f"refused calls, which changed nothing: {', '.join(no)}")
     assert no == ["late", "replayed", "scope", "signature", "unsigned"] and stage.one(DEAD) == dead
 
     world.mended = True
-    # More than once: where a market has closed twice, of two dead letters with one unique key the second waits its turn.
+    # Repeated: if a market has closed twice, two dead letters may have one unique key, and the second waits.
     while (retried := call("POST", "/dead-letters/retry", {"task": "value", "reason": "failed"})["retried"]) > 0:
-        stage.say(f"that is mended; {retried} dead letters are tried again")
+        stage.say(f"the price is there now; {retried} dead letters are retried")
         played.settle(stage)
     sent = call("POST", "/schedules/statements/run")
-    stage.say(f"the statements that are missing, out of their schedule: {sent['what']}")
+    stage.say(f"an extra run for the missing statements: {sent['what']}")
     played.settle(stage)
     for name in ("quotes", "rates", "wallets"):
         call("POST", f"/schedules/{name}/pause")
-    stage.until(stage.is_idle, "the end")
+    stage.until(stage.is_idle, "the last jobs")
 
 
 def main() -> int:
-    """Run it; 0 if nothing was lost."""
+    """Run the example; return 0 if nothing was lost."""
     with played.World() as world, Stage("portfolio_jobs") as stage, TemporaryDirectory() as folder:
         stage.schema(Path(__file__).parent / "schema.sql")
         played.seed(stage.db, MANY)

@@ -1,4 +1,4 @@
-"""All jobs, those of the clock and those that people ask for, and one table of what the clock does."""
+"""All tasks, scheduled and requested by people, and one table of the schedules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tallybook import App, Cancel, Context, Exponential
 app = App("portfolio")
 app.retry_policy("standard", Exponential(timedelta(seconds=10), cap=timedelta(minutes=10)))
 
-PATIENCE = timedelta(seconds=2)  # with one answer from outside
+PATIENCE = timedelta(seconds=2)  # for one answer from outside
 ZONES = {"tokyo": "Asia/Tokyo", "frankfurt": "Europe/Berlin", "newyork": "America/New_York"}
 NOT_VALUED = """\
 select p.id from portfolio p where p.market = %s and exists (select from holding h where h.portfolio = p.id)
@@ -34,12 +34,12 @@ WALLETS = "select 'wallet:' || portfolio as key, jsonb_build_object('portfolio',
 
 
 class WrongPrices(ValueError):
-    """The market's data cannot be right: another attempt asks again, and after the last one a person has to look."""
+    """The market's data must be wrong: a retry asks again; after the last attempt a person must look into it."""
 
 
 @app.lifespan
 async def outside(ctx: Context) -> AsyncIterator[None]:
-    """One HTTP client and one pool of connections per worker."""
+    """Give each worker one HTTP client and one connection pool."""
     http = httpx2.AsyncClient(base_url=os.environ["MARKET_URL"], timeout=None)  # each task has its own deadline
     pool = AsyncConnectionPool(app.conninfo(), max_size=4, open=False, kwargs={"prepare_threshold": None})
     async with http as ctx.state.http, pool as ctx.state.pool:
@@ -47,14 +47,17 @@ async def outside(ctx: Context) -> AsyncIterator[None]:
 
 
 async def rows(ctx: Context, query: str, *values: object) -> list[tuple[Any, ...]]:
-    """What a query finds."""
+    """Return the rows of a query."""
     async with ctx.state.pool.connection() as conn:
         return await (await conn.execute(query.encode(), values)).fetchall()
 
 
 @app.task(atomic=True, retry="standard", summary="{market} has closed")
 async def close_market(tx: psycopg.AsyncConnection, ctx: Context, market: str) -> int:
-    """Have every portfolio of a market valued that is not yet; how many. Their jobs and this one's end are one transaction."""
+    """Enqueue a valuation of each portfolio of a market without one, in the transaction that ends this job.
+
+    Return their number.
+    """
     day = (ctx.tick or datetime.now(UTC)).astimezone(ZoneInfo(ZONES[market])).date()
     await tx.execute("insert into closing (market, day) values (%s, %s) on conflict do nothing", (market, day))
     found = await (await tx.execute(NOT_VALUED, (market, day))).fetchall()
@@ -64,33 +67,36 @@ async def close_market(tx: psycopg.AsyncConnection, ctx: Context, market: str) -
 
 @app.task(unique=True, retry="standard", max_attempts=4, timeout=PATIENCE, summary="Value {portfolio} on {day}")
 async def value(ctx: Context, portfolio: int, day: date) -> None:
-    """Value a portfolio at the day's closing prices. The amount and the job's end are one transaction."""
+    """Value a portfolio at the day's closing prices. One transaction stores the amount and completes the job."""
     held = await rows(ctx, "select symbol, quantity, quote from held where portfolio = %s", portfolio)
     prices = await closing_prices(ctx, day, {symbol: quote for symbol, _, quote in held})
     cents = round(sum(quantity * prices[symbol] * 100 for symbol, quantity, _ in held))
     noted = "insert into valuation (portfolio, day, amount, worker) values (%s, %s, %s, %s) on conflict do nothing"
-    async with ctx.state.pool.connection() as conn:  # only now: none was held while the market was asked
+    async with ctx.state.pool.connection() as conn:  # only now: no connection was held during the market's call
         await conn.execute(noted, (portfolio, day, cents, ctx.worker))
         await ctx.complete(conn)
 
 
 async def closing_prices(ctx: Context, day: date, quotes: dict[str, Decimal]) -> dict[str, Decimal]:
-    """The day's price of each symbol. What is missing, of another day, or far from the newest quote is not believed."""
+    """Return the day's price of each symbol.
+
+    Raises WrongPrices if a price is missing, of another day, or far from the newest quote.
+    """
     answer = await ctx.state.http.get(f"/close/{day}", params={"symbols": ",".join(quotes)})
-    answer.raise_for_status()  # a Retry-After in it is heeded
+    answer.raise_for_status()  # a Retry-After delays the retry
     said = answer.json()
     if said["day"] != day.isoformat():
-        raise WrongPrices(f"prices of {said['day']} in place of {day}")
+        raise WrongPrices(f"prices of {said['day']} instead of {day}")
     prices = {symbol: Decimal(said["prices"].get(symbol, "0")) for symbol in quotes}
     for symbol, price in prices.items():
         if not quotes[symbol] / 3 < price < quotes[symbol] * 3:
-            raise WrongPrices(f"{symbol} at {price}, when it was quoted at {quotes[symbol]}")
+            raise WrongPrices(f"{symbol} at {price}, but it was quoted at {quotes[symbol]}")
     return prices
 
 
 @app.task(retry="standard", max_attempts=6, timeout=PATIENCE, summary="Statement of {portfolio} on {day}")
 async def send_statement(ctx: Context, portfolio: int, day: date) -> None:
-    """Mail the owner what the portfolio was worth. The key is the same at every attempt, so there is one mail."""
+    """Mail the portfolio's worth to the owner. The key is the same in every attempt, so there is one mail."""
     ((owner, amount),) = await rows(ctx, STATED, portfolio, day)
     mail = {"to": owner, "text": f"On {day} your portfolio {portfolio} was worth {Decimal(amount) / 100:,.2f}."}
     answer = await ctx.state.http.post("/mail", json=mail, headers={"Idempotency-Key": f"statement-{portfolio}-{day}"})
@@ -102,18 +108,18 @@ async def send_statement(ctx: Context, portfolio: int, day: date) -> None:
 
 @app.task(retry="standard", timeout=timedelta(seconds=30), summary="Quotes of all instruments")
 async def refresh_quotes(ctx: Context) -> None:
-    """Fetch the newest price of everything. It may take longer than the time between two ticks: then one is skipped."""
+    """Fetch the newest prices of all instruments. If this takes longer than the interval, a tick is skipped."""
     await fetch(ctx, "/quotes", QUOTED)
 
 
 @app.task(retry="standard", timeout=PATIENCE, summary="Exchange rates")
 async def refresh_rates(ctx: Context) -> None:
-    """Fetch what a dollar is worth, for owners who count in another currency."""
+    """Fetch exchange rates of the dollar, for owners with another currency."""
     await fetch(ctx, "/rates", RATED)
 
 
 async def fetch(ctx: Context, path: str, statement: str) -> None:
-    """Write what the market says, by one statement that takes its JSON, together with the job's end."""
+    """Write the market's answer with one statement that takes its JSON, in the transaction that completes the job."""
     answer = await ctx.state.http.get(path)
     answer.raise_for_status()
     async with ctx.state.pool.connection() as conn:
@@ -123,7 +129,7 @@ async def fetch(ctx: Context, path: str, statement: str) -> None:
 
 @app.task(retry="standard", max_attempts=6, timeout=PATIENCE, summary="Wallet of {portfolio}")
 async def sync_wallet(ctx: Context, portfolio: int) -> None:
-    """Ask the chain what a wallet has: every hour, and when its owner asks."""
+    """Fetch a wallet's balance from the chain: every hour, and when its owner asks."""
     ((address,),) = await rows(ctx, "select address from wallet where portfolio = %s", portfolio)
     answer = await ctx.state.http.get("/wallet", params={"address": address})
     answer.raise_for_status()
@@ -135,14 +141,14 @@ async def sync_wallet(ctx: Context, portfolio: int) -> None:
 
 @app.task(priority=1, retry="standard", max_attempts=4, timeout=timedelta(minutes=1), summary="Import {request}")
 async def import_holdings(ctx: Context, request: int) -> Cancel | None:
-    """Replace what a portfolio holds by lines of `symbol,quantity`; the market says what it does not know."""
+    """Replace a portfolio's holdings with lines of `symbol,quantity`; the result lists symbols unknown to the market."""
     ((portfolio, content),) = await rows(ctx, "select portfolio, content from request where id = %s", request)
     try:
         wanted = {symbol: Decimal(many) for symbol, many in (line.split(",") for line in content.split())}
         if not 0 < min(wanted.values()) <= max(wanted.values()) < 10**9:
             raise ValueError("quantities")
     except (ValueError, ArithmeticError):
-        return Cancel("this is no file of lines like ADA,12.5")
+        return Cancel("the file must have lines like ADA,12.5")
     known = []
     for n, (symbol, many) in enumerate(wanted.items()):
         await ctx.progress(n / len(wanted), f"line {n + 1} of {len(wanted)}")
@@ -163,7 +169,7 @@ async def import_holdings(ctx: Context, request: int) -> Cancel | None:
 
 @app.task(priority=1, retry="standard", max_attempts=4, timeout=timedelta(minutes=1), summary="Screenshot {request}")
 async def read_screenshot(ctx: Context, request: int) -> Cancel | None:
-    """Have the holdings read out of a picture. The job that imports them is put in together with this one's end."""
+    """Have the holdings read from a picture, and enqueue their import in the transaction that completes this job."""
     ((picture,),) = await rows(ctx, "select picture from request where id = %s", request)
     answer = await ctx.state.http.post("/read", content=picture, headers={"Idempotency-Key": f"screenshot-{request}"})
     if answer.status_code == 422:
@@ -179,14 +185,14 @@ async def read_screenshot(ctx: Context, request: int) -> Cancel | None:
 
 @app.task(atomic=True, priority=1, retry="standard", summary="Export {request}")
 async def export_holdings(tx: psycopg.AsyncConnection, request: int) -> None:
-    """Write what a portfolio holds to a file that its owner can fetch."""
+    """Write a portfolio's holdings to a file that its owner can download."""
     query = "select h.symbol, h.quantity from holding h join request r using (portfolio) where r.id = %s order by 1"
     file = "".join([f"{symbol},{many}\n" async for symbol, many in await tx.execute(query, (request,))])
     await tx.execute("update request set content = %s, done_at = now() where id = %s", (file, request))
 
 
-# All that the clock does. Workers put it on record when they start: what is new or changed here, and what is gone.
-# However many workers there are, no two jobs of one schedule run at once: while one is open, ticks are skipped, and counted.
+# All schedules. Workers store them when they start: new and changed ones, and the removal of old ones.
+# A schedule never has two jobs at a time, with any number of workers: while one is open, ticks are skipped and counted.
 SCHEDULES: dict[str, tuple[Any, dict[str, Any]]] = {
     "close-tokyo": (close_market.job("tokyo"), {"cron": "30 15 * * MON-FRI", "tz": ZONES["tokyo"]}),
     "close-frankfurt": (close_market.job("frankfurt"), {"cron": "45 17 * * MON-FRI", "tz": ZONES["frankfurt"]}),

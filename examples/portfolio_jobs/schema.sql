@@ -1,31 +1,31 @@
--- quote is the newest price, of the schedule "quotes": a closing price far from it is not believed.
+-- quote is the newest price, from the schedule "quotes": a closing price far from it is rejected.
 create table instrument (symbol text primary key, quote numeric not null, quoted_at timestamptz);
--- How many of a currency a dollar buys, of the schedule "rates".
+-- Units of each currency per dollar, from the schedule "rates".
 create table rate (currency text primary key, per_dollar numeric not null, rated_at timestamptz not null default now());
 create table portfolio (id int primary key, owner text not null, market text not null, currency text not null default 'USD');
 create table holding (
   portfolio int not null references portfolio, symbol text not null references instrument, quantity numeric not null,
   primary key (portfolio, symbol));
 
--- What a chain says that an address of an owner has, of the schedule "wallets" or since the owner asked.
+-- The balance of an owner's address on the chain, from the schedule "wallets" or on the owner's request.
 create table wallet (
   portfolio int primary key references portfolio, address text not null unique, balance numeric, synced_at timestamptz);
 
--- Which markets have closed: written with the jobs that value their portfolios.
+-- The closes of the markets: written with the jobs that value their portfolios.
 create table closing (market text not null, day date not null, closed_at timestamptz not null default now(), primary key (market, day));
 
--- amount is in cents of a dollar. worker: who did it, for the run to show.
+-- amount is in US cents. worker: the worker that valued it, which the run prints.
 create table valuation (
   portfolio int not null references portfolio, day date not null, amount bigint not null, worker text not null,
   valued_at timestamptz not null default clock_timestamp(), primary key (portfolio, day));
 
--- Nothing here keeps a statement from being there twice: the run looks whether one is.
+-- There is no unique key: the run checks that no statement is doubled.
 create table statement (
   id bigint generated always as identity primary key, portfolio int not null, day date not null,
   sent_at timestamptz not null default now(), foreign key (portfolio, day) references valuation);
 create index on statement (portfolio, day);
 
--- What an owner has asked for. content: the file that came in, or the file that goes out. picture: a screenshot, until it is read.
+-- The owners' requests. content: the imported or the exported file. picture: a screenshot, until it is read.
 create table request (
   id bigint generated always as identity primary key, portfolio int not null references portfolio,
   kind text not null check (kind in ('import', 'export', 'screenshot')), content text not null default '', picture bytea,
@@ -39,7 +39,7 @@ create view unstated as
 select format('statement:%s:%s', v.portfolio, v.day) as key, jsonb_build_object('portfolio', v.portfolio, 'day', v.day) as args
   from valuation v where not exists (select from statement s where s.portfolio = v.portfolio and s.day = v.day);
 
--- For the pages. A job is joined as long as it is in the history; done_at and content are there for good.
+-- For the pages. A job is joined while it is in the history; done_at and content are permanent.
 create view worth as
 select p.*, v.day, v.amount, round(v.amount * r.per_dollar) as converted from portfolio p left join rate r using (currency)
   left join lateral (select * from valuation v where v.portfolio = p.id order by v.day desc limit 1) v on true;

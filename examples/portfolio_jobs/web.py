@@ -1,6 +1,6 @@
-"""The pages: portfolios and what the clock does; an owner asks for an import, an export or a sync and sees how far it is.
+"""The pages: portfolios and schedules; an owner requests an import, an export or a sync and sees its progress.
 
-Who is logged in is your application's business: these pages ask nobody, and listen on this machine only.
+These pages have no login and listen on this machine only: add your application's login.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from tallybook.contrib.flask import Tallybook
 
 web = Flask(__name__)
 web.config["MAX_CONTENT_LENGTH"] = 2_000_000
-tallybook = Tallybook(app, web)  # here, not beside the jobs: the worker needs nothing of Flask
+tallybook = Tallybook(app, web)  # here and not in jobs.py, so that the worker does not import Flask
 
 TASKS = {"import": import_holdings, "export": export_holdings, "screenshot": read_screenshot}
 FIRES = "select schedule, fired_at, what, reason, jobs from tallybook.fires order by fired_at desc limit 20"
 
 
 def found(query: str, *values: object) -> list[dict[str, Any]]:
-    """The rows of a query."""
+    """Return the rows of a query."""
     with tallybook.transaction() as conn, conn.cursor(row_factory=dict_row) as cursor:
         return cursor.execute(query.encode(), values).fetchall()
 
 
 def the_one(query: str, *values: object) -> dict[str, Any]:
-    """The row of a query, or 404."""
+    """Return the first row of a query, or answer 404."""
     rows = found(query, *values)
     return rows[0] if rows else abort(404)
 
 
 @web.before_request
 def from_here() -> None:
-    """No form of another site."""
+    """Reject forms from another site."""
     origin = request.headers.get("Origin")
     if request.method != "GET" and origin and urlsplit(origin).netloc != request.host:
         abort(403)
@@ -44,14 +44,14 @@ def from_here() -> None:
 
 @web.get("/")
 def index() -> str:
-    """What each portfolio is worth, what the clock does next, and what became of its last ticks."""
+    """Show each portfolio's worth, the schedules' next ticks and the results of the last ones."""
     shown = {"schedules": found("select * from tallybook.schedules order by name"), "fires": found(FIRES)}
     return render_template("index.html", portfolios=found("select * from worth order by id limit 500"), **shown)
 
 
 @web.get("/portfolios/<int:number>")
 def portfolio(number: int) -> str:
-    """What it holds, what it was worth, what its owner has asked for."""
+    """Show a portfolio's holdings, its past worth and its owner's requests."""
     return render_template(
         "portfolio.html",
         portfolio=the_one("select * from portfolio where id = %s", number),
@@ -66,7 +66,7 @@ def portfolio(number: int) -> str:
 
 @web.post("/portfolios/<int:number>/<any(import, export, screenshot):kind>")
 def ask(number: int, kind: str) -> Any:
-    """Note the request and put its job in, in one transaction, before all that the clock has put in; then answer."""
+    """Store the request and enqueue its job in one transaction, ahead of all scheduled jobs; then answer."""
     the_one("select id from portfolio where id = %s", number)
     content = request.form.get("content", "") if kind == "import" else ""
     picture = request.files["picture"].read() if kind == "screenshot" else None
@@ -74,7 +74,7 @@ def ask(number: int, kind: str) -> Any:
         abort(422)
     with tallybook.transaction() as conn:
         noted = "insert into request (portfolio, kind, content, picture) values (%s, %s, %s, %s) returning id"
-        ((asked,),) = conn.execute(noted, (number, kind, content, picture)).fetchall()  # args are small: the row has it
+        ((asked,),) = conn.execute(noted, (number, kind, content, picture)).fetchall()  # the row keeps the args small
         job = TASKS[kind].with_(links={"portfolio": number}).enqueue_sync(conn, asked)
         conn.execute("update request set job_id = %s where id = %s", (job.id, asked))
     return redirect(url_for("status", number=asked), 303)
@@ -82,9 +82,9 @@ def ask(number: int, kind: str) -> Any:
 
 @web.post("/portfolios/<int:number>/sync")
 def sync(number: int) -> Any:
-    """Ask for what the wallet has, before the clock does."""
+    """Request a sync of the wallet before its schedule."""
     the_one("select portfolio from wallet where portfolio = %s", number)
-    # By the key of the schedule's query: a job that is in line already goes to the front.
+    # With the key of the schedule's query: a job that is available already moves to the front.
     first = sync_wallet.with_(priority=1, unique=f"wallet:{number}", on_conflict="raise_priority")
     with tallybook.transaction() as conn:
         first.enqueue_sync(conn, number)
@@ -93,7 +93,7 @@ def sync(number: int) -> Any:
 
 @web.get("/requests/<int:number>")
 def status(number: int) -> str:
-    """How far it is, and what came of it; the page asks again until it is over."""
+    """Show a request's progress and result; the page reloads until the request has ended."""
     one = the_one("select * from request_status where id = %s", number)
     over = one["done_at"] is not None or one["state"] in ("cancelled", "dead")
     return render_template("request.html", asked=one, over=over)
@@ -101,6 +101,6 @@ def status(number: int) -> str:
 
 @web.get("/requests/<int:number>/file")
 def file(number: int) -> Response:
-    """The file of an export."""
+    """Send the file of an export."""
     one = the_one("select content from request where id = %s and kind = 'export' and done_at is not null", number)
     return Response(one["content"], mimetype="text/csv", headers={"Content-Disposition": "attachment"})

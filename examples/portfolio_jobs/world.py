@@ -1,8 +1,8 @@
-"""The played outside: a market-data and mail server, the owners of portfolios, whoever operates; and the account.
+"""The simulated outside: a market-data and mail server, the owners of portfolios, and operators; the final check.
 
-The server is real, on the loopback interface, and as unreliable as such servers are: slow, failing, out of quota, silent, and
-sometimes wrong: prices of another day, in cents, or not all of them; a mail that was sent and an answer that says it was not. What
-a request meets follows from what it asks for and how often that was asked, so that every run is the same. It keeps account.
+The server is real, on the loopback interface, and unreliable: slow, failing, out of quota, silent, and sometimes wrong:
+prices of another day, in cents, or only some of them; a mail that is sent although the answer is an error. The fate of
+a request depends only on its content and the number of tries, so that every run is the same. The server keeps records.
 """
 
 from __future__ import annotations
@@ -33,44 +33,44 @@ from tallybook.testing import travel
 
 SYMBOLS = [f"{first}{second}X" for first in "ABCDEF" for second in "KLMNOP"]
 HALTED = "HALT"
-"""Its price is 0 until somebody mends that."""
+"""A symbol whose price is 0 until `World.mended` is set."""
 NEW = "NEWX"
-"""The market knows it, the application does not yet."""
+"""A symbol that the market knows and the application does not know yet."""
 MARKETS = ("tokyo", "frankfurt", "newyork")
 MOVING = """\
 select count(*) from tallybook.job where task <> 'refresh_quotes'
    and (state in ('available', 'running') or state = 'retrying' and run_at <= now())"""
-"""What is in line or runs; refreshing quotes goes on all the time."""
+"""The number of jobs that run or can run, without the refresh of quotes, which never ends."""
 CLOSES = """\
 select args ->> 'market', greatest(due_at - now(), interval '0') from tallybook.schedules
  where task = 'close_market' and due_at is not null order by due_at"""
 NEXT = "select max(run_at) - clock_timestamp() from tallybook.job where state = 'retrying' and task <> 'refresh_quotes'"
 HANGS = 3.0
-"""So long a silent server takes, in seconds; the deadline of the tasks is shorter."""
+"""Seconds that a silent server takes; the deadline of the tasks is shorter."""
 
 
 def draw(text: str) -> float:
-    """A number in [0, 1) that looks random and depends on the text only."""
+    """Return a number in [0, 1) that looks random but depends only on the text."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest()) / 2**48
 
 
 def price(symbol: str, day: date | str) -> Decimal:
-    """What a share really cost at the end of that day."""
+    """Return the true price of a share at the end of that day."""
     return round(Decimal(10 + 400 * draw(symbol)) * Decimal(0.97 + 0.06 * draw(f"{symbol} {day}")), 2)
 
 
 def balance(address: str) -> Decimal:
-    """What the chain has for an address."""
+    """Return the balance of an address on the chain."""
     return round(Decimal(5 * draw(address)), 4)
 
 
 RATES = {"EUR": "0.92", "INR": "84.4"}
 PICTURE = b"\x89PNG\r\n"
-"""How a played screenshot begins; what is to be read in it follows."""
+"""The start of a simulated screenshot; its text follows."""
 
 
 class World:
-    """The server and its account. A calm one is quick and never fails."""
+    """The server and its records. A calm server is quick and never fails."""
 
     def __init__(self, *, calm: bool = False, quotes_take: float = 2.2) -> None:
         self.calm = calm
@@ -78,14 +78,14 @@ class World:
         self.mended = False
         self.lock = threading.Lock()
         self.asked: Counter[str] = Counter()
-        """How often each thing was asked for."""
+        """Number of requests by key or path."""
         self.answers: Counter[str] = Counter()
         self.known: set[str] = set()
-        """The keys of requests that were carried out. What comes with one of them again is not done again."""
+        """The keys of requests that were carried out. A request with a known key is not carried out again."""
         self.mails: Counter[str] = Counter()
-        """How many mails went out for each statement, by what is in them: one, if the keys do their work."""
+        """Number of mails for each statement, by their content: 1 each if the keys work."""
         self.quoting = self.most_quoting = 0
-        """How many ask for all quotes at this moment, and how many did at most."""
+        """Number of concurrent requests for all quotes: now, and at most."""
 
     def __enter__(self) -> World:
         self.http = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"world": self}))
@@ -101,7 +101,7 @@ class World:
         return f"http://127.0.0.1:{self.http.server_address[1]}"
 
     def mail(self, key: str, text: str) -> None:
-        """Send a mail, unless its key is known."""
+        """Record a mail, unless its key is known."""
         day, portfolio = re.findall(r"On (\S+) your portfolio (\d+) ", text)[0]
         with self.lock:
             if key in self.known:
@@ -111,7 +111,7 @@ class World:
                 self.mails[f"statement-{portfolio}-{day}"] += 1
 
     def verdict(self, key: str) -> tuple[str, float]:
-        """What this request meets, ok or what goes wrong, at most twice for a key; and how long it takes."""
+        """Return the fate of this request, ok or a fault at most twice per key, and its duration in seconds."""
         with self.lock:
             self.asked[key] += 1
             n = self.asked[key]
@@ -130,10 +130,10 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
 
     def server_bind(self) -> None:
-        TCPServer.server_bind(self)  # without the look-up of its own name
+        TCPServer.server_bind(self)  # skips the lookup of its own name
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A caller that has gone away is nothing to report."""
+        """Ignore callers that have disconnected."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -171,7 +171,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.answer(503 if verdict == "is wrong" else 202, {})
 
     def met(self, verdict: str, takes: float) -> bool:
-        """Take that long; answer and say False where it comes to nothing."""
+        """Wait `takes` seconds; answer and return False if the request fails."""
         with self.world.lock:
             self.world.answers[verdict] += 1
         if not self.waited(takes):
@@ -208,7 +208,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.answer(200, {symbol: str(price(symbol, "now")) for symbol in [*SYMBOLS, HALTED]})
 
     def waited(self, seconds: float) -> bool:
-        """Wait; False as soon as whoever asked has gone, a worker that was killed perhaps."""
+        """Wait; return False as soon as the caller disconnects, for example a killed worker."""
         gone = bool(select.select([self.connection], [], [], seconds)[0])
         self.close_connection = gone
         return not gone
@@ -225,13 +225,13 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is the base class's
-        """Nothing: the account is the log."""
+        """Write no log, since all requests are counted."""
 
 
 def seed(db: psycopg.Connection[Any], many: int) -> None:
-    """So many portfolios for each market; every 20th has a share that is halted, and the last one of each nothing at all.
+    """Insert `many` portfolios per market; every 20th has a halted share, every 10th a wallet.
 
-    Every 10th has a wallet, too.
+    The last portfolio of each market has no holdings.
     """
     symbols = [*SYMBOLS, HALTED]
     with db.cursor() as cursor:
@@ -253,7 +253,7 @@ def seed(db: psycopg.Connection[Any], many: int) -> None:
 
 
 class Owners:
-    """Who asks for imports, exports and what is read in screenshots: what was taken is promised."""
+    """Owners who request imports, exports and the reading of screenshots. An accepted request is promised."""
 
     def __init__(self, url: str) -> None:
         self.http = httpx2.Client(base_url=url, timeout=20)
@@ -261,7 +261,7 @@ class Owners:
         """The kind, the portfolio and the known rows of each request."""
 
     def ask(self, kind: str, portfolio: int, rows: Mapping[str, str] | None = None, unknown: str = "") -> int:
-        """Ask for one; the request's number."""
+        """Send a request and return its number."""
         content = "".join(f"{symbol},{quantity}\n" for symbol, quantity in (rows or {}).items()) + unknown
         form: dict[str, Any] = {"data": {"content": content}}
         if kind == "screenshot":
@@ -273,7 +273,7 @@ class Owners:
         return number
 
     def sync(self, stage: Stage) -> None:
-        """Ask for what a wallet has, before the clock does, and wait for it."""
+        """Request a wallet's sync before its schedule, and wait for it."""
         began, ((portfolio,),) = time.monotonic(), stage.rows("select min(portfolio) from wallet")
         asked_at = stage.one("select clock_timestamp()")
         assert self.http.post(f"/portfolios/{portfolio}/sync").status_code == 303
@@ -282,15 +282,18 @@ class Owners:
         stage.say(f"an owner's wallet is synced after {time.monotonic() - began:.1f} s")
 
     def sees(self, number: int) -> str:
-        """The page of a request."""
+        """Return the page of a request."""
         return self.http.get(f"/requests/{number}").raise_for_status().text
 
     def empty(self, stage: Stage, market: str) -> int:
-        """The portfolio of a market that holds nothing."""
+        """Return the portfolio of a market without holdings."""
         return int(stage.one("select max(id) from portfolio where market = %s", market))
 
     def ask_for_two(self, stage: Stage, market: str) -> int:
-        """An export, waited for, and an import into the portfolio of this market that holds nothing; the import's number."""
+        """Request an export, wait for it, and request an import into the empty portfolio of this market.
+
+        Return the import's number.
+        """
         began, empty = time.monotonic(), self.empty(stage, market)
         other = stage.one("select max(id) from portfolio where market = %s and id < %s", market, empty)
         file = {NEW: "12.5", **dict.fromkeys(SYMBOLS[:6], "3")}
@@ -303,21 +306,21 @@ class Owners:
 
         stage.until(is_there, "the export")
         took, behind = time.monotonic() - began, stage.one(MOVING)
-        stage.say(f"an owner's export is there after {took:.1f} s, with {behind} jobs behind it in line")
+        stage.say(f"an owner's export is done after {took:.1f} s, with {behind} jobs still behind it")
         stage.until(lambda: is_there() and (seen or "Done" in self.sees(imported)), "progress of the import")
-        stage.say(f"the import's page says: {max(seen, default='done already')}")
+        stage.say(f"the import's page shows: {max(seen, default='done already')}")
         return imported
 
 
 class Operators:
-    """Who looks after the jobs from outside: one key that may operate, and one that may only read."""
+    """Clients of the operator API: one with a key that may operate, one with a key that may only read."""
 
     def __init__(self, url: str, secrets: Mapping[str, str]) -> None:
         self.url, self._secrets = url, secrets
         self.operator, self.reader = (OperatorClient(url, key, secrets[key]) for key in ("operate", "read"))
 
     def refused(self) -> list[str]:
-        """Try what must not work: the same request twice, an altered, a late and an unsigned one, a key that may only read."""
+        """Send a repeated, an altered, a late, an unsigned and a read-only request; return the sorted error codes."""
         target, dry, real = (
             f"{self.url}/dead-letters/retry",
             b'{"task": "value", "dry_run": true}',
@@ -339,7 +342,7 @@ class Operators:
 
 
 def operators(stage: Stage, folder: Path) -> Operators:
-    """The operator API under a server of its own, and its two keys."""
+    """Start a server with the operator API and two keys."""
     port, found = free_port(), {scope: secrets.token_hex(32) for scope in ("operate", "read")}
     keys = write_keys(folder, found)
     app = "examples.portfolio_jobs.jobs:app"
@@ -349,7 +352,7 @@ def operators(stage: Stage, folder: Path) -> Operators:
 
 
 def write_keys(folder: Path, found: Mapping[str, str]) -> Path:
-    """A file of keys, each with the scope that is its name; nobody else may read it."""
+    """Write a private file of keys, each with the scope of its name; return its path."""
     keys = folder / "keys.toml"
     keys.touch(0o600)
     keys.write_text("".join(f'[keys.{one}]\nsecret = "{said}"\nscopes = ["{one}"]\n' for one, said in found.items()))
@@ -363,15 +366,15 @@ def close(stage: Stage, market: str) -> None:
 
 
 def settle(stage: Stage) -> None:
-    """Move the clock until nothing waits for its next attempt."""
-    stage.until(lambda: stage.one(MOVING) == 0, "what is in line")
+    """Move the clock until no job waits for its next attempt."""
+    stage.until(lambda: stage.one(MOVING) == 0, "the available jobs")
     while (ahead := stage.one(NEXT)) is not None:
         travel(stage.dsn, max(ahead, timedelta()))
         stage.until(lambda: stage.one(MOVING) == 0, "the next attempts")
 
 
 def shares(stage: Stage, market: str) -> str:
-    """Who has valued how many portfolios of a market, and how soon half of them were."""
+    """Describe how many portfolios of a market each worker has valued, and when half of them were."""
     done = stage.rows("select worker, count(*) from valued where market = %s group by 1 order by 1", market)
     half = stage.one(
         "select extract(epoch from percentile_disc(0.5) within group (order by valued_at) - min(c.closed_at))"
@@ -384,7 +387,7 @@ Rows = Iterable[tuple[Any, ...]]
 
 
 def wrong_valuations(closings: Rows, portfolios: Rows, holdings: Rows, valuations: Rows) -> list[str]:
-    """Every portfolio that holds something is valued on each day that its market has closed on, at the true prices."""
+    """Check that each portfolio with holdings is valued at the true prices on each day its market closed."""
     held: dict[int, dict[str, Decimal]] = {}
     for portfolio, symbol, quantity in holdings:
         held.setdefault(portfolio, {})[symbol] = quantity
@@ -397,22 +400,22 @@ def wrong_valuations(closings: Rows, portfolios: Rows, holdings: Rows, valuation
         for portfolio, market in portfolios if portfolio in held for day in days[market]
     }  # fmt: skip
     said = [f"{market} has not closed" for market in MARKETS if not days[market]]
-    return said + [f"valuation {one}: {found.get(one)} in place of {expected.get(one)}"
+    return said + [f"valuation {one}: {found.get(one)} instead of {expected.get(one)}"
                    for one in sorted(expected.keys() | found.keys()) if found.get(one) != expected.get(one)]  # fmt: skip
 
 
 def wrong_statements(valuations: Rows, statements: Rows, mails: Mapping[str, int]) -> list[str]:
-    """Each valuation has one statement on record and one mail at the provider; nobody else has any."""
+    """Check that each valuation has one stored statement and one mail at the provider, and no others exist."""
     wanted = {f"statement-{portfolio}-{day}" for portfolio, day, _ in valuations}
     noted = Counter(f"statement-{portfolio}-{day}" for portfolio, day in statements)
-    return [f"{one}: {noted[one]} on record, {mails.get(one, 0)} mails" for one in sorted(wanted | noted.keys() | mails.keys())
+    return [f"{one}: {noted[one]} stored, {mails.get(one, 0)} mails" for one in sorted(wanted | noted.keys() | mails.keys())
             if (noted[one], mails.get(one, 0)) != ((1, 1) if one in wanted else (0, 0))]  # fmt: skip
 
 
 def wrong_requests(
     promised: Mapping[int, tuple[str, int, Mapping[str, str]]], requests: Rows, holdings: Rows
 ) -> list[str]:
-    """What an owner has imported is what the portfolio holds; an export is there and is what it holds."""
+    """Check that each request is done, and that imports and exports match the portfolio's holdings."""
     held: dict[int, dict[str, Decimal]] = {}
     for portfolio, symbol, quantity in holdings:
         held.setdefault(portfolio, {})[symbol] = quantity
@@ -422,25 +425,25 @@ def wrong_requests(
         lines = done.get(number, "").split() if kind == "export" else [f"{name},{many}" for name, many in rows.items()]
         given = {name: Decimal(many) for name, _, many in (line.partition(",") for line in lines)}
         if number in done and given != held.get(portfolio, {}):
-            said.append(f"request {number}: {given} in place of {held.get(portfolio)}")
+            said.append(f"request {number}: {given} instead of {held.get(portfolio)}")
     return said
 
 
 def wrong_syncs(wallets: Rows, rates: Rows) -> list[str]:
-    """Each wallet has what the chain says, and each currency the rate that the market says."""
+    """Check that each wallet has the chain's balance, and each currency the market's rate."""
     said = [f"wallet {address}: {found}" for address, found in wallets if found != balance(address)]
     return said + ([] if {name: str(rate) for name, rate in rates} == RATES else ["rates"])
 
 
 def account(stage: Stage, world: World, owners: Owners) -> list[str]:
-    """What is missing, wrong or there twice, by the application's tables and what the outside has on record."""
+    """Return all that is missing, wrong or doubled by the application's tables and the outside's records."""
     holdings = stage.rows("select portfolio, symbol, quantity from holding")
     valuations = stage.rows("select portfolio, day, amount from valuation")
     statements = stage.rows("select portfolio, day from statement")
     closings = stage.rows("select market, day from closing")
     said = ", ".join(f"{n} {what}" for what, n in world.answers.most_common())
     stage.say(f"outside: {said}; {len(world.mails)} mails, {sum(n > 1 for n in world.mails.values())} of them twice")
-    stage.say(f"all quotes were asked for {world.asked['/quotes']} times, by {world.most_quoting} at once at most")
+    stage.say(f"all quotes were fetched {world.asked['/quotes']} times, at most {world.most_quoting} at a time")
     stage.say(
         f"here: {len(valuations)} valuations, {len(statements)} statements, {len(owners.promised)} requests of owners"
     )
@@ -451,5 +454,5 @@ def account(stage: Stage, world: World, owners: Owners) -> list[str]:
         *wrong_syncs(
             stage.rows("select address, balance from wallet"), stage.rows("select currency, per_dollar from rate")
         ),
-        *(["several asked for all quotes at once"] if world.most_quoting != 1 else []),
+        *(["several jobs fetched all quotes at a time"] if world.most_quoting != 1 else []),
     ]

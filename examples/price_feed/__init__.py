@@ -1,1 +1,1 @@
-"""A price feed: holdings are shown at once, and their prices are fetched as fast as the providers allow."""
+"""A price feed: it shows holdings at once, and fetches their prices as fast as the providers allow."""

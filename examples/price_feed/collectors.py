@@ -1,4 +1,4 @@
-"""The three providers: what each is asked, and how it says the price, or that there is none."""
+"""The three providers: the request to each, and the parsing of its price or error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tallybook.extra.providers import Provider
 
 
 class Busy(Exception):
-    """The provider takes no calls for this long: a 429, to `ctx.provider`."""
+    """The provider accepts no calls for `retry_after`; `ctx.provider` handles it like a 429."""
 
     status = 429
 
@@ -32,7 +32,10 @@ class Quote:
 
 
 async def ask(http: httpx2.AsyncClient, provider: Provider, symbol: str) -> Quote:
-    """What this provider says of this symbol. Busy; PriceRefused or an error of HTTP: the attempt has failed."""
+    """Return this provider's quote of this symbol.
+
+    Raises Busy. Raises PriceRefused or an HTTP error, which fail the attempt.
+    """
     kinds = {"twelvedata": twelve_data, "yahoo": yahoo, "mfapi": mfapi}
     found = await kinds[provider.kind](http, provider, symbol)
     if found.symbol != symbol:
@@ -41,7 +44,7 @@ async def ask(http: httpx2.AsyncClient, provider: Provider, symbol: str) -> Quot
 
 
 async def twelve_data(http: httpx2.AsyncClient, provider: Provider, symbol: str) -> Quote:
-    """Twelve Data. The key goes into a header: addresses are written into logs. Errors are in the body, whatever the status."""
+    """Ask Twelve Data. The key is in a header, because logs contain URLs. Errors are in the body, with any status."""
     headers = {"Authorization": f"apikey {provider.secrets['api_key'].reveal()}"}
     answer = await http.get(f"{provider.settings['url']}/quote", params={"symbol": symbol}, headers=headers)
     said = read(answer)
@@ -53,7 +56,7 @@ async def twelve_data(http: httpx2.AsyncClient, provider: Provider, symbol: str)
 
 
 async def yahoo(http: httpx2.AsyncClient, provider: Provider, symbol: str) -> Quote:
-    """Yahoo Finance. The secret is a session's cookie. The price is a JSON number."""
+    """Ask Yahoo Finance. The secret is a session cookie. The price is a JSON number."""
     headers = {"Cookie": provider.secrets["cookie"].reveal()}
     address = f"{provider.settings['url']}/v8/finance/chart/{quote(symbol, safe='=')}"
     chart = read(await http.get(address, params={"range": "1d", "interval": "1d"}, headers=headers))["chart"]
@@ -64,7 +67,7 @@ async def yahoo(http: httpx2.AsyncClient, provider: Provider, symbol: str) -> Qu
 
 
 async def mfapi(http: httpx2.AsyncClient, provider: Provider, symbol: str) -> Quote:
-    """mfapi.in: funds of India by scheme code, all in INR, no key. One that it does not know is a SUCCESS without data."""
+    """Ask mfapi.in: Indian funds by scheme code, in INR, without a key. An unknown scheme is a SUCCESS without data."""
     said = read(await http.get(f"{provider.settings['url']}/mf/{quote(symbol, safe='')}/latest"))
     if not said["data"]:
         raise PriceRefused(f"there is no scheme {symbol}")
@@ -72,16 +75,16 @@ async def mfapi(http: httpx2.AsyncClient, provider: Provider, symbol: str) -> Qu
 
 
 def read(answer: httpx2.Response) -> dict[str, Any]:
-    """The JSON of an answer, its numbers exact. A refusal that says why in JSON is read, too."""
+    """Return the JSON of an answer or of a refusal, with exact numbers. Raises Busy, PriceRefused or an HTTP error."""
     if answer.status_code == 429 and not answer.headers.get("Content-Type", "").startswith("application/json"):
         raise Busy(timedelta(seconds=int(answer.headers.get("Retry-After", "60"))))
     if answer.status_code >= 500:
         answer.raise_for_status()
     try:
-        said = answer.json(parse_float=Decimal, parse_constant=Decimal)  # NaN is no price either
+        said = answer.json(parse_float=Decimal, parse_constant=Decimal)  # NaN is refused later
     except ValueError as error:
         answer.raise_for_status()
-        raise PriceRefused(f"no JSON of a price: {error}") from None
+        raise PriceRefused(f"not a price in JSON: {error}") from None
     if not isinstance(said, dict):
-        raise PriceRefused("no JSON of a price")
+        raise PriceRefused("not a price in JSON")
     return said

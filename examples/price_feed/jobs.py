@@ -1,4 +1,4 @@
-"""The tasks: fetch a price, and tell the admin of one that cannot be fetched; which prices are wanted, by the minute."""
+"""The tasks, which fetch a price and notify the admin of a failure; the schedule that selects prices every minute."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ TIMEOUT = float(os.environ.get("PROVIDER_TIMEOUT", "10"))
 
 @app.lifespan
 async def clients(ctx: Context) -> AsyncIterator[None]:
-    """One HTTP client and a few connections per worker. Without the keys of the providers' secrets it does not start."""
+    """Give each worker an HTTP client and a few connections. It does not start without the keys of the secrets."""
     await ctx.app.providers.load()
-    unprepared = {"prepare_threshold": None}  # a pooler may stand between
+    unprepared = {"prepare_threshold": None}  # a pooler may be in between
     connections = AsyncConnectionPool(ctx.app.conninfo(), min_size=1, max_size=4, open=False, kwargs=unprepared)
     async with httpx2.AsyncClient(timeout=TIMEOUT) as ctx.state.http, connections as ctx.state.connections:
         yield
@@ -39,13 +39,13 @@ async def clients(ctx: Context) -> AsyncIterator[None]:
 async def price_fetch_failed(
     conn: psycopg.AsyncConnection[Any], ctx: Context, job: int, task: str, args: Json, failures: int, error: Json
 ) -> None:
-    """The event PRICE_FETCH_FAILED: on record, the asset is left alone, and the admin gets a mail. All of it or nothing."""
+    """Store the event PRICE_FETCH_FAILED, stop the asset and mail the admin, in one transaction."""
     said = {"assetId": args["asset_id"], "symbol": args["symbol"], "retries": failures, "error": error["message"]}
     happened = "insert into event (job_id, name, body) values (%s, 'PRICE_FETCH_FAILED', %s)"
     await conn.execute(happened, (ctx.job_id, Jsonb({**said, "job": job})))
     await conn.execute("update asset set stopped = true where id = %s", (args["asset_id"],))
     subject = f"No price of {args['symbol']} after {failures} attempts"
-    text = f"{error['type']}: {error['message']}\n\nIt is not tried again until you say so, at /stopped."
+    text = f"{error['type']}: {error['message']}\n\nTo retry it, go to /stopped."
     await email.with_(queue="mail").enqueue(conn, "mail", ADMIN, subject, text, headers={"X-Event": str(ctx.job_id)})
 
 
@@ -55,11 +55,14 @@ async def price_fetch_failed(
 async def fetch_price(
     ctx: Context, asset_id: int, symbol: str, data_type: str, currency: str, decimals: int
 ) -> Cancel | None:
-    """Ask the provider that the routes name now, when it may be asked. The price and the job's end are one transaction."""
+    """Fetch the price from the provider of the current route, within its limit.
+
+    One transaction stores the price and completes the job.
+    """
     provider = await ctx.providers.resolve(data_type, symbol)
     if provider is None:
         return Cancel(f"no active route for {data_type} {symbol}")
-    # If its turn is not near this attempt ends here, without a failure, and another one comes in time; so it does after a 429.
+    # If its turn is not near, or after a 429, this attempt ends here without a failure, and another one runs in time.
     async with ctx.provider(provider):
         found = await ask(ctx.state.http, provider, symbol)
     if found.currency != currency:
@@ -74,12 +77,12 @@ async def fetch_price(
 
 
 def fetch_now(asset: dict[str, Any]) -> JobCall:
-    """The job that a person waits for. Where the minute has put it in already, it comes before all that nobody waits for."""
+    """Describe the job that a person waits for. If the schedule has enqueued it already, its priority is raised."""
     now = fetch_price.with_(priority=1, unique=f"price:{asset['id']}", on_conflict="raise_priority")
     return now.job(asset["id"], asset["symbol"], asset["data_type"], asset["currency"], asset["decimals"])
 
 
-# Every minute: what has no price, and what somebody has looked at within 48 hours and has none of the last 24.
+# Every minute: assets without a price, and assets viewed within 48 hours without a price of the last 24.
 app.schedule(
     "wanted-prices",
     fetch_price,

@@ -1,7 +1,7 @@
 create table currency (code text primary key, decimals int not null);
 insert into currency values ('INR', 2), ('USD', 2), ('JPY', 0), ('KWD', 3);
 
--- stopped: its last job is dead. Nobody asks for its price any more, until a person has that job tried again.
+-- stopped: its last job is dead. Its price is not fetched until a person retries that job.
 create table asset (
   id bigint generated always as identity primary key, symbol text not null unique, data_type text not null,
   currency text not null references currency, price_mode text not null default 'api', active boolean not null default true,
@@ -20,7 +20,7 @@ create index on price (asset, at desc);
 create table event (
   job_id bigint primary key, name text not null, body jsonb not null, at timestamptz not null default now());
 
--- What is known of each asset now. fetched: its prices come from a provider, and there is one. stale: none of the last 24 hours.
+-- The current state of each asset. fetched: its prices come from a provider, and a route exists. stale: no price of the last 24 h.
 create view asset_now as
   select a.id, a.symbol, a.data_type, a.currency, c.decimals, a.viewed_at, a.stopped, p.amount, p.at as priced_at, p.provider,
          a.price_mode = 'api' and a.active and a.deleted_at is null and not a.stopped

@@ -1,4 +1,4 @@
-"""The pages: somebody's holdings, what has stopped, and the dashboard of the queue."""
+"""The pages: a person's holdings, the stopped assets, and the dashboard of the queue."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ select distinct on (a.id) a.symbol, e.at, e.body
 
 @api.get("/holdings/{owner}", response_class=HTMLResponse)
 async def holdings(request: Request, conn: Transaction, owner: str) -> Any:
-    """What is known, at once. What is missing or stale is put in line, and shows when the page is loaded again."""
+    """Show the known prices at once and enqueue missing or stale ones, which show when the page is loaded again."""
     found = await rows(conn, HOLDINGS, owner)
     if not found:
-        raise HTTPException(404, "nobody of this name has holdings")
+        raise HTTPException(404, "no holdings of this owner")
     wanted = [one for one in found if one["fetched"] and one["stale"]]
     await app.enqueue_many(conn, [fetch_now(one) for one in wanted])
-    await conn.execute(VIEWED, ([one["id"] for one in found],))  # what somebody else is just looking at is viewed, too
+    await conn.execute(VIEWED, ([one["id"] for one in found],))  # skips rows that another viewer is updating
     totals: Counter[tuple[str, int]] = Counter()
     for one in found:
         totals[one["currency"], one["decimals"]] += (one["amount"] or 0) * one["units"]
@@ -57,7 +57,7 @@ async def rows(conn: psycopg.AsyncConnection[Any], query: str, *values: object) 
 
 
 async def who(request: Request) -> User | None:
-    """Who may see what has stopped, and the dashboard: HTTP Basic here; ask your own log-in."""
+    """Return the user of the stopped page and the dashboard. This uses HTTP Basic; use your own login here."""
     given = await basic(request)
     if given and secrets.compare_digest(given.password.encode(), os.environ["ADMIN_PASSWORD"].encode()):
         return User(given.username or "admin", operate=True)
@@ -65,7 +65,7 @@ async def who(request: Request) -> User | None:
 
 
 async def admin(request: Request) -> None:
-    """Only those, and no form of another site."""
+    """Require such a user, and reject forms from another site."""
     if await who(request) is None:
         raise HTTPException(401, headers={"WWW-Authenticate": "Basic"})
     origin = request.headers.get("origin")
@@ -75,18 +75,18 @@ async def admin(request: Request) -> None:
 
 @api.get("/stopped", response_class=HTMLResponse, dependencies=[Depends(admin)])
 async def stopped(request: Request, conn: Transaction) -> Any:
-    """The assets whose price could not be fetched, and why."""
+    """Show the assets whose price could not be fetched, with the error."""
     return pages.TemplateResponse(request, "stopped.html", {"stopped": await rows(conn, STOPPED)})
 
 
 @api.post("/stopped/{job}/retry", dependencies=[Depends(admin)])
 async def retry(conn: Transaction, job: int) -> RedirectResponse:
-    """Try a dead job again, at once: with the provider that its asset is routed to now."""
+    """Retry a dead job at once, with the provider of the current route."""
     try:
         await app.retry(job).on(conn)
     except UnknownJob as error:
         raise HTTPException(404, str(error)) from error
-    except TallybookError as error:  # somebody else was quicker
+    except TallybookError as error:  # another user was faster
         raise HTTPException(409, str(error)) from error
     return RedirectResponse("/stopped", 303)
 

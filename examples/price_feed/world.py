@@ -1,9 +1,9 @@
-"""The played outside: three providers of prices, an SMTP server, and people who look at their holdings.
+"""The simulated outside: three price providers, an SMTP server, and people who look at their holdings.
 
-Both servers are real, on the loopback interface. The providers have the paths and answers of Twelve Data, Yahoo Finance and
-mfapi.in, and their moods: slow, silent, out of calls, failing, and sometimes wrong: another symbol's price, another
-currency's, NaN, none, or a page for people. Which request meets what follows from its symbol, the day, and how often it was
-asked, so that every run is the same. Each takes 8 calls in any minute of the played clock, and notes every one.
+Both servers are real, on the loopback interface. The providers have the paths and answers of Twelve Data, Yahoo Finance
+and mfapi.in, and their faults: slow, silent, out of calls, failing, and sometimes wrong: the price of another symbol or
+currency, NaN, none, or an HTML page. The fate of a request depends only on its symbol, the day and the number of tries,
+so that every run is the same. Each provider allows 8 calls in any minute of the simulated clock, and records every one.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from tallybook.testing import travel
 
 CALLS, WINDOW = 8, 60.0
 PER = "61 s"
-"""The limit says when a call may start. One may take a second longer than another to get here, on a loaded machine too."""
+"""The limit sets when a call may start. One may arrive a second later than another, also on a loaded machine."""
 HANGS = 3.0
-"""So long a silent provider takes, in seconds; nobody waits for it in the run."""
+"""Seconds that a silent provider takes; the timeout of the run is shorter."""
 
 PROVIDERS = ("twelvedata", "yahoo", "mfapi")
 STOCKS = ["AAPL", "MSFT", "NVDA", "AMZN", "GOOGL", "META", "TSLA", "NFLX", "AMD", "ORCL", "INTC", "IBM"]
@@ -43,41 +43,41 @@ MONEY = ["USDINR=X", "EURINR=X", "GBPINR=X", "CHFINR=X", "SGDINR=X", "AEDINR=X"]
 FUNDS = [
     "119551", "120503", "125497", "118834", "122639", "120586", "118989", "119063", "120716", "118825", "127042", "119598",
 ]  # fmt: skip
-DELISTED, DARK = "SIVB", "TWTR"  # the one is known elsewhere, the other one nowhere
+DELISTED, DARK = "SIVB", "TWTR"  # another provider knows the first, none knows the second
 DECIMALS = {"INR": 2, "USD": 2, "JPY": 0, "KWD": 3}
 
 
 def draw(text: str) -> float:
-    """A number in [0, 1) that looks random and depends on the text only."""
+    """Return a number in [0, 1) that looks random but depends only on the text."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest()) / 2**48
 
 
 class World:
-    """Both servers, their clock, and their account."""
+    """Both servers, their clock and their records."""
 
     def __init__(self, api_key: str, cookie: str) -> None:
         self.api_key = api_key
         self.cookie = cookie
         self.lock = threading.Lock()
         self.moved = 0.0
-        """How far the clock was moved, in seconds."""
+        """Seconds by which the clock was moved."""
         self.calls: dict[str, list[float]] = defaultdict(list)
-        """When each provider was called."""
+        """Times of the calls of each provider."""
         self.over: Counter[str] = Counter()
-        """Calls of each provider beyond its 8 a minute."""
+        """Calls of each provider beyond its 8 per minute."""
         self.asked: Counter[str] = Counter()
         self.symbols: set[str] = set()
-        """All that were asked for."""
+        """All requested symbols."""
         self.said: dict[str, list[int]] = defaultdict(list)
-        """The prices that were said of each symbol, in minor units."""
+        """The prices in the answers for each symbol, in minor units."""
         self.answers: Counter[str] = Counter()
         self.keeps_waiting = False
-        """Whether calls are kept waiting, and how many were."""
+        """Whether calls are kept waiting; `kept_waiting` counts them."""
         self.kept_waiting = 0
         self.has_moods = True
         self.without_key = 0
         self.mails: Counter[str] = Counter()
-        """How often a mail of each event came."""
+        """Number of mails for each event."""
         self.currency = {
             **ABROAD,
             **dict.fromkeys(STOCKS, "USD"),
@@ -104,7 +104,7 @@ class World:
         return time.monotonic() + self.moved
 
     def move(self, db: psycopg.Connection[Any], by: timedelta) -> None:
-        """Move the clock: the queue's, the tables', and that of the providers. No call may be on its way."""
+        """Move the clock of the queue, the tables and the providers. No call may be running."""
         with db.transaction():
             travel(db, by)
             db.execute("update price set at = at - %s", (by,))
@@ -112,11 +112,11 @@ class World:
             self.moved += by.total_seconds()
 
     def least_called(self) -> int:
-        """How often the provider was called that was called least."""
+        """Return the number of calls of the provider with the fewest."""
         return min(len(self.calls[name]) for name in PROVIDERS)
 
     def is_over(self, provider: str) -> bool:
-        """Note a call; whether it is one too many in this minute."""
+        """Record a call; return whether it is one too many in this minute."""
         with self.lock:
             calls = self.calls[provider]
             calls.append(self.now())
@@ -125,7 +125,7 @@ class World:
             return over
 
     def verdict(self, provider: str, symbol: str) -> str:
-        """What this call meets: ok, or what goes wrong, at most twice for a symbol and day."""
+        """Return the fate of this call: ok, or the kind of fault, at most twice per symbol and day."""
         if symbol == DARK:
             return "fails"
         if symbol not in self.currency or (symbol == DELISTED and provider == "twelvedata"):
@@ -143,16 +143,16 @@ class World:
         return "ok"
 
     def price(self, symbol: str) -> tuple[str, int]:
-        """Today's price as a text with three places more than money has, and in minor units. All in whole numbers."""
+        """Return today's price as a text with three extra decimal places, and in minor units, by integer arithmetic."""
         day, decimals = int(self.moved // 86400), DECIMALS[self.currency[symbol]]
         amount, rest = 1 + int(draw(f"{symbol} {day}") * 10 ** (decimals + 4)), int(draw(symbol) * 1000) - 500
         if symbol == "RELIANCE.NS":
             amount, rest = 284750 + 100 * day, 0
-        digits = str(amount * 1000 + rest).zfill(decimals + 4)  # rest is from -500 to 499: a half is rounded up
+        digits = str(amount * 1000 + rest).zfill(decimals + 4)  # rest is from -500 to 499: halves round up
         return f"{digits[: -decimals - 3]}.{digits[-decimals - 3 :]}", amount
 
     def tell(self, symbol: str) -> str:
-        """Say the price."""
+        """Return the price as a text and record it."""
         text, amount = self.price(symbol)
         with self.lock:
             self.said[symbol].append(amount)
@@ -164,10 +164,10 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
 
     def server_bind(self) -> None:
-        TCPServer.server_bind(self)  # without the look-up of its own name
+        TCPServer.server_bind(self)  # skips the lookup of its own name
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A caller that has gone away is nothing to report."""
+        """Ignore callers that have disconnected."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -192,7 +192,7 @@ class _Handler(BaseHTTPRequestHandler):
             world.kept_waiting += world.keeps_waiting
         if kind == "hangs" or world.keeps_waiting:
             time.sleep(HANGS)
-            kind = "fails"  # whoever is still there
+            kind = "fails"  # if the caller is still connected
         getattr(self, provider)(kind, symbol)
 
     def twelvedata(self, kind: str, symbol: str) -> None:
@@ -212,7 +212,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self.json(200, said | {"close": self.world.tell(symbol)})
 
     def error(self, code: int, message: str) -> None:
-        """Twelve Data's; some of them come with status 200."""
+        """Send an error of Twelve Data; a 404 comes with status 200."""
         self.json(200 if code == 404 else code, {"code": code, "message": message, "status": "error"})
 
     def yahoo(self, kind: str, symbol: str) -> None:
@@ -231,7 +231,7 @@ class _Handler(BaseHTTPRequestHandler):
             wrong: list[dict[str, Any]] = [{"regularMarketPrice": float("nan")}, {"currency": "GBp"}, {"symbol": "QQQ"}]
             meta |= wrong[int(draw(symbol) * 3)]
         chart = json.dumps({"chart": {"result": [{"meta": meta, "timestamp": [], "indicators": {}}], "error": None}})
-        if kind != "wrong":  # a number as it is: json would make a float of it
+        if kind != "wrong":  # inserts the number as text: json would make a float of it
             chart = chart.replace("1.5", self.world.tell(symbol))
         return self.answer(200, chart.encode(), "application/json")
 
@@ -266,11 +266,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is the base class's
-        """Nothing: the account is the log."""
+        """Write no log, since all calls are counted."""
 
 
 class _Mailbox:
-    """The admin's. The server takes no message at its first try."""
+    """The admin's mailbox. The server refuses each message at its first try."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -287,7 +287,7 @@ class _Mailbox:
 
 
 class _Smtp(Controller):
-    """On a free port, which the library does not look up by itself."""
+    """An SMTP server on a free port, which the library does not find out on its own."""
 
     def _trigger_server(self) -> None:
         self.port = self.server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
@@ -295,7 +295,7 @@ class _Smtp(Controller):
 
 
 async def providers(dsn: str, world: World) -> None:
-    """Whom the jobs call, how often, and for what: addresses in settings, secrets encrypted. mfapi.in asks for none."""
+    """Set providers, limits and routes: addresses in settings, encrypted secrets. mfapi.in needs no secret."""
     setup = App("setup", dsn=dsn)
     registry = setup.providers
     for name in PROVIDERS:
@@ -314,7 +314,7 @@ async def providers(dsn: str, world: World) -> None:
 
 
 def assets(many: int) -> list[tuple[str, str, str]]:
-    """Symbol, kind of data and currency of so many of each list, and of the two that trouble is with."""
+    """Return symbol, data type and currency of `many` assets of each list, plus the two that fail."""
     stocks = [(symbol, "stock", "USD") for symbol in [DELISTED, DARK, *STOCKS[:many]]]
     abroad = [(symbol, "stock", currency) for symbol, currency in ABROAD.items()][: many // 2]
     money = [(symbol, "fx", "INR") for symbol in MONEY[: many // 2]]
@@ -331,7 +331,7 @@ UNWANTED = {
 
 
 def fill(stage: Stage, many: int) -> None:
-    """Ada has a share of each odd asset, Bob has the others and whatever nobody is to ask for. Only Ada looks."""
+    """Insert assets and holdings: Ada holds every second asset, Bob the others and those that must not be fetched."""
     for n, asset in enumerate([*assets(many), *((symbol, "stock", "USD") for symbol in UNWANTED)]):
         row = stage.one("insert into asset (symbol, data_type, currency) values (%s, %s, %s) returning id", *asset)
         owner = "bob" if (n % 2 and asset[0] not in (DELISTED, DARK)) or asset[0] in UNWANTED else "ada"
@@ -341,7 +341,7 @@ def fill(stage: Stage, many: int) -> None:
 
 
 class Visitors:
-    """Who looks at holdings: of what is said to be on its way they wait for a price that is newer than their look."""
+    """People who look at holdings. Each price that a page reports as being fetched is promised."""
 
     def __init__(self, url: str, world: World) -> None:
         self.http = httpx2.Client(base_url=url, timeout=20)
@@ -350,7 +350,7 @@ class Visitors:
         self.took_ms: list[float] = []
 
     def look(self, owner: str = "ada") -> int:
-        """Look once; how many prices are on their way."""
+        """Look once; return how many prices are being fetched."""
         began, at = time.perf_counter(), self.world.now()
         page = self.http.get(f"/holdings/{owner}").raise_for_status().text
         self.took_ms.append((time.perf_counter() - began) * 1000)
@@ -363,7 +363,7 @@ class Visitors:
 
 
 def most_in_a_minute(calls: list[float]) -> int:
-    """The most calls in any window of a minute, by when they came in."""
+    """Return the most calls in any window of a minute, by arrival time."""
     return max((sum(0 <= other - one < WINDOW for other in calls) for one in calls), default=0)
 
 
@@ -381,7 +381,7 @@ CALLING = (
 
 
 def kill_one_that_calls(stage: Stage, world: World) -> str:
-    """SIGKILL for a worker that a provider keeps waiting; its name."""
+    """Send SIGKILL to a worker that a provider keeps waiting; return its name."""
     killed: list[str] = []
 
     def strike() -> bool:
@@ -392,35 +392,38 @@ def kill_one_that_calls(stage: Stage, world: World) -> str:
         return name is not None
 
     world.keeps_waiting = True
-    stage.until(strike, "a call that is under way")
+    stage.until(strike, "a running call")
     world.keeps_waiting = False
     return killed[0]
 
 
 def serve(stage: Stage, world: World) -> None:
-    """Move the clock from turn to turn until all that is wanted has come, or has been given up."""
+    """Move the clock from turn to turn until all wanted prices are stored or given up."""
     moved = world.moved
     while not stage.is_idle() or stage.one(WANTED):
-        stage.until(lambda: stage.one(MOVING) == 0, "what is due")
+        stage.until(lambda: stage.one(MOVING) == 0, "the due jobs")
         ahead = stage.one(NEXT)
-        stage.db.execute("select tallybook.pause('prices')")  # so that no call is on its way meanwhile
-        stage.until(lambda: not stage.one(RUNNING), "a moment's rest")
+        stage.db.execute("select tallybook.pause('prices')")  # no call may run while the clock moves
+        stage.until(lambda: not stage.one(RUNNING), "the running jobs")
         world.move(stage.db, max(ahead or timedelta(minutes=1), timedelta(0)))
         stage.db.execute("select tallybook.resume('prices')")
-        if ahead is None:  # the minute's schedule puts in what is wanted
+        if ahead is None:  # the schedule enqueues the wanted prices every minute
             stage.until(lambda: not stage.is_idle() or not stage.one(WANTED), "the schedule")
     prices, stopped = stage.one("select count(*) from price"), stage.one("select count(*) from asset where stopped")
-    stage.say(f"{(world.moved - moved) / 60:.1f} minutes on: {prices} prices on record, {stopped} assets stopped")
+    stage.say(f"{(world.moved - moved) / 60:.1f} minutes later: {prices} prices stored, {stopped} assets stopped")
 
 
 def missing(promised: dict[int, float], priced: dict[int, float], given_up: set[int]) -> set[str]:
-    """Of what was promised, by how long ago: what has no price that is newer, and was not given up in public."""
+    """Return promised assets without a newer price that were not given up either.
+
+    `promised` and `priced` map assets to seconds ago.
+    """
     late = {n for n, ago in promised.items() if n not in given_up and priced.get(n, math.inf) > ago}
     return {f"a price of asset {n}" for n in late}
 
 
 def wrong(said: dict[str, list[int]], kept: list[tuple[str, int]]) -> set[str]:
-    """Prices on record that no provider has said, and the last one of each symbol if it is not on record."""
+    """Return stored prices that no provider sent, and the last sent price of each symbol if it is not stored."""
     right = {(symbol, amount) for symbol, amounts in said.items() for amount in amounts}
     last = {(symbol, amounts[-1]) for symbol, amounts in said.items()}
     return {f"{symbol} at {amount}" for symbol, amount in {*kept} - right | last - {*kept}}
@@ -435,17 +438,17 @@ ENDED = "select count(*) from tallybook.job where task = 'fetch_price' and state
 
 
 def account(stage: Stage, world: World, visitors: Visitors) -> int:
-    """What people were told is on its way against the prices there are, and both against what the outside has on record."""
+    """Compare promised prices with stored ones, and both with the outside's records; return the number of faults."""
     now = world.now()
     ago = {asset: now - at for asset, at in visitors.promised.items()}
-    stopped = {asset for asset, event in stage.rows(STOPPED) if world.mails[event]}  # given up, and the admin knows
+    stopped = {asset for asset, event in stage.rows(STOPPED) if world.mails[event]}  # given up, with a mail
     lost = missing(ago, dict(stage.rows(PRICED)), stopped) | wrong(world.said, stage.rows(KEPT))
     lost |= {f"mail {event}" for (event,) in stage.rows("select job_id::text from event") if world.mails[event] != 1}
-    lost |= {f"{symbol}: nobody was to ask for it" for symbol in UNWANTED.keys() & world.symbols}
+    lost |= {f"{symbol}: must not be fetched" for symbol in UNWANTED.keys() & world.symbols}
     lost |= {f"{provider}: {n} calls too many" for provider, n in world.over.items() if n}
     prices, completed = stage.one("select count(*) from price"), stage.one(ENDED)
     if prices != completed:
-        lost.add(f"{completed} jobs completed, {prices} prices on record")
+        lost.add(f"{completed} jobs completed, {prices} prices stored")
     crashes = stage.one("select sum(crashes)::int from tallybook.job")
     answers = ", ".join(f"{n} {what}" for what, n in world.answers.most_common())
     stage.say(
@@ -453,7 +456,7 @@ def account(stage: Stage, world: World, visitors: Visitors) -> int:
         f" {crashes} jobs rescued"
     )
     minutes = ", ".join(f"{name} {most_in_a_minute(calls)} of {len(calls)}" for name, calls in world.calls.items())
-    stage.say(f"most calls in any {WINDOW:.0f} s, as the providers saw them: {minutes} (wanted: at most {CALLS})")
+    stage.say(f"most calls in any {WINDOW:.0f} s by the providers' clocks: {minutes} (wanted: at most {CALLS})")
     stage.say(
         f"{len(visitors.took_ms)} looks answered in p50 {visitors.percentile(50):.0f} ms, p99 {visitors.percentile(99):.0f} ms"
     )

@@ -98,7 +98,7 @@ def test_a_queue_that_is_away_keeps_no_submission_from_being_saved(client: TestC
         "select (select handed_over from submission where id = %(n)s), count(*) from operation where submission = %(n)s"
     )
     assert db.execute(count, {"n": number}).fetchone() == (False, 0)
-    tick(client, db)  # puts the schedule on record
+    tick(client, db)  # stores the schedule
     for _ in range(2):
         travel(db, timedelta(minutes=1))
         tick(client, db)

@@ -30,7 +30,7 @@ HERE = Path(__file__).parents[1]
 
 @pytest.fixture
 def market(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """A market that is quick and has an answer to everything but the price of what is halted."""
+    """A quick market that answers all requests except for the price of the halted share."""
     with World(calm=True, quotes_take=0.0) as world:
         monkeypatch.setenv("MARKET_URL", world.url)
         yield world
@@ -43,7 +43,7 @@ def db(tallybook_dsn: str, market: World, monkeypatch: pytest.MonkeyPatch) -> It
     with psycopg.connect(tallybook_dsn, autocommit=True, prepare_threshold=None) as conn:
         conn.execute((HERE / "schema.sql").read_bytes())
         played.seed(conn, 4)
-        drain(app)  # the schedules are on record, and stand still: a quarter of an hour may begin within a test
+        drain(app)  # stores the schedules; they are paused, because a quarter of an hour may begin within a test
         for name in SCHEDULES:
             app.schedules.pause(name).sync(conn)
         yield conn
@@ -78,7 +78,7 @@ STATE = "select state from tallybook.job where id = %s"
 
 
 def put(db: Any, *portfolios: int) -> list[int]:
-    """Put in the jobs that value these; their ids."""
+    """Enqueue the jobs that value these portfolios; return their ids."""
     return [value.enqueue_sync(db, portfolio, DAY).id for portfolio in portfolios]
 
 
@@ -92,7 +92,7 @@ def try_all(db: Any) -> None:
 
 @pytest.mark.slow
 def test_what_the_clock_does_is_one_table(db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S2-07 S2-11: one table is what is on record; the next release's changes it in place, and takes away what it has not."""
+    """S2-07 S2-11: the table of schedules is stored; the next release's changes it, and removes its missing ones."""
     listed = "select name, every, fired_count from tallybook.schedules order by name"
     drain(app)
     assert [name for name, _, _ in rows(db, listed)] == sorted(SCHEDULES)
@@ -120,7 +120,7 @@ def test_what_people_ask_for_goes_first_through_the_same_queue(db: Any, client: 
 
 @pytest.mark.slow
 def test_a_market_that_closes_twice_a_day_values_each_portfolio_once(db: Any, market: World) -> None:
-    """S2-13: out of its schedule it takes the same way; what is valued is left alone, what is dead is put in anew."""
+    """S2-13: an extra run works like a tick; valued portfolios are left alone, dead ones are enqueued anew."""
     halt(db, 1)
     query = "select id from portfolio where market = 'frankfurt' order by id"
     one, *others, empty = (number for (number,) in rows(db, query))
@@ -169,7 +169,7 @@ def test_each_valuation_has_one_statement(db: Any, market: World) -> None:
 
 @pytest.mark.slow
 def test_a_fire_while_the_last_one_is_open_is_skipped_and_counted(db: Any, operators: Operators, market: World) -> None:
-    """S2-02 S2-12 S2-13 S2-16: no error, nothing put in, on record; the next one fires when that has ended."""
+    """S2-02 S2-12 S2-13 S2-16: no error, no job, but stored; the next one fires when the job has ended."""
     operator = operators.operator.call
     drain(app)
     run = "/schedules/quotes/run"
@@ -253,7 +253,7 @@ def test_an_import_replaces_what_is_held_and_says_what_is_unknown(db: Any, clien
 
 @pytest.mark.slow
 def test_a_screenshot_is_read_and_then_imported(db: Any, client: FlaskClient) -> None:
-    """S2-01: the job that reads a picture puts in the import together with its own end; what is no picture is cancelled."""
+    """S2-01: the job that reads a picture enqueues the import with its own end; other files are cancelled."""
 
     def sent(picture: bytes) -> str:
         answer = client.post("/portfolios/1/screenshot", data={"picture": (BytesIO(picture), "shot.png")})
@@ -274,7 +274,7 @@ def test_a_screenshot_is_read_and_then_imported(db: Any, client: FlaskClient) ->
 def test_a_wallet_is_synced_by_the_clock_and_first_for_an_owner_who_asks(
     db: Any, client: FlaskClient, market: World
 ) -> None:
-    """S2-01 S2-09: what the schedule has put in goes to the front when its owner asks, and is done once; rates come too."""
+    """S2-01 S2-09: the schedule's job moves to the front when its owner asks, and runs once; rates are fetched too."""
     assert app.schedules.run("wallets").sync(db).jobs == 2
     assert client.post("/portfolios/11/sync").status_code == 303
     assert client.post("/portfolios/2/sync").status_code == 404
@@ -302,13 +302,13 @@ def test_a_mail_under_another_key_is_sent_twice_and_seen() -> None:
 
 @pytest.mark.slow
 def test_what_is_no_import_changes_nothing(db: Any, client: FlaskClient) -> None:
-    """Files that make no sense: cancelled, the page says why, and the holdings stay."""
+    """Files that make no sense: cancelled, the page shows the reason, and the holdings stay."""
     before = rows(db, "select * from holding")
     files = ["", "AKX", "AKX,1,2", "AKX,-1", "AKX,0", "AKX,NaN", "AKX,1e99", "AKX,one", "<script>"]
     pages = [client.post("/portfolios/1/import", data={"content": one}).headers["Location"] for one in files]
     assert drain(app).cancelled == len(files)
     for page in pages:
-        assert "this is no file" in client.get(page).text
+        assert "the file must have lines" in client.get(page).text
     assert rows(db, "select * from holding") == before
 
 
@@ -317,7 +317,7 @@ def test_pages(db: Any, client: FlaskClient) -> None:
     """S2-16: the clock's table, portfolios, what is not there, and what comes from elsewhere."""
     for name in SCHEDULES:
         assert app.schedules.drop(name).sync(db)
-    assert "No worker has put one on record" in client.get("/").text
+    assert "No worker has stored a schedule" in client.get("/").text
     put(db, 1)
     drain(app)
     app.schedules.run("quotes").sync(db)
@@ -378,5 +378,5 @@ def test_the_whole_run_loses_nothing() -> None:
     assert re.fullmatch(r"portfolio_jobs: \d+ processed, 0 failed, \d+ retried, 0 lost", done.stdout.splitlines()[-1])
     assert re.search(r"by now \d+ by one$", done.stdout, re.MULTILINE)
     assert re.search(r"by now .*\d+ by (three|four).*; two was killed", done.stdout)
-    assert "refused, and nothing was changed: late, replayed, scope, signature, unsigned" in done.stdout
-    assert re.search(r"quotes: \d+ fired, [1-9]\d* skipped", done.stdout) and ", by 1 at once at most" in done.stdout
+    assert "refused calls, which changed nothing: late, replayed, scope, signature, unsigned" in done.stdout
+    assert re.search(r"quotes: \d+ fired, [1-9]\d* skipped", done.stdout) and ", at most 1 at a time" in done.stdout

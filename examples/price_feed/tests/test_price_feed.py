@@ -38,7 +38,7 @@ def world() -> Iterator[World]:
 
 @pytest.fixture
 def db(tallybook_dsn: str, world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[psycopg.Connection[Any]]:
-    """The application's database, with its providers and routes and no assets; drained once, so that schedules are on record."""
+    """The application's database, with providers and routes but no assets; drained once to store the schedules."""
     monkeypatch.setenv("TALLYBOOK_KEYS", new_key("k1"))
     monkeypatch.setenv("ADMIN_PASSWORD", "right")
     monkeypatch.setattr("examples.price_feed.jobs.TIMEOUT", 1.5)
@@ -97,17 +97,17 @@ def lined_up(db: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:
 
 
 def test_holdings_are_shown_at_once_and_a_price_is_there_at_the_next_load(client: Any, db: Any, world: World) -> None:
-    """S1-01 S1-05 S1-27: looks put in one job of priority 1 and wait for nobody; then 2847.50 INR is on record as 284750."""
+    """S1-01 S1-05 S1-27: looks enqueue one job of priority 1 and do not wait; then 2847.50 INR is stored as 284750."""
     hold(db, "RELIANCE.NS", currency="INR")
     for _ in range(2):
         page = client.get("/holdings/ada")
-        assert page.status_code == 200 and "on its way" in page.text
+        assert page.status_code == 200 and "being fetched" in page.text
     assert lined_up(db) == [("RELIANCE.NS", "available", 1)]
     assert not world.symbols
     work(db, world)
     assert db.execute("select amount, provider from price").fetchall() == [(284750, "yahoo")]
     page = client.get("/holdings/ada").text
-    assert "2,847.50 INR" in page and "8,542.50 INR" in page and "on its way" not in page
+    assert "2,847.50 INR" in page and "8,542.50 INR" in page and "being fetched" not in page
     assert lined_up(db) == []
     assert client.get("/holdings/nobody").status_code == 404
 
@@ -127,7 +127,7 @@ def test_a_stale_price_is_shown_and_renewed(client: Any, db: Any, world: World) 
 
 @pytest.mark.slow
 def test_a_person_goes_before_the_minute(client: Any, db: Any) -> None:
-    """S1-07: a look at what the minute has put in already raises that job's priority, and adds none."""
+    """S1-07: a look at a price that the schedule has enqueued raises that job's priority, and adds no job."""
     hold(db, "RELIANCE.NS", currency="INR")
     assert app.schedules.run("wanted-prices").sync(db).what == "enqueued"
     assert lined_up(db) == [("RELIANCE.NS", "available", 2)]
@@ -157,7 +157,7 @@ CASES: dict[
 
 @pytest.mark.slow
 def test_the_minute_wants_what_is_missing_or_looked_at(db: Any) -> None:
-    """S1-16 S1-21 S1-22 S1-23: by mode, life, holding, route, price and look; a second tick puts in nothing more."""
+    """S1-16 S1-21 S1-22 S1-23: by mode, life, holding, route, price and look; a second tick enqueues nothing more."""
     for n, (symbol, (change, priced, viewed, _)) in enumerate(CASES.items()):
         asset = hold(db, symbol)
         if change:
@@ -204,7 +204,7 @@ def test_what_cannot_be_fetched_is_dead_after_three_attempts_and_the_admin_is_to
     assert client.post("/stopped/999999999/retry").status_code == 404
     work(db, world)
     assert one(db, "select provider from price where asset = %s", asset) == "yahoo"
-    assert "All prices can be fetched" in client.get("/stopped").text
+    assert "No stopped assets" in client.get("/stopped").text
 
     kept = one(db, "select string_agg(to_jsonb(j)::text, ' ') from tallybook.job j")
     for secret in (world.api_key, world.cookie):
@@ -264,8 +264,8 @@ PRECISE = "2847.500000000000000001"
     ("yahoo", 401, "Unauthorized", httpx2.HTTPStatusError),
     ("mfapi", 200, '{"meta": {"scheme_code": 7}, "data": [{"nav": "1.5"}], "status": "SUCCESS"}', PriceRefused("answered for 7")),
     ("mfapi", 200, '{"meta": {}, "data": [], "status": "SUCCESS"}', PriceRefused("there is no scheme S")),
-    ("mfapi", 200, "<!doctype html>", PriceRefused("no JSON of a price")),
-    ("mfapi", 200, "[1]", PriceRefused("no JSON of a price")),
+    ("mfapi", 200, "<!doctype html>", PriceRefused("not a price in JSON")),
+    ("mfapi", 200, "[1]", PriceRefused("not a price in JSON")),
 ])  # fmt: skip
 def test_each_provider_is_understood(kind: str, status: int, content: str, expected: Any) -> None:
     """S1-27: prices as they were said, exact; refusals in each provider's own form; another symbol's price is none."""
