@@ -1,1 +1,1 @@
-"""The chaos harness: real processes, real faults, and a judge that believes nobody. See __main__.py."""
+"""The chaos harness: real processes, real faults, and a judge that trusts no process. See __main__.py."""

@@ -1,16 +1,16 @@
-"""`python -m chaos`: producers, workers and a server as real processes, faults, and the count of what became of every job.
+"""`python -m chaos`: run producers, workers and a server as real processes, cause faults, and check every job.
 
     make chaos                          120 s
     make chaos MINUTES=10 SEED=7        the figure
     make chaos SECONDS=30               for CI
     make chaos BREAK=fence              a negative control: must end with code 1 (BREAK=holes too)
     make chaos NEMESES=pause_worker,failover    only these
-    make chaos FLEET=3                  workers of three nodes, each on a server of its own: see fleet.py
+    make chaos FLEET=3                  workers of three nodes, each on its own server: see fleet.py
     make chaos DISK=/mnt/small          servers on this (small) file system instead of a tmpfs
 
-Two workers and a producer reach the server through our fault proxy, the others by a DSN that names both hosts. The last
-line is JSON, see judge.py for its keys. Exit code 1 on any loss, unexpected job or second effect, and where not all
-ended or a worker did not come back; 2 for options that are wrong.
+Two workers and a producer connect through the fault proxy, the others by a DSN with both hosts. The last line is JSON,
+see judge.py for its keys. Exit code 1 on any loss, unexpected job or second effect, and if a job did not end or a
+worker did not come back; 2 for wrong options.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class Run:
         self.stage: Stage | None = None
 
     def say(self, text: str) -> None:
-        """A line with the time."""
+        """Print a line with the time."""
         print(f"chaos {time.monotonic() - self.started:6.1f} s  {text}", flush=True)
 
     async def run(self) -> int:
-        """Faults, drain, judgement: the exit code."""
+        """Cause faults, drain, judge; return the exit code."""
         options = self.options
         minutes = f"{options.seconds / 60:g} minutes" if options.seconds >= 120 else f"{options.seconds:g} s"
         self.say(f"{minutes}, seed {options.seed} (again: make chaos SECONDS={options.seconds:g} SEED={options.seed})")
@@ -80,7 +80,7 @@ class Run:
 
     @asynccontextmanager
     async def _standing(self, place: Place) -> AsyncIterator[Stage]:
-        """Server, proxies and processes; all gone at the end."""
+        """Start server, proxies and processes, and stop all at the end."""
         rng = random.Random(self.options.seed)
         servers = Servers(place)
         crew: Crew | None = None
@@ -105,8 +105,8 @@ class Run:
 
     async def _attack(self, stage: Stage) -> None:
         await stage.healthy("the start")
-        self.say(f"{len(stage.crew.workers)} workers and {self.options.producers} producers are at work")
-        # Producers start with the attack: the time that is asked for is a time of faults.
+        self.say(f"{len(stage.crew.workers)} workers and {self.options.producers} producers are running")
+        # Producers start with the attack, so that all of the requested time is a time of faults.
         stage.crew.pace(GO)
         until = time.monotonic() + self.options.seconds
         draw = schedule(self.options.nemeses, stage.rng)
@@ -130,7 +130,7 @@ class Run:
     _completed = "0 completed"
 
     async def _drain(self, stage: Stage) -> bool:
-        """All faults are off: wait until every job has ended; False where nothing moves any more."""
+        """Wait, after all faults, until every job has ended; return False if there is no progress."""
         stage.now = "draining"
         self.say("all faults are off, draining")
         await stage.crew.end_producers()
@@ -144,7 +144,7 @@ class Run:
             if found != last:
                 last, since = found, now
             if now - since > stall or now > until:
-                self.say(f"{found[0]} jobs are open and {found[1]} scheduled, and nothing moves")
+                self.say(f"{found[0]} jobs are open and {found[1]} scheduled, without progress")
                 for state, count, first in await stage.ask(STUCK):
                     self.say(f"{count} jobs are {state}; the first is {first}")
                 return False
@@ -160,7 +160,7 @@ class Run:
             *verdict.wrong,
             *stage.problems,
             *left,
-            *(f"a process died by itself: {end}" for end in stage.crew.deaths),
+            *(f"a process died without a fault: {end}" for end in stage.crew.deaths),
         ]
         if not ended:
             wrong.append("not all jobs have ended")
@@ -188,18 +188,24 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=120.0, help="how long faults go on (120)")
-    parser.add_argument("--seed", type=int, default=None, help="of the order and the details of the faults (random)")
-    parser.add_argument("--break", dest="broken", choices=sorted(BREAKS), help="take a fence away: the run must fail")
-    parser.add_argument("--nemeses", type=_names, default=list(NEMESES), help=f"of {','.join(NEMESES)}")
+    parser.add_argument("--seconds", type=float, default=120.0, help="duration of the faults (120)")
+    parser.add_argument(
+        "--seed", type=int, default=None, help="seed of the order and the details of the faults (random)"
+    )
+    parser.add_argument("--break", dest="broken", choices=sorted(BREAKS), help="remove a fence: the run must fail")
+    parser.add_argument(
+        "--nemeses", type=_names, default=list(NEMESES), help=f"faults to cause, of {','.join(NEMESES)}"
+    )
     parser.add_argument("--workers", type=int, choices=(2, 3, 4), default=4)
     parser.add_argument("--producers", type=int, choices=(1, 2, 3), default=3)
-    parser.add_argument("--rate", type=float, help="jobs a second that producers try to reach (600; 100 with --break)")
-    parser.add_argument("--fleet", type=int, choices=range(2, 9), help="workers of so many nodes: see fleet.py")
+    parser.add_argument("--rate", type=float, help="jobs per second of all producers (600; 100 with --break)")
+    parser.add_argument(
+        "--fleet", type=int, choices=range(2, 9), help="number of nodes that workers serve: see fleet.py"
+    )
     parser.add_argument("--disk", type=Path, help="a directory on a small file system, instead of a tmpfs")
     options = parser.parse_args()
     if options.rate is None:
-        # A missing fence is found only where workers keep up: a cursor far behind passes no open transaction.
+        # A missing fence is found only if workers keep up: a cursor far behind passes no open transaction.
         options.rate = 100.0 if options.broken else 600.0
     if options.seed is None:
         options.seed = secrets.randbelow(1_000_000)
@@ -214,7 +220,7 @@ def _names(text: str) -> list[str]:
 
 
 def main() -> int:
-    """Run what the command line asks for."""
+    """Run the command line and return the exit code."""
     options = _options()
     enter_namespace(network=bool(options.fleet))
     os.environ.pop("TALLYBOOK_DSN", None)

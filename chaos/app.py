@@ -1,7 +1,7 @@
 """The application under attack. Its workers are `tallybook worker -A chaos.app:app`.
 
-Every start of a handler leaves a line in a file of its process: key, job, attempt, time. A file outlives whatever
-happens to process and server, and is no part of what is tested.
+Every start of a handler writes a line to a file of its process: key, job, attempt, time. A file survives all faults of
+process and server, and is not part of the tested system.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tallybook import App, Constant, Context
 
 app = App("chaos")
 
-# A handler that finds its database away fails; there will be many outages, and none may use up a job's attempts.
+# A handler fails when its database is down. There are many outages, which must not use up a job's attempts.
 _SOON = Constant(timedelta(seconds=0.5))
 _MANY = 1000
 _EFFECT = "insert into effect (job_id, attempt, key, worker) values (%s, %s, %s, %s)"
@@ -29,7 +29,7 @@ _EFFECT = "insert into effect (job_id, attempt, key, worker) values (%s, %s, %s,
 
 @app.lifespan
 async def files(ctx: Any) -> AsyncIterator[None]:
-    """The process's file of runs."""
+    """Open the process's file of runs."""
     name = Path(os.environ["CHAOS_RUNS"]) / f"{os.getpid()}-{time.time_ns()}"
     ctx.state.runs = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
@@ -43,19 +43,19 @@ def _note(ctx: Context, key: int) -> None:
 
 
 def _pause() -> float:
-    """Mostly short; a tenth takes long enough to be met by a fault."""
+    """Return a pause in seconds: mostly short, a tenth long enough for a fault to happen meanwhile."""
     return random.uniform(1.5, 2.5) if random.random() < 0.1 else random.uniform(0.0, 0.1)
 
 
 @app.task(retry=_SOON, max_attempts=_MANY)
 async def plain(ctx: Context, key: int) -> None:
-    """At least once."""
+    """Note a run, at least once."""
     _note(ctx, key)
 
 
 @app.task(retry=_SOON, max_attempts=_MANY)
 async def flaky(ctx: Context, key: int) -> None:
-    """Fails the first time."""
+    """Fail in the first attempt."""
     _note(ctx, key)
     if ctx.failures == 0:
         raise RuntimeError("the first attempt of this one always fails")
@@ -63,7 +63,7 @@ async def flaky(ctx: Context, key: int) -> None:
 
 @app.task(atomic=True, queue="effects", retry=_SOON, max_attempts=_MANY)
 async def effect(tx: psycopg.AsyncConnection[Any], ctx: Context, key: int) -> None:
-    """Exactly one effect: it commits together with the end of the attempt."""
+    """Write exactly one effect, which commits together with the end of the attempt."""
     _note(ctx, key)
     await asyncio.sleep(_pause())
     await tx.execute(_EFFECT, (ctx.job_id, ctx.attempt, key, ctx.worker))
@@ -72,15 +72,15 @@ async def effect(tx: psycopg.AsyncConnection[Any], ctx: Context, key: int) -> No
 
 @app.task(atomic=True, queue="effects", retry=_SOON, max_attempts=_MANY)
 def effect_in_thread(tx: psycopg.Connection[Any], ctx: Context, key: int) -> None:
-    """The same in a thread, which nobody can cancel: a zombie goes through with it."""
+    """Write the same effect in a thread, which cannot be cancelled: a zombie finishes it."""
     _note(ctx, key)
     time.sleep(_pause())
     tx.execute(_EFFECT, (ctx.job_id, ctx.attempt, key, ctx.worker))
     linger = Path(os.environ["CHAOS_LINGER"])
     if linger.exists():
-        # What keeps a zombie out is the fence alone: whether the worker's own cancel would have come in time is a race.
+        # Only the fence may keep a zombie out: whether the worker's own cancel comes in time is a race.
         tx.cancel = lambda: None  # type: ignore[method-assign]
-    while linger.exists():  # a nemesis wants to meet this process with an effect that is not committed
+    while linger.exists():  # a nemesis needs this process with an uncommitted effect
         linger.with_name(f"{linger.name}-{os.getpid()}").touch()
         time.sleep(0.02)
 
@@ -89,6 +89,6 @@ _KINDS = [effect] * 3 + [effect_in_thread] * 2 + [flaky] * 2 + [plain] * 43
 
 
 def task_of(key: int) -> Any:
-    """The task that a key's job is of: a tenth has effects, one in 25 fails once, one in 50 comes a second later."""
+    """Return the task of a key's job: a tenth has effects, one in 25 fails once, one in 50 starts a second later."""
     task = _KINDS[key % len(_KINDS)]
     return task.with_(delay=timedelta(seconds=1)) if key % len(_KINDS) == 10 else task

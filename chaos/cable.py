@@ -1,7 +1,7 @@
-"""A cable to a node that can be pulled: the node's proxy listens in a network namespace of its own.
+"""A cable to a node that can be pulled: the node's proxy listens in its own network namespace.
 
-A pulled cable loses packets, in both directions and without an answer. A proxy that swallows data does not do that: the
-kernel still acknowledges what it received. Needs `ip` (iproute2) and a kernel that allows network namespaces.
+A pulled cable loses packets in both directions, without an answer. A proxy that drops data does not: its kernel still
+acknowledges received data. Needs `ip` (iproute2) and a kernel that allows network namespaces.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _NEW_NETWORK = 0x40000000  # CLONE_NEWNET of <sched.h>
 
 
 def possible() -> str | None:
-    """None if cables can be laid here, else the reason."""
+    """Return None if cables work on this machine, else the reason."""
     if shutil.which("ip") is None:
-        return "there is no command ip (iproute2)"
-    return None if _run("link", "set", "lo", "up") else "this kernel allows no network namespace"
+        return "the command ip (iproute2) is missing"
+    return None if _run("link", "set", "lo", "up") else "the kernel does not allow network namespaces"
 
 
 class Cable:
-    """A pair of virtual network devices, one of them in the namespace of node `number`."""
+    """A pair of virtual network devices, one in the namespace of node `number`."""
 
     def __init__(self, number: int) -> None:
         self._here, self._there, self._namespace = f"here{number}", f"there{number}", f"node{number}"
@@ -38,7 +38,7 @@ class Cable:
             and _run("link", "set", self._here, "up")
         )
         if not made:
-            raise OSError(f"the network devices of node {number} could not be made")
+            raise OSError(f"cannot make the network devices of node {number}")
         self.plug()
 
     def plug(self) -> None:
@@ -50,8 +50,8 @@ class Cable:
         _run("-n", self._namespace, "link", "set", self._there, "down")
 
     def listener(self) -> socket.socket:
-        """A listening TCP socket at the far end."""
-        with ThreadPoolExecutor(1) as thread:  # a namespace is a thread's
+        """Return a listening TCP socket at the far end."""
+        with ThreadPoolExecutor(1) as thread:  # a namespace belongs to a thread
             return thread.submit(self._listen).result()
 
     def _listen(self) -> socket.socket:

@@ -1,4 +1,4 @@
-"""The processes: workers that come back when they die, and producers."""
+"""The processes: workers that are restarted when they die, and producers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SECONDS_TO_STOP = 40.0
 GO, HOLD, END = b"1", b"0", b"2"
 
 
-# Linux: no process of a run outlives the run, however that ends.
+# On Linux, no process outlives the run, even a killed one.
 _WITH_US = [found, "--pdeathsig", "KILL"] if (found := shutil.which("setpriv")) else []
 
 
@@ -44,7 +44,7 @@ def _start(words: list[str], log: Path, **env: str) -> subprocess.Popen[bytes]:
 
 @dataclass
 class Worker:
-    """One place in the crew: a process at a time, each under a name of its own."""
+    """One place in the crew: one process at a time, each with its own name."""
 
     number: int
     dsn: str
@@ -52,7 +52,7 @@ class Worker:
     generation: int = 0
     process: subprocess.Popen[bytes] | None = None
     stopped: bool = False
-    """By SIGSTOP."""
+    """Whether SIGSTOP has stopped it."""
 
     @property
     def name(self) -> str:
@@ -66,7 +66,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class Kill:
-    """A SIGKILL to a worker that held a session, while the server was up and had been for the length of a lease."""
+    """A SIGKILL to a worker with a session, while the server had been up for at least a lease."""
 
     worker: str
     at: float
@@ -99,13 +99,13 @@ class Crew:
         self._keeper: asyncio.Task[None] | None = None
         self.kills: list[Kill] = []
         self.deaths: list[str] = []
-        """Ends of workers that nobody here has asked for."""
+        """Unexpected ends of processes."""
         self._tails: dict[Path, int] = {}
         self._acknowledged = 0
         self._started: set[bytes] = set()
 
     def start(self) -> None:
-        """Everybody; producers hold until they are paced."""
+        """Start all processes; producers wait until `pace`."""
         for worker in self.workers:
             self._begin(worker)
         for number, dsn in enumerate(self._producer_dsns, 1):
@@ -130,7 +130,7 @@ class Crew:
         worker.process = _start(words, log, CHAOS_RUNS=str(self._place.runs), CHAOS_LINGER=str(self._linger))
 
     async def _keep(self) -> None:
-        """Start again who has died, half a second later."""
+        """Restart dead workers after half a second."""
         while True:
             for worker in self.workers:
                 if worker.process is not None and (code := worker.process.poll()) is not None:
@@ -141,11 +141,11 @@ class Crew:
             await asyncio.sleep(_LOOK)
 
     def linger(self) -> None:
-        """Effects stay uncommitted from now on, each handler right before its end, until `commit`."""
+        """Make handlers of effects wait right before their end, uncommitted, until `commit`."""
         self._linger.touch()
 
     def lingers(self, worker: Worker) -> bool:
-        """Whether this worker has such an effect in hand."""
+        """Return whether a handler of this worker waits like that."""
         return self._linger.with_name(f"{self._linger.name}-{worker.pid}").exists()
 
     def hold_commit(self) -> None:
@@ -164,7 +164,7 @@ class Crew:
             path.unlink(missing_ok=True)
 
     def kill(self, worker: Worker) -> None:
-        """SIGKILL, and remember when."""
+        """Send SIGKILL and record the time."""
         self.kills.append(Kill(worker.name, time.time()))
         os.kill(worker.pid, signal.SIGKILL)
 
@@ -177,12 +177,12 @@ class Crew:
         os.kill(worker.pid, signal.SIGCONT)
 
     def pace(self, word: bytes) -> None:
-        """Tell the producers: GO, HOLD or END."""
+        """Send the producers a word: GO, HOLD or END."""
         with self._pace.open("r+b") as file:
             file.write(word)
 
     async def end_producers(self) -> None:
-        """Return when they have written their last word; one that hangs is killed, its last try is unknown then."""
+        """End the producers and wait for their last line; kill one that hangs, which leaves its last try unknown."""
         self.pace(END)
         await _all_gone(self._producers)
         for process in self._producers:
@@ -193,7 +193,7 @@ class Crew:
                 self.deaths.append(f"a producer ended with code {process.returncode}")
 
     async def end_workers(self) -> list[str]:
-        """SIGTERM to all: who did not end with code 0 in time."""
+        """Send SIGTERM to all workers; return a message for each that does not end with code 0 in time."""
         if self._keeper is not None:
             self._keeper.cancel()
         for worker in self.workers:
@@ -207,7 +207,7 @@ class Crew:
         ]
 
     def end(self) -> None:
-        """Nobody is left."""
+        """Kill all processes that still run."""
         if self._keeper is not None:
             self._keeper.cancel()
         for process in [*self._producers, *(worker.process for worker in self.workers if worker.process is not None)]:
@@ -216,7 +216,7 @@ class Crew:
             process.wait()
 
     def counts(self) -> tuple[int, int]:
-        """How many jobs were acknowledged, and how many were started; reads on from where the last look ended."""
+        """Return the numbers of acknowledged and of started jobs, reading only lines since the last call."""
         for path in self._place.runs.iterdir():
             text, self._tails[path] = _read_on(path, self._tails.get(path, 0))
             if path.name.startswith("journal"):
@@ -226,12 +226,12 @@ class Crew:
         return self._acknowledged, len(self._started)
 
     def runs(self) -> list[Path]:
-        """The files of runs."""
+        """Return the files of runs."""
         return [path for path in self._place.runs.iterdir() if not path.name.startswith("journal")]
 
 
 async def _all_gone(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Return when all have ended, or have had the time to."""
+    """Wait until all processes have ended or the time is up."""
     until = time.monotonic() + _SECONDS_TO_STOP
     while any(process.poll() is None for process in processes):
         if time.monotonic() > until:
@@ -240,7 +240,7 @@ async def _all_gone(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _read_on(path: Path, start: int) -> tuple[list[bytes], int]:
-    """The whole lines after `start`, and where they end."""
+    """Return the complete lines after `start`, and the offset of their end."""
     with path.open("rb") as file:
         file.seek(start)
         text = file.read()

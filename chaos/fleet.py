@@ -1,8 +1,8 @@
-"""`make chaos FLEET=3`: workers of several nodes, each node on a server of its own behind a proxy of its own.
+"""`make chaos FLEET=3`: workers of several nodes, each node on its own server behind its own proxy.
 
-The faults are of one node at a time, or of a worker: a server is killed with all its processes and comes back, stands still,
-loses its network (packets are lost, or received and not passed on). Meanwhile the other nodes must continue. In the end the
-jobs of each node are counted as in judge.py.
+Each fault hits one node or one worker. A server is killed with all its processes and restarted, is stopped, or loses
+its network (packets are lost, or received and not forwarded). The other nodes must continue meanwhile. At the end the
+jobs of each node are checked as in judge.py.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ON_RECORD = (
 
 
 class Node:
-    """A database on a server of its own, and the proxy by which everybody but the judge reaches it."""
+    """A database on its own server, and the proxy that all but the judge connect through."""
 
     def __init__(self, number: int, server: Server, proxy: Proxy, cable: Cable | None) -> None:
         self.number, self.server, self.proxy, self.cable = number, server, proxy, cable
@@ -57,7 +57,7 @@ class Node:
         )
 
     def ask(self, statement: str, params: tuple[object, ...] = (), *, seconds: float = 60.0) -> list[tuple[Any, ...]]:
-        """Rows, past the proxy; asked again while the server is away."""
+        """Return rows, without the proxy; retry for `seconds` while the server is down."""
         until = time.monotonic() + seconds
         while True:
             try:
@@ -69,7 +69,7 @@ class Node:
                 time.sleep(0.1)
 
     def send(self, number: signal.Signals) -> None:
-        """A signal to all processes of the server."""
+        """Send a signal to all processes of the server."""
         assert self.server.pid is not None
         children = Path(f"/proc/{self.server.pid}/task/{self.server.pid}/children").read_text().split()
         for pid in [self.server.pid, *map(int, children)]:
@@ -92,11 +92,11 @@ class Fleet:
             self.say(f"no cable is pulled: {why_not}")
 
     def say(self, text: str) -> None:
-        """A line with the time."""
+        """Print a line with the time."""
         print(f"chaos {time.monotonic() - self._started:6.1f} s  {text}", flush=True)
 
     async def run(self) -> int:
-        """Faults, drain, judgement: the exit code."""
+        """Cause faults, drain, judge; return the exit code."""
         options = self._options
         self.say(f"{options.fleet} nodes, {options.seconds:g} s, seed {options.seed}")
         place, code = Place(options.disk, 3 << 30), 1
@@ -138,7 +138,7 @@ class Fleet:
 
     async def _attack(self, nodes: list[Node], crew: Crew) -> None:
         await self._healthy(nodes, crew, "the start")
-        self.say(f"{_WORKERS} workers serve {len(nodes)} nodes, a producer is on each")
+        self.say(f"{_WORKERS} workers serve {len(nodes)} nodes, with a producer on each")
         crew.pace(GO)
         await asyncio.sleep(1)
         until = time.monotonic() + self._options.seconds
@@ -159,7 +159,7 @@ class Fleet:
             after = await asyncio.gather(*(asyncio.to_thread(_completed, other) for other in others))
             for other, first, last in zip(others, before, after, strict=True):
                 if last <= first:
-                    self._wrong.append(f"{other.name} stood still during {name} on {node.name}: {first} to {last}")
+                    self._wrong.append(f"{other.name} made no progress in {name} on {node.name}: {first} to {last}")
             await asyncio.to_thread(self._mend, node)
             await self._healthy(nodes, crew, f"{name} on {node.name}")
 
@@ -173,7 +173,7 @@ class Fleet:
             node.server.start()
 
     async def _healthy(self, nodes: list[Node], crew: Crew, after: str) -> None:
-        """Every worker is on record on every node again."""
+        """Wait until every worker is registered on every node again; add a problem for those that are late."""
         since = time.monotonic()
         while True:
             seen = [{row[0] for row in await asyncio.to_thread(node.ask, _ON_RECORD)} for node in nodes]
@@ -186,7 +186,7 @@ class Fleet:
             if not missing:
                 return
             if time.monotonic() - since > _HEAL:
-                self._wrong.append(f"{_HEAL:g} s after {after} {', '.join(missing)} had not come back")
+                self._wrong.append(f"{_HEAL:g} s after {after} {', '.join(missing)} were still missing")
                 return
             await asyncio.sleep(0.1)
 
@@ -209,7 +209,7 @@ class Fleet:
 
     async def _judge(self, nodes: list[Node], crew: Crew, place: Place) -> int:
         left = await crew.end_workers()
-        self._wrong += [*left, *(f"a process died by itself: {end}" for end in crew.deaths)]
+        self._wrong += [*left, *(f"a process died without a fault: {end}" for end in crew.deaths)]
         total: dict[str, Any] = {}
         for node in nodes:
             runs = _runs_of(node, crew, place)
@@ -231,7 +231,7 @@ def _completed(node: Node) -> int:
 
 
 def _runs_of(node: Node, crew: Crew, place: Place) -> Path:
-    """The starts of handlers for the keys of a node's producer."""
+    """Write the starts of handlers for the keys of a node's producer to a file, and return its path."""
     path = place.path / f"runs-{node.number}"
     with path.open("wb") as file:
         for found in crew.runs():
@@ -243,38 +243,38 @@ def _runs_of(node: Node, crew: Crew, place: Place) -> Path:
 
 
 async def _kill_server(run: Fleet, node: Node, crew: Crew) -> None:
-    """SIGKILL to all of its processes; it comes back a while later."""
+    """Send SIGKILL to all processes of the server; it is restarted later."""
     await asyncio.to_thread(node.server.kill)
     await asyncio.sleep(run._rng.uniform(2, 5))
 
 
 async def _stop_server(run: Fleet, node: Node, crew: Crew) -> None:
-    """It stands still."""
+    """Stop the server's processes by SIGSTOP."""
     node.send(signal.SIGSTOP)
     await asyncio.sleep(run._rng.uniform(3, 8))
 
 
 async def _cut_network(run: Fleet, node: Node, crew: Crew) -> None:
-    """Data is received and not passed on; no connection ends."""
+    """Receive data and do not forward it; no connection ends."""
     node.proxy.blackhole()
     await asyncio.sleep(run._rng.uniform(3, 8))
 
 
 async def _pull_cable(run: Fleet, node: Node, crew: Crew) -> None:
-    """Every packet is lost."""
+    """Lose every packet."""
     assert node.cable is not None
     node.cable.pull()
     await asyncio.sleep(run._rng.uniform(3, 20))
 
 
 async def _break_connections(run: Fleet, node: Node, crew: Crew) -> None:
-    """All of its connections end at once."""
+    """End all of the node's connections at once."""
     node.proxy.reset()
     await asyncio.sleep(run._rng.uniform(1, 2))
 
 
 async def _kill_worker(run: Fleet, node: Node, crew: Crew) -> None:
-    """SIGKILL to a process that has jobs of all nodes."""
+    """Send SIGKILL to a worker, which has jobs of all nodes."""
     crew.kill(run._rng.choice(crew.workers))
     await asyncio.sleep(run._rng.uniform(2, 4))
 

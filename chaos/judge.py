@@ -1,12 +1,12 @@
-"""What became of every job, from the producers' journals, the workers' files of runs, and the ledger itself.
+"""The check of every job, from the producers' journals, the workers' files of runs, and the database.
 
 attempted        keys that producers tried to enqueue
 acknowledged     keys whose commit was acknowledged
-lost             acknowledged keys whose job is not there, has not ended, or completed without the effect that goes with it
-unexpected       keys that came out though nobody tried them, though their transaction was rolled back, more than once, or
-                 without the rest of their transaction; and effects of attempts that did not complete
-duplicate_runs   starts of handlers beyond the first and one for each failure on record: at least once allows them
-recovered        keys with an unknown outcome that came out
+lost             acknowledged keys whose job does not exist, has not ended, or completed without its effect
+unexpected       keys with a job that were never tried, were rolled back, exist twice, or lack the rest of their
+                 transaction; and effects of attempts that did not complete
+duplicate_runs   starts of handlers beyond the first and one for each stored failure: at least once allows them
+recovered        keys with an unknown outcome and a job
 second_effects   effects of a job beyond its first, and ends of a job beyond its first
 """
 
@@ -65,14 +65,14 @@ select case when w.id is null then 'available'
  where o.state is null group by 1"""
 
 SLOW = 4.0
-"""Seconds after which a rescue is told in full."""
+"""Seconds after which a rescue is reported in full."""
 _WITH_EFFECT = ("effect", "effect_in_thread")
 _STEPS = (0.5, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24)
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One nemesis from its start to its end, by the clock."""
+    """A nemesis and its start, in seconds of the clock."""
 
     name: str
     at: float
@@ -80,7 +80,7 @@ class Fault:
 
 @dataclass
 class Journals:
-    """What the producers wrote."""
+    """The keys in the producers' journals."""
 
     attempted: set[int] = field(default_factory=set)
     acknowledged: set[int] = field(default_factory=set)
@@ -89,7 +89,7 @@ class Journals:
 
     @classmethod
     def read(cls, paths: Iterable[Path]) -> Journals:
-        """All of them; half a line at the end of one is a word that was not said."""
+        """Read all journals; ignore an incomplete line at the end."""
         found = cls()
         into = {"K": found.acknowledged, "R": found.refused}
         for path in paths:
@@ -107,7 +107,7 @@ class Journals:
 
 @dataclass
 class Verdict:
-    """The numbers, and in words what is wrong."""
+    """The numbers, the faults in words and the histogram."""
 
     numbers: dict[str, Any]
     wrong: list[str]
@@ -119,7 +119,7 @@ def _percentile_50(times: Sequence[float]) -> float | None:
 
 
 class Judge:
-    """Reads everything once, all faults over and all processes gone or idle."""
+    """Reads everything once, after all faults, when all processes have ended or are idle."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class Judge:
         self._wrong: list[str] = []
 
     def verdict(self) -> Verdict:
-        """The judgement."""
+        """Return the verdict."""
         journals = self._journals
         ended, extra_ends, failures = self._jobs()
         second = extra_ends + self._effects(ended)
@@ -166,7 +166,7 @@ class Judge:
             self._wrong.append(f"{what}: {len(listed)}, the first are {listed[:10]}")
 
     def _jobs(self) -> tuple[dict[int, bool], int, Counter[int]]:
-        """Key by key, whether its job has ended; how many ends are too many; how often it failed."""
+        """Return whether each key's job has ended, the number of surplus ends, and the failures of each key."""
         ended: dict[int, bool] = {}
         failures: Counter[int] = Counter()
         self._completed: dict[int, tuple[int, str, int]] = {}
@@ -177,7 +177,7 @@ class Judge:
             if key in ended:
                 twice.append(key)
             finals = completed + other
-            # A dead letter that a person retried would have several ends; nobody does so here.
+            # A retried dead letter would have several ends, but nothing retries them here.
             extra += max(0, finals - 1)
             if finals > 1:
                 self._wrong.append(f"job {job_id} (key {key}) ended {finals} times")
@@ -193,12 +193,12 @@ class Judge:
         self._tell("not ended", open_keys)
         self._twice = twice
         for job_id, reason, message in self._ask(_DEAD):
-            # Every handler here is innocent: one that is buried as crashed was blamed for a death that was not its own.
+            # No handler here kills its process: a job that is dead as crashed was blamed for another death.
             self._wrong.append(f"job {job_id} is dead: {reason}, {message}")
         return ended, extra, failures
 
     def _effects(self, ended: dict[int, bool]) -> int:
-        """How many effects are too many; finds those that are missing and those of no completed attempt too."""
+        """Return the number of surplus effects; also count missing effects and effects of attempts not completed."""
         effects: dict[int, list[int]] = defaultdict(list)
         for job_id, attempt, _ in self._ask(_EFFECTS):
             effects[job_id].append(attempt)
@@ -211,7 +211,7 @@ class Judge:
             job for job, done in effects.items() if job not in self._completed or self._completed[job][2] not in done
         ]
         self._stray_effects = len(stray)
-        self._tell("effects of jobs that another attempt completed, or none", stray)
+        self._tell("effects of jobs that were completed by another attempt or not at all", stray)
         return second
 
     def _unexpected(self, came: set[int]) -> int:
@@ -219,16 +219,16 @@ class Judge:
         never = (came | set(self._runs)) - journals.attempted
         self._tell("never attempted", never)
         rolled_back = (came | set(self._runs)) & journals.refused
-        self._tell("rolled back, and there all the same", rolled_back)
-        self._tell("there more than once", self._twice)
+        self._tell("rolled back, but present", rolled_back)
+        self._tell("present more than once", self._twice)
         torn = [
             key for batch in journals.batches if 0 < len(part := came.intersection(batch)) < len(batch) for key in part
         ]
-        self._tell("there without the rest of their transaction", torn)
+        self._tell("present without the rest of their transaction", torn)
         return len(never | rolled_back | set(torn)) + len(self._twice)
 
     def _rescues(self) -> tuple[list[float], list[str]]:
-        """Seconds from the fault to the next claim: of the kills that count, and the histogram of all by nemesis."""
+        """Return seconds from each counted kill to the next claim, and the histogram of all rescues by nemesis."""
         kills = {kill.worker: kill for kill in self._kills}
         counted: list[float] = []
         slow: set[str] = set()
@@ -240,7 +240,7 @@ class Judge:
             if kill is not None and lost_at >= kill.at:
                 counted.append(claimed_at - kill.at)
                 times["kill_worker"].append(claimed_at - kill.at)
-                times["kill_worker, back in line after"].append(lost_at - kill.at)
+                times["kill_worker, available after"].append(lost_at - kill.at)
                 if claimed_at - kill.at > SLOW:
                     slow.add(self._slow(kill, lost_at, claimed_at))
                 continue
@@ -250,18 +250,18 @@ class Judge:
         return counted, [*_histogram(times), *sorted(slow)]
 
     def _slow(self, kill: Kill, lost_at: float, claimed_at: float) -> str:
-        """What a rescue waited for, as far as the run knows it."""
+        """Describe a slow rescue, with the faults that may have delayed it."""
         between = [
             f"{fault.name} at {fault.at - kill.at:+.1f} s" for fault in self._faults if kill.at < fault.at < claimed_at
         ]
         return (
-            f"slow: a job of {kill.worker} was back in line {lost_at - kill.at:.1f} s after the kill and claimed after "
+            f"slow: a job of {kill.worker} was available {lost_at - kill.at:.1f} s after the kill and claimed after "
             f"{claimed_at - kill.at:.1f} s; faults since: {', '.join(between) or 'none'}"
         )
 
 
 def _read_runs(paths: Iterable[Path]) -> Counter[int]:
-    """How often a handler was started for each key."""
+    """Return how often a handler was started for each key."""
     found: Counter[int] = Counter()
     for path in paths:
         text = path.read_bytes()
@@ -270,7 +270,7 @@ def _read_runs(paths: Iterable[Path]) -> Counter[int]:
 
 
 def _histogram(times: dict[str, list[float]]) -> list[str]:
-    """Lines of a table: a row a nemesis, a column a step of seconds."""
+    """Return a table with one row per nemesis and one column per step of seconds."""
     head = ["".join(f"{f'<{step:g}s':>7}" for step in _STEPS) + "   more"]
     lines = [f"{'rescues, from the fault to the next claim':42}{head[0]}     p50     max"]
     for name in sorted(times):

@@ -1,4 +1,4 @@
-"""What is done to the system, one thing after the other, each healed before the next."""
+"""The faults, one after the other, each healed before the next."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ select pid from pg_stat_activity
 _ON_RECORD = """
 select w.name from tallybook.worker w
  where w.ended_at is null and w.seen_at > clock_timestamp() - interval '2.5 s'"""
-# An effect that has taken long already will take a little longer: it is still in hand when the signal comes. In a thread,
-# where nobody cancels it.
+# An effect that has run for 0.4 s will run a little longer, so it still runs when the signal arrives. It runs in a
+# thread, which cannot be cancelled.
 _HOLDS_EFFECTS = """
 select count(*) from tallybook.worker w, lateral tallybook._open_attempts(w.id, w.open_from) o
   join tallybook.entry e using (lane_id, retention, xid, seq), lateral tallybook._claim_of(o.lane_id, o.retention, o.xid, o.seq) c
@@ -35,7 +35,7 @@ _PASSED = """
 select exists (select from tallybook.claim c join tallybook.lane l using (lane_id)
                 where l.queue = 'default' and c.pos_xid > %s::xid8)"""
 _LIVING = "select count(*) from tallybook.worker where name = any (%s::text[]) and ended_at is null"
-# Of the killed: who is not rescued yet, and jobs that are back in line and not claimed.
+# Killed workers that are not rescued yet, and rescued jobs that are available and not claimed.
 _NOT_GOING_ON = """
 select (select count(*) from tallybook.worker where name = any (%s::text[]) and ended_at is null)
      + (select count(*) from tallybook.outcome o
@@ -53,7 +53,7 @@ _SECONDS_TO_HEAL = 45.0
 
 
 class Stage:
-    """The run, as a nemesis sees it."""
+    """The state of a run for its nemeses."""
 
     def __init__(
         self,
@@ -77,11 +77,11 @@ class Stage:
         self.not_run: list[str] = []
 
     async def ask(self, sql: str, *params: object) -> list[tuple[Any, ...]]:
-        """Rows from the primary, past every proxy."""
+        """Return rows from the primary, without a proxy."""
         return await asyncio.to_thread(self.servers.ask, sql, params)
 
     async def until(self, condition: Callable[[], Awaitable[bool]], seconds: float) -> bool:
-        """Whether the condition came true within so many seconds."""
+        """Wait for the condition; return whether it came true within `seconds`."""
         until = time.monotonic() + seconds
         while not await condition():
             if time.monotonic() > until:
@@ -90,11 +90,11 @@ class Stage:
         return True
 
     async def nap(self, shortest: float, longest: float) -> None:
-        """So many seconds of fault, drawn anew each time."""
+        """Sleep for a random time between these seconds."""
         await asyncio.sleep(self.rng.uniform(shortest, longest))
 
     async def strike(self, name: str) -> None:
-        """One nemesis, and its healing."""
+        """Run one nemesis and heal the system."""
         self.now = name
         self.faults.append(Fault(name, time.time()))
         self.say(f"nemesis {name}")
@@ -110,7 +110,7 @@ class Stage:
         await self.nap(0.5, 1.5)
 
     def mark(self) -> None:
-        """The fault itself begins only now: what came before were its preparations."""
+        """Set the start of the current fault to now, after its preparations."""
         self.faults[-1] = Fault(self.faults[-1].name, time.time())
 
     async def _mend(self) -> None:
@@ -120,12 +120,12 @@ class Stage:
         for worker in self.crew.workers:
             if worker.stopped:
                 self.crew.go_on(worker)
-        # A postmaster gives up when its disk is full; whoever runs one has it started again.
+        # A postmaster exits when its disk is full; in production it would be restarted.
         if await asyncio.to_thread(self.servers.ensure_up):
-            self.say("the server had ended, it is up again")
+            self.say("the server had exited and was restarted")
 
     async def healthy(self, after: str) -> None:
-        """Everybody is on record again; who is not in time is a finding."""
+        """Wait until all workers are registered again; add a problem for those that are late."""
 
         async def all_beat() -> bool:
             await asyncio.to_thread(self.servers.ensure_up)
@@ -136,7 +136,7 @@ class Stage:
         missing: list[str] = []
         started = time.monotonic()
         if not await self.until(all_beat, _SECONDS_TO_HEAL):
-            self.problems.append(f"{_SECONDS_TO_HEAL:g} s after {after} {', '.join(missing)} had not come back")
+            self.problems.append(f"{_SECONDS_TO_HEAL:g} s after {after} {', '.join(missing)} were still missing")
             self.say(self.problems[-1])
         elif time.monotonic() - started > 5:
             self.say(f"all workers were back {time.monotonic() - started:.0f} s after {after}")
@@ -146,9 +146,9 @@ class Stage:
 
 
 async def kill_worker(stage: Stage) -> None:
-    """SIGKILL to one worker or two. Counted: what a rescue takes while nothing else is wrong."""
-    # For a lease after an outage, or after their own connections were lost, the others give sessions the time of a lease
-    # to come back: that is not what is measured here.
+    """Send SIGKILL to one or two workers. The run measures their rescues, while nothing else is wrong."""
+    # For a lease after an outage, or after losing their own connections, the other workers let sessions return first.
+    # That delay is not measured here.
     await asyncio.sleep(max(0.0, stage.quiet_since + LEASE + 1 - time.time()))
     stage.mark()
     killed = stage.rng.sample(stage.crew.workers, stage.rng.choice((1, 1, 2)))
@@ -157,7 +157,7 @@ async def kill_worker(stage: Stage) -> None:
         await stage.until(lambda worker=worker: _holds_effects(stage, worker), 2)  # type: ignore[misc]
         stage.crew.kill(worker)
     await stage.nap(1, 3)
-    for _ in range(int(_LONGEST_OUTAGE)):  # or the next fault would be counted as part of this rescue
+    for _ in range(int(_LONGEST_OUTAGE)):  # otherwise the next fault would count as part of this rescue
         if await stage.ask(_NOT_GOING_ON, names, since) == [(0,)]:
             return
         await stage.nap(0.5, 0.5)
@@ -169,7 +169,7 @@ async def _holds_effects(stage: Stage, worker: Worker) -> bool:
 
 
 async def kill_backend(stage: Stage) -> None:
-    """SIGKILL to one backend: the server throws out everybody and recovers."""
+    """Send SIGKILL to one backend: the server drops all sessions and recovers."""
     found = await stage.ask(_OURS)
     if found:
         with suppress(ProcessLookupError):
@@ -178,13 +178,13 @@ async def kill_backend(stage: Stage) -> None:
 
 
 async def kill_postmaster(stage: Stage) -> None:
-    """SIGKILL to the server with all its processes; it is back after a while."""
+    """Send SIGKILL to all processes of the server, and restart it after a while."""
     await asyncio.to_thread(stage.servers.kill)
     await stage.nap(0.2, 4)
 
 
 async def terminate_backend(stage: Stage) -> None:
-    """pg_terminate_backend of random sessions of workers, handlers and producers."""
+    """Run pg_terminate_backend on random sessions of workers, handlers and producers."""
     for _ in range(stage.rng.randint(3, 12)):
         found = await stage.ask(_OURS)
         if found:
@@ -193,9 +193,9 @@ async def terminate_backend(stage: Stage) -> None:
 
 
 async def pause_worker(stage: Stage) -> None:
-    """SIGSTOP until the others have given the worker up and run its jobs, then SIGCONT: a zombie wakes up."""
+    """Send SIGSTOP to a worker until the others have given it up and run its jobs; then wake the zombie by SIGCONT."""
     worker = stage.rng.choice(stage.crew.workers)
-    # With effects in hand: those are what a zombie could do twice.
+    # It must be running effects, which a zombie could do twice.
     stage.crew.linger()
     in_hand = await stage.until(lambda: _lingers(stage, worker), 30)
     stage.mark()
@@ -222,7 +222,7 @@ async def _given_up(stage: Stage, workers: list[Worker]) -> bool:
 
 
 async def blackhole(stage: Stage) -> None:
-    """Nothing gets through the proxy, in one direction or both; for a moment, or until the lease is lost."""
+    """Block the proxy in one direction or both, for a moment or until the lease is lost."""
     to_server, to_client = stage.rng.choice(((True, True), (True, False), (False, True)))
     stage.proxy.blackhole(to_server=to_server, to_client=to_client)
     if stage.rng.random() < 0.4:
@@ -233,26 +233,26 @@ async def blackhole(stage: Stage) -> None:
 
 
 async def half_open(stage: Stage) -> None:
-    """Sockets stay, data is dropped; the connections of that time are dead for good."""
+    """Keep sockets open and drop data; the connections of that time stay dead."""
     stage.proxy.half_open()
     await stage.nap(1, 10)
 
 
 async def delay(stage: Stage) -> None:
-    """Everything is up to 300 ms late."""
+    """Delay all data by up to 300 ms."""
     stage.proxy.delay(stage.rng.uniform(0.05, 0.3))
     await stage.nap(3, 6)
 
 
 async def cut_bytes(stage: Stage) -> None:
-    """Every connection through the proxy is reset after a few thousand bytes, again and again."""
-    # Short enough to hit the middle of a message, long enough for some connections to get as far as their work.
+    """Reset every connection through the proxy after a few thousand bytes, repeatedly."""
+    # Short enough to hit the middle of a message, long enough for some connections to do work.
     stage.proxy.cut_after(lambda: int(stage.rng.expovariate(1 / 6000)) + 200, stage.rng.choice(DIRECTIONS))
     await stage.nap(3, 6)
 
 
 async def cut_commit(stage: Stage) -> None:
-    """Connections are reset at COMMIT, or where ends are told, before the server gets it or after it has done it."""
+    """Reset connections at COMMIT or at the end of a job, before the server gets the statement or after it has run."""
     when: Literal["before", "after"] = stage.rng.choice(("before", "after"))
     share = stage.rng.uniform(0.2, 0.6)
 
@@ -265,12 +265,12 @@ async def cut_commit(stage: Stage) -> None:
 
 
 async def failover(stage: Stage) -> None:
-    """The primary dies with commits that the standby does not have, and that one is promoted."""
+    """Kill the primary, whose last commits the standby does not have, and promote the standby."""
     await stage.servers.failover(stage.say, stage.mark, dark=stage.rng.uniform(0.5, 2.0))
 
 
 async def full_disk(stage: Stage) -> None:
-    """Not one byte is left where the server has its data and its log."""
+    """Fill the disk with the server's data and log completely."""
     if stage.place.small is not None:
         if not stage.not_run:
             stage.not_run.append(f"full_disk: {stage.place.small}")
@@ -278,11 +278,11 @@ async def full_disk(stage: Stage) -> None:
         return
     filled = await asyncio.to_thread(stage.place.fill)
     stage.mark()
-    stage.say(f"the disk is full, with {filled >> 20} MB of nothing")
+    stage.say(f"the disk is full, with a filler of {filled >> 20} MB")
     until = time.monotonic() + stage.rng.uniform(3, 6)
     while time.monotonic() < until:
         await asyncio.sleep(0.3)
-        await asyncio.to_thread(stage.place.fill)  # what the server has given back meanwhile, too
+        await asyncio.to_thread(stage.place.fill)  # also the space that the server has freed meanwhile
 
 
 async def long_transaction(stage: Stage) -> None:
@@ -314,9 +314,9 @@ NEMESES: dict[str, Callable[[Stage], Awaitable[None]]] = {
 
 
 def schedule(names: list[str], rng: random.Random) -> Callable[[], str]:
-    """Draws the next nemesis: all of them in an order of the seed's, round after round, and every third one kills workers.
+    """Return a function that draws the next nemesis: all in random order, round after round; every third kills workers.
 
-    The first is a kill, so that the shortest run has its rescue figures.
+    The first is a kill, so that the shortest run has rescue figures.
     """
     bag: list[str] = []
     drawn = 0

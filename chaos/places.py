@@ -1,4 +1,4 @@
-"""Where a run keeps its files: a small disk that can be filled, and logs that outlive the run when it fails."""
+"""The files of a run: a small disk that can be filled, and logs that are kept if the run fails."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _LARGEST_DISK = 8 << 30
 
 
 def enter_namespace(*, network: bool) -> None:
-    """Start this program again in a namespace of its own, where it can: its disk and its network end with its last process.
+    """Restart this program in its own namespace if possible: its disk and network end with its last process.
 
-    Root needs no more than that; others get it through a user namespace, where the kernel allows one. Returns where
-    this has been done, or is not possible.
+    Users other than root get it through a user namespace, if the kernel allows one. This function returns only inside
+    the namespace, or if none is possible.
     """
     if os.environ.get(_INSIDE) or not sys.platform.startswith("linux") or not (unshare := shutil.which("unshare")):
         return
@@ -29,11 +29,11 @@ def enter_namespace(*, network: bool) -> None:
 
 
 class Place:
-    """The directory of one run. `disk` is where the servers are; `small` says why it cannot be filled, if so."""
+    """The directory of one run. The servers are in `disk`; `small` is the reason why it cannot be filled, or None."""
 
     def __init__(self, disk: Path | None, size: int) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="tallybook-chaos-", dir="/tmp"))
-        self.path.chmod(0o711)  # the server's user must get through
+        self.path.chmod(0o711)  # the server's user must be able to enter
         self.logs = self._make("logs")
         self.runs = self._make("runs")
         self.links = self._make("links")
@@ -58,7 +58,7 @@ class Place:
         self.disk.chmod(0o711)
         usage = shutil.disk_usage(self.disk)
         if usage.total > _LARGEST_DISK:
-            self.small = f"{disk} has {usage.total >> 30} GB: that is no disk to be filled, name one of at most 8 GB"
+            self.small = f"{disk} has {usage.total >> 30} GB: too large to fill, give one of at most 8 GB"
 
     def _mount(self, size: int) -> None:
         done = subprocess.run(
@@ -70,13 +70,13 @@ class Place:
         if done is not None and done.returncode == 0:
             self._mounted = True
             return
-        why = done.stderr.strip() if done is not None else "no mount namespace can be made here"
+        why = done.stderr.strip() if done is not None else "cannot make a mount namespace"
         self.small = (
             f"{why}; run as root, or give a directory on a file system of at most 8 GB: make chaos DISK=/mnt/small"
         )
 
     def fill(self) -> int:
-        """Leave no byte on the disk, of what has come free since the last time either; how many that took."""
+        """Fill the disk completely, also with space freed since the last call; return the filler's size in bytes."""
         with self._filler.open("ab") as file:
             size = file.tell()
             step = 1 << 28
@@ -90,11 +90,11 @@ class Place:
         return size
 
     def empty(self) -> None:
-        """Give the space back."""
+        """Free the space."""
         self._filler.unlink(missing_ok=True)
 
     def close(self, *, keep: bool) -> None:
-        """Remove everything; with `keep`, all but the logs of servers, workers and producers."""
+        """Remove everything; with `keep`, remove only the disk and keep the logs of servers, workers and producers."""
         for log in self.disk.glob("*.log*"):
             shutil.copy(log, self.logs / f"postgres-{log.name}")
         if self._mounted:

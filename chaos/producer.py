@@ -1,10 +1,10 @@
-"""One producer: enqueues, and writes down before and after what it tried and what it was told.
+"""One producer: it enqueues jobs and logs each try and its outcome.
 
     python -m chaos.producer DSN LOG FIRST_KEY SEED RATE PACE
 
-Lines of LOG, each on disk before anything else happens: `A first count` it is about to try these keys, in one
-transaction; `K first count` the commit was acknowledged; `R first count` it never asked for a commit. A try without a
-word about its end has an unknown outcome. PACE is a file of one byte: 1 go on, 0 hold, 2 end.
+Lines of LOG, each on disk before the next step: `A first count` it will try these keys in one transaction;
+`K first count` the commit was acknowledged; `R first count` it never sent a commit. A try without `K` or `R` has an
+unknown outcome. PACE is a file of one byte: 1 run, 0 hold, 2 end.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _LEAST_HELD = 10
 
 
 class Journal:
-    """The log."""
+    """The log file."""
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def write(self, word: str, first: int, count: int) -> None:
-        """One line, on disk when this returns."""
+        """Write one line, which is on disk when this returns."""
         os.write(self._file, f"{word} {first} {count}\n".encode())
         os.fdatasync(self._file)
 
 
 class Producer:
-    """Its loop."""
+    """The producer's loop."""
 
     def __init__(self, dsn: str, journal: Journal, first_key: int, seed: int, rate: float, pace: str) -> None:
         self._dsn = dsn
@@ -48,11 +48,11 @@ class Producer:
         self._conn: psycopg.Connection[tuple[object, ...]] | None = None
 
     def run(self) -> None:
-        """Until told to end."""
+        """Enqueue until PACE is 2."""
         allowance, last = 0.0, time.monotonic()
         while (word := os.pread(self._pace, 1, 0)) != b"2":
             now = time.monotonic()
-            # After an outage it makes up for what it has missed, but not at any speed.
+            # After an outage it catches up, but with at most the jobs of 20 s.
             allowance, last = min(allowance + (now - last) * self._rate, 20 * self._rate), now
             if word == b"0" or allowance < _MOST:
                 time.sleep(0.02)
@@ -73,7 +73,7 @@ class Producer:
                 time.sleep(self._random.uniform(0.05, 0.4))
 
     def _try(self, first: int, count: int) -> None:
-        # What fails before the commit was asked for cannot have happened; from there on only an answer tells.
+        # A failure before the commit was sent means that nothing was committed; after it, only an answer shows it.
         asked = False
         try:
             if self._conn is None or self._conn.closed:
@@ -98,7 +98,7 @@ class Producer:
         self._journal.write("K", first, count)
 
     def _linger(self) -> None:
-        """Now and then commit late: claims go on meanwhile and must come back for these jobs."""
+        """Sometimes commit late: claims continue meanwhile and must return to these jobs."""
         chance = self._random.random()
         if chance < 0.02:
             time.sleep(self._random.uniform(1.0, 3.0))

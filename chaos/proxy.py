@@ -1,26 +1,26 @@
-"""A TCP proxy between clients and a PostgreSQL server that does what bad networks do, when it is told to.
+"""A TCP proxy between clients and a PostgreSQL server that causes the faults of bad networks on demand.
 
     async with Proxy(lambda: "/run/server/.s.PGSQL.5432") as proxy:
         psycopg.connect(f"host=127.0.0.1 port={proxy.port} user=postgres")
         proxy.blackhole(to_server=True, to_client=False)
         proxy.heal()
 
-Faults hold for the connections that are there and for those that come, until `heal`:
+Faults apply to existing and new connections until `heal`:
 
-delay      every chunk is so many seconds late, in order.
-blackhole  nothing gets through in one direction or both. What is sent meanwhile is delivered when it heals, as TCP's
-           retransmission would. A closed end is not told to the other one either.
-half_open  sockets stay open, data is dropped. A stream with a hole in it cannot go on, so a connection that was half
-           open stays dead after `heal`, and the server is told of its end then.
-cut_after  the connection is reset after so many more bytes in one direction.
-cut_at     the connection is reset at a statement (COMMIT, ...): before the server gets it, or after it has done it and
-           before the client learns of that.
+delay      every chunk is delayed by a number of seconds, in order.
+blackhole  nothing gets through in one direction or both. Data sent meanwhile is delivered after `heal`, as TCP's
+           retransmission would do. The end of one side does not reach the other side either.
+half_open  sockets stay open, data is dropped. A stream with a hole cannot continue, so a connection that was half
+           open stays dead after `heal`; the server sees its end then.
+cut_after  the connection is reset after a number of further bytes in one direction.
+cut_at     the connection is reset at a statement (COMMIT, ...): before the server gets it, or after the server has
+           run it and before the client gets the answer.
 reset      every connection is reset now (RST).
 
-The proxy's kernel acknowledges what a client sends, so the client's own kernel never finds out that the peer is gone.
-Where a real network would have the client's kernel do it, the proxy resets: after `unacked` seconds with data that
-got nowhere (tcp_user_timeout), after `keepalive` seconds without any (keepalives). With None it never does: that is a
-middlebox that holds on to a dead connection for ever.
+The proxy's kernel acknowledges the client's data, so the client's own kernel never notices that the peer is gone. The
+proxy resets the connection when the client's kernel would do it in a real network: after `unacked` seconds with
+undelivered data (tcp_user_timeout), or after `keepalive` seconds without data (keepalives). With None it never does,
+like a middlebox that keeps a dead connection for ever.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Cut:
 
 
 class _Link:
-    """One client's connection and ours to the server."""
+    """One client's connection and the proxy's connection to the server."""
 
     def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
         self.client = client
@@ -71,7 +71,7 @@ class _Link:
         return self.server if direction == "to_server" else self.client
 
     def reset(self, *, server: bool = True) -> None:
-        """RST to the client, and to the server unless that cannot hear it."""
+        """Send RST to the client, and with `server` to the server."""
         _abort(self.client)
         if server:
             _abort(self.server)
@@ -79,7 +79,10 @@ class _Link:
 
 
 class Proxy:
-    """Listens on 127.0.0.1:`port` or on `listener`; connects to what `upstream` names then: a socket's path or (host, port)."""
+    """Listens on 127.0.0.1:`port` or `listener`, and connects each client to `upstream()`.
+
+    `upstream` returns a socket's path or (host, port).
+    """
 
     def __init__(
         self,
@@ -106,7 +109,7 @@ class Proxy:
         self._cuts: list[_Cut] = []
         self.port = port
         self.counts: Counter[str] = Counter()
-        """What was done to connections so far."""
+        """Events of connections so far, by kind."""
         self.heal()
 
     async def __aenter__(self) -> Self:
@@ -128,45 +131,45 @@ class Proxy:
 
     @property
     def connections(self) -> int:
-        """How many are open."""
+        """The number of open connections."""
         return len(self._links)
 
     def delay(self, seconds: float) -> None:
-        """Make everything late."""
+        """Delay every chunk by `seconds`."""
         self._delay = seconds
 
     def blackhole(self, *, to_server: bool = True, to_client: bool = True) -> None:
-        """Let nothing through in these directions; it is kept until `heal`."""
+        """Hold back all data in these directions until `heal`."""
         self._whole.clear()
         for direction, wanted in zip(DIRECTIONS, (to_server, to_client), strict=True):
             if wanted:
                 self._flows[direction].clear()
 
     def half_open(self) -> None:
-        """Keep all sockets and drop all data."""
+        """Keep all sockets open and drop all data."""
         self._whole.clear()
         self._half_open = True
         for link in self._links:
             self._kill_silently(link)
 
     def cut_after(self, draw: Callable[[], int], direction: Direction = "to_client") -> None:
-        """Reset each connection after `draw()` more bytes in this direction, later connections too."""
+        """Reset each connection, also later ones, after `draw()` further bytes in this direction."""
         self._draw[direction] = draw
         for link in self._links:
             link.bytes_left[direction] = draw()
 
     def cut_at(self, matches: Callable[[str], bool], when: Literal["before", "after"]) -> None:
-        """Reset a connection that runs a statement whose text `matches`, before or after the server has done it."""
+        """Reset a connection at a statement whose text `matches`, before or after the server has run it."""
         self._cuts.append(_Cut(matches, when))
 
     def reset(self) -> None:
-        """RST to everybody, now."""
+        """Send RST on every connection now."""
         for link in tuple(self._links):
             self.counts["reset"] += 1
             link.reset()
 
     def heal(self) -> None:
-        """End all faults. What a blackhole held back arrives; what was half open stays dead."""
+        """End all faults. Data that a blackhole held back arrives; half-open connections stay dead."""
         self._half_open = False
         self._delay = 0.0
         self._draw.clear()
@@ -207,28 +210,28 @@ class Proxy:
             link.reset()
 
     async def _pump(self, link: _Link, direction: Direction, reader: asyncio.StreamReader) -> None:
-        """Pass on what one end says until it says no more; then tell the other end."""
+        """Forward data from one end until it closes, then close the other end."""
         try:
             while not link.closed and (chunk := await reader.read(_CHUNK)):
                 if not await self._pass(link, direction, chunk):
                     break
         except OSError:
             pass
-        await self._whole.wait()  # who is cut off learns nothing, not even of an end
+        await self._whole.wait()  # during a fault not even a close gets through
         if link.half_open_since is not None and direction == "to_client":
-            return  # nor does the client of a dead connection ever: its own kernel ends it, see _watch
+            return  # the client of a dead connection never sees a close: its own kernel ends it, see _watch
         with suppress(OSError):
             link.writer(direction).close()
 
     async def _pass(self, link: _Link, direction: Direction, chunk: bytes) -> bool:
-        """Do to one chunk what the faults of this moment do; False: the connection is over."""
+        """Apply the current faults to one chunk; return False if the connection has ended."""
         if self._delay:
             await asyncio.sleep(self._delay)
         if direction == "to_server" and not self._whole.is_set() and link.unacked_since is None:
-            link.unacked_since = time.monotonic()  # either it does not arrive or its acknowledgement does not
+            link.unacked_since = time.monotonic()  # the data or its acknowledgement is lost
         await self._flows[direction].wait()
         if link.given_up:
-            return False  # nobody retransmits it
+            return False  # after the reset nothing retransmits it
         if link.half_open_since is not None:
             return True
         if link.swallows:
@@ -251,7 +254,7 @@ class Proxy:
         return await self._send(link, direction, chunk)
 
     def _until_cut(self, link: _Link, chunk: bytes) -> tuple[bytes, str | None]:
-        """What goes on to the server of a chunk, and whether the connection ends there."""
+        """Return the part of a chunk to forward to the server, and "before" if the connection ends there."""
         passed = bytearray()
         for message, text in link.requests.feed(chunk):
             if text is not None and not link.swallows:
@@ -266,7 +269,7 @@ class Proxy:
         return bytes(passed), None
 
     def _swallowed(self, link: _Link, answer: bytes) -> bool:
-        """The server's answer, which the client does not get; once it is whole the connection ends."""
+        """Drop the server's answer; reset the connection and return False once the answer is complete."""
         if is_ready(answer):
             link.reset()
             return False
@@ -286,7 +289,7 @@ class Proxy:
             link.half_open_since = time.monotonic()
 
     async def _watch(self) -> None:
-        """What the client's kernel would find out, were it not for ours."""
+        """Reset dead connections when the client's kernel would do so without the proxy."""
         while True:
             await asyncio.sleep(_LOOK)
             now = time.monotonic()
@@ -302,7 +305,7 @@ class Proxy:
 
 
 def _abort(writer: asyncio.StreamWriter) -> None:
-    """Close with RST instead of FIN where the socket is a TCP one."""
+    """Close a writer, with RST instead of FIN for a TCP socket."""
     if writer.transport.is_closing():
         return
     sock = writer.get_extra_info("socket")

@@ -1,4 +1,4 @@
-"""The primary, and a standby when one is to be promoted; both on the run's small disk."""
+"""The primary, and a standby before a failover; both on the run's small disk."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from tallybook.embedded import EmbeddedError, Server, binaries
 DATABASE = "chaos"
 STANDBY = "chaos_standby"
 VERSION = 18
-# Whatever is killed here, the operating system lives: what a commit has handed to it survives without fsync. Pages are
-# written whole all the same: a server of 18 that was promoted takes recovery for consistent from its first record on,
-# and gives up (PANIC) at a page that a later record of the WAL cuts off.
+# The operating system survives all faults here, so a commit that was handed to it survives without fsync. Full pages
+# are still written: a promoted server of 18 considers recovery consistent from its first record on, and panics at a
+# page that a later WAL record cuts off.
 SETTINGS = {
     "fsync": "off",
     "max_connections": "150",
@@ -38,7 +38,7 @@ SETTINGS = {
     "wal_receiver_timeout": "5s",
 }
 _STANDBYS = "select 1 from pg_stat_replication where application_name = %s"
-# An effect is a plain row, nothing keeps a second one out: it is counted, not prevented.
+# An effect is a row without a unique key: a second effect is counted, not prevented.
 TABLES = """
 create table effect (job_id bigint not null, attempt int not null, key bigint not null, worker text not null,
                      at timestamptz not null default clock_timestamp());
@@ -46,7 +46,7 @@ create table effect (job_id bigint not null, attempt int not null, key bigint no
 
 
 class Servers:
-    """Two places for a server, `a` and `b`; one holds the primary."""
+    """Two server directories, `a` and `b`; one has the primary."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -69,15 +69,15 @@ class Servers:
         return "b" if self.primary == "a" else "a"
 
     def socket(self) -> str:
-        """Where the primary listens at this moment: what the proxies connect to."""
+        """Return the primary's current socket, which the proxies connect to."""
         return f"{self._place.links / self.primary}/.s.PGSQL.5432"
 
     def dsn(self, *, port: int | None = None, durable: bool = True) -> str:
-        """For a client: both hosts, and go where one can write; or through the proxy on `port`.
+        """Return a client's DSN: of both hosts, using the writable one, or of the proxy on `port`.
 
-        durable  what it commits waits for the standby when there is one: what a producer has been told survives a
+        durable  commits wait for the standby if there is one, so that a commit acknowledged to a producer survives a
                  failover. Workers do not wait, so that their last claims, ends and effects are lost with the primary:
-                 that is the fault we want, and nothing that anybody was promised.
+                 this is the wanted fault, and breaks no promise.
         """
         links = self._place.links
         where = f"host=127.0.0.1 port={port}" if port else f"host={links}/a,{links}/b port=5432,5432"
@@ -88,7 +88,7 @@ class Servers:
         )
 
     def start(self, broken: str | None) -> None:
-        """The first primary with database, schema and the table of effects; `broken`: the fence that is taken away."""
+        """Start the first primary with database, schema and the table of effects, without the fence `broken`."""
         self._up(self.primary)
         self.server.create_database(DATABASE)
         with self.connect() as conn:
@@ -98,14 +98,14 @@ class Servers:
                 BREAKS[broken].apply(conn)
 
     def connect(self, **kwargs: Any) -> psycopg.Connection[tuple[Any, ...]]:
-        """The harness's own connection, past every proxy."""
+        """Return the harness's own connection, without a proxy."""
         return psycopg.connect(
             self.server.dsn(DATABASE),
             **{"autocommit": True, "application_name": "judge", "connect_timeout": 5, **kwargs},
         )
 
     def ask(self, sql: str, params: Sequence[object] = (), *, seconds: float = 60.0) -> list[tuple[Any, ...]]:
-        """Rows of one statement; asked again for as long as the server is away. A coroutine calls this in a thread."""
+        """Return the rows of one statement; retry for `seconds` while the server is down. Coroutines use a thread."""
         until = time.monotonic() + seconds
         while True:
             try:
@@ -123,7 +123,7 @@ class Servers:
         self.server.kill()
 
     def ensure_up(self) -> bool:
-        """Start the primary where it has ended; True where that was needed."""
+        """Start the primary if it has exited; return whether it had."""
         if self.server.pid is not None:
             return False
         self._up(self.primary)
@@ -140,8 +140,8 @@ class Servers:
     async def failover(self, say: Callable[[str], None], dies: Callable[[], None], *, dark: float) -> None:
         """Build a standby, cut it off, kill the primary `dark` seconds later, promote the standby.
 
-        Producers' commits wait for the standby (synchronous, by name) from before it is cut off, so none that was
-        acknowledged is lost; claims, ends and effects are not waited for, and those of the dark seconds are lost.
+        Producers' commits wait for the synchronous standby before it is cut off, so no acknowledged commit is lost.
+        Claims, ends and effects do not wait; those of the dark seconds are lost.
         """
         assert self.replication is not None
         await asyncio.to_thread(self._build_standby, self.replication.port)
@@ -185,19 +185,19 @@ class Servers:
         self._up(name)
 
     def _program(self, name: str) -> str:
-        """A program of the server's version, in a place that the server's user can reach."""
+        """Return the path of a program of the server's version that the server's user can reach."""
         from tallybook._embedded.template import reachable_binaries
 
         return str(reachable_binaries(binaries(VERSION), self._account) / name)
 
     def _synchronous(self) -> None:
-        """From when this returns no producer's commit is acknowledged that the standby does not have."""
+        """Make the standby synchronous and wait until it has all commits that producers know of."""
         self._until("the standby streams", f"{_STANDBYS} and state = 'streaming'")
         with self.connect() as conn:
             conn.execute(f"alter system set synchronous_standby_names = '{STANDBY}'")
             conn.execute("select pg_reload_conf()")
         self._until("the standby is synchronous", f"{_STANDBYS} and sync_state = 'sync'")
-        # What was acknowledged before is there too once this is: WAL has one order.
+        # Once the standby has this position, it also has all earlier commits, because WAL is ordered.
         ((lsn,),) = self.ask("select pg_current_wal_insert_lsn()::text")
         self._until("the standby has caught up", f"{_STANDBYS} and flush_lsn >= %s::pg_lsn", lsn)
 
@@ -209,7 +209,7 @@ class Servers:
             time.sleep(0.05)
 
     def _behind(self) -> int:
-        """How much WAL the standby does not have."""
+        """Return how many bytes of WAL the standby lacks."""
         ((here,),) = self.ask("select (pg_current_wal_flush_lsn() - '0/0')::bigint")
         with psycopg.connect(self._servers[self.other].dsn(), autocommit=True) as conn:
             row = conn.execute(
@@ -228,7 +228,7 @@ class Servers:
         self.promotions += 1
 
     def log_lines(self, *needles: str) -> dict[str, int]:
-        """How often the servers' logs say these."""
+        """Return how often each needle is in the servers' logs."""
         found = dict.fromkeys(needles, 0)
         for path in self._logs():
             with suppress(OSError):
@@ -241,7 +241,7 @@ class Servers:
         return sorted(self._place.disk.glob("*.log*"))
 
     def stop(self) -> None:
-        """Both, in any case."""
+        """Stop both servers and ignore errors."""
         for server in self._servers.values():
             with suppress(EmbeddedError):
                 server.stop("immediate")

@@ -1,28 +1,28 @@
-"""As much of PostgreSQL's protocol as the fault proxy needs: where a message ends, and which statement it runs."""
+"""The part of PostgreSQL's protocol that the fault proxy needs: the ends of messages, and their statements."""
 
 from __future__ import annotations
 
 import struct
 
-# What a client may say before its first typed message, by the number in the place of the protocol version.
+# Requests that a client may send before its first typed message, by the number in place of the protocol version.
 _SSL, _GSS, _CANCEL = 80877103, 80877104, 80877102
 _HEAD = struct.Struct("!I")
 
 
 class Requests:
-    """The messages of one client, in the order in which they come; keeps the names of its prepared statements."""
+    """Parser of one client's messages; it stores the names of prepared statements."""
 
     def __init__(self) -> None:
         self._unread = bytearray()
         self._statements: dict[bytes, str] = {}
         self._started = False
         self.opaque = False
-        """Nothing can be told apart (any more): encrypted, or not this protocol."""
+        """Whether messages cannot be parsed (any more): encrypted, or not this protocol."""
 
     def feed(self, chunk: bytes) -> list[tuple[bytes, str | None]]:
-        """What is complete by now: each message, and the text of the statement that it runs, if it runs one.
+        """Return each complete message, with the text of the statement that it runs, or None.
 
-        What is not complete is kept: the server could do nothing with half a message either.
+        An incomplete message is kept: the server could not use half a message either.
         """
         if self.opaque:
             return [(chunk, None)]
@@ -38,11 +38,11 @@ class Requests:
         return found
 
     def rest(self) -> bytes:
-        """What has come of an incomplete message."""
+        """Return the received part of an incomplete message."""
         return bytes(self._unread)
 
     def encrypted(self) -> None:
-        """The server has agreed to encrypt: pass on what comes as it is."""
+        """Stop parsing, because the server has agreed to encrypt."""
         self.opaque = True
 
     def _size(self) -> int:
@@ -72,5 +72,5 @@ class Requests:
 
 
 def is_ready(answer: bytes) -> bool:
-    """Whether a server's answer ends with ReadyForQuery: all that was asked is done, a commit included."""
+    """Return whether a server's answer ends with ReadyForQuery, so that all requests are done, also a commit."""
     return answer[-6:-1] == b"Z\0\0\0\5"
