@@ -1,4 +1,4 @@
-"""An agent: the client of the MCP SDK, which starts `tallybook mcp` and speaks to it over stdio."""
+"""An agent: the client of the MCP SDK, which starts `tallybook mcp` and connects over stdio."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ VERBS = tuple(one.name for one in OPERATIONS if one.changes is not None)
 
 
 class Agent:
-    """A client that has connected."""
+    """A connected client."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
 
     async def said(self, tool: str, **arguments: Any) -> tuple[bool, str]:
-        """Whether a call was refused, and the text of its answer."""
+        """Call a tool; return whether it was refused, and the text of the answer."""
         answer = await self.client.call_tool(tool, arguments)
         (text,) = answer.content
         assert text.type == "text"
         return answer.is_error, text.text
 
     async def call(self, tool: str, **arguments: Any) -> Any:
-        """The document of an answer that is no refusal."""
+        """Call a tool, which must not refuse; return the document of the answer."""
         refused, text = await self.said(tool, **arguments)
         assert not refused, text
         return json.loads(text)
 
     async def refused(self, tool: str, **arguments: Any) -> str:
-        """The text of a refusal."""
+        """Call a tool, which must refuse; return the text of the refusal."""
         refused, text = await self.said(tool, **arguments)
         assert refused, text
         return text
@@ -43,7 +43,7 @@ class Agent:
 
 @asynccontextmanager
 async def agent(dsn: str, *words: str, allow: tuple[str, ...] = (), mode: str = "auto") -> AsyncIterator[Agent]:
-    """An agent of this database while the block runs; `mode` is how its client greets the server."""
+    """Connect an agent to this database for the block; `mode` is the client's way to initialize the session."""
     allowed = [word for verb in allow for word in ("--allow", verb)]
     command = StdioServerParameters(
         command=sys.executable,

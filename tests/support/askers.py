@@ -1,4 +1,4 @@
-"""A worker made of SQL alone that asks limits, at a time of the test's."""
+"""A worker in SQL that requests permits of limits, at times that the test sets."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def put(db: Connection, *keys: str, n: int = 1, at: datetime = T, **more: Any) -
 
 @dataclass(eq=False)
 class Asker:
-    """A worker that claims at a time of the test's and asks the limits; it keeps what it was let through for, and when."""
+    """A worker that claims and requests permits at times that the test sets; it records its starts and their times."""
 
     db: Connection
     queue: str = "q"
     started: list[tuple[int, datetime]] = field(default_factory=list)
     late: dict[int, timedelta] = field(default_factory=dict)
-    """By how much a start may be late."""
+    """How late a start may be."""
     held: dict[int, tuple[UUID, int]] = field(default_factory=dict)
     unknown: list[tuple[int, str]] = field(default_factory=list)
 
@@ -44,7 +44,7 @@ class Asker:
         )
         while row := self.db.execute(query, (self.worker, self.queue, n, lease, at)).fetchone():
             if row[0]:
-                break  # else all that it met was cancelled
+                break  # otherwise the claim had only cancelled jobs
         else:
             return []
         rows = self.db.execute(
@@ -56,7 +56,7 @@ class Asker:
     def ask(
         self, jobs: list[tuple[UUID, int, int, bool]], at: datetime, names: list[str] | None = None, **more: Any
     ) -> list[int]:
-        """Which of these start, in this order."""
+        """Request permits for these jobs; return those that start, in this order."""
         given = "".join(f", {name} => {value}" for name, value in more.items())
         leases, ids, attempts = ([job[n] for job in jobs] for n in range(3))
         query = f"select job_id, starts_in, unknown, late from tallybook.limit_take(%s, %s, %s, %s, at => %s{given})"  # noqa: S608
@@ -69,13 +69,13 @@ class Asker:
         return [job for job, _ in starts]
 
     def too_late(self, jobs: list[int], at: datetime) -> None:
-        """These were let through and did not start in time: they ask again."""
+        """Request new permits for jobs that had one and did not start in time."""
         again = [(lease, job, attempt, True) for job in jobs for lease, attempt in [self.held[job]]]
         self.started = [start for start in self.started if start[0] not in jobs]
         assert sorted(self.ask(again, at, missed=True)) == sorted(jobs)
 
     def look(self, at: datetime, n: int = 100) -> list[int]:
-        """Promote what is due, claim all there is and ask."""
+        """Promote due jobs, claim all available ones and request their permits."""
         self.db.execute("select tallybook.promote(at => %s)", (at,))
         started = []
         while jobs := self.claim(at, n):
@@ -85,13 +85,13 @@ class Asker:
         return started
 
     def start(self, jobs: list[tuple[UUID, int, int, bool]], at: datetime) -> list[int]:
-        """These came into line with their permits: there is nothing to ask."""
+        """Start jobs that became available with their permits; nothing is requested."""
         self.held.update({job: (lease, attempt) for lease, job, attempt, _ in jobs})
         self.started += [(job, at) for _, job, _, _ in jobs]
         return [job for _, job, _, _ in jobs]
 
     def run(self, until: datetime, since: datetime = T) -> list[int]:
-        """Look now, and then whenever something falls due."""
+        """Look at `since`, and then whenever a job is due, up to `until`."""
         order, at = self.look(since), since
         while True:
             due = one(self.db, "select min(run_at) from tallybook.scheduled")
@@ -102,9 +102,9 @@ class Asker:
 
 
 def two_at_once(db: Connection, connect: Any, key: str, *, known: bool = True) -> list[Asker]:
-    """Two sessions that ask for one job of this key each at the same moment: the second before the first has committed.
+    """Let two sessions request a permit of one key, the second before the first has committed.
 
-    known: the key has a row already; else both make it.
+    known: the key has a row already; otherwise both make it.
     """
     if known:
         db.execute("insert into tallybook.rate_state values (%s, '-infinity', '-infinity', null, 0)", (key,))

@@ -1,4 +1,4 @@
-"""One atomic task per library, all of which do the same: write, put a follow-up job in, and then what the test says."""
+"""One atomic task per library. Each writes, enqueues a follow-up job, and then does what the test sets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tallybook import App, Constant, Context, Task
 TABLE = "create table effect (job_id bigint primary key, attempt int)"
 AT_ONCE: dict[str, Any] = {"atomic": True, "name": "work", "retry": Constant(timedelta(0))}
 Then = Callable[[Any, Context], Any]
-"""What the handler does after its writes: return something, or raise."""
+"""The handler's last step after its writes: it returns a value or raises."""
 
 
 def follow(app: App) -> Task[[int], None]:

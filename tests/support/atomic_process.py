@@ -1,6 +1,6 @@
-"""A worker as a process of its own, with atomic tasks; started by `Workers(dsn, db, module="support.atomic_process")`.
+"""A worker process with atomic tasks, started by `Workers(dsn, db, module="support.atomic_process")`.
 
-Its option `die` is where it kills itself, at the first atomic job that comes so far.
+Its option `die` is the point where it kills itself, at the first atomic job that reaches it.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ app = App("shop")
 
 @app.task(queue="later")
 def follow(n: int) -> None:
-    """Never runs: nobody serves its queue."""
+    """Never run, because no worker serves its queue."""
 
 
 @app.task(atomic=True, max_attempts=30, retry=Constant(timedelta(milliseconds=100)))
 async def pay(tx: psycopg.AsyncConnection[Any], ctx: Context, n: int) -> None:
-    """One effect, and one job that follows."""
+    """Write one effect and enqueue one job."""
     await tx.execute("insert into effect values (%s, %s, %s, %s)", (ctx.job_id, n, ctx.attempt, ctx.worker))
     await follow.enqueue(tx, n)
 
 
 @app.task(atomic=True, max_attempts=30, retry=Constant(timedelta(milliseconds=100)))
 def pay_in_thread(tx: Session, ctx: Context, n: int) -> None:
-    """The same on a thread, by SQLAlchemy."""
+    """Do the same in a thread, by SQLAlchemy."""
     row = {"job": ctx.job_id, "n": n, "attempt": ctx.attempt, "worker": ctx.worker}
     tx.connection().exec_driver_sql("insert into effect values (%(job)s, %(n)s, %(attempt)s, %(worker)s)", row)
     follow.enqueue_sync(tx, n)
@@ -51,7 +51,7 @@ def pay_in_thread(tx: Session, ctx: Context, n: int) -> None:
 
 @app.task(atomic=True)
 async def pay_slowly(tx: psycopg.AsyncConnection[Any], ctx: Context, n: int) -> None:
-    """Says that it began, and has its effect when the gate is open."""
+    """Record the start, and write the effect when the gate is open."""
     row = (ctx.job_id, ctx.attempt, ctx.worker)
     async with await psycopg.AsyncConnection.connect(sys.argv[1], autocommit=True) as other:
         await other.execute("insert into began values (%s, %s, %s)", row)

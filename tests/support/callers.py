@@ -1,4 +1,4 @@
-"""The connections that users have, one kind each: what tests need of them, in one shape."""
+"""The kinds of connections that users have, with one interface for tests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_ses
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.pool import NullPool
 
-# What users of PgBouncer in transaction mode have to tell their drivers: prepare nothing that outlives a transaction.
+# Options that drivers need behind PgBouncer in transaction mode: prepare nothing that outlives a transaction.
 POOLED = bool(os.environ.get("TALLYBOOK_TEST_POOLER"))
 NO_PREPARE: dict[str, Any] = {"prepare_threshold": None} if POOLED else {}
 _ASYNCPG_DIALECT: dict[str, Any] = {
@@ -36,7 +36,7 @@ _ASYNCPG_DIALECT: dict[str, Any] = {
 
 @dataclass
 class Caller:
-    """A connection inside a transaction of the user's."""
+    """A connection inside a user's transaction."""
 
     conn: Any
     execute: Callable[[str], Any]
@@ -45,7 +45,7 @@ class Caller:
     rollback: Callable[[], Any]
 
     def ask(self, verb: Any) -> Any:
-        """What the verb returns on this connection."""
+        """Run the verb on this connection and return its result."""
         return verb.sync(self.conn)
 
     def enqueue(self, task: Any, *args: Any, **kwargs: Any) -> Any:
@@ -56,7 +56,7 @@ class Caller:
 
 
 class AsyncCaller(Caller):
-    """An asynchronous connection, in an event loop that runs while something is asked: tests speak to both kinds alike."""
+    """An asynchronous connection with its own event loop, so that tests use both kinds alike."""
 
     def __init__(self, inner: Caller, runner: asyncio.Runner) -> None:
         run = self.run = partial(_run, runner)
@@ -87,7 +87,7 @@ def _run(runner: asyncio.Runner, verb: Callable[..., Awaitable[Any]], *args: Any
 
 @contextmanager
 def _block(runner: asyncio.Runner, block: AbstractAsyncContextManager[Any]) -> Iterator[Any]:
-    """`async with block` for a synchronous test."""
+    """Enter an asynchronous context manager from a synchronous test."""
     entered = _run(runner, block.__aenter__)
     try:
         yield entered
@@ -100,7 +100,7 @@ def _block(runner: asyncio.Runner, block: AbstractAsyncContextManager[Any]) -> I
 
 @contextmanager
 def connected(kind: Callable[[str], Any], dsn: str) -> Iterator[Caller]:
-    """A connection of this kind, one of `KINDS`."""
+    """Yield a connection of this kind, one of `KINDS`."""
     block = kind(dsn)
     if isinstance(block, AbstractContextManager):
         with block as caller:
@@ -174,7 +174,7 @@ def django_alias(dsn: str) -> Iterator[Caller]:
     from django.db import connections, transaction
 
     if not settings.configured:
-        settings.configure(USE_TZ=False)  # the odd one: datetimes come back naive
+        settings.configure(USE_TZ=False)  # the unusual value: datetimes come back naive
         django.setup()
     given = conninfo_to_dict(dsn)
     shop = {
@@ -215,7 +215,7 @@ def django_proxy(dsn: str) -> Iterator[Caller]:
     from django.utils.connection import ConnectionProxy
 
     with django_alias(dsn) as caller:
-        caller.conn = ConnectionProxy(connections, "shop")  # what `from django.db import connection` is
+        caller.conn = ConnectionProxy(connections, "shop")  # the type of `from django.db import connection`
         yield caller
 
 
@@ -232,7 +232,7 @@ async def psycopg_async_raw_cursor(dsn: str) -> AsyncIterator[Caller]:
 
 
 def asyncpg_options(dsn: str) -> dict[str, Any]:
-    """The conninfo in asyncpg's words."""
+    """Return the conninfo as asyncpg's options."""
     given = conninfo_to_dict(dsn)
     words = {"host": "host", "port": "port", "user": "user", "password": "password", "dbname": "database"}
     options: dict[str, Any] = {words[name]: value for name, value in given.items() if name in words}
@@ -251,7 +251,7 @@ async def _asyncpg_caller(conn: Any) -> Caller:
 
     async def commit() -> None:
         await outer.commit()
-        await begin()  # the other drivers do that by themselves
+        await begin()  # the other drivers do that on their own
 
     async def rollback() -> None:
         await outer.rollback()
@@ -264,7 +264,7 @@ async def _asyncpg_caller(conn: Any) -> Caller:
 @asynccontextmanager
 async def asyncpg_connection(dsn: str) -> AsyncIterator[Caller]:
     conn = await asyncpg.connect(**asyncpg_options(dsn))
-    # As many applications do; our statements must not meet it.
+    # Many applications do this; it must not affect our statements.
     await conn.set_type_codec("jsonb", encoder=repr, decoder=repr, schema="pg_catalog")
     yield await _asyncpg_caller(conn)
     await conn.close()

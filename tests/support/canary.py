@@ -1,4 +1,4 @@
-"""An app whose handlers do with a provider what careless handlers do. Its settings hold a text that may be seen, for control."""
+"""An app with handlers that treat a provider carelessly. As a control, its settings have a text that may be seen."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ async def around(ctx: Context) -> Any:
         yield
     except Exception as error:
         found = traceback.TracebackException.from_exception(error, capture_locals=True)
-        print("".join(found.format()), file=sys.stderr)  # as an error tracker does it
+        print("".join(found.format()), file=sys.stderr)  # like an error tracker
         raise
 
 
 @app.task(max_attempts=1)
 async def use(ctx: Context) -> dict[str, Any]:
-    """Logs it, prints it, says it as progress, and returns what can be returned."""
+    """Log and print the provider, report it as progress, and return what can be returned."""
     acme = await ctx.providers.get("acme")
     key = acme.secrets["api_key"]
     ctx.log.info("using %s, %r, %s", acme, acme.secrets, key, extra={"provider": acme, "key": key})
@@ -55,7 +55,7 @@ async def use(ctx: Context) -> dict[str, Any]:
 
 @app.task(retry=Constant(timedelta(0)), max_attempts=2)
 async def fail(ctx: Context) -> None:
-    """Fails with the provider in a local variable, in the message, in the cause and in a note."""
+    """Fail with the provider in a local variable, in the message, in the cause and in a note."""
     acme = await ctx.providers.get("acme")
     key = acme.secrets["api_key"]
     try:
@@ -68,25 +68,25 @@ async def fail(ctx: Context) -> None:
 
 @app.task(max_attempts=1)
 async def give_back(ctx: Context) -> Provider:
-    """Returns it: that cannot be stored."""
+    """Return the provider, which cannot be stored."""
     return await ctx.providers.get("acme")
 
 
 @app.task(max_attempts=1)
 def give_back_secrets() -> Any:
-    """Returns its secrets, in a plain handler."""
+    """Return the secrets from a plain handler."""
     return {**app.providers.get_sync("acme").secrets}
 
 
 @app.task(max_attempts=1)
 async def bury(ctx: Context) -> Dead:
-    """Says it as the reason."""
+    """Use the provider as the reason."""
     return Dead(f"{await ctx.providers.get('acme')} {ctx.state.all['acme'].secrets}")
 
 
 @app.task(max_attempts=1)
 async def pass_on(ctx: Context) -> None:
-    """Tries to put it into another job's args and into its checkpoint."""
+    """Try to store the provider in another job's args and in the checkpoint."""
     acme = await ctx.providers.get("acme")
     for attempt in (ctx.set_checkpoint(acme), ctx.set_checkpoint(acme.secrets), _ask.enqueue(app, acme.secrets)):
         try:
@@ -98,13 +98,13 @@ async def pass_on(ctx: Context) -> None:
 
 @app.task(max_attempts=1)
 async def broken(ctx: Context) -> None:
-    """Its secret was moved here: the error, with all local variables, is printed by the hook."""
+    """Fail to read a secret that was moved here; the hook prints the error with all local variables."""
     await ctx.providers.get("broken")
 
 
 @app.task(process=True, max_attempts=1)
 def apart() -> str:
-    """A process of its own returns its environment."""
+    """Return the environment of a child process."""
     return str(dict(os.environ))
 
 

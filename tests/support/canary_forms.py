@@ -1,4 +1,4 @@
-"""The known values of the canary tests, and every form in which one of them could be seen."""
+"""The known values of the canary tests, and all forms in which they could leak."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KEY = new_key("k1")
 
 
 def forms(text: str) -> set[str]:
-    """How it could be seen: plain, and as encodings that are no encryption."""
+    """Return the forms in which a text could leak: plain, and in encodings without encryption."""
     raw = text.encode()
     return {
         text, text[3:-1], quote(text), raw.hex(), base64.b64encode(raw).decode()[:-4], json.dumps(text)[1:-1],

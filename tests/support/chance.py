@@ -1,4 +1,4 @@
-"""Seeds of the tests that do things at random, and how much they try."""
+"""Seeds of the random tests, and the number of their tries."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ QUIET = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.
 
 
 def seeds(many: int, quick: int = 2) -> list[Any]:
-    """0 up to `many`, for parametrize: `make test` tries the first `quick`, `make test-all` those marked slow as well."""
+    """Return 0 to `many` - 1 for parametrize; all after the first `quick` are marked slow, for `make test-all`."""
     return [pytest.param(n, marks=() if n < quick else pytest.mark.slow) for n in range(many)]

@@ -1,6 +1,6 @@
-"""Debian's Chromium, headless, with ears: what breaks a policy, what stands in its console, and what a hostile text has set off.
+"""Debian's headless Chromium, which reports policy violations, console messages and scripts run by hostile texts.
 
-`browser()` is one with a profile of its own in a temporary directory; it and its driver have ended after the block.
+`browser()` starts one with its own profile in a temporary directory, and ends it and its driver after the block.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from selenium.webdriver.chrome.service import Service
 PACKAGES = "Debian packages chromium and chromium-driver"
 PHONE, TABLET, DESK = (390, 844), (820, 1180), (1280, 900)
 
-# In every page before anything of its own: what was refused, and what ran although it is text.
+# Runs in every page first, and records refused requests and texts that ran as code.
 _EARS = """
 window.refused = [];
 window.ran = [];
@@ -35,13 +35,13 @@ window.addEventListener("unhandledrejection", (event) => { window.ran.push(`reje
 
 
 def installed() -> tuple[str, str] | None:
-    """Where the browser and its driver are; None: they are not both there."""
+    """Return the paths of the browser and its driver, or None if one is missing."""
     found = shutil.which("chromium"), shutil.which("chromedriver")
     return (found[0], found[1]) if found[0] and found[1] else None
 
 
 def needed() -> None:
-    """Skip with a reason where there is no browser; under CI that is a failure."""
+    """Skip the test if there is no browser; fail it in CI."""
     if installed() is None:
         if os.environ.get("CI"):
             pytest.fail(f"not installed: {PACKAGES}")
@@ -49,7 +49,7 @@ def needed() -> None:
 
 
 class Browser:
-    """One window. After each page `complaints()` says what went wrong on it."""
+    """One window. `complaints()` returns the problems of the current page."""
 
     def __init__(self, driver: Any) -> None:
         self.driver = driver
@@ -57,12 +57,12 @@ class Browser:
         self.size(*DESK)
 
     def size(self, width: int, height: int) -> None:
-        """A window of this size; below 600 pixels it is a phone."""
+        """Set the window's size; below 600 pixels of width it is a phone."""
         said = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", said)
 
     def scheme(self, name: str) -> None:
-        """What the system says: light or dark."""
+        """Set the system's color scheme: light or dark."""
         features = [{"name": "prefers-color-scheme", "value": name}]
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
 
@@ -87,7 +87,7 @@ class Browser:
         return str(self.run("return location.pathname + location.search"))
 
     def complaints(self) -> list[str]:
-        """What the page was refused, what ran that should not, what its console says. Each is told once."""
+        """Return refused requests, scripts that must not run, and console messages since the last call."""
         said = self.run(
             "const all = [...(window.refused ?? []), ...(window.ran ?? [])]; window.refused = []; window.ran = []; return all"
         )
@@ -96,7 +96,7 @@ class Browser:
 
 @contextmanager
 def browser(dark: bool = False) -> Iterator[Browser]:
-    """A browser that has nothing but this window."""
+    """Start a browser with one window."""
     found = installed()
     assert found is not None, PACKAGES
     profile = tempfile.mkdtemp(prefix="tallybook-chromium-")

@@ -1,4 +1,4 @@
-"""The command line in processes of its own: started, read while it runs, gone at the end whatever happens."""
+"""The command line in child processes, whose output is read while they run, and which are always killed at the end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tallybook._cli import cli
 
 
 class Command:
-    """One `tallybook ...` in `folder`; both of its streams go to one file there. Killed at the end of the block."""
+    """One `tallybook ...` in `folder`, with both streams in one file there. It is killed at the end of the block."""
 
     def __init__(self, folder: Path, *words: str, dsn: str | None = None, **environment: str) -> None:
         folder.mkdir(exist_ok=True)
@@ -41,11 +41,11 @@ class Command:
 
     @property
     def output(self) -> str:
-        """What it has written so far."""
+        """The output so far."""
         return self._log.read_text(errors="replace")
 
     def says(self, text: str, times: int = 1) -> None:
-        """Wait until it has written `text` so many times."""
+        """Wait until the output has `text` at least `times` times."""
 
         def said() -> bool:
             if self.output.count(text) >= times:
@@ -62,7 +62,7 @@ class Command:
         self.process.send_signal(number)
 
     def ended(self, seconds: float = 60) -> int:
-        """Wait for its end; its exit code."""
+        """Wait for the end and return the exit code."""
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -80,7 +80,7 @@ class Command:
 
 
 def _stat(pid: int) -> list[str]:
-    """State, parent and what follows of /proc/PID/stat; empty when there is no such process."""
+    """Return the fields of /proc/PID/stat from the state on; empty if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except (ProcessLookupError, FileNotFoundError):
@@ -88,23 +88,23 @@ def _stat(pid: int) -> list[str]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs under this number; a zombie does not."""
+    """Return whether a process with this id runs; a zombie does not."""
     return _stat(pid)[:1] not in ([], ["Z"])
 
 
 def parent(pid: int) -> int:
-    """The number of its parent."""
+    """Return the id of the parent process."""
     return int(_stat(pid)[1])
 
 
 def children(pid: int) -> list[int]:
-    """Its living children, oldest first."""
+    """Return the ids of living child processes, oldest first."""
     numbers = sorted(int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal())
     return [number for number in numbers if _stat(number)[1:2] == [str(pid)] and is_alive(number)]
 
 
 def invoke(*words: object, to: str | None = None, typed: str | None = None, **environment: str) -> Result:
-    """A `tallybook` command, run in this process. `to` is its TALLYBOOK_DSN, `typed` what a person types; its errors are raised."""
+    """Run a `tallybook` command in this process and raise its errors. `to` is TALLYBOOK_DSN, `typed` the input."""
     return CliRunner().invoke(
         cli,
         [str(word) for word in words],
@@ -115,7 +115,7 @@ def invoke(*words: object, to: str | None = None, typed: str | None = None, **en
 
 
 def run(*words: str, dsn: str, code: int = 0, typed: str | None = None) -> str:
-    """The output of a command that ends with this code."""
+    """Run a command that must exit with this code, and return its output."""
     result = invoke(*words, to=dsn, typed=typed)
     assert result.exit_code == code, result.output
     return result.output

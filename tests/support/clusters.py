@@ -1,9 +1,9 @@
-"""Clusters that know nothing of one another: each of an initdb of its own, with a system identifier of its own.
+"""Independent clusters, each from its own initdb and with its own system identifier.
 
     with cluster(epoch=1) as old, cluster() as new:          # the next transaction id: 4,294,968,000 and 700
         dump_and_restore(old.dsn("shop"), new.create_database("shop"))
 
-The embedded servers of the other tests are copies of one cluster and have one identifier.
+The embedded servers of the other tests are copies of one cluster and share one identifier.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _run(program: Path, *arguments: str) -> None:
 
 @contextmanager
 def cluster(version: int | None = None, *, epoch: int = 0, **settings: str) -> Iterator[Server]:
-    """A running server on a fresh cluster, whose next transaction id lies in this epoch (2^32 ids each)."""
+    """Run a server on a new cluster, whose next transaction id is in this epoch (2^32 ids each)."""
     account = server_account()
     programs = reachable_binaries(binaries(version), account)
     home = Path(tempfile.mkdtemp(prefix="tallybook-cluster-"))
@@ -71,12 +71,12 @@ def cluster(version: int | None = None, *, epoch: int = 0, **settings: str) -> I
 
 
 def next_xid(conn: psycopg.Connection[Any]) -> int:
-    """The transaction id that the server gives out next, and takes."""
+    """Use and return the server's next transaction id."""
     return int(one(conn, "select pg_current_xact_id()::text::bigint"))
 
 
 def burn(conn: psycopg.Connection[Any], ids: int) -> None:
-    """Use up so many transaction ids: each subtransaction that writes takes one."""
+    """Use up `ids` transaction ids, one per subtransaction with a write."""
     conn.execute("create temp table if not exists burnt (n int)")
     conn.execute(
         "create or replace procedure pg_temp.burn(ids int) language plpgsql as $$ begin"
@@ -87,17 +87,17 @@ def burn(conn: psycopg.Connection[Any], ids: int) -> None:
 
 
 def dump(dsn: str, file: Path, *options: str, version: int | None = None) -> None:
-    """pg_dump into a file, custom format unless told otherwise; of this version, which must not be older than the server."""
+    """Run pg_dump into a file, by default in custom format. Its `version` must not be older than the server."""
     _tool(version, "pg_dump", "--format=custom", f"--file={file}", *options, f"--dbname={dsn}")
 
 
 def restore(file: Path, dsn: str, *options: str, version: int | None = None) -> None:
-    """pg_restore of a custom dump; the first error ends it."""
+    """Run pg_restore on a custom dump; stop at the first error."""
     _tool(version, "pg_restore", "--exit-on-error", "--no-owner", *options, f"--dbname={dsn}", str(file))
 
 
 def psql(file: Path, dsn: str, *, version: int | None = None) -> None:
-    """psql of a text dump; the first error ends it."""
+    """Run psql on a text dump; stop at the first error."""
     _tool(version, "psql", "--quiet", "--no-psqlrc", "--set=ON_ERROR_STOP=1", f"--file={file}", f"--dbname={dsn}")
 
 

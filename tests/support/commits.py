@@ -1,4 +1,4 @@
-"""A session that is gone at its commit, so that nobody is told what became of it."""
+"""A session that is lost at its commit, so that the outcome is unknown."""
 
 DIES_AT_COMMIT = """
 create function dies() returns trigger language plpgsql as $$

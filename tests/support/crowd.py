@@ -1,10 +1,10 @@
-"""Many producers and claimers on real processes, killed and restarted; then the count of what became of every job.
+"""Many producers and claimers as real processes, killed and restarted; then a check of every job.
 
     run = Crowd(dsn, seed=7, seconds=3.0).run()
     assert run.findings == []
 
-What producers commit is on record in `ledger_check`, written in the jobs' own transactions; what claimers run in
-`runs`, what they were allowed to end in `ends`. The interleaving is the machine's, the choices are the seed's.
+Producers record their commits in `ledger_check`, in the jobs' own transactions. Claimers record runs in `runs` and
+accepted ends in `ends`. The machine determines the interleaving, the seed the choices.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ create table zombies (lost int);
 CHECKS = dict(
     re.findall(r"-- name: (.*?)\n(.*?);\n", (Path(__file__).parent / "crowd_checks.sql").read_text("utf-8"), re.DOTALL)
 )
-# Looked at while all of them run. A cancel frees the key at once, also where a claim on its way does not see it:
-# claimed_jobs tells the worker then.
+# Checked while all processes run. A cancel frees the key at once, even if a running claim does not see the cancel:
+# claimed_jobs reports it to the worker then.
 TWO_HOLDERS = """
     select format('key %s of %s: %s', j.unique_key, j.task, array_agg(j.id)) from tallybook.job j
      where j.unique_key is not null and j.state in ('scheduled', 'retrying', 'available', 'running')
@@ -61,7 +61,7 @@ BUSY = """
 
 @dataclass
 class Run:
-    """What a crowd did, and what is wrong with it."""
+    """The counts and findings of a crowd."""
 
     findings: list[str]
     counts: dict[str, int]
@@ -69,7 +69,7 @@ class Run:
 
 @dataclass
 class Crowd:
-    """The processes of one run on one database that has Tallybook."""
+    """The processes of one run on one database with Tallybook."""
 
     dsn: str
     seed: int
@@ -111,14 +111,14 @@ class Crowd:
                 self._start(role, number)
         pace = threading.Event()
         end = None
-        while end is None or time.monotonic() < end or not self.kills:  # a kill is no matter of luck either
+        while end is None or time.monotonic() < end or not self.kills:  # a kill must not depend on luck either
             pace.wait(rng.uniform(0.1, 0.3))
             findings += self._all_alive()
             findings += [f"two jobs with one key: {row[0]}" for row in conn.execute(TWO_HOLDERS)]
             if end is None:
-                if _certain(conn):  # from when on every process is at work
+                if _certain(conn):  # from then on every process works
                     end = time.monotonic() + self.seconds
-            elif self.kills == 0 or rng.random() < 0.6:  # once in any case, however few turns it has
+            elif self.kills == 0 or rng.random() < 0.6:  # at least once, even with few turns
                 number = rng.randrange(self.claimers)
                 self.processes["claimer", number].send_signal(signal.SIGKILL)
                 self.processes["claimer", number].wait()
@@ -127,7 +127,7 @@ class Crowd:
                 self._start("claimer", number)
 
     def _stop(self, conn: Connection, findings: list[str]) -> None:
-        """Producers to their end, claimers in the middle."""
+        """Let producers finish, and kill claimers in the middle of their work."""
         for (role, _), process in self.processes.items():
             process.send_signal(signal.SIGKILL if role == "claimer" else signal.SIGTERM)
         for (role, number), process in self.processes.items():
@@ -151,7 +151,7 @@ class Crowd:
         self.processes[role, number] = subprocess.Popen([*command, seed, str(number)], cwd=ROOT)
 
     def _all_alive(self) -> list[str]:
-        """What failed is a finding, and started again: a control must go on to its end."""
+        """Restart failed processes and return them as findings: a control must continue to its end."""
         failed = [key for key, process in self.processes.items() if process.poll() is not None]
         for role, number in failed:
             self.starts += 1
@@ -186,14 +186,14 @@ class Crowd:
 
 
 def _certain(conn: Connection) -> bool:
-    """Whether what the negative controls need has happened: these are no matter of luck."""
+    """Return whether all events that the negative controls need have happened: they must not depend on luck."""
     row = conn.execute("select (select count(*) from late) >= 2 and (select sum(lost) from zombies) >= 2").fetchone()
     return row == (True,)
 
 
 def drain(conn: Connection) -> None:
-    """Run all that is left, far in the future, until nothing more comes."""
-    for days in (1, 2):  # the dead are suspects first
+    """Run all remaining jobs, with the clock far in the future."""
+    for days in (1, 2):  # dead jobs are suspects first
         conn.execute("select tallybook.rescue(at => clock_timestamp() + make_interval(days => %s))", [days])
     start = "select tallybook.worker_start('drain', %s::text[], %s::text[])"
     (worker,) = conn.execute(start, [list(QUEUES), list(TASKS)]).fetchone() or (None,)
@@ -204,7 +204,7 @@ def drain(conn: Connection) -> None:
         lease = uuid.uuid4()
         claimed = conn.execute(claim, [worker, list(QUEUES), [500] * len(QUEUES), lease]).fetchone()
         assert claimed is not None
-        if claimed[0] is not None:  # perhaps with 0 jobs, where it met cancelled ones only
+        if claimed[0] is not None:  # it has 0 jobs if all were cancelled
             conn.execute(END_CANCELLED, {"lease": lease})
             conn.execute(COMPLETE, {"lease": lease})
         elif promoted == (0,):
@@ -212,5 +212,5 @@ def drain(conn: Connection) -> None:
 
 
 def check(conn: Connection, *, most: int = 5) -> list[str]:
-    """What is wrong, each with its name; of one kind at most so many."""
+    """Return the findings with their names, at most `most` of a kind."""
     return [f"{name}: {row[0]}" for name, query in CHECKS.items() for row in conn.execute(query).fetchmany(most)]

@@ -1,6 +1,6 @@
 """One process of the crowd: `python -m tests.support.crowd_process ROLE DSN SEED NUMBER`, until SIGTERM (see crowd.py).
 
-Every connection is in autocommit, so that each transaction of the test stands in the text as begin ... commit.
+Every connection is in autocommit mode, so that the code shows each transaction as begin ... commit.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ DEAD = "select job_id from tallybook.dead where job_id = any (%s) limit 1"
 
 
 class Producer:
-    """Enqueues and cancels in transactions of every kind; records in ledger_check what commits, with the jobs."""
+    """Enqueues and cancels in transactions of every kind, and records its jobs in ledger_check in the same ones."""
 
     def __init__(self, dsn: str, rng: random.Random, number: int) -> None:
         self.rng, self.number = rng, number
         self.quick: Connection = _connect(dsn)
         self.slow: Connection = _connect(dsn)
-        self.slow_for = 0  # how many more transactions the slow one stays open
+        self.slow_for = 0  # number of further transactions for which the slow one stays open
         self.prepared: str | None = None
         self.gids = 0
-        # Each job in these two is this producer's alone: a unique key may have given it another one's job, and
-        # two transactions that cancel the same jobs wait for each other.
+        # Both lists have only this producer's jobs: a unique key may have returned another producer's job, and two
+        # transactions that cancel the same jobs wait for each other.
         self.committed: list[int] = []
         self.mine: list[int] = []  # committed jobs, each cancelled at most once: two cancels of one job may wait
         self.keyed: set[int] = set()
@@ -72,7 +72,7 @@ class Producer:
         self.finish(self.quick, ids)
 
     def several(self) -> None:
-        """Some jobs and savepoints, some of them rolled back."""
+        """Enqueue some jobs in savepoints, and roll back some of them."""
         self.quick.execute("begin")
         ids = self.put(self.quick, keyed=True)
         for _ in range(self.rng.randint(1, 4)):
@@ -105,7 +105,7 @@ class Producer:
         self.finish(self.quick, ids)
 
     def open_slow(self) -> None:
-        """A transaction that stays open while others run. No unique key: this process would wait for itself."""
+        """Open a transaction that stays open while others run. With unique keys this process would wait for itself."""
         self.slow.execute("begin")
         for _ in range(self.rng.randint(1, 3)):
             self.put(self.slow)
@@ -114,7 +114,7 @@ class Producer:
         self.slow_for = self.rng.randint(1, 25)
 
     def prepare(self) -> None:
-        """End the transaction that is prepared, if one is; else prepare one."""
+        """End the prepared transaction if there is one, otherwise prepare one."""
         if not self.can_prepare:
             return
         if self.prepared is not None:
@@ -130,7 +130,7 @@ class Producer:
         self.prepared = gid
 
     def cancel(self) -> None:
-        """Of a job that this producer committed; of a dead letter while its slow transaction cannot hold the same one."""
+        """Cancel a job that this producer committed, or a dead letter that its slow transaction cannot hold."""
         if self.slow_for == 0 and self.rng.random() < 0.3:
             dead = self.quick.execute(DEAD, [self.committed]).fetchone() or ()
             self.mine += [job for job in dead if job not in self.mine]
@@ -140,7 +140,7 @@ class Producer:
             self.end(self.quick, "quick")
 
     def close(self) -> None:
-        """Leave nothing open."""
+        """End all open transactions."""
         if self.slow_for:
             self.end(self.slow, "slow")
         if self.prepared is not None:
@@ -172,12 +172,12 @@ class Producer:
 
 
 class Late:
-    """Commits late for certain: not before a newer job of the same lane was claimed."""
+    """Always commits late: after a newer job of the same lane was claimed."""
 
     def __init__(self, dsn: str, rng: random.Random, number: int) -> None:
         self.rng = rng
         self.slow, self.quick = _connect(dsn), _connect(dsn)
-        for queue in QUEUES:  # priority 0 is its own, so that its jobs are claimed soon; no twin lanes, so in one line
+        for queue in QUEUES:  # only it uses priority 0: claimed soon, and in one lane
             self.quick.execute("begin")
             self.quick.execute(RECORD, [[_value(self.quick, ENQUEUE, queue, "send", 0, None, 0.0, None)]])
             self.quick.execute("commit")
@@ -198,11 +198,11 @@ class Late:
         self.slow.execute("commit")
 
     def close(self) -> None:
-        """Nothing is open between turns."""
+        """Do nothing: no transaction is open between turns."""
 
 
 class Claimer:
-    """Claims batches of random size, records each run, and ends the attempts in every way, some late, some never."""
+    """Claims batches of random size, records each run, and ends the attempts in all ways, some late, some never."""
 
     def __init__(self, dsn: str, rng: random.Random, number: int) -> None:
         self.rng, self.number = rng, number
@@ -230,7 +230,7 @@ class Claimer:
             if error.sqlstate != "TB006":
                 raise
             self.conn.execute("rollback")
-            self.start()  # given up by rescue: it was slow
+            self.start()  # it was slow, and a rescue gave it up
             return
         if claimed:
             self.begin_runs(lease)
@@ -253,7 +253,7 @@ class Claimer:
     def claim(self, lease: uuid.UUID) -> bool:
         self.conn.execute("begin")
         own = [] if self.rng.random() < 0.8 else [self.put()]
-        # Trap 1: two claims in one transaction. One process only: two of them could wait for each other's lanes.
+        # Trap 1: two claims in one transaction, by one process only: two could wait for each other's lanes.
         doubled = bool(own) and self.number == 0 and self.rng.random() < 0.7
         queues = self.rng.sample(QUEUES, k=self.rng.randint(1, 3))
         limits = [self.rng.choice((0, 1, 3, 10, 60)) for _ in queues]
@@ -262,7 +262,7 @@ class Claimer:
         claimed = bool(_value(self.conn, sql, self.worker, queues, limits, lease, durable) > 0)
         if own:
             own.append(self.put())
-            if doubled:  # what the second took is left to rescue
+            if doubled:  # the second claim's jobs are left to a rescue
                 _value(self.conn, sql, self.worker, list(QUEUES), [2, 2, 2], uuid.uuid4(), True)
             self.conn.execute(RECORD, [own])
         if self.rng.random() < 0.1:
@@ -272,7 +272,7 @@ class Claimer:
         return claimed
 
     def claim_one(self, lease: uuid.UUID) -> bool:
-        """By its id, any of the newest jobs."""
+        """Claim one of the newest jobs by its id."""
         row = self.conn.execute(
             "select job_id from ledger_check order by job_id desc offset %s limit 1", [self.rng.randint(0, 200)]
         ).fetchone()
@@ -316,7 +316,7 @@ class Claimer:
             self.complete(together)
 
     def verb(self, run: tuple[uuid.UUID, int, int], call: str, *more: Any) -> None:
-        """End one attempt; what was accepted is recorded with it."""
+        """End one attempt, and record it in the same transaction if it was accepted."""
         self.conn.execute("begin")
         if _value(self.conn, f"select {call}", *run, *more) != "refused":
             self.conn.execute("insert into ends (lease, job_id, attempt) values (%s, %s, %s)", run)
@@ -334,11 +334,11 @@ class Claimer:
         self.conn.execute("commit")
 
     def close(self) -> None:
-        """What runs is left as it is: rescue has to find it."""
+        """Do nothing: a rescue must find the running jobs."""
 
 
 class Zombie(Claimer):
-    """Is given up while it runs jobs, and ends them afterwards all the same."""
+    """Is given up while it runs jobs, and still ends them afterwards."""
 
     def turn(self) -> None:
         lease = uuid.uuid4()
@@ -374,7 +374,7 @@ class Zombie(Claimer):
 
 
 class Maintenance:
-    """Promotes what is due and rescues what the dead left, all the time."""
+    """Promotes due jobs and rescues jobs of dead workers, all the time."""
 
     def __init__(self, dsn: str, rng: random.Random, number: int) -> None:
         self.rng = rng
@@ -392,11 +392,11 @@ class Maintenance:
         stop.wait(0.02)
 
     def close(self) -> None:
-        """Nothing is open between turns."""
+        """Do nothing: no transaction is open between turns."""
 
 
 def _connect(dsn: str) -> Connection:
-    """Nothing here takes long: what hangs is an error that names its statement."""
+    """Connect with short timeouts, so that a hanging statement is an error that names it."""
     conn: Connection = psycopg.connect(dsn, autocommit=True, options="-c statement_timeout=60s")
     conn.execute("select set_config('application_name', 'crowd ' || current_database(), false)")
     return conn
@@ -418,7 +418,7 @@ ROLES: dict[str, Callable[[str, random.Random, int], Any]] = {
 
 
 def main(role: str, dsn: str, seed: str, number: str) -> None:
-    # Not by a handler: it runs between two steps of this thread, which may be inside stop.wait() with the event's lock.
+    # Not by a signal handler, which runs in this thread and may find it inside stop.wait() with the event's lock.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     threading.Thread(target=lambda: (signal.sigwait({signal.SIGTERM}), stop.set()), daemon=True).start()
     actor = ROLES[role](dsn, random.Random(f"{seed}/{role}/{number}"), int(number))

@@ -1,14 +1,14 @@
-"""One lane, its cursor, producers that commit late or never, and two claimers: windows and holes as a model.
+"""A model of windows and holes: one lane, its cursor, producers that commit late or never, and two claimers.
 
-Read it beside "The claim" in sql/README.md and `_take.sql`. Producers write their entries under a transaction id that
-they get when they begin; they commit in any order, or stay open for ever. A claimer looks without a lock (`_next`), locks
-the lane, reads its window, opens a new one where that is empty, and reads again: each with a snapshot of its own, between
-which producers may commit. Claims commit asynchronously: a crash takes back the newest, as far as no durable commit of a
-producer came after them.
+Read it together with "The claim" in sql/README.md and `_take.sql`. Producers write entries under a transaction id that
+they get at their begin; they commit in any order, or stay open for ever. A claimer looks without a lock (`_next`),
+locks the lane, reads its window, opens a new one if that is empty, and reads again. Each step has its own snapshot, and
+producers may commit between steps. Claims commit asynchronously: a crash undoes the newest ones that no durable commit
+of a producer followed.
 
-Promises: what is claimed was committed; nothing is claimed twice, as far as claims are on record; a claim's interval
-reads the same set for ever; and from wherever it has come to, whatever is committed can still be claimed, though every
-producer that is open stays open.
+Promises: a claimed entry was committed; no entry is claimed twice, as far as claims are stored; a claim's interval
+always reads the same set; and from every state, all committed entries can still be claimed, even if open producers stay
+open.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NamedTuple
 from support.explore import Explored, Step, explore
 
 Entry = tuple[int, int]  # (xid, seq)
-ENTRIES = 2  # of each producer
+ENTRIES = 2  # entries per producer
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,13 @@ class Rules:
     """The guards of the cursor."""
 
     holes: bool = True
-    """What is running when a window opens is not taken with it. Else: the cursor passes over it."""
+    """Transactions that run when a window opens become holes. Otherwise the cursor passes over them."""
     closed: bool = True
-    """Holes that have ended are drained before the next window. Else: they are forgotten."""
+    """Holes that have ended are drained before the next window. Otherwise they are forgotten."""
     window: bool = True
-    """The cursor moves from snapshot to snapshot. Else: to the last entry that it saw, the usual way."""
+    """The cursor moves from snapshot to snapshot. Otherwise it moves to the last entry that it saw, as usual."""
     lock: bool = True
-    """One claim of a lane at a time."""
+    """A lane has one claim at a time."""
 
 
 class Snapshot(NamedTuple):
@@ -46,7 +46,7 @@ class Snapshot(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """The cursor after it, and the interval that it took."""
+    """The interval that a claim took, and the cursor after it."""
 
     xid: int = 0
     lo: int = 1
@@ -70,16 +70,16 @@ class Claimer(NamedTuple):
 
 class Lane(NamedTuple):
     producers: int
-    """How many may still begin."""
+    """Number of producers that may still begin."""
     crashes: int
     running: tuple[int, ...] = ()
     committed: tuple[int, ...] = ()
     claims: tuple[Claim, ...] = ()
     durable: int = 0
-    """How many of the claims no crash can take back."""
+    """Number of claims that no crash can undo."""
     next_xid: int = 1
     completed: int = 0
-    """The newest transaction that has ended, however it did."""
+    """The newest transaction that has ended, by commit or rollback."""
     claimers: tuple[Claimer, Claimer] = (Claimer(), Claimer())
 
     @property
@@ -91,7 +91,7 @@ class Lane(NamedTuple):
         return Snapshot(self.completed + 1, frozenset(x for x in self.running if x <= self.completed))
 
     def visible(self) -> list[Entry]:
-        """In line."""
+        """Return the committed entries."""
         return [(xid, seq) for xid in sorted(self.committed) for seq in range(1, ENTRIES + 1)]
 
     def claimed(self) -> list[Entry]:
@@ -103,7 +103,7 @@ class Lane(NamedTuple):
 
 
 def steps(rules: Rules, batch: int, lane: Lane) -> Iterator[Step[Lane]]:
-    """All that may happen next. What producers do is no progress: none of it may be waited for."""
+    """Yield all possible next steps. Steps of producers are no progress, because nothing may wait for them."""
     if lane.producers:
         xid = lane.next_xid
         begun = lane._replace(producers=lane.producers - 1, next_xid=xid + 1, running=(*lane.running, xid))
@@ -129,7 +129,7 @@ def _claimer(rules: Rules, batch: int, lane: Lane, who: int) -> Iterator[Step[La
             found = _of_closed(lane, cursor, batch)
         if not found:
             cursor = _past_closed(cursor)
-            if me.next_xid < cursor.hi:  # else the look saw that nothing of this window is left
+            if me.next_xid < cursor.hi:  # otherwise the look saw that this window is empty
                 found = _of_window(rules, lane, cursor, batch)
         if found:
             yield _claims(lane, who, cursor, found)
@@ -151,7 +151,7 @@ def _claimer(rules: Rules, batch: int, lane: Lane, who: int) -> Iterator[Step[La
 
 
 def _next(rules: Rules, lane: Lane) -> int:
-    """The transaction of an entry that may be next; 0: there is none."""
+    """Return the transaction of an entry that may be next, or 0."""
     cursor, visible = lane.cursor, lane.visible()
     if cursor.closed:
         if ahead := [xid for xid, seq in visible if xid in cursor.closed and (xid, seq) > cursor.pos]:
@@ -188,7 +188,7 @@ def _opened(rules: Rules, snapshot: Snapshot, cursor: Claim) -> Claim:
 
 
 def _claims(lane: Lane, who: int, cursor: Claim, found: list[Entry]) -> Step[Lane]:
-    """The claim's row, and its commit: it has a transaction id of its own."""
+    """Return the step that writes and commits the claim's row, which has its own transaction id."""
     xid = lane.next_xid
     claim = cursor._replace(xid=xid, came_from=cursor.pos, pos=found[-1], took=tuple(found))
     after = lane._replace(claims=(*lane.claims, claim), next_xid=xid + 1, completed=max(lane.completed, xid))
@@ -196,7 +196,7 @@ def _claims(lane: Lane, who: int, cursor: Claim, found: list[Entry]) -> Step[Lan
 
 
 def _crashed(lane: Lane) -> Lane:
-    """What was not on disk is gone, and its transaction ids are given out again."""
+    """Return the lane after a crash: undurable claims are lost, and their transaction ids are reused."""
     claims = lane.claims[: lane.durable]
     last = max([0, *lane.committed, *(claim.xid for claim in claims)])
     return lane._replace(
@@ -210,7 +210,7 @@ def _crashed(lane: Lane) -> Lane:
 
 
 def interval(lane: Lane, claim: Claim) -> tuple[Entry, ...]:
-    """What `claimed_jobs` reads for this claim, whenever it reads it."""
+    """Return the entries that `claimed_jobs` reads for this claim, at any time."""
     between = (e for e in lane.visible() if claim.came_from < e <= claim.pos)
     if claim.closed:
         return tuple(e for e in between if e[0] in claim.closed)
@@ -218,7 +218,7 @@ def interval(lane: Lane, claim: Claim) -> tuple[Entry, ...]:
 
 
 def check(lane: Lane) -> str:
-    """The promise that this state breaks."""
+    """Return the promise that this state breaks, or an empty string."""
     claimed = lane.claimed()
     if len(set(claimed)) < len(claimed):
         return "an entry was claimed twice"
@@ -230,7 +230,7 @@ def check(lane: Lane) -> str:
 
 
 def explore_cursor(rules: Rules | None = None, *, producers: int = 3, batch: int = 1, crashes: int = 0) -> Explored:
-    """All states of a lane with so many transactions, and claims of so many jobs."""
+    """Explore all states of a lane with `producers` transactions and claims of `batch` jobs."""
     given = rules or Rules()
     return explore(
         Lane(producers, crashes),

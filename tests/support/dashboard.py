@@ -1,4 +1,4 @@
-"""A visitor of the dashboard without a browser: keeps its cookies, reads pages, follows links, posts forms."""
+"""A visitor of the dashboard without a browser, which keeps cookies, reads pages, follows links and posts forms."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FORM = re.compile(r'<form method="post" action="([^"]*)"')
 
 @dataclass
 class Answer:
-    """What came back."""
+    """An answer of the server."""
 
     status: int
     text: str
@@ -36,7 +36,7 @@ class Answer:
 
     @property
     def forms(self) -> list[str]:
-        """The addresses of its forms that change something."""
+        """Return the addresses of the forms that change something."""
         return [html.unescape(one) for one in _FORM.findall(self.text)]
 
     @property
@@ -46,7 +46,7 @@ class Answer:
 
 @dataclass
 class Visitor:
-    """One browser."""
+    """One simulated browser."""
 
     http: httpx2.AsyncClient
     site: Site
@@ -67,11 +67,11 @@ class Visitor:
 
     @property
     def session(self) -> Session:
-        """What its cookie says."""
+        """Return the session in the cookie."""
         return self.site.sessions.read(self.cookies, self.http.base_url.netloc.decode())
 
     async def post(self, path: str, *, headers: dict[str, str] | None = None, **fields: Any) -> Answer:
-        """A form with this session's token, as a browser sends it."""
+        """Post a form with this session's token, like a browser."""
         if self.session.get("token") is None:
             await self.get("/login")
         if self.session.get("token") is None:
@@ -93,9 +93,9 @@ async def visiting(
     root: str = "",
     raises: bool = False,
 ) -> AsyncIterator[Visitor]:
-    """Somebody from `client` who calls it `base`; `within` is the application that has it mounted below `root`.
+    """Yield a visitor from the address `client` who uses the URL `base`; `within` mounts the dashboard below `root`.
 
-    What the application raises is only seen as its answer, unless `raises`.
+    Errors of the application are only visible as answers, unless `raises` is set.
     """
     transport = httpx2.ASGITransport(app=within or site, client=client, raise_app_exceptions=raises)  # type: ignore[arg-type]
     async with httpx2.AsyncClient(transport=transport, base_url=base) as http:
@@ -103,11 +103,11 @@ async def visiting(
 
 
 def routes(site: Site, method: str) -> list[str]:
-    """The paths of all routes that answer this method."""
+    """Return the paths of all routes with this method."""
     return [one.path for one in site.routes if isinstance(one, Route) and method in (one.methods or ())]
 
 
-# What is no page: parts and data of pages, and what machines ask for.
+# Routes that are not pages: parts and data of pages, and routes for machines.
 NO_PAGES = {
     "/login", "/events", "/series", "/metrics", "/healthz", "/readyz",
     "/jobs/preview/further", "/dead/preview/further", "/maintenance/findings",
@@ -115,11 +115,11 @@ NO_PAGES = {
 
 
 JOBS = 6
-"""Jobs that are walked: not all of them have links, errors, or something to do about them."""
+"""Number of visited jobs: not all of them have links, errors or actions."""
 
 
 async def walk(visitor: Visitor, *, most: int = 150) -> dict[str, Answer]:
-    """Every page that links lead to, from the overview on: one for each path and set of parameters."""
+    """Visit every page that links from the overview lead to, one for each path and set of parameters."""
     found: dict[str, Answer] = {}
     left, seen = ["/"], Counter(["/"])
     while left and len(found) < most:
@@ -138,7 +138,7 @@ async def walk(visitor: Visitor, *, most: int = 150) -> dict[str, Answer]:
 
 
 def covers(path: str, addresses: Any) -> bool:
-    """Whether one of these addresses is one of this route."""
+    """Return whether one of these addresses belongs to this route."""
     pattern = re.compile(re.sub(r"\\\{[^}]*\\\}", "[^/]+", re.escape(path)) + r"(\?.*)?$")
     return any(pattern.match(address) for address in addresses)
 
@@ -157,7 +157,7 @@ Make = Callable[..., Site]
 
 
 def users_file(folder: Path, ada: str = HASH, mode: int = 0o600, text: str | None = None) -> Path:
-    """Who may log in: ada may operate, bob may look."""
+    """Write a file of users: ada may operate, bob may look."""
     path = folder / "users.toml"
     said = f'[users.ada]\npassword = "{ada}"\noperate = true\n[users.bob]\npassword = "{HASH}"\n'
     path.write_text(said if text is None else text)
@@ -166,7 +166,7 @@ def users_file(folder: Path, ada: str = HASH, mode: int = 0o600, text: str | Non
 
 
 def contents(db: Any) -> dict[str, Any]:
-    """All rows of all tables."""
+    """Return all rows of all tables."""
     tables = db.execute(
         "select relname from pg_class where relnamespace = 'tallybook'::regnamespace and relkind in ('r', 'p')"
     ).fetchall()
@@ -175,5 +175,5 @@ def contents(db: Any) -> dict[str, Any]:
 
 
 def audits(db: Any) -> list[tuple[str, str, dict[str, Any], dict[str, Any]]]:
-    """Who did what to what, and what became of it, oldest first."""
+    """Return the rows of the audit, oldest first."""
     return list(db.execute("select actor, action, target, done from tallybook.audits order by id").fetchall())

@@ -1,6 +1,6 @@
-"""An App whose names, args, errors and results are as hostile as they can be, and a database filled with its jobs.
+"""An App with hostile names, args, errors and results, and a database filled with its jobs.
 
-A worker process serves it: `tallybook worker -A support.dashboard_app:app`.
+Its worker process is `tallybook worker -A support.dashboard_app:app`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import psycopg
 
 from tallybook import App, Cancel, Context
 
-# What would run if it were put into a page as it is: markup, an end of an attribute, an end of a script.
+# Texts that would run in a page without escaping: markup, the end of an attribute, the end of a script.
 IMG = "<img src=x onerror=fired()>"
 HOSTILE = f"\"'></pre></script><script>fired()</script>{IMG}"
 SECRET = "hunter2-never-shown"
@@ -36,7 +36,7 @@ async def hostile(who: str, api_key: str = SECRET) -> None:
 
 @app.task(queue="slow")
 async def stay(ctx: Context, n: int) -> None:
-    """Until it is told to stop."""
+    """Run until cancelled."""
     await ctx.progress(0.5, HOSTILE)
     await asyncio.sleep(3600)
 
@@ -56,7 +56,7 @@ async def digest() -> None: ...
 
 
 async def furnish(dsn: str, *, drain: bool = True) -> None:
-    """Jobs in all states, schedules, subjects, limits, breakers and providers, with such names."""
+    """Fill a database with jobs in all states, schedules, subjects, limits, breakers and providers."""
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
         for n in range(12):
             await send.enqueue(conn, f"user{n}@example.org", api_key=SECRET, html=HOSTILE)

@@ -1,4 +1,4 @@
-"""Words of all tests for their database: a connection, one that opens more of them, one value, a call, a database of their own."""
+"""Helpers of all tests for their database: types of connections, one value, a call, a new database."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ Row = tuple[Any, ...]
 
 
 def one(db: psycopg.Connection[Any], query: Any, *params: Any) -> Any:
-    """The first column of the first row, which has to be there. One dict is parameters by name; without any, % is a letter."""
+    """Return the first column of the first row, which must exist.
+
+    A dict has named parameters; without parameters, % is literal.
+    """
     row = db.execute(
         query, params[0] if len(params) == 1 and isinstance(params[0], dict) else params or None
     ).fetchone()
@@ -25,7 +28,7 @@ def one(db: psycopg.Connection[Any], query: Any, *params: Any) -> Any:
 
 
 def call(db: Connection, verb: str, columns: str = "*", **args: Any) -> list[Row]:
-    """Select these columns from a function of Tallybook, whose arguments are given by name; a dict is JSON."""
+    """Select these columns from a function of Tallybook with named arguments; a dict is passed as JSON."""
     values = {name: Jsonb(value) if isinstance(value, dict) else value for name, value in args.items()}
     names = ", ".join(f"{name} => %({name})s" for name in values)
     return db.execute(f"select {columns} from tallybook.{verb}({names})", values).fetchall()  # type: ignore[arg-type]  # noqa: S608
@@ -33,7 +36,7 @@ def call(db: Connection, verb: str, columns: str = "*", **args: Any) -> list[Row
 
 @contextmanager
 def fresh(server: Any, template: str) -> Iterator[str]:
-    """A database for several tests, made from this template and dropped at the end: its conninfo."""
+    """Make a database from this template, yield its conninfo and drop it at the end."""
     name = f"tallybook_shared_{secrets.token_hex(6)}"
     dsn = server.create_database(name, template)
     try:

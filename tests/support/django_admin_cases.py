@@ -1,4 +1,4 @@
-"""Tests of the admin in the project of docs/django.md, run by Django's own runner: test_django_admin.py puts them there."""
+"""Tests of the admin in the project of docs/django.md, run by Django's own runner from test_django_admin.py."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def pages(model: str) -> str:
 
 
 class AdminTest(SimpleTestCase):
-    """Commits, since jobs have to run, and clears away what it needs to: to empty all tables after each test is slow."""
+    """Commits, because jobs must run, and deletes only what it must: emptying all tables after each test is slow."""
 
     databases = {"default"}  # noqa: RUF012
 
@@ -47,14 +47,14 @@ class AdminTest(SimpleTestCase):
         self.client.force_login(self.boss)
 
     def person(self, name: str, *may: str) -> None:
-        """Log somebody in who is staff and has these permissions."""
+        """Log in a member of staff with these permissions."""
         found = User.objects.create_user(name, is_staff=True)
         found.user_permissions.set(Permission.objects.filter(content_type__app_label="tallybook", codename__in=may))
         self.assertEqual(found.user_permissions.count(), len(may))
         self.client.force_login(found)
 
     def act(self, model: str, action: str, *chosen: object, **more: str) -> str:
-        """Choose things in a list and an action; the page behind it."""
+        """Choose rows of a list and an action; return the next page."""
         said = {"action": action, CHOSEN: [str(one) for one in chosen], "index": "0", **more}
         return self.client.post(pages(model), said, follow=True).content.decode()
 
@@ -77,7 +77,7 @@ class AdminTest(SimpleTestCase):
         return [(*one[:3], json.loads(one[3]), json.loads(one[4])) for one in found]
 
     def test_lists_cost_the_same_however_many_rows_there_are(self) -> None:
-        """No page asks more of the database for 60 rows than for 3, and none of them counts jobs."""
+        """No page sends more queries for 60 rows than for 3, and none counts jobs."""
         cost: dict[str, list[int]] = {model: [] for model in MODELS}
         for n in (3, 57):
             self.dead(n)
@@ -139,7 +139,7 @@ class AdminTest(SimpleTestCase):
         self.assertEqual(len(seen), 4)
 
     def test_actions_on_jobs_are_verbs_with_a_row_in_the_audit(self) -> None:
-        """Retry, cancel and drop: done by name, refused where they do not fit, and on record only where they changed something."""
+        """Retry, cancel and drop: done by name, refused where they do not fit, audited only with an effect."""
         first, second = self.dead(2)
         job = bill.enqueue_sync("default", 1).id
         self.assertIn("1 job: retried", self.act("deadletter", "retry", first))
@@ -162,13 +162,13 @@ class AdminTest(SimpleTestCase):
         )
 
     def test_actions_never_reach_what_is_not_chosen(self) -> None:
-        """A form that asks for all that match does something to what it names, and to nothing else."""
+        """A form that requests all matching rows changes only the rows that it names."""
         first, second = self.dead(2)
         self.act("deadletter", "retry", first, select_across="1")
         self.assertEqual(app.jobs.state(second).sync("default"), "dead")
 
     def test_queues_are_paused_resumed_and_emptied(self) -> None:
-        """Pause, resume, and empty after a question; a second pause changes nothing and is not on record."""
+        """Pause, resume, and empty after a question; a second pause changes nothing and is not audited."""
         jobs = [bill.enqueue_sync("default", n).id for n in range(3)]
         self.assertIn("Queue default paused", self.act("queue", "pause", "default"))
         self.assertIn("was paused already", self.act("queue", "pause", "default"))
@@ -182,7 +182,7 @@ class AdminTest(SimpleTestCase):
         self.assertIn("Retention class", self.text(reverse("admin:tallybook_queue_change", args=["default"])))
 
     def test_schedules_are_paused_resumed_and_run(self) -> None:
-        """Pause, resume and run now; a run puts a job in, and is skipped while that one has not ended."""
+        """Pause, resume and run now; a run enqueues a job, and is skipped while that job has not ended."""
         ask(
             "select tallybook.schedule_set('daily', 'bill', '{\"order_id\": 1}', cron => '0 6 * * *', tz => 'Europe/Berlin')"
         )

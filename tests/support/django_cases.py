@@ -1,4 +1,4 @@
-"""More tests of the project in docs/django.md, run by Django's own runner: test_django.py puts them into the app shop."""
+"""More tests of the project in docs/django.md, run by Django's own runner from test_django.py in the app shop."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class TasksTest(Clean):
 
 class ConnectionsTest(Clean):
     def test_old_connections_are_closed_around_jobs(self) -> None:
-        """A job that breaks its thread's connection, or the ORM's, does the next one no harm."""
+        """A job that breaks its thread's connection, or the ORM's, does not harm the next one."""
         for spoil, count in ((more_jobs.spoil, more_jobs.count), (more_jobs.aspoil, more_jobs.acount)):
             spoil.enqueue_sync("default")
             count.enqueue_sync("default")

@@ -1,7 +1,7 @@
-"""Django's own tests of `django.tasks` (tests/tasks of its source), on our Backend: test_django.py puts them into a project.
+"""Django's own tests of `django.tasks` (tests/tasks of its source), run on our Backend in a project of test_django.py.
 
-Those are replaced that name another backend, that ask a database in the thread of an event loop, or that expect the same
-instant from the caller's clock and from the server's.
+Tests are replaced if they name another backend, query a database in the thread of an event loop, or expect the same
+instant from the caller's and the server's clock.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tasks import tasks, test_tasks
 
 
 class Recorded(Backend):
-    """Ours, with the list that Django's tests look at."""
+    """Our backend, with the list that Django's tests read."""
 
     def __init__(self, alias, params):
         super().__init__(alias, params)

@@ -1,4 +1,4 @@
-"""The Django project of docs/django.md in a folder, with commands and servers of its own."""
+"""The Django project of docs/django.md in a folder, with its commands and servers."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ STATIC_URL = "static/"
 DEBUG = True
 WSGI_APPLICATION = "project.wsgi.application"
 """
-"""Settings of a project with the admin, for `extra`: it has the URLs of the page, too."""
+"""Settings of a project with the admin, for `extra`; such a project also has the URLs of the page."""
 SERVERS = {
     f"project/{kind}.py": f"""
 import os
@@ -113,7 +113,7 @@ application = get_{kind}_application()
 
 
 def _of_this_django(text: str) -> str:
-    """The same for the Django that is installed: since 6 it has `django.tasks` of its own."""
+    """Adapt a text to the installed Django, which includes `django.tasks` since 6."""
     if django.VERSION < (6,):
         return text
     for before, now in (
@@ -151,7 +151,7 @@ class Site:
             (folder / name).write_text(_of_this_django(body), encoding="utf-8")
 
     def manage(self, *words: str, code: int = 0, **env: str) -> str:
-        """What `manage.py ...` prints, stderr too; it ends with this code."""
+        """Run `manage.py ...`, which must exit with this code; return stdout and stderr."""
         done = subprocess.run(  # noqa: PLW1510
             [sys.executable, "manage.py", *words],
             cwd=self.folder, env={**self.env, **env}, capture_output=True, text=True, timeout=200,
@@ -160,7 +160,7 @@ class Site:
         return done.stdout + done.stderr
 
     def start(self, *words: str, cwd: Path | None = None) -> subprocess.Popen[bytes]:
-        """`manage.py ...` in a process group of its own."""
+        """Start `manage.py ...` in its own process group."""
         return subprocess.Popen(
             [sys.executable, str(self.folder / "manage.py"), *words],
             cwd=cwd or self.folder, env=self.env, start_new_session=True,

@@ -1,8 +1,8 @@
-"""Every state that a small model can come to, breadth-first, in plain Python.
+"""Breadth-first search of all reachable states of a small model, in plain Python.
 
-A model is a start, a function that gives the steps out of a state, a check, and what counts as the end. A step is a
-name, the state after it, and whether it is progress: what the protocol does by itself. Faults, and what people do, are
-no progress: from wherever they lead, an end has to be reachable by progress alone.
+A model is a start, a function that yields the steps from a state, a check, and a condition for the end. A step is a
+name, the state after it, and whether it is progress, a step that the protocol does on its own. Faults and actions of
+people are no progress: from every state, an end must be reachable by progress alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ State = TypeVar("State", bound=Hashable)
 
 
 class Step(NamedTuple, Generic[State]):
-    """One thing that may happen next."""
+    """One possible next step."""
 
     name: str
     state: State
@@ -25,14 +25,14 @@ class Step(NamedTuple, Generic[State]):
 
 @dataclass
 class Explored:
-    """What was found. `broken` is empty where every state keeps every promise."""
+    """The result of a search. `broken` is empty if every state keeps every promise."""
 
     states: int = 0
     steps: int = 0
     ends: int = 0
     broken: str = ""
     trace: list[str] = field(default_factory=list)
-    """The shortest way to the first state that breaks a promise."""
+    """The shortest path to the first state that breaks a promise."""
 
     def __str__(self) -> str:
         found = f"{self.states:,} states, {self.steps:,} steps, {self.ends:,} of them ends"
@@ -49,10 +49,10 @@ def explore(
     *,
     most: int = 2_000_000,
 ) -> Explored:
-    """Visit every state once. `check` names the promise that a state breaks, or is empty."""
+    """Visit every state once. `check` returns the promise that a state breaks, or an empty string."""
     number = {start: 0}
     came_from: list[tuple[int, str]] = [(-1, "")]
-    back: list[list[int]] = [[]]  # over progress only: from where one comes to this state
+    back: list[list[int]] = [[]]  # the states before each state, over progress only
     queue = deque([start])
     found = Explored()
     ends: list[int] = []
@@ -95,7 +95,7 @@ def explore(
 
 
 def _not_leading_to(ends: list[int], back: list[list[int]]) -> int | None:
-    """The first state from which none of these can be reached."""
+    """Return the first state from which none of these ends can be reached."""
     reached = bytearray(len(back))
     for end in ends:
         reached[end] = 1

@@ -1,4 +1,4 @@
-"""Several databases of one app: nodes with numbers of their own, and the table of them in the first."""
+"""Several databases of one app: numbered nodes, with the table of nodes in the first."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ update tallybook.installation set node = {number}"""
 
 
 class Fleet:
-    """Nodes 1 to `count`, called north, south, west, ...; with `table` the first lists them. `server` makes the databases.
+    """Nodes 1 to `count`, named north, south, west, ...; with `table` the first lists them.
 
-    With `servers` each node lies on a server of its own, in this order.
+    `server` makes the databases. With `servers`, each node is on its own server, in this order.
     """
 
     def __init__(
@@ -52,33 +52,33 @@ class Fleet:
 
     @property
     def dsn(self) -> str:
-        """Of the first, which has the table."""
+        """The DSN of the first node, which has the table."""
         return self.dsns[0]
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """As the package finds them."""
+        """The nodes as the package returns them."""
         return _nodes.nodes(self.dsn)
 
     def add(self, name: str, dsn: str, number: int) -> None:
-        """Write a node down in the first."""
+        """Add a node to the table of the first."""
         parts = conninfo_to_dict(dsn)
         address = " ".join(f"{key}={parts[key]}" for key in ("host", "port", "dbname") if parts.get(key))
         with self.connect(1) as conn:
             sync.run(conn, _nodes.add(name, address, number))
 
     def connect(self, number: int) -> Connection:
-        """A connection to a node, autocommit; close it."""
+        """Open an autocommit connection to a node; the caller closes it."""
         return psycopg.connect(self.dsns[number - 1], autocommit=True)
 
     def run(self, number: int, statement: str, *params: Any) -> list[tuple[Any, ...]]:
-        """The rows of one statement on a node."""
+        """Run one statement on a node and return its rows."""
         with self.connect(number) as conn:
             cursor = conn.execute(statement.encode(), params or None)
             return cursor.fetchall() if cursor.description else []
 
     def enqueue(self, number: int, queue: str = "default", task: str = "t") -> int:
-        """Put a job in on a node: its id."""
+        """Enqueue a job on a node and return its id."""
         return int(self.run(number, "select tallybook.enqueue(%s, %s, '{}')", queue, task)[0][0])
 
     def close(self) -> None:
@@ -88,14 +88,14 @@ class Fleet:
 
 
 def renumber(conn: psycopg.Connection[Any], number: int) -> None:
-    """Give an installation without jobs another number: a copy of a template comes from node 0."""
+    """Set the number of an installation without jobs: copies of a template have the number 0."""
     statement = _RENUMBER.format(number=number, start=(number << 43) or 1, end=(number << 43) + (1 << 43) - 1)
     conn.execute(statement.encode())
 
 
 @contextmanager
 def fleets(server: Any, template: str) -> Iterator[Callable[..., Fleet]]:
-    """Make fleets; all of their databases are dropped at the end."""
+    """Yield a function that makes fleets; drop all their databases at the end."""
     made: list[Fleet] = []
 
     def one(count: int = 3, **options: Any) -> Fleet:

@@ -1,4 +1,4 @@
-"""The application of the fleet's worker processes: what its handlers do is written down in the job's own node."""
+"""The application of the fleet's worker processes. Its handlers record their runs in the job's own node."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _opened = 0
 
 @app.lifespan
 async def count(ctx: Context) -> AsyncIterator[None]:
-    """How often a lifespan was opened in this process."""
+    """Count how often the lifespan is opened in this process."""
     global _opened  # noqa: PLW0603
     _opened += 1
     ctx.state.opened = _opened
@@ -31,14 +31,14 @@ async def count(ctx: Context) -> AsyncIterator[None]:
 
 @app.task(atomic=True)
 async def note(tx: psycopg.AsyncConnection[Any], ctx: Context) -> None:
-    """Leaves a row in the node of its transaction."""
+    """Write a row in the node of the transaction."""
     row = (ctx.job_id, ctx.attempt, os.getpid(), ctx.state.opened, ctx.node)
     await tx.execute("insert into ran values (%s, %s, %s, %s, %s)", row)
 
 
 @app.task(retry=Constant(timedelta(0)))
 async def hold(ctx: Context) -> None:
-    """Runs until the gate of its node is open."""
+    """Run until the gate of the job's node is open."""
     async with await psycopg.AsyncConnection.connect(ctx.app.conninfo(), autocommit=True) as conn:
         row = (ctx.job_id, ctx.attempt, os.getpid(), ctx.state.opened, ctx.node)
         await conn.execute("insert into ran values (%s, %s, %s, %s, %s)", row)
@@ -48,13 +48,13 @@ async def hold(ctx: Context) -> None:
 
 @app.task
 async def relay(ctx: Context) -> None:
-    """Puts a note in by the App."""
+    """Enqueue a note by the App."""
     await note.enqueue(ctx.app)
 
 
 @app.task(process=True, env=("TALLYBOOK_DSN",))
 def outside(ctx: Context) -> None:
-    """Leaves a row from a process of its own, by the DSN of its environment."""
+    """Write a row from a child process, by the DSN of its environment."""
     with psycopg.connect(os.environ["TALLYBOOK_DSN"], autocommit=True) as conn:
         row = (ctx.job_id, ctx.attempt, os.getpid(), 0, ctx.node)
         conn.execute("insert into ran values (%s, %s, %s, %s, %s)", row)

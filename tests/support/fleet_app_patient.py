@@ -1,4 +1,4 @@
-"""The app of fleet_app in a worker whose claims keep their slots however long a server is silent: for a control."""
+"""The app of fleet_app in a worker whose claims keep their slots while a server is silent, for a control."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A program that opens everything and then forks, as gunicorn does with preloading: `python -m support.forked DSN`.
 
-The child uses the app it has inherited, and ends in the ordinary way; the parent goes on using its own. Prints "ok".
+The child uses the app that it has inherited, and exits normally; the parent continues to use its own. Prints "ok".
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ app = App("shop", dsn=sys.argv[1])
 
 @app.task
 async def note(n: int) -> None:
-    """Does nothing."""
+    """Do nothing."""
 
 
 async def child() -> None:
@@ -50,10 +50,10 @@ async def parent() -> None:
         await note.enqueue(app, 0)
         inside = os.fork()
         if inside == 0:
-            # Inside of the running loop, where not even the loop is another one.
+            # Fork inside the running loop, so that the child has the same loop object.
             code = 1
             try:
-                asyncio.events._set_running_loop(None)  # the loop is inherited, too
+                asyncio.events._set_running_loop(None)  # the child inherits the running loop
                 asyncio.run(child())
                 code = 0
             finally:
@@ -69,7 +69,7 @@ async def _put(n: int) -> None:
 
 
 def between() -> None:
-    """A fork between two loops, with a pool that was never closed, and an ordinary exit of the child, with all finalizers."""
+    """Fork between two loops with a pool that was never closed; the child exits normally, with all finalizers."""
     opened = app.open()
     runner = asyncio.Runner()
     runner.run(opened.__aenter__())

@@ -1,4 +1,4 @@
-"""What schemathesis is told about the operator API: how to sign, and what texts of its formats look like."""
+"""Hooks of schemathesis for the operator API: signatures, and texts of its formats."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ schemathesis.openapi.format(
 )
 
 MARK = "signed"
-"""Stands in a header, on the command line of the fuzzer, for the value that is to be computed."""
+"""Placeholder in a header, on the fuzzer's command line, for a value to compute."""
 
 
 class Sign(requests.auth.AuthBase):
-    """Signs what is really sent, as far as the case has the headers: one that lacks a header is to be refused."""
+    """Signs the final request in the headers that the case has: a case without a header must be refused."""
 
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
         body = request.body or b""
@@ -34,5 +34,5 @@ class Sign(requests.auth.AuthBase):
 
 @schemathesis.hook
 def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
-    """Sign what is sent in the end."""
+    """Sign the final request."""
     kwargs["auth"] = Sign()

@@ -1,4 +1,4 @@
-"""A worker made of SQL alone, which does what a worker in any language has to do: claim, claimed_jobs, admit, start, end."""
+"""A worker in SQL with the steps of a worker in any language: claim, claimed_jobs, admit, start, end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.database import Connection, call, one
 
 @dataclass
 class Job:
-    """One claimed attempt, as claimed_jobs tells of it."""
+    """One claimed attempt, as claimed_jobs returns it."""
 
     lease: UUID
     id: int
@@ -38,7 +38,7 @@ class Job:
 
 
 class Hands:
-    """Claims on one autocommit connection; what it does not end is left open."""
+    """Claims on one autocommit connection; attempts that it does not end stay open."""
 
     def __init__(self, db: Connection, *queues: str, at: str = "clock_timestamp()") -> None:
         self.db = db
@@ -50,7 +50,7 @@ class Hands:
         return one(self.db, query, *params)
 
     def claim(self, max_jobs: int = 100) -> list[Job]:
-        """One batch; whatever claimed_jobs says of each."""
+        """Claim one batch and return the rows of claimed_jobs."""
         while True:
             lease = uuid4()
             row = self.db.execute(
@@ -71,7 +71,7 @@ class Hands:
         return [Job(lease, *row) for row in rows]
 
     def turn(self, jobs: list[Job], *, patient: bool = True) -> tuple[list[int], list[int]]:
-        """Which may start, and which are to be asked for again."""
+        """Ask for the turns of these jobs; return those that may start, and those that must ask again."""
         row = self.db.execute(
             "select ready, busy from tallybook.order_admit(%s, %s, %s, %s)",
             ([j.lease for j in jobs], [j.id for j in jobs], [j.attempt for j in jobs], patient),
@@ -80,7 +80,7 @@ class Hands:
         return row[0], row[1]
 
     def start(self, max_jobs: int = 100) -> list[Job]:
-        """Claim, and ask for the turn: those that may start now. Whatever is held back otherwise gets its end."""
+        """Claim jobs, request their turns and return those that may start now; end all others."""
         free = []
         for job in self.claim(max_jobs):
             if job.cancelled:
@@ -113,12 +113,12 @@ class Hands:
         return said
 
     def rescued(self) -> None:
-        """Die: rescue takes what is open, and this worker is not on record any more."""
+        """Die: a rescue takes the open attempts, and this worker is no longer registered."""
         self.db.execute("update tallybook.worker set seen_at = '-infinity' where id = %s", (self.worker,))
         self.db.execute("select tallybook.rescue(only_worker => %s)", (self.worker,))
 
     def run_all(self, rounds: int = 100) -> list[int]:
-        """Start and complete until nothing is there: the order in which they started."""
+        """Start and complete jobs until none is available; return the order of their starts."""
         order = []
         for _ in range(rounds):
             jobs = self.start()
@@ -133,12 +133,12 @@ class Hands:
 
 
 def put(db: Connection, **more: Any) -> int:
-    """Enqueue into queue q, by name: put(db, order_key='k', args={...})."""
+    """Enqueue a job to queue q with named options: put(db, order_key='k', args={...})."""
     ((job,),) = call(db, "enqueue", **{"queue": "q", "task": "t", **more})
     return job
 
 
 def states(db: Connection, *jobs: int) -> list[str]:
-    """What the view says."""
+    """Return the states of these jobs in the view."""
     rows = dict(db.execute("select id, state from tallybook.job where id = any (%s)", (list(jobs),)).fetchall())
     return [rows.get(job, "gone") for job in jobs]

@@ -1,4 +1,4 @@
-"""The jobs of a shop before it moves, in every state, and what has to become of each of them after it.
+"""The jobs of a shop before it moves, in every state, and the expected result of each after the move.
 
 house = furnish(old)                     # on the old cluster
 dump, restore, enqueue more: house.later(new)
@@ -16,43 +16,43 @@ from support.clusters import burn
 from support.database import Connection, one
 
 QUEUES = ["default", "mail", "reports", "never"]
-# The handlers of worker_process leave a row for each start; the old cluster's workers are SQL and leave none.
+# The handlers of worker_process write a row for each start; the old cluster's workers are SQL and write none.
 RAN = "select count(*), coalesce(max(attempt), 0) from ran where job_id = %s"
 
 
 def put(conn: Connection, queue: str = "default", **options: object) -> int:
-    """Enqueue one job for the handler `note`; its id."""
+    """Enqueue one job for the handler `note` and return its id."""
     named = "".join(f", {name} => %s" for name in options)
     return int(one(conn, f"select tallybook.enqueue(%s, 'note', '{{\"n\": 1}}'{named})", queue, *options.values()))
 
 
 def claim(conn: Connection, worker: int, queue: str, most: int) -> tuple[str, list[int]]:
-    """A claim of at most so many: its lease and its jobs."""
+    """Claim at most `most` jobs; return the lease and the jobs."""
     lease = str(uuid.uuid4())
     conn.execute("select tallybook.claim(%s, %s::text[], %s::int[], %s::uuid)", (worker, [queue], [most], lease))
     return lease, [row[0] for row in conn.execute("select job_id from tallybook.claimed_jobs(%s)", (lease,)).fetchall()]
 
 
 def end(conn: Connection, verb: str, lease: str, job: int, *more: object, attempt: int = 1) -> None:
-    """End an attempt by this verb."""
+    """End an attempt with this verb."""
     marks = ", %s" * len(more)
     conn.execute(f"select tallybook.{verb}(%s::uuid, %s::bigint, %s::int{marks})", (lease, job, attempt, *more))
 
 
 @dataclass
 class House:
-    """Job ids by what has to become of them."""
+    """Job ids by their expected results."""
 
     runs: dict[int, str] = field(default_factory=dict)
-    """Open when the copy was made, or put in since: each has to run once, to its end, in the new cluster."""
+    """Jobs open at the copy, or enqueued since: each must run once, to its end, in the new cluster."""
     stays: dict[int, tuple[str, str]] = field(default_factory=dict)
-    """Ended, or cancelled, or to run later: never runs; what it is, and the state that it has to be in."""
+    """Ended, cancelled or later jobs, which must not run: a description and the expected state of each."""
     had_run: set[int] = field(default_factory=set)
-    """Of those that run: a worker of the old cluster had started them."""
+    """Jobs of `runs` that a worker of the old cluster had started."""
     open_transactions: list[tuple[Connection, int]] = field(default_factory=list)
 
     def wrongs(self, conn: Connection) -> list[str]:
-        """What is not as it has to be."""
+        """Return the deviations from the expected results."""
         found = [f"counted: {row}" for row in conn.execute("select * from tallybook.verify()")]
         for job, what in self.runs.items():
             runs, _ = conn.execute(RAN, (job,)).fetchone() or (0, 0)
@@ -81,7 +81,7 @@ class House:
         return found + [f"job {job} is on view more than once" for job in ids]
 
     def later(self, conn: Connection, what: str) -> None:
-        """Put in some more, before anybody has rebased."""
+        """Enqueue some more jobs before the rebase."""
         for queue in QUEUES:
             for priority in (1, 2):
                 self.runs[put(conn, queue, priority=priority)] = f"put in {what}, {queue} {priority}"
@@ -96,14 +96,14 @@ class House:
 def furnish(conn: Connection, connect: Any) -> House:  # noqa: PLR0912, PLR0915  one job after the other
     """Fill the schema of `conn` with jobs of every kind; `connect` opens further connections to it.
 
-    The claim of the first two that run is an interval of more than 3,000 transaction ids.
+    The claim of the first two jobs of `runs` is an interval of more than 3,000 transaction ids.
     """
     house = House()
     worker = int(one(conn, "select tallybook.worker_start('old', %s::text[], %s::text[])", QUEUES, ["note"]))
     conn.execute("insert into tallybook.queue (name, retention) values ('reports', 'brief') on conflict (name)"
                  " do update set retention = 'brief'")  # fmt: skip
 
-    # Ended in every way.
+    # Jobs that ended in every way.
     for queue in QUEUES[:3]:
         for _ in range(4):
             put(conn, queue)
@@ -118,7 +118,7 @@ def furnish(conn: Connection, connect: Any) -> House:  # noqa: PLR0912, PLR0915 
         end(conn, "fail", lease, left, '{"message": "no"}', "1 day")
         house.stays[left] = ("in backoff", "retrying")
 
-    # Two transactions that are open while claims open windows over them: one commits before the dump, one after.
+    # Two open transactions with later windows over them: one commits before the dump, one after.
     def hole(name: str) -> tuple[Connection, int]:
         other = connect()
         other.execute("begin")
@@ -135,7 +135,7 @@ def furnish(conn: Connection, connect: Any) -> House:  # noqa: PLR0912, PLR0915 
     burn(conn, 3000)
     for _ in range(5):
         put(conn)
-    # Running: a window, one by its id, former holes.
+    # Running jobs: of a window, one claimed by its id, former holes.
     lease, jobs = claim(conn, worker, "default", 2)
     for job in jobs:
         house.runs[job] = "running"
@@ -165,7 +165,7 @@ def furnish(conn: Connection, connect: Any) -> House:  # noqa: PLR0912, PLR0915 
     for job in (behind[-1], put(conn)):
         house.runs.setdefault(job, "available")
     lease, jobs = claim(conn, worker, "default", 50)
-    while jobs:  # what is left, and the hole that has ended
+    while jobs:  # the remaining jobs, and the hole that has ended
         for job in jobs:
             house.runs[job] = "running"
             house.had_run.add(job)
@@ -175,7 +175,7 @@ def furnish(conn: Connection, connect: Any) -> House:  # noqa: PLR0912, PLR0915 
     ends_unseen[0].execute("commit")
     house.open_transactions.append(open_still)
 
-    # In line: in every lane, one whose lane was never claimed from, one put aside, unique keys.
+    # Available jobs: in every lane, one in a lane without claims, one set aside, unique keys.
     for queue in QUEUES:
         for priority in (1, 2, 7):
             house.runs[put(conn, queue, priority=priority)] = f"available, {queue} {priority}"
@@ -191,7 +191,7 @@ def furnish(conn: Connection, connect: Any) -> House:  # noqa: PLR0912, PLR0915 
     end(conn, "snooze", lease, snoozed, "0 s")
     house.runs[snoozed] = "given back"
     house.had_run.add(snoozed)
-    # Cancelled where no claim has come by; one of them retried since, one retried and cancelled again.
+    # Cancelled jobs without a claim since; one of them retried later, one retried and cancelled again.
     for what, then in (("", ()), (", retried", ("retry",)), (", retried, cancelled", ("retry", "cancel"))):
         job = put(conn, "reports")
         for verb in ("cancel", *then):
@@ -200,7 +200,7 @@ def furnish(conn: Connection, connect: Any) -> House:  # noqa: PLR0912, PLR0915 
             house.runs[job] = f"cancelled before its start{what}"
         else:
             house.stays[job] = (f"cancelled before its start{what}", "cancelled")
-    # One order key: whose turn it is runs, one waits, one is in line; one of another key is cancelled while it has its turn.
+    # One order key: one job runs, one waits, one is available; a job of another key is cancelled during its turn.
     for key, queue in (("k", "reports"), ("l", "default")):
         for what in ("has its turn", "waits", "is in line"):
             job = put(conn, queue, priority=0, order_key=key)
@@ -215,7 +215,7 @@ def furnish(conn: Connection, connect: Any) -> House:  # noqa: PLR0912, PLR0915 
                 else:
                     conn.execute("select tallybook.cancel(%s)", (job,))
                     house.stays[job] = (house.runs.pop(job), "cancelled")
-    # A conflict of unique keys has changed the args of a job in line.
+    # A conflict of unique keys has changed the args of an available job.
     amended = put(conn, "mail", unique_key="amended")
     conn.execute(
         "select tallybook.enqueue('mail', 'note', '{\"n\": 7}', unique_key => 'amended', on_conflict => 'replace_args')"

@@ -1,15 +1,15 @@
 """Run the steps of two or three sessions in every order, or in a seeded sample of the orders.
 
-A session is a list of steps on a connection of its own; a schedule says whose step comes next. One event loop plays
-them all: a step that waits for a lock stays behind while the schedule goes on with the others, and resumes when it is
-freed. A schedule that would run a step of a session that still waits cannot happen, so it is skipped: the order in which
-it does happen is another schedule.
+A session is a list of steps on its own connection; a schedule lists the sessions in the order of their steps. One event
+loop runs all: while a step waits for a lock, the schedule continues with the others, and the step resumes when the lock
+is free. A schedule with a step of a session that still waits cannot happen, so it is skipped: another schedule has the
+possible order.
 
     async def begin(conn, queue):
-        return Scene(queue)                                 # whatever the steps read and write
+        return Scene(queue)                                 # the state that the steps read and write
 
     async def judge(conn, scene):
-        return [...]                                        # what is wrong with what it left behind
+        return [...]                                        # the findings in the result
 
     found, played = play(dsn, [first, second], begin, judge, interleavings([3, 2]))
 """
@@ -29,15 +29,15 @@ Connection: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]
 Step: TypeAlias = LiteralString | Callable[[Connection, Any], Awaitable[object]]
 Schedule: TypeAlias = tuple[int, ...]
 
-_QUICK = 0.004  # seconds: almost every step that does not wait for a lock has answered by then
-_LIMIT = 60.0  # seconds: PostgreSQL itself ends a deadlock after one
+_QUICK = 0.004  # seconds in which almost every step without a lock wait answers
+_LIMIT = 60.0  # seconds; PostgreSQL ends a deadlock after one
 _WAITS = """
 select pid from pg_stat_activity
  where pid = any (%s) and wait_event_type = 'Lock' and pg_blocking_pids(pid) <> '{}'"""
 
 
 class StepFailed(AssertionError):
-    """A step raised an error; names the schedule, so that it can be run alone."""
+    """A step raised an error. The text has the schedule, so that you can run it alone."""
 
     def __init__(self, schedule: Schedule, session: int, step: int, error: BaseException) -> None:
         super().__init__(f"schedule {schedule}: step {step} of session {session}: {type(error).__name__}: {error}")
@@ -45,7 +45,7 @@ class StepFailed(AssertionError):
 
 
 def interleavings(lengths: Sequence[int]) -> Iterator[Schedule]:
-    """Every order of the steps of sessions that have so many steps."""
+    """Yield every order of the steps of sessions with these numbers of steps."""
     if not any(lengths):
         yield ()
     for session, left in enumerate(lengths):
@@ -56,7 +56,7 @@ def interleavings(lengths: Sequence[int]) -> Iterator[Schedule]:
 
 
 def sample(lengths: Sequence[int], size: int, seed: int) -> list[Schedule]:
-    """Draw so many different orders; the same ones for the same seed."""
+    """Draw `size` different orders, the same ones for the same seed."""
     line = [session for session, n in enumerate(lengths) for _ in range(n)]
     source = random.Random(seed)
     found: dict[Schedule, None] = {}
@@ -69,7 +69,7 @@ def sample(lengths: Sequence[int], size: int, seed: int) -> list[Schedule]:
 
 
 def some(sessions: Sequence[Sequence[Step]], most: int = 30) -> list[Schedule]:
-    """Every order, or a sample of so many."""
+    """Return every order, or a sample of `most`."""
     lengths = [len(session) for session in sessions]
     schedules = list(interleavings(lengths))
     return schedules if len(schedules) <= most else sample(lengths, most, 1)
@@ -84,7 +84,7 @@ async def rows(conn: Connection, query: Any, *params: object) -> list[tuple[Any,
 
 
 async def claimed(conn: Connection, worker: int, queue: str, most: int = 10) -> list[tuple[int, UUID, int]]:
-    """Claim what is in line, past what was cancelled there: job, lease and attempt of each."""
+    """Claim available jobs, past cancelled ones; return job, lease and attempt of each."""
     while True:
         lease = uuid4()
         query = "select claim_id, jobs from tallybook.claim(%s, %s, %s, %s)"
@@ -100,7 +100,10 @@ def play(
     judge: Callable[[Connection, Any], Awaitable[list[str]]],
     schedules: Iterable[Schedule],
 ) -> tuple[list[str], int]:
-    """Play the schedules, each in a scene and a queue of its own: what is wrong, or failed, in which, and how many could happen."""
+    """Run the schedules, each with its own scene and queue.
+
+    Return findings and failures with their schedules, and the number of schedules that could happen.
+    """
 
     async def play_all() -> tuple[list[str], int]:
         found, played = [], 0
@@ -121,7 +124,7 @@ def play(
 
 
 class Interleaver:
-    """Connections that are kept from schedule to schedule, and one that watches who waits."""
+    """Connections reused for all schedules, and one that watches for lock waits."""
 
     def __init__(self, dsn: str, sessions: int) -> None:
         self._dsn = dsn
@@ -144,7 +147,7 @@ class Interleaver:
         await self._stack.aclose()
 
     async def run(self, schedule: Schedule, sessions: Sequence[Sequence[Step]], scene: Any) -> bool:
-        """Play one schedule; False: it cannot happen. Raises StepFailed; no transaction is left open."""
+        """Run one schedule; return False if it cannot happen. Raises StepFailed. No transaction stays open."""
         done = [0] * len(sessions)
         pending: dict[int, asyncio.Task[object]] = {}
         try:
@@ -167,7 +170,7 @@ class Interleaver:
     async def _settle(
         self, schedule: Schedule, pending: dict[int, asyncio.Task[object]], done: list[int], to_the_end: bool = False
     ) -> None:
-        """Wait until each step on its way has ended or waits for a lock; at the end, until all have ended."""
+        """Wait until each started step has ended or waits for a lock; at the end, until all have ended."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _LIMIT
         while pending:

@@ -1,4 +1,4 @@
-"""Lists of jobs held against the view job: whatever was done to the jobs, and whatever the filter."""
+"""Comparison of job lists with the view job, after any operations and with any filter."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ select j.id, j.queue, j.task, j.state, j.priority, j.attempts, j.failures, j.max
 
 
 def page(db: Connection, **named: Any) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
-    """The rows of one page, and the last one, if there may be more."""
+    """Return the rows of one page, and the last row if there may be more."""
     given = {name: Jsonb(value) if isinstance(value, dict) else value for name, value in named.items()}
     names = ", ".join(f"{name} => %({name})s" for name in given)
     found = db.execute(cast("Any", f"select * from tallybook.jobs({names})"), given)  # noqa: S608
@@ -39,7 +39,7 @@ def page(db: Connection, **named: Any) -> tuple[list[dict[str, Any]], dict[str, 
 
 
 def pages(db: Connection, **named: Any) -> list[list[dict[str, Any]]]:
-    """All pages of a list."""
+    """Return all pages of a list."""
     found: list[list[dict[str, Any]]] = []
     after: str | None = None
     while True:
@@ -47,7 +47,7 @@ def pages(db: Connection, **named: Any) -> list[list[dict[str, Any]]]:
         found.append(rows)
         if more is None:
             return found
-        assert more["cursor"] != after, "each page goes on"
+        assert more["cursor"] != after, "each page has a new cursor"
         after = more["cursor"]
 
 
@@ -56,7 +56,7 @@ def ids(db: Connection, **named: Any) -> list[int]:
 
 
 def differences(db: Connection, **named: Any) -> str:
-    """What all pages together have that the view has not, or the other way round; empty: they are the same."""
+    """Return the differences between all pages and the view, or an empty string."""
     given: dict[str, Any] = (
         dict.fromkeys(("queue", "task", "states", "links", "error", "since", "before")) | {"unserved": False} | named
     )
@@ -80,7 +80,7 @@ def differences(db: Connection, **named: Any) -> str:
 
 
 def some_filters(rng: random.Random, **values: list[Any]) -> dict[str, Any]:
-    """A random filter: each of these with one of its values, or not at all; and some states."""
+    """Return a random filter: each of these names with one of its values or left out, and some states."""
     found = {name: rng.choice(those) for name, those in values.items() if those and rng.random() < 0.3}
     kind = rng.random()
     if kind < 0.4:

@@ -1,4 +1,4 @@
-"""A client of the operator API by the docs page alone: it shares no code with the server, so that both cannot be wrong together."""
+"""A client of the operator API written from the docs page: it shares no code, and so no errors, with the server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def headers(
     timestamp: int | str | None = None,
     nonce: str | None = None,
 ) -> dict[str, str]:
-    """The four headers of a signed request; `target` is path and query."""
+    """Return the four headers of a signed request; `target` is path and query."""
     parts = urlsplit(target)
     at = str(int(time.time()) if timestamp is None else timestamp)
     once = secrets.token_hex(16) if nonce is None else nonce
@@ -51,11 +51,11 @@ class Client:
         self.signer = signer
 
     def by(self, key: str, secret: str) -> Client:
-        """The same app, by another key."""
+        """Return a client of the same app with another key."""
         return Client(self.http, key=key, secret=secret)
 
     async def __call__(self, method: str, target: str, document: Any = None, **more: Any) -> httpx2.Response:
-        """Sign and send one request; `headers` replaces headers, a None leaves one out."""
+        """Sign and send one request; `headers` replaces headers, and None removes one."""
         body = more.pop("body", b"" if document is None else json.dumps(document).encode())
         changed = more.pop("headers", {})
         sent = {**headers(method, target, body, **{**self.signer, **more})}
@@ -67,7 +67,7 @@ class Client:
 
 @asynccontextmanager
 async def client(api: Any, *, prefix: str = "") -> AsyncIterator[Client]:
-    """A Client of an ASGI app in this process."""
+    """Yield a Client of an ASGI app in this process."""
     transport = httpx2.ASGITransport(app=api, root_path=prefix)
     async with httpx2.AsyncClient(transport=transport, base_url="http://api.test") as http:
         yield Client(http)

@@ -1,7 +1,7 @@
-"""A real uvicorn that serves the operator API in a process of its own: `python -m support.operator_process DSN KEYS [BREAK]`.
+"""A uvicorn process that serves the operator API: `python -m support.operator_process DSN KEYS [BREAK]`.
 
-It prints its port. BREAK takes something away that a test of it must find: `answer` has an answer that is not the documented
-one, `error` a defect, `unsigned` no proof of signatures.
+It prints its port. BREAK adds a fault that a test must find: `answer` sends an undocumented answer, `error` has a
+defect, `unsigned` does not check signatures.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _broken(what: str) -> None:
 
 
 def main(dsn: str, keys: str, broken: str = "") -> None:
-    """Serve until it is told to stop."""
+    """Serve until the process is stopped."""
     import socket
 
     import uvicorn
@@ -58,7 +58,7 @@ def main(dsn: str, keys: str, broken: str = "") -> None:
 
 @contextmanager
 def serving(dsn: str, keys: Path, broken: str = "", *, log: Path | None = None) -> Iterator[str]:
-    """The base URL of such a process while the block runs; what it writes to stderr goes to `log`."""
+    """Run such a process for the block and yield its base URL; stderr goes to `log`."""
     words = [sys.executable, "-m", "support.operator_process", dsn, str(keys), broken]
     with (
         (log or Path("/dev/null")).open("w") as err,

@@ -1,4 +1,4 @@
-"""The outside world on this machine: an HTTP server that does what it is told, an SMTP server, and a registry in memory."""
+"""The outside world on this machine: an HTTP server with set replies, an SMTP server, and a registry in memory."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Registry:
         return self.known[name]
 
     def forget(self) -> None:
-        """Nothing is kept here."""
+        """Do nothing, because there is no cache."""
 
     def through(self, _: object) -> AbstractContextManager[None]:
         return nullcontext()
 
     def change(self, name: str, **settings: Any) -> None:
-        """Other settings of one that is there."""
+        """Change the settings of an existing provider."""
         self.known[name] = replace(self.known[name], settings={**self.known[name].settings, **settings})
 
     async def set(self, name: str, *, active: bool) -> str:
@@ -50,21 +50,21 @@ class Registry:
 
 
 def serving(app: App, *providers: Provider) -> Registry:
-    """Give the app these providers."""
+    """Give the app these providers and return their registry."""
     registry = Registry(*providers)
     app.providers = registry  # type: ignore[assignment]
     return registry
 
 
 def provider(name: str, secrets: Mapping[str, str | Secret] | None = None, **settings: Any) -> Provider:
-    """A provider with these settings, and secrets as texts."""
+    """Return a provider with these settings, and secrets as texts."""
     made = {key: Secret(one) if isinstance(one, str) else one for key, one in (secrets or {}).items()}
     return Provider(name, "test", settings, made)
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the server got."""
+    """A request that the server received."""
 
     method: str
     path: str
@@ -74,9 +74,9 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """What it answers; `length` is what it says that the body has.
+    """A reply of the server; `length` replaces the Content-Length.
 
-    `held` keeps it from answering at all, `trickling` sends 50 bytes a second.
+    `held` delays the whole reply, `trickling` sends 50 bytes per second.
     """
 
     status: int = 200
@@ -88,7 +88,7 @@ class Reply:
 
 
 class HttpServer:
-    """Answers each request with the next reply; the last one is for all that follow. A function makes its own."""
+    """Answers each request with the next reply, and all further ones with the last. A function returns a reply."""
 
     def __init__(self, url: str, port: int) -> None:
         self.url = url
@@ -138,15 +138,15 @@ class _Handler(BaseHTTPRequestHandler):
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
-    request_queue_size = 128  # who does not fit is only heard a second later, or never within its time-out
+    request_queue_size = 128  # a connection beyond that is accepted a second later, perhaps after its timeout
 
     def handle_error(self, *args: Any) -> None:
-        pass  # a caller that has read enough hangs up
+        pass  # a caller may disconnect early
 
 
 @contextmanager
 def http_server(host: str = "127.0.0.1", port: int = 0, cert: Path | None = None) -> Iterator[HttpServer]:
-    """A server in threads of this process; with a certificate (and key) by TLS."""
+    """Run a server in threads of this process, with TLS if there is a certificate (with its key)."""
     handler = type("Handler", (_Handler,), {})
     server = _Server((host, port), handler)
     scheme = "http"
@@ -168,7 +168,7 @@ def http_server(host: str = "127.0.0.1", port: int = 0, cert: Path | None = None
 
 @contextmanager
 def two_http_servers(first: str, second: str) -> Iterator[tuple[HttpServer, HttpServer]]:
-    """Servers at one port of two addresses; another process can have the port at the second one, then it is another port."""
+    """Run servers at one port of two addresses; try another port if it is taken at the second address."""
     for _ in range(20):
         with ExitStack() as stack:
             one = stack.enter_context(http_server(first))
@@ -182,7 +182,7 @@ def two_http_servers(first: str, second: str) -> Iterator[tuple[HttpServer, Http
 
 
 def certificate(folder: Path, name: str) -> Path:
-    """A certificate for one host name with its key, in one file; it is its own authority."""
+    """Write a self-signed certificate for one host name and its key to one file; return the path."""
     path = folder / "cert.pem"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
@@ -195,7 +195,7 @@ def certificate(folder: Path, name: str) -> Path:
 
 
 class Mailbox:
-    """What the SMTP server took; `answers` says what it answers to a recipient, `data` to a message."""
+    """The mails that the SMTP server accepted; `answers` has its answers to recipients, `data` to messages."""
 
     def __init__(self) -> None:
         self.messages: list[Any] = []
@@ -221,7 +221,7 @@ class Mailbox:
 
 @contextmanager
 def smtp_server(*, login: tuple[str, str] | None = None, cert: Path | None = None) -> Iterator[tuple[Mailbox, int]]:
-    """A real SMTP server in a thread of this process, and its port; with a login only after STARTTLS."""
+    """Run an SMTP server in a thread; yield its mailbox and port. A login is possible only after STARTTLS."""
     mailbox = Mailbox()
     context = None
     if cert is not None:
@@ -244,7 +244,7 @@ def smtp_server(*, login: tuple[str, str] | None = None, cert: Path | None = Non
 
 
 class _Controller(Controller):
-    """On a free port, which the library does not look up by itself."""
+    """A server on a free port, which the library does not find out on its own."""
 
     bound = 0
 

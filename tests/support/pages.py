@@ -1,4 +1,4 @@
-"""The pages of the docs: their parts, and what they show, run."""
+"""The pages of the docs: their parts, and runs of their code."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ def text(page: str) -> str:
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    """The fenced blocks of one language, in their order."""
+    """Return the fenced blocks of one language, in order."""
     return [body for found, body in FENCED.findall(page.read_text(encoding="utf-8")) if found == language]
 
 
 def statements(block: str) -> list[str]:
-    """The statements of one SQL block; each ends with a semicolon at the end of a line."""
+    """Return the statements of one SQL block; each ends with a semicolon at the end of a line."""
     bare = re.sub(r"--[^\n]*", "", block)
     assert bare.strip().endswith(";"), f"a statement without its semicolon: {block}"
     return [statement.strip() for statement in re.split(r";[ ]*\n", bare) if statement.strip()]
 
 
 def section(page: str, heading: str) -> str:
-    """What stands below one heading, up to the next one of the same or a higher level."""
+    """Return the text below one heading, up to the next heading of level 1 or 2."""
     found = re.search(rf"^(#+) {re.escape(heading)}\n(.*?)(?=^#{{1,2}} |\Z)", text(page), re.MULTILINE | re.DOTALL)
     assert found, f"{page} has no heading {heading!r}"
     return found[2]
 
 
 def code(page: str, heading: str, language: str) -> list[str]:
-    """The fenced blocks of one language below one heading."""
+    """Return the fenced blocks of one language below one heading."""
     return [body for found, body in FENCED.findall(section(page, heading)) if found == language]
 
 
 def table(part: str, first_title: str) -> list[list[str]]:
-    """The rows of the table whose first column has this title."""
+    """Return the rows of the table whose first column has this title."""
     lines = iter(part.splitlines())
     for line in lines:
         if line.startswith(f"| {first_title} |"):
@@ -64,12 +64,12 @@ def table(part: str, first_title: str) -> list[list[str]]:
 
 
 def words(rows: list[list[str]], column: int = 0) -> list[str]:
-    """What stands in backticks in one column."""
+    """Return the words in backticks in one column."""
     return [word for row in rows for word in re.findall(r"`([^`]+)`", row[column])]
 
 
 def project(folder: Path, page: str) -> list[str]:
-    """Write the Python files of a page, each of which names itself in its first line; their names."""
+    """Write the Python files of a page, whose first lines have their names, and return the names."""
     written = []
     for block in blocks(ROOT / page, "python"):
         title = re.match(r"# (\w+\.py)\n", block)
@@ -80,7 +80,7 @@ def project(folder: Path, page: str) -> list[str]:
 
 
 def python(folder: Path, dsn: str, *arguments: str, **environment: str) -> str:
-    """Run Python in this folder, with TALLYBOOK_DSN; what it printed."""
+    """Run Python in this folder with TALLYBOOK_DSN, and return its output."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("TALLYBOOK_", "PG", "PYTEST_"))}
     done = subprocess.run(
         [sys.executable, *arguments],

@@ -1,4 +1,4 @@
-"""Where things are: in the repository, and on the web."""
+"""Paths in the repository, and the address of the project."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ TESTS = Path(__file__).resolve().parents[1]
 ROOT = TESTS.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 HOME = PROJECT["urls"]["Homepage"]
-"""The address of the project, which is written down in pyproject.toml."""
+"""The address of the project, from pyproject.toml."""

@@ -12,7 +12,7 @@ PACKAGE = "Debian package postgresql-15-plproxy"
 
 
 def installed() -> bool:
-    """Whether PostgreSQL 15 has it."""
+    """Return whether PostgreSQL 15 has PL/Proxy."""
     try:
         return (binaries(15).parent / "lib" / "plproxy.so").exists()
     except EmbeddedUnavailable:
@@ -20,7 +20,7 @@ def installed() -> bool:
 
 
 def needed() -> None:
-    """Skip with a reason where it is not there; under CI that is a failure."""
+    """Skip the test if PL/Proxy is not installed; fail it in CI."""
     if not installed():
         if os.environ.get("CI"):
             pytest.fail(f"not installed: {PACKAGE}")

@@ -1,6 +1,6 @@
-"""PgBouncer in transaction mode between the tests and their server: the real one, from Debian.
+"""Debian's PgBouncer in transaction mode between the tests and their server.
 
-`Pooler` is one process in front of one server; `dsn(...)` is the way through it to the same database.
+`Pooler` is one process in front of one server; `dsn(...)` returns the DSN of a database through it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _PORT = 6432
 
 
 def installed() -> str | None:
-    """Where PgBouncer is; None: nowhere."""
+    """Return the path of PgBouncer, or None."""
     return shutil.which("pgbouncer", path=os.environ.get("PATH", "") + os.pathsep + "/usr/sbin")
 
 
 class Pooler:
-    """A PgBouncer for one server, on a Unix socket of its own; a context manager."""
+    """A PgBouncer for one server, on its own Unix socket; a context manager."""
 
     def __init__(
         self, server_dsn: str, *, mode: str = "transaction", pool_size: int = 50, rotate: bool = False
@@ -48,7 +48,7 @@ class Pooler:
             "default_pool_size": pool_size,
             "max_client_conn": 1000,
             "server_idle_timeout": 20,
-            "server_round_robin": int(rotate),  # each transaction on the session that has been idle longest
+            "server_round_robin": int(rotate),  # each transaction uses the session that was idle longest
             "logfile": self._log,
         }
         lines = [f"{name}={value}" for name, value in settings.items()]
@@ -60,7 +60,7 @@ class Pooler:
         assert program is not None
         command = [program, "-q", str(self._file)]
         account = server_account()
-        if os.getuid() == 0 and account is not None:  # it refuses to run as root
+        if os.getuid() == 0 and account is not None:  # PgBouncer refuses to run as root
             shutil.chown(self._folder, account.uid, account.gid)
             self._process = subprocess.Popen(command, user=account.uid, group=account.gid, extra_groups=[])
         else:
@@ -86,5 +86,5 @@ class Pooler:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def dsn(self, dbname: str) -> str:
-        """The way through it to one database."""
+        """Return the DSN of one database through this pooler."""
         return make_conninfo(host=str(self._folder), port=str(_PORT), user=self._user, dbname=dbname)

@@ -1,14 +1,14 @@
-"""One job, two worker processes, a rescuer, a user who cancels, and a server that may crash: the protocol as a model.
+"""A model of the protocol: one job, two worker processes, a rescuer, a user who cancels, and a server that may crash.
 
-Read it beside sql/README.md. A step here is what is atomic there: a transaction that commits, or a look. The server is
-two copies of the ledger: `memory`, what every session sees, and `disk`, what a crash leaves. A durable commit brings the
-disk up to date with all that was committed before it, as the WAL is one line; an asynchronous one leaves that to later.
+Read it together with sql/README.md. A step here is an atomic action there: a committed transaction, or a look. The
+server has two copies of the ledger: `memory`, which every session sees, and `disk`, which survives a crash. A durable
+commit also writes all earlier commits to disk, because the WAL is sequential; an asynchronous commit does not.
 
-`Rules` are the guards. With all of them the promises hold in every state; without any single one of them a test shows
-which promise breaks, and how.
+`Rules` are the guards. With all of them the promises hold in every state; for each of them, a test shows which promise
+breaks without it, and how.
 
-Ghosts (`ticket`, `exact`, `acknowledged`) are for the checks alone: no rule reads them. A ticket is the true identity of
-one wish to claim, which no crash takes back; a random lease is as good as that, a counter is not.
+Ghosts (`ticket`, `exact`, `acknowledged`) are for the checks only: no rule reads them. A ticket is the true identity of
+one request to claim, which no crash undoes. A random lease is as good as a ticket, a counter is not.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ class Rules:
     """The guards of the protocol."""
 
     random_lease: bool = True
-    """A lease is random. Else: the number of the claim on record."""
+    """A lease is random. Otherwise it is the number of the stored claim."""
     checks_lease: bool = True
-    """Whoever ends an attempt names its lease. Else: job and attempt are enough."""
+    """The end of an attempt must name its lease. Otherwise job and attempt are enough."""
     names_attempt: bool = True
-    """... and the attempt. Else: `where id = ...`, as most queues do it."""
+    """... and the attempt. Otherwise it is `where id = ...`, as in most queues."""
     gate: bool = True
-    """Rescue waits until no claim of that worker is on its way."""
+    """A rescue waits until no claim of that worker is running."""
     looks_again: bool = True
-    """`claimed_jobs` looks for cancels once more after the claim has committed."""
+    """`claimed_jobs` checks for cancels again after the claim has committed."""
     one_outcome: bool = True
-    """The first end of an attempt stands. Else: the last one."""
+    """The first end of an attempt counts. Otherwise the last one does."""
     durable_ends: bool = True
     """Ends commit durably; claims never need to."""
     durable_numbers: bool = True
-    """A worker goes on record durably, so that a crash cannot give its number to another one."""
+    """A worker registers durably, so that its number cannot be reused after a crash."""
     lasting_cancel: bool = True
-    """A cancel holds for all later attempts. Else: only for the one that it met."""
+    """A cancel applies to all later attempts. Otherwise it applies only to the current one."""
     cancel_reaches_back: bool = True
-    """... and for earlier ones that somebody only now begins to read. Else: not for those."""
+    """... and to earlier ones that a worker begins to read only now. Otherwise not to those."""
 
 
 class Attempt(NamedTuple):
-    """An entry, with the claim that covers it and the outcome that ends it. Empty: not yet."""
+    """An entry, with its claim and its outcome, which are empty until they exist."""
 
     lease: int = 0
     worker: int = 0
@@ -60,14 +60,14 @@ class Attempt(NamedTuple):
 
 
 class Ledger(NamedTuple):
-    """What is on record."""
+    """The stored rows."""
 
     attempts: tuple[Attempt, ...] = (Attempt(),)
     scheduled: bool = False
     failures: int = 0
     crashes: int = 0
     cancel: int = 0
-    """The attempt (from 1) that a cancel met."""
+    """The attempt (from 1) at the time of the cancel."""
     workers: tuple[int, ...] = (1, 2)
     last_worker: int = 2
     """The sequence that numbers them."""
@@ -78,7 +78,7 @@ class Ledger(NamedTuple):
 
     @property
     def state(self) -> str:
-        """Of the job: where it is."""
+        """The state of the job."""
         if self.scheduled:
             return "scheduled"
         if self.newest.end:
@@ -86,17 +86,17 @@ class Ledger(NamedTuple):
         return "running" if self.newest.lease else "available"
 
     def end(self, attempt: int, how: str) -> Ledger:
-        """With this outcome (attempts count from 1). Whose it was matters to nobody any more."""
+        """Return the ledger with this outcome (attempts count from 1). The attempt's worker no longer matters."""
         ended = self.attempts[attempt - 1]._replace(end=how, worker=0)
         return self._replace(attempts=(*self.attempts[: attempt - 1], ended, *self.attempts[attempt:]))
 
     def enter(self) -> Ledger:
-        """With the next attempt in line."""
+        """Return the ledger with the next attempt available."""
         return self._replace(attempts=(*self.attempts, Attempt()), scheduled=False)
 
 
 class Process(NamedTuple):
-    """A worker process: what it believes, and the transaction that the server runs for it."""
+    """A worker process: its own state, and the transaction that the server runs for it."""
 
     number: int
     doing: str = "idle"  # idle, asking, reading, running, ending, dead
@@ -105,7 +105,7 @@ class Process(NamedTuple):
     verb: str = ""
     ticket: int = 0
     flight: str = ""
-    """The claim's transaction, which has the worker's gate, the lane's lock, and has looked: it takes, or it skips."""
+    """The claim's transaction, with the worker's gate and the lane's lock, after its look: it takes or skips."""
 
     def rests(self) -> Process:
         return Process(self.number)
@@ -116,12 +116,12 @@ class World(NamedTuple):
     disk: Ledger = Ledger()
     processes: tuple[Process, ...] = (Process(1), Process(2))
     faults: int = 0
-    """How many may still happen, of whatever kind."""
+    """Number of faults of any kind that may still happen."""
     user: str = "may cancel"
     exact: bool = False
-    """The cancel committed before the handler of the current attempt began: it may not begin any more."""
+    """The cancel committed before the current attempt's handler began, which must not begin any more."""
     acknowledged: int = 0
-    """The attempt whose final end a worker was told to be on record."""
+    """The attempt whose final end was acknowledged to a worker."""
     broken: str = ""
 
     def durably(self, memory: Ledger) -> World:
@@ -133,12 +133,12 @@ class World(NamedTuple):
 
 
 def steps(rules: Rules, world: World) -> Iterator[Step[World]]:
-    """All that may happen next."""
+    """Yield all possible next steps."""
     for who, process in enumerate(world.processes):
         yield from _claims(rules, world, who, process)
         yield from _works(rules, world, who, process)
     if world.disk.state in FINAL:
-        return  # it has ended, and no crash undoes that: only what workers still do and say can matter
+        return  # no crash undoes this end: only further steps of workers can matter
     for who, process in enumerate(world.processes):
         yield from _goes_on_record(rules, world, who, process)
     yield from _maintenance(rules, world)
@@ -147,7 +147,7 @@ def steps(rules: Rules, world: World) -> Iterator[Step[World]]:
         yield from _faults(rules, world._replace(faults=world.faults - 1))
 
 
-# A claim: the worker's gate, the lane, a look, an asynchronous commit; claimed_jobs, in a statement of its own, after that.
+# A claim: the worker's gate, the lane, a look, an asynchronous commit; then claimed_jobs, in its own statement.
 
 
 def _claims(rules: Rules, world: World, who: int, p: Process) -> Iterator[Step[World]]:
@@ -159,7 +159,7 @@ def _claims(rules: Rules, world: World, who: int, p: Process) -> Iterator[Step[W
         lease = (p.lease or ticket) if rules.random_lease else counted
         asking = p._replace(doing="asking", lease=lease, ticket=ticket)
         if any(a.lease == lease and a.ticket == ticket for a in ledger.attempts):
-            yield Step(f"{name} asks again: its claim is on record", world.set(who, asking._replace(doing="reading")))
+            yield Step(f"{name} asks again: its claim is stored", world.set(who, asking._replace(doing="reading")))
         elif ledger.state != "available":
             yield Step(f"{name} asks again: there is nothing", world.set(who, p.rests()))
         elif not any(other.flight for other in world.processes):
@@ -178,7 +178,7 @@ def _claims(rules: Rules, world: World, who: int, p: Process) -> Iterator[Step[W
 
 
 def _unused(world: World) -> int:
-    """What a random draw gives: a number that nobody remembers."""
+    """Return a number that is used nowhere, like a random draw."""
     ledgers = world.memory.attempts + world.disk.attempts
     used = {a.ticket for a in ledgers} | {p.ticket for p in world.processes}
     return min(set(range(1, len(used) + 2)) - used)
@@ -216,7 +216,7 @@ def _is_cancelled(rules: Rules, ledger: Ledger, attempt: int) -> bool:
     return ledger.cancel == attempt or rules.cancel_reaches_back
 
 
-# The handler, and the end of its attempt: said until there is an answer.
+# The handler, and the end of its attempt, which is sent until there is an answer.
 
 
 def _works(rules: Rules, world: World, who: int, p: Process) -> Iterator[Step[World]]:
@@ -240,7 +240,7 @@ def _ended(rules: Rules, world: World, p: Process) -> tuple[World, str]:
     attempt = p.attempt if rules.names_attempt else len(ledger.attempts)
     a = ledger.attempts[attempt - 1] if attempt <= len(ledger.attempts) else Attempt()
     held = a.lease == p.lease if rules.checks_lease and rules.names_attempt else a.lease > 0
-    if held and a.end == p.verb == "completed":  # said twice, accepted twice, once on record
+    if held and a.end == p.verb == "completed":  # sent twice, accepted twice, stored once
         return world._replace(acknowledged=attempt), "accepted, again"
     if not held or (a.end and rules.one_outcome):
         return world, "refused"
@@ -264,11 +264,11 @@ def _ended(rules: Rules, world: World, p: Process) -> tuple[World, str]:
 
 
 def _goes_on_record(rules: Rules, world: World, who: int, p: Process) -> Iterator[Step[World]]:
-    """A process that was started again, or finds that it was given up or forgotten: its handlers are stopped."""
+    """Register a process that was restarted, given up or forgotten; its handlers are stopped."""
     ledger, name = world.memory, f"w{who + 1}"
     if p.flight or (p.doing != "dead" and p.number in ledger.workers):
         return
-    if rules.durable_numbers:  # never given twice; the lowest that is nowhere any more stands for it
+    if rules.durable_numbers:  # never reused; the model uses the lowest number that is used nowhere
         used = {n for known in (world.memory, world.disk) for n in (*known.workers, known.newest.worker)}
         number = min(set(range(1, 9)) - used - {other.number for other in world.processes})
         on_record = world.durably(ledger._replace(workers=tuple(sorted((*ledger.workers, number)))))
@@ -278,7 +278,7 @@ def _goes_on_record(rules: Rules, world: World, who: int, p: Process) -> Iterato
     yield Step(f"{name} starts as worker {number}", on_record.set(who, Process(number)))
 
 
-# Promote, rescue, the WAL writer. Any worker may do them at any time.
+# Promote, rescue, the WAL writer. They may happen at any time.
 
 
 def _maintenance(rules: Rules, world: World) -> Iterator[Step[World]]:
@@ -305,7 +305,7 @@ def _rescue(rules: Rules, world: World, number: int, why: str, *, progress: bool
     yield Step(f"rescue of worker {number}, {why}", world.durably(after), progress)
 
 
-# The user: one cancel, in a transaction of its own.
+# The user: one cancel, in its own transaction.
 
 
 def _user(world: World) -> Iterator[Step[World]]:
@@ -325,9 +325,9 @@ def _faults(rules: Rules, world: World) -> Iterator[Step[World]]:
         if p.doing != "dead":
             dead = p._replace(doing="dead", attempt=0, verb="") if p.flight else _gone(p)
             yield Step(f"w{who + 1} is killed", world.set(who, dead), progress=False)
-            if p.number in world.memory.workers:  # stopped or cut off for longer than its lease; it does not know
+            if p.number in world.memory.workers:  # stopped or cut off for longer than its lease, without knowing it
                 yield from _rescue(rules, world, p.number, "which lives", progress=False)
-    # Who was asking asks again, with the same lease; what was being said is said again.
+    # A worker repeats its claim with the same lease, and its end.
     processes = tuple(_gone(p) if p.doing == "dead" else p._replace(flight="") for p in world.processes)
     crashed = world._replace(memory=world.disk, processes=processes)
     yield Step("the server crashes and starts again", crashed, progress=False)
@@ -338,7 +338,7 @@ def _gone(p: Process) -> Process:
 
 
 def check(world: World) -> str:
-    """The promise that this state breaks."""
+    """Return the promise that this state breaks, or an empty string."""
     ledger = world.memory
     opened = sum(not a.end for a in ledger.attempts)
     final = sum(a.end in FINAL for a in ledger.attempts)
@@ -362,11 +362,11 @@ NOTHING_YET = World(
     processes=(Process(0, "dead"), Process(0, "dead")),
     user="stays out of it",
 )
-"""Before the two processes go on record."""
+"""The state before the two processes register."""
 
 
 def explore_protocol(rules: Rules | None = None, *, faults: int = 2, start: World | None = None) -> Explored:
-    """All states under these rules, with so many faults of any kind."""
+    """Explore all states under these rules, with `faults` faults of any kind."""
     given = rules or Rules()
     return explore(
         (start or World())._replace(faults=faults),

@@ -1,9 +1,9 @@
-"""A small TCP proxy between a test and its server, which can fail in the ways that networks do.
+"""A small TCP proxy between a test and its server, which can fail like a network.
 
 with Proxy(dsn) as proxy:
     psycopg.connect(proxy.dsn)
-    proxy.silent = True            # sockets stay open, what is sent goes nowhere
-    proxy.cut()                    # every connection is closed; new ones are taken
+    proxy.silent = True            # sockets stay open, data is dropped
+    proxy.cut()                    # every connection is closed; new ones are accepted
     proxy.cut_at(b"commit")        # the client that sends this is cut off, after the server has it
     proxy.cut_at(b"commit", deliver=False)   # ... and the server never sees it
 """
@@ -20,14 +20,14 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 
 def upstream(dsn: str) -> Callable[[], str | tuple[str, int]]:
-    """Where the server of this DSN listens, as chaos.proxy wants it."""
+    """Return a function with the address of this DSN's server, for chaos.proxy."""
     parts = conninfo_to_dict(dsn)
     host, port = str(parts["host"]), int(parts.get("port") or 5432)
     return lambda: f"{host}/.s.PGSQL.{port}" if host.startswith("/") else (host, port)
 
 
 class Proxy:
-    """Listens on 127.0.0.1; `dsn` leads through it to the same database."""
+    """Listens on 127.0.0.1; `dsn` is the same database through the proxy."""
 
     def __init__(self, dsn: str) -> None:
         given = conninfo_to_dict(dsn)
@@ -96,14 +96,12 @@ class Proxy:
                 if from_client and self._cut_at and self._cut_at[0] in data:
                     deliver, self._cut_at = self._cut_at[1], None
                     self.times_cut += 1
-                    self._end(source)  # before the server can have answered
+                    self._end(source)  # before the server can answer
                     if not deliver:
                         self._end(to)
                         return
                     to.sendall(data)
-                    with suppress(
-                        OSError
-                    ):  # what it answers goes nowhere; closed when it has answered, as the kernel would
+                    with suppress(OSError):  # drop the answer, then close, as the kernel would
                         to.settimeout(0.5)
                         to.recv(1)
                     self._end(to)

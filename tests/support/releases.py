@@ -1,6 +1,6 @@
-"""Two releases of one program, as worker processes side by side: what a rolling deploy is.
+"""Worker processes of two releases of one program side by side, as in a rolling deploy.
 
-Run as a program it is a worker of one of them: `python -m support.releases DSN RELEASE NAME`.
+`python -m support.releases DSN RELEASE NAME` is a worker of one release.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TABLE = "create table if not exists mail (n int, said text, worker text, job_id 
 
 
 def release(number: int, dsn: str = "") -> App:
-    """The program: release 1 says `send(n, to)`, release 2 `send(n, address, lang)` and has renamed `tidy` to `clean_up`."""
+    """Return the program: release 1 has `send(n, to)`, release 2 `send(n, address, lang)` and `tidy` as `clean_up`."""
     app = App("shop")
 
     async def note(ctx: Context, n: int, said: str) -> None:
@@ -59,7 +59,7 @@ def release(number: int, dsn: str = "") -> App:
 
 
 class Releases:
-    """Workers of both releases; all are gone at the end of the block."""
+    """Workers of both releases, which are killed at the end of the block."""
 
     def __init__(self, dsn: str, db: Any) -> None:
         self.dsn, self.db = dsn, db
@@ -73,7 +73,7 @@ class Releases:
         self._stack.close()
 
     def start(self, number: int, name: str) -> subprocess.Popen[str]:
-        """Start a worker of this release, and wait until it is on record."""
+        """Start a worker of this release, and wait until it is registered."""
         process = subprocess.Popen(
             [sys.executable, "-m", "support.releases", self.dsn, str(number), name],
             env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(ROOT / "src")])},
@@ -87,15 +87,15 @@ class Releases:
 
         self._stack.callback(end)
         known = "select from tallybook.worker where name = %s and ended_at is null"
-        wait_until(lambda: self.db.execute(known, (name,)).fetchall(), f"{name} is on record")
+        wait_until(lambda: self.db.execute(known, (name,)).fetchall(), f"{name} is registered")
         return process
 
     def said(self) -> list[tuple[int, str]]:
-        """What was sent, in the order of the sending."""
+        """Return the sent messages, in order."""
         return self.db.execute("select n, said from mail").fetchall()
 
     def most_moves(self) -> int:
-        """How often the job that was put aside most often was put aside."""
+        """Return the largest number of times that a job was set aside."""
         (most,) = self.db.execute(
             "select coalesce(max(n), 0) from (select count(*) n from tallybook.outcome where state = 'moved' group by job_id) m"
         ).fetchone()
@@ -103,7 +103,7 @@ class Releases:
 
 
 def main(dsn: str, number: str, name: str) -> None:
-    """A worker of one release, with one slot, so that the order of the sending is that of the claims."""
+    """Run a worker of one release with one slot, so that messages are sent in the order of the claims."""
     from tallybook._worker.entry import run_worker
 
     settings: dict[str, Any] = {"lease": timedelta(seconds=5), "heartbeat": timedelta(seconds=1)}

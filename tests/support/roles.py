@@ -1,4 +1,4 @@
-"""A database whose owner is no superuser, with roles of its own: they belong to the cluster, so each test has its own prefix."""
+"""A database whose owner is not a superuser, with roles that have a prefix per test, as roles belong to the cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tallybook._db import migrate, roles
 
 
 class House:
-    """One database; connections to it as its owner, or as a login that has one of the roles."""
+    """One database, with connections as its owner or as a login with one of the roles."""
 
     def __init__(self, dsn: str, admin: Connection, *, createrole: bool = True) -> None:
         self.prefix = f"t{secrets.token_hex(5)}_"
@@ -38,14 +38,14 @@ class House:
         return found[0] if found else None
 
     def login(self, name: str, *options: str) -> str:
-        """A login without any right."""
+        """Make a login without rights and return its name."""
         words = sql.SQL(" ").join(map(sql.SQL, options))  # type: ignore[arg-type]
         self.admin.execute(sql.SQL("create role {} login password 'x' {}").format(sql.Identifier(name), words))
         self.created.append(name)
         return name
 
     def user(self, kind: str) -> str:
-        """A login that is a member of one role: its name."""
+        """Make a login that is a member of one role and return its name."""
         name = self.login(f"{self.prefix}{kind}_login")
         self.admin.execute(sql.SQL("grant {} to {}").format(sql.Identifier(self.prefix + kind), sql.Identifier(name)))
         return name
@@ -57,11 +57,11 @@ class House:
         return self._stack.enter_context(psycopg.connect(self.dsn_of(user), **{"autocommit": True, **options}))
 
     def as_(self, kind: str) -> Connection:
-        """A connection of a new login that has this role."""
+        """Connect as a new login with this role."""
         return self.connect(self.user(kind))
 
     def give(self) -> roles.Done:
-        """What `tallybook roles` does."""
+        """Do the same as `tallybook roles`."""
         return roles.create(self.db, self.prefix)
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class House:
 
 @contextmanager
 def house(dsn: str, *, createrole: bool = True) -> Iterator[House]:
-    """A House in this empty database; all of its roles are gone at the end."""
+    """Yield a House in this empty database; drop all its roles at the end."""
     with psycopg.connect(dsn, autocommit=True) as admin:
         made = House(dsn, admin, createrole=createrole)
         try:

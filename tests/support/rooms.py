@@ -1,4 +1,4 @@
-"""The rooms of the SQL (core, parts/..., read, ops): which function names which function, view, table or type of another."""
+"""The folders of the SQL (core, parts/..., read, ops), and the names of other folders that their functions use."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ NAMED = re.compile(r"tallybook\.(\w+)")
 
 
 def texts() -> dict[str, str]:
-    """Path and text of every SQL file, without comments."""
+    """Return the text of every SQL file by path, without comments."""
     files = [file for file in sorted(SQL.rglob("*.sql")) if file.parent.name != "migrations"]
     return {file.relative_to(SQL).as_posix(): re.sub(r"--[^\n]*", "", file.read_text("utf-8")) for file in files}
 
 
 def room(path: str) -> str:
-    """core, read, or the part or the room of ops that a file lies in."""
+    """Return the room of a file: core, read, a part, or a room of ops."""
     words = path.split("/")
     return "/".join(words[:2]) if words[0] in ("parts", "ops") else words[0]
 
 
 def named(files: dict[str, str]) -> Iterator[tuple[str, str, str, str]]:
-    """What names what across rooms, once each: the room and the name of either."""
+    """Yield each reference across rooms once, as room and name of both sides."""
     home = {name: room(path) for path, text in files.items() for name in MADE.findall(text)}
     found = set()
     for path, text in files.items():

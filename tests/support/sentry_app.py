@@ -1,6 +1,6 @@
-"""A program that reports to Sentry with all that its SDK does by default: `python -m support.sentry_app DSN`.
+"""A program that reports to Sentry with the defaults of its SDK: `python -m support.sentry_app DSN`.
 
-It prints each event that would be sent, one line of JSON each, and the results of its jobs at the end.
+It prints each event that would be sent as one line of JSON, and the results of its jobs at the end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sessions that wait for each other, and what a statement of theirs costs."""
+"""Sessions that wait for each other, and the cost of their statements."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LANE_LOCK = 1413565441
 
 
 def enqueue(db: Connection, queue: str = "q", *, n: int = 1, **options: Any) -> list[int]:
-    """Enqueue so many jobs, each by a call of its own, in one transaction."""
+    """Enqueue `n` jobs with one call each, in one transaction."""
     named = "".join(f", {name} => %({name})s" for name in options)
     query = f"select tallybook.enqueue(%(queue)s, 'work'{named}) from generate_series(1, %(n)s)"  # noqa: S608
     cursor = db.execute(query, {"queue": queue, "n": n, **options})
@@ -21,9 +21,9 @@ def enqueue(db: Connection, queue: str = "q", *, n: int = 1, **options: Any) -> 
 
 
 def buffers(db: Connection, query: str, *params: object) -> int:
-    """How many pages a statement touches, once its plans are made; its effects are rolled back.
+    """Return how many pages a statement touches after planning; its effects are rolled back.
 
-    The least of some runs: autovacuum, and a server that is busy making databases, have them made anew.
+    This is the least of some runs, because autovacuum, and a server that is making databases, cause new plans.
     """
     found = []
     for _ in range(3):
@@ -37,7 +37,7 @@ def buffers(db: Connection, query: str, *params: object) -> int:
 
 @contextmanager
 def behind(*sessions: Connection) -> Iterator[ThreadPoolExecutor]:
-    """Threads for calls that have to wait; a call that still waits at the end is cancelled."""
+    """Yield threads for calls that must wait; cancel calls that still wait at the end."""
     with ThreadPoolExecutor(4) as pool:
         try:
             yield pool

@@ -1,7 +1,7 @@
-"""Databases on clusters of their own, that move from one to another.
+"""Databases on separate clusters, which move from one to another.
 
-The transaction ids of the clusters: `far` lies an epoch ahead, `near` and `fresh` begin at 700. A test that needs `near`
-some ids ahead of `fresh` uses them up: what is put in on `fresh` can get ids that lie between those of the dump then.
+The transaction ids of the cluster `far` are an epoch ahead; those of `near` and `fresh` begin at 700. If `near` must be
+some ids ahead of `fresh`, the test uses ids up: jobs enqueued on `fresh` can then get ids between those of the dump.
 """
 
 from __future__ import annotations
@@ -52,23 +52,23 @@ class Shop:
 
 
 def catch_up(shop: Shop, other: Shop, ids: int) -> None:
-    """Use up transaction ids until this cluster's counter is so many ahead of the other's."""
+    """Use up transaction ids until this cluster's counter is `ids` ahead of the other's."""
     burn(shop.db, max(0, next_xid(other.db) + ids - next_xid(shop.db)))
 
 
 def moved(old: Shop, new: Shop, folder: Path, *options: str) -> None:
-    """The whole database by pg_dump and pg_restore."""
+    """Move the whole database by pg_dump and pg_restore."""
     dump(old.dsn, folder / "shop.dump", *options)
     restore(folder / "shop.dump", new.dsn)
 
 
 def worked_off(new: Shop, *, count: int = 1) -> list[str]:
-    """Run so many real workers until nothing is left to do; what they said."""
+    """Run `count` worker processes until no job is left; return their output."""
     begun = one(new.db, "select clock_timestamp()")
     there = "select count(*) from tallybook.worker where ended_at is null and started_at > %s"
     with Workers(new.dsn, new.db) as workers:
         started = [workers.start(wait=False, queues=QUEUES) for _ in range(count)]
-        # All of them: one that is told to stop before it listens to signals ends by the signal.
+        # Wait for all of them: a worker that gets the signal before it handles signals is killed by it.
         wait_until(lambda: one(new.db, there, begun) == count, "the workers are there")
         wait_until(lambda: one(new.db, OPEN) == 0, f"all jobs have ended: {open_jobs(new)}", seconds=90)
         for worker in started:

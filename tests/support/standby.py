@@ -1,4 +1,4 @@
-"""A primary and a hot standby that streams from it, both embedded servers; the database `shop` has Tallybook in it."""
+"""A primary and a hot standby that streams from it, both embedded servers; the database `shop` has Tallybook."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STREAMS = "select count(*) from pg_stat_replication where state = 'streaming'"
 
 @contextmanager
 def streaming() -> Iterator[tuple[Server, Server]]:
-    """Both, while the block runs: the standby has received all that was there before."""
+    """Yield both servers for the block; the standby has received all earlier changes."""
     account = server_account()
     folder = Path(tempfile.mkdtemp(prefix="tbstandby-"))
     with ExitStack() as stack:

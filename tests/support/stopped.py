@@ -1,4 +1,4 @@
-"""A server that has stopped without being gone: all its processes stand still, and its sockets stay open."""
+"""A server whose processes are all stopped by SIGSTOP, with open sockets."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def _processes(postmaster: int) -> list[int]:
 
 
 def stop(postmaster: int) -> None:
-    """SIGSTOP a server: the postmaster first, so that no child comes after the look at them."""
+    """Send SIGSTOP to a server: to the postmaster first, so that it starts no more children."""
     for process in _processes(postmaster):
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGSTOP)
 
 
 def go_on(postmaster: int) -> None:
-    """SIGCONT, children first."""
+    """Send SIGCONT, to children first."""
     for process in reversed(_processes(postmaster)):
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGCONT)
@@ -30,7 +30,7 @@ def go_on(postmaster: int) -> None:
 
 @contextmanager
 def stopped(postmaster: int) -> Iterator[None]:
-    """Stand still while the block runs."""
+    """Stop the server for the block."""
     stop(postmaster)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Subjects by SQL alone, for tests: each verb by its arguments' names, and what the view says."""
+"""Subjects in SQL, for tests: each verb with named arguments, and the rows of the view."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from support.hands import Hands, Job
 
 
 def push(db: Connection, subject: str, **more: Any) -> tuple[int, bool]:
-    """The job's id, and whether it was made."""
+    """Push a subject; return the job's id, and whether it was made."""
     ((job, created),) = call(db, "subject_push", **{"queue": "q", "task": "t", "subject": subject, **more})
     return job, created
 
 
 def upsert(db: Connection, subject: str, **more: Any) -> Row:
-    """job_id, report, old_run_at, new_run_at."""
+    """Upsert a subject; return job_id, report, old_run_at, new_run_at."""
     (row,) = call(db, "subject_upsert", **{"queue": "q", "task": "t", "subject": subject, **more})
     return row
 
 
 def many(db: Connection, verb: str, subjects: Sequence[str], **more: Any) -> list[Row]:
-    """subject_push_many or subject_upsert_many: subject, job_id, report, old_run_at, new_run_at, one row each."""
+    """Call subject_push_many or subject_upsert_many; return rows of subject, job_id, report, old_run_at, new_run_at."""
     args = more.pop("args", ["{}"] * len(subjects))
     return call(db, verb, **{"queue": "q", "task": "t", "subjects": list(subjects), "args": args, **more})
 
@@ -34,13 +34,13 @@ def forget(db: Connection, subject: str, task: str = "t") -> str:
 
 
 def end(hands: Hands, verb: str, job: Job, **more: Any) -> Any:
-    """One of the ends of an attempt: what it returned."""
+    """End an attempt with this verb; return the verb's result."""
     ((said,),) = call(hands.db, verb, **{"lease": job.lease, "job_id": job.id, "attempt": job.attempt, **more})
     return said
 
 
 def subject(db: Connection, name: str, task: str = "t") -> dict[str, Any] | None:
-    """The subject as the view has it."""
+    """Return the subject's row of the view, or None."""
     cursor = db.execute("select * from tallybook.subject where task = %s and subject = %s", (task, name))
     rows = cursor.fetchall()
     assert len(rows) <= 1, rows
@@ -54,17 +54,17 @@ def state(db: Connection, name: str, task: str = "t") -> str | None:
 
 
 def clock(db: Connection, ahead: str = "0") -> datetime:
-    """The server's time, moved."""
+    """Return the server's time plus `ahead`."""
     return one(db, "select clock_timestamp() + %s::interval", ahead)
 
 
 def promote(db: Connection, ahead: str = "0") -> int:
-    """Whatever is due by then goes to its line: how many."""
+    """Promote all jobs due by then; return their number."""
     return int(one(db, "select promoted from tallybook.promote(at => %s)", clock(db, ahead)))
 
 
 def start_one(hands: Hands, ahead: str = "0") -> Job:
-    """The one job that may run by then."""
+    """Start the only job that may run by then, and return it."""
     promote(hands.db, ahead)
     (job,) = hands.start()
     return job

@@ -1,4 +1,4 @@
-"""Clocks in a test's own event loop, which are told what time it is, and a worker made of SQL that ends what they put in."""
+"""Clocks in a test's own event loop, with times that the test sets, and a worker in SQL that ends their jobs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEP = timedelta(minutes=10)
 
 @asynccontextmanager
 async def clocks(dsn: str, *apps: App | None) -> AsyncIterator[list[Clock]]:
-    """One clock an app, each with connections of its own; None: one whose app declares nothing that it would register."""
+    """Yield one clock per app, each with its own connections; None is an app without declared schedules."""
     made = []
     for app in apps:
         links = Link(dsn, "clock"), Link(dsn, "clock")
@@ -34,7 +34,7 @@ async def clocks(dsn: str, *apps: App | None) -> AsyncIterator[list[Clock]]:
 
 
 def fires(db: Connection, name: str | None = None, *columns: str) -> list[Any]:
-    """What became of the ticks, in their order; the columns, or what alone."""
+    """Return the results of the ticks in order: these columns, or only `what`."""
     wanted = ", ".join(columns or ("what",))
     where = "" if name is None else "where schedule = %(name)s"
     rows = db.execute(f"select {wanted} from tallybook.fire {where} order by tick, schedule", {"name": name}).fetchall()  # type: ignore[arg-type]  # noqa: S608
@@ -42,7 +42,7 @@ def fires(db: Connection, name: str | None = None, *columns: str) -> list[Any]:
 
 
 def put(db: Connection, name: str, *, at: datetime | str, **more: Any) -> str:
-    """schedule_set, by name, at an instant; of a task in queue q, every 10 minutes unless told otherwise."""
+    """Call schedule_set at an instant, by default with a task in queue q and every 10 minutes."""
     more = {"name": name, "task": "t", "queue": "q", "at": at, **more}
     if not {"cron", "every"} & set(more):
         more["every"] = "10 min"
@@ -51,12 +51,12 @@ def put(db: Connection, name: str, *, at: datetime | str, **more: Any) -> str:
 
 
 def column(rows: Iterable[tuple[Any, ...]]) -> list[Any]:
-    """The first of each."""
+    """Return the first value of each row."""
     return [row[0] for row in rows]
 
 
 def declaring(**schedules: dict[str, Any]) -> App:
-    """An app with one task and these schedules of it."""
+    """Return an app with one task and these schedules of it."""
     app = App("shop")
 
     @app.task(queue="q")
@@ -69,14 +69,14 @@ def declaring(**schedules: dict[str, Any]) -> App:
 
 
 async def run(dsn: str, *instants: datetime) -> None:
-    """One clock, run at these instants."""
+    """Run one clock at these instants."""
     async with clocks(dsn, None) as (clock,):
         for at in instants:
             await clock.run(at=at)
 
 
 def one(db: Connection, query: Any, *params: object) -> Any:
-    """The only column of the only row; the row where it has several."""
+    """Return the only column of the only row, or the row if it has several columns."""
     row = db.execute(query, params).fetchone()
     assert row is not None
     return row[0] if len(row) == 1 else row

@@ -1,6 +1,6 @@
-"""A producer or a worker in a process of its own, with OpenTelemetry: `python -m support.traced DSN put|drain`.
+"""A producer or a worker process with OpenTelemetry: `python -m support.traced DSN put|drain`.
 
-It prints the spans that it has ended, one line of JSON each.
+It prints each span that it has ended as one line of JSON.
 """
 
 from __future__ import annotations

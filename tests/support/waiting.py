@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def wait_until(condition: Callable[[], T], what: str, *, seconds: float = 60.0) -> T:
-    """Return the first true value of `condition`, looked at every 10 ms; AssertionError naming `what` at the limit."""
+    """Return the first true value of `condition`, checked every 10 ms, or raise AssertionError with `what`."""
     deadline = time.monotonic() + seconds
     while True:
         if value := condition():

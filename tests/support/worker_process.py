@@ -1,11 +1,11 @@
-"""A worker as a process of its own, with handlers that leave a trace in the test's database.
+"""A worker process, whose handlers write their runs to the test's database.
 
     with Workers(dsn, db) as workers:
         first = workers.start()
         note.enqueue_sync(db, 1)
         first.signal(signal.SIGKILL)
 
-Run as a program it is that worker: `python -m support.worker_process DSN '{"name": "w1", "lease": 2.0, ...}'`.
+The worker is `python -m support.worker_process DSN '{"name": "w1", "lease": 2.0, ...}'`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ app = App("shop")
 
 @app.lifespan
 async def connection(ctx: Context) -> AsyncIterator[None]:
-    # As behind a pooler in transaction mode any program has to: nothing is prepared.
+    # No prepared statements, as needed behind a pooler in transaction mode.
     options: Any = {"autocommit": True, "prepare_threshold": None}
     async with await psycopg.AsyncConnection.connect(sys.argv[1], **options) as ctx.state.conn:
         yield
@@ -51,13 +51,13 @@ async def _leave_trace(ctx: Context, n: int) -> None:
 
 @app.task
 async def note(ctx: Context, n: int) -> None:
-    """Leaves a trace in `ran`; a second one of the same attempt would be an error."""
+    """Write a row to `ran`; a second row of the same attempt would be an error."""
     await _leave_trace(ctx, n)
 
 
 @app.task(retry=Constant(timedelta(0)))
 async def hold(ctx: Context, n: int) -> None:
-    """Runs until the gate is open."""
+    """Run until the gate is open."""
     await _leave_trace(ctx, n)
     while not await (await ctx.state.conn.execute("select from gate")).fetchall():  # noqa: ASYNC110  the gate is a table
         await asyncio.sleep(0.02)
@@ -65,18 +65,18 @@ async def hold(ctx: Context, n: int) -> None:
 
 @app.task
 async def rest(n: int) -> None:
-    """Waits a moment, without the database: it outlives the server's restart."""
+    """Wait a moment without the database, so that the handler survives the server's restart."""
     await asyncio.sleep(0.01)
 
 
 @app.task
 def stuck() -> None:
-    """A thread that does not end."""
+    """Block a thread for ever."""
     threading.Event().wait(120)
 
 
 class WorkerProcess:
-    """One of them."""
+    """One worker process."""
 
     def __init__(self, dsn: str, name: str, options: dict[str, Any], module: str = "support.worker_process") -> None:
         self.name = name
@@ -90,24 +90,24 @@ class WorkerProcess:
         )
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal."""
+        """Send a signal to the process."""
         self.process.send_signal(number)
 
     def ends(self, seconds: float = 60.0) -> int:
-        """Wait until it has ended: its exit code."""
+        """Wait for the end and return the exit code."""
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"worker {self.name} did not end within {seconds:g} s") from None
 
     def kill(self) -> str:
-        """End it whatever it does; what it said."""
+        """Kill the process and return its output."""
         self.process.kill()
         return self.process.communicate()[1]
 
 
 class Workers:
-    """The worker processes of one test; all are gone at its end."""
+    """The worker processes of one test, which are killed at its end."""
 
     def __init__(self, dsn: str, db: Any = None, *, module: str = "support.worker_process") -> None:
         self._dsn = dsn
@@ -125,7 +125,7 @@ class Workers:
         self._stack.close()
 
     def start(self, *, wait: bool = True, **options: Any) -> WorkerProcess:
-        """Start one more, and wait until it is on record."""
+        """Start one more worker, and wait until it is registered."""
         self._number += 1
         worker = WorkerProcess(self._dsn, f"w{self._number}", options, self._module)
 
@@ -135,16 +135,16 @@ class Workers:
 
         self._stack.callback(end)
         if wait:
-            wait_until(lambda: self.ids(worker), f"{worker.name} is on record")
+            wait_until(lambda: self.ids(worker), f"{worker.name} is registered")
         return worker
 
     def ids(self, worker: WorkerProcess) -> list[int]:
-        """The numbers under which it is, or was, on record."""
+        """Return the ids under which it is, or was, registered."""
         rows = self.db.execute("select id from tallybook.worker where name = %s order by id", (worker.name,)).fetchall()
         return [row[0] for row in rows]
 
     def ran(self, job: Any) -> list[tuple[int, str]]:
-        """Attempt and worker of every start of this job."""
+        """Return attempt and worker of every start of this job."""
         rows = self.db.execute(
             "select attempt, worker from ran where job_id = %s order by attempt", (job.id,)
         ).fetchall()

@@ -1,4 +1,4 @@
-"""A worker in the test's own event loop, with short settings, and ways to wait for what it does."""
+"""A worker in the test's own event loop, with short settings, and helpers that wait for its effects."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tallybook._worker.settings import WorkerSettings, parse_queues
 
 T = TypeVar("T")
 
-# Longer than any test: what happens does not happen by polling. Behind a pooler nothing else is left.
+# Longer than any test, so that polling has no effect. Behind a pooler there is only polling.
 POOLED = bool(os.environ.get("TALLYBOOK_TEST_POOLER"))
 SLEEPY = {"poll": timedelta(seconds=0.1) if POOLED else timedelta(seconds=60)}
-# A worker that is given up after two seconds without a heartbeat, and gives up others as quickly.
+# A worker is given up after two seconds without a heartbeat, and gives up others as quickly.
 QUICK = {
     "lease": timedelta(seconds=2),
     "heartbeat": timedelta(seconds=0.4),
@@ -29,7 +29,7 @@ QUICK = {
 
 @asynccontextmanager
 async def working(app: App, dsn: str, queues: Any = None, **options: Any) -> AsyncIterator[Worker]:
-    """Run a worker while the block runs, then stop it; what it died of is raised."""
+    """Run a worker for the block, then stop it; raise the error that it died of."""
     settings = {**QUICK, "stop_timeout": timedelta(seconds=10), "abort_timeout": timedelta(seconds=2), **options}
     worker = Worker(app, dsn, WorkerSettings(queues=parse_queues(queues), **settings))
     life = asyncio.create_task(worker.run())
@@ -45,7 +45,7 @@ async def working(app: App, dsn: str, queues: Any = None, **options: Any) -> Asy
 
 
 async def eventually(condition: Callable[[], T], what: str, *, seconds: float = 60.0) -> T:
-    """`wait_until` for a coroutine: the first true value of `condition`; AssertionError naming `what` at the limit."""
+    """Return the first true value of `condition`, like `wait_until`; raise AssertionError with `what` at the limit."""
     deadline = time.monotonic() + seconds
     while True:
         if value := condition():
@@ -56,10 +56,10 @@ async def eventually(condition: Callable[[], T], what: str, *, seconds: float = 
 
 
 async def given_up(db: Any, worker: int) -> None:
-    """Let it be taken for dead, although it lives; not while a claim of its is on its way, for then rescue passes it by."""
+    """Have a living worker rescued as dead; wait for its running claims first, because a rescue skips it meanwhile."""
 
     def is_so() -> bool:
-        with db.transaction():  # or a beat comes between
+        with db.transaction():  # otherwise a heartbeat could come in between
             db.execute(
                 "update tallybook.worker set seen_at = '-infinity' where id = %s and ended_at is null", (worker,)
             )
@@ -71,7 +71,7 @@ async def given_up(db: Any, worker: int) -> None:
 
 
 class Jobs:
-    """What became of jobs, read on the test's own connection."""
+    """The states of jobs, read on the test's own connection."""
 
     def __init__(self, app: App, db: Any) -> None:
         self.app = app
@@ -81,7 +81,7 @@ class Jobs:
         return self.app.get(job).sync(self.db)
 
     async def ends(self, *jobs: Any, seconds: float = 60.0) -> list[JobInfo]:
-        """Wait until all of them are completed, cancelled or dead."""
+        """Wait until all jobs are completed, cancelled or dead."""
         return [await self.becomes(job, "completed", "cancelled", "dead", seconds=seconds) for job in jobs]
 
     async def becomes(self, job: Any, *states: str, seconds: float = 60.0) -> JobInfo:

@@ -1,7 +1,7 @@
-"""Handlers that misbehave, in a module that a child process can import; and a worker for them, as a process of its own.
+"""Handlers that misbehave, in a module that a child process can import, and a worker process for them.
 
-Run as a program it is that worker: `python -m support.zoo DSN '{"lease": 2.0, ...}'`. TALLYBOOK_TEST_ALONE=no takes the
-guard away that runs suspects alone.
+The worker is `python -m support.zoo DSN '{"lease": 2.0, ...}'`. TALLYBOOK_TEST_ALONE=no removes the guard that runs
+suspects alone.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Order:
     due: date
 
 
-# In a process of their own.
+# Handlers that run in child processes.
 
 
 @app.task(process=True, retry=LATER)
 def work(ctx: Context, a: int, when: datetime, order: Order, *, word: str = "x") -> dict[str, Any]:
-    """Writes what it got, and where it ran, into a file."""
+    """Write the args, the context and the process's ids to a file, and return them."""
     seen = {
         "pid": os.getpid(),
         "parent": os.getppid(),
@@ -62,7 +62,7 @@ def work(ctx: Context, a: int, when: datetime, order: Order, *, word: str = "x")
 
 @app.task(process=True, retry=LATER, timeout="20 s")
 def where(ctx: Context, path: str, seconds: float = 0.0) -> None:
-    """Leaves its process's number, then works for a while."""
+    """Write the process's id, then work for a while."""
     Path(path).write_text(str(os.getpid()))
     assert ctx.deadline is not None and ctx.deadline > datetime.now(UTC)
     time.sleep(seconds)
@@ -70,7 +70,7 @@ def where(ctx: Context, path: str, seconds: float = 0.0) -> None:
 
 @app.task(process=True, retry=LATER)
 def listens(ctx: Context, path: str) -> None:
-    """Ends when it is told to."""
+    """End when asked to stop."""
     Path(path).write_text(str(os.getpid()))
     while not ctx.cancelled:
         time.sleep(0.01)
@@ -78,7 +78,7 @@ def listens(ctx: Context, path: str) -> None:
 
 @app.task(process=True, retry=LATER, env=("TALLYBOOK_DSN", "PGPASSWORD"))
 def trusted(path: str) -> None:
-    """May know the database."""
+    """Run with access to the database."""
     names = sorted(name for name in os.environ if name in ("TALLYBOOK_DSN", "PGPASSWORD", "PGPASSFILE"))
     Path(path).write_text(json.dumps(names))
 
@@ -95,19 +95,19 @@ def exits(code: int) -> None:
 
 @app.task(process=True, retry=LATER)
 def killed() -> None:
-    """What the kernel does to whoever takes the last memory."""
+    """Die by SIGKILL, as when the kernel runs out of memory."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 @app.task(process=True, retry=LATER)
 def closes_everything() -> None:
-    """Closes the socket to its worker, so that its end cannot be heard."""
+    """Close the socket to the worker, so that the handler's end cannot be received."""
     os.closerange(3, 256)
 
 
 @app.task(process=True, retry=LATER)
 def leaves_a_heir() -> None:
-    """Leaves somebody behind who holds its socket open, and dies."""
+    """Leave a child that keeps the socket open, and die."""
     if os.fork() == 0:
         time.sleep(5)
         os._exit(0)
@@ -116,7 +116,7 @@ def leaves_a_heir() -> None:
 
 @app.task(process=True, retry=LATER, memory="512 MB")
 def hoards(path: str) -> None:
-    """Takes memory until there is none."""
+    """Take memory until there is none."""
     Path(path).write_text(str(os.getpid()))
     kept = []
     while True:
@@ -124,13 +124,13 @@ def hoards(path: str) -> None:
 
 
 def limited(ctx: Context) -> None:
-    """Asks a limit for a call, and for a pause of all calls before that."""
+    """Push back all calls of one limit, then request a call of another."""
     ctx.push_back_sync("other", timedelta(hours=1))
     ctx.limit_sync("provider:acme")
 
 
 def locked(ctx: Context) -> None:
-    """Asks for a lock."""
+    """Request a lock."""
     with ctx.lock("ledger"):
         raise AssertionError("it was taken")
 
@@ -142,7 +142,7 @@ def is_modest(path: str) -> None:
 
 @app.task(process=True, retry=LATER, timeout="1 s")
 def spins(path: str, child: bool = False) -> None:
-    """An endless loop; with a program of its own that sleeps beside it."""
+    """Loop for ever; with `child`, start a program that sleeps."""
     started = subprocess.Popen(["sleep", "60"]) if child else None
     Path(path).write_text(json.dumps([os.getpid(), started.pid if started else 0]))
     while True:
@@ -151,7 +151,7 @@ def spins(path: str, child: bool = False) -> None:
 
 @app.task(process=True, retry=LATER)
 def deaf(ctx: Context, path: str) -> None:
-    """Never ends, whatever it is told, SIGTERM included."""
+    """Never end, and ignore all signals, also SIGTERM."""
     Path(path).write_text(str(os.getpid()))
     while True:
         time.sleep(1)
@@ -180,13 +180,13 @@ def raises(kind: str) -> None:
 
 
 def by_error(failures: int, error: BaseException) -> timedelta | None:
-    """A policy that looks at the exception: its own class, which only exists where it was raised."""
+    """Decide by the exception, whose class exists only in the process where it was raised."""
     return timedelta(minutes=7 * failures) if type(error) is Unprintable else None
 
 
 @app.task(process=True, retry=by_error, no_retry=(KeyError,))
 def decides(kind: str) -> None:
-    """What comes after depends on what it raises."""
+    """Raise an error of this kind, which decides the next step."""
     if kind == "retry-after":
         error = Unprintable()
         error.retry_after = 3600  # type: ignore[attr-defined]
@@ -201,7 +201,7 @@ class Unprintable(Exception):
 
 @app.task(process=True, retry=NOW)
 def goes_on(ctx: Context) -> list[int]:
-    """Fails once, after a checkpoint; goes on from there."""
+    """Fail once after a checkpoint, and continue from there."""
     start = ctx.get_checkpoint_sync() or {"page": 0}
     ctx.progress_sync(0.5, f"page {start['page']}")
     if ctx.attempt == 1:
@@ -216,7 +216,7 @@ def goes_on(ctx: Context) -> list[int]:
 
 @app.task(process=True, retry=LATER)
 def says(outcome: str) -> Any:
-    """Returns, or raises, an outcome, or something that JSON does not know."""
+    """Return or raise an outcome, or a value that JSON does not support."""
     match outcome:
         case "snooze":
             return Snooze(timedelta(hours=1))
@@ -231,7 +231,7 @@ def says(outcome: str) -> Any:
 
 @app.task(process=True, retry=LATER)
 def iterates(ctx: Context, kind: str, seen: str = "") -> Any:
-    """Ends its iteration as it is told to."""
+    """End the iteration in the way of `kind`."""
     assert ctx.subject is not None
     told = f"{ctx.subject.name} {ctx.subject.iterations}"
     match kind:
@@ -250,7 +250,7 @@ def iterates(ctx: Context, kind: str, seen: str = "") -> Any:
     return Reschedule("+1 week", args={"kind": object()})
 
 
-# In the worker's own process.
+# Handlers that run in the worker's process.
 
 
 @app.task(timeout="300 ms", retry=LATER)
@@ -260,7 +260,7 @@ async def sleeps() -> None:
 
 @app.task(timeout="300 ms", retry=LATER)
 async def swallows() -> None:
-    """Makes nothing of a cancel, ever."""
+    """Ignore every cancel."""
     while True:
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(60)
@@ -275,13 +275,13 @@ async def swallows_all() -> None:
 
 @app.task
 async def swallows_for_ever() -> None:
-    """The same, without a deadline."""
+    """Ignore every cancel, without a deadline."""
     await swallows.fn()
 
 
 @app.task(timeout="300 ms", retry=LATER)
 def turns() -> None:
-    """An endless loop in a thread; it lets go of the interpreter now and then."""
+    """Loop for ever in a thread, and release the interpreter now and then."""
     while True:
         time.sleep(0.001)
 
@@ -298,25 +298,25 @@ async def fine(n: int = 0) -> None:
 
 @app.task(retry=NOW)
 async def poison() -> None:
-    """Takes its worker with it, after the others have begun."""
+    """Kill the worker after the others have begun."""
     await asyncio.sleep(0.1)
     os._exit(9)
 
 
 @app.task(retry=NOW)
 async def neighbour(n: int) -> None:
-    """Runs long enough to be there when somebody kills the process."""
+    """Run long enough to be running when the process is killed."""
     await asyncio.sleep(0.3)
 
 
 @app.task(retry=NOW)
 async def stays() -> None:
-    """Runs for longer than what is done beside it, on a busy machine too."""
+    """Run longer than the jobs beside it, also on a busy machine."""
     await asyncio.sleep(4)
 
 
 class ZooWorker:
-    """A worker process that runs the zoo; started again by nobody."""
+    """A worker process that runs the zoo and is not restarted."""
 
     def __init__(self, dsn: str, env: dict[str, str] | None = None, **options: Any) -> None:
         paths = [str(ROOT / "tests"), str(ROOT / "src")]
@@ -336,15 +336,15 @@ class ZooWorker:
 
     @property
     def said(self) -> str:
-        """All that it has logged."""
+        """The worker's log."""
         return "".join(self.lines)
 
     def ends(self, seconds: float = 60.0) -> int:
-        """Wait until it has ended: its exit code."""
+        """Wait for the end and return the exit code."""
         return self.process.wait(seconds)
 
     def kill(self) -> None:
-        """End it whatever it does."""
+        """Kill the process."""
         self.process.kill()
         self.process.wait()
         self._reading.join(5)
@@ -352,7 +352,7 @@ class ZooWorker:
 
 @contextmanager
 def zoo(dsn: str, env: dict[str, str] | None = None, **options: Any) -> Iterator[ZooWorker]:
-    """One such worker while the block runs."""
+    """Run one such worker for the block."""
     worker = ZooWorker(dsn, env, **options)
     try:
         yield worker
@@ -362,13 +362,13 @@ def zoo(dsn: str, env: dict[str, str] | None = None, **options: Any) -> Iterator
 
 
 def number_in(path: Path) -> int:
-    """The process's number that a handler has left there."""
+    """Return the process id that a handler has written there."""
     wait_until(lambda: path.exists() and path.read_text(), f"{path.name} is written")
     return int(path.read_text())
 
 
 def is_gone(pid: int) -> bool:
-    """Whether no such process runs (a zombie does not)."""
+    """Return whether no such process runs (a zombie does not)."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -382,7 +382,7 @@ def main(dsn: str, settings: str) -> None:
     from tallybook._worker.entry import run_worker
     from tallybook._worker.life import supervisor
 
-    if os.environ.get("TALLYBOOK_TEST_ALONE") == "no":  # the negative control: all of them start at once
+    if os.environ.get("TALLYBOOK_TEST_ALONE") == "no":  # the negative control: all jobs start together
         suspects.Suspects.among = lambda self, jobs: []  # type: ignore[method-assign]
     import faulthandler
 
@@ -397,6 +397,6 @@ def main(dsn: str, settings: str) -> None:
 
 
 if __name__ == "__main__":
-    from support import zoo as importable  # its tasks are found by this module's name, not as __main__
+    from support import zoo as importable  # tasks are looked up by this module's name, not as __main__
 
     importable.main(*sys.argv[1:])

@@ -190,7 +190,7 @@ def test_what_cannot_be_fetched_is_dead_after_three_attempts_and_the_admin_is_to
     assert list(world.mails.values()) == [1]
 
     app.schedules.run("wanted-prices").sync(db)
-    assert "we look into it" in client.get("/holdings/ada").text
+    assert "we are looking into it" in client.get("/holdings/ada").text
     assert lined_up(db) == []  # neither the minute nor a look puts it in again
 
     assert client.get("/stopped").status_code == client.post(f"/stopped/{job}/retry").status_code == 401
