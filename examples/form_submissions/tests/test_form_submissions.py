@@ -225,7 +225,7 @@ def test_the_whole_run_loses_nothing() -> None:
     figures = r"answered in p50 (\d+) ms", r"save nothing in p50 (\d+) ms", r"(\d+) calls were aborted"
     p50, nothing, by_deadline = (re.search(what, done.stdout) for what in figures)
     assert p50 and nothing and by_deadline, done.stdout
-    # A machine on which no request is quick is as many times slower with this one.
+    # On a machine where no request is quick, this one is slower by the same factor.
     assert int(p50[1]) <= max(300, 5 * int(nothing[1]))
     assert int(by_deadline[1]) > 0, "some servers are silent for longer than the deadline"
 

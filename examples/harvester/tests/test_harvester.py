@@ -81,14 +81,14 @@ def harvesting(dsn: str, pages: int, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 @pytest.fixture
 def small(tallybook_dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Harvest]:
-    """120 pages are linked."""
+    """A site with 120 linked pages."""
     with harvesting(tallybook_dsn, 120, monkeypatch) as harvest:
         yield harvest
 
 
 @pytest.fixture
 def large(tallybook_dsn: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Harvest]:
-    """Large enough to have pages of every kind."""
+    """A site that is large enough to have pages of every kind."""
     with harvesting(tallybook_dsn, 4000, monkeypatch) as harvest:
         yield harvest
 

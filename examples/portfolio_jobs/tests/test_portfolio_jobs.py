@@ -38,7 +38,7 @@ def market(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 @pytest.fixture
 def db(tallybook_dsn: str, market: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[psycopg.Connection[Any]]:
-    """The application's tables, four portfolios a market, of which the last of each holds nothing."""
+    """The application's tables, with four portfolios per market; the last of each market has no holdings."""
     monkeypatch.setattr(app, "dsn", tallybook_dsn)
     with psycopg.connect(tallybook_dsn, autocommit=True, prepare_threshold=None) as conn:
         conn.execute((HERE / "schema.sql").read_bytes())
@@ -61,13 +61,13 @@ def rows(db: Any, query: str, *values: object) -> list[tuple[Any, ...]]:
 
 
 def halt(db: Any, portfolio: int) -> None:
-    """Let it hold what has no price."""
+    """Add the halted share, which has no price, to a portfolio."""
     db.execute("insert into holding values (%s, %s, 1)", (portfolio, HALTED))
 
 
 @pytest.fixture
 def operators(db: Any, tallybook_dsn: str, tmp_path: Path) -> Iterator[Operators]:
-    """Two who call the operator API in a process of its own: one may operate, one may only read."""
+    """Two clients of an operator API process: one may operate, one may only read."""
     said = {scope: secrets.token_hex(32) for scope in ("operate", "read")}
     with serving(tallybook_dsn, played.write_keys(tmp_path, said)) as url:
         yield Operators(url, said)
@@ -83,7 +83,7 @@ def put(db: Any, *portfolios: int) -> list[int]:
 
 
 def try_all(db: Any) -> None:
-    """Run what is due, and move the clock until nothing is left to be tried again."""
+    """Run due jobs, and move the clock until no job waits for a retry."""
     drain(app)
     while rows(db, "select from tallybook.job where state = 'retrying'"):
         travel(db, timedelta(minutes=10))

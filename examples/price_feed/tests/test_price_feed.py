@@ -61,7 +61,7 @@ def client(db: psycopg.Connection[Any]) -> Iterator[TestClient]:
 
 
 def hold(db: psycopg.Connection[Any], symbol: str, data_type: str = "stock", currency: str = "USD") -> int:
-    """Ada has one of it; the asset's id."""
+    """Insert an asset that Ada holds, and return its id."""
     asset = one(
         db, "insert into asset (symbol, data_type, currency) values (%s, %s, %s) returning id",
         symbol, data_type, currency,
@@ -76,7 +76,7 @@ def one(db: psycopg.Connection[Any], query: str, *values: object) -> Any:
 
 
 def work(db: psycopg.Connection[Any], world: World, most: int = 60) -> None:
-    """Run what is due and move the clock to what is due next, until nothing is open."""
+    """Run due jobs and move the clock to the next due one, until no job is open."""
     for _ in range(most):
         drain(app, dsn=app.conninfo())
         if not one(db, "select count(*) from tallybook.job where state not in ('completed', 'dead', 'cancelled')"):
@@ -89,7 +89,7 @@ def work(db: psycopg.Connection[Any], world: World, most: int = 60) -> None:
 
 
 def lined_up(db: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:
-    """Symbol, state and priority of each open job of a price."""
+    """Return symbol, state and priority of each open job of a price."""
     return db.execute(
         "select args ->> 'symbol', state, priority from tallybook.job"
         " where task = 'fetch_price' and state not in ('completed', 'dead', 'cancelled') order by 1"
@@ -317,6 +317,6 @@ def test_the_whole_run_loses_nothing() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].startswith("price_feed: ")
     assert done.stdout.endswith("retried, 0 lost\n")
-    # The one that is killed may have had more than one call under way.
+    # The killed worker may have had more than one running call.
     assert re.search(r"; [1-9]\d* jobs rescued", done.stdout), done.stdout
     assert "0 without the right key" in done.stdout
