@@ -148,9 +148,9 @@ def test_what_is_no_job(after: Any) -> None:
 
 def test_mistakes_are_found_before_anything_is_sent(db: Any) -> None:
     """A parent that is not in the call, an unknown on_parent, then= that is no job, a job that does not exist."""
-    with pytest.raises(InvalidArgument, match="job 1 waits for a job of 'step' that is not put in by this call"):
+    with pytest.raises(InvalidArgument, match="job 1 waits for a job of 'step' that this call does not enqueue"):
         app.enqueue_many_sync(db, [step.job(1), step.with_(after=step.job(1)).job(2)])
-    with pytest.raises(InvalidArgument, match="not put in by this call"):
+    with pytest.raises(InvalidArgument, match="this call does not enqueue"):
         step.with_(after=step.job(1)).enqueue_sync(db, 2)
     with pytest.raises(ConfigError, match="on_parent"):
         step.with_(on_parent="never")  # type: ignore[arg-type]

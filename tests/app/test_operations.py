@@ -220,11 +220,11 @@ async def test_the_command_line_has_the_same_verbs(app: App, dsn: str, db: Any, 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"on_conflict": "skipp", "unique": "k"}, "is one of skip"),
+        ({"on_conflict": "skipp", "unique": "k"}, "must be one of skip"),
         ({"on_conflict": "raise"}, "there is no unique key"),
         ({"unique_while": "queued"}, "there is no unique key"),
         ({"unique": "k", "on_conflict": "push_run_at"}, "no time to push it to"),
-        ({"unique": "k", "unique_while": "ever"}, "is running or queued"),
+        ({"unique": "k", "unique_while": "ever"}, "must be running or queued"),
         ({"order_key": ""}, "1 to 512 bytes"),
         ({"order_key": "a\0b"}, "NUL"),
         ({"expires_at": datetime(2026, 1, 1)}, "not an aware datetime"),

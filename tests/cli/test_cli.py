@@ -184,7 +184,7 @@ def test_node_is_set_once(dsn: str) -> None:
         (["enqueue", "mail", "t", '{"a": 1, "a": 2}'], "'a' is a duplicate key"),
         (["enqueue", "mail", "t", '{"a": "\\u0000"}'], "$.a: NUL"),
         (["enqueue", "mail", "t", "--run-at", "2030-01-01"], "has no zone"),
-        (["enqueue", "mail", "t", "--run-at", "2030-01-01T00:00Z", "--delay", "1 s"], "run_at is given too"),
+        (["enqueue", "mail", "t", "--run-at", "2030-01-01T00:00Z", "--delay", "1 s"], "run_at is also set"),
         (["enqueue", "ma\nil", "t"], "control or invisible characters"),
         (["job", "list", "--dsn", "no dsn secret"], "not a connection string"),
     ],

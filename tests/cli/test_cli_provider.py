@@ -139,7 +139,7 @@ def test_routes_by_hand(dsn: str) -> None:
         (["set-secret", "acme", "a", f"--{CANARY}"], 2, "too many arguments, or an unknown option (not shown)"),
         (["set-secret", "acme", f"a={CANARY}"], 2, "field: '(not shown)'"),
         (["set-secret", "acme", "a", "--from-env", CANARY], 2, "no environment variable of that name (not shown)"),
-        (["set-secret", "acme", "a"], 1, "a secret is a text of 1 to 65536 bytes"),
+        (["set-secret", "acme", "a"], 1, "a secret has 1 to 65536 bytes of text"),
         (["set-secret", "x", "a", "--from-env", "PATH"], 1, "unknown provider 'x'"),
     ],
 )

@@ -152,7 +152,7 @@ def test_seconds_and_names() -> None:
         ("* * *", None, "it has 3 fields"),
         ("5 min", None, "an interval is a timedelta"),
         ("", None, "it has 0 fields"),
-        ("@reboot", None, "There are @yearly"),
+        ("@reboot", None, "Names: @yearly"),
         ("9" * 5000 + " * * * *", None, "longer than 200"),
         (5, None, "not a cron expression"),
     ],

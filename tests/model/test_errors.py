@@ -43,7 +43,7 @@ EXAMPLES = [
     errors.UnknownSchedule("swep", ["sweep"]),
     errors.UnknownNode("nort", ["north"]),
     errors.UnknownProvider("acne", ["acme"]),
-    errors.SecretError("acme", "api_key", "it does not open with key 'k1'", hint="Set the secret anew"),
+    errors.SecretError("acme", "api_key", "it cannot be decrypted with key 'k1'", hint="Set the secret again"),
     errors.ExpressionError("cron", "61 * * * *", "'61' does not fit the field minute", field="minute"),
     errors.CallFailed("call of 'acme': status 429", provider="acme", status=429, headers={"retry-after": "5"}),
     errors.OperatorRefused(403, "scope", "the key may only read"),

@@ -79,7 +79,7 @@ def test_what_was_moved_or_altered_is_one_clear_error(case: str) -> None:
     place, changes = WRONG[case]
     ring = keys(f"k1:{KEY}", f"k2:{KEY}")  # the same key under two ids: even so
     sealed = ring.seal(PLACE, Secret("sk-canary"))
-    with pytest.raises(SecretError, match=r"it does not open with key 'k[12]'") as refused:
+    with pytest.raises(SecretError, match=r"it cannot be decrypted with key 'k[12]'") as refused:
         ring.open(place, replace(sealed, **changes))
     error = refused.value
     assert (error.provider, error.field, error.slot) == (place.provider, place.field, place.slot)
@@ -110,11 +110,11 @@ def test_without_what_it_is_bound_to_a_moved_ciphertext_opens(monkeypatch: pytes
 def test_a_wrong_and_an_unknown_key_are_told_apart() -> None:
     """S1-13: another key under the id does not open; an id that is not there is named, beside those that are."""
     sealed = keys(f"k1:{KEY}").seal(PLACE, Secret("sk-canary"))
-    with pytest.raises(SecretError, match=r"secret 'api_key' of provider 'acme': it does not open with key 'k1'"):
+    with pytest.raises(SecretError, match=r"secret 'api_key' of provider 'acme': it cannot be decrypted with key 'k1'"):
         keys(new_key("k1")).open(PLACE, sealed)
-    with pytest.raises(SecretError, match=r"it is encrypted with key 'k1', and here are k3, k2"):
+    with pytest.raises(SecretError, match=r"it is encrypted with key 'k1', but this program has k3, k2"):
         keys(new_key("k3"), new_key("k2")).open(PLACE, sealed)
-    with pytest.raises(SecretError, match=r"and here are no keys\. Keys are read from TALLYBOOK_KEYS"):
+    with pytest.raises(SecretError, match=r"but this program has no keys\. Keys are read from TALLYBOOK_KEYS"):
         KeySource().keyring().open(PLACE, sealed)
 
 

@@ -126,15 +126,15 @@ def test_whatever_is_not_stored_raises_payload_error_only(value):
     [
         ("a\0", "NUL character (U+0000)"),
         ("\udc00", "lone surrogate (U+DC00)"),
-        (math.nan, "nan is no number in JSON"),
-        (-math.inf, "-inf is no number in JSON"),
+        (math.nan, "nan is not a number in JSON"),
+        (-math.inf, "-inf is not a number in JSON"),
         (10**5000, "integer of more than 4300 digits"),
         (b"x", "bytes cannot be stored as JSON; pass base64"),
         ({1, 2}, "set cannot be stored as JSON; pass a sorted list"),
         (object(), "object cannot be stored as JSON"),
         (datetime(2026, 1, 1), "naive datetime"),
         (time(1, tzinfo=UTC), "time with a zone"),
-        (Decimal("NaN"), "NaN is no number"),
+        (Decimal("NaN"), "NaN is not a number"),
         ({1: "a"}, "key 1 is int, not a string"),
         ({None: "a"}, "key None is NoneType, not a string"),
         ({True: "a"}, "key True is bool, not a string"),
@@ -190,7 +190,7 @@ def test_shared_lists_end_soon():
     value: object = "x"
     for _ in range(60):
         value = [value, value]
-    assert "members in all" in refused(value).reason
+    assert "members in total" in refused(value).reason
 
 
 def test_size_is_limited_in_bytes():

@@ -99,15 +99,15 @@ def test_jitter_is_not_lateness() -> None:
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
-        ({}, ConfigError, "one of cron and every"),
-        ({"cron": "@daily", "every": "5 min"}, ConfigError, "one of cron and every"),
+        ({}, ConfigError, "pass either cron or every"),
+        ({"cron": "@daily", "every": "5 min"}, ConfigError, "pass either cron or every"),
         ({"every": "0.5 s"}, ConfigError, "every: .*1 s to 366 days"),
         ({"every": "1 month"}, ConfigError, "every: '1 month': a month has no fixed length"),
         ({"every": "5 min", "tz": "UTC"}, ConfigError, "an interval has no time zone"),
         ({"cron": "* * * * x"}, ExpressionError, "cron: .*day-of-week"),
         ({"cron": "@daily", "tz": "Mars/Base"}, ConfigError, "tz: 'Mars/Base'"),
         ({"cron": "@daily", "jitter": "2 days"}, ConfigError, "jitter"),
-        ({"cron": "@daily", "missed": "twice"}, ConfigError, "missed: 'twice': is one of once, skip, all"),
+        ({"cron": "@daily", "missed": "twice"}, ConfigError, "missed: 'twice': must be one of once, skip, all"),
         ({"cron": "@daily", "catch_up": 0}, ConfigError, "catch_up"),
         ({"cron": "@daily", "overlap": "yes"}, ConfigError, "overlap"),
     ],

@@ -56,10 +56,10 @@ def test_leading_context_is_not_part_of_the_args():
     ("function", "args", "kwargs", "message"),
     [
         (send, (), {}, "missing 'user_id'; it takes (user_id, *, lang=...)"),
-        (send, (1, "de"), {}, "2 positional arguments, at most 1 fit"),
-        (send, (1,), {"user_id": 2}, "'user_id' is given twice"),
+        (send, (1, "de"), {}, "2 positional arguments, but at most 1 fit"),
+        (send, (1,), {"user_id": 2}, "'user_id' is passed twice"),
         (send, (1,), {"langg": "de"}, "unexpected argument 'langg'; it takes (user_id, *, lang=...)"),
-        (sync, (), {"ctx": 1, "since": 2}, "'ctx' is given by the worker"),
+        (sync, (), {"ctx": 1, "since": 2}, "'ctx' is supplied by the worker"),
         (by_place, (), {"a": 1}, "'a' is positional-only"),
         (by_place, (), {}, "missing 'a'"),
         (open_to_all, ("x",), {"kind": 1}, "'kind' is positional-only"),
@@ -134,11 +134,11 @@ def test_plain_args_are_passed_through():
     [
         (send, {}, "$", "'user_id' is missing; the task takes (user_id, *, lang=...)"),
         (send, {"user_id": 1, "old name": 2}, '$["old name"]', "no parameter of this name"),
-        (send, [1], "$", "an object with the args by name is expected, not list"),
+        (send, [1], "$", "expected an object with the args by name, not list"),
         (send, None, "$", "an object"),
         (sync, {"since": "x"}, "$.since", "is not a date"),
         (sync, {"since": "2026-01-02", "ctx": 1}, "$.ctx", "no parameter of this name"),
-        (open_to_all, {"kind": "x", "a": 5}, "$.a", "a date as text is expected"),
+        (open_to_all, {"kind": "x", "a": 5}, "$.a", "expected a date as text"),
     ],
 )
 def test_stored_args_that_do_not_fit_are_refused(function, args, path, reason):
@@ -162,7 +162,7 @@ def test_open_task_refuses_the_names_of_what_the_worker_gives():
 
 def test_var_positional_is_refused_at_definition():
     """*args has no names to travel by, and is refused when the task is defined."""
-    with pytest.raises(SignatureError, match="take a list instead"):
+    with pytest.raises(SignatureError, match="use a list instead"):
         model(lambda *ids: None)
 
 
@@ -194,7 +194,7 @@ def test_special_parameter_must_come_first():
 
     def handler(a: int, ctx: Context): ...
 
-    with pytest.raises(SignatureError, match="'ctx' is given by the worker: put it first"):
+    with pytest.raises(SignatureError, match="the worker supplies parameter 'ctx': put it first"):
         model(handler).check()
 
 

@@ -104,7 +104,7 @@ async def test_a_key_that_is_taken_away_too_early_is_missed(dsn: str, db: Any, k
     """The negative control: without the rotation jobs die, with an error that names provider, field and keys."""
     _, seen = await run_under_rotation(dsn, db, keys, too_early=True)
     (failed,) = {one for one in seen if one.startswith("dead")}
-    assert "secret 'key0' of provider 'acme': it is encrypted with key 'k1', and here are k2" in failed
+    assert "secret 'key0' of provider 'acme': it is encrypted with key 'k1', but this program has k2" in failed
 
 
 @pytest.mark.slow

@@ -75,9 +75,9 @@ async def test_a_wrong_key_raises_when_the_registry_is_loaded(app: App, monkeypa
     await app.providers.route("equity", "acme")
     await app.providers.set_secret("acme", "api_key", CANARY)
     for keys, why in (
-        (new_key("k1"), "does not open with key 'k1'"),
-        (new_key("k9"), "here are k9"),
-        ("", "here are no keys"),
+        (new_key("k1"), "cannot be decrypted with key 'k1'"),
+        (new_key("k9"), "this program has k9"),
+        ("", "this program has no keys"),
     ):
         monkeypatch.setenv("TALLYBOOK_KEYS", keys)
         fresh = App("shop", dsn=app.dsn).providers
@@ -122,7 +122,7 @@ async def test_a_swapped_ciphertext_is_refused(app: App, db: Any, swap: str) -> 
     assert all(tested.problem is None for tested in await app.providers.test("acme"))
     db.execute(SWAPS[swap])
     with pytest.raises(
-        SecretError, match="secret 'api_key' of provider 'acme': it does not open with key 'k1'"
+        SecretError, match="secret 'api_key' of provider 'acme': it cannot be decrypted with key 'k1'"
     ) as refused:
         await app.providers.get("acme")
     assert (refused.value.provider, refused.value.field, refused.value.slot) == ("acme", "api_key", "current")

@@ -129,8 +129,8 @@ def test_a_person_changes_the_number_and_not_what_becomes_of_the_second(db: Any)
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"on_busy": "skip"}, "the task is not exclusive. Give exclusive=True, too"),
-        ({"exclusive": True, "on_busy": "stop"}, "is wait or skip"),
+        ({"on_busy": "skip"}, "the task is not exclusive. Pass exclusive=True as well"),
+        ({"exclusive": True, "on_busy": "stop"}, "must be wait or skip"),
         ({"exclusive": ""}, "has 1 to 150 bytes"),
         ({"exclusive": 1}, "not a text"),
         ({"exclusive": "{n}", "name": "a:b"}, "the task's name 'a:b' has a colon"),

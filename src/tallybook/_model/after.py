@@ -1,4 +1,4 @@
-"""Jobs that wait for others: which of a call wait for which, in an order in which each comes after its parents."""
+"""Jobs that wait for other jobs: the jobs of one call, ordered so that each comes after its parents."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from tallybook._model.options import Options
 from tallybook.errors import ConfigError, InvalidArgument
 
 Parent = Job | JobCall | int
-"""A job that is on record, or one that is put in by the same call."""
+"""A stored job, or one that the same call enqueues."""
 
 ON_PARENT = ("completed", "any")
-"""What a job needs its parents to end as."""
+"""The end that a job requires of its parents."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arranged:
-    """The jobs of a call in the order in which they are put in."""
+    """The jobs of a call in the order of insertion."""
 
     jobs: list[JobCall]
     parents: list[list[int]]
-    """Of each job: ids, and -1 for the first of these jobs, -2 for the second, ..."""
+    """Per job: ids of stored parents; -1 is the first of these jobs, -2 the second, ..."""
     places: list[int]
-    """Where each of the jobs stands that the caller gave."""
+    """For each job in the caller's order, its position in `jobs`."""
 
 
 def checked_after(after: object) -> tuple[int | JobCall, ...]:
-    """What `with_(after=...)` takes, each once: ids of jobs, and jobs that are only described. ConfigError."""
+    """Return the parents of `with_(after=...)`, each once: ids, and jobs not enqueued yet. Raises ConfigError."""
     given = after if isinstance(after, Iterable) and not isinstance(after, str | bytes) else (after,)
     found: dict[Any, int | JobCall] = {}
     for parent in given:
@@ -40,9 +40,7 @@ def checked_after(after: object) -> tuple[int | JobCall, ...]:
         elif type(parent) is int and 0 < parent < 1 << 63:
             found[("id", parent)] = parent
         else:
-            hint = (
-                "Write after=[job, ...] with what an enqueue returned, ids, or task.job(...) of the same enqueue_many"
-            )
+            hint = "Write after=[job, ...] with ids, results of an enqueue, or task.job(...) of the same enqueue_many"
             raise ConfigError("after", parent, "not a job", hint=hint)
     if not found:
         raise ConfigError("after", after, "no job is named", hint="Leave it out for a job that waits for none")
@@ -50,7 +48,7 @@ def checked_after(after: object) -> tuple[int | JobCall, ...]:
 
 
 def with_follow_up(jobs: Sequence[JobCall], then: JobCall | None) -> list[JobCall]:
-    """These jobs and, last, one that waits for all of them, whatever they end as unless it says otherwise."""
+    """Return these jobs and, last, one that waits for all of them, by default whatever they end as."""
     if then is None:
         return list(jobs)
     if type(then) is not JobCall:
@@ -63,9 +61,9 @@ def with_follow_up(jobs: Sequence[JobCall], then: JobCall | None) -> list[JobCal
 
 
 def arranged(jobs: Sequence[JobCall]) -> Arranged:
-    """Each job after its parents. InvalidArgument for one that waits for a described job that is not among them.
+    """Order the jobs so that each comes after its parents. Raises InvalidArgument if a described parent is missing.
 
-    No circle can be described: a job's parents are there before it is.
+    Cycles cannot occur: a job is described after its parents.
     """
     among: dict[int, list[int]] = {}
     for at, job in enumerate(jobs):
@@ -104,12 +102,12 @@ def _calls(job: JobCall) -> list[JobCall]:
 def _found(among: dict[int, list[int]], call: JobCall, at: int) -> list[int]:
     if found := among.get(id(call)):
         return found
-    hint = "Put both in by one enqueue_many, or wait for the Job that an earlier enqueue has returned"
-    raise InvalidArgument(f"job {at} waits for a job of {call.task!r} that is not put in by this call", hint=hint)
+    hint = "Pass both to one enqueue_many, or wait for the Job that an earlier enqueue has returned"
+    raise InvalidArgument(f"job {at} waits for a job of {call.task!r} that this call does not enqueue", hint=hint)
 
 
 def with_headers(jobs: Sequence[JobCall], headers: Callable[[str | None], str | None]) -> list[JobCall]:
-    """These jobs with other headers, as JSON text. Who waited for whom does so still, and who shared options shares them."""
+    """Return these jobs with other headers, as JSON text. Parents stay parents, and shared options stay shared."""
     options: dict[int, Options] = {}
     made: dict[int, JobCall] = {}
     for job in arranged(jobs).jobs if any(job.options.after for job in jobs) else jobs:

@@ -1,4 +1,4 @@
-"""On which node the code that runs now is at work: a handler's own calls of its App go where its job came from."""
+"""The node of the running code. A handler's own calls of its App use the node of its job."""
 
 from __future__ import annotations
 
@@ -15,4 +15,4 @@ class At:
 
 
 at_node: ContextVar[At | None] = ContextVar("tallybook_node", default=None)
-"""Set by a worker of several nodes, for all that it does for one of them."""
+"""Set by a worker of several nodes around its work for one of them."""

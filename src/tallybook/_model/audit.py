@@ -1,4 +1,4 @@
-"""A row of the audit as programs see it."""
+"""A row of the audit."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditRow:
-    """What somebody has changed by a page or by the API."""
+    """A change that a person or a program made through a page or the API."""
 
     id: int
-    """Rises; pass the last one's as `before` to read on."""
+    """Ascending; pass the last row's as `before` to get the next page."""
     at: datetime
     actor: str
     """The user of a page, or the id of an API key."""
     via: str
-    """web, api, or what a program of yours says."""
+    """web, api, or a value that your program sets."""
     action: str
     """The verb: retry, pause, ..."""
     target: dict[str, Any]
-    """What was meant."""
+    """The target of the action."""
     done: dict[str, Any]
-    """What became of it."""
+    """The effect."""

@@ -1,13 +1,13 @@
 """Backoff: how long a job waits after a failure before its next attempt.
 
 A policy is a value with one method, `delay(failures)`. `failures` counts the failures so far, this one included, so it
-is 1 after the first. Snoozes, rate limits and crashes are no failures and do not lengthen the delay.
+is 1 after the first. Snoozes, rate limits and crashes are not failures and do not lengthen the delay.
 
     Exponential(timedelta(minutes=5))    5, 10, 20, 40, 80 min, ... at most 6 hours
     Constant(timedelta(seconds=30))      30 s, always
     Linear(timedelta(minutes=1))         1, 2, 3, ... min, at most 6 hours
 
-The three classes have a form in JSON, in which one travels in a job's row, from any language:
+The three classes have a JSON form, in which a job's row stores them for programs in any language:
 
     {"exponential": {"first": "5 min", "factor": 2, "cap": "6 h", "jitter": false}}
     {"constant": {"every": "30 s"}}
@@ -32,12 +32,12 @@ _HINT = "Write retry=Exponential(timedelta(minutes=5)), the name of a policy, or
 
 
 class Backoff(Protocol):
-    """Anything that says how long to wait; the classes here, or the user's own."""
+    """Anything that computes a delay: one of the classes here, or the user's own."""
 
     def delay(self, failures: int, rng: Callable[[], float] = random.random) -> timedelta | None:
-        """The delay after the `failures`-th failure, None for no other attempt.
+        """Return the delay after the `failures`-th failure, or None for no further attempt.
 
-        `rng` returns a number in [0, 1) and is there for tests; the worker passes `failures` only.
+        `rng` returns a number in [0, 1) and is for tests; the worker passes only `failures`.
         """
         ...
 
@@ -50,8 +50,8 @@ Retry = Backoff | Callable[[int], timedelta | None] | Callable[[int, BaseExcepti
 class Exponential:
     """first x factor^(failures - 1), at most `cap`.
 
-    With `jitter` the delay is drawn evenly from [0, that] ("full jitter"), which spreads the retries of jobs that
-    failed together, for example when a service they all call went down. Without it the delays are exact.
+    With `jitter` the delay is uniformly random in [0, that value] ("full jitter"). This spreads the retries of jobs
+    that failed together, for example when a service they all call went down. Without it the delays are exact.
     """
 
     first: timedelta = timedelta(seconds=5)
@@ -70,10 +70,10 @@ class Exponential:
             raise ConfigError("Exponential.jitter", self.jitter, "not True or False")
 
     def delay(self, failures: int, rng: Callable[[], float] = random.random) -> timedelta:
-        """The delay after the `failures`-th failure (1 is the first); never more than `cap`, whatever the number."""
+        """Return the delay after the `failures`-th failure (1 is the first), at most `cap`."""
         try:
             full = min(self.first * float(self.factor) ** (max(failures, 1) - 1), self.cap)
-        except OverflowError:  # of the power or of the timedelta: far past any cap, unless it is nothing times that
+        except OverflowError:  # of the power or of the timedelta: far above any cap, unless `first` is zero
             full = self.cap if self.first else self.first
         return full * rng() if self.jitter else full
 
@@ -88,13 +88,13 @@ class Constant:
         _check("Constant", every=self.every)
 
     def delay(self, failures: int, rng: Callable[[], float] = random.random) -> timedelta:
-        """Always `every`."""
+        """Return `every`."""
         return self.every
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """first, then `step` more after every failure (by default `first` again: 1, 2, 3 min, ...), at most `cap`."""
+    """first, plus `step` after every further failure (by default `first`: 1, 2, 3 min, ...), at most `cap`."""
 
     first: timedelta
     step: timedelta | None = None
@@ -106,7 +106,7 @@ class Linear:
             _check("Linear", step=self.step)
 
     def delay(self, failures: int, rng: Callable[[], float] = random.random) -> timedelta:
-        """The delay after the `failures`-th failure (1 is the first); never more than `cap`."""
+        """Return the delay after the `failures`-th failure (1 is the first), at most `cap`."""
         step = self.first if self.step is None else self.step
         try:
             return min(self.first + step * (max(failures, 1) - 1), self.cap)
@@ -116,7 +116,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class ByFunction:
-    """A policy that is a function of the user's: of (failures), or of (failures, error)."""
+    """A policy that calls a function of the user's with (failures) or (failures, error)."""
 
     function: Callable[..., timedelta | None]
     wants_error: bool
@@ -124,14 +124,14 @@ class ByFunction:
     def delay(
         self, failures: int, rng: Callable[[], float] = random.random, *, error: BaseException | None = None
     ) -> timedelta | None:
-        """What the function says; None is "not again"."""
+        """Return the result of the function; None means no further attempt."""
         return self.function(failures, error) if self.wants_error else self.function(failures)
 
 
 def as_policy(retry: object, *, option: str = "retry") -> Backoff:
-    """The policy that a user's `retry` is: an object with `delay` as it is, a function wrapped; else ConfigError.
+    """Return the policy for a user's `retry`: an object with `delay` unchanged, a function wrapped. Raises ConfigError.
 
-    A function gets the error where its second parameter has no default, or is called `error`.
+    A function gets the error if its second parameter has no default or is named `error`.
     """
     if isinstance(retry, type):
         raise ConfigError(option, retry, "a class, not a policy", hint=f"Write {retry.__name__}(...)")
@@ -140,7 +140,7 @@ def as_policy(retry: object, *, option: str = "retry") -> Backoff:
     if not callable(retry):
         raise ConfigError(option, retry, "not a retry policy", hint=_HINT)
     if inspect.iscoroutinefunction(retry):
-        raise ConfigError(option, retry, "an async function: a policy answers at once", hint=_HINT)
+        raise ConfigError(option, retry, "an async function; a policy has to be a plain one", hint=_HINT)
     return ByFunction(retry, _wants_error(option, retry))
 
 
@@ -154,12 +154,12 @@ def _wants_error(option: str, function: Callable[..., Any]) -> bool:
     try:
         inspect.signature(function).bind(*([1, None] if wants else [1]))
     except TypeError:
-        raise ConfigError(option, function, "it is called with (failures) or (failures, error)", hint=_HINT) from None
+        raise ConfigError(option, function, "must accept (failures) or (failures, error)", hint=_HINT) from None
     return wants
 
 
 def delay_after(policy: Backoff, failures: int, error: BaseException) -> timedelta | None:
-    """What `policy` says after the `failures`-th failure, which was `error`; None: not again. Raises what it raises."""
+    """Return the policy's delay after the `failures`-th failure, `error`; None: no further attempt. Its errors pass."""
     return policy.delay(failures, error=error) if isinstance(policy, ByFunction) else policy.delay(failures)
 
 
@@ -177,15 +177,15 @@ _REQUIRED = {"exponential": None, "constant": "every", "linear": "first"}
 
 
 def to_json(policy: object) -> dict[str, dict[str, object]]:
-    """One of the three classes as a JSON object, with every value, so that it means the same to any release.
+    """Return a policy of the three classes as a JSON object, with every value, so that all releases read it alike.
 
-    ConfigError for anything else: code does not travel in a row, its name does.
+    Raises ConfigError for anything else: a row cannot store code, only the name of a policy.
     """
     for form, cls in _FORMS.items():
         if type(policy) is cls:
             given = {key: getattr(policy, key) for key in _KEYS[form]}
             return {form: {key: _plain(value) for key, value in given.items() if value is not None}}
-    hint = "Declare it with app.retry_policy('ours', ...) and write retry='ours'; its name travels in the row"
+    hint = "Declare it with app.retry_policy('ours', ...) and write retry='ours'; the row stores its name"
     raise ConfigError("retry", policy, "not one of Exponential, Constant, Linear", hint=hint)
 
 
@@ -194,15 +194,15 @@ def _plain(value: object) -> object:
 
 
 def from_json(value: object) -> Backoff:
-    """The policy that a JSON object says. What is left out has the default of the class. ConfigError for all else."""
+    """Return the policy of a JSON object. Missing values have the defaults of the class. Raises ConfigError."""
     if not isinstance(value, dict) or len(value) != 1:
         raise ConfigError("retry", value, "not one of exponential, constant, linear with its options")
     ((form, options),) = value.items()
     cls = _FORMS.get(form)
     if cls is None:
-        raise ConfigError("retry", form, "no such policy", hint=f"There are {', '.join(_FORMS)}")
+        raise ConfigError("retry", form, "no such policy", hint=f"Policies: {', '.join(_FORMS)}")
     if not isinstance(options, dict):
-        raise ConfigError(f"retry.{form}", options, "its options are one object")
+        raise ConfigError(f"retry.{form}", options, "its options must be an object")
     required = _REQUIRED[form]
     if required is not None and required not in options:
         raise ConfigError(f"retry.{form}", options, f"{required} is missing")
@@ -212,7 +212,7 @@ def from_json(value: object) -> Backoff:
 def _read(form: str, key: object, given: object) -> Any:
     option = f"retry.{form}.{key}"
     if key not in _KEYS[form]:
-        raise ConfigError(option, given, "no such option", hint=f"There are {', '.join(_KEYS[form])}")
+        raise ConfigError(option, given, "no such option", hint=f"Options: {', '.join(_KEYS[form])}")
     if key == "factor":
         return given
     if key == "jitter":
@@ -236,4 +236,4 @@ def _check(policy: str, **durations: timedelta) -> None:
 
 
 DEFAULT: Backoff = Exponential(timedelta(seconds=5), jitter=True)
-"""What a task has that names no retry policy."""
+"""The policy of a task that names none."""

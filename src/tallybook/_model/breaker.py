@@ -1,4 +1,4 @@
-"""Circuit breakers: a rule as code and people say it, and a key as it stands."""
+"""Circuit breakers: a rule as code and people write it, and the state of a key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tallybook.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class BreakerRule:
-    """After `failures` within `per` the jobs of a key wait for `open_for`. ConfigError for what cannot be."""
+    """After `failures` within `per`, the jobs of a key wait for `open_for`. Raises ConfigError for invalid values."""
 
     name: str
     failures: int
@@ -22,7 +22,7 @@ class BreakerRule:
 
     @classmethod
     def checked(cls, name: str, failures: int, per: timedelta | str, open_for: timedelta | str) -> BreakerRule:
-        """A rule with durations in words, too."""
+        """Return a rule; durations may be text."""
         return cls(name, failures, parse_duration(per, option="per"), parse_duration(open_for, option="open_for"))
 
     def __post_init__(self) -> None:
@@ -30,27 +30,27 @@ class BreakerRule:
         whole("failures", self.failures, 1, 1000)
         for option, value in (("per", self.per), ("open_for", self.open_for)):
             if not timedelta(seconds=1) <= value <= timedelta(days=366):
-                raise ConfigError(option, value, "goes from 1 s to 366 days")
+                raise ConfigError(option, value, "must be from 1 s to 366 days")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerInfo:
-    """A rule, or one key of it that was in use, as the view tallybook.breaker shows it. Instants are aware, in UTC."""
+    """A rule, or a used key of it, as the view tallybook.breaker shows it. Datetimes are aware, in UTC."""
 
     name: str
     """The key: `provider:acme`."""
     rule: str
-    """The rule that it has: `provider`."""
+    """The rule of the key: `provider`."""
     failures: int
     per: timedelta
     open_for: timedelta
     state: str
-    """closed: jobs start; open: they wait; half-open: one of them is let through as a probe."""
+    """closed: jobs start; open: they wait; half-open: one job runs as a probe."""
     failed_in_window: int = 0
     changed_at: datetime | None = None
-    """Since when it is in this state; None: it was never in another."""
+    """The start of this state; None: the state has never changed."""
     open_until: datetime | None = None
     probe: int | None = None
     """The job that runs as a probe."""
     waiting: int = 0
-    """How many jobs wait for it."""
+    """The number of jobs that wait for it."""

@@ -1,4 +1,4 @@
-"""What travels in the headers of jobs: read, and added to what is put in."""
+"""The headers of jobs: reading them, and adding to those of jobs to enqueue."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from tallybook._model.subject import SubjectCall
 from tallybook._model.tracing import What
 
 _MOST_BYTES = 8_000
-# jsonb writes a number out that JSON gives an exponent; no float of Python's needs more digits than this.
+# jsonb writes a number with an exponent in full; no Python float needs more digits than this.
 _DIGITS = 330
 
 
 def read_headers(headers: str | Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Headers as a mapping; an empty one where they cannot be read."""
+    """Return headers as a mapping, empty if they cannot be read."""
     if not isinstance(headers, str):
         return headers or {}
     try:
         found = json.loads(headers)
-    except (ValueError, RecursionError):  # SQL may have put in what Python cannot read
+    except (ValueError, RecursionError):  # SQL may have stored headers that Python cannot read
         return {}
     return found if isinstance(found, dict) else {}
 
 
 def with_added(headers: str | None, carried: Mapping[str, str]) -> str | None:
-    """Headers, as JSON text, with what is not in them yet, as far as it fits: the longest is left out first."""
+    """Return headers, as JSON text, with missing names added as far as they fit: the longest is left out first."""
     own = read_headers(headers)
     added = {name: value for name, value in carried.items() if name not in own}
-    numbers = json.dumps(own, ensure_ascii=False)  # what is added is text, in which an e may stand before a hyphen
+    numbers = json.dumps(own, ensure_ascii=False)  # without `added`: its text may have an e before a hyphen
     most = _MOST_BYTES - _DIGITS * (numbers.count("e+") + numbers.count("e-"))
     while added:
         text = json.dumps({**own, **added}, ensure_ascii=False)  # with spaces after : and , as jsonb writes it
@@ -43,7 +43,7 @@ def with_added(headers: str | None, carried: Mapping[str, str]) -> str | None:
 
 
 def carrying(what: What, headers: Callable[[str | None], str | None]) -> What:
-    """The same with other headers, as JSON text. Calls that shared options share them still."""
+    """Return the same with other headers, as JSON text. Shared options stay shared."""
     if isinstance(what, JobCall):
         return replace(what, options=replace(what.options, headers=headers(what.options.headers)))
     if isinstance(what, SubjectCall):

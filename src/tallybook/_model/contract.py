@@ -1,7 +1,7 @@
-"""What a task promises to programs of other releases: the names and the version of its args, and what follows a death.
+"""What a task promises to other releases: the names and version of its args, and the follow-up of a death.
 
-A job may be older than the code that runs it, and newer. So its row says of which version its args are (1 unless it says
-so), and the task says how args of each version are made into those of the next one.
+A job may be older or newer than the code that runs it. So its row stores the version of its args (by default 1), and
+the task has a function from each version to the next.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from tallybook._model.payload import encode
 from tallybook.errors import ConfigError, PayloadError
 
 Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
-"""Makes args of the next version of args of one version: JSON values in, JSON values out."""
+"""Converts args of one version to the next: JSON values in, JSON values out."""
 
 DEATH = ("job", "task", "args", "failures", "error")
-"""The args of a task that is named by on_dead."""
+"""The args of a task that `on_dead` names."""
 DEATH_SIGNATURE = "(job: int, task: str, args: dict, failures: int, error: dict)"
 LAST_VERSION = 999
 
@@ -32,9 +32,9 @@ _PLACEHOLDER = re.compile(r"\{([^{}]*)\}?")
 
 @dataclass(frozen=True)
 class Contract:
-    """The version of a task's args, its other names, its summary and what is enqueued when a job of it dies.
+    """The version of a task's args, its other names, its summary, and the task to enqueue when a job of it dies.
 
-    ConfigError, which names the option, for a wrong value.
+    Raises ConfigError, which names the option, for a wrong value.
     """
 
     version: int = 1
@@ -43,13 +43,13 @@ class Contract:
     on_dead: str | None = None
     """The name of a task of the same app."""
     upgrades: dict[int, Upgrade] = field(default_factory=dict)
-    """By the version that they take."""
+    """By the version that they read."""
 
     def __post_init__(self) -> None:
         if isinstance(self.version, bool) or not isinstance(self.version, int):
             raise ConfigError("version", self.version, "not a whole number")
         if not 1 <= self.version <= LAST_VERSION:
-            raise ConfigError("version", self.version, f"goes from 1 to {LAST_VERSION}")
+            raise ConfigError("version", self.version, f"must be from 1 to {LAST_VERSION}")
         if isinstance(self.aliases, str) or not isinstance(self.aliases, tuple | list):
             hint = "Write aliases=('old_name',)"
             raise ConfigError("aliases", self.aliases, "not a tuple of names", hint=hint)
@@ -57,7 +57,7 @@ class Contract:
         for name in self.aliases:
             check_name("aliases", name, 200)
         if len(set(self.aliases)) < len(self.aliases):
-            raise ConfigError("aliases", self.aliases, "a name is there twice")
+            raise ConfigError("aliases", self.aliases, "contains a name twice")
         if self.summary is not None:
             self._check_summary(self.summary)
         if self.on_dead is not None:
@@ -65,7 +65,7 @@ class Contract:
 
     @property
     def placeholders(self) -> list[str]:
-        """The names of args in the summary."""
+        """The names of the args in the summary."""
         return [] if self.summary is None else _PLACEHOLDER.findall(self.summary)
 
     def _check_summary(self, text: object) -> None:
@@ -78,7 +78,7 @@ class Contract:
                 raise ConfigError("summary", text, f"{found[0]!r} is not {{name}} of an argument", hint=hint)
 
     def add_upgrade(self, task: str, version: int, fn: object) -> None:
-        """Keep `fn` as what takes args of this version. ConfigError where it does not fit."""
+        """Register `fn` as the upgrade of args of this version. Raises ConfigError if it does not fit."""
         option = f"{task}.upgrade"
         if isinstance(version, bool) or not isinstance(version, int):
             raise ConfigError(option, version, "not the version that is upgraded", hint=f"Write @{task}.upgrade(1)")
@@ -94,13 +94,13 @@ class Contract:
         try:
             inspect.signature(fn).bind({})
         except TypeError:
-            raise ConfigError(option, fn, "it is called with one argument, the args as a dict") from None
+            raise ConfigError(option, fn, "must accept one argument, the args as a dict") from None
         except ValueError:  # a builtin without a signature
             pass
         self.upgrades[version] = fn
 
     def check_upgrades(self, task: str) -> None:
-        """ConfigError unless each step from version 1 on has its function."""
+        """Raise ConfigError unless each step from version 1 on has a function."""
         for version in range(1, self.version):
             if version not in self.upgrades:
                 reason = f"there is no upgrade of args from version {version} to {version + 1}"
@@ -108,13 +108,13 @@ class Contract:
                 raise ConfigError(f"version of task {task!r}", self.version, reason, hint=hint)
 
     def upgraded(self, task: str, args: Any, version: object) -> Any:
-        """`args` of this version as args of the task's own. PayloadError where that cannot be done.
+        """Return `args` of this version as args of the task's own version. Raises PayloadError if that fails.
 
-        A step that raises would raise again with the same args, so the job is dead at once; once the function is mended,
-        a person retries it.
+        A step that raises would raise again with the same args, so the job is dead at once. After a fix of the
+        function, a person retries the job.
         """
         if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-            raise PayloadError("$", f"{safe_text(version, 40)!r} is no version of args", task=task, verb="read")
+            raise PayloadError("$", f"{safe_text(version, 40)!r} is not a version of args", task=task, verb="read")
         for step in range(version, self.version):
             try:
                 if step not in self.upgrades:
@@ -124,7 +124,7 @@ class Contract:
                     raise TypeError(f"it returned {type(args).__name__}, not a dict")
                 args = json.loads(
                     encode(args, task=task)
-                )  # what the next step and the handler get is what a row can hold
+                )  # the next step and the handler get only values that a row can store
             except Exception as error:
                 reason = f"the upgrade from version {step} to {step + 1} failed: {type(error).__name__}: {safe_text(error, 1000)}"
                 raise PayloadError("$", reason, task=task, verb="upgraded") from error

@@ -1,4 +1,4 @@
-"""Converters for the leaves: one JSON value to one Python value, no other annotation inside. See decoder.py."""
+"""Converters of single JSON values to Python values, for annotations without others inside. See decoder.py."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tallybook._model.failure import safe_text
 from tallybook._model.plain import SCALARS, Unfit, Walk, kind_name
 
 Convert = Callable[[Any], Any]
-"""Takes a JSON value and returns what the annotation says; raises Unfit, which knows the path, and nothing else."""
+"""Takes a JSON value and returns it as the annotation requires. Raises only Unfit, which has the path."""
 
 
 def json_kind(value: object) -> str:
-    """What a JSON value is, in words for messages: "text", "an integer", "null", ..."""
+    """Return the kind of a JSON value, in words for messages: "text", "an integer", "null", ..."""
     if value is None:
         return "null"
     names = {bool: "a boolean", int: "an integer", float: "a number", str: "text", list: "an array", dict: "an object"}
@@ -28,13 +28,13 @@ def json_kind(value: object) -> str:
 
 
 def _short(value: object) -> str:
-    # As JSON, which is what is stored; ASCII only, so that the message itself can go anywhere.
+    # As JSON, the stored form; ASCII only, so that every output can show the message.
     text = json.dumps(value[:60] if isinstance(value, str) else value, default=json_kind)
     return text if len(text) <= 62 else text[:59] + "..."
 
 
 def to_float(value: Any) -> Any:
-    """A float for an integer, because jsonb drops the point of 1e16; anything else as it is."""
+    """Return a float for an integer, because jsonb drops the point of 1e16; other values unchanged."""
     if type(value) is not int:
         return value
     try:
@@ -44,7 +44,7 @@ def to_float(value: Any) -> Any:
 
 
 def guard(cls: type, make: Convert) -> Convert:
-    """`make`, where whatever the user's class raises says that the value does not fit."""
+    """Wrap `make` so that any exception of the user's class becomes Unfit."""
 
     def convert(value: Any) -> Any:
         try:
@@ -57,7 +57,7 @@ def guard(cls: type, make: Convert) -> Convert:
 
 
 def instance(cls: type) -> Convert:
-    """For a class that nothing is known about: only its instances pass, as 5 does for numbers.Number."""
+    """Return a converter for an unknown class: it accepts only instances, as 5 is one of numbers.Number."""
 
     def convert(value: Any) -> Any:
         try:
@@ -72,18 +72,18 @@ def instance(cls: type) -> Convert:
 
 
 def struct(annotation: Any, cls: type) -> Convert:
-    """For a msgspec struct, by msgspec itself, which is loaded where a struct is."""
+    """Return a converter for a msgspec struct, by msgspec, which is then already imported."""
     read: Callable[..., Any] = sys.modules["msgspec"].convert
     return guard(cls, lambda value: read(value, annotation, str_keys=True))
 
 
 def pydantic_model(annotation: Any, cls: type) -> Convert:
-    """For a pydantic model. By JSON text: in its strict mode a model takes a date from JSON, not from a str."""
+    """Return a converter for a pydantic model. It reads JSON text, because strict models take no date from a str."""
     return guard(cls, lambda value: annotation.model_validate_json(json.dumps(value)))
 
 
 def enumeration(cls: type[Enum]) -> Convert:
-    """An Enum by what its value is in JSON; then by the class itself, for flags and for `_missing_`."""
+    """Return a converter for an Enum: by the JSON form of its values, then by the class, for flags and `_missing_`."""
     scalars: dict[tuple[type, Any], Enum] = {}
     others: list[tuple[object, Enum]] = []
     for shown, member in _shown(list(cls.__members__.values())):
@@ -100,14 +100,14 @@ def enumeration(cls: type[Enum]) -> Convert:
             if shown == value:
                 return member
         if type(value) is bool:  # True == 1 would find the member of 1
-            raise Unfit(f"{_short(value)} is no {kind_name(cls)}")
+            raise Unfit(f"{_short(value)} is not a {kind_name(cls)}")
         return by_class(value)
 
     return convert
 
 
 def literal(allowed: tuple[Any, ...]) -> Convert:
-    """One of the values of a Literal, of its type too: 1 is not True."""
+    """Return a converter for a Literal that compares value and type: 1 is not True."""
     pairs = _shown(list(allowed))
 
     def convert(value: Any) -> Any:
@@ -124,10 +124,10 @@ def _shown(values: list[Any]) -> list[tuple[object, Any]]:
     pairs = []
     for value in values:
         try:
-            # Careful, because that walk also makes lists of tuples that hold only scalars, as JSON does.
+            # `careful`, because that walk also converts tuples of scalars to lists, as JSON does.
             pairs.append((Walk(max_depth=64, max_members=10_000, careful=True).plain(value), value))
         except Unfit:
-            continue  # a member that cannot be stored is never met
+            continue  # a member that cannot be stored never occurs
     return pairs
 
 
@@ -138,7 +138,7 @@ class _Naive(ValueError):
 def _text(read: Callable[[str], object], what: str) -> Convert:
     def convert(value: Any) -> object:
         if type(value) is not str:
-            raise Unfit(f"{what} as text is expected, not {json_kind(value)}")
+            raise Unfit(f"expected {what} as text, not {json_kind(value)}")
         try:
             return read(value)
         except (ValueError, InvalidOperation) as error:
@@ -173,7 +173,7 @@ def _decimal(value: Any) -> object:
     if type(value) is int:
         return Decimal(value)
     if type(value) is float:
-        raise Unfit("a decimal as text is expected, not a number, which may have lost digits")
+        raise Unfit("expected a decimal as text, not a number, which may have lost digits")
     return _decimal_text(value)
 
 

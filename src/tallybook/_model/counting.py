@@ -1,4 +1,4 @@
-"""The counters as programs see them."""
+"""The counters, for programs."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from datetime import datetime
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """How many jobs of one task are in which state in one queue, and how many have ever ended in which way."""
+    """The number of jobs of one task in one queue by state, and the totals of all ends so far."""
 
     queue: str
     task: str
     scheduled: int
     retrying: int
-    """Scheduled again, after a failure."""
+    """Scheduled again after a failure."""
     waiting: int
     available: int
     running: int
     dead: int
     completed: int
-    """This and what follows are totals for ever, also of what was pruned."""
+    """This and the following are totals since the start, including pruned jobs."""
     failed: int
-    """Attempts that failed and were followed by another one; so are the next three but for cancelled."""
+    """Attempts that failed and had a successor; the next counters are alike, except `cancelled` and `died`."""
     snoozed: int
     cancelled: int
     lost: int
@@ -33,13 +33,13 @@ class Counts:
 
     @property
     def open(self) -> int:
-        """How many jobs have not ended: all states but dead."""
+        """The number of jobs that have not ended: all states but dead."""
         return self.scheduled + self.retrying + self.waiting + self.available + self.running
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throughput:
-    """What came and ended in a span of time, of one task in one queue, and how many that is per second."""
+    """Jobs that came and ended in a span of time, of one task in one queue, and their rates per second."""
 
     queue: str
     task: str
@@ -56,13 +56,13 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """How long jobs of one task in one queue waited and took, in milliseconds: percentiles, at most 19 % too high."""
+    """How long jobs of one task in one queue waited and ran, in milliseconds: percentiles, at most 19 % too high."""
 
     queue: str
     task: str
     jobs: int
     waited_p50: float
-    """From when a job could run to its claim."""
+    """From the time a job could run to its claim."""
     waited_p95: float
     waited_p99: float
     took_p50: float
@@ -73,14 +73,14 @@ class Timings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """One step of time: how many jobs were in which state at its end, and how many ended in it."""
+    """One step of time: the number of jobs by state at its end, and of ends in it."""
 
     begins: datetime
     scheduled: int
     retrying: int
     waiting: int
     open: int
-    """In line or running."""
+    """Available or running."""
     dead: int
     completed: int
     failed: int
@@ -89,7 +89,7 @@ class Level:
 
 
 def added(series: Sequence[Sequence[Level]]) -> list[Level]:
-    """The series of several nodes as one, step by step."""
+    """Return the sum of the series of several nodes, step by step."""
     if len(series) == 1:
         return list(series[0])
     steps: dict[datetime, Counter[str]] = {}
@@ -104,10 +104,10 @@ _SUMS = tuple(field.name for field in fields(Level) if field.name != "begins")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Where a recount has found another number than the counters have."""
+    """A difference between a recount and the counters."""
 
     queue: str | None
-    """None, as the task: the difference is of all queues together."""
+    """None, like the task, for a difference over all queues."""
     task: str | None
     what: str
     counted: int

@@ -1,11 +1,11 @@
-"""When a schedule ticks: a cron expression in a time zone, or an interval. Pure: instants in, instants out, all in UTC.
+"""The ticks of a schedule: a cron expression in a time zone, or an interval. Pure functions of instants in UTC.
 
     Cron("*/5 9-17 * * MON-FRI", "Europe/Berlin").after(datetime.now(UTC))   the first tick after an instant
     Every(timedelta(minutes=10))                                             ticks at multiples since 1970-01-01 UTC
 
-What cronsim says when it is iterated without a pause is what counts, a change of the zone's offset included. Started in the
-middle it may say something else for up to a day after such a change: its steps are those of the clock on the wall, counted
-from where they began. So a start in that time begins before the change; see `_restart`.
+The reference is cronsim's output when it is iterated without a pause, also across a change of the zone's offset. When
+it is started in between, it can differ for up to a day after such a change, because it steps in local time from its
+start. So a start in that time begins before the change; see `_restart`.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ NAMES = {
 SHORTEST, LONGEST = timedelta(seconds=1), timedelta(days=366)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIELDS = ("second", "minute", "hour", "day-of-month", "month", "day-of-week")
-# A step of cronsim can be out of line with the wall for as long as it walks by hours: at most until the day after the change.
+# Steps of cronsim can be off local time while it walks by hours: at most until the day after the change.
 _ASKEW = timedelta(hours=26)
 _BEFORE = timedelta(minutes=1)
 
 
 class _Ticks:
-    """What both kinds share; `after` says all."""
+    """The common base; subclasses need only `after`."""
 
     def after(self, instant: datetime) -> datetime | None:
-        """The first tick after `instant`; None: there is none."""
+        """Return the first tick after `instant`, or None."""
         raise NotImplementedError
 
     def following(self, tick: datetime) -> Iterator[datetime]:
-        """The ticks after `tick`, which is one itself, without end."""
+        """Yield the ticks after `tick`, which is a tick itself, without end."""
         found = self.after(tick)
         while found is not None:
             yield found
             found = self.after(found)
 
     def last(self, first: datetime, end: datetime) -> datetime:
-        """The latest tick from `first`, which is one, up to `end`. Some 60 steps at most, however far apart they are."""
+        """Return the latest tick from `first`, a tick, up to `end`. Takes about 60 steps at most, at any distance."""
         low, step = first, timedelta(seconds=1)
         high = end
         while (start := high - step) > low:  # backwards from the end, in growing steps
@@ -75,7 +75,7 @@ class _Ticks:
         return low
 
     def count(self, first: datetime, end: datetime, most: int) -> int:
-        """How many ticks there are from `first`, which is one, up to `end`; `most` if there are more."""
+        """Return the number of ticks from `first`, a tick, up to `end`, at most `most`."""
         return 1 + sum(1 for _ in islice(_until(self.following(first), end), most - 1))
 
 
@@ -87,21 +87,21 @@ def _until(ticks: Iterator[datetime], end: datetime) -> Iterator[datetime]:
 
 
 class Cron(_Ticks):
-    """A cron expression in a zone. ExpressionError names the field that is wrong, ConfigError an unknown zone."""
+    """A cron expression in a zone. Raises ExpressionError, which names the wrong field, or ConfigError for the zone."""
 
     def __init__(self, expression: str, tz: str = "UTC", *, option: str = "cron") -> None:
         self.zone = zone(tz)
         self.expression = _checked(expression, option)
 
     def after(self, instant: datetime) -> datetime | None:
-        """The first tick after `instant`; None: there is none within 50 years."""
+        """Return the first tick after `instant`, or None if there is none within 50 years."""
         for tick in self._steps(self._restart(instant)):
             if tick > instant:
                 return tick
         return None
 
     def following(self, tick: datetime) -> Iterator[datetime]:
-        """The ticks after `tick`, which is one itself: there cronsim goes on as if it had not stopped."""
+        """Yield the ticks after `tick`, a tick itself; from there cronsim continues as if it had not stopped."""
         for found in self._steps(tick):
             if found > tick:
                 tick = found
@@ -115,7 +115,7 @@ class Cron(_Ticks):
             return
 
     def _restart(self, instant: datetime) -> datetime:
-        """Where to begin: at `instant`; or, if the offset changed lately and nothing has ticked since, before the change."""
+        """Return where to start: `instant`, or before a recent change of the offset if nothing has ticked since."""
         change = None if self.zone is UTC else _change(self.zone, instant)
         if change is None:
             return instant
@@ -127,22 +127,22 @@ class Cron(_Ticks):
 
 
 class Every(_Ticks):
-    """An interval. Its ticks are the multiples of its length since 1970-01-01 UTC: no anchor that a restart could move."""
+    """An interval. Its ticks are multiples of its length since 1970-01-01 UTC, so a restart does not move them."""
 
     def __init__(self, every: timedelta, *, option: str = "every") -> None:
         if not SHORTEST <= every <= LONGEST:
-            raise ConfigError(option, every, "an interval goes from 1 s to 366 days")
+            raise ConfigError(option, every, "must be from 1 s to 366 days")
         self.every = every
 
     def after(self, instant: datetime) -> datetime | None:
-        """The first tick after `instant`."""
+        """Return the first tick after `instant`."""
         try:
             return _EPOCH + ((instant - _EPOCH) // self.every + 1) * self.every
         except OverflowError:
             return None
 
     def count(self, first: datetime, end: datetime, most: int) -> int:
-        """How many ticks there are from `first` up to `end`; `most` if there are more."""
+        """Return the number of ticks from `first` up to `end`, at most `most`."""
         return min(most, (end - first) // self.every + 1)
 
 
@@ -151,14 +151,14 @@ Rule = Cron | Every
 
 @lru_cache(maxsize=20_000)
 def rule(cron: str | None, every: timedelta | None, tz: str) -> Rule:
-    """The rule of a schedule's columns; ConfigError for what cannot be read."""
+    """Return the rule of a schedule's columns. Raises ConfigError if they cannot be read."""
     if (cron is None) == (every is None):
         raise ConfigError("schedule", cron, "a schedule has a cron expression or an interval")
     return Every(every) if every is not None else Cron(cron or "", tz)
 
 
 def zone(tz: object) -> tzinfo:
-    """The IANA time zone of this name; ConfigError where there is none."""
+    """Return the IANA time zone of this name. Raises ConfigError for an unknown one."""
     if not isinstance(tz, str):
         raise ConfigError("tz", tz, "not the name of a time zone", hint="Write tz='Europe/Berlin'")
     if tz == "UTC":
@@ -180,7 +180,7 @@ def _checked(expression: object, option: str) -> str:
     text = NAMES.get(expression.strip().lower(), expression.strip())
     if text.startswith("@"):
         known = ", ".join(NAMES)
-        raise ExpressionError(option, expression, "not a name that Tallybook knows", hint=f"There are {known}")
+        raise ExpressionError(option, expression, "an unknown name", hint=f"Names: {known}")
     parts = text.split()
     if len(text) > 200:
         raise ExpressionError(option, expression, "longer than 200 characters")
@@ -201,9 +201,9 @@ def _checked(expression: object, option: str) -> str:
 
 
 def _change(tz: tzinfo, instant: datetime) -> datetime | None:
-    """The latest change of the zone's offset in the last 26 hours, to the second; None: there was none.
+    """Return the latest change of the zone's offset in the last 26 hours, to the second, or None.
 
-    One in the next second counts as well: cronsim's first step leads over it.
+    A change in the next second counts, too: cronsim's first step crosses it.
     """
     low, high = instant - _ASKEW, instant + timedelta(seconds=2)
     now = high.astimezone(tz).utcoffset()

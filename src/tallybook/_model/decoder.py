@@ -1,19 +1,19 @@
-"""From JSON values to what a task's annotations ask for: one converter per annotation, built once.
+"""Conversion of JSON values by a task's annotations: one converter per annotation, built once.
 
-Strict where there is something to convert, and out of the way where there is not:
+Strict for annotations that need a conversion; others cost nothing:
 
-- `str`, `int`, `bool`, `None`, `Any` and no annotation at all: the value as it is, unchecked, as Python itself treats
-  them; there is no converter then, so plain tasks pay nothing. Nothing is coerced: "5" does not become 5. Who wants
-  fields checked annotates a msgspec struct or a pydantic model.
-- `float`: an int becomes a float, because jsonb drops the point of 1e16; anything else as it is.
-- datetime (aware), date, time, timedelta, UUID, Decimal: from the text that `encode` writes, or the like.
-  Decimal also from a JSON integer, never from a float, which has lost digits by then.
-- Enum by value, Literal by equality and type, dataclasses by field (unknown and missing ones are refused), TypedDict
-  by key, list, tuple, NamedTuple, dict with text keys, `Sequence`, `Mapping` and the like.
-- a union: as it is where all its members are plain. Else the member that fits: None, then those that are converted, in
-  their order, then the plain ones. So `UUID | str` gives a UUID wherever the text is one, whatever the order written;
-  the order of a union is no information (typing's cache may swap it).
-- any other class: only an instance of it passes, which JSON has none of.
+- `str`, `int`, `bool`, `None`, `Any` and no annotation: the value unchanged and unchecked, as Python itself treats
+  them. There is no converter, so plain tasks have no overhead. Nothing is coerced: "5" does not become 5. For checked
+  fields, annotate a msgspec struct or a pydantic model.
+- `float`: an int becomes a float, because jsonb drops the point of 1e16; other values are unchanged.
+- datetime (aware), date, time, timedelta, UUID, Decimal: from text as `encode` writes it, or similar. Decimal also from
+  a JSON integer, but not from a float, which may have lost digits.
+- Enum by value, Literal by equality and type, dataclasses by field (unknown and missing fields are errors), TypedDict
+  by key, list, tuple, NamedTuple, dict with text keys, `Sequence`, `Mapping` and similar.
+- a union: unchanged if all its members are plain. Otherwise the first member that fits: None, then converted members in
+  their order, then plain ones. So `UUID | str` gives a UUID wherever the text is one. The order as written decides
+  nothing between these groups, since typing's cache may swap it.
+- any other class: only an instance of it is accepted, and JSON has none.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _WRAPPERS = (typing.Annotated, typing.Required, typing.NotRequired, typing.Final
 
 
 def decode(annotation: object, value: object, *, task: str, what: str = "args") -> Any:
-    """The JSON value as `annotation` says. PayloadError, with the path, for a value that does not fit.
+    """Convert the JSON value by `annotation`. Raises PayloadError, with the path, for a value that does not fit.
 
-    Builds the converter each time; keep that of `compile_decoder` where many values have one annotation.
+    This builds the converter on each call; for many values of one annotation, keep the result of `compile_decoder`.
     """
     convert = compile_decoder(annotation, task=task)
     if convert is None:
@@ -56,10 +56,10 @@ def decode(annotation: object, value: object, *, task: str, what: str = "args") 
 
 
 def compile_decoder(annotation: object, *, task: str = "?") -> Convert | None:
-    """The converter for an annotation, or None where every JSON value is taken as it is.
+    """Return the converter for an annotation, or None if every JSON value is used unchanged.
 
-    The converter raises Unfit, which has `path` and `reason`. SignatureError for an annotation that is still text
-    (resolve it with typing.get_type_hints first), or that no JSON can fit, such as dict[int, str].
+    The converter raises Unfit, which has `path` and `reason`. Raises SignatureError for an annotation that is still
+    text (resolve it with typing.get_type_hints first), or that no JSON can fit, such as dict[int, str].
     """
     try:
         return _compile(annotation)
@@ -67,7 +67,7 @@ def compile_decoder(annotation: object, *, task: str = "?") -> Convert | None:
         raise SignatureError(task, str(error)) from None
 
 
-def _compile(annotation: Any) -> Convert | None:  # noqa: PLR0911 - one line for each form of annotation
+def _compile(annotation: Any) -> Convert | None:  # noqa: PLR0911 - one return per form of annotation
     if annotation in _PLAIN or annotation in _ANYTHING or isinstance(annotation, typing.TypeVar):
         return None
     if annotation is float:
@@ -95,10 +95,10 @@ def _compile(annotation: Any) -> Convert | None:  # noqa: PLR0911 - one line for
         return lambda value: tuple(items(value))
     if cls is tuple:
         return _tuple(tuple, params)
-    return _class(annotation, cls) if isinstance(cls, type) else None  # None: a form younger than this code
+    return _class(annotation, cls) if isinstance(cls, type) else None  # None: a form newer than this code
 
 
-def _class(annotation: Any, cls: Any) -> Convert:  # noqa: PLR0911 - one line for each kind of class
+def _class(annotation: Any, cls: Any) -> Convert:  # noqa: PLR0911 - one return per kind of class
     if cls in leaf.TEXTS:
         return leaf.TEXTS[cls]
     if issubclass(cls, Enum):
@@ -120,7 +120,7 @@ def _class(annotation: Any, cls: Any) -> Convert:  # noqa: PLR0911 - one line fo
 def _array(item: Convert | None) -> Convert:
     def convert(value: Any) -> list[Any]:
         if type(value) is not list:
-            raise Unfit(f"an array is expected, not {json_kind(value)}")
+            raise Unfit(f"expected an array, not {json_kind(value)}")
         if item is None:
             return value
         result: list[Any] = []
@@ -141,7 +141,7 @@ def _tuple(make: Callable[[list[Any]], Any], params: tuple[Any, ...]) -> Convert
     def convert(value: Any) -> Any:
         if type(value) is not list or len(value) != len(items):
             found = f"one of {len(value)}" if type(value) is list else json_kind(value)
-            raise Unfit(f"an array of {len(items)} is expected, not {found}")
+            raise Unfit(f"expected an array of {len(items)}, not {found}")
         result: list[Any] = []
         try:
             for item, member in zip(items, value, strict=True):
@@ -161,7 +161,7 @@ def _object(key: Any, member: Any) -> Convert:
 
     def convert(value: Any) -> dict[Any, Any]:
         if type(value) is not dict:
-            raise Unfit(f"an object is expected, not {json_kind(value)}")
+            raise Unfit(f"expected an object, not {json_kind(value)}")
         if name is None and item is None:
             return value
         result: dict[Any, Any] = {}
@@ -228,7 +228,7 @@ def _name(annotation: Any) -> str:
 
 
 class _Fields:
-    """The members of a dataclass or a TypedDict: converters by name, and which must be there."""
+    """The members of a dataclass or a TypedDict: converters by name, and the required names."""
 
     def __init__(self, cls: Any, names: list[str], required: frozenset[str]) -> None:
         try:
@@ -240,7 +240,7 @@ class _Fields:
 
     def read(self, value: Any, *, closed: bool) -> dict[str, Any]:
         if type(value) is not dict:
-            raise Unfit(f"an object is expected, not {json_kind(value)}")
+            raise Unfit(f"expected an object, not {json_kind(value)}")
         if missing := self.required - value.keys():
             raise Unfit(f"{', '.join(sorted(missing))} is missing")
         if closed and (unknown := value.keys() - self.converters.keys()):
@@ -256,8 +256,8 @@ class _Fields:
         return result
 
 
-# The converters of the three kinds below are kept by class, and look at their members when they are first used: this is
-# what makes a class that refers to itself possible.
+# The converters of the three kinds below are cached by class and read its members at the first use, so that a class can
+# refer to itself.
 
 
 @lru_cache(maxsize=1024)

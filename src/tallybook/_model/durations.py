@@ -1,11 +1,11 @@
-"""Durations as people write them: `timedelta` in Python, PostgreSQL's own words in options, settings and SQL.
+"""Durations in human form: `timedelta` in Python, PostgreSQL's words in options, settings and SQL.
 
     parse_duration("1 hour 30 min")   timedelta(seconds=5400)
     format_duration(timedelta(minutes=5))   "5 min"
 
-Everything that `format_duration` writes, `parse_duration` and PostgreSQL's `interval` read alike. A month or a year is
-refused: it has no fixed length. So is a bare number: `300` may be meant in seconds, in milliseconds or in minutes.
-Here a day is 24 hours; to an `interval` it is a calendar day, so pass the timedelta's seconds where a zone changes.
+`parse_duration` and PostgreSQL's `interval` read all output of `format_duration` alike. A month or a year is refused,
+because it has no fixed length. A bare number is refused, too: `300` may mean seconds, milliseconds or minutes.
+A day is 24 hours here, but a calendar day in an `interval`; across changes of a zone's offset, pass seconds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from decimal import Decimal
 
 from tallybook.errors import ConfigError
 
-_UNITS = {  # microseconds each: the spellings that PostgreSQL knows, and only they
+_UNITS = {  # microseconds each: exactly the spellings that PostgreSQL accepts
     1: "us usec usecs usecond useconds microsecond microseconds",
     1_000: "ms msec msecs msecond mseconds millisecond milliseconds",
     1_000_000: "s sec secs second seconds",
@@ -38,11 +38,11 @@ _EXAMPLES = "Write '30 s', '5 min', '1 hour 30 min', '2 days', or pass a timedel
 
 
 def parse_duration(value: str | timedelta, *, option: str = "duration") -> timedelta:
-    """The duration that `value` says; a timedelta is returned as it is.
+    """Return the duration of `value`; a timedelta is returned unchanged.
 
-    Reads PostgreSQL's words (`500 ms`, `90 s`, `5 min`, `1h30m`, `1 day 02:00:00`, `PT5M`), any case, fractions too.
-    Raises ConfigError, which names `option`, for anything else, for a negative duration and for one that no timedelta
-    can hold.
+    Reads PostgreSQL's words (`500 ms`, `90 s`, `5 min`, `1h30m`, `1 day 02:00:00`, `PT5M`) in any case, also fractions.
+    Raises ConfigError, which names `option`, for anything else, for a negative duration, and for one that is too long
+    for a timedelta.
     """
     if isinstance(value, timedelta):
         result = value
@@ -84,9 +84,9 @@ def _microseconds(text: str) -> int:
 
 
 def format_duration(duration: timedelta) -> str:
-    """`duration` in PostgreSQL's words, largest unit first and without empty parts: "5 min", "2 days 1 hour", "0 s".
+    """Format `duration` in PostgreSQL's words, largest unit first, no empty parts: "5 min", "2 days 1 hour", "0 s".
 
-    Exact to the microsecond. Of a negative one every part has the minus, as `interval` wants it.
+    Exact to the microsecond. In a negative duration every part has a minus, as `interval` requires.
     """
     rest = abs(_in_microseconds(duration))
     sign = "-" if duration < timedelta(0) else ""
@@ -106,9 +106,9 @@ def format_duration(duration: timedelta) -> str:
 
 
 def iso_duration(duration: timedelta) -> str:
-    """`duration` as ISO 8601 text for JSON, in hours and below: "PT1H30M", "PT0S", "PT-1M-0.5S".
+    """Return `duration` as ISO 8601 text for JSON, in hours and below: "PT1H30M", "PT0S", "PT-1M-0.5S".
 
-    Days are written as hours because PostgreSQL takes `P1D` as a calendar day, 23 or 25 hours long twice a year.
+    Days are written as hours because PostgreSQL reads `P1D` as a calendar day, which has 23 or 25 hours twice a year.
     """
     total = _in_microseconds(duration)
     sign, total = ("-" if total < 0 else ""), abs(total)
@@ -122,7 +122,7 @@ def iso_duration(duration: timedelta) -> str:
 
 
 def parse_iso_duration(text: str) -> timedelta:
-    """The duration that ISO 8601 text says: weeks, days, hours, minutes, seconds. ValueError for any other text."""
+    """Return the duration of ISO 8601 text: weeks, days, hours, minutes, seconds. Raises ValueError for other text."""
     try:
         return timedelta(microseconds=_iso_microseconds(text))
     except OverflowError:

@@ -1,4 +1,4 @@
-"""`exclusive=` of a task: a concurrency limit of one, declared with it."""
+"""`exclusive=` of a task: a concurrency limit of one, declared with the task."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from tallybook.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Exclusive:
-    """One job of a task at a time, or one of each `key`. ConfigError for a wrong value."""
+    """One running job per task, or per `key`. Raises ConfigError for a wrong value."""
 
     key: str | None = None
-    """`{name}` stands for that argument; None: one for the whole task."""
+    """`{name}` is replaced by that argument; None: one job for the whole task."""
     skips: bool = False
 
     @classmethod
     def checked(cls, exclusive: object, on_busy: object) -> Exclusive | None:
-        """What the two options of a task say; None: nothing."""
+        """Return the value of a task's two options, or None if it is not exclusive."""
         if on_busy not in ("wait", "skip"):
-            raise ConfigError("on_busy", on_busy, "is wait or skip")
+            raise ConfigError("on_busy", on_busy, "must be wait or skip")
         if exclusive is False:
             if on_busy == "skip":
-                raise ConfigError("on_busy", on_busy, "the task is not exclusive", hint="Give exclusive=True, too")
+                raise ConfigError("on_busy", on_busy, "the task is not exclusive", hint="Pass exclusive=True as well")
             return None
         if exclusive is not True:
             check_name("exclusive", exclusive, 150)
         return cls(None if exclusive is True else str(exclusive), on_busy == "skip")
 
     def check(self, task: str, arguments: Collection[str]) -> None:
-        """ConfigError for a `{name}` that is none of the task's arguments."""
+        """Raise ConfigError for a `{name}` that is not an argument of the task."""
         for name in re.findall(r"\{(\w+)\}", self.key or ""):
             if name not in arguments:
                 known = ", ".join(sorted(arguments)) or "none"
@@ -42,7 +42,7 @@ class Exclusive:
                 )
 
     def rule(self, task: str) -> ConcurrencyRule:
-        """The limit that holds the jobs of a task of this name. ConfigError for a name that none can have."""
+        """Return the limit of the jobs of this task. Raises ConfigError if the task's name cannot have one."""
         if self.key is None:
             return ConcurrencyRule(f"task:{task}", 1, skips=self.skips)
         if ":" in task:
@@ -50,5 +50,5 @@ class Exclusive:
         return ConcurrencyRule(f"exclusive {task}", 1, skips=self.skips)
 
     def limits(self, task: str) -> tuple[str, ...]:
-        """What its jobs name: a limit of all jobs of a task holds them without."""
+        """Return the limits that its jobs name; the limit of a whole task applies without a name."""
         return () if self.key is None else (f"exclusive {task}:{self.key}",)

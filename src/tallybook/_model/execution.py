@@ -1,4 +1,4 @@
-"""How an attempt is run: with a deadline, in a process of its own, with so much memory."""
+"""How an attempt runs: with a deadline, in its own process, with a memory limit."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from tallybook.errors import ConfigError
 
 _UNITS = {"": 0, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30, "tb": 1 << 40}
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)")
-_LONGEST = timedelta(days=3650)  # more is a mistake, and no timer of an event loop counts so far
-_LEAST = 32 << 20  # Python itself does not start with less
+_LONGEST = timedelta(days=3650)  # more is a mistake, and timers of an event loop have a maximum
+_LEAST = 32 << 20  # Python does not start with less
 
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """What a task says about how it is run. ConfigError, which names the option, for a wrong value."""
+    """The execution options of a task. Raises ConfigError, which names the option, for a wrong value."""
 
     timeout: timedelta | None = None
-    """The deadline of one attempt, counted from its start."""
+    """The deadline of one attempt, from its start."""
     process: bool = False
-    """In a child process of the worker: what it does to its process it does to no other job."""
+    """Run in a child process of the worker, so that damage to its process affects no other job."""
     memory: int | None = None
     """The address space of that process, in bytes."""
     env: tuple[str, ...] = ()
-    """Environment variables with credentials of the database that the child gets all the same."""
+    """Environment variables with database credentials that the child receives nevertheless."""
 
     @classmethod
     def checked(
@@ -41,11 +41,11 @@ class Execution:
         memory: int | str | None,
         env: Sequence[str],
     ) -> Execution:
-        """The options of `@app.task` for this function."""
+        """Return the options of `@app.task` for this function."""
         if timeout is not None:
             timeout = parse_duration(timeout, option="timeout")
             if timeout <= timedelta(0):
-                raise ConfigError("timeout", timeout, "has to be more than nothing")
+                raise ConfigError("timeout", timeout, "must be greater than zero")
             if timeout > _LONGEST:
                 raise ConfigError("timeout", timeout, "longer than ten years")
         if not isinstance(process, bool):
@@ -67,7 +67,7 @@ PLAIN = Execution()
 
 def _check_function(fn: Callable[..., Any]) -> None:
     if inspect.iscoroutinefunction(fn):
-        hint = "Write `def`; the process runs one job at a time, so there is nothing to wait for beside it"
+        hint = "Write `def`; the process runs one job at a time, so async has no benefit there"
         raise ConfigError("process", fn, "an async function runs on the worker's loop", hint=hint)
     name = getattr(fn, "__qualname__", "<lambda>")
     if "<lambda>" in name or "<locals>" in name:
@@ -76,7 +76,7 @@ def _check_function(fn: Callable[..., Any]) -> None:
 
 
 def parse_size(value: int | str, *, option: str) -> int:
-    """Bytes: `512 MB`, `1.5 GB` (a MB is 1024 kB, as in PostgreSQL's settings). ConfigError, for a bare number as well."""
+    """Return the bytes of `512 MB`, `1.5 GB` (a MB is 1024 kB, as in PostgreSQL). Raises ConfigError."""
     hint = "Write '512 MB' or '2 GB'"
     found = _SIZE.fullmatch(value.strip().lower()) if isinstance(value, str) else None
     if found is None:
@@ -86,5 +86,5 @@ def parse_size(value: int | str, *, option: str) -> int:
         raise ConfigError(option, value, f"unknown unit {unit!r}" if unit else "a size needs a unit", hint=hint)
     size = int(float(number) * _UNITS[unit])
     if not _LEAST <= size < 1 << 62:
-        raise ConfigError(option, value, "goes from 32 MB up", hint=hint)
+        raise ConfigError(option, value, "must be at least 32 MB", hint=hint)
     return size

@@ -1,4 +1,4 @@
-"""What workers and the dashboard show to Prometheus: the metrics, the numbers behind them, and the text format 0.0.4."""
+"""The metrics of workers and the dashboard for Prometheus: names, numbers, and the text format 0.0.4."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MOST = 100
-"""So many pairs of queue and task, and so many queues, have series of their own; the others are summed up under OTHERS."""
+"""The maximum of pairs of queue and task, and of queues, with their own series; others are summed under OTHERS."""
 OTHERS = "_others"
 
 # Name: type, labels, help. https://github.com/tallybook/tallybook/blob/main/docs/telemetry.md has the same table.
@@ -46,17 +46,17 @@ STATES = ("scheduled", "retrying", "waiting", "available", "running", "dead")
 _ENDED = ("completed", "cancelled", "died")
 _FOLLOWED = ("failed", "snoozed", "lost", "moved")
 COLUMNS = (*STATES, *_ENDED, *_FOLLOWED)
-"""Of counts(), in the order of `Numbers.counts`."""
+"""The columns of counts(), in the order of `Numbers.counts`."""
 
 Sample = tuple[tuple[str, ...], float]
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """What the database has answered."""
+    """The answer of the database."""
 
     counts: Mapping[tuple[str, str], tuple[int, ...]]
-    """By queue and task: the numbers of COLUMNS."""
+    """By queue and task: one number per name in COLUMNS."""
     ages: Mapping[tuple[str, str], float]
     """By queue and state: seconds."""
     seconds: float
@@ -64,13 +64,13 @@ class Numbers:
 
 @dataclass
 class Shown:
-    """Who has series of its own. Who once has them keeps them: a counter that changes its company would seem to run back."""
+    """The pairs and queues with their own series. A pair keeps its series, so that no counter decreases."""
 
     pairs: set[tuple[str, str]] = field(default_factory=set)
     queues: set[str] = field(default_factory=set)
 
     def counts(self, numbers: Numbers) -> dict[tuple[str, str], tuple[int, ...]]:
-        """The numbers of those that have series, the busiest first to come, and the sums of the others."""
+        """Return the numbers of pairs with their own series (the busiest get one first), and the sums of the others."""
         found = numbers.counts
         if room := MOST - len(self.pairs):
             new = sorted(found.keys() - self.pairs, key=lambda pair: (-sum(found[pair]), pair))
@@ -82,7 +82,7 @@ class Shown:
         return shown
 
     def ages(self, numbers: Numbers) -> dict[tuple[str, str], float]:
-        """The same for the ages: of the others, that of the oldest."""
+        """Return the ages of queues with their own series, and the oldest age of the others."""
         if room := MOST - len(self.queues):
             new = {queue for queue, _ in numbers.ages} - self.queues
             self.queues.update(sorted(new, key=lambda queue: (-_oldest(numbers, queue), queue))[:room])
@@ -98,7 +98,7 @@ def _oldest(numbers: Numbers, queue: str) -> float:
 
 
 def of_the_database(numbers: Numbers | None, shown: Shown) -> dict[str, list[Sample]]:
-    """The samples by metric; without numbers only that the database is away."""
+    """Return the samples by metric; without numbers only that the database is unavailable."""
     if numbers is None:
         return {"tallybook_up": [((), 0.0)]}
     counts = shown.counts(numbers)
@@ -118,12 +118,12 @@ def of_the_database(numbers: Numbers | None, shown: Shown) -> dict[str, list[Sam
 
 
 def at_node(node: str, found: Mapping[str, list[Sample]]) -> dict[str, list[Sample]]:
-    """The samples with a node's name as one more label."""
+    """Return the samples with a node's name as an additional label."""
     return {metric: [((*values, node), number) for values, number in samples] for metric, samples in found.items()}
 
 
 def text(found: Mapping[str, list[Sample]]) -> str:
-    """The page that says so, in the order of METRICS."""
+    """Return the page with these samples, in the order of METRICS."""
     return "".join(_lines(found))
 
 

@@ -1,9 +1,9 @@
-"""What is kept of an exception that ended an attempt: {type, message, traceback, attempt, worker}.
+"""The stored form of an exception that ended an attempt: {type, message, traceback, attempt, worker}.
 
-`describe` never raises, because it runs where a handler has already gone wrong, and what it returns can always be
-stored as jsonb: no NUL, no lone surrogate, and its JSON text fits the limit. The traceback is rendered here and not by
-`traceback.TracebackException`, which runs code of the user's (suggestions for a NameError look through objects,
-`__notes__` may be a property) and has no limit in bytes. Locals are never shown: they may hold secrets.
+`describe` never raises, because it runs after a handler has already failed. Its result can always be stored as jsonb:
+no NUL, no lone surrogate, and its JSON text fits the limit. The traceback is rendered here instead of by
+`traceback.TracebackException`, which runs code of the user's (suggestions for a NameError inspect objects, `__notes__`
+may be a property) and has no limit in bytes. Locals are never shown: they may hold secrets.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from types import FrameType, TracebackType
 _LIBRARY = str(Path(__file__).resolve().parents[1])
 _STANDARD = str(Path(json.__file__).resolve().parents[1])
 _UNPRINTABLE = "<unprintable>"
-_MAX_CHAIN = 20  # exceptions of one chain, or members of one group, that are shown
+_MAX_CHAIN = 20  # shown exceptions of one chain, or members of one group
 _CAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
 _CONTEXT = "\nDuring handling of the above exception, another exception occurred:\n\n"
 
@@ -26,11 +26,11 @@ _CONTEXT = "\nDuring handling of the above exception, another exception occurred
 def describe(
     exc: BaseException, *, attempt: int, worker: str, max_bytes: int = 16_000, max_frames: int = 50
 ) -> dict[str, object]:
-    """`exc` as a dict for the job's list of errors; never raises, whatever `exc` does when it is looked at.
+    """Return `exc` as a dict for the job's list of errors. Never raises, whatever the attributes of `exc` do.
 
-    The JSON text of the dict is at most `max_bytes` of UTF-8 (from 1,000 on). Of a message the beginning is kept, of a
-    traceback the end; at most `max_frames` frames are shown, over all causes together. Frames of Tallybook itself are
-    left out above the handler's own.
+    The JSON text of the dict has at most `max_bytes` of UTF-8 (1,000 or more). A long message keeps its start, a long
+    traceback its end. At most `max_frames` frames are shown, over all causes together. Frames of Tallybook above those
+    of the handler are left out.
     """
     kind = _fit(_kind(exc), 200)
     message = _fit(safe_text(exc), max_bytes // 4)
@@ -44,10 +44,10 @@ def describe(
 
 
 def safe_text(value: object, limit: int = 100_000) -> str:
-    """str(value), at most `limit` characters, without NUL and lone surrogates; "<unprintable>" where str() fails."""
+    """Return str(value), up to `limit` characters, without NUL and lone surrogates; "<unprintable>" if str() fails."""
     try:
         return _clean(str.__str__(str(value))[:limit])
-    except BaseException:  # `__str__` may raise SystemExit as well; nothing of it may get out of here
+    except BaseException:  # `__str__` may even raise SystemExit, which must not escape
         return _UNPRINTABLE
 
 
@@ -59,7 +59,7 @@ def _kind(exc: BaseException) -> str:
     try:
         module, name = type(exc).__module__, type(exc).__qualname__
         return _clean(name if module in ("builtins", "__main__", "__mp_main__") else f"{module}.{name}")
-    except BaseException:  # a metaclass may do anything
+    except BaseException:  # a metaclass may raise anything
         return "<unknown type>"
 
 
@@ -68,7 +68,7 @@ def _size(value: object) -> int:
 
 
 def _fit(text: str, size: int, *, keep_end: bool = False) -> str:
-    """`text`, cut so that its JSON text has at most `size` bytes without the quotes."""
+    """Return `text`, cut so that its JSON text has at most `size` bytes without the quotes."""
     if len(text) * 6 <= size or _size(text) - 2 <= size:
         return text
     mark, size = "[...]", max(size - 5, 0)
@@ -80,14 +80,14 @@ def _fit(text: str, size: int, *, keep_end: bool = False) -> str:
 
 
 class _Rendering:
-    """One traceback as text, in Python's layout; the newest exception's frames come first out of `frames`."""
+    """One traceback as text, in Python's layout; the newest exception takes its frames from `frames` first."""
 
     def __init__(self, frames: int) -> None:
         self.frames = frames
         self.seen: set[int] = set()
 
     def chain(self, exc: BaseException, depth: int = 0) -> list[str]:
-        """The lines of `exc` and of all that led to it, the oldest first."""
+        """Return the lines of `exc` and of all its causes, the oldest first."""
         blocks: list[list[str]] = []
         link: str | None = None
         current: BaseException | None = exc
@@ -103,7 +103,7 @@ class _Rendering:
         return [line for block in reversed(blocks) for line in block]
 
     def one(self, exc: BaseException, depth: int) -> list[str]:
-        """The lines of `exc` alone, with its notes, and with its members where it is a group."""
+        """Return the lines of `exc` alone, with its notes, and with the members of a group."""
         lines = self.stack(exc.__traceback__)
         text = safe_text(exc)
         lines.append(f"{_kind(exc)}: {text}\n" if text else f"{_kind(exc)}\n")
@@ -116,7 +116,7 @@ class _Rendering:
         return lines
 
     def stack(self, tb: TracebackType | None) -> list[str]:
-        """The frames of one traceback with their lines of source; of a long one the middle is left out."""
+        """Return the frames of one traceback with their source lines; a long one has its middle left out."""
         frames = _handler_frames(tb)
         if not frames:
             return []
@@ -136,7 +136,7 @@ class _Rendering:
 
 
 def _handler_frames(tb: TracebackType | None) -> list[tuple[FrameType, int]]:
-    """The frames from the handler on. Before it are this library's and those of asyncio and other standard modules."""
+    """Return the frames from the handler on, without those of this library and of standard modules before it."""
     frames = list(traceback.walk_tb(tb))
     ours = next((at for at, (frame, _) in enumerate(frames) if not _is_ours(frame)), 0)
     return frames[ours:]

@@ -1,4 +1,4 @@
-"""What the doctor found, as programs see it."""
+"""A finding of the doctor, for programs."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ LEVELS = ("ok", "note", "warning", "problem")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One check of the doctor: what was found, and what to do."""
+    """One check of the doctor: its result, and the advice."""
 
     name: str
-    """Of the check, like "horizon"."""
+    """The name of the check, like "horizon"."""
     level: str
     """"ok", "note" (good to know), "warning" (will hurt) or "problem" (hurts now)."""
     finding: str
     advice: str | None = None
     """What to do; None: nothing."""
     details: Mapping[str, Any] = field(default_factory=dict)
-    """The same for programs: `count`, and the first 20 `items`."""
+    """The finding for programs: `count`, and the first 20 `items`."""
 
     @property
     def good(self) -> bool:
-        """Whether nothing has to be done about it: ok, or a note."""
+        """Whether no action is needed: ok, or a note."""
         return self.level in LEVELS[:2]

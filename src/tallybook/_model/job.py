@@ -1,4 +1,4 @@
-"""A job from outside of its handler: JobCall before, Job after an enqueue, JobInfo from the view tallybook.job."""
+"""A job outside its handler: JobCall before an enqueue, Job after it, JobInfo from the view tallybook.job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class JobCall:
-    """A job that is described and not put in yet, made by `task.job(...)`: checked, encoded, for `app.enqueue_many`."""
+    """A described job that is not enqueued yet, made by `task.job(...)`: checked, encoded, for `app.enqueue_many`."""
 
     task: str
     """The task's name."""
@@ -33,10 +33,10 @@ class JobCall:
 
 @dataclass(frozen=True, slots=True)
 class Job(Generic[R_co]):
-    """What an enqueue reports: the job's id, and whether this call put it in.
+    """The result of an enqueue: the job's id, and whether this call created it.
 
-    `created` is False where a unique key already had a live job; `id` is then that job's. The job exists for others
-    once the caller's transaction commits. Type checkers see in `Job[R]` what its handler returns, for `app.result`.
+    `created` is False if a live job already had the unique key; `id` is then that job's. Others see the job once the
+    caller's transaction commits. The R of `Job[R]` is the type of its handler's result, for `app.result`.
     """
 
     id: int
@@ -45,7 +45,7 @@ class Job(Generic[R_co]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobInfo:
-    """One job as the view tallybook.job shows it, at the moment of asking. All instants are aware, in UTC."""
+    """One job as the view tallybook.job shows it, at the moment of the query. All datetimes are aware, in UTC."""
 
     id: int
     queue: str
@@ -56,22 +56,22 @@ class JobInfo:
     args: dict[str, Any]
     headers: dict[str, Any] | None
     attempt: int
-    """The number of its newest attempt, from 1; it only grows."""
+    """The number of its newest attempt, from 1; it never decreases."""
     attempts: int
-    """How often it was started."""
+    """The number of starts."""
     failures: int
     crashes: int
     max_attempts: int | None
-    """None: what the task says."""
+    """None: the task's setting."""
     unique_key: str | None
     enqueued_at: datetime
     run_at: datetime | None
     started_at: datetime | None
-    """Of the newest attempt."""
+    """The start of the newest attempt."""
     ended_at: datetime | None
     worker_id: int | None
     worker: str | None
-    """The name of the worker that runs it, or ran it last."""
+    """The name of the worker that runs it or ran it last."""
     reason: str | None
     """Why it was cancelled or is dead."""
     last_error: str | None
@@ -81,29 +81,29 @@ class JobInfo:
     """Whether no living worker knows its task."""
     order_key: str | None = None
     expires_at: datetime | None = None
-    """No attempt starts after it."""
+    """No attempt starts after this."""
     summary: str | None = None
-    """What it is about, in one line, where its task has a template for it."""
+    """One line about the job, if its task has a template for it."""
     result: Any = None
     """What its handler returned, as plain JSON values."""
     progress: float | None = None
-    """From 0 to 1, as its handler said."""
+    """From 0 to 1, as reported by its handler."""
     progress_message: str | None = None
     options: dict[str, Any] | None = None
-    """Rarely used settings of this one job."""
+    """Rarely used settings of this job."""
     subject: str | None = None
-    """The name of the subject whose job it is."""
+    """The name of its subject."""
     links: dict[str, Any] | None = None
-    """Which rows of yours it belongs to: a kind and a key each."""
+    """Your rows that it belongs to: a kind and a key each."""
     updated_at: datetime | None = None
-    """Since when it is in its state."""
+    """The start of its present state."""
     last_attempt_at: datetime | None = None
-    """When it was last started; None: not yet, or its history has gone."""
+    """The time of its last start; None: not started yet, or its history was pruned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """A job that is dead, as `app.dead.list` lists it."""
+    """A dead job, as `app.dead.list` lists it."""
 
     job: int
     died_at: datetime
@@ -118,22 +118,22 @@ class DeadLetter:
     args: dict[str, Any]
     summary: str | None
     error: dict[str, Any] | None
-    """The last one: type, message, traceback and when."""
+    """The last error: type, message, traceback and when."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """What a cancel of many jobs came to."""
+    """The result of a cancel of many jobs."""
 
     cancelled: int
-    """These will not start."""
+    """These do not start any more."""
     cancelling: int
-    """These run, and their workers are told."""
+    """These are running, and their workers are asked to stop them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """What a retry of many dead letters came to."""
+    """The result of a retry of many dead letters."""
 
     retried: int
     refused: int
@@ -141,7 +141,7 @@ class Retried:
 
 
 def job_id(job: int | Job) -> int:
-    """The id of what a caller names a job by. UnknownJob for a number that no job can have."""
+    """Return the id of a job given by id or Job. Raises UnknownJob for a number that no job can have."""
     found = job.id if isinstance(job, Job) else job
     if isinstance(found, bool) or not isinstance(found, int):
         raise InvalidArgument(f"a job id is a whole number, not of type {type(found).__name__}")
@@ -151,7 +151,7 @@ def job_id(job: int | Job) -> int:
 
 
 def checked_reason(reason: str | None) -> str | None:
-    """A reason that the database can keep. InvalidArgument."""
+    """Return a reason that the database can store. Raises InvalidArgument."""
     if reason is not None and (problem := text_problem(reason)):
         raise InvalidArgument(f"the reason {problem}")
     return reason

@@ -1,8 +1,9 @@
-"""Keys, and how a secret is encrypted with one: AES-256-GCM, bound to the place where it is stored.
+"""Keys, and the encryption of secrets with them: AES-256-GCM, bound to the place where the secret is stored.
 
-The additional data says provider, field, slot and key id, and nothing of the installation: a dump can be restored anywhere,
-and a ciphertext that was moved to another row or field opens nowhere. Each encryption has a fresh random nonce of 96 bits; one
-key is good for 2^32 of them. Raw keys are kept by the library's own objects, whose repr shows nothing.
+The additional data has provider, field, slot and key id, but nothing about the installation. So a dump can be restored
+anywhere, and a ciphertext that was moved to another row or field cannot be decrypted. Each encryption has a fresh
+random nonce of 96 bits; one key suffices for 2^32 of them. Only the library's own objects hold raw keys, and their repr
+shows nothing.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ if TYPE_CHECKING:
 
 LONGEST = 65_536
 """Bytes of one secret."""
-_ID = re.compile(r"[A-Za-z0-9._-]{1,32}")  # so short that a key in its place is not taken for an id, and shown
+_ID = re.compile(r"[A-Za-z0-9._-]{1,32}")  # too short for a key, so that a misplaced key is not shown as an id
 _HINT = "Write ID:KEY,ID:KEY, the current one first; `tallybook provider key` prints a new one"
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a secret is stored."""
+    """The place where a secret is stored."""
 
     provider: str
     field: str
@@ -44,7 +45,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """A secret as the database has it."""
+    """A secret as the database stores it."""
 
     key_id: str
     nonce: bytes
@@ -52,7 +53,7 @@ class Sealed:
 
 
 class Keyring:
-    """The keys of this program by their ids; `current` is what new secrets are encrypted with, None: there are no keys."""
+    """The keys of this program by id. `current` encrypts new secrets; None: there are no keys."""
 
     __slots__ = ("_keys", "current", "source")
 
@@ -60,35 +61,35 @@ class Keyring:
         self._keys = dict(keys)
         self.current = next(iter(self._keys), None)
         self.source = source
-        """Where they come from, for people."""
+        """The origin of the keys, for people."""
 
     @property
     def ids(self) -> list[str]:
-        """Their ids, the current one first."""
+        """The ids, the current one first."""
         return list(self._keys)
 
     def seal(self, place: Place, secret: Secret) -> Sealed:
-        """Encrypt with the current key. SecretError: there is none, or the secret is too long."""
+        """Encrypt with the current key. Raises SecretError if there is none or the secret is too long."""
         if self.current is None:
             raise SecretError(place.provider, place.field, "there is no key to encrypt it with", hint=self._where())
         nonce = os.urandom(12)
         sealed = _sealed(self._keys[self.current], nonce, secret, _bound_to(place, self.current))
         if sealed is None:
-            raise SecretError(place.provider, place.field, f"a secret is a text of 1 to {LONGEST} bytes")
+            raise SecretError(place.provider, place.field, f"a secret has 1 to {LONGEST} bytes of text")
         return Sealed(self.current, nonce, sealed)
 
     def open(self, place: Place, sealed: Sealed) -> Secret:
-        """Decrypt. SecretError, which names provider and field: an unknown key id, a wrong key, an altered or moved text."""
+        """Decrypt. Raises SecretError for an unknown key id, a wrong key, or an altered or moved ciphertext."""
         key = self._keys.get(sealed.key_id)
         if key is None:
-            known = f"here are {', '.join(self._keys)}" if self._keys else "here are no keys"
-            reason = f"it is encrypted with key {sealed.key_id!r}, and {known}"
+            known = f"this program has {', '.join(self._keys)}" if self._keys else "this program has no keys"
+            reason = f"it is encrypted with key {sealed.key_id!r}, but {known}"
             raise SecretError(place.provider, place.field, reason, slot=place.slot, hint=self._where())
         found = _opened(key, sealed, _bound_to(place, sealed.key_id))
         if found is None:
-            # One text for all: whoever alters ciphertexts learns nothing from it.
-            reason = f"it does not open with key {sealed.key_id!r}"
-            hint = "Another key has this id, or what is stored was altered or moved here. Set the secret anew"
+            # One text for all causes, so that altering ciphertexts reveals nothing.
+            reason = f"it cannot be decrypted with key {sealed.key_id!r}"
+            hint = "Another key has this id, or the stored secret was altered or moved here. Set the secret again"
             raise SecretError(place.provider, place.field, reason, slot=place.slot, hint=hint)
         return found
 
@@ -102,13 +103,13 @@ class Keyring:
 def _sealed(key: AESGCM, nonce: bytes, secret: Secret, bound_to: bytes) -> bytes | None:
     try:
         text = secret.reveal().encode()
-    except UnicodeEncodeError:  # its attributes have the text
+    except UnicodeEncodeError:  # the exception holds the text
         return None
     return key.encrypt(nonce, text, bound_to) if 1 <= len(text) <= LONGEST else None
 
 
 def _opened(key: AESGCM, sealed: Sealed, bound_to: bytes) -> Secret | None:
-    # None and no exception, so that no frame with key or text hangs on the error that is raised for it.
+    # Return None instead of raising, so that no frame with key or text is attached to the caller's error.
     from cryptography.exceptions import InvalidTag
 
     try:
@@ -123,9 +124,9 @@ def _bound_to(place: Place, key_id: str) -> bytes:
 
 
 def parse_keys(text: Secret, source: str) -> Keyring:
-    """The keys of `k2:BASE64,k1:BASE64`, or one a line with # comments. ConfigError, which never shows a key.
+    """Return the keys of `k2:BASE64,k1:BASE64`, or one per line with # comments. ConfigError never shows a key.
 
-    NotSupported: the package cryptography is missing.
+    Raises NotSupported if the package cryptography is missing.
     """
     found = _parsed(text.reveal(), _cipher())
     if isinstance(found, str):  # raised here, where no frame has a key in a variable
@@ -153,9 +154,9 @@ def _parsed(text: str, cipher: type[AESGCM]) -> dict[str, AESGCM] | str:
 
 
 def new_key(key_id: str | None = None) -> str:
-    """A new random key as `ID:BASE64`; without an id of yours a random one."""
+    """Return a new random key as `ID:BASE64`; without `key_id` the id is random, too."""
     if key_id is not None and not _ID.fullmatch(key_id):
-        raise ConfigError("id", key_id, "has 1 to 32 of A-Z a-z 0-9 . _ -")
+        raise ConfigError("id", key_id, "must be 1 to 32 of A-Z a-z 0-9 . _ -")
     return f"{key_id or 'k' + os.urandom(3).hex()}:{base64.b64encode(os.urandom(32)).decode()}"
 
 

@@ -1,4 +1,4 @@
-"""A list of jobs, page by page, and what was done to many of them."""
+"""Pages of a list of jobs, and the results of bulk actions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobLine:
-    """One job of a list, in its present state; as JobInfo has it, without what can be long. All instants are aware, in UTC."""
+    """One job of a list in its present state: JobInfo without its long fields. All datetimes are aware, in UTC."""
 
     id: int
     queue: str
@@ -17,7 +17,7 @@ class JobLine:
     """scheduled, retrying, waiting, available, running, completed, cancelled or dead."""
     priority: int
     attempts: int
-    """How often it was started."""
+    """The number of starts."""
     failures: int
     max_attempts: int | None
     enqueued_at: datetime
@@ -33,7 +33,7 @@ class JobLine:
     unique_key: str | None
     progress: float | None
     cursor: str
-    """Where the list goes on behind this job."""
+    """The position of the list after this job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +42,22 @@ class JobPage:
 
     jobs: list[JobLine]
     next: str | None
-    """The `after` of the page behind this one; None: this is the last."""
+    """The `after` of the next page; None: this is the last."""
     looked_to: datetime | None
-    """With `next`: up to which time has been looked, also where that brought fewer jobs than were asked for."""
+    """With `next`: the time up to which the list was searched, also if it found fewer jobs than requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobDone:
-    """What became of one of the jobs to which something was to be done."""
+    """The result of a bulk action for one job."""
 
     job: int
     done: str
-    """retried, cancelled, cancelling or dropped; refused, or unknown where there is no such job: nothing was done."""
+    """retried, cancelled, cancelling or dropped; nothing was done: refused, or unknown if there is no such job."""
     detail: str | None
-    """The new attempt, or why nothing was done."""
+    """The new attempt, or the reason of a refusal."""
 
     @property
     def changed(self) -> bool:
-        """Whether something was done to it."""
+        """Whether the action changed the job."""
         return self.done not in ("refused", "unknown")

@@ -1,4 +1,4 @@
-"""One list of jobs made of those of several nodes: by time, in pages, with a place in each of them."""
+"""One list of jobs, merged from those of several nodes: by time, in pages, with a position in each node."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 from tallybook.errors import InvalidArgument
 
 _END = "."
-"""The place of a node whose list has ended."""
+"""The position of a node whose list has ended."""
 
 
 class Row(Protocol):
@@ -29,29 +29,29 @@ class Row(Protocol):
 R = TypeVar("R")
 J = TypeVar("J", bound=Row)
 Part = tuple[Sequence[R], str | None, datetime | None]
-"""What one node has found: rows in its own order, where it goes on, and up to when it has looked."""
+"""The result of one node: rows in its order, its next position, and the time up to which it has searched."""
 
 
 def places(after: str | None) -> dict[str, str]:
-    """Where the list of each node goes on, by its name. InvalidArgument for a text that does not say it."""
+    """Return the next position of each node's list by its name. Raises InvalidArgument for an invalid cursor."""
     found = dict(pair.rpartition("=")[::2] for pair in (after or "").split(",") if pair)
     if not all(found) or not all(found.values()):
         raise InvalidArgument(
-            f"{(after or '')[:100]!r} is no cursor of a list over nodes", hint="Pass what it has printed"
+            f"{(after or '')[:100]!r} is not a cursor of a list over nodes", hint="Pass the cursor as it was printed"
         )
     return found
 
 
 def goes_on(place: Mapping[str, str], name: str) -> bool:
-    """Whether the list of a node has not ended yet."""
+    """Whether the list of a node has more rows."""
     return place.get(name) != _END
 
 
 def merged(parts: Mapping[str, Part[J]], after: Mapping[str, str], most: int) -> Part[tuple[str, J]]:
-    """The newest rows of all with the names of their nodes, where the list goes on, and up to when it has looked.
+    """Return the newest rows of all nodes with their nodes' names, the next position, and the time searched up to.
 
-    A node that has looked back less far than the others hold them up: what is older than that waits for a later page, so
-    that pages stay in order. A node of which there is no part keeps its place.
+    A node that has searched less far back than the others holds them up: older rows wait for a later page, so that
+    pages stay in order. A node without a part keeps its position.
     """
     short = {name: part[2] for name, part in parts.items() if part[1] and part[2] and len(part[0]) < most}
     last = max(short, key=lambda name: short[name] or datetime.min, default=None)

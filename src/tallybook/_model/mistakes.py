@@ -1,4 +1,4 @@
-"""The words of other queues, for the errors that name ours."""
+"""Names from other queues, for errors that give ours."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ METHODS = dict.fromkeys(
     ("delay", "apply_async", "defer", "defer_async", "send", "kiq", "enqueue_async", "perform_async", "si", "s"),
     "enqueue(conn, ...), or .enqueue_sync(conn, ...) without an event loop",
 ) | {"apply": "(...): a task is called as the function that it is", "configure": "with_(...)", "signature": "job(...)"}
-"""What other queues' tasks have, and what to write instead."""
+"""Methods of other queues' tasks, and what to write instead."""
 
 OF_APP = frozenset(("enqueue", "enqueue_sync", "send_task", "delay", "defer", "add_job", "enqueue_job", "queue"))
 """Names under which the apps of other queues enqueue; here a task does that."""
@@ -17,10 +17,10 @@ OPTIONS = {
     "queueing_lock": "unique", "unique_key": "unique", "dedupe_key": "unique", "max_retries": "max_attempts",
     "retries": "max_attempts", "queue_name": "queue",
 }  # fmt: skip
-"""Options of theirs, and ours."""
+"""Options of other queues, and ours."""
 
 
 def as_option(name: str) -> str | None:
-    """What to write for an option of another queue; None for any other word."""
+    """Return what to write for an option of another queue, or None for an unknown name."""
     ours = OPTIONS.get(name)
     return None if ours is None else f"Pass options of a job by with_: with_({ours}=...)"

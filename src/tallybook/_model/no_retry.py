@@ -24,10 +24,10 @@ def checked(no_retry: object) -> tuple[type[BaseException], ...]:
 
 
 def is_final(error: BaseException, classes: tuple[type[BaseException], ...]) -> bool:
-    """Whether `error` is of one of the classes, or says so itself by an attribute `no_retry` that is True.
+    """Whether `error` is of one of the classes, or has an attribute `no_retry` that is True.
 
-    Of an exception group all members have to be, at any depth: one that may pass is worth another attempt. Never raises,
-    whatever the error does when it is looked at; what cannot be looked at is retried.
+    For an exception group this must hold for all members, at any depth: one temporary error is worth another attempt.
+    Never raises, whatever the attributes of the error do; an error that cannot be checked is retried.
     """
     try:
         left, seen = [error], 0

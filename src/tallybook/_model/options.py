@@ -1,4 +1,4 @@
-"""The options of one job, checked once and shared by all jobs that are made with them."""
+"""The options of one job, checked once and shared by all jobs made with them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tallybook._model.durations import parse_duration
 from tallybook.errors import ConfigError
 
 Unique = str | bool | tuple[str, ...]
-"""A key; or True: derived from all args; or the names of the args that it is derived from."""
+"""A key; or True, to derive it from all args; or the names of the args to derive it from."""
 
 ON_CONFLICT = ("skip", "raise", "replace_args", "raise_priority", "push_run_at")
-"""What an enqueue does to the live job that has its unique key."""
+"""The effect of an enqueue on the live job that has its unique key."""
 
 _INVISIBLE = re.compile(
     r"[\u0001-\u001f\u007f-\u009f\u00ad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u115f\u1160\u17b4"
@@ -25,14 +25,14 @@ _INVISIBLE = re.compile(
     r"\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
     r"|^[\u0020\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]|[\u0020\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]$"
 )
-"""What no name has. `sql/core/enqueue/_check_name.sql` has the same list."""
+"""Characters that no name may contain. `sql/core/enqueue/_check_name.sql` has the same list."""
 
-_LONGEST_DELAY = timedelta(days=366_000)  # about a thousand years; an interval cannot hold what a timedelta can
+_LONGEST_DELAY = timedelta(days=366_000)  # about a thousand years; an interval holds less than a timedelta
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Where a job goes and when. ConfigError, which names the option, for a wrong value."""
+    """The options of a job: its queue, its time, and so on. Raises ConfigError, which names the option."""
 
     queue: str = "default"
     priority: int = 2
@@ -47,17 +47,17 @@ class Options:
     order_key: str | None = None
     expires_at: datetime | None = None
     retry: str | Backoff | None = None
-    """The name of a policy, or one that can travel in the row."""
+    """The name of a policy, or a policy that a row can store."""
     version: int = 1
-    """Of the task's args."""
+    """The version of the task's args."""
     after: tuple[Any, ...] = ()
     """The jobs that it waits for: ids, and descriptions of jobs of the same call."""
     on_parent: str | None = None
-    """completed or any; None: completed, and any for a follow-up."""
+    """completed or any; None: completed, but any for a follow-up."""
     limits: tuple[str, ...] = ()
-    """The keys of the limits that hold it; `{name}` stands for the value of an arg until the job is described."""
+    """The keys of its limits. `{name}` is replaced by the value of an arg when the job is described."""
     fair_key: str | None = None
-    """The key whose jobs take turns with those of others in the queue; `{name}` as in limits."""
+    """The key whose jobs alternate with those of other keys in the queue; `{name}` as in limits."""
 
     def __post_init__(self) -> None:
         check_name("queue", self.queue, 64)
@@ -72,17 +72,17 @@ class Options:
             object.__setattr__(self, "unique", tuple(self.unique))
         _check_unique(self.unique)
         if self.on_conflict not in ON_CONFLICT:
-            raise ConfigError("on_conflict", self.on_conflict, f"is one of {', '.join(ON_CONFLICT)}")
+            raise ConfigError("on_conflict", self.on_conflict, f"must be one of {', '.join(ON_CONFLICT)}")
         if self.unique_while not in ("running", "queued"):
-            raise ConfigError("unique_while", self.unique_while, "is running or queued")
+            raise ConfigError("unique_while", self.unique_while, "must be running or queued")
         if self.unique in (None, False) and (self.on_conflict != "skip" or self.unique_while != "running"):
             option = "on_conflict" if self.on_conflict != "skip" else "unique_while"
-            raise ConfigError(option, getattr(self, option), "there is no unique key", hint="Give unique=..., too")
+            raise ConfigError(option, getattr(self, option), "there is no unique key", hint="Pass unique=... as well")
         if self.on_conflict == "push_run_at" and self.run_at is None and self.delay is None:
-            hint = "Give the delay or run_at to which the job is pushed"
+            hint = "Pass the delay or run_at to which the job is pushed"
             raise ConfigError("on_conflict", self.on_conflict, "there is no time to push it to", hint=hint)
         if self.on_parent not in (None, "completed", "any"):
-            raise ConfigError("on_parent", self.on_parent, "is completed or any")
+            raise ConfigError("on_parent", self.on_parent, "must be completed or any")
         if self.order_key is not None:
             check_text("order_key", self.order_key, 512)
         if self.limits:
@@ -90,12 +90,12 @@ class Options:
         _check_fair(self.fair_key, self.order_key)
 
     def replaced(self, given: Mapping[str, Any]) -> Options:
-        """These options with those of `given` that are not None. `delay` may be text; it excludes `run_at`."""
+        """Return a copy updated with the non-None values of `given`. `delay` may be text; it excludes `run_at`."""
         given = {name: value for name, value in given.items() if value is not None}
         if "run_at" in given:
             check_instant("run_at", given["run_at"])
             if "delay" in given:
-                raise ConfigError("delay", given["delay"], "run_at is given too", hint="Give one of them")
+                raise ConfigError("delay", given["delay"], "run_at is also set", hint="Pass one of them")
         if "expires_at" in given:
             check_instant("expires_at", given["expires_at"])
         if "delay" in given:
@@ -106,7 +106,7 @@ class Options:
 
     @property
     def options_text(self) -> str | None:
-        """What few jobs ask for, as the JSON text of one object; None where a job asks for none of it."""
+        """The rarely used options, as JSON text of one object; None if the job has none of them."""
         said: dict[str, object] = {}
         if self.retry is not None:
             said["retry"] = self.retry if isinstance(self.retry, str) else to_json(self.retry)
@@ -120,7 +120,7 @@ class Options:
 
     @property
     def run_at_text(self) -> str | None:
-        """`run_at` as every server reads it, whatever its DateStyle and time zone."""
+        """`run_at` in a form that every server reads alike, for any DateStyle and time zone."""
         return self.run_at.astimezone(UTC).isoformat() if self.run_at else None
 
     @property
@@ -130,7 +130,7 @@ class Options:
 
     @property
     def delay_text(self) -> str | None:
-        """`delay` as an interval that is exact: in seconds, so that no day is a calendar day."""
+        """`delay` as an exact interval: in seconds, so that no day is a calendar day."""
         if self.delay is None:
             return None
         return f"{self.delay.days * 86_400 + self.delay.seconds}.{self.delay.microseconds:06d} s"
@@ -141,43 +141,43 @@ def _check_fair(fair_key: str | None, order_key: str | None) -> None:
         return
     check_name("fair_key", fair_key, 200)
     if order_key is not None:
-        hint = "Its jobs come in their order; for one at a time give it a concurrency limit of 1, too"
-        raise ConfigError("fair_key", fair_key, "there is an order key, too", hint=hint)
+        hint = "An order key already sets their order; for one job at a time, add a concurrency limit of 1"
+        raise ConfigError("fair_key", fair_key, "cannot be combined with an order key", hint=hint)
 
 
 def check_limits(limits: object) -> None:
-    """ConfigError unless these are up to 8 different keys of limits."""
+    """Raise ConfigError unless these are up to 8 different keys of limits."""
     if not isinstance(limits, tuple):
         raise ConfigError("limits", limits, "not a tuple of names", hint='Write limits=("provider:acme",)')
     for name in limits:
         check_name("limits", name, 200)
         if name.startswith(("queue:", "task:")):
-            hint = "The limit of a queue or a task holds its jobs without being named"
-            raise ConfigError("limits", name, "holds all jobs of a queue or a task", hint=hint)
+            hint = "The limit of a queue or a task applies without being named"
+            raise ConfigError("limits", name, "is the limit of a queue or a task", hint=hint)
     if len(limits) > 8 or len(set(limits)) < len(limits):
-        raise ConfigError("limits", limits, "up to 8 different ones")
+        raise ConfigError("limits", limits, "must be up to 8 different names")
 
 
 def check_name(option: str, name: object, max_bytes: int) -> None:
-    """ConfigError unless the server takes it as a name: some bytes, no control or invisible characters, no space at its ends."""
+    """Raise ConfigError unless the server accepts the name: no invisible characters, no space at its ends."""
     if not isinstance(name, str):
         raise ConfigError(option, name, "not a text")
     if problem := text_problem(name):
         raise ConfigError(option, name, problem)
     if not 1 <= len(name.encode()) <= max_bytes:
-        raise ConfigError(option, name, f"has 1 to {max_bytes} bytes, this one has {len(name.encode())}")
+        raise ConfigError(option, name, f"must have 1 to {max_bytes} bytes, but has {len(name.encode())}")
     if _INVISIBLE.search(name):
         raise ConfigError(option, name, "has control or invisible characters, or space at its ends")
 
 
 def text_problem(text: str) -> str | None:
-    """What keeps `text` out of PostgreSQL, if anything does."""
+    """Return the reason why PostgreSQL cannot store `text`, or None."""
     if "\0" in text:
-        return "holds a NUL character, which PostgreSQL cannot store"
+        return "contains a NUL character, which PostgreSQL cannot store"
     try:
         text.encode()
     except UnicodeEncodeError:
-        return "holds a lone surrogate, which is no character"
+        return "contains a lone surrogate, which is not a character"
     return None
 
 
@@ -185,18 +185,18 @@ def _check_number(option: str, value: object, least: int, hint: str | None = Non
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(option, value, "not a whole number")
     if not least <= value <= 32_767:
-        raise ConfigError(option, value, f"goes from {least} to 32767", hint=hint)
+        raise ConfigError(option, value, f"must be from {least} to 32767", hint=hint)
 
 
 def whole(option: str, value: int, least: int, most: int) -> int:
-    """A whole number; ConfigError for what is none, or out of its bounds."""
+    """Return a whole number. Raises ConfigError for another value or one out of bounds."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ConfigError(option, value, f"is a whole number from {least} to {most}")
+        raise ConfigError(option, value, f"must be a whole number from {least} to {most}")
     return value
 
 
 def check_instant(option: str, value: object, hint: str = "Write datetime.now(UTC) + ...") -> None:
-    """ConfigError for what is no instant: a datetime without its zone, too."""
+    """Raise ConfigError unless the value is an aware datetime."""
     if not isinstance(value, datetime) or value.utcoffset() is None:
         raise ConfigError(option, value, "not an aware datetime", hint=hint)
     try:
@@ -206,13 +206,13 @@ def check_instant(option: str, value: object, hint: str = "Write datetime.now(UT
 
 
 def check_text(option: str, text: object, most: int, what: str = "a key", hint: str | None = None) -> None:
-    """ConfigError unless this is a text of 1 to `most` bytes that PostgreSQL can store."""
+    """Raise ConfigError unless this is a text of 1 to `most` bytes that PostgreSQL can store."""
     if not isinstance(text, str):
         raise ConfigError(option, text, "not a text", hint=hint)
     if problem := text_problem(text):
         raise ConfigError(option, text, problem)
     if not 1 <= len(text.encode()) <= most:
-        raise ConfigError(option, text, f"{what} has 1 to {most} bytes, this one has {len(text.encode())}")
+        raise ConfigError(option, text, f"{what} must have 1 to {most} bytes, but has {len(text.encode())}")
 
 
 def _check_unique(unique: object) -> None:

@@ -1,13 +1,13 @@
-"""What a handler may return, or raise, to end its attempt in another way than completed or failed.
+"""Values that a handler may return or raise to end its attempt neither completed nor failed.
 
-    return Snooze(timedelta(minutes=1))      again later; this is no failure
+    return Snooze(timedelta(minutes=1))      run again later; this is not a failure
     raise Cancel("the order is gone")        nothing left to do; ends as cancelled
-    raise Dead("account closed for good")    no other attempt can help; ends among the dead letters
+    raise Dead("account closed for good")    another attempt cannot help; becomes a dead letter
 
-They are exceptions, so that a helper deep in a handler can raise what the handler itself would return, and they are
-compared, hashed and printed by value. They are not frozen dataclasses: `contextlib` assigns `__traceback__` to an
-exception that passes a `with` block, which a frozen class refuses. They derive from Exception, as a handler's own
-errors do, so a handler's `except Exception` takes them too: return them where that is in the way.
+They are exceptions, so that a helper deep in a handler can raise what the handler would return. They are compared,
+hashed and printed by value. They are not frozen dataclasses, because `contextlib` assigns `__traceback__` to an
+exception that passes a `with` block, and a frozen class refuses that. They derive from Exception, as a handler's own
+errors do, so a handler's `except Exception` also catches them: return them in such places.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tallybook.errors import ConfigError
 
 
 class Outcome(Exception):
-    """The common class, for `except Outcome` and `isinstance`; use one of the three below."""
+    """The common base, for `except Outcome` and `isinstance`; use one of the classes below."""
 
     __match_args__: tuple[str, ...] = ()
 
@@ -33,9 +33,9 @@ class Outcome(Exception):
 
 
 class Snooze(Outcome):
-    """Run the job again after `delay`, or at the instant `until`; attempts grows, failures does not.
+    """Run the job again after `delay`, or at the instant `until`. This counts as an attempt, not as a failure.
 
-    Exactly one of the two. ConfigError for a negative delay, a naive datetime or a bare number.
+    Pass exactly one of the two. Raises ConfigError for a negative delay, a naive datetime or a bare number.
     """
 
     __match_args__ = ("delay", "until")
@@ -53,13 +53,13 @@ class Snooze(Outcome):
 
     @property
     def delay(self) -> timedelta | None:
-        """How long from the end of this attempt, or None where `until` was given."""
+        """The delay from the end of this attempt, or None if `until` is set."""
         delay: timedelta | None = self.args[0]
         return delay
 
     @property
     def until(self) -> datetime | None:
-        """The instant, aware, or None where a delay was given."""
+        """The instant, aware, or None if a delay is set."""
         until: datetime | None = self.args[1]
         return until
 
@@ -78,13 +78,13 @@ class _WithReason(Outcome):
 
     @property
     def reason(self) -> str:
-        """Why, in words for people; kept in the job's history. Empty where none was given."""
+        """The reason for people; stored in the job's history. Empty by default."""
         return str(self.args[0])
 
 
 class Cancel(_WithReason):
-    """End the job as cancelled: there is nothing left to do. It is not retried, and not counted as a failure."""
+    """End the job as cancelled: there is nothing left to do. It is not retried, and this is not a failure."""
 
 
 class Dead(_WithReason):
-    """End the job as dead, whatever attempts are left: another one cannot help, a person should look."""
+    """End the job as dead, whatever attempts are left: another one cannot help, so a person has to decide."""

@@ -1,15 +1,15 @@
-"""Args and results on their way to jsonb, and the one place to import both ways from.
+"""The conversion of args and results to and from JSON; import both directions from here.
 
-What goes in comes out: `decode(annotation, json.loads(encode(value, ...)))` equals `value` for everything `encode`
-accepts, and everything else raises PayloadError before anything is sent. Accepted are JSON's own types and aware
-datetime, date, time without a zone, timedelta, UUID, Decimal, Enum, dataclasses (the fields that their constructor
-takes), msgspec structs, pydantic models, and tuples, which become lists.
+The conversion is lossless: `decode(annotation, json.loads(encode(value, ...)))` equals `value` for everything `encode`
+accepts. Everything else raises PayloadError before anything is sent. Accepted are JSON's own types and aware datetime,
+date, time without a zone, timedelta, UUID, Decimal, Enum, dataclasses (the fields of their constructor), msgspec
+structs, pydantic models, and tuples, which become lists.
 
-Refused, with the path: NUL and lone surrogates (jsonb has no room for them), NaN and Infinity, keys that are not text
-(json.dumps would silently make text of them), naive datetimes, more than `max_depth` levels, more than `max_bytes`.
+Refused, with the path: NUL and lone surrogates (jsonb cannot store them), NaN and Infinity, keys that are not text
+(json.dumps would silently convert them), naive datetimes, more than `max_depth` levels, more than `max_bytes`.
 
-jsonb keeps numbers by value: a float from 1e16 on, such as 1e+16, comes back without its point, so as an int where no
-annotation says float.
+jsonb stores numbers by value: a float from 1e16 on, such as 1e+16, loses its point, so it is read as an int unless an
+annotation requires a float.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _dumps = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=Fa
 
 
 def encode(value: object, *, task: str, max_bytes: int = 1_000_000, max_depth: int = 64, what: str = "args") -> str:
-    """`value` as strict JSON text for jsonb, at most `max_bytes` of UTF-8.
+    """Return `value` as strict JSON text for jsonb, at most `max_bytes` of UTF-8.
 
-    PayloadError, and nothing else, for what cannot be stored; `task` and `what` ("args", "result", ...) are for its
-    message. Depth counts containers: `{"a": [1]}` has depth 2.
+    Raises only PayloadError, for values that cannot be stored; its message contains `task` and `what` ("args",
+    "result", ...). Depth counts containers: `{"a": [1]}` has depth 2.
     """
     try:
         if type(value) is dict and SCALARS.issuperset(map(type, value.values())) and TEXT.issuperset(map(type, value)):
-            text = _dumps(value)  # the common case, a flat dict: the C encoder does it all
+            text = _dumps(value)  # the common case, a flat dict: only the C encoder runs
         else:
             text = _dumps(Walk(max_depth=max_depth, max_members=max_bytes // 2).plain(value))
         if text.isascii():
@@ -50,24 +50,24 @@ def encode(value: object, *, task: str, max_bytes: int = 1_000_000, max_depth: i
     return _Second(value, max_bytes, max_depth).look(text, size, task, what)
 
 
-_LONGEST_NUMBER = 131_072  # a text this long could hold an integer that jsonb cannot
+_LONGEST_NUMBER = 131_072  # a text of this length can hold an integer that jsonb cannot store
 
 
 def _python_limits_integers() -> bool:
-    # By default Python itself writes no integer of more than 4,300 digits; a process may have lifted that.
+    # By default Python writes no integer of more than 4,300 digits; a process may have raised that limit.
     return 0 < sys.get_int_max_str_digits() <= _LONGEST_NUMBER
 
 
 @dataclass(frozen=True, slots=True)
 class _Second:
-    """The second look at a value that was refused, or whose text is suspicious: slow, and it finds the path."""
+    """The slow second pass over a value that was refused or whose text is suspicious; it finds the path."""
 
     value: object
     max_bytes: int
     max_depth: int
 
     def look(self, text: str, size: int, task: str, what: str) -> str:
-        """`text` after all, or PayloadError. What looks like a NUL may be a backslash followed by u0000."""
+        """Return `text`, or raise PayloadError. An apparent NUL may be a backslash followed by u0000."""
         if size > self.max_bytes:
             limit = f"{size} bytes of JSON, the limit is {self.max_bytes}{self._largest()}"
             raise PayloadError("$", f"{limit}; store it elsewhere and pass its key", task=task, what=what)
@@ -78,7 +78,7 @@ class _Second:
         return text
 
     def refusal(self, error: Exception, task: str, what: str) -> PayloadError:
-        """The PayloadError for what the encoder or the first walk raised; they do not always know the place."""
+        """Return the PayloadError for an error of the encoder or the first walk, which do not always know the path."""
         if not isinstance(error, Unfit):
             try:
                 self._walk()
@@ -99,6 +99,6 @@ class _Second:
             return ""
         try:
             sizes = {name: len(_dumps(member)) for name, member in self.value.items()}
-        except Exception:  # a member that only the walk can turn into JSON; the hint is not worth another walk
+        except Exception:  # only the walk can convert a member; the hint is not worth another walk
             return ""
         return f" (the largest member is {max(sizes, key=sizes.__getitem__)[:80]!r})"

@@ -1,10 +1,9 @@
-"""From Python values to what JSON knows: dict with text keys, list, str, int, float, bool, None.
+"""Conversion of Python values to JSON's types: dict with text keys, list, str, int, float, bool, None.
 
-One walk that converts, checks and, where it meets something that does not fit, names the path. It is written to cost
-little where there is nothing to do: a dict or a list that holds only scalars is passed through as it is, after two
-checks that run in C. It never recurses deeper than the limit, so that a value which contains itself ends as one that
-is too deep, and it never visits more members than could fit the size limit, so that shared lists nested in shared
-lists end soon, too.
+One walk converts, checks and names the path of a value that does not fit. It costs little if there is nothing to do: a
+dict or a list that holds only scalars is passed through unchanged, after two checks that run in C. It never recurses
+deeper than the limit, so a value that contains itself is refused as too deep. It never visits more members than could
+fit the size limit, so shared lists nested in shared lists end soon, too.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from tallybook._model.failure import safe_text
 
 SCALARS = frozenset({str, int, bool, NoneType, float})
 TEXT = frozenset({str})
-_MAX_DIGITS = 131_072  # before the decimal point: what PostgreSQL's numeric, and so jsonb, can hold
+_MAX_DIGITS = 131_072  # before the decimal point: the limit of PostgreSQL's numeric, and so of jsonb
 
 
 class Unfit(Exception):
-    """A value does not fit: `reason` says why, `path` where; each level adds its own step on the way up."""
+    """A value does not fit: `reason` and `path` describe the error; each level adds its own step on the way up."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -39,7 +38,7 @@ class Unfit(Exception):
         self._steps: list[str] = []
 
     def at(self, step: str | int) -> None:
-        """Add the step that led to the place so far: the name of a member, or the index of an item."""
+        """Prepend a step to the path: the name of a member, or the index of an item."""
         if isinstance(step, int):
             self._steps.append(f"[{step}]")
         elif step.isascii() and step.isidentifier():
@@ -49,13 +48,13 @@ class Unfit(Exception):
 
     @property
     def path(self) -> str:
-        """Like `$.items[3].name`; the middle of a very long one is left out."""
+        """The path, like `$.items[3].name`; a very long one is shortened in the middle."""
         path = "$" + "".join(reversed(self._steps))
         return path if len(path) <= 400 else f"{path[:200]}...{path[-197:]}"
 
 
 class Walk:
-    """One walk over one value. `careful` also looks into every text and number, to find what JSON text cannot hold."""
+    """One walk over one value. `careful` also checks every text and number for what JSON text cannot hold."""
 
     __slots__ = ("_careful", "_left", "_max_depth", "_max_members")
 
@@ -65,7 +64,7 @@ class Walk:
         self._max_members = self._left = max_members
 
     def plain(self, value: object, depth: int = 1) -> object:
-        """`value` in JSON's own types, itself where it has them already. Unfit names what cannot be stored."""
+        """Return `value` in JSON's own types, unchanged if it has them already. Raises Unfit if it cannot be stored."""
         kind = type(value)
         if kind in SCALARS:
             if self._careful:
@@ -85,7 +84,7 @@ class Walk:
             raise Unfit(f"nested deeper than {self._max_depth} levels, or it contains itself")
         self._left -= members
         if self._left < 0:
-            raise Unfit(f"more than {self._max_members} members in all")
+            raise Unfit(f"more than {self._max_members} members in total")
 
     def _object(self, value: dict[object, object], depth: int) -> object:
         self._enter(dict.__len__(value), depth)
@@ -117,7 +116,7 @@ class Walk:
         return result
 
     def _other(self, value: Any, kind: Any, depth: int) -> object:
-        # Subclasses and the user's own classes. `issubclass` of the type, because `isinstance` would ask the value.
+        # Subclasses and the user's own classes. `issubclass` of the type, because `isinstance` runs code of the value.
         if issubclass(kind, Enum):
             return self.plain(value._value_, depth)
         for base, write in _SUBCLASS_WRITERS:
@@ -137,7 +136,7 @@ class Walk:
 
 
 def kind_name(kind: type) -> str:
-    """The name of a class for messages, with its module unless it is a built-in one."""
+    """Return the name of a class for messages, with its module unless it is built-in."""
     name = safe_text(kind.__qualname__, 100)
     return name if kind.__module__ == "builtins" else f"{safe_text(kind.__module__, 100)}.{name}"
 
@@ -155,7 +154,7 @@ def _key(key: object) -> str:
         key = key._value_  # type: ignore[attr-defined]
     if issubclass(type(key), str):
         return str.__str__(key)
-    # json.dumps would turn 1 into "1" and None into "null", and the handler would not find its key again.
+    # json.dumps would convert 1 to "1" and None to "null", and the handler would not find its key.
     raise Unfit(f"key {_short(key)} is {kind_name(type(key))}, not a string")
 
 
@@ -167,11 +166,11 @@ def _check_scalar(value: object) -> None:
     if type(value) is str:
         _check_text(value)
     elif type(value) is float and not math.isfinite(value):
-        raise Unfit(f"{value!r} is no number in JSON")
+        raise Unfit(f"{value!r} is not a number in JSON")
     elif type(value) is int and value.bit_length() > 14_000:
         try:
             digits = len(int.__repr__(value))
-        except ValueError:  # Python itself neither writes nor reads more, see sys.set_int_max_str_digits
+        except ValueError:  # Python neither writes nor reads more, see sys.set_int_max_str_digits
             raise Unfit(f"integer of more than {sys.get_int_max_str_digits()} digits") from None
         if digits > _MAX_DIGITS:
             raise Unfit(f"integer of {digits} digits; jsonb holds {_MAX_DIGITS}")
@@ -204,7 +203,7 @@ def _time(value: time) -> str:
 
 def _decimal(value: Decimal) -> str:
     if not value.is_finite():
-        raise Unfit(f"{value} is no number that can be stored")
+        raise Unfit(f"{value} is not a number that can be stored")
     return str(value)
 
 
@@ -218,7 +217,7 @@ _WRITERS: dict[type, Callable[..., object]] = {
 }
 
 _SUBCLASS_WRITERS: tuple[tuple[type, Callable[..., object]], ...] = (
-    # The unbound methods return plain copies and run no code of the subclass.
+    # The unbound methods return plain copies without running code of the subclass.
     (str, str.__str__),
     (int, int.__int__),
     (float, float.__float__),
@@ -230,7 +229,7 @@ _SUBCLASS_WRITERS: tuple[tuple[type, Callable[..., object]], ...] = (
 
 @lru_cache(maxsize=1024)
 def _class_writer(kind: type) -> Callable[[object], object] | None:
-    """How an instance of `kind` is turned into something plainer, or None where nothing is known."""
+    """Return a function that converts an instance of `kind` to something plainer, or None for an unknown class."""
     for base in kind.__mro__:
         if base in _WRITERS:
             return _WRITERS[base]
@@ -238,7 +237,7 @@ def _class_writer(kind: type) -> Callable[[object], object] | None:
         to_builtins: Callable[..., object] = sys.modules["msgspec"].to_builtins
         return lambda value: to_builtins(value, str_keys=True)
     if callable(getattr(kind, "model_dump", None)) and callable(getattr(kind, "model_validate", None)):
-        # By alias, and without computed fields: this is what the model reads back.
+        # By alias, and without computed fields: the form that the model reads.
         return lambda value: value.model_dump(mode="json", by_alias=True, round_trip=True)  # type: ignore[attr-defined]
     if dataclasses.is_dataclass(kind):
         names = [field.name for field in dataclasses.fields(kind) if field.init]

@@ -6,10 +6,11 @@ import os
 
 
 def open_to_others(about: os.stat_result, us: int | None = None) -> bool:
-    """Whether anybody but its owner may read or write a file. `us` is the user who asks, by default that of this process.
+    """Whether others than its owner may read or write a file. `us` is the user who asks, by default that of the
+    process.
 
-    A file of root's may be read by our own group, if we are not root: so Kubernetes lays down secrets, and so an
-    administrator gives them to a service that must not change them.
+    A file of root's may be readable by our own group unless we are root. Kubernetes stores secrets this way, and so do
+    administrators for a service that must not change them.
     """
     if os.name != "posix":
         return False

@@ -1,4 +1,4 @@
-"""Whom jobs call: a provider's settings, which anybody may read, and its secrets, which nobody sees."""
+"""Providers, the services that jobs call: settings, which everybody may read, and secrets, which nobody sees."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tallybook._model.secret import Secret
 
 @dataclass(frozen=True)
 class Provider:
-    """One provider as it stands in the database, with its secrets decrypted in memory.
+    """One provider as stored in the database, with its secrets decrypted in memory.
 
     `settings` are plain JSON values (a base URL, a host, a port); `secrets` are by field (`"api_key"`, `"password"`).
     """
 
     name: str
     kind: str
-    """What it is for, in the user's own words: `market-data`, `webhook`, `smtp`."""
+    """Its purpose, in the user's own words: `market-data`, `webhook`, `smtp`."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     secrets: Mapping[str, Secret] = field(default_factory=dict, repr=False)
     active: bool = True

@@ -1,4 +1,4 @@
-"""Queues as things: settings, what a truncate did, the next jobs."""
+"""Queues: their settings, the result of a truncate, the next jobs."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from datetime import datetime, timedelta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueInfo:
-    """A queue and its settings, as the view tallybook.queues shows it. Instants are aware, in UTC."""
+    """A queue and its settings, as the view tallybook.queues shows it. Datetimes are aware, in UTC."""
 
     name: str
     retention: str = "default"
-    """brief, default or long: how long ended jobs stay on view."""
+    """brief, default or long: how long ended jobs are kept."""
     max_attempts: int | None = None
-    """How many failures end a job where neither it nor its task says so; None: 5."""
+    """The number of failures that end a job if neither it nor its task sets one; None: 5."""
     notify: bool = False
     """Whether its jobs' transitions are published on the channel tallybook_jobs."""
     paused_at: datetime | None = None
     paused_by: str | None = None
     created_at: datetime | None = None
-    """None: it has no settings, but has seen jobs."""
+    """None: it has no settings, but has had jobs."""
     changed_at: datetime | None = None
     changed_by: str | None = None
     error_retention: timedelta | None = None
-    """How long the error log shows its failures; None: as long as the history of its jobs."""
+    """How long the error log keeps its failures; None: as long as the history of its jobs."""
     metrics_retention: timedelta | None = None
     """How long its series of counters is kept; None: as long as all series."""
     own_names: bool = False
-    """Whether the names of its subjects are its own."""
+    """Whether its subjects have their own namespace."""
 
 
 @dataclass(frozen=True, slots=True)
 class Truncated:
-    """What a truncate has done."""
+    """The result of a truncate."""
 
     cancelled: int
-    """Jobs that will not start."""
+    """Jobs that do not start any more."""
     cancelling: int
-    """Jobs that run and were told."""
+    """Running jobs that were asked to stop."""
     busy: bool
-    """Whether some were left that another transaction, which is still open, has locked."""
+    """Whether some jobs were left because another open transaction has locked them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,4 +55,4 @@ class TopJob:
     run_at: datetime
     enqueued_at: datetime
     place: str
-    """Pass it as `after` to read on behind this job."""
+    """Pass it as `after` to get the jobs after this one."""

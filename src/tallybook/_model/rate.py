@@ -1,4 +1,4 @@
-"""Rate limits: a rule as code and people say it, and a key as it stands."""
+"""Rate limits: a rule as code and people write it, and the state of a key."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _MOST = 100_000
 
 
 def check_limit_name(option: str, name: str) -> None:
-    """Refuse what no rule may be named. ConfigError."""
+    """Raise ConfigError for a name that no rule may have."""
     check_name(option, name, 200)
     if name.rstrip(":") in ("queue", "task"):
-        raise ConfigError(option, name, "no name of a limit", hint="Write 'queue:NAME' or 'task:NAME'")
+        raise ConfigError(option, name, "not the name of a limit", hint="Write 'queue:NAME' or 'task:NAME'")
 
 
 @dataclass(frozen=True, slots=True)
 class RateRule:
-    """At most `calls` in any window of `per`, `burst` of them at once. ConfigError for what cannot be."""
+    """At most `calls` in any window of `per`, `burst` of them at once. Raises ConfigError for invalid values."""
 
     name: str
     calls: int
@@ -33,16 +33,16 @@ class RateRule:
     def checked(
         cls, name: str, calls: int, per: timedelta | str, burst: int = 1, *, per_node: bool = False
     ) -> RateRule:
-        """A rule with a duration in words, too."""
+        """Return a rule; the duration may be text."""
         return cls(name, calls, parse_duration(per, option="per"), burst, per_node)
 
     @property
     def size(self) -> int:
-        """What several nodes divide."""
+        """The number that several nodes divide."""
         return self.calls
 
     def part(self, at: int, of: int) -> RateRule:
-        """The part of one of several nodes, the first of them at 0. ConfigError: it cannot be divided."""
+        """Return the share of one of several nodes, the first at 0. Raises ConfigError if it cannot be divided."""
         if self.per_node or of == 1:
             return self
         calls = _part("rate limit", self.name, self.calls, at, of)
@@ -53,18 +53,18 @@ class RateRule:
         for option, value, most in (("calls", self.calls, _MOST), ("burst", self.burst, self.calls)):
             whole(option, value, 1, most)
         if not timedelta(seconds=1) <= self.per <= timedelta(days=366):
-            raise ConfigError("per", self.per, "goes from 1 s to 366 days")
+            raise ConfigError("per", self.per, "must be from 1 s to 366 days")
 
 
 @dataclass(frozen=True, slots=True)
 class ConcurrencyRule:
-    """At most `most` at once. ConfigError for what cannot be."""
+    """At most `most` running jobs. Raises ConfigError for invalid values."""
 
     name: str
     most: int
     per_node: bool = False
     skips: bool = False
-    """A job that finds the permits taken is cancelled."""
+    """A job that finds no free permit is cancelled."""
 
     def __post_init__(self) -> None:
         check_limit_name("concurrency_limit", self.name)
@@ -72,11 +72,11 @@ class ConcurrencyRule:
 
     @property
     def size(self) -> int:
-        """What several nodes divide."""
+        """The number that several nodes divide."""
         return self.most
 
     def part(self, at: int, of: int) -> ConcurrencyRule:
-        """The part of one of several nodes, the first of them at 0. ConfigError: it cannot be divided."""
+        """Return the share of one of several nodes, the first at 0. Raises ConfigError if it cannot be divided."""
         if self.per_node or of == 1:
             return self
         return replace(self, most=_part("concurrency limit", self.name, self.most, at, of))
@@ -91,36 +91,36 @@ def _part(kind: str, name: str, total: int, at: int, of: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConcurrencyInfo:
-    """A key of a concurrency limit that is in use, or a rule that is not, as the view tallybook.concurrency shows it."""
+    """A used key of a concurrency limit, or an unused rule, as the view tallybook.concurrency shows it."""
 
     name: str
     """The key: `customer:42`."""
     rule: str | None
-    """The rule that it has: `customer`. None: there is none any more."""
+    """The rule of the key: `customer`. None: the rule does not exist any more."""
     most: int | None
     held: int = 0
-    """How many permits are taken: by what runs, and by what is next."""
+    """The number of taken permits: by running jobs, and by the next ones."""
     waiting: int = 0
-    """How many jobs wait for a permit."""
+    """The number of jobs that wait for a permit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateInfo:
-    """A rule, or one key of it that is in use, as the view tallybook.rate shows it. Instants are aware, in UTC."""
+    """A rule, or a used key of it, as the view tallybook.rate shows it. Datetimes are aware, in UTC."""
 
     name: str
     """The key: `provider:acme`."""
     rule: str | None
-    """The rule that it has: `provider`. None: there is none any more."""
+    """The rule of the key: `provider`. None: the rule does not exist any more."""
     calls: int | None
     per: timedelta | None
     burst: int | None
     calls_ever: int = 0
     calls_in_window: int = 0
     waiting: int = 0
-    """How many jobs stand in scheduled until their turn comes."""
+    """The number of scheduled jobs that wait for their turn."""
     last_call_at: datetime | None = None
     next_call_at: datetime | None = None
-    """No call starts before."""
+    """No call starts before this."""
     pushed_to: datetime | None = None
-    """Until when it was pushed back, where that is not over."""
+    """The end of a push-back that is still in force."""

@@ -1,4 +1,4 @@
-"""How long history is kept, as programs see it."""
+"""Retention periods, for programs."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from datetime import datetime, timedelta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionInfo:
-    """How long what is kept."""
+    """A retention period."""
 
     name: str
-    """brief, default and long: the classes of queues; dead: dead letters; fires: ticks of schedules; audit: what people changed."""
+    """brief, default, long: classes of queues; dead: dead letters; fires: ticks of schedules; audit: changes by people."""
     keep: timedelta
     what: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldRange:
-    """A range of history whose time is over, and that is still there."""
+    """A range of history that is past its retention period but still stored."""
 
     name: str
     """The class."""
     lower: int
-    """The transaction ids of what it holds: from lower on."""
+    """The range's transaction ids: from lower on."""
     upper: int | None
-    """Up to, and without, this one; None: there is no end."""
+    """Exclusive upper bound; None: there is no end."""
     due_at: datetime | None
-    """Since when it could have gone."""
+    """The time since when it could be pruned."""
     open_jobs: int | None
-    """How many of its jobs are open; None: it is held by something else."""
+    """The number of its open jobs; None: something else holds it."""
     why: str

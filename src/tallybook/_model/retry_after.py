@@ -1,14 +1,14 @@
-"""Retry-After: what an exception says about when another attempt makes sense.
+"""Retry-After: how long an exception asks to wait before another attempt.
 
-Looked for on the exception, on its `__cause__`, and on the members of an exception group, no deeper:
+Searched on the exception, its `__cause__`, and the members of an exception group, no deeper:
 
     error.retry_after                        seconds, a timedelta, an aware datetime, or the header's text
-    error.response.headers["Retry-After"]    httpx, requests and what is built on them: seconds, or a date
+    error.response.headers["Retry-After"]    httpx, requests and libraries built on them: seconds, or a date
     error.headers["Retry-After"]             aiohttp, urllib
 
-A date in the header counts from the `Date` of the same response where there is one, so that the two clocks need not
-agree. At most 24 hours: longer is a mistake, or no reason to keep a job waiting unseen. What makes no sense (negative,
-past, not a number, a naive datetime, any other text) is as if it were not there.
+A date in the header counts from the `Date` of the same response if there is one, so that the two clocks need not agree.
+The maximum is 24 hours: more is a mistake, or no reason to keep a job waiting unseen. Invalid values (negative, past,
+not a number, a naive datetime, any other text) are ignored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from itertools import islice
 from typing import Any
 
 LONGEST = timedelta(hours=24)
-"""No Retry-After puts a job off for longer than this; its retry policy may."""
+"""No Retry-After delays a job for longer than this; its retry policy may."""
 
 _LONGEST_TEXT = 100
 _MEMBERS = 100
@@ -31,10 +31,10 @@ _SECONDS = re.compile(r"[0-9]{1,20}(?:\.[0-9]{1,20})?")
 
 
 def retry_after(error: BaseException, now: datetime) -> timedelta | None:
-    """How long from `now` (aware) the exception asks to wait, at most LONGEST; None where it asks for nothing.
+    """Return how long from `now` (aware) the exception asks to wait, at most LONGEST, or None.
 
-    What it says itself goes before what its cause says; of several members of a group the longest counts. Never raises,
-    whatever the exception does when it is looked at.
+    Its own value has precedence over its cause's; of several members of a group the longest counts. Never raises,
+    whatever the attributes of the exception do.
     """
     found = _of_one(error, now)
     if found is None:
@@ -77,7 +77,7 @@ def _of_headers(headers: object, now: datetime) -> timedelta | None:
 
 
 def _header(headers: object, name: str) -> object:
-    """One header by its name in any case; the mappings of the libraries find it at once, a plain dict may not."""
+    """Return a header by its name in any case; mappings of HTTP libraries ignore case, a plain dict may not."""
     get = getattr(headers, "get", None)
     if not callable(get):
         return None
@@ -105,7 +105,7 @@ def _wait(said: object, date: object, now: datetime) -> timedelta | None:
 
 
 def _text(said: object) -> str:
-    """A header's value; empty, which is no date and no number, for what is none."""
+    """Return a header's value, or an empty text, which is neither date nor number."""
     if isinstance(said, bytes):
         said = said[: _LONGEST_TEXT + 1].decode("latin-1")
     return said.strip() if isinstance(said, str) and len(said) <= _LONGEST_TEXT else ""
@@ -118,11 +118,11 @@ def _seconds(number: float | Decimal) -> timedelta | None:
 
 
 def _http_date(text: str) -> datetime | None:
-    """A date in one of the three forms of HTTP, aware; None for any other text."""
+    """Return a date in one of the three forms of HTTP, aware; None for any other text."""
     from email.utils import parsedate_to_datetime
 
     try:
         found = parsedate_to_datetime(text)
-    except Exception:  # it raises what its parts raise: ValueError, TypeError, IndexError, OverflowError
+    except Exception:  # of its parts: ValueError, TypeError, IndexError, OverflowError
         return None
     return found if found.utcoffset() is not None else found.replace(tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""Schedules as pure values: when one ticks and what then, and what a worker says about one that is due."""
+"""Schedules as pure values: their ticks, and a worker's decision about a schedule that is due."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NEVER = datetime.max.replace(tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """When a schedule ticks and what becomes of ticks that come too late, or too early. ConfigError for a wrong value."""
+    """When a schedule ticks, and what happens to missed or overlapping ticks. Raises ConfigError for a wrong value."""
 
     cron: str | None
     every: timedelta | None
@@ -47,24 +47,24 @@ class Timing:
         overlap: bool = False,
         option: str = "cron",
     ) -> Timing:
-        """The same from what people write. `option` is what an error names for the expression or the interval."""
+        """Return the timing from people's input. Errors name the expression or the interval as `option`."""
         if (cron is None) == (every is None):
-            raise ConfigError(option, cron, "one of cron and every is needed", hint="Write cron='*/5 * * * *'")
+            raise ConfigError(option, cron, "pass either cron or every", hint="Write cron='*/5 * * * *'")
         if every is not None:
             every = parse_duration(every, option="every" if option == "cron" else option)
             Every(every, option="every" if option == "cron" else option)
             if tz is not None:
-                raise ConfigError("tz", tz, "an interval has no time zone", hint="Leave it out, or write a cron text")
+                raise ConfigError("tz", tz, "an interval has no time zone", hint="Leave it out, or pass cron instead")
         else:
             Cron(cron or "", "UTC" if tz is None else tz, option=option)
         length = timedelta(0) if jitter is None else parse_duration(jitter, option="jitter")
         if length > timedelta(days=1):
-            raise ConfigError("jitter", jitter, "goes from 0 to 1 day")
+            raise ConfigError("jitter", jitter, "must be from 0 to 1 day")
         if missed not in MISSED:
-            raise ConfigError("missed", missed, f"is one of {', '.join(MISSED)}")
+            raise ConfigError("missed", missed, f"must be one of {', '.join(MISSED)}")
         whole("catch_up", catch_up, 1, 1000)
         if not isinstance(overlap, bool):
-            raise ConfigError("overlap", overlap, "neither True nor False")
+            raise ConfigError("overlap", overlap, "must be True or False")
         return cls(
             cron=None if cron is None else " ".join(cron.split()),
             every=every,
@@ -77,11 +77,11 @@ class Timing:
 
     @property
     def rule(self) -> Rule:
-        """What computes its ticks."""
+        """The rule that computes its ticks."""
         return rule(self.cron, self.every, self.tz)
 
     def columns(self) -> dict[str, Any]:
-        """As the table has them."""
+        """Return the timing as columns of the table."""
         return {
             "cron": self.cron,
             "every": None if self.every is None else seconds_text(self.every),
@@ -94,40 +94,38 @@ class Timing:
 
 
 def seconds_text(length: timedelta) -> str:
-    """An interval in seconds, so that no day is a calendar day."""
+    """Return an interval in seconds, so that no day is a calendar day."""
     return f"{length.days * 86_400 + length.seconds}.{length.microseconds:06d} s"
 
 
 def described(name: str, call: JobCall) -> JobCall:
-    """The job of a schedule; ConfigError for options that a job of a schedule cannot have."""
+    """Return the job of a schedule. Raises ConfigError for options that such a job cannot have."""
     options = call.options
     if call.unique_key is not None:
-        hint = (
-            "The next tick is skipped anyway while the last one's job goes on; write task.with_(unique=False).job(...)"
-        )
+        hint = "A tick is skipped anyway while the previous tick's job is open; write task.with_(unique=False).job(...)"
         raise ConfigError("unique", call.unique_key, f"the job of schedule {name!r} has no unique key", hint=hint)
     for option in ("run_at", "delay", "order_key", "expires_at"):
         if (value := getattr(options, option)) is not None:
-            raise ConfigError(option, value, f"the job of schedule {name!r} is put in at its tick", hint="Leave it out")
+            raise ConfigError(option, value, f"schedule {name!r} enqueues its job at its tick", hint="Leave it out")
     return call
 
 
 def check_query(query: object) -> str:
-    """The text of a query-driven schedule; ConfigError for what is none. Whether it can be run says the server."""
+    """Return the text of a query-driven schedule. Raises ConfigError for another value; the server checks the SQL."""
     if not isinstance(query, str) or not query.strip() or "\0" in query:
-        raise ConfigError("query", query, "is no SQL text", hint="Write one SELECT with a column args, and mostly key")
+        raise ConfigError("query", query, "not a SQL text", hint="Write one SELECT with a column args, and mostly key")
     return query.strip()
 
 
 def rule_text(cron: str | None, every: timedelta | None, tz: str) -> str:
-    """For people: "*/5 * * * * Europe/Berlin", "every 5 min"."""
+    """Return the rule for people: "*/5 * * * * Europe/Berlin", "every 5 min"."""
     if every is not None:
         return f"every {format_duration(every)}"
     return f"{cron}" if tz == "UTC" else f"{cron} {tz}"
 
 
 def due(name: str, ticks: Rule, tick: datetime, jitter: timedelta) -> datetime:
-    """When a tick is fired: up to `jitter` later, by a time that follows from name and tick; never past the next tick."""
+    """Return when a tick fires: up to `jitter` later, by a hash of name and tick, but never after the next tick."""
     if not jitter:
         return tick
     following = ticks.after(tick) or _NEVER
@@ -138,20 +136,20 @@ def due(name: str, ticks: Rule, tick: datetime, jitter: timedelta) -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be done about one schedule that is due."""
+    """The actions for one schedule that is due."""
 
     ticks: list[datetime]
     """Fire these: they are not late."""
     late: list[datetime] = field(default_factory=list)
     """Fire these although they were missed."""
     missed_from: datetime | None = None
-    """The first tick that was missed and is not fired, and how many there are; 1000: or more."""
+    """The first missed tick that is not fired, and the number of them; 1000 means 1000 or more."""
     missed_ticks: int = 0
     next: datetime | None = None
     due: datetime | None = None
 
     def columns(self) -> dict[str, Any]:
-        """As _schedules_fire takes them."""
+        """Return the plan as the argument of _schedules_fire."""
         return {
             "ticks": [tick.isoformat() for tick in self.ticks],
             "late": [tick.isoformat() for tick in self.late],
@@ -165,7 +163,7 @@ class Plan:
 def plan(
     name: str, ticks: Rule, tick: datetime | None, at: datetime, *, jitter: timedelta, missed: str, catch_up: int
 ) -> Plan:
-    """What is due at `at`, where `tick` is the next tick on record (None: the rule has none)."""
+    """Return the actions due at `at`, where `tick` is the stored next tick (None: the rule has none)."""
 
     def fired_at(found: datetime) -> datetime:
         return due(name, ticks, found, jitter)
@@ -178,7 +176,7 @@ def plan(
     bound = at - LATE
     if fired_at(tick) < bound:
         last = ticks.last(tick, bound)
-        if fired_at(last) >= bound:  # by its jitter it is not late; the one before it is
+        if fired_at(last) >= bound:  # its jitter keeps it from being late; the one before it is late
             last = ticks.last(tick, last - timedelta(microseconds=1))
         first = next(iter(ticks.following(last)), None)
         missed_ticks = ticks.count(tick, last, _MOST_COUNTED)
@@ -204,7 +202,7 @@ def plan(
 
 
 def _latest(ticks: Rule, first: datetime, last: datetime, most: int, counted: int) -> list[datetime]:
-    """The latest `most` ticks from `first` to `last`, oldest first."""
+    """Return the latest `most` ticks from `first` to `last`, oldest first."""
     if counted < _MOST_COUNTED:
         found = deque([first], most)
         for tick in ticks.following(first):
@@ -212,7 +210,7 @@ def _latest(ticks: Rule, first: datetime, last: datetime, most: int, counted: in
                 break
             found.append(tick)
         return list(found)
-    latest = [last]  # too many to walk over: from the end
+    latest = [last]  # too many to iterate: from the end
     while len(latest) < most:
         latest.append(ticks.last(first, latest[-1] - timedelta(microseconds=1)))
     return latest[::-1]

@@ -1,4 +1,4 @@
-"""A text that must not be seen: it shows itself only to who asks for it by name."""
+"""A text that must not be shown: it is returned only by an explicit call."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ STARS = "********"
 
 
 class Secret:
-    """One secret text. `reveal()` gives it; str, repr, format and comparison with a text do not, and pickling is refused.
+    """One secret text. Only `reveal()` returns it; str, repr and format show stars, and pickling raises.
 
-    `previous` is what it was before it was changed, where that is still good (a signature's key during a rotation).
+    `previous` is the value before the last change, if it is still valid (a signature's key during a rotation).
     """
 
     __slots__ = ("_text", "previous")
@@ -20,7 +20,7 @@ class Secret:
         self.previous = previous
 
     def reveal(self) -> str:
-        """The text itself. Keep it in a local variable, for as long as the call that needs it."""
+        """Return the text. Keep it in a local variable, only for the call that needs it."""
         return self._text
 
     def __repr__(self) -> str:
@@ -33,7 +33,7 @@ class Secret:
         return format(STARS, spec)
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a Secret does not leave its process")
+        raise TypeError("a Secret cannot be pickled: it must not leave its process")
 
     __getstate__ = __reduce__
 

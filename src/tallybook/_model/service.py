@@ -1,4 +1,4 @@
-"""A service as programs see it."""
+"""A service, for programs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from datetime import datetime, timedelta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceInfo:
-    """Maintenance that any worker runs, and what its last run on record did."""
+    """Maintenance that any worker runs, and the result of its last recorded run."""
 
     name: str
     every: timedelta
-    """How often each worker looks after it at least; what is known to be due is not waited for."""
+    """The maximum interval between a worker's runs of it; known due work runs without waiting."""
     last_run_at: datetime | None = None
-    """None: it never ran. Without anything to do it runs once a minute."""
+    """None: it never ran. A service without work is recorded once a minute."""
     last_took: timedelta | None = None
     last_effect: int | None = None
-    """How many jobs, or rows, the last run changed."""
+    """The number of jobs, or rows, that the last run changed."""

@@ -1,14 +1,14 @@
-"""A task's signature: what a call binds to, and how a handler is called with args that were read back.
+"""A task's signature: the binding of calls, and the call of a handler with stored args.
 
-Args travel by parameter name, as one JSON object. So that SQL producers fit, names and nothing else matter; hence
-`*args` is refused, and a positional-only parameter is bound and called by position but stored under its name.
-Defaults are not stored: a job that was enqueued without `lang` runs with the default of the code that runs it.
+Args are stored by parameter name, as one JSON object. Only names matter, so that SQL producers can enqueue, too. Hence
+`*args` is refused, and a positional-only parameter is bound and called by position but stored under its name. Defaults
+are not stored: a job enqueued without `lang` runs with the default of the code that runs it.
 
-Leading parameters that `is_special` knows by their annotation (a Context, a transaction) are the worker's to give.
-They are no part of the args, and come before all else in the call: `handler(*specials, *positional, **named)`.
+The worker supplies leading parameters that `is_special` recognizes by their annotation (a Context, a transaction). They
+are not part of the args, and come first in the call: `handler(*specials, *positional, **named)`.
 
 Nothing is resolved at import: annotations are read at the first bind or load, so they may refer to later definitions.
-`inspect.Signature.bind` costs 2 to 4 us a call, which is why binding is done by hand here.
+`inspect.Signature.bind` takes 2 to 4 us per call, so the binding is done by hand here.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ _EMPTY = inspect.Parameter.empty
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What bind and load need to know, computed once."""
+    """The data for bind and load, computed once."""
 
-    specials: tuple[object, ...]  # annotations of the leading parameters that the worker gives
+    specials: tuple[object, ...]  # annotations of the leading parameters that the worker supplies
     by_position: tuple[str, ...]  # names that a call may pass by position, in order
     only_position: tuple[inspect.Parameter, ...]
     by_name: frozenset[str]  # names that a call may pass by name
-    names: frozenset[str]  # all names that args may have, `**kwargs` aside
+    names: frozenset[str]  # all names that args may have, except those of `**kwargs`
     required: frozenset[str]
-    open: bool  # has **kwargs: any further name fits
-    closed_to: frozenset[str]  # names that **kwargs cannot take, because a parameter has them
+    open: bool  # has **kwargs: any other name is accepted
+    closed_to: frozenset[str]  # names that **kwargs cannot accept, because a parameter has them
     converters: tuple[tuple[str, Convert], ...]
     extra: Convert | None  # for the values of **kwargs
     shown: str  # like "(user_id, *, lang)", for messages
@@ -56,7 +56,7 @@ class _Dots:
 
 
 def _shown(parameters: list[inspect.Parameter]) -> str:
-    # Without annotations, and no default is printed: its repr is the user's code, and may be long or secret.
+    # Without annotations and defaults: the repr of a default is the user's code, and may be long or secret.
     short = [p.replace(annotation=_EMPTY, default=p.default if p.default is _EMPTY else _Dots()) for p in parameters]
     return str(inspect.Signature(short))
 
@@ -64,10 +64,10 @@ def _shown(parameters: list[inspect.Parameter]) -> str:
 class ArgsModel:
     """The args of one task, from its function. Cheap to create; the work is done at first use.
 
-    `is_special(annotation)` says whether a leading parameter with this annotation is given by the worker;
-    `check_specials` is given their annotations, and raises SignatureError where they cannot be served together.
-    SignatureError at once for `*args`, at first use for what cannot be served otherwise: an annotation that cannot be
-    resolved, a special parameter that does not come first.
+    `is_special(annotation)` returns whether the worker supplies a leading parameter with this annotation.
+    `check_specials` receives these annotations, and raises SignatureError if they cannot be combined. Raises
+    SignatureError at once for `*args`, and at first use for an annotation that cannot be resolved or a special
+    parameter that does not come first.
     """
 
     def __init__(
@@ -88,12 +88,12 @@ class ArgsModel:
 
     @property
     def specials(self) -> tuple[object, ...]:
-        """The annotations of the leading parameters that the worker gives, in order; empty for most tasks."""
+        """The annotations of the leading parameters that the worker supplies, in order; empty for most tasks."""
         return self._plan.specials
 
     @property
     def names(self) -> frozenset[str]:
-        """The names that args may have; with `**kwargs` any other as well."""
+        """The names that args may have; with `**kwargs` any others as well."""
         return self._plan.names
 
     @property
@@ -102,24 +102,24 @@ class ArgsModel:
         return self._plan.open
 
     def described(self) -> list[tuple[inspect.Parameter, Any]]:
-        """Each parameter that takes an arg, with its resolved annotation (Parameter.empty: none), in their order."""
+        """Return each parameter for an arg, with its resolved annotation (Parameter.empty: none), in order."""
         parameters = list(inspect.signature(self.function).parameters.values())[len(self.specials) :]
         hints = self._hints([parameter.name for parameter in parameters])
         return [(parameter, hints.get(parameter.name, _EMPTY)) for parameter in parameters]
 
     @cached_property
     def returns(self) -> Any:
-        """The annotation of what the function returns; Any where there is none, or none that can be resolved."""
+        """The annotation of the function's result; Any if there is none that can be resolved."""
         return self._hints(["return"]).get("return", Any)
 
     def check(self) -> None:
-        """Do now what else the first use would do; SignatureError if the signature cannot be served."""
+        """Do the work of the first use now. Raises SignatureError for an unsupported signature."""
         _ = self._plan
 
     def bind(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object]:
-        """The args of a call, by parameter name, without defaults.
+        """Return the args of a call by parameter name, without defaults.
 
-        SignatureError, which names the parameter, for a call that Python would refuse as well.
+        Raises SignatureError, which names the parameter, for a call that Python would refuse, too.
         """
         plan = self._plan
         if len(args) <= len(plan.by_position):
@@ -135,22 +135,23 @@ class ArgsModel:
         raise SignatureError(self.task, self._misfit(args, kwargs))
 
     def bind_named(self, args: Mapping[str, object]) -> dict[str, object]:
-        """The args of a call that names all of them, positional-only ones too. SignatureError as in `bind`."""
+        """Return the args of a call that names all of them, positional-only ones too. SignatureError as in `bind`."""
         first = [p.name for p in self._plan.only_position]
         given = [name for name in first if name in args]
-        if given != first[: len(given)]:  # by position none can be left out before another
+        if given != first[: len(given)]:  # a positional argument cannot be left out before another
             return self.bind((), args)
         return self.bind([args[name] for name in given], {n: args[n] for n in args if n not in given})
 
     def load(self, args: object) -> tuple[list[object], dict[str, object]]:
-        """Stored args as (positional, named), converted as annotated, to call the handler with after its specials.
+        """Return stored args as (positional, named), converted by annotation, for the call after the handler's
+        specials.
 
-        `args` is the JSON object as read; it may be returned itself. PayloadError, with the path, for an unknown or
-        missing name and for a value that does not fit its annotation.
+        `args` is the JSON object as read, and may be returned unchanged. Raises PayloadError, with the path, for an
+        unknown or missing name and for a value that does not fit its annotation.
         """
         plan = self._plan
         if type(args) is not dict:
-            raise self._unreadable("$", f"an object with the args by name is expected, not {type(args).__name__}")
+            raise self._unreadable("$", f"expected an object with the args by name, not {type(args).__name__}")
         names = args.keys()
         if not plan.required <= names:
             raise self._missing(plan.required - names)
@@ -177,7 +178,7 @@ class ArgsModel:
         specials, rest = parameters[:count], parameters[count:]
         for parameter in rest:
             if parameter.kind is not _VAR_KEYWORD and self._special(parameter, hints, anywhere=True):
-                raise SignatureError(self.task, f"parameter {parameter.name!r} is given by the worker: put it first")
+                raise SignatureError(self.task, f"the worker supplies parameter {parameter.name!r}: put it first")
         self._check_specials([hints[parameter.name] for parameter in specials])
         return self._planned(specials, rest, hints)
 
@@ -209,7 +210,7 @@ class ArgsModel:
             return typing.get_type_hints(function)
         except Exception as error:
             whole = error
-        # One annotation is at fault; only a parameter's matters, not that of what is returned.
+        # One annotation is at fault; only a parameter's matters, not that of the result.
         hints: dict[str, Any] = {}
         try:
             annotations = dict(function.__annotations__)
@@ -234,7 +235,7 @@ class ArgsModel:
         return parameter.name in hints and self._is_special(hints[parameter.name])
 
     def _refuse_var_positional(self) -> None:
-        raise SignatureError(self.task, "*args cannot be served, args travel by name; take a list instead")
+        raise SignatureError(self.task, "*args is not supported: args are stored by name; use a list instead")
 
     def _convert(self, args: dict[str, object]) -> dict[str, object]:
         plan, args, name = self._plan, dict(args), ""
@@ -253,7 +254,7 @@ class ArgsModel:
     def _take_positional(self, named: dict[str, object]) -> list[object]:
         positional: list[object] = []
         for parameter in self._plan.only_position:
-            # The default of one that is left out is spelled out, because a later one may be there.
+            # A missing one is passed as its default, because a later one may be present.
             positional.append(named.pop(parameter.name, parameter.default))
         return positional
 
@@ -273,14 +274,14 @@ class ArgsModel:
         plan = self._plan
         takes = f"; it takes {plan.shown}"
         if len(args) > len(plan.by_position):
-            return f"{len(args)} positional arguments, at most {len(plan.by_position)} fit{takes}"
+            return f"{len(args)} positional arguments, but at most {len(plan.by_position)} fit{takes}"
         given = set(plan.by_position[: len(args)])
         for name in kwargs:
             if name in plan.closed_to:
-                kind = "is positional-only" if name in plan.names else "is given by the worker"
+                kind = "is positional-only" if name in plan.names else "is supplied by the worker"
                 return f"parameter {name!r} {kind}, it cannot be passed by name{takes}"
             if name in given:
-                return f"argument {name!r} is given twice, by position and by name{takes}"
+                return f"argument {name!r} is passed twice, by position and by name{takes}"
             if name not in plan.by_name and not plan.open:
                 hint = as_option(name)
                 return f"unexpected argument {name!r}{takes}{'' if hint is None else f'. {hint}'}"

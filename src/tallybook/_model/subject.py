@@ -1,4 +1,4 @@
-"""A subject from outside of its handler: SubjectCall before, reports after, SubjectInfo from the view tallybook.subject."""
+"""A subject outside its handler: SubjectCall before a push, reports after it, and SubjectInfo from a view."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tallybook._model.options import Options, check_text
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What `ctx.subject` says: the name, how many iterations have ended before this one, and when the last one did."""
+    """The value of `ctx.subject`: the name, the number of iterations before this one, and the end of the last one."""
 
     name: str
     iterations: int
@@ -20,7 +20,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class SubjectCall:
-    """A subject that is described and not put in yet, made by `task.subject(name).job(...)`: checked and encoded."""
+    """A described subject that is not pushed yet, made by `task.subject(name).job(...)`: checked and encoded."""
 
     task: str
     name: str
@@ -31,7 +31,7 @@ class SubjectCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubjectReport:
-    """What a push or an upsert did to one subject; all instants are aware, in UTC."""
+    """The effect of a push or an upsert on one subject; all datetimes are aware, in UTC."""
 
     subject: str
     job_id: int
@@ -42,13 +42,13 @@ class SubjectReport:
 
     @property
     def created(self) -> bool:
-        """Whether there was no such subject before."""
+        """Whether the subject is new."""
         return self.report == "created"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubjectInfo:
-    """One subject as the view tallybook.subject shows it, at the moment of asking. All instants are aware, in UTC."""
+    """One subject as the view tallybook.subject shows it, at the moment of the query. Datetimes are aware, in UTC."""
 
     task: str
     subject: str
@@ -58,19 +58,19 @@ class SubjectInfo:
     """planned, pending, active, completed, killed or dead."""
     args: dict[str, Any]
     iterations: int
-    """How often it was done: rescheduled, completed or killed."""
+    """The number of ended iterations: rescheduled, completed or killed."""
     failures: int
-    """In a row, since then."""
+    """Consecutive failures since then."""
     attempts: int
-    """How often it was started since then."""
+    """The number of starts since then."""
     next_run_at: datetime | None = None
     last_at: datetime | None = None
-    """When the last iteration ended."""
+    """The end of the last iteration."""
     last_error: str | None = None
     """The message of the last failure since then."""
     priority: int | None = None
     ended_at: datetime | None = None
-    """When it was completed, killed or died, of one that has stopped."""
+    """The time when it was completed, killed or died; for stopped subjects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +79,17 @@ class SubjectPage:
 
     subjects: list[SubjectInfo]
     next: str | None
-    """The `after` of the page behind this one; None: this is the last."""
+    """The `after` of the next page; None: this is the last."""
 
 
 def check_subject(name: object) -> str:
-    """ConfigError unless this can be a subject's name: a text of 1 to 512 bytes."""
+    """Raise ConfigError unless this can be a subject's name: a text of 1 to 512 bytes."""
     check_text("subject", name, 512, "a subject's name", "Write str(...)" if isinstance(name, int) else None)
     return str(name)
 
 
 def subject_of(options: dict[str, Any] | None) -> Subject | None:
-    """What a job's options, as the claim reads them, say of its subject; None: an ordinary job."""
+    """Return the subject from a job's options as read by the claim; None for an ordinary job."""
     if not options or "subject" not in options:
         return None
     found, name = options["subject"], options.get("subject_name")

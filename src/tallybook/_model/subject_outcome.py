@@ -1,15 +1,15 @@
-"""What the handler of a subject may return, or raise, to end its iteration.
+"""Values that the handler of a subject may return or raise to end its iteration.
 
 See https://github.com/tallybook/tallybook/blob/main/docs/subjects.md.
 
-    return Reschedule("+1 week")             the next iteration a week from now; failures start anew
-    return Complete()                        done; the name is kept, so that a push of it does nothing
-    return Drop()                            done and forgotten: a push of the name begins anew
+    return Reschedule("+1 week")             the next iteration a week from now; failures restart at zero
+    return Complete()                        done; the name is kept, so a push of it does nothing
+    return Drop()                            done and forgotten: a push of the name creates a new subject
     return Kill("no such page any more")     a dead letter; kept
     return Reject("502", details={...})      a failure, as if it had raised: backoff, dead after its tolerance
 
-`args=` gives the subject new args, by name, for its next iteration (or to be kept): they are checked against the task's
-signature and stored as args of its version. To be used for subjects only: any other job is dead then, with NotASubject.
+`args=` sets the subject's args, by name, for its next iteration (or to be kept). They are checked against the task's
+signature and stored as args of its version. Only for subjects: any other job is dead then, with NotASubject.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from tallybook._model.outcome import Outcome
 from tallybook.errors import ConfigError
 
 _LONGEST = timedelta(days=36_500)
-"""'For ever' has to be an instant that PostgreSQL knows."""
+"""'For ever' has to be an instant that PostgreSQL can store."""
 _REF_BYTES = 200
 
 
 class SubjectOutcome(Outcome):
-    """The common class of what ends an iteration of a subject."""
+    """The common base of outcomes that end an iteration of a subject."""
 
     _args_at: ClassVar[int | None] = None
 
     @property
     def new_args(self) -> dict[str, Any] | None:
-        """By name, what the subject's args are from now on; None: what they were."""
+        """The subject's new args by name; None: unchanged."""
         return None if self._args_at is None else self.args[self._args_at]
 
     def __hash__(self) -> int:  # args and details cannot be hashed
@@ -44,7 +44,7 @@ class SubjectOutcome(Outcome):
     def __eq__(self, other: object) -> bool:
         return super().__eq__(other)
 
-    def __reduce__(self) -> tuple[object, ...]:  # BaseException would call the class with all of them by position
+    def __reduce__(self) -> tuple[object, ...]:  # BaseException would call the class with all args by position
         return _rebuilt, (type(self), self.args)
 
     def __str__(self) -> str:
@@ -60,8 +60,8 @@ def _rebuilt(cls: type[SubjectOutcome], args: tuple[object, ...]) -> SubjectOutc
 class Reschedule(SubjectOutcome):
     """Iterate again at `when`: an aware datetime, or from now a timedelta, or text like "+1 week".
 
-    An instant that is past is now. ConfigError for a naive datetime, a negative duration, a bare number, and a month or a
-    year, whose length depends on when it starts: give the datetime.
+    A past instant means now. Raises ConfigError for a naive datetime, a negative duration, a bare number, and a month
+    or a year, whose length depends on its start: pass the datetime instead.
     """
 
     __match_args__ = ("when", "new_args")
@@ -79,13 +79,13 @@ class Reschedule(SubjectOutcome):
 
     @property
     def when(self) -> timedelta | datetime:
-        """The instant, or how long from the end of this iteration."""
+        """The instant, or the delay from the end of this iteration."""
         when: timedelta | datetime = self.args[0]
         return when
 
     @property
     def run_at(self) -> datetime | None:
-        """The instant, in UTC, where one was given."""
+        """The instant in UTC, or None if a duration was passed."""
         if not isinstance(self.when, datetime):
             return None
         try:
@@ -95,12 +95,12 @@ class Reschedule(SubjectOutcome):
 
     @property
     def run_in(self) -> timedelta | None:
-        """The duration, at most a hundred years, where one was given."""
+        """The duration, at most a hundred years, or None if an instant was passed."""
         return min(self.when, _LONGEST) if isinstance(self.when, timedelta) else None
 
     @property
     def delay(self) -> timedelta:
-        """How long from now, by this machine's clock."""
+        """The delay from now, by this machine's clock."""
         run_at = self.run_at
         return self.run_in or timedelta(0) if run_at is None else max(timedelta(0), run_at - datetime.now(UTC))
 
@@ -109,7 +109,7 @@ class Reschedule(SubjectOutcome):
 
 
 class Complete(SubjectOutcome):
-    """Done: no further iteration, and the name is kept. What a handler that simply returns does as well."""
+    """Done: no further iteration, and the name is kept. A handler that returns None has the same effect."""
 
     __match_args__ = ("new_args",)
     _args_at = 0
@@ -122,14 +122,14 @@ class Complete(SubjectOutcome):
 
 
 class Drop(SubjectOutcome):
-    """Done and forgotten: the next push of the name makes a new subject."""
+    """Done and forgotten: the next push of the name creates a new subject."""
 
     def __init__(self) -> None:
         super().__init__()
 
 
 class Kill(SubjectOutcome):
-    """Give the subject up, whatever attempts are left: a dead letter with the reason `killed`, for a person to look at."""
+    """Give the subject up, whatever attempts are left: a dead letter with the reason `killed`, for people to check."""
 
     __match_args__ = ("reason", "new_args")
     _args_at = 1
@@ -139,7 +139,7 @@ class Kill(SubjectOutcome):
 
     @property
     def reason(self) -> str:
-        """Why, in words for people."""
+        """The reason, for people."""
         return str(self.args[0])
 
     def __repr__(self) -> str:
@@ -149,8 +149,9 @@ class Kill(SubjectOutcome):
 class Reject(SubjectOutcome):
     """This iteration failed: `message` for people, `details` any JSON value, `ref_id` a reference of yours (200 bytes).
 
-    All of it is in the view tallybook.error. The next attempt comes after `retry_in` (a timedelta, or text like "5 min"),
-    else as the task's retry policy says; after max_attempts failures in a row there is none, and the subject is dead.
+    All of it is in the view tallybook.error. The next attempt starts after `retry_in` (a timedelta, or text like "5
+    min"), by default after the delay of the task's retry policy. After max_attempts consecutive failures the subject is
+    dead.
     """
 
     __match_args__ = ("message", "details", "ref_id", "retry_in")
@@ -170,23 +171,23 @@ class Reject(SubjectOutcome):
 
     @property
     def message(self) -> str:
-        """What went wrong."""
+        """The error message."""
         return str(self.args[0])
 
     @property
     def details(self) -> Any:
-        """Whatever else is known of it."""
+        """Further details."""
         return self.args[1]
 
     @property
     def ref_id(self) -> str | None:
-        """What it is called elsewhere: a request, a process."""
+        """Your reference to it elsewhere, such as a request or a process."""
         ref_id: str | None = self.args[2]
         return ref_id
 
     @property
     def retry_in(self) -> timedelta | None:
-        """The delay before the next attempt; None: what the retry policy says."""
+        """The delay before the next attempt; None: the retry policy decides."""
         retry_in: timedelta | None = self.args[3]
         return None if retry_in is None else min(retry_in, _LONGEST)
 

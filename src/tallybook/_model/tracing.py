@@ -1,4 +1,4 @@
-"""What an App tells its tracers: `tallybook.otel`, `tallybook.contrib.sentry`. None in their place costs one look."""
+"""The interface between an App and its tracers: `tallybook.otel`, `tallybook.contrib.sentry`. None costs one check."""
 
 from __future__ import annotations
 
@@ -10,57 +10,57 @@ from tallybook._model.job import JobCall
 from tallybook._model.subject import SubjectCall
 
 What = TypeVar("What", JobCall, SubjectCall, list[JobCall], list[SubjectCall])
-"""What an enqueue puts in: one, or a batch."""
+"""The argument of an enqueue: one job or subject, or a batch."""
 
 
 class Sending(Protocol[What]):
-    """One enqueue that is on its way."""
+    """One enqueue in progress."""
 
     what: What
-    """What is put in instead of what the caller gave: the same with the trace in its headers."""
+    """The jobs to enqueue instead of the caller's: the same with the trace in their headers."""
 
     def sent(self, reports: object) -> None:
-        """The database has taken it: a Job or a SubjectReport, or a list of them."""
+        """Called after the insert with a Job or a SubjectReport, or a list of them."""
 
 
 class Attempt(Protocol):
-    """What a worker knows of the attempt that is traced; `_worker.jobs.Running` is one."""
+    """The worker's data of a traced attempt; `_worker.jobs.Running` is one."""
 
     job_id: int
     attempt: int
     task_name: str
     queue: str
     headers: Any
-    """JSON text, or what was read of it."""
+    """JSON text, or the parsed value."""
     worker_name: str
     in_doubt: bool
     args: Any
     """JSON text, or the values by parameter name."""
     raised: BaseException
-    """What ended it, the exception of its handler for example; not set before."""
+    """The exception that ended it, for example of its handler; not set before."""
     recorded: Callable[[str], object]
-    """Called with the state that its failure has led to, once that is in the database; not set by default."""
+    """Called with the state after its failure, once that is in the database; not set by default."""
     told: Callable[[str, Mapping[str, Any] | None], object] | None
-    """Called with the verb that ends the attempt, and with the error where it has failed; the first call counts."""
+    """Called with the verb that ends the attempt, and with the error of a failure; only the first call counts."""
 
 
 class Tracing(Protocol):
     """Set as `App.tracing`."""
 
     def sending(self, what: What, *, keeps: bool = False) -> AbstractContextManager[Sending[What]]:
-        """Around an enqueue. `keeps`: what has no headers is left so, since what is there would lose its own."""
+        """Return a context around an enqueue. `keeps`: calls without headers get none, so stored ones are kept."""
 
     def processing(self, attempt: Attempt) -> AbstractContextManager[object]:
-        """Around the handler of an attempt, in the context that it runs in."""
+        """Return a context around the handler of an attempt, in the handler's own context."""
 
     def carried(self) -> dict[str, str]:
-        """What makes the current context known to another process."""
+        """Return the current context in a form for another process."""
 
     def enter(self, carried: Mapping[str, str]) -> None:
-        """Make that the current context, until this one is left."""
+        """Make that the current context until this one ends."""
 
     def opened(self, dsn: str, name: str, node: str | None = None) -> None:
-        """A worker of this process has started, on this database, which is the node of this name where there are several."""
+        """Called when a worker of this process has started on this database; `node` is set if there are several."""
 
     def closed(self, name: str) -> None:
-        """It has ended."""
+        """Called when the worker has ended."""
