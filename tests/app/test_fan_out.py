@@ -158,7 +158,7 @@ def test_mistakes_are_found_before_anything_is_sent(db: Any) -> None:
         app.enqueue_many_sync(db, [step.job(1)], then=summary)  # type: ignore[arg-type]
     with pytest.raises(UnknownJob):
         step.with_(after=4711).enqueue_sync(db, 1)
-    with pytest.raises(ConfigError, match="wait for no others"):
+    with pytest.raises(ConfigError, match="cannot wait for others"):
         app.schedules.set("s", step.with_(after=1).job(1), cron="* * * * *").sync(db)
     with pytest.raises(ConfigError, match="after"):
         step.with_(after=1).subject("x").push(1).sync(db)

@@ -68,7 +68,7 @@ async def test_dead_letters_are_retried_and_dropped_by_what_was_listed(app: App,
 
 async def test_bad_input(app: App) -> None:
     """What cannot be meant gets a clear error before anything is asked."""
-    with pytest.raises(ConfigError, match="are some of scheduled, retrying"):
+    with pytest.raises(ConfigError, match="must be some of scheduled, retrying"):
         await app.jobs.list(states=["failed"])
     with pytest.raises(ConfigError, match="from 1 to 1000"):
         await app.jobs.list(max_jobs=1001)
@@ -149,7 +149,7 @@ async def test_which_subjects_have_stopped_and_why(app: App, db: Any, dsn: str) 
         ["a:breaks", "dead"],
     ], result.output
     assert "no price" in result.stdout
-    with pytest.raises(ConfigError, match="are some of planned"):
+    with pytest.raises(ConfigError, match="must be some of planned"):
         await app.subjects.list(states=["failed"])
     with pytest.raises(InvalidArgument, match="is not a cursor of this list"):
         await app.subjects.list(states=stopped, after='["refresh", "a:breaks"]')

@@ -77,7 +77,7 @@ def test_the_first_node_brings_its_directory_along(make_fleet: Callable[..., Fle
 
 def test_a_node_that_is_away_is_added_by_its_number(fleet: Fleet) -> None:
     """One that does not answer is refused without a number, and taken with one."""
-    assert "Say its number" in run("node", "add", "away", NOWHERE, dsn=fleet.dsn, code=1)
+    assert "Pass its number" in run("node", "add", "away", NOWHERE, dsn=fleet.dsn, code=1)
     assert "(9) is created" in run("node", "add", "away", NOWHERE, "--number", "9", dsn=fleet.dsn)
     assert checked(fleet, 1)["away"][0].startswith("it does not answer")
     assert checked(fleet, 1)["north"] == ["number 1, 0 open jobs, 0 workers"]
@@ -106,7 +106,7 @@ def test_a_node_with_open_jobs_is_not_removed(fleet: Fleet) -> None:
 def test_a_node_that_does_not_answer_is_removed_only_anyway(fleet: Fleet) -> None:
     """Where nobody knows what is open, removal is refused, too."""
     run("node", "add", "away", NOWHERE, "--number", "9", dsn=fleet.dsn)
-    assert "its open jobs are not known" in run("node", "remove", "away", dsn=fleet.dsn, code=2)
+    assert "its open jobs are unknown" in run("node", "remove", "away", dsn=fleet.dsn, code=2)
     assert "is removed" in run("node", "remove", "away", "--anyway", dsn=fleet.dsn)
 
 
@@ -197,7 +197,7 @@ async def test_an_id_leads_an_app_to_its_node(fleet: Fleet) -> None:
         assert gone >> 43 == 2 or "Its id is of node 9; the nodes are north (1), south (2), west (3)" in str(
             raised.value
         )
-    assert "Its id is of node 'west': say --dsn of that node, or --nodes west" in run(
+    assert "Its id is of node 'west': pass --dsn of that node, or --nodes west" in run(
         "job", "show", str(job), dsn=fleet.dsn, code=1
     )
     assert await asyncio.to_thread(app.cancel(job).sync) == "cancelled"
@@ -220,7 +220,7 @@ def test_two_nodes_with_one_number(make_fleet: Callable[..., Fleet]) -> None:
         renumber(db, 2)
     found = checked(fleet, 1)
     assert found["south"] == ["it has number 2, and so has west"]
-    assert found["west"] == ["it has number 2, and so has south", "its job ids have number 2, and the list says 3"]
+    assert found["west"] == ["it has number 2, and so has south", "its job ids have number 2, but the list has 3"]
     assert found["north"] == ["number 1, 0 open jobs, 0 workers"]
 
 
@@ -261,7 +261,7 @@ def test_a_node_restored_from_an_older_state(fleet: Fleet, server: Any, tmp_path
 def test_jobs_on_a_node_without_workers(fleet: Fleet) -> None:
     """Open jobs that no worker serves are a warning; with a live worker on the queue they are not."""
     fleet.enqueue(2)
-    assert checked(fleet, 1)["south"] == ["1 jobs are open and no live worker serves it"]
+    assert checked(fleet, 1)["south"] == ["1 jobs are open but no live worker serves it"]
     fleet.run(2, "select tallybook.worker_start('w', '{other}')")
     assert "no live worker serves it" in checked(fleet, 1)["south"][0]
     fleet.run(2, "select tallybook.worker_start('w2', '{default}')")
@@ -272,7 +272,7 @@ def test_another_cluster_behind_an_address(fleet: Fleet) -> None:
     """An address that leads to another cluster than the one on record is a warning."""
     checked(fleet, 0)
     fleet.run(1, "update tallybook.node set system_identifier = 5 where name = 'west'")
-    assert "than the one on record (5)" in checked(fleet, 1)["west"][0]
+    assert "than the registered one (5)" in checked(fleet, 1)["west"][0]
 
 
 def test_an_address_that_is_none_is_refused(fleet: Fleet) -> None:
@@ -317,7 +317,7 @@ def test_nodes_of_a_file_get_the_next_free_number(
     lines = [f'[nodes]\na = "{fleet.dsns[0]}"', f'b = "{fleet.dsns[1]}"', f'c = "{empty_dsn}"']
     file.write_text("\n".join([*lines, f'd = "{NOWHERE}"']))
     refused = invoke("migrate", "--nodes", "c", to=fleet.dsn, **{VARIABLE: str(file)})
-    assert refused.exit_code == 1 and "a free one is not known while these do not answer: d" in refused.output
+    assert refused.exit_code == 1 and "the next free number is unknown while these do not answer: d" in refused.output
     file.write_text("\n".join(lines))
     assert "node 3\n" in invoke("migrate", "--nodes", "c", to=fleet.dsn, **{VARIABLE: str(file)}).output
 

@@ -244,7 +244,7 @@ def test_what_is_missing_is_said() -> None:
 
     with pytest.raises(RuntimeError, match=r"FastAPI\(lifespan=lifespan\(app\)\)"):
         TestClient(api).get("/")
-    with pytest.raises(TypeError, match="takes a sessionmaker or an async_sessionmaker, not str"):
+    with pytest.raises(TypeError, match="needs a sessionmaker or an async_sessionmaker, not str"):
         in_transaction("postgresql://")  # type: ignore[arg-type]
     nowhere = FastAPI(lifespan=lifespan(App("shop", dsn="host=127.0.0.1 port=1")))
     with pytest.raises(QueueUnavailable), TestClient(nowhere):

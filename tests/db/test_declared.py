@@ -113,7 +113,7 @@ def test_a_wrong_declaration_is_found(db: Connection, signature: str, problem: s
 
 def test_a_declaration_that_is_none_is_refused() -> None:
     """A text that is no signature raises where it is used, and so do values that are not its parameters'."""
-    with pytest.raises(ValueError, match="declares no function"):
+    with pytest.raises(ValueError, match="not a declaration of a function"):
         _ = Declared("cancel").sql
     with pytest.raises(TypeError, match="cancel takes job_id, not job"):
         Declared("cancel(job_id bigint) -> text").call(str, job=1)

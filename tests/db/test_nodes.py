@@ -137,7 +137,7 @@ def test_nodes_of_the_variable(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, tm
     ("value", "message"),
     [
         ("/nowhere/nodes.toml", "cannot be read"),
-        ("a=host=x\na=host=y", "'a': is there twice"),
+        ("a=host=x\na=host=y", "'a': is listed twice"),
         ("a b=host=x", "'a b': a node's name has letters"),
         ("a=host=x\nsecret", "not shown"),
         ("a=no dsn at all", "not a connection string"),

@@ -85,7 +85,7 @@ def test_without_the_right_to_create_roles(empty_dsn: str) -> None:
         with pytest.raises(RoleError, match=f"create role {made.prefix}producer nologin") as caught:
             made.give()
         assert caught.value.names == tuple(made.prefix + kind for kind in roles.KINDS)
-        with pytest.raises(RoleError, match="are not there"):
+        with pytest.raises(RoleError, match="do not exist"):
             roles.create(made.db, made.prefix, existing=True)
         assert matrix(made) == before
         for kind in roles.KINDS:

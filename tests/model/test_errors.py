@@ -47,7 +47,7 @@ EXAMPLES = [
     errors.ExpressionError("cron", "61 * * * *", "'61' does not fit the field minute", field="minute"),
     errors.CallFailed("call of 'acme': status 429", provider="acme", status=429, headers={"retry-after": "5"}),
     errors.OperatorRefused(403, "scope", "the key may only read"),
-    errors.RoleError(["a", "b"], "are not there", "Make them"),
+    errors.RoleError(["a", "b"], "do not exist", "Make them"),
     errors.AddressRefused("loopback", provider="acme", who="call of 'acme'"),
 ]
 

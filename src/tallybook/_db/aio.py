@@ -1,7 +1,6 @@
 """Run a Call on the caller's own asynchronous connection, inside the caller's transaction.
 
-The same promises as in sync.py: nothing is committed, rolled back or set, only the server's refusals in Tallybook's
-own words are translated.
+As in sync.py, nothing is committed, rolled back or set. Only the server's Tallybook errors are translated.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ T = TypeVar("T")
 
 
 async def run(conn: Any, call: Call[T]) -> T:
-    """The result of `call` on `conn`. ConnectionNotSupported for an object that is no such connection."""
+    """Return the result of `call` on `conn`. Raises ConnectionNotSupported for an object that is no such connection."""
     fetch = _FETCH.get(kind_of(conn))
     if fetch is None:
         raise refused(conn, call.verb, sync=False)

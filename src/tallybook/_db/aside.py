@@ -1,6 +1,6 @@
-"""A call in a thread of its own, for what may hang with a server: in asyncio's few threads it would hold up all others.
+"""Run a call in its own thread, for calls that may hang with a server: they would block asyncio's few threads.
 
-The thread keeps neither the loop nor the process: whoever does not want to wait any more cancels, and leaves it behind.
+The thread keeps neither the loop nor the process alive. A caller that stops waiting cancels and leaves it behind.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 async def aside(call: Callable[..., T], *args: Any) -> T:
-    """What the call returns, or raises, in a daemon thread with a copy of this context."""
+    """Return the call's result, or raise its error, from a daemon thread with a copy of this context."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()
     context = contextvars.copy_context()

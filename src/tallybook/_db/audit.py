@@ -18,7 +18,7 @@ Taken = Literal["fresh", "used", "late", "early"]
 _ADD = Declared("audit_add(actor text, via text, action text, target jsonb, done jsonb) -> bigint")
 _NONCE = Declared("nonce_take(key text, nonce text, signed_at timestamptz) -> text")
 
-# Each filter is a statement of its own form, so that each is a walk along its index.
+# Each filter has its own form of the statement, so that each can use its index.
 _AUDITS = """\
 select cast(coalesce(json_agg(a order by a.id desc), '[]') as text) from (
   select x.* from tallybook.audits as x
@@ -41,7 +41,7 @@ def add(
     target: Mapping[str, object] | None = None,
     done: Mapping[str, object] | None = None,
 ) -> Call[int]:
-    """Put a change on record; the row's id."""
+    """Record a change; returns the row's id."""
     details = {"target": json.dumps(dict(target or {})), "done": json.dumps(dict(done or {}))}
     return _ADD.call(int, actor=actor, via=via, action=action, **details)
 
@@ -49,9 +49,9 @@ def add(
 def audits(*, actor: str | None, action: str | None, before: int | None, max_rows: int) -> Call[list[AuditRow]]:
     for option, value in (("actor", actor), ("action", action)):
         if value is not None and (not isinstance(value, str) or text_problem(value)):
-            raise ConfigError(option, value, "not a text that a name can be")
+            raise ConfigError(option, value, "not a valid name")
     if before is not None and (isinstance(before, bool) or not isinstance(before, int)):
-        raise ConfigError("before", before, "is the id of a row")
+        raise ConfigError("before", before, "must be the id of a row")
     last = 2**63 - 1
     params = {
         "actor": actor,
@@ -68,7 +68,7 @@ def audits(*, actor: str | None, action: str | None, before: int | None, max_row
 
 
 def nonce_take(key: str, nonce: str, signed_at: datetime) -> Call[Taken]:
-    """Whether a signed request may be served; "fresh" uses its nonce up, with the transaction."""
+    """Check whether a signed request may be served; "fresh" uses its nonce up, with the transaction."""
 
     def read(found: str) -> Taken:
         return found  # type: ignore[return-value]

@@ -54,12 +54,12 @@ def close(name: str) -> Call[bool]:
 
 
 def breakers() -> Call[list[BreakerInfo]]:
-    """All keys that were in use, and the rules that no key of their own name has used."""
+    """All used keys, and the rules without a used key of their own name."""
     return Call(
         "breakers", _BREAKERS, {}, records(BreakerInfo, "changed_at", "open_until", seconds=["per", "open_for"])
     )
 
 
 def registered(rules: Iterable[BreakerRule]) -> list[dict[str, str]]:
-    """What a worker puts on record at its start."""
+    """Return the rules that a worker registers at its start."""
     return [_named(rule) for rule in rules]

@@ -12,7 +12,7 @@ from tallybook._model.job import Job, JobCall, JobInfo
 from tallybook._model.options import Options
 from tallybook.errors import UnknownJob, UnknownQueue
 
-# Delays are added here because the server's clock is the one that promotes; PostgreSQL skips a branch not taken.
+# The server adds delays, because promotion uses its clock. PostgreSQL does not evaluate a branch that is not taken.
 RUN_AT = "coalesce({run_at}, clock_timestamp() + {delay:interval})"
 RUN_ATS = """\
 case when {delays:text} is null then {run_ats} else array(select coalesce(f.run_at, clock_timestamp() + f.delay)
@@ -39,7 +39,7 @@ select cast(to_json(j) as text) from tallybook.job as j where j.id = cast(cast(%
 
 
 def enqueue(job: JobCall) -> Call[Job]:
-    """Put one job in. A job with a unique key goes by enqueue_many, which says whether it was `created`."""
+    """Enqueue one job. A job with a unique key uses enqueue_many, which reports whether it was `created`."""
     if job.unique_key is not None:
         many = enqueue_many([job])
         return Call("enqueue", many.sql, many.params, _only_job)
@@ -61,7 +61,7 @@ def enqueue(job: JobCall) -> Call[Job]:
 
 
 def enqueue_many(jobs: Sequence[JobCall]) -> Call[list[Job]]:
-    """Put many jobs in. Columns that nobody asked for are null: less to send, and the server skips their checks."""
+    """Enqueue many jobs. Columns without a value are null: less to send, and the server skips their checks."""
     params = dict(_ENQUEUE_MANY.nulls)
     params["tasks"] = text_array([job.task for job in jobs])
     params["args"] = text_array([job.args for job in jobs])
@@ -70,7 +70,7 @@ def enqueue_many(jobs: Sequence[JobCall]) -> Call[list[Job]]:
         params["unique_keys"] = text_array(keys)
     shared = jobs[0].options
     if all(job.options is shared for job in jobs):
-        # Mostly they are all of one kind; then every column is one word, repeated.
+        # Usually all jobs are of one kind; then every column is one value, repeated.
         for column, text in _columns(shared):
             if text is not None:
                 params[column] = "{" + ",".join([quoted(text)] * len(jobs)) + "}"
@@ -100,12 +100,12 @@ def _columns(options: Options) -> tuple[tuple[str, str | None], ...]:
 
 
 def get(job_id: int) -> Call[JobInfo]:
-    """Read one job; UnknownJob if there is none."""
+    """Read one job. Raises UnknownJob if there is none."""
     return Call("get", _GET, {"job_id": str(job_id)}, partial(_job_info, job_id))
 
 
 def state(job_id: int) -> Call[str]:
-    """The state of one job; UnknownJob if there is none."""
+    """Read the state of one job. Raises UnknownJob if there is none."""
     return STATE.call(partial(_known_state, job_id), job_id=job_id)
 
 

@@ -86,14 +86,14 @@ def recount() -> Call[int]:
 def count_event(name: str, n: int) -> Call[None]:
     check_name("name", name, 200)
     if isinstance(n, bool) or not isinstance(n, int) or not -(1 << 31) <= n < 1 << 31 or n == 0:
-        raise InvalidArgument(f"n is a whole number other than 0 of at most 31 bits, not {n!r}")
+        raise InvalidArgument(f"n must be a whole number other than 0 of at most 31 bits, not {n!r}")
     return _EVENT.call(lambda _: None, name=name, n=n)
 
 
 def event_set(name: str, n: int) -> Call[int]:
     check_name("name", name, 200)
     if isinstance(n, bool) or not isinstance(n, int) or not -(1 << 63) <= n < 1 << 63:
-        raise InvalidArgument(f"n is a whole number of at most 63 bits, not {n!r}")
+        raise InvalidArgument(f"n must be a whole number of at most 63 bits, not {n!r}")
     return _EVENT_SET.call(int, name=name, n=n)
 
 
@@ -110,7 +110,7 @@ def event_series(name: str, step: timedelta | str, since: Since | None) -> Call[
 
 def series_keep(step: int, keep: timedelta | str) -> Call[bool]:
     if isinstance(step, bool) or not isinstance(step, int):
-        raise InvalidArgument(f"a step is a number of seconds, not of type {type(step).__name__}")
+        raise InvalidArgument(f"a step must be a number of seconds, not of type {type(step).__name__}")
     return _KEEP.call(bool, step=step, keep=_duration("keep", keep))
 
 
@@ -126,5 +126,5 @@ def _duration(option: str, value: timedelta | str) -> str:
 
 def _instant(option: str, value: datetime) -> str:
     if not isinstance(value, datetime) or value.utcoffset() is None:
-        raise InvalidArgument(f"{option} is a datetime with its zone, not {value!r}")
+        raise InvalidArgument(f"{option} must be a datetime with a zone, not {value!r}")
     return value.astimezone(UTC).isoformat()

@@ -2,22 +2,22 @@
 
 CANCEL = Declared("cancel(job_id bigint, reason text) -> text")
 
-`CANCEL.call(str, job_id=42, reason=None)` is what a program does, a pure value: `Call(verb, sql, params, row)`. sync.py and aio.py
-run it on the user's own connection, on every driver, whatever its settings are. Therefore:
+A program calls `CANCEL.call(str, job_id=42, reason=None)` and gets a pure value: `Call(verb, sql, params, row)`.
+sync.py and aio.py run it on the user's own connection, on every driver, with any settings. Therefore:
 
-- Every parameter is text or null, cast twice (`cast(cast(%(id)s as text) as bigint)`): the driver is told that it
-  sends text, and the server reads it. Adapters and codecs that the user has registered for datetime, list or JSON are
-  not met, nor are SQLAlchemy's guesses, which make of an aware datetime a timestamp without time zone.
-- What comes back is one column of one row: a number, a text, or JSON as text, whose instants are ISO 8601.
-- `cast(... as ...)`, because `::` collides with SQLAlchemy's `:name`; and no percent sign but those of parameters.
+- Every parameter is text or null, cast twice (`cast(cast(%(id)s as text) as bigint)`): the driver sends text, and the
+  server parses it. This bypasses adapters and codecs that the user has registered for datetime, list or JSON. It also
+  bypasses SQLAlchemy's type guesses, which turn an aware datetime into a timestamp without time zone.
+- The result is one column of one row: a number, a text, or JSON as text, with instants in ISO 8601.
+- The casts are `cast(... as ...)`, because `::` collides with SQLAlchemy's `:name`. Only parameters have percent signs.
 
 Arrays are sent as PostgreSQL's array literal, which takes a fifth of the time of the drivers' list adaptation.
 
-Modules beside this one have a function for each verb, which checks its values and returns the Call. What the verb does is
-said once, at the noun of the App that people call it by.
+Other modules of this folder have a function for each verb, which checks its values and returns the Call. The verb
+itself is documented once, at the App's noun that people call it by.
 
-A worker has connections of its own, all of psycopg: `CANCEL.worker` is a statement with `%s`, for values in the declared
-order. tests/db/test_declared.py holds each declaration against pg_proc.
+A worker has its own psycopg connections: `CANCEL.worker` is a statement with `%s`, for values in the declared order.
+tests/db/test_declared.py compares each declaration with pg_proc.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ Value: TypeAlias = "str | int | bytes | Sequence[str | None] | None"
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """One verb with its values. `row` turns the only column of the only row into what the caller gets."""
+    """One verb with its values. `row` converts the only column of the only row to the caller's result."""
 
     verb: str
     sql: str
     params: Mapping[str, str | None]
     row: Callable[[Any], T]
     unknown: type[TallybookError] = UnknownJob
-    """What TB002 means here: no such job, or no such queue."""
+    """The meaning of TB002 here: no such job, or no such queue."""
 
 
 _SIGNATURE = re.compile(
@@ -62,13 +62,13 @@ _AS_TEXT = {
 
 
 class Declared:
-    """A function of the schema: "name(parameter type, ...) -> type", "-> row (column type, ...)", "-> rows (...) order by ...".
+    """A function of the schema: "name(parameter type, ...) -> type", "-> row (column type, ...)", "-> rows (...) order
+    by ...".
 
-    Names before a type share it. A parameter that is left out has its default. One that is not sent as it is has an
-    expression in `sent`: a constant, or with {name} for a value of that parameter's type, {name:type} for another.
-    Of internal functions, whose parameters are called p_name, the values have the plain names.
-    `unknown` is as in Call; `verb` is the name for people where the function has another one.
-    Everything is rendered at its first use.
+    Names before a type share it. A parameter that is left out has its default. If a parameter is not sent unchanged,
+    `sent` has its expression: a constant, or with {name} for a value of that parameter's type, {name:type} for another
+    type. The parameters of internal functions are named p_name; their values have the plain names. `unknown` is as in
+    Call; `verb` is the name for people if it differs from the function's. Everything is rendered at its first use.
     """
 
     def __init__(
@@ -81,48 +81,48 @@ class Declared:
     def _parts(self) -> re.Match[str]:
         found = _SIGNATURE.fullmatch(self.signature)
         if found is None:
-            raise ValueError(f"this declares no function: {self.signature}")
+            raise ValueError(f"not a declaration of a function: {self.signature}")
         return found
 
     @cached_property
     def name(self) -> str:
-        """Of the function, without its schema."""
+        """The name of the function, without its schema."""
         return self._parts["name"]
 
     @cached_property
     def params(self) -> dict[str, str]:
-        """Its parameters, in its order, with their types."""
+        """Its parameters in order, with their types."""
         return _columns(self._parts["params"])
 
     @cached_property
     def kind(self) -> str:
-        """What it returns: row, rows, or the type of a single value."""
+        """The kind of its result: row, rows, or the type of a single value."""
         return self._parts["kind"] or self._parts["result"].strip()
 
     @cached_property
     def columns(self) -> dict[str, str]:
-        """Of its rows, with their types; those that are read."""
+        """The columns of its rows that are read, with their types."""
         return _columns(self._parts["result"]) if self._parts["kind"] else {}
 
     @cached_property
     def sql(self) -> str:
-        """The statement of producers: one row of one column."""
+        """The statement for producers: one row of one column."""
         return _AS_TEXT.get(self.kind, "select {}").format(self.called(), order=self._parts["order"])
 
     @cached_property
     def nulls(self) -> dict[str, str | None]:
-        """Its values, each of them null."""
+        """Its values, all null."""
         return dict.fromkeys(rendered(self.sql, "dollar")[1])
 
     def call(self, row: Callable[[Any], T], /, **values: Value) -> Call[T]:
-        """With a value for each parameter: none is left to its default by mistake."""
+        """Return the Call with a value for each parameter; no parameter can be left to its default by mistake."""
         params = {name: _text(value) for name, value in values.items()}
         if params.keys() != self.nulls.keys():
             raise TypeError(f"{self.name} takes {', '.join(self.nulls)}, not {', '.join(params)}")
         return Call(self._verb or self.name.removeprefix("_"), self.sql, params, row, self._unknown)
 
     def called(self, dialect: str = "text", **instead: str) -> str:
-        """The function with its arguments, some as other expressions than `sent`.
+        """Return the call in SQL, with some arguments as other expressions than `sent`.
 
         Dialects: "text" for all drivers, which sends texts; for psycopg "order" %s, "pyformat" %(name)s, "dollar" $1.
         """
@@ -142,11 +142,11 @@ class Declared:
 
     @cached_property
     def worker(self) -> str:
-        """The statement of a worker, with `%s`."""
+        """The statement for a worker, with `%s`."""
         return self.select(", ".join(self.columns)) if self.columns else f"select {self.called('order')}"
 
     def select(self, columns: str, dialect: str = "order") -> str:
-        """The same with these columns."""
+        """Return the same statement with these columns."""
         return f"select {columns} from {self.called(dialect)}"  # noqa: S608
 
 
@@ -167,7 +167,7 @@ _PLACEHOLDER = re.compile(r"%\((\w+)\)s")
 
 @cache
 def rendered(sql: str, style: str) -> tuple[str, tuple[str, ...]]:
-    """`sql` with a driver's placeholders, and their names in order: "pyformat" %(a)s, "colon" :a, "dollar" $1."""
+    """Render `sql` for a driver, and return its names in order: "pyformat" %(a)s, "colon" :a, "dollar" $1."""
     names = tuple(dict.fromkeys(_PLACEHOLDER.findall(sql)))
     if style == "pyformat":
         return sql, names

@@ -1,8 +1,8 @@
-"""The doctor: what only a client can see (the schema of this release, the clocks, a pooler), then what SQL says (doctor.sql).
+"""The doctor: checks that only a client can make (schema of this release, clocks, a pooler), then those of doctor.sql.
 
-Each group of checks is one statement in a transaction of its own with its own time limit, so that one that takes long, meets a
-lock or lacks a right is a finding, and the others are made all the same.
-Nothing is set beyond a transaction: a pooler may be between.
+Each group of checks is one statement in its own transaction with its own time limit. If a group takes long, meets a
+lock or lacks a right, that is a finding, and the other groups still run. Settings are limited to a transaction, because
+there may be a pooler.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _OLDEST = 150000
 
 
 def doctor(dsn: str, *, verify: bool = False) -> list[Finding]:
-    """All checks on a connection of their own. QueueUnavailable: the server cannot be reached."""
+    """Run all checks on their own connection. Raises QueueUnavailable if the server cannot be reached."""
     try:
         conn = psycopg.connect(dsn, **CONNECT)
     except psycopg.OperationalError as error:
@@ -49,7 +49,7 @@ def doctor(dsn: str, *, verify: bool = False) -> list[Finding]:
 
 
 def examine(conn: Conn, *, verify: bool = False, patience: timedelta = PATIENCE) -> Iterator[Finding]:
-    """All checks, one after the other, on a connection in autocommit."""
+    """Run all checks in order, on a connection in autocommit."""
     for name, check in _CHECKS.items():
         yield from _bounded(conn, name, patience, check)
     there = _bounded(conn, "checks", patience, _missing)
@@ -62,12 +62,12 @@ def examine(conn: Conn, *, verify: bool = False, patience: timedelta = PATIENCE)
 def _missing(conn: Conn) -> list[Finding]:
     if conn.execute(_EXISTS).fetchone() == (True,):
         return []
-    text = "the other checks were not made: there is no tallybook.doctor in this database"
+    text = "the other checks were skipped: this database has no tallybook.doctor"
     return [Finding(name="checks", level="note", finding=text, advice="See schema.")]
 
 
 def _bounded(conn: Conn, name: str, patience: timedelta, look: Callable[[Conn], list[Finding]]) -> list[Finding]:
-    """What `look` finds in a transaction with a time limit; what stops it is a finding, too."""
+    """Return the findings of `look` in a transaction with a time limit; an error or a timeout is a finding, too."""
     milliseconds = f"{int(patience.total_seconds() * 1000)}ms"
     try:
         with conn.transaction():
@@ -84,12 +84,12 @@ def _bounded(conn: Conn, name: str, patience: timedelta, look: Callable[[Conn], 
             level, text = "problem", f"the connection was lost: {first_line(error)}"
             advice = "See the server's log, and whether it is up."
         else:
-            advice = "Ask again; where it stays, look at schema first."
+            advice = "Run it again; if this persists, check the schema first."
     return [Finding(name=name, level=level, finding=text, advice=advice)]
 
 
 def _group(conn: Conn, *, group: str, verify: bool) -> list[Finding]:
-    # Asked for by name counters are recounted whatever their size: without --verify they come with all the others.
+    # Requested by name, counters are recounted whatever their size; without --verify they run with the other checks.
     if group == "counters" and not verify:
         rows = conn.execute(_COUNTERS.worker).fetchall()
     else:
@@ -112,7 +112,7 @@ def _connection(conn: Conn) -> Finding:
     text = f"PostgreSQL {details['server_version']}, database {info.dbname!r}, as {info.user!r}"
     if row[0]:
         advice = (
-            "Nothing can be put in or claimed here. Connect to the primary: target_session_attrs=read-write finds it."
+            "Nothing can be enqueued or claimed here. Connect to the primary: target_session_attrs=read-write finds it."
         )
         return Finding(name="connection", level="problem", finding=f"{text}: a standby", advice=advice, details=details)
     if info.server_version < _OLDEST:
@@ -129,7 +129,7 @@ def _schema(conn: Conn) -> Finding:
         "routines_current": found.routines_current,
         "works_from": found.works_from,
     }
-    shown = f"version {found.version}, and this program brings {found.expected}"
+    shown = f"version {found.version}, and this program has {found.expected}"
     level, text, advice = "ok", f"version {found.version}, up to date", None
     if error := verdict(found.version, found.works_from, found.expected, conn.info.dbname):
         level, text, advice = "problem", f"{shown}: they do not work together", "Run `tallybook migrate`."
@@ -150,7 +150,7 @@ def _schema(conn: Conn) -> Finding:
 
 
 def clock(conn: Conn, now: Callable[[], float] = time.time) -> Finding:
-    """How far the client's clock is from the server's: of several round trips the shortest says it best."""
+    """Measure how far the client's clock is from the server's, from the shortest of several round trips."""
     best: tuple[float, float] | None = None
     for _ in range(7):
         before = now()
@@ -168,8 +168,8 @@ def clock(conn: Conn, now: Callable[[], float] = time.time) -> Finding:
         return Finding(name="clock", level="ok", finding=text, details=details)
     text = f"this machine's clock is {abs(ahead):.1f} s {'behind' if ahead > 0 else 'ahead of'} the server's"
     advice = (
-        "Jobs start by the server's clock: an instant that this machine computes (run_at, expires_at) is off by as much, a delay "
-        "is not. Let both follow NTP."
+        "Jobs start by the server's clock: instants from this machine (run_at, expires_at) are off by as much, delays "
+        "are not. Let both machines use NTP."
     )
     return Finding(name="clock", level="warning" if off >= 10 else "note", finding=text, advice=advice, details=details)
 
@@ -178,15 +178,15 @@ def _pooler(conn: Conn) -> Finding:
     pooled = is_behind_pooler(conn)
     if not pooled:
         return Finding(
-            name="pooler", level="ok", finding="no pooler in transaction mode is between", details={"pooled": False}
+            name="pooler", level="ok", finding="there is no pooler in transaction mode", details={"pooled": False}
         )
-    # Not the time limit of this very check.
+    # The session's value, not the time limit of this check.
     wrong = [
         {"setting": name, "value": value, "wanted": wanted}
         for name, value, wanted in conn.execute(UNGUARDED.replace("s.setting", "s.reset_val")).fetchall()
     ]
-    text = "a pooler in transaction mode is between: workers poll, and find a dead one after its lease"
-    advice = "Give workers `--direct-dsn`, a way past it, if that is too slow."
+    text = "there is a pooler in transaction mode: workers poll, and find a dead worker only after its lease"
+    advice = "If that is too slow, give workers `--direct-dsn`, a connection without the pooler."
     if wrong:
         listed = ", ".join(f"{one['setting']} = {one['value']}" for one in wrong)
         text = f"{text}. Its sessions have {listed}, which workers cannot change there"

@@ -1,7 +1,6 @@
-"""The driver's names for the rooms above: its connections, the errors that they catch, and how to open a connection.
+"""psycopg's names for the layers above: its connections, errors to catch, and functions to connect.
 
-Other rooms import psycopg only where a public signature or a need of their own asks for it:
-tests/package/test_layers.py lists them.
+Other layers import psycopg only for a public signature or a special need; tests/package/test_layers.py lists them.
 """
 
 from __future__ import annotations

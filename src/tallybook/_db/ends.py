@@ -1,4 +1,4 @@
-"""The verbs that end an attempt, as Calls: for transactions of the user's that carry an end, on any driver."""
+"""The verbs that end an attempt, as Calls: for the user's transactions that include an end, on any driver."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from functools import cache
 from tallybook._db.declared import Call, Declared
 
 Attempt = tuple[str, int, int]
-"""Lease, job, attempt: what every end names."""
+"""Lease, job, attempt: the arguments of every end."""
 
 ATTEMPT = "lease uuid, job_id bigint, attempt int"
 AS_ARRAYS = {"leases": "array[{lease:uuid}]", "job_ids": "array[{job_id:bigint}]", "attempts": "array[{attempt:int}]"}
-"""Of one attempt, for functions that take many."""
+"""The arguments for one attempt, for functions that accept many."""
 COMPLETE = Declared(f"complete({ATTEMPT}, result jsonb) -> boolean")
 COMPLETE_MANY = Declared("complete_many(leases uuid[], job_ids bigint[], attempts int[]) -> bigint[]")
 COMPLETE_MANY_WITH = Declared(
@@ -29,19 +29,19 @@ ENDED = Declared(f"ended({ATTEMPT}) -> text")
 
 
 def complete(attempt: Attempt, result: str | None = None) -> Call[bool]:
-    """End an attempt as completed, with a result as JSON text; False: refused, it has ended otherwise."""
+    """End an attempt as completed, with a result as JSON text; False if it has already ended otherwise."""
     return COMPLETE.call(bool, **named(attempt), result=result)
 
 
 def atomic_complete(attempt: Attempt, result: str | None) -> Call[str]:
-    """The same in an atomic task's transaction: completed, refused or left. The result is as in complete_many."""
+    """Complete in an atomic task's transaction: completed, refused or left. The result is as in complete_many."""
     if result is None:
         return Call("complete", _completed(), named(attempt), str)
     return Call("complete", _completed_with(), {**named(attempt), "result": result}, str)
 
 
 def atomic_snooze(attempt: Attempt, seconds: float) -> Call[str]:
-    """Run the job again after so many seconds: scheduled, available, refused or left."""
+    """Run the job again after this many seconds: scheduled, available, refused or left."""
     return atomic(SNOOZE, attempt, delay=f"{seconds:.6f} s")
 
 
@@ -64,13 +64,13 @@ def atomic_fail(
 
 
 def named(attempt: Attempt) -> dict[str, str]:
-    """As every end takes it."""
+    """Return an attempt as the parameters of an end."""
     lease, job_id, number = attempt
     return {"lease": lease, "job_id": str(job_id), "attempt": str(number)}
 
 
 def atomic(verb: Declared, attempt: Attempt, **values: str | int | None) -> Call[str]:
-    """An end in the transaction of an atomic task; "left" where the handler has left it: nothing may be ended in another."""
+    """End an attempt in an atomic task's transaction; "left" if the handler has left it: no other may be used."""
     return replace(verb.call(str, **named(attempt), **values), sql=_unless_left(verb))
 
 
@@ -86,7 +86,7 @@ def _completed() -> str:
 
 @cache
 def _completed_with() -> str:
-    # By complete_many, which also takes the reason why there is no result.
+    # By complete_many, which also accepts the reason why there is no result.
     many = COMPLETE_MANY_WITH.called(**AS_ARRAYS, results="array[{result:text}]")
     return _UNLESS_LEFT.format(_ANSWERED.format(f"{many} = '{{}}'"))
 

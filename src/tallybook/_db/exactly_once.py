@@ -1,9 +1,10 @@
-"""A verb on a connection of the app's own, said so that it happens once, also when its connection is lost.
+"""Run a verb once on one of the app's own connections, even if the connection is lost.
 
-What enqueues is said in a transaction whose number is known before its COMMIT is sent. Lost earlier, it did not happen,
-and is said again. Lost at COMMIT nobody knows: then, on a new connection, that transaction is waited for, and its jobs
-are there or they are not. A number and a job's id can be given out again after a crash of the server, so the job must
-also not be younger than that transaction. Verbs that may be said twice are; for all others CommitUnknown is raised.
+An enqueue runs in a transaction whose number is known before its COMMIT is sent. If the connection is lost earlier,
+nothing happened, and the enqueue is sent again. If it is lost at COMMIT, the outcome is unknown. Then a new connection
+waits for that transaction to end and checks whether its jobs exist. After a crash of the server, a number or a job's id
+can be assigned again, so the job must also not be younger than that transaction. Verbs that may run twice are sent
+again; all others raise CommitUnknown.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ from tallybook.errors import CommitUnknown, QueueUnavailable
 T = TypeVar("T")
 
 PATIENCE = 10.0
-"""Seconds for which a verb is said again before its caller hears of it."""
+"""Seconds for which a verb is retried before its caller gets an error."""
 _CONTENTIONS = 3
 _ENQUEUES = ("enqueue", "enqueue_many")
 _TWICE = (
     "cancel", "dead_letters", "get", "pause", "provider", "provider_set", "provider_resolve", "provider_rotate",
     "provider_secret_set", "providers", "result", "resume", "route_set", "state",
 )  # fmt: skip
-# The subquery is volatile, so it is run first: the time is not before that of its jobs.
+# The subquery is volatile, so it runs first: the time is not before that of its jobs.
 _MARKED = "select r.said, cast(pg_current_xact_id() as text), cast(clock_timestamp() as text) from ({}) as r(said)"
 _STATUS = "select pg_xact_status(%s::text::xid8)"
 _THERE = Declared("_enqueued(p_job_ids bigint[], p_before timestamptz) -> bigint")
-_NOT_ASSIGNED = "22023"  # this server has not given out that number: a standby that never had the transaction
+_NOT_ASSIGNED = "22023"  # this server has not assigned that number: a standby without the transaction
 
 
 class _Saying(Generic[T]):
@@ -58,11 +59,11 @@ class _Saying(Generic[T]):
         self._failures = 0
 
     def begin(self) -> None:
-        """A new try on a connection that is there."""
+        """Start a new try on an open connection."""
         self.mark, self.committing, self._sent = None, False, True
 
     def commit(self, row: Any) -> None:
-        """From here on nobody knows, until it is answered."""
+        """Store the result before the COMMIT is sent; the outcome is unknown until the answer."""
         self.said, self.mark, self.committing = self.call.row(row[0]), row[1:], True
 
     @cached_property
@@ -72,13 +73,13 @@ class _Saying(Generic[T]):
 
     @property
     def ids(self) -> list[int]:
-        """The jobs that this transaction has put in; none where each met its unique key, and may have changed another."""
+        """The jobs that this transaction created; empty if each met its unique key and may have changed another."""
         listed: list[Job] = self.said if isinstance(self.said, list) else [self.said]
         return [job.id for job in listed if job.created]
 
     def failed(self, error: psycopg.Error | OSError | QueueUnavailable) -> float:
-        """Seconds to wait before it is said again; raises what the caller has to hear."""
-        if isinstance(error, QueueUnavailable):  # no connection: for the first one nobody has to wait
+        """Return the seconds to wait before the next try, or raise the error for the caller."""
+        if isinstance(error, QueueUnavailable):  # no connection: the first try does not wait
             action = Action.RECONNECT if self._sent else Action.CALLER
         else:
             action = action_for(error)
@@ -99,7 +100,7 @@ class _Saying(Generic[T]):
 
 
 async def run(connection: Callable[[], AbstractAsyncContextManager[Any]], call: Call[T], server: str) -> T:
-    """The result of `call`, once. QueueUnavailable, CommitUnknown; all else as aio.run."""
+    """Return the result of `call`, run once. Raises QueueUnavailable, CommitUnknown; otherwise as aio.run."""
     saying = _Saying(call, server)
     while True:
         try:
@@ -199,5 +200,5 @@ def _is_there_sync(conn: psycopg.Connection[Any], saying: _Saying[Any]) -> bool:
 
 
 def _check_ended(status: Any) -> None:
-    if status == ("in progress",):  # the server has not noticed that its client is gone, or waits for a standby
+    if status == ("in progress",):  # the server has not noticed the loss of its client, or waits for a standby
         raise psycopg.OperationalError("the transaction has not ended yet")

@@ -1,4 +1,4 @@
-"""The verb that puts in jobs of which some wait for others, as a Call."""
+"""The verb that enqueues jobs of which some wait for others, as a Call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tallybook._model.after import arranged
 from tallybook._model.job import Job, JobCall
 
 FAILED = "failed"
-"""The parameter of a task that gets what became of the parents that did not complete."""
+"""The parameter of a task that receives the parents that did not complete."""
 
 _FAN_OUT = Declared(
     f"fan_out({calls.JOBS}, afters text[], on_parents text[], failed_as text[]) -> row (job_ids bigint[], created boolean[])",
@@ -21,7 +21,7 @@ _FAN_OUT = Declared(
 
 
 def enqueue(job: JobCall, takes_failed: Callable[[str], bool]) -> Call[Job]:
-    """Put one job in, whether it waits for others or not."""
+    """Enqueue one job, whether it waits for others or not."""
     if not job.options.after:
         return calls.enqueue(job)
     many = fan_out([job], takes_failed)
@@ -29,7 +29,7 @@ def enqueue(job: JobCall, takes_failed: Callable[[str], bool]) -> Call[Job]:
 
 
 def fan_out(jobs: Sequence[JobCall], takes_failed: Callable[[str], bool]) -> Call[list[Job]]:
-    """Put many jobs in; those without parents as calls.enqueue_many does. `takes_failed` knows the tasks by name."""
+    """Enqueue many jobs; without parents as calls.enqueue_many. `takes_failed` gets a task's name."""
     if not any(job.options.after for job in jobs):
         return calls.enqueue_many(jobs)
     found = arranged(jobs)

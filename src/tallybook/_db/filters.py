@@ -1,4 +1,4 @@
-"""The verbs over many jobs, and what waits for one, as pure values."""
+"""The verbs over many jobs, and the wait for one job, as pure values."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ REASONS = ("failed", "crashed", "expired", "killed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadFilter:
-    """Which dead letters; None matches all. ConfigError for what cannot be meant."""
+    """A filter of dead letters; None matches all. Raises ConfigError for invalid values."""
 
     queue: str | None = None
     task: str | None = None
@@ -45,9 +45,9 @@ class DeadFilter:
     before: datetime | None = None
 
     def params(self, max_jobs: int) -> dict[str, str | None]:
-        """As the statements take them."""
+        """Return the filter as parameters of the statements."""
         if self.reason is not None and self.reason not in REASONS:
-            raise ConfigError("reason", self.reason, f"is one of {', '.join(REASONS)}")
+            raise ConfigError("reason", self.reason, f"must be one of {', '.join(REASONS)}")
         return {
             "queue": checked("queue", self.queue),
             "task": checked("task", self.task),
@@ -62,7 +62,7 @@ class DeadFilter:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a job ended; `state` is None while it goes on."""
+    """How a job ended; `state` is None while it has not."""
 
     task: str
     state: str | None
@@ -84,7 +84,7 @@ def cancel_many(
     if queue is None and task is None and unique is None and order_key is None and args is None:
         raise InvalidArgument("cancel_many needs a filter", hint="Pass a queue, a task, a key or args")
     if states is not None and (unknown := [state for state in states if state not in STATES]):
-        raise ConfigError("states", unknown, f"are some of {', '.join(STATES)}")
+        raise ConfigError("states", unknown, f"must be some of {', '.join(STATES)}")
     return _CANCEL_MANY.call(
         lambda found: record(Cancelled, loads(found)),
         queue=checked("queue", queue),
@@ -109,7 +109,7 @@ def dead_letters(which: DeadFilter, max_jobs: int) -> Call[list[DeadLetter]]:
 
 
 def dead_count(which: DeadFilter, max_jobs: int) -> Call[int]:
-    """How many dead letters match, at most `max_jobs`."""
+    """Return the number of matching dead letters, at most `max_jobs`."""
     return Call("dead_letters", f"select count(*) from {_DEAD_LETTERS.called()}", which.params(max_jobs), int)  # noqa: S608
 
 
@@ -126,7 +126,7 @@ def drop_dead_many(which: DeadFilter, max_jobs: int) -> Call[int]:
 
 
 def result(job_id: int) -> Call[Ended]:
-    """How a job ended, if it has; UnknownJob if there is none, or it is not committed."""
+    """Return how a job ended, if it has. Raises UnknownJob if there is none, or it is not committed."""
 
     def read(found: str | None) -> Ended:
         if found is None:

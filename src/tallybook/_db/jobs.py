@@ -1,4 +1,4 @@
-"""Lists of jobs, and what is done to many of them by their ids, as pure values."""
+"""Lists of jobs, and bulk actions on jobs by id, as pure values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tallybook.errors import ConfigError
 
 STATES = ("scheduled", "retrying", "waiting", "available", "running", "completed", "cancelled", "dead")
 MOST = 1000
-"""Jobs of one page, and of one call that changes them."""
+"""The maximum of jobs per page, and per call that changes them."""
 LOOKED = 50_000
 
 JOBS = Declared("""
@@ -35,7 +35,7 @@ _CANCEL = Declared(f"cancel_jobs(jobs bigint[], reason text) -> {_DONE}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFilter:
-    """Which jobs; None matches all. ConfigError for what cannot be meant."""
+    """A filter of jobs; None matches all. Raises ConfigError for invalid values."""
 
     queue: str | None = None
     task: str | None = None
@@ -47,7 +47,7 @@ class JobFilter:
     before: datetime | None = None
 
     def params(self, after: str | None, max_jobs: int, max_looked: int) -> dict[str, str | None]:
-        """As the statement takes them."""
+        """Return the filter as parameters of the statement."""
         states = some_of("states", self.states, STATES)
         return {
             "queue": checked("queue", self.queue),
@@ -97,7 +97,7 @@ def _ids(ids: Iterable[int]) -> str:
     listed = list(ids)
     for one in listed:
         if isinstance(one, bool) or not isinstance(one, int) or not 0 < one < 2**63:
-            raise ConfigError("jobs", one, "is no id of a job")
+            raise ConfigError("jobs", one, "is not the id of a job")
     if len(listed) > MOST:
-        raise ConfigError("jobs", len(listed), f"are at most {MOST} ids", hint="Say more of them in several calls")
+        raise ConfigError("jobs", len(listed), f"at most {MOST} ids are allowed", hint="Pass more ids in several calls")
     return "{" + ",".join(map(str, listed)) + "}"

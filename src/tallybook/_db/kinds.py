@@ -1,4 +1,4 @@
-"""What kind of connection an object is, told by the names of its classes, so that no library is imported for it."""
+"""The kind of a connection object, found by the names of its classes, so that no library has to be imported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KINDS = {
     "django.db.backends.base.base.BaseDatabaseWrapper": "django",
     "django.utils.connection.ConnectionProxy": "django",
     "builtins.str": "django alias",
-    # Not connections; told apart to say what to pass instead.
+    # Not connections; recognized so that the error can name what to pass instead.
     "psycopg_pool.base.BasePool": "pool",
     "asyncpg.pool.Pool": "pool",
     "sqlalchemy.engine.base.Engine": "pool",
@@ -43,19 +43,19 @@ def _kind(cls: type) -> str:
 
 
 def kind_of(conn: object) -> str:
-    """One of the kinds above, "" for anything else. A tracing proxy counts as what it says that it wraps."""
+    """Return one of the kinds above, or "". A tracing proxy counts as the class that it claims to wrap."""
     return _kind(type(conn)) or _kind(conn.__class__)
 
 
 def transaction_kind(annotation: object) -> str:
-    """The kind of transaction that a parameter with this annotation is given, "" for every other annotation."""
+    """Return the kind of transaction for a parameter with this annotation, or "" for any other annotation."""
     cls = get_origin(annotation) or annotation
     kind = _kind(cls) if isinstance(cls, type) else ""
     return "" if kind in ("pool", "django alias") else kind
 
 
 def refused(conn: object, verb: str, *, sync: bool, postgres: bool = True) -> ConnectionNotSupported:
-    """The error for an object that `verb`, or its `_sync` form, cannot use."""
+    """Return the error for an object that `verb`, or its `_sync` form, cannot use."""
     kind, accepted = kind_of(conn), _SYNC if sync else _ASYNC
     if verb.startswith("enqueue"):
         other = f"{verb}()" if sync else f"{verb}_sync()"
@@ -73,7 +73,7 @@ def refused(conn: object, verb: str, *, sync: bool, postgres: bool = True) -> Co
 
 
 def chain(error: BaseException) -> list[BaseException]:
-    """`error` and what it wraps, the driver's own error last."""
+    """Return `error` and the errors that it wraps, the driver's own error last."""
     seen: list[BaseException] = []
     inner: BaseException | None = error
     while inner is not None and len(seen) < 5:
@@ -83,9 +83,9 @@ def chain(error: BaseException) -> list[BaseException]:
 
 
 def refusal(error: BaseException, call: Call[Any]) -> TallybookError | None:
-    """What the server refused in Tallybook's own words (SQLSTATE TB0xx); None for any other error of a driver.
+    """Return the Tallybook error for a refusal by the server (SQLSTATE TB0xx); None for any other driver error.
 
-    SQLAlchemy and Django wrap the driver's error, and some of its data is only in the innermost one.
+    SQLAlchemy and Django wrap the driver's error, and only the innermost one has some of its data.
     """
     for inner in reversed(chain(error)):
         sqlstate = getattr(inner, "sqlstate", None) or getattr(inner, "pgcode", None)

@@ -1,7 +1,7 @@
-"""A connection that comes back: every statement of a worker goes through one.
+"""A connection that reconnects: every statement of a worker uses one.
 
-All verbs of a worker may be said twice (they name the lease), so what fails with the connection is said again on a new
-one, for as long as it takes. What an error means says policy.py.
+All verbs of a worker may run twice (they name the lease). So a statement that fails with its connection is sent again
+on a new one, without a time limit. policy.py classifies the errors.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ CONNECT: dict[str, Any] = {
     "tcp_user_timeout": 15_000,
 }
 
-# Settings that a role or a database may have and that no statement of a worker can live with. Nothing is set, and no row
-# comes back, where the session is not the one that this connection opened: see pooler.py.
+# Settings of a role or a database that would break a worker's statements. If the session is not the one that this
+# connection opened, nothing is set and no row is returned: see pooler.py.
 SESSION = """\
 select set_config(s.name, v.value, false)
   from (values ('statement_timeout', '0'), ('lock_timeout', '0'), ('transaction_timeout', '0'), ('idle_session_timeout', '0'),
@@ -47,17 +47,17 @@ select set_config(s.name, v.value, false)
  where pg_backend_pid() = %s::int"""
 
 _AT_ONCE = 5
-# Somebody migrates: a function, or what it returns, was replaced between two steps of one statement. A few times only: these
-# codes have other causes, too, and those stay.
+# Somebody migrates: a function, or its result, was replaced between two steps of one statement. Retried a few times
+# only, because these codes have permanent causes, too.
 _REPLACED = ("XX000", "0A000")
 _COMES_BACK = (Action.RECONNECT, Action.WAIT, Action.AGAIN)
-# A verb that has not answered by then is said again on a new connection; it may only be slow, so the next limit is longer.
+# A verb without an answer by then is sent again on a new connection. It may only be slow, so the next limit is longer.
 _ANSWER, _LONGEST_ANSWER = 30.0, 600.0
-_ON_CONNECT = 120.0  # it may rebase the lanes after a move; one that takes longer is found done by the next connection
+_ON_CONNECT = 120.0  # it may rebase the lanes after a move; if that takes longer, the next connection finds it done
 
 
 def dsn_for_people(dsn: str) -> str:
-    """The DSN without its password, for messages."""
+    """Return the DSN without its password, for messages."""
     try:
         parts = psycopg.conninfo.conninfo_to_dict(dsn)
     except psycopg.ProgrammingError:
@@ -67,7 +67,7 @@ def dsn_for_people(dsn: str) -> str:
 
 
 class Link:
-    """One asyncio connection that is made again whenever it is lost; one statement at a time."""
+    """One asyncio connection that is reopened whenever it is lost; one statement at a time."""
 
     def __init__(
         self,
@@ -81,15 +81,15 @@ class Link:
         self.name = name
         self.conn: psycopg.AsyncConnection[tuple[Any, ...]] | None = None
         self.pooled = False
-        """Whether a pooler in transaction mode was found between; known once there was a connection."""
+        """Whether there is a pooler in transaction mode; known after the first connection."""
         self._on_connect = on_connect
         self._on_close = on_close
         self._lock = asyncio.Lock()
         self._answer = _ANSWER
         self.errors = 0
-        """How often it was lost, or could not be made."""
+        """The number of lost connections and failed tries to connect."""
         self.giving_up = asyncio.Event()
-        """Set by a stop: what cannot reach the server now raises instead of waiting."""
+        """Set by a stop: a call that cannot reach the server then raises instead of waiting."""
 
     @cached_property
     def _server(self) -> str:
@@ -97,11 +97,11 @@ class Link:
 
     @cached_property
     def _outage(self) -> Outage:
-        # The first try on a new connection is silent: a server that was restarted answers it.
+        # The first retry on a new connection is not logged: a restarted server answers it.
         return Outage(f"database {self._server}", quiet=1)
 
     async def connect(self) -> psycopg.AsyncConnection[tuple[Any, ...]]:
-        """The connection, a new one if there is none; a single try, errors are the driver's."""
+        """Return the connection, a new one if there is none. Tries once; errors are the driver's."""
         if self.conn is not None and not self.conn.closed:
             return self.conn
         conn = await psycopg.AsyncConnection.connect(
@@ -110,7 +110,7 @@ class Link:
         conn.prepare_threshold = None
         try:
             with SocketTimeout(conn, 10.0):
-                # Users' roles may have timeouts that a worker must not die of; its own transactions never stay open.
+                # Users' roles may have timeouts that would break a worker; its own transactions never stay open.
                 found = await conn.execute(SESSION, (conn.info.backend_pid,))
                 self.pooled = found.rowcount == 0
                 if not self.pooled:
@@ -125,7 +125,7 @@ class Link:
         return conn
 
     async def first(self) -> None:
-        """Connect while starting: waits for a server that is not up, raises QueueUnavailable for a DSN that is wrong."""
+        """Connect at the start: wait for a server that is down. Raises QueueUnavailable for a wrong DSN."""
         outage = Outage(f"cannot reach {self._server}, waiting for it")
         while True:
             try:
@@ -140,7 +140,7 @@ class Link:
                 await self._pause(max(0.05, outage.failed(error)), error)
 
     async def until(self, what: Callable[[], T]) -> T:
-        """What `what` returns in a thread, with a connection of its own; again for as long as it finds no server."""
+        """Return the result of `what`, run in a thread with its own connection; retried while there is no server."""
         while True:
             try:
                 found = await aside(what)
@@ -153,10 +153,10 @@ class Link:
                 return found
 
     async def run(self, call: Callable[[psycopg.AsyncConnection[tuple[Any, ...]]], Awaitable[T]]) -> T:
-        """What `call` returns on this connection; said again, on a new one if need be, until the server has answered it.
+        """Return the result of `call` on this connection; retried, if needed on a new one, until the server answers.
 
-        Contention (40001, 40P01, 55P03, 57014) is tried five times at once and then with backoff, like all that only time
-        can mend. The server's TB errors come as Tallybook's; all others are raised as they are.
+        Contention (40001, 40P01, 55P03, 57014) is retried five times at once and then with backoff, like other
+        temporary errors. TB errors of the server are raised as Tallybook's; all others unchanged.
         """
         contention = 0
         while True:
@@ -206,7 +206,7 @@ class Link:
             raise QueueUnavailable(self._server, first_line(error)) from error
 
     def cut(self) -> None:
-        """Wait for no answer any more: a call that is on its way fails, and is not said again."""
+        """Stop waiting for answers: a call in progress fails and is not retried."""
         self.giving_up.set()
         if self.conn is not None and self._lock.locked():
             cut(self.conn)
@@ -226,7 +226,7 @@ class Link:
 
 
 def own(error: BaseException) -> BaseException:
-    """The Tallybook error for what one of its functions raised, else the error itself."""
+    """Return the Tallybook error for an error of its functions, or the error itself."""
     if isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith("TB"):
         found = from_sqlstate(
             error.sqlstate or "", error.diag.message_primary or "", error.diag.message_detail, error.diag.message_hint

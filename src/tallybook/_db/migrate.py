@@ -1,9 +1,9 @@
 """Installing, upgrading and removing the schema `tallybook`.
 
-Numbered files in `sql/migrations` make tables and types, each once; the first one names the files in which these are written.
-Functions and views are applied again as a whole whenever one of their files has changed. All of it happens in one transaction
-behind one transaction-level advisory lock, so two migrations at once follow each other, a failed one leaves nothing behind, and
-a pooler is no obstacle. It may run under load: see schema_locks.
+Numbered files in `sql/migrations` create tables and types, each once; the first one names the files that contain them.
+Functions and views are applied again as a whole whenever one of their files has changed. All of this runs in one
+transaction behind one transaction-level advisory lock. So two migrations at the same time run one after the other, a
+failed one leaves nothing behind, and a pooler is no obstacle. Migrations may run under load: see schema_locks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tallybook._db.schema_locks import BUSY, altered, holders, take
 from tallybook.errors import SchemaBusy, SchemaTooNew
 
 _LOCK = "select pg_advisory_xact_lock(1413565440, 0)"
-# Citus would create all of it on its other nodes as well, which have jobs of their own.
+# Citus would create everything on its other nodes, too, which have their own jobs.
 _NO_PROPAGATION = """\
 select set_config('citus.enable_ddl_propagation', 'off', true)
  where current_setting('citus.enable_ddl_propagation', true) is not null"""
@@ -41,20 +41,20 @@ _INCLUDE = re.compile(r"^\\ir \.\./(\S+)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class SchemaInfo:
-    """What is installed in one database, beside what this release brings."""
+    """The schema installed in one database, compared with that of this release."""
 
     version: int
-    """Of the schema in the database; 0: none is installed."""
+    """The version of the schema in the database; 0: none is installed."""
     expected: int
-    """Of the schema that this release brings."""
+    """The version of this release's schema."""
     routines_current: bool
     """Whether functions and views are those of this release."""
     node: int
-    """The number that makes this database's job ids its own."""
+    """The number that makes this database's job ids unique."""
     server: str
     """PostgreSQL's version."""
     works_from: int | None = None
-    """The lowest version that a release may expect to work with this schema; None: only its own."""
+    """The lowest expected version of a release that can use this schema; None: only its own."""
 
     @property
     def current(self) -> bool:
@@ -63,12 +63,12 @@ class SchemaInfo:
 
     @property
     def works(self) -> bool:
-        """Whether this release can work with it."""
+        """Whether this release can use it."""
         return verdict(self.version, self.works_from, self.expected, "") is None
 
 
 def migrations() -> list[tuple[int, str, str]]:
-    """Number, name and text of every migration that this release brings, in order."""
+    """Return number, name and text of every migration of this release, in order."""
     folder = resources.files("tallybook") / "sql" / "migrations"
     found = []
     for file in folder.iterdir():
@@ -78,20 +78,20 @@ def migrations() -> list[tuple[int, str, str]]:
 
 
 def _included(text: str) -> str:
-    """A migration's text with the files that it names, as psql includes them: by their path from its own folder."""
+    """Return a migration's text with the files that it includes, by their path from its own folder, as in psql."""
     folder = resources.files("tallybook") / "sql"
     return _INCLUDE.sub(lambda match: folder.joinpath(*match[1].split("/")).read_text("utf-8").rstrip(), text)
 
 
 def latest() -> int:
-    """The schema version that this release works with."""
+    """Return the schema version of this release."""
     return migrations()[-1][0]
 
 
 def routines() -> list[tuple[str, str]]:
-    """Path in `sql/` and text of every function and view file, in the order in which they are applied: views last.
+    """Return path in `sql/` and text of every function and view file, in the order of application: views last.
 
-    One of them is made here: who may use what.
+    One of them is generated here: the rights.
     """
     folder = resources.files("tallybook") / "sql"
     found = [file for room in _ROOMS for file in _files(folder / room, room)]
@@ -100,7 +100,7 @@ def routines() -> list[tuple[str, str]]:
 
 
 def _files(folder: Traversable, path: str) -> Iterator[tuple[str, str]]:
-    """Path and text of every SQL file below this folder, by name."""
+    """Yield path and text of every SQL file below this folder, by name."""
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         if entry.is_dir():
             yield from _files(entry, f"{path}/{entry.name}")
@@ -109,13 +109,13 @@ def _files(folder: Traversable, path: str) -> Iterator[tuple[str, str]]:
 
 
 def digest() -> str:
-    """A fingerprint of all functions and views of this release."""
+    """Return a fingerprint of all functions and views of this release."""
     text = "\n".join(f"{name}\n{body}" for name, body in routines())
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def script(*, node: int = 0, since: int = 0) -> str:
-    """The whole installation as one SQL text, for people who apply SQL by their own means."""
+    """Return the whole installation as one SQL text, for people who apply SQL with their own tools."""
     parts = ["begin;", f"{_LOCK};", "set local check_function_bodies = off;"]
     parts += [f"-- {name}\n{aside(text).strip()}" for number, name, text in migrations() if number > since]
     parts += [f"-- {name}\n{text.strip()}" for name, text in routines()]
@@ -144,7 +144,7 @@ def _end(node: int) -> int:
 
 
 def info(conn: psycopg.Connection) -> SchemaInfo:
-    """What is installed in this database."""
+    """Return what is installed in this database."""
     server = conn.info.parameter_status("server_version") or "?"
     row = installed(conn) or {"version": 0, "routines": "", "node": 0}
     current = row["routines"] == digest()
@@ -152,7 +152,7 @@ def info(conn: psycopg.Connection) -> SchemaInfo:
 
 
 def check(conn: psycopg.Connection) -> SchemaInfo:
-    """Like `info`; raises SchemaMissing, SchemaTooOld or SchemaTooNew unless this release can work with what is there."""
+    """Return `info`. Raises SchemaMissing, SchemaTooOld or SchemaTooNew if this release cannot use the schema."""
     found = info(conn)
     if error := verdict(found.version, found.works_from, found.expected, conn.info.dbname):
         raise error
@@ -167,13 +167,13 @@ def migrate(
     on_wait: Callable[[str], None] | None = None,
     patience: timedelta = timedelta(minutes=5),
 ) -> list[str]:
-    """Install or upgrade the schema; returns what was done, an empty list if there was nothing to do.
+    """Install or upgrade the schema. Returns the applied steps, an empty list if there was nothing to do.
 
-    `node` (0 to 1023) is set once, at the first installation. The connection must not be inside a transaction; it is left
-    outside of one. Workers and producers may go on meanwhile: where their transactions hold the tables for longer than a
-    moment, they are let by, `on_wait` is told who they are, and it is tried again, for as long as `patience`; then
-    SchemaBusy. SchemaTooNew where a newer release has been here that this one cannot work with; a schema that it can work
-    with is left as it is.
+    `node` (0 to 1023) is set once, at the first installation. The connection must be outside a transaction, before and
+    after. Workers and producers may run meanwhile. If their transactions hold the tables for longer than a moment, the
+    migration lets them pass, calls `on_wait` with their names and tries again. After `patience` it raises SchemaBusy.
+    Raises SchemaTooNew if the schema is of a newer release and this one cannot use it; a newer schema that it can use
+    is left unchanged.
     """
     until, patient = time.monotonic() + patience.total_seconds(), False
     while True:
@@ -185,13 +185,13 @@ def migrate(
             raise SchemaBusy(by)
         if on_wait:
             on_wait(by)
-        time.sleep(random.uniform(0.5, 1.5))  # everybody who waited behind us goes first
+        time.sleep(random.uniform(0.5, 1.5))  # everyone who waited behind this migration runs first
 
 
 def _migrate(conn: psycopg.Connection, node: int, on_step: Callable[[str], None], patient: bool) -> list[str]:
     done: list[str] = []
     with conn.transaction():
-        # A role's own time-outs are not meant for this. Another migration holds no lock but this one: wait for it.
+        # Time-outs of a role must not apply here. Another migration holds no lock but this one: wait for it.
         conn.execute(
             "set local client_min_messages = warning; set local statement_timeout = 0; set local lock_timeout = 0"
         )
@@ -232,14 +232,14 @@ def _steps(found: SchemaInfo) -> Iterator[tuple[str, str]]:
 
 
 def is_installed(conn: psycopg.Connection) -> bool:
-    """Whether this database has a schema of Tallybook, of whatever version; a schema of yours with that name is none."""
+    """Whether this database has a schema of Tallybook, of any version; your own schema of that name does not count."""
     return conn.execute("select to_regclass('tallybook.installation') is not null").fetchone() == (True,)
 
 
 def uninstall(conn: psycopg.Connection) -> bool:
-    """Remove the schema with all jobs in it. False: there was none.
+    """Remove the schema with all its jobs. Returns False if there was none.
 
-    What of yours depends on it (a view over tallybook.job, say) stops the removal with PostgreSQL's own error.
+    If objects of yours depend on it (such as a view over tallybook.job), the removal fails with PostgreSQL's own error.
     """
     with conn.transaction():
         conn.execute("set local client_min_messages = warning")
@@ -260,5 +260,5 @@ def uninstall(conn: psycopg.Connection) -> bool:
 
 
 def _trusted(text: str) -> LiteralString:
-    """Text that this package ships, and that holds no value from outside."""
+    """Return text that this package ships, without any value from outside."""
     return text

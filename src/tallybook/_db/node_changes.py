@@ -1,4 +1,4 @@
-"""Changing the list of nodes: what has to be asked of the nodes themselves, and the schedules that follow their home."""
+"""Changes to the list of nodes that need answers from the nodes, and the schedules that move with the home."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ select c.system_identifier, d.oid, to_regclass('tallybook.installed') is not nul
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """What became of a node."""
+    """The change to a node."""
 
     what: str
     """created, changed, retired, removed or unchanged."""
     node: Node
     schedules: int = 0
-    """How many moved to the home."""
+    """The number of schedules that moved to the home."""
     installed: bool = True
-    """Whether it has the schema."""
+    """Whether the node has the schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +43,16 @@ class _Seen:
 
 
 def add(dsn: str, name: str, address: str, number: int | None = None) -> Changed:
-    """Put a node on record in the database at `dsn`; the first time that database becomes one, too.
+    """Add a node to the list in the database at `dsn`. The first time, that database is added as a node, too.
 
-    Without `number` it is the one of its installation, else the next free one. ConfigError, InvalidArgument; QueueUnavailable
-    unless it answers or its number is given.
+    Without `number`, the number is that of the node's installation, else the next free one. Raises ConfigError and
+    InvalidArgument, and QueueUnavailable if the node does not answer and has no given number.
     """
     _in_table()
     target = at(dsn, address)
     seen = _seen(target, needed=number is None)
     if seen and seen.number is not None and number not in (None, seen.number):
-        reason = f"it is installed there with number {seen.number}, which is part of its job ids"
+        reason = f"its installation has number {seen.number}, which is part of its job ids"
         raise ConfigError("number", number, reason, hint="Leave --number out")
     here = _seen(dsn, needed=True)
     assert here is not None
@@ -72,7 +72,7 @@ def add(dsn: str, name: str, address: str, number: int | None = None) -> Changed
         ready = seen is not None and seen.number is not None
         if home is not None and not ready and number < (home.number or 0):
             hint = f"Run `tallybook migrate --node {number}` on it first"
-            raise ConfigError("node", name, "it would be the home, as the lowest number, and has no schema", hint=hint)
+            raise ConfigError("node", name, "it would be the home, as the lowest number, but has no schema", hint=hint)
         what = sync.run(conn, nodes.add(name, address, number, seen.identity[0] if seen else None))
     node = named(written(dsn), name)
     moved = _move(home, node) if node.home and home and home.name != name else 0
@@ -80,7 +80,7 @@ def add(dsn: str, name: str, address: str, number: int | None = None) -> Changed
 
 
 def retire(dsn: str, name: str) -> Changed:
-    """Send no more keys to a node, and move its schedules to the home. UnknownNode; QueueUnavailable: say it again."""
+    """Stop routing keys to a node, and move its schedules to the home. UnknownNode; QueueUnavailable: call it again."""
     _in_table()
     node = named(written(dsn), name)
     with psycopg.connect(dsn, **CONNECT) as conn:
@@ -89,14 +89,14 @@ def retire(dsn: str, name: str) -> Changed:
 
 
 def remove(dsn: str, name: str, *, anyway: bool = False) -> Changed:
-    """Take a node from the list. ConfigError while jobs are open there, or where it does not answer, unless `anyway`."""
+    """Remove a node from the list. Raises ConfigError if it has open jobs or does not answer, unless `anyway`."""
     _in_table()
     node = named(written(dsn), name)
     (answer,) = asked([node], _open)
     if node.state != "gone" and not anyway:
         if answer.value is None:
-            hint = "Remove it all the same with --anyway"
-            raise ConfigError("node", name, f"its open jobs are not known: {answer.error}", hint=hint)
+            hint = "Pass --anyway to remove it nevertheless"
+            raise ConfigError("node", name, f"its open jobs are unknown: {answer.error}", hint=hint)
         if answer.value:
             hint = "Retire it and let its workers finish them; with --anyway they stay there"
             raise ConfigError("node", name, f"{answer.value} jobs are open there", hint=hint)
@@ -107,27 +107,27 @@ def remove(dsn: str, name: str, *, anyway: bool = False) -> Changed:
 
 
 def pin(dsn: str, key: str, node: str) -> str:
-    """Let the jobs of a key go to this node; created, changed or unchanged. UnknownNode."""
+    """Route the jobs of a key to this node; returns created, changed or unchanged. Raises UnknownNode."""
     found = named(nodes.nodes(dsn), node)
     with psycopg.connect(dsn, **CONNECT) as conn:
         return sync.run(conn, nodes.pin(key, found.name))
 
 
 def unpin(dsn: str, key: str) -> bool:
-    """Let the hash choose again; False: it was not pinned."""
+    """Route a key by its hash again; returns False if it was not pinned."""
     with psycopg.connect(dsn, **CONNECT) as conn:
         return sync.run(conn, nodes.unpin(key))
 
 
 def _open(conn: psycopg.Connection[Any]) -> int:
-    """How many jobs have not ended; none where there is no schema."""
+    """Return the number of jobs that have not ended, 0 without a schema."""
     installed = conn.execute("select to_regclass('tallybook.installed') is not null").fetchone() == (True,)
     return sum(one.open for one in sync.run(conn, counting.counts())) if installed else 0
 
 
 def _in_table() -> None:
     if os.environ.get(VARIABLE):
-        reason = "the nodes are written down in this variable, not in the table"
+        reason = "the nodes are listed in this variable, not in the table"
         raise ConfigError(VARIABLE, "(set)", reason, hint="Change it there, or unset it to use the table")
 
 
@@ -141,7 +141,7 @@ def _home(dsn: str) -> Node:
 
 
 def _seen(dsn: str, *, needed: bool) -> _Seen | None:
-    """Which database this is, and its number; None: it does not answer, and need not."""
+    """Return the identity of the database and its number, or None if it does not answer and is not needed."""
     try:
         with psycopg.connect(dsn, **CONNECT) as conn:
             row = conn.execute(_SELF).fetchone()
@@ -150,16 +150,16 @@ def _seen(dsn: str, *, needed: bool) -> _Seen | None:
             return _Seen((row[0], row[1]), number[0] if number else None)
     except psycopg.OperationalError as error:
         if needed:
-            hint = "Say its number with --number to add a node that is away"
+            hint = "Pass its number with --number to add a node that does not answer"
             raise QueueUnavailable(dsn_for_people(dsn), _reason(error), hint=hint) from error
         return None
 
 
 def _move(old: Node, home: Node) -> int:
-    """Move all schedules of a node to the home; how many.
+    """Move all schedules of a node to the home; returns their number.
 
-    They leave in a transaction that stays open until the home has them: no tick is fired twice, or lost, unless this very
-    program is killed between two commits. Then both have them, until it is said again.
+    They are removed in a transaction that stays open until the home has them. So no tick fires twice or is lost, unless
+    this program is killed between two commits. Then both nodes have them until this is run again.
     """
     if old.name == home.name:
         return 0
@@ -171,7 +171,7 @@ def _move(old: Node, home: Node) -> int:
             with psycopg.connect(home.dsn, **CONNECT) as taking, giving.transaction():
                 return sync.run(taking, _TAKE.call(int, schedules=sync.run(giving, _GIVE.call(str))))
     except psycopg.OperationalError as error:
-        hint = f"Its state has changed, its schedules are still on {old.name!r}: say it again once both nodes answer"
+        hint = f"Its state has changed, but its schedules are still on {old.name!r}: repeat it when both nodes answer"
         raise QueueUnavailable(f"node {old.name!r} or {home.name!r}", _reason(error), hint=hint) from error
 
 

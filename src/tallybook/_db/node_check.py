@@ -1,4 +1,4 @@
-"""The check of the nodes: each is asked who it is and how it is, and the answers are held against the list and one another."""
+"""The check of the nodes: their reports on identity and state, compared with the list and with each other."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _KNOWN = "select n.name, n.system_identifier, n.seen_job_id, n.seen_at::text fro
 
 @dataclass(frozen=True, slots=True)
 class _Report:
-    """What a node says of itself."""
+    """The report of a node."""
 
     schema: str | None
-    """What is wrong with its schema; then nothing else is known."""
+    """The problem with its schema; then nothing else is known."""
     standby: bool
     ahead: float
-    """By how many seconds its clock is ahead of this machine's."""
+    """The seconds by which its clock is ahead of this machine's."""
     look: dict[str, Any]
 
 
 def check(dsn: str) -> list[Finding]:
-    """One finding for each node that is well, and one for each thing that is wrong with another, in the order of the nodes.
+    """Return one finding per node without problems, and one per problem of the others, in the order of the nodes.
 
-    What it has seen is kept in the table, so that the next check finds a node that was restored from an older state.
+    The table stores the observed state, so that the next check finds a node that was restored from an older state.
     """
     among = [node for node in written(dsn) if node.state != "gone"]
     answers = asked(among, _report, seconds=5.0)
@@ -64,7 +64,7 @@ def _report(conn: psycopg.Connection[Any]) -> _Report:
 
 
 def _known(dsn: str) -> dict[str, tuple[Any, Any, Any]]:
-    """What the table knows of each node: its cluster, the highest job id that was seen, and when."""
+    """Return the table's data of each node: its cluster, the highest job id seen, and when."""
     try:
         with psycopg.connect(dsn, **CONNECT) as conn:
             return {name: (cluster, job, at) for name, cluster, job, at in conn.execute(_KNOWN).fetchall()}
@@ -89,42 +89,40 @@ def _finding(node: Node, what: str, level: str, text: str, advice: str | None = 
 
 
 def _alone(answer: Answer[_Report], known: tuple[Any, Any, Any]) -> Iterator[Finding]:
-    """What is wrong with one node by itself."""
+    """Yield the problems that concern one node only."""
     node, report = answer.node, answer.value
     if report is None:
-        advice = "Start its server, or correct its address: `tallybook node add`. Its jobs wait; the other nodes go on."
+        advice = "Start its server, or correct its address: `tallybook node add`. Its jobs wait; other nodes continue."
         yield _finding(node, "reachable", "problem", f"it does not answer: {answer.error}", advice)
         return
     if report.standby:
-        yield _finding(node, "writable", "problem", "it is a standby: nothing can be put in or claimed there",
-                       "Let its address lead to the primary, or promote it.")  # fmt: skip
+        yield _finding(node, "writable", "problem", "it is a standby: nothing can be enqueued or claimed there",
+                       "Set its address to the primary, or promote it.")  # fmt: skip
     if report.schema is not None:
         advice = f"Run `tallybook migrate --nodes {node.name}`, or update this program."
         yield _finding(node, "schema", "problem", report.schema, advice)
         return
     look = report.look
     if node.number is not None and look["number"] != node.number:
-        text = f"its job ids have number {look['number']}, and the list says {node.number}"
+        text = f"its job ids have number {look['number']}, but the list has {node.number}"
         advice = (
-            "The address leads to another node, or the number was mistyped: remove it, and add it by its own number."
+            "The address is that of another node, or the number is a typo: remove it, and add it with its own number."
         )
         yield _finding(node, "number", "problem", text, advice, number=look["number"])
     yield from _past(node, look, known)
     if look["open"] and not look["workers"]:
-        yield _finding(node, "workers", "warning", f"{look['open']} jobs are open and no live worker serves it",
+        yield _finding(node, "workers", "warning", f"{look['open']} jobs are open but no live worker serves it",
                        "Start one: `tallybook worker --nodes all`.", open=look["open"])  # fmt: skip
     for text in look["unserved"] if look["workers"] else ():
         yield _finding(node, "workers", "warning", text, "See `tallybook doctor` on that node.", open=look["open"])
 
 
 def _past(node: Node, look: dict[str, Any], known: tuple[Any, Any, Any]) -> Iterator[Finding]:
-    """Whether it is what it was: a copy, or an older state."""
+    """Yield findings if the node is a copy or was restored from an older state."""
     cluster, job, at = known
     if cluster is not None and cluster != look["system_identifier"]:
-        advice = (
-            "If it was moved by a dump, nothing: `tallybook node add` with its new address. Else the address is wrong."
-        )
-        text = f"another cluster answers ({look['system_identifier']}) than the one on record ({cluster})"
+        advice = "If a dump moved it, run `tallybook node add` with its new address. Otherwise the address is wrong."
+        text = f"another cluster answers ({look['system_identifier']}) than the registered one ({cluster})"
         yield _finding(node, "cluster", "warning", text, advice)
     if look["known_identifier"] != look["system_identifier"]:
         advice = "Start a worker or run `tallybook migrate --nodes`: both make its jobs claimable in this cluster."
@@ -134,17 +132,15 @@ def _past(node: Node, look: dict[str, Any], known: tuple[Any, Any, Any]) -> Iter
             f"its last job id was {job} at {at} and is {look['last_job_id']} now: it was restored from an older state"
         )
         advice = (
-            f"What was put in or done after that state is lost there. Before more is put in: select "
-            f"setval('tallybook.job_id', {job}), else ids are given out twice. A standby that lagged does it, too."
+            f"Jobs and results after that state are lost. Before more jobs are enqueued, run: select "
+            f"setval('tallybook.job_id', {job}); else ids are assigned twice. A standby that lagged causes this, too."
         )
         yield _finding(node, "restored", "problem", text, advice, was=job, now=look["last_job_id"])
 
 
 def _numbers(answers: list[Answer[_Report]]) -> Iterator[Finding]:
     """Two nodes with one number."""
-    advice = (
-        "An id leads to the wrong one. Install one of them anew with a number of its own: `tallybook migrate --node N`."
-    )
+    advice = "Ids lead to the wrong one. Install one of them again with its own number: `tallybook migrate --node N`."
     for number, same in _by(answers, "number").items():
         for node in same if len(same) > 1 else ():
             others = ", ".join(other.name for other in same if other is not node)
@@ -169,7 +165,7 @@ def _by(answers: list[Answer[_Report]], *keys: str) -> dict[tuple[Any, ...], lis
 
 
 def _clocks(answers: list[Answer[_Report]]) -> Iterator[Finding]:
-    """Servers whose clocks are apart, by the first that answers."""
+    """Servers whose clocks differ from that of the first that answers."""
     there = [(answer.node, answer.value.ahead) for answer in answers if answer.value]
     for node, ahead in there[1:]:
         apart = ahead - there[0][1]

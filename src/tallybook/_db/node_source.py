@@ -1,4 +1,4 @@
-"""Where an app's own verbs go if it has several nodes: those on schedules to the home, those on a job to the node of its id."""
+"""The nodes for an app's own verbs: those on schedules use the home, those on a job the node of its id."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _HOME: Call[str | None] = Call(
 
 
 class At(Source):
-    """A node, for every caller: also for a handler, whose own calls go to the node of its job."""
+    """A node, for every caller: also for a handler, whose own calls otherwise use the node of its job."""
 
     def conninfo(self, dsn: str | None = None) -> str:
-        """The connection string of the node."""
+        """Return the connection string of the node."""
         return super().conninfo(dsn or self.dsn)
 
 
 class AtHome(Source):
-    """Where an app's schedules are: the home node, by a connection of its own unless that is the app's database."""
+    """The home node, which has an app's schedules; with its own connection unless it is the app's database."""
 
     def __init__(self, app: Source) -> None:
         super().__init__(app.name, app.dsn)
@@ -53,10 +53,10 @@ class AtHome(Source):
 
 
 class AtJob(Source):
-    """Where a job is: what an app's own database does not know is asked of the node that the id names."""
+    """The node of one job: if the app's own database does not know it, the node that the id names is asked."""
 
     def __init__(self, app: Source, job_id: int, no_job: Callable[[Any], bool] | None = None) -> None:
-        """`no_job` recognizes the answer for an unknown job, where that is no UnknownJob."""
+        """`no_job` recognizes the answer for an unknown job if it is not UnknownJob."""
         super().__init__(app.name, app.dsn)
         self._at, self._job_id, self._looked, self._no_job = app, job_id, False, no_job
 
@@ -83,14 +83,14 @@ class AtJob(Source):
         return self._at._run_sync(call)
 
     def _may_lead_on(self) -> bool:
-        """The same; False for an id that leads to no node."""
+        """Return `_leads_on`, or False for an id without a node."""
         try:
             return self._leads_on()
         except UnknownJob:
             return False
 
     def _leads_on(self) -> bool:
-        """Whether another node than the app's own database has the job; from then on that one is asked."""
+        """Whether another node than the app's own database has the job; if so, that node is used from now on."""
         node = None if self._looked else elsewhere(self._at.conninfo(), self._job_id)
         self._looked = True
         if node is not None:
@@ -99,7 +99,8 @@ class AtJob(Source):
 
 
 class AtJobs(Source):
-    """Where many jobs are: those that an app's own database does not know are asked of their nodes, one after the other.
+    """The nodes of many jobs: jobs that the app's own database does not know are looked up on their nodes, one after
+    the other.
 
     The jobs of a node that does not answer are refused, with its name.
     """
@@ -130,7 +131,7 @@ class AtJobs(Source):
         return _last([*done, *nowhere])
 
     def _elsewhere(self, done: list[JobDone]) -> tuple[list[tuple[Node, list[int]]], list[JobDone]]:
-        """The nodes of the jobs that are unknown so far, each with their ids; and what is to be said of ids without a node."""
+        """Return the nodes of the jobs still unknown, with their ids; and the results for ids without a node."""
         unknown = [one.job for one in done if one.done == "unknown"]
         dsn = self._app.conninfo()
         own = _number(dsn) if unknown else None
@@ -153,31 +154,31 @@ def _refused(node: Node, ids: list[int], error: QueueUnavailable) -> list[JobDon
 
 
 def _last(done: list[JobDone]) -> list[JobDone]:
-    """What was said last of each job, the lowest id first."""
+    """Return the last result for each job, ordered by id."""
     found = {one.job: one for one in done}
     return [found[job] for job in sorted(found)]
 
 
 def _number(dsn: str) -> int | None:
-    """The number of the database itself."""
+    """Return the number of the database itself."""
     with psycopg.connect(dsn, **CONNECT) as conn:
         row = conn.execute(INSTALLED).fetchone()
         return row[0] if row else None
 
 
 def elsewhere(dsn: str, job_id: int) -> Node | None:
-    """The node of a job that the database at `dsn` does not know; None: its id is of that very database. UnknownJob."""
+    """Return the node of a job unknown to the database at `dsn`, or None if its id is of that database. UnknownJob."""
     if _number(dsn) == node_of(job_id):
         return None
     return of_job(numbered(nodes(dsn)), job_id)
 
 
 def unknown(dsn: str, job_id: int) -> UnknownJob:
-    """The error for a job that the database at `dsn` does not know, with the node that has it, if there is one."""
+    """Return the error for a job unknown to the database at `dsn`, with the node that has it, if any."""
     try:
         node = elsewhere(dsn, job_id)
     except UnknownJob as error:
         return error
     if node is None:
         return UnknownJob(job_id)
-    return UnknownJob(job_id, hint=f"Its id is of node {node.name!r}: say --dsn of that node, or --nodes {node.name}")
+    return UnknownJob(job_id, hint=f"Its id is of node {node.name!r}: pass --dsn of that node, or --nodes {node.name}")

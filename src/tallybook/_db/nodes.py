@@ -1,4 +1,4 @@
-"""The databases of one app (nodes): where they are written down, which one an id or a key leads to, one question to all.
+"""The databases of one app (nodes): reading their list, the node of an id or a key, and one query to all of them.
 
 `nodes(dsn)` reads them from TALLYBOOK_NODES, else from the table `tallybook.node` of the database at `dsn`, else from
 Citus' pg_dist_node; else the database at `dsn` is the only one.
@@ -35,7 +35,7 @@ T = TypeVar("T")
 VARIABLE = "TALLYBOOK_NODES"
 _NUMBER_BITS = 43
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}")
-_LINES = "Write name=DSN, one a line, or the path of a TOML file with a table [nodes]"
+_LINES = "Write name=DSN, one per line, or the path of a TOML file with a table [nodes]"
 
 _THERE = """\
 select to_regclass('tallybook.nodes') is not null, to_regclass('pg_catalog.pg_dist_node') is not null,
@@ -64,18 +64,18 @@ class Node:
 
     name: str
     number: int | None
-    """The ten bits in the ids of its jobs; None: nobody wrote it down, the node itself says it (`numbered`)."""
+    """The ten bits in the ids of its jobs; None: the list has none, so the node itself is asked (`numbered`)."""
     dsn: str = field(repr=False)
-    """The whole connection string. It may hold secrets."""
+    """The whole connection string. It may contain secrets."""
     state: str = "live"
     """live; retiring: no key is routed there; gone: removed."""
     home: bool = False
-    """Whether schedules are put on record there: the live one with the lowest number, else the first that is written down."""
+    """Whether it has the schedules: the live node with the lowest number, else the first in the list."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer(Generic[T]):
-    """What one node answered: `value`, or None with the reason in `error`."""
+    """The answer of one node: `value`, or None with the reason in `error`."""
 
     node: Node
     value: T | None
@@ -83,10 +83,11 @@ class Answer(Generic[T]):
 
 
 def nodes(dsn: str, which: str = "all") -> tuple[Node, ...]:
-    """The nodes of the app whose database `dsn` leads to: all that are not gone, or those named, like "north,south".
+    """Return the nodes of the app with its database at `dsn`: all that are not gone, or those named, like
+    "north,south".
 
-    Sync: call it by `asyncio.to_thread` in a coroutine. QueueUnavailable where they are written down in a database that cannot
-    be reached; UnknownNode for a name; ConfigError for a bad file or variable.
+    This call blocks: use `asyncio.to_thread` in a coroutine. Raises QueueUnavailable if the list is in a database that
+    cannot be reached, UnknownNode for a name, and ConfigError for a bad file or variable.
     """
     found = [node for node in written(dsn) if node.state != "gone"]
     if which == "all":
@@ -96,7 +97,7 @@ def nodes(dsn: str, which: str = "all") -> tuple[Node, ...]:
 
 
 def named(among: Iterable[Node], name: str) -> Node:
-    """The node of this name, or the home for "home"; UnknownNode for any other."""
+    """Return the node of this name, or the home for "home". Raises UnknownNode."""
     known = list(among)
     for node in known:
         if node.name == name or (node.home and name == "home"):
@@ -105,13 +106,13 @@ def named(among: Iterable[Node], name: str) -> Node:
 
 
 def written(dsn: str) -> list[Node]:
-    """All nodes that are written down, those that are gone as well."""
+    """Return all listed nodes, including those that are gone."""
     given = os.environ.get(VARIABLE, "").strip()
     return _given(given) if given else _found(dsn)
 
 
 def _given(text: str) -> list[Node]:
-    """From the variable: lines, or the path of a file."""
+    """Return the nodes of the variable: lines, or the path of a file."""
     if "\n" not in text and "=" not in text:
         pairs = _file(text)
     else:
@@ -122,7 +123,7 @@ def _given(text: str) -> list[Node]:
         if not _NAME.fullmatch(name) or name in ("all", "home"):
             raise ConfigError(VARIABLE, name, "a node's name has letters, digits and _ . : -", hint=_LINES)
         if name in found:
-            raise ConfigError(VARIABLE, name, "is there twice", hint="Give each node a name of its own")
+            raise ConfigError(VARIABLE, name, "is listed twice", hint="Give each node its own name")
         found[name] = Node(name, None, Source("nodes", None).conninfo(dsn), home=not found)
     if not found:
         raise ConfigError(VARIABLE, text, "names no node", hint=_LINES)
@@ -132,7 +133,7 @@ def _given(text: str) -> list[Node]:
 def _pair(line: str) -> tuple[str, str]:
     name, _, dsn = line.partition("=")
     if not dsn.strip():  # the line may hold a password
-        raise ConfigError(VARIABLE, "(not shown)", "a line is no name=DSN", hint=_LINES)
+        raise ConfigError(VARIABLE, "(not shown)", "a line is not name=DSN", hint=_LINES)
     return name.strip(), dsn.strip()
 
 
@@ -147,7 +148,7 @@ def _file(path: str) -> list[tuple[str, str]]:
 
 
 def _found(dsn: str) -> list[Node]:
-    """From the database: its table, Citus' list, or itself."""
+    """Return the nodes of the database: its table, Citus' list, or itself."""
     try:
         with psycopg.connect(dsn, **CONNECT) as conn:
             table, citus, installed, database = conn.execute(_THERE).fetchone() or (False, False, False, "")
@@ -163,7 +164,7 @@ def _found(dsn: str) -> list[Node]:
 
 
 def _citus(conn: psycopg.Connection[Any], dsn: str) -> list[Node]:
-    """The nodes of pg_dist_node, and the coordinator where nobody has registered it."""
+    """Return the nodes of pg_dist_node, and the coordinator if it is not registered."""
     rows = conn.execute(_CITUS).fetchall()
     found = [
         Node(f"{host}:{port}", None, dsn if here else at(dsn, f"host={host} port={port}")) for host, port, here in rows
@@ -174,10 +175,10 @@ def _citus(conn: psycopg.Connection[Any], dsn: str) -> list[Node]:
 
 
 def at(dsn: str, address: str) -> str:
-    """The connection string of an address: `dsn` with what the address says differently. ConfigError."""
+    """Return the connection string of an address: `dsn` with the values of the address. Raises ConfigError."""
     try:
         given, base = conninfo_to_dict(address), conninfo_to_dict(dsn)
-    except psycopg.ProgrammingError:  # its text, and the value, may hold a password
+    except psycopg.ProgrammingError:  # its text, and the value, may contain a password
         hint = "Write what differs from the DSN, like 'host=north dbname=shop'"
         raise ConfigError("address", "(not shown)", "not a connection string", hint=hint) from None
     if "host" in given:
@@ -186,12 +187,12 @@ def at(dsn: str, address: str) -> str:
 
 
 def node_of(job_id: int) -> int:
-    """The number of the node that gave out this id."""
+    """Return the number of the node that assigned this id."""
     return job_id >> _NUMBER_BITS
 
 
 def of_job(among: Iterable[Node], job_id: int) -> Node:
-    """The node of a job; UnknownJob where none of them has the number in its id."""
+    """Return the node of a job. Raises UnknownJob if none of them has the number in its id."""
     known = list(among)
     for node in known:
         if node.number == node_of(job_id):
@@ -201,9 +202,10 @@ def of_job(among: Iterable[Node], job_id: int) -> Node:
 
 
 def route(key: str, among: Sequence[Node], pins: Mapping[str, str] = {}) -> Node:
-    """The node for the jobs of a key: where it is pinned, else the live one with the highest hash of name and key.
+    """Return the node for the jobs of a key: its pinned one, else the live one with the highest hash of name and key.
 
-    A node that comes or goes moves only the keys that it gains or loses. UnknownNode: it is pinned to a node that is not there.
+    Adding or removing a node moves only the keys that it gains or loses. Raises UnknownNode for a pin to an unknown
+    node.
     """
     if key in pins:
         return named(among, pins[key])
@@ -216,10 +218,10 @@ def route(key: str, among: Sequence[Node], pins: Mapping[str, str] = {}) -> Node
 def asked(
     among: Iterable[Node], question: Callable[[psycopg.Connection[Any]], T], *, seconds: float = 2.0
 ) -> list[Answer[T]]:
-    """Put a question to all of these nodes side by side; the answers in their order.
+    """Run a query on all of these nodes in parallel; returns the answers in the same order.
 
-    Each runs in a thread and in a transaction of its own, whose statements the server ends after `seconds`. A node that cannot be
-    reached, fails or is silent has an error instead of a value, and delays nobody: it is waited for no longer than `seconds`.
+    Each runs in its own thread and transaction, whose statements the server ends after `seconds`. A node that cannot be
+    reached, fails or is silent has an error instead of a value. No node delays the call for longer than `seconds`.
     """
     places = list(among)
     answers: list[Answer[T]] = [Answer(node, None, f"no answer within {seconds:g} s") for node in places]
@@ -232,7 +234,7 @@ def asked(
             answer = Answer(places[place], None, first_line(error).removeprefix("connection failed: "))
         arrived.put((place, answer))
 
-    for place in range(len(places)):  # daemons: the end of the program waits for none that is silent
+    for place in range(len(places)):  # daemons: the end of the program does not wait for silent ones
         threading.Thread(target=ask, args=(place,), daemon=True, name=f"tallybook node {places[place].name}").start()
     until = time.monotonic() + seconds
     with suppress(Empty):
@@ -253,9 +255,9 @@ def _ask(dsn: str, question: Callable[[psycopg.Connection[Any]], T], seconds: fl
 
 
 def numbered(among: Sequence[Node]) -> tuple[Node, ...]:
-    """The same nodes; those without a number are asked for it, and keep None where they do not answer or have no schema.
+    """Return the same nodes with numbers. Nodes without a number are asked; no answer or no schema leaves None.
 
-    ConfigError where two have one number: an id would lead to the wrong one.
+    Raises ConfigError if two have the same number: ids would lead to the wrong one.
     """
     open_ = [node for node in among if node.number is None]
     said = {answer.node: answer.value for answer in asked(open_, _number)} if open_ else {}
@@ -264,15 +266,15 @@ def numbered(among: Sequence[Node]) -> tuple[Node, ...]:
     for node in found:
         if node.number is not None and (other := first.setdefault(node.number, node)) is not node:
             reason = f"nodes {other.name!r} and {node.name!r} both have it, so ids of jobs lead to the wrong one"
-            hint = "One is a copy, or is listed twice. A number is set once: install one of them anew with --node N"
+            hint = "One is a copy, or is listed twice. A number is set once: install one of them again with --node N"
             raise ConfigError("number of a node", node.number, reason, hint=hint)
     return found
 
 
 def number_for(node: Node, among: Sequence[Node]) -> int:
-    """The number of a node; for one without a schema, that nobody gave one, the next that is free.
+    """Return the number of a node; for a node without schema and number, the next free one.
 
-    ConfigError where others do not say theirs: the free one could be theirs.
+    Raises ConfigError if other nodes do not answer, because their numbers are unknown.
     """
     known = numbered(among)
     own = named(known, node.name).number
@@ -280,8 +282,8 @@ def number_for(node: Node, among: Sequence[Node]) -> int:
         return own
     silent = [one.node.name for one in asked([other for other in known if other.number is None], _number) if one.error]
     if silent:
-        hint = "Bring them up, or give this node its number by `tallybook migrate --node N --dsn ...`"
-        reason = f"a free one is not known while these do not answer: {', '.join(silent)}"
+        hint = "Start them, or give this node its number by `tallybook migrate --node N --dsn ...`"
+        reason = f"the next free number is unknown while these do not answer: {', '.join(silent)}"
         raise ConfigError("number of a node", node.name, reason, hint=hint)
     return max((other.number for other in known if other.number is not None), default=-1) + 1
 
@@ -313,5 +315,5 @@ def unpin(key: str) -> Call[bool]:
 
 
 def pins(key: str | None = None) -> Call[dict[str, str]]:
-    """Which keys are pinned to which node: all, or this one if it is."""
+    """Return the nodes of pinned keys: of all keys, or of this one if it is pinned."""
     return Call("node_pins", _PINS, {"key": key}, loads)

@@ -1,4 +1,4 @@
-"""The numbers that are shown to Prometheus and OpenTelemetry: two functions, asked for at most once a second a process."""
+"""The numbers for Prometheus and OpenTelemetry: two functions, called at most once per second and process."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tallybook.errors import QueueUnavailable
 log = logging.getLogger("tallybook.telemetry")
 
 FRESH = 1.0
-"""For so long an answer of the database serves all who ask, also that it did not answer."""
+"""Seconds for which an answer of the database, or its absence, serves all requests."""
 ANSWER = 3.0
-"""So long the database may take."""
+"""Time limit of the database in seconds."""
 _COUNTS = COUNTS.select(f"queue, task, {', '.join(COLUMNS)}")
 _BACKLOG = Declared("backlog() -> rows (queue text, state text, oldest_run_at timestamptz)")
 _AGE = "greatest(0, extract(epoch from clock_timestamp() - oldest_run_at))::float8"
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 async def ask(conn: psycopg.AsyncConnection[Any]) -> Numbers:
-    """What they are now."""
+    """Read the current numbers."""
     began = time.monotonic()
     counts = await (await conn.execute(_COUNTS)).fetchall()
     ages = await (await conn.execute(_AGES)).fetchall()
@@ -40,7 +40,7 @@ async def ask(conn: psycopg.AsyncConnection[Any]) -> Numbers:
 
 
 def ask_sync(dsn: str, name: str) -> Numbers:
-    """What they are now, over a connection for this one question."""
+    """Read the current numbers over a connection for this one query."""
     connect = {"connect_timeout": int(ANSWER), "application_name": f"tallybook {name}"[:63]}
     with psycopg.connect(dsn, prepare_threshold=None, **connect) as conn:  # type: ignore[arg-type]  # of the values
         conn.read_only = True
@@ -58,7 +58,7 @@ def _numbers(counts: Rows, ages: Rows, began: float) -> Numbers:
 
 
 class Asked(Generic[T]):
-    """What `answer` says, at most FRESH seconds old, however many ask; that it does not answer is logged once."""
+    """The result of `answer`, at most FRESH seconds old for any number of callers; an outage is logged once."""
 
     def __init__(self, answer: Callable[[], Awaitable[T]]) -> None:
         self._answer = answer
@@ -69,14 +69,14 @@ class Asked(Generic[T]):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def now(self) -> T | None:
-        """None: the database is away."""
+        """Return the result, or None if the database is unavailable."""
         loop = asyncio.get_running_loop()
-        if self._loop is not loop:  # whoever asked in another one may have gone with it
+        if self._loop is not loop:  # a query in another loop may have ended with that loop
             self._loop, self._asking = loop, None
         if self._asking is None and time.monotonic() - self._asked_at >= FRESH:
             self._asking = asyncio.create_task(self._ask())
         if self._asking:
-            await asyncio.shield(self._asking)  # who goes away does not cut it short for the others
+            await asyncio.shield(self._asking)  # a caller that is cancelled does not cancel it for the others
         return self._found
 
     async def _ask(self) -> None:

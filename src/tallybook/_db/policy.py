@@ -1,7 +1,7 @@
-"""What an error of the database means for whoever met it: one table by SQLSTATE, used by every connection of Tallybook.
+"""What to do about an error of the database: one table by SQLSTATE, used by every connection of Tallybook.
 
-All verbs of a worker may be said twice (they name the lease), so what fails with its connection is said again on a new
-one, and what met contention on the same one. The rows are those of the promise in
+All verbs of a worker may run twice (they name the lease). So a statement that fails with its connection is sent again
+on a new one, and after contention on the same one. The rows are those of the promise in
 https://github.com/tallybook/tallybook/blob/main/docs/reliability.md.
 """
 
@@ -21,11 +21,11 @@ log = logging.getLogger("tallybook.db")
 class Action(enum.Enum):
     """What to do about an error."""
 
-    RECONNECT = "the connection is gone, or of no use: drop it, back off, say it again on a new one"
-    AGAIN = "contention or a time limit: say it again on the same connection, after a moment"
-    WAIT = "the server lacks something: say it again after a second or more"
-    PAYLOAD = "the values do not fit: never say it again"
-    OURS = "a refusal in Tallybook's own words: the error that stands for it"
+    RECONNECT = "the connection is gone or unusable: drop it, back off, retry on a new one"
+    AGAIN = "contention or a time limit: retry on the same connection, after a moment"
+    WAIT = "the server lacks a resource: retry after a second or more"
+    PAYLOAD = "the values do not fit: never retry"
+    OURS = "a refusal by Tallybook: raise its error"
     FINAL = "waiting does not help while starting: a wrong password, user, or database"
     CALLER = "the caller's: a mistake in a statement, a violated constraint, ..."
 
@@ -38,7 +38,7 @@ TABLE: dict[str, Action] = {
     "25006": Action.RECONNECT,  # read-only: a primary that was demoted
     "25P03": Action.RECONNECT,  # idle in transaction for too long
     "25P04": Action.RECONNECT,  # transaction_timeout ends the session
-    "26000": Action.RECONNECT,  # a prepared statement that is not there: the session is another one than it was
+    "26000": Action.RECONNECT,  # a prepared statement that does not exist: this is another session than before
     "40001": Action.AGAIN,  # serialization failure
     "40003": Action.RECONNECT,  # statement completion unknown
     "40P01": Action.AGAIN,  # deadlock
@@ -57,14 +57,14 @@ TABLE: dict[str, Action] = {
     "0P": Action.FINAL,
 }
 
-# libpq gives no SQLSTATE for a connection that the server refused. Text is all there is, and it may be translated: it
-# only decides about how long to wait, and about ending a start that cannot succeed.
+# libpq gives no SQLSTATE for a connection that the server refused. There is only a text, which may be translated. It
+# decides only how long to wait, and whether to end a start that cannot succeed.
 _FINAL_TEXTS = ("password authentication failed", "no password supplied", "does not exist", "no pg_hba.conf entry")
 _FULL_TEXTS = ("too many clients", "too many connections", "remaining connection slots", "no more connections allowed")
 
 
 def action_for(error: BaseException, conn: Any = None) -> Action:
-    """What to do about this error of a driver or a socket; `conn` is the connection that it was met on."""
+    """Return what to do about this error of a driver or a socket; `conn` is the connection where it occurred."""
     if not isinstance(error, psycopg.Error):
         return Action.RECONNECT if isinstance(error, OSError) else Action.CALLER
     state = error.sqlstate
@@ -81,12 +81,12 @@ def action_for(error: BaseException, conn: Any = None) -> Action:
 
 
 def is_gone(error: BaseException, conn: Any = None) -> bool:
-    """Whether this error says that the connection or the server is not there (any more), or is of no use now."""
+    """Whether this error means that the connection or the server is lost, or unusable now."""
     return action_for(error, conn) in (Action.RECONNECT, Action.WAIT)
 
 
 def is_final(error: BaseException) -> bool:
-    """Whether waiting will not help: a wrong password, database or host name in the DSN. Asked while starting only."""
+    """Whether waiting cannot help: a wrong password, database or host name in the DSN. Used only at the start."""
     if getattr(error, "sqlstate", None):
         return action_for(error) is Action.FINAL
     text = str(error)
@@ -94,21 +94,21 @@ def is_final(error: BaseException) -> bool:
 
 
 def backoff(failures: int, *, least: float = 0.0) -> float:
-    """Seconds until the next try: 0.1 to 10, doubling, the upper half of it by chance, so that no two come together."""
+    """Seconds until the next try: 0.1 to 10, doubling, with the upper half random, so that tries do not coincide."""
     most: float = min(10.0, max(0.1 * 2 ** min(failures, 10), 2 * least))
     return most * random.uniform(0.5, 1.0)
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what it says, or its name."""
+    """Return the first line of its text, or its class name."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 class Outage:
-    """The failures in a row of one connection: how long to wait, and when to say so.
+    """The consecutive failures of one connection: how long to wait, and when to log.
 
-    Said at the first failure, at each tenth, and from the thirtieth on every five minutes; and when it is over, if it
-    was said. `quiet` failures at the start are not worth a line: a restarted server answers the next try.
+    Logged are the first failure, each tenth, and from the thirtieth on one every five minutes. The end of the outage is
+    logged if a failure was. The first `quiet` failures are not logged: a restarted server answers the next try.
     """
 
     EVERY, MANY, SELDOM = 10, 30, 300.0
@@ -122,7 +122,7 @@ class Outage:
         self.failures = 0
 
     def failed(self, error: BaseException, conn: Any = None) -> float:
-        """One more: the seconds to wait before the next try."""
+        """Count a failure; returns the seconds to wait before the next try."""
         now = time.monotonic()
         if not self.failures:
             self._began = now
@@ -134,7 +134,7 @@ class Outage:
             log.warning("%s: %s; trying again%s", self._what, first_line(error), more)
         if action_for(error, conn) is Action.WAIT:
             return min(backoff(self.failures, least=1.0), max(1.0, self._longest))
-        if self.failures == 1:  # at once, but not all workers of a server that was restarted in the same moment
+        if self.failures == 1:  # at once, but not all workers of a restarted server in the same moment
             return random.uniform(0.0, 0.05)
         return min(backoff(self.failures - 1), self._longest)
 
@@ -146,7 +146,7 @@ class Outage:
         return seen == 1 or seen % self.EVERY == 0
 
     def over(self) -> None:
-        """It works again."""
+        """End the outage: the connection works again."""
         if self._said:
             log.info("%s: connected again after %.0f s", self._what, time.monotonic() - self._began)
         self.failures, self._said = 0, False

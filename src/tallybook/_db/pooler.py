@@ -1,8 +1,8 @@
-"""A pooler in transaction mode between us and the server: how it is noticed, and what is not done then.
+"""A pooler in transaction mode in front of the server: how it is detected, and what is avoided then.
 
-Each transaction may run on another session of the server. So nothing is set on the session, no statement is prepared by
-name, no session's advisory lock is taken, nothing is listened to. A pooler makes up the key data by which a client would
-cancel its statements, so the process number that libpq was told is not that of the backend that answers.
+Each transaction may run on another session of the server. So the session gets no settings, no named prepared
+statements, no session-level advisory locks and no LISTEN. A pooler invents the key data by which a client cancels its
+statements. So the process number that libpq has is not that of the answering backend.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ import psycopg
 
 IS_SESSION = "select pg_backend_pid() = %s::int"
 
-# So that the server finds out about a client that is gone, and ends its transaction: on a session of our own only.
+# The server finds a lost client and ends its transaction; set only on a session of our own.
 _KEEPALIVES = """\
 select set_config('tcp_keepalives_idle', '10', false), set_config('tcp_keepalives_interval', '5', false),
        set_config('tcp_keepalives_count', '3', false), set_config('tcp_user_timeout', '15000', false)
  where pg_backend_pid() = %s::int"""
-# asyncpg prepares all that has a result, by name, which cannot be done yet.
+# asyncpg prepares every statement with a result by name, which is not possible yet.
 _KEEPALIVES_ASYNCPG = """\
 do $$ begin
   if pg_backend_pid() <> {pid:d} then raise exception 'a pooler is between' using errcode = '26000'; end if;
 end $$;
 set tcp_keepalives_idle = 10; set tcp_keepalives_interval = 5; set tcp_keepalives_count = 3; set tcp_user_timeout = 15000"""
 
-# What a session of our own would have set right, see SESSION in link.py: (name, value, what comes of it) where it differs.
+# The settings that a session of our own would have changed, see SESSION in link.py: (name, value, wanted) if it
+# differs.
 UNGUARDED = """\
 select s.name, s.setting, v.wanted
   from (values ('statement_timeout', '0'), ('lock_timeout', '0'), ('transaction_timeout', '0'),
@@ -35,16 +36,16 @@ select s.name, s.setting, v.wanted
 
 
 def is_behind_pooler(conn: psycopg.Connection[Any]) -> bool:
-    """Whether what answers on this connection is not the session that it was opened with."""
+    """Whether the session that answers on this connection is not the one that it was opened with."""
     cursor = psycopg.ClientCursor(conn)  # one simple query: nothing is prepared
     row = cursor.execute(IS_SESSION, (conn.info.backend_pid,)).fetchone()
     return row != (True,)
 
 
 def shares_sessions(dsn: str, **connect: Any) -> bool:
-    """Whether two connections by this DSN were seen to share a session of the server: it is no pooler in session mode.
+    """Whether two connections by this DSN shared a session of the server: then there is a pooler, not in session mode.
 
-    Opens two connections. A busy pooler might hide it, so it is looked at several times.
+    Opens two connections. A busy pooler might hide this, so it checks several times.
     """
     with (
         psycopg.connect(dsn, autocommit=True, **connect) as one,
@@ -54,14 +55,14 @@ def shares_sessions(dsn: str, **connect: Any) -> bool:
         pair = (one, other)
         for turn in range(8):
             holder, visitor = pair[turn % 2], pair[1 - turn % 2]
-            with holder.transaction():  # what is idle now goes to the visitor, or stays its own
+            with holder.transaction():  # an idle session is now given to the visitor, or stays its own
                 seen[turn % 2].add(_pid(holder))
                 seen[1 - turn % 2].add(_pid(visitor))
         return len(seen[0]) > 1 or len(seen[1]) > 1 or bool(seen[0] & seen[1])
 
 
 def make_fit(conn: psycopg.Connection[Any]) -> None:
-    """Make a new connection fit for transactions of handlers: keepalives on a session of our own, else nothing prepared."""
+    """Prepare a new connection for handlers' transactions: keepalives on our own session, else nothing prepared."""
     if conn.execute(_KEEPALIVES, (conn.info.backend_pid,)).rowcount == 0:
         conn.prepare_threshold = None
 
@@ -73,7 +74,7 @@ async def make_fit_async(conn: psycopg.AsyncConnection[Any]) -> None:
 
 
 async def ask_asyncpg(conn: Any) -> bool:
-    """The same for asyncpg; False: a pooler is between, and the connection has to be made with statement_cache_size=0."""
+    """The same for asyncpg; False: there is a pooler, and the connection needs statement_cache_size=0."""
     try:
         await conn.execute(_KEEPALIVES_ASYNCPG.format(pid=conn.get_server_pid()))
     except Exception as error:

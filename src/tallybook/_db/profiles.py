@@ -1,6 +1,6 @@
-"""Settings of the planner for functions: a line `-- profile: NAME` in a function's head stands for one of these.
+"""Planner settings for functions: a line `-- profile: NAME` in a function's head is replaced by one of these.
 
-A session keeps the plans that it made while the tables were empty, so what is to be read by an index says so.
+A session keeps plans from the time when the tables were empty, so functions that must use an index have a profile.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ PROFILES = {
     "whole": "set jit = off set plan_cache_mode = force_custom_plan set work_mem = '64MB'",
     "nojit": "set jit = off",
 }
-"""hot: rows by an index, planned once. nested: row by row. batch: sets against sets. lookup: rows by an index, planned for
-what is asked. whole: all of some tables. nojit: whatever the planner takes, without the compiler's start."""
+"""hot: rows by an index, planned once. nested: row by row. batch: sets against sets. lookup: rows by an index, planned
+per call. whole: all of some tables. nojit: the planner's choice, without the start-up cost of JIT."""
 _LINE = re.compile(r"^-- profile: (\w+)$", re.MULTILINE)
 
 
 def applied(text: str) -> str:
-    """The text of a SQL file with its profiles written out. KeyError: there is none of that name."""
+    """Return the text of a SQL file with its profiles expanded. Raises KeyError for an unknown name."""
     return _LINE.sub(lambda match: PROFILES[match[1]], text)

@@ -1,4 +1,4 @@
-"""The verbs over providers, their secrets and routes, as Calls: texts and ciphertexts only, nothing is decrypted here."""
+"""The verbs over providers, their secrets and routes, as Calls on texts and ciphertexts; nothing is decrypted here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tallybook.errors import UnknownProvider
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A provider as it is stored."""
+    """A provider as stored."""
 
     name: str
     kind: str
@@ -28,7 +28,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One secret, of which nothing is told but its key and its times."""
+    """One secret, described only by its key and its times."""
 
     field: str
     slot: str
@@ -46,7 +46,7 @@ class Route:
     provider: str
     active: bool
     in_force: bool
-    """Whether it counts: it and its provider are active."""
+    """Whether it applies: it and its provider are active."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Listed:
 
 
 _READ = Declared("_provider_read(p_name text) -> jsonb", verb="provider")
-# One statement, so that what the route says and the provider are of one snapshot.
+# One statement, so that the route and the provider are of one snapshot.
 _RESOLVE = Declared("provider_resolve(data_type text, symbol text) -> text")
 _ACTIVE = f"""\
 select cast(coalesce(json_agg({_READ.called(p_name="p.name")} order by p.name), '[]') as text)
@@ -105,12 +105,12 @@ select cast(coalesce(json_object_agg(k.key_id, k.n), '{}') as text)
 
 
 def read(name: str) -> Call[Stored | None]:
-    """One provider with its ciphertexts; None: there is none."""
+    """Return one provider with its ciphertexts, or None."""
     return _READ.call(_stored_or_none, name=name)
 
 
 def resolve(data_type: str, symbol: str | None) -> Call[Stored | None]:
-    """The provider that the routes say; None: none."""
+    """Return the provider selected by the routes, or None."""
     return Call(
         "provider_resolve",
         f"select cast({_READ.called(p_name=_RESOLVE.called())} as text)",
@@ -120,22 +120,22 @@ def resolve(data_type: str, symbol: str | None) -> Call[Stored | None]:
 
 
 def active() -> Call[list[Stored]]:
-    """All active providers, in one snapshot."""
+    """Return all active providers, in one snapshot."""
     return Call("providers", _ACTIVE, {}, lambda found: list(map(_stored, loads(found))))
 
 
 def names() -> Call[list[str]]:
-    """The names of all, active or not."""
+    """Return the names of all providers, active or not."""
     return Call("providers", _NAMES, {}, loads)
 
 
 def listed(name: str | None = None) -> Call[list[Listed]]:
-    """All providers, or one, for people."""
+    """Return all providers, or one, for people."""
     return Call("providers", _LIST, {"name": name}, _listed)
 
 
 def routes(data_type: str | None = None) -> Call[list[Route]]:
-    """The routes, of one kind of data or all; the specific ones first, as they are tried."""
+    """Return the routes, of one kind of data or all; specific ones first, in the order of matching."""
     return Call("providers", _ROUTES, {"data_type": data_type}, records(Route))
 
 
@@ -157,13 +157,13 @@ def route_drop(data_type: str, symbol: str | None) -> Call[bool]:
 
 
 def secret_set(place: Place, was: Sealed | None, sealed: Sealed, former: Sealed | None) -> Call[bool]:
-    """Set a secret; False: `was` is not what is stored any more."""
+    """Set a secret; False if `was` is not the stored value any more."""
     at: dict[str, Any] = {"provider": place.provider, "field": place.field, "was": None if was is None else was.nonce}
     return _SECRET_SET.call(bool, **at, **_parts(sealed), **_parts(former, "former_"))
 
 
 def secret_reseal(place: Place, was: Sealed, sealed: Sealed) -> Call[bool]:
-    """The same secret under another key; False: it is not what was read any more, or somebody has it right now."""
+    """Store the same secret under another key; False if it has changed since it was read, or is locked."""
     at: dict[str, Any] = {"provider": place.provider, "field": place.field, "slot": place.slot, "was": was.nonce}
     return _RESEAL.call(bool, **at, **_parts(sealed))
 
@@ -173,18 +173,18 @@ def _parts(sealed: Sealed | None, prefix: str = "") -> dict[str, Any]:
 
 
 def secret_drop(provider: str, field: str, slot: str | None) -> Call[bool]:
-    """Forget a slot of a secret, or all of it."""
+    """Delete a slot of a secret, or all slots."""
     return _SECRET_DROP.call(bool, provider=provider, field=field, slot=slot)
 
 
 def under_other_keys(key_id: str, after: Place | None) -> Call[list[tuple[Place, Sealed]]]:
-    """At most 100 secrets that are encrypted with another key than this one, in order, from a place on."""
+    """Return at most 100 secrets that are encrypted with another key than this one, in order, after a place."""
     at = after or Place("", "", "")
     return _OTHER_KEYS.call(_sealed_rows, key_id=key_id, provider=at.provider, field=at.field, slot=at.slot)
 
 
 def keys_in_use(name: str | None = None) -> Call[dict[str, int]]:
-    """How many secrets are encrypted with which key."""
+    """Return the number of secrets per key."""
     return Call("providers", _KEYS_IN_USE, {"name": name}, loads)
 
 

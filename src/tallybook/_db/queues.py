@@ -53,9 +53,9 @@ def set_(
     """`kept`: error_retention and metrics_retention."""
     check_name("queue", queue, 64)
     if retention is not None and retention not in ("brief", "default", "long"):
-        raise ConfigError("retention", retention, "is brief, default or long")
+        raise ConfigError("retention", retention, "must be brief, default or long")
     if max_attempts is not None and (isinstance(max_attempts, bool) or not isinstance(max_attempts, int)):
-        raise ConfigError("max_attempts", max_attempts, "is a whole number from 0 to 32767")
+        raise ConfigError("max_attempts", max_attempts, "must be a whole number from 0 to 32767")
     flags = {name: None if on is None else bool(on) for name, on in (("notify", notify), ("own_names", own_names))}
     times = {
         name: None if value is None else format_duration(parse_duration(value, option=name))
@@ -71,7 +71,7 @@ def drop(queue: str, by: str | None) -> Call[bool]:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one call of queue_truncate has done, and what the next one has to be told."""
+    """The result of one call of queue_truncate, and the input of the next."""
 
     done: Truncated
     remain: bool
@@ -81,7 +81,7 @@ class Batch:
 def truncate(
     queue: str | None, *, states: Sequence[str] | None, running: bool, by: str | None, max_jobs: int, mark: str | None
 ) -> Call[Batch]:
-    """One batch of a truncate; None: of all queues."""
+    """Run one batch of a truncate; None: of all queues."""
     those = None if states is None else text_array(tuple(states))
     given: dict[str, Value] = {"states": those, "running": bool(running), "by": by, "max_jobs": max_jobs, "mark": mark}
     if queue is None:
@@ -104,7 +104,7 @@ def top(queue: str, *, states: Sequence[str] | None, max_jobs: int, after: str |
 
 
 def queues(name: str | None = None) -> Call[list[QueueInfo]]:
-    """Every queue that has settings or has seen a job, or the one of this name."""
+    """Return all queues that have settings or have had a job, or the one of this name."""
     return Call("queues", _QUEUES, {"name": name}, _queues)
 
 

@@ -20,7 +20,7 @@ _DROP = Declared("rate_limit_drop(name text) -> boolean")
 PUSH = Declared("rate_limit_push(name text, until timestamptz) -> timestamptz")
 _SET_CONCURRENCY = Declared("concurrency_limit_set(name text, most int) -> text")
 _DROP_CONCURRENCY = Declared("concurrency_limit_drop(name text) -> boolean")
-# Durations as numbers: what an interval looks like depends on the user's settings.
+# Durations as numbers, because the format of an interval depends on the user's settings.
 _RATES = """\
 select cast(coalesce(json_agg(json_build_object(
   'name', r.name, 'rule', r.rule, 'calls', r.calls, 'per', extract(epoch from r.per), 'burst', r.burst, 'calls_ever', r.calls_ever,
@@ -45,14 +45,14 @@ def drop(name: str) -> Call[bool]:
 
 
 def push(name: str, until: datetime) -> Call[datetime]:
-    """No call of a key before then; when the next one may start."""
+    """Allow no call of a key before `until`; returns when the next one may start."""
     check_name("name", name, 200)
     check_instant("until", until)
     return PUSH.call(lambda text: at(loads(text)), name=name, until=until.astimezone(UTC).isoformat())
 
 
 def rates(name: str | None = None) -> Call[list[RateInfo]]:
-    """All keys in use, and the rules that no key of their own name has used; or the one of this name."""
+    """Return all keys in use, and rules without a used key of their own name; or the one of this name."""
     return Call(
         "rates", _RATES, {"name": name}, records(RateInfo, "last_call_at", "next_call_at", "pushed_to", seconds=["per"])
     )
@@ -68,14 +68,14 @@ def drop_concurrency(name: str) -> Call[bool]:
 
 
 def concurrency(name: str | None = None) -> Call[list[ConcurrencyInfo]]:
-    """All keys in use, and the rules that no key of their own name has used; or the one of this name."""
+    """Return all keys in use, and rules without a used key of their own name; or the one of this name."""
     return Call("concurrency", _CONCURRENCY, {"name": name}, records(ConcurrencyInfo))
 
 
 def registered(
     rates: Iterable[RateRule], concurrency: Iterable[ConcurrencyRule], breaker_rules: Iterable[BreakerRule]
 ) -> str:
-    """What a worker puts on record at its start: the rules of its app's code, as JSON."""
+    """Return the rules that a worker registers at its start, from its app's code, as JSON."""
     of_rates = [
         {"name": rule.name, "calls": rule.calls, "per": format_duration(rule.per), "burst": rule.burst}
         for rule in rates

@@ -1,11 +1,11 @@
-"""Who may use a function or a view once `tallybook roles` has been run: a line `-- rights: ...` above its creation.
+"""The rights on functions and views for `tallybook roles`: a line `-- rights: ...` above their creation.
 
     -- rights: worker, operator               a function: these roles may call it, and it runs with the owner's rights
-    -- rights: worker, as the caller          one that runs with the caller's: it touches no table itself, or runs the
-                                              caller's own query
+    -- rights: worker, as the caller          a function that runs with the caller's rights: it uses no table itself, or
+                                              runs the caller's own query
     -- rights: operator; reader (id, state)   a view: all columns, or these; functions in a view need the right, too
 
-A public name that nobody may use says `nobody`; an internal one without such a line is nobody's.
+A public function or view without grants has `nobody`. Internal ones without such a line have no grants.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-# What a line says, which of the two it is about, and its name.
+# The roles of a line, whether it is for a function or a view, and the name.
 _SAID = re.compile(r"^-- rights: (.+(?:\n--   .+)*)\ncreate or replace (function|view) tallybook\.(\w+)", re.MULTILINE)
 _HEAD = """\
 -- _rights(): who may use what where there are roles, one row each; made from the lines `-- rights:` of all files.
@@ -30,7 +30,7 @@ _TAIL = "\n) v(kind, name, roles, columns) $$;\n"
 
 
 def function(texts: list[str]) -> str:
-    """The function tallybook._rights() with what the lines of these files say."""
+    """Return the function tallybook._rights() for the lines of these files."""
     rows = [row for text in texts for line, what, name in _SAID.findall(text) for row in _rows(line, what, name)]
     return _HEAD + ",\n".join(sorted(rows)) + _TAIL
 

@@ -1,8 +1,8 @@
 """Several prepared statements in one round trip, each committed before the next one starts.
 
-The claim's latency is what this is for: `execute` of an asyncio connection waits for its socket several times a statement,
-0.2 ms each, and a claim is two statements. Here libpq's pipeline mode stays on for the life of the connection, its socket
-is watched for that long, and one future waits for the last answer. The connection belongs to this object alone.
+This reduces the latency of a claim: `execute` of an asyncio connection waits for its socket several times per
+statement, 0.2 ms each, and a claim is two statements. Here libpq's pipeline mode and the watch on its socket last as
+long as the connection, and one future waits for the last answer. Only this object uses the connection.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _OK = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
 
 
 class RoundTrips:
-    """Statements by name over one connection, prepared unless a pooler is between. One call at a time."""
+    """Statements by name over one connection, prepared unless there is a pooler. One call at a time."""
 
     def __init__(
         self, conn: psycopg.AsyncConnection[Any], statements: dict[str, str], *, prepared: bool = True
@@ -36,28 +36,28 @@ class RoundTrips:
         self._watching = False
 
     async def open(self) -> None:
-        """Prepare the statements; from here on nothing else may use the connection."""
+        """Prepare the statements; from now on nothing else may use the connection."""
         self._pg.enter_pipeline_mode()
         self._loop.add_reader(self._socket, self._readable)
         self._watching = True
-        if not self._prepared:  # a pooler may run each transaction on another session, which does not know the name
+        if not self._prepared:  # a pooler may run each transaction on another session, which does not have the name
             return
         for name, text in self._statements.items():
             self._pg.send_prepare(name.encode(), text.encode())
         self._raise_first(await self._wait(1))
 
     def close(self) -> None:
-        """Stop watching the socket. Before the connection is closed."""
+        """Stop watching the socket. Call it before the connection is closed."""
         self._end(psycopg.OperationalError("the connection was closed"))
 
     def _unwatch(self) -> None:
-        # Once, and at once: libpq closes a lost socket itself, and its number is the next socket's, whoever opens that.
+        # Once, and immediately: libpq closes a lost socket itself, and any new socket may get the same number.
         if self._watching:
             self._watching = False
             self._loop.remove_reader(self._socket)
 
     async def run(self, *calls: tuple[str, Params]) -> list[list[tuple[Any, ...]]]:
-        """The rows of each call, in order. The first error among them is raised; what came before it is committed."""
+        """Return the rows of each call, in order. Raises the first error among them; earlier calls are committed."""
         try:
             for place, (name, params) in enumerate(calls):
                 if place:
@@ -95,12 +95,12 @@ class RoundTrips:
         try:
             return await self._answer
         except asyncio.CancelledError:
-            self.close()  # an answer is on its way that nobody will take: the connection is of no more use
+            self.close()  # an unread answer is coming, so the connection is unusable
             await self._conn.close()
             raise
 
     def _flush(self) -> None:
-        # What is sent is small: it fits into the socket's buffer unless the server has stopped reading.
+        # The data is small: it fits into the socket's buffer unless the server has stopped reading.
         try:
             if self._watching and self._pg.flush():
                 self._loop.call_later(0.001, self._flush)

@@ -1,4 +1,4 @@
-"""The verbs of schedules as pure values, and what they answer."""
+"""The verbs of schedules as pure values, and their results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tallybook.errors import ConfigError, UnknownSchedule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleInfo:
-    """One schedule as it is on record. All instants are aware, in UTC."""
+    """One schedule as stored. All datetimes are aware, in UTC."""
 
     name: str
     source: str
@@ -45,9 +45,9 @@ class ScheduleInfo:
     since: datetime
     """Ticks after this instant count."""
     tick: datetime | None
-    """Its next one; None while it is paused, or until a worker has computed it."""
+    """The next tick; None while it is paused, or until a worker has computed it."""
     due_at: datetime | None
-    """When that is fired: the tick and its jitter."""
+    """When that tick fires: the tick and its jitter."""
     last_job_id: int | None
     fired_count: int
     skipped_count: int
@@ -56,40 +56,40 @@ class ScheduleInfo:
     problem: str | None
     """Why no worker can compute its ticks."""
     last_tick: datetime | None = None
-    """The tick that was dealt with last, and what became of it: enqueued, skipped, missed or failed."""
+    """The tick that was handled last, and its result: enqueued, skipped, missed or failed."""
     last_what: str | None = None
 
     @property
     def rule(self) -> str:
-        """For people: "*/5 * * * * Europe/Berlin", "every 5 min"."""
+        """The rule for people: "*/5 * * * * Europe/Berlin", "every 5 min"."""
         return rule_text(self.cron, self.every, self.tz)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fire:
-    """What became of one tick."""
+    """The result of one tick."""
 
     tick: datetime
     fired_at: datetime
     what: str
     """enqueued, skipped, missed or failed."""
     reason: str | None
-    """overlap for what was skipped, late for what was missed and fired all the same, the error for what failed."""
+    """overlap for a skipped tick, late for a missed tick that was fired nevertheless, the error for a failed one."""
     job_id: int | None
     jobs: int | None
-    """How many jobs were put in; of a query-driven schedule any number."""
+    """The number of enqueued jobs; a query-driven schedule may enqueue any number."""
     ticks: int | None
-    """Of missed ones: how many this stands for, from its tick on; 1000 is 1000 or more."""
+    """For missed ticks: the number that this row represents, from its tick on; 1000 means 1000 or more."""
     job_state: str | None
     """The state of its job now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fired:
-    """What `schedule_run` came to."""
+    """The result of `schedule_run`."""
 
     what: str
-    """enqueued; skipped, since the job of the last fire has not ended for good; or failed."""
+    """enqueued; skipped, because the job of the last fire has not finally ended; or failed."""
     reason: str | None
     job_id: int | None
     jobs: int | None
@@ -108,7 +108,7 @@ _RUN = Declared(
     unknown=UnknownSchedule,
 )
 
-# Intervals in microseconds: what an interval looks like is a setting of the session.
+# Intervals in microseconds, because their format is a setting of the session.
 _ROW = """\
 select to_jsonb(s) || jsonb_build_object(
   'every', cast(extract(epoch from s.every) * 1000000 as bigint), 'jitter', cast(extract(epoch from s.jitter) * 1000000 as bigint),
@@ -129,7 +129,7 @@ select cast(coalesce(json_agg(x order by x.tick desc), '[]') as text) from (
 
 
 def definition(name: str, job: JobCall, timing: Timing, query: str | None = None) -> dict[str, Any]:
-    """What a schedule in code is, as _schedules_register takes it."""
+    """Return a schedule in code as the argument of _schedules_register."""
     columns = {**_job(job), **timing.columns(), "name": name, "query": query}
     for column in ("args", "headers", "options"):
         if columns[column] is not None:
@@ -140,7 +140,7 @@ def definition(name: str, job: JobCall, timing: Timing, query: str | None = None
 def _job(job: JobCall) -> dict[str, Any]:
     options = job.options
     if options.after:
-        raise ConfigError("after", list(options.after), "the jobs of a schedule wait for no others")
+        raise ConfigError("after", list(options.after), "the jobs of a schedule cannot wait for others")
     return {
         "task": job.task,
         "args": job.args,
@@ -178,7 +178,7 @@ def listed() -> Call[list[ScheduleInfo]]:
 
 
 def show(name: str) -> Call[tuple[ScheduleInfo, datetime]]:
-    """One schedule, and the server's time; UnknownSchedule if there is none."""
+    """Return one schedule, and the server's time. Raises UnknownSchedule if there is none."""
 
     def read(found: str | None) -> tuple[ScheduleInfo, datetime]:
         if found is None:

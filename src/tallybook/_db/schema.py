@@ -1,7 +1,7 @@
-"""Whether this release can work with the schema that is there.
+"""Whether this release can use the installed schema.
 
-A release expects the version of its own newest migration. A schema that is newer says by `works_from` from which expected
-version on a library may still work with it; one that is older lacks what this release needs.
+A release expects the version of its own newest migration. `works_from` of a newer schema is the lowest expected version
+of a library that can use it. An older schema lacks things that this release needs.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import psycopg
 from tallybook.errors import SchemaError, SchemaMissing, SchemaTooNew, SchemaTooOld, SchemaUnreleased
 
 UNDEFINED = ("42883", "42P01", "42703", "42704", "3F000")
-"""SQLSTATEs of a function, table, column, type or schema that is not there: the schema may have been migrated, or dropped."""
+"""SQLSTATEs of a missing function, table, column, type or schema: the schema may have been migrated, or dropped."""
 
 _ROW = "select to_jsonb(i)::text from tallybook.installed i"
 _TABLE_ROW = "select to_jsonb(i)::text from tallybook.installation i"
 
 
 def installed(conn: psycopg.Connection[Any]) -> dict[str, Any] | None:
-    """The row of the installation; None: there is none. As JSON, since another release's may have other columns.
+    """Return the row of the installation, or None. As JSON, because other releases may have other columns.
 
-    SchemaUnreleased: it was made before 0.1.0, and nothing leads from it to a schema of a release.
+    Raises SchemaUnreleased for a schema made before 0.1.0, which cannot be upgraded to a release.
     """
     there = conn.execute(
         "select to_regclass('tallybook.installed') is not null, to_regclass('tallybook.installation') is not null"
@@ -38,7 +38,7 @@ def installed(conn: psycopg.Connection[Any]) -> dict[str, Any] | None:
 
 
 def verdict(version: int, works_from: int | None, expected: int, database: str) -> SchemaError | None:
-    """Why a release that expects this version cannot work with a schema of that one; None: it can."""
+    """Return why a release that expects this version cannot use a schema of that version; None if it can."""
     if version == 0:
         return SchemaMissing(database)
     if version < expected:
@@ -49,7 +49,7 @@ def verdict(version: int, works_from: int | None, expected: int, database: str) 
 
 
 def refusal(conn: psycopg.Connection[Any], expected: int) -> SchemaError | None:
-    """The same by a look at the database: one short statement, outside of a transaction."""
+    """Return the verdict on a database: one short statement, outside a transaction."""
     try:
         row = conn.execute(_ROW).fetchone()
         found = json.loads(row[0]) if row else {"version": 0}

@@ -1,9 +1,9 @@
-"""Functions that a migration replaces by others, under callers that are inside of them.
+"""Functions that a migration replaces while callers are inside them.
 
-A call that waits for a table while a migration has it comes back after the commit. If its function has been dropped then,
-PostgreSQL ends the user's transaction with "cache lookup failed for function". So what a migration drops is renamed out of
-the way: who is inside finds it by its number and ends as usual, who calls finds the new one by its name. The next
-migration, long after, drops what the one before it has set aside.
+A call that waits for a table during a migration continues after the commit. If its function has been dropped by then,
+PostgreSQL ends the user's transaction with "cache lookup failed for function". So a dropped function is renamed
+instead: running calls find it by its number and end as usual, and new calls find the new function by its name. The next
+migration, long after, drops the functions that the previous one has set aside.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ end $$;"""
 
 
 def aside(text: str) -> str:
-    """A migration's text with its functions renamed instead of dropped; a name is at most 63 bytes and ours are short."""
+    """Rename functions in a migration's text instead of dropping them; names have at most 63 bytes, ours are short."""
     return _DROP.sub(lambda match: _RENAME.format(signature=match[1], name=match[2]), text)
 
 
 def set_aside(conn: psycopg.Connection[Any]) -> list[sql.Composed]:
-    """Functions that an earlier migration has set aside, each with the types of its arguments."""
+    """Return functions that an earlier migration has set aside, each with the types of its arguments."""
     rows = conn.execute(
         "select p.proname, array(select t.typnamespace::regnamespace::text from unnest(p.proargtypes) with ordinality a(oid, n)"
         "                          join pg_type t on t.oid = a.oid order by a.n),"

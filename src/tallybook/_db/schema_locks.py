@@ -1,9 +1,9 @@
-"""The locks of a migration, so taken that a busy installation hardly notices and no user's transaction pays for it.
+"""The locks of a migration, taken so that a busy installation hardly notices and no user's transaction fails.
 
-ALTER TABLE needs its table for itself, and while it waits for a transaction that has the table, everybody else waits
-behind it. So a migration takes all its locks at once, for less than `deadlock_timeout` (1 s unless set otherwise), or gives
-up, lets everybody by and tries again. Being shorter than that matters: a producer that holds one of our tables and waits
-for another would else be the one that PostgreSQL ends as the victim of the deadlock with us.
+ALTER TABLE needs its table exclusively, and while it waits for a transaction that uses the table, everyone else waits
+behind it. So a migration takes all its locks together, for less than `deadlock_timeout` (1 s by default), or gives up,
+lets others pass and tries again. The limit must be shorter: otherwise, if a producer holds one of the tables and waits
+for another, PostgreSQL would end that producer as the victim of the deadlock.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from psycopg import errors as pg
 from psycopg import sql
 
 BUSY = (pg.LockNotAvailable, pg.QueryCanceled, pg.DeadlockDetected)
-"""What a migration that did not get its locks fails with."""
+"""The errors of a migration that did not get its locks."""
 
-# PostgreSQL ends an autovacuum that is in our way, but only once we have waited for longer than deadlock_timeout.
+# PostgreSQL ends an autovacuum that blocks the migration, but only after a wait longer than deadlock_timeout.
 _FOR_VACUUM = 2.0
 _SHARE = 0.8
 
@@ -39,7 +39,7 @@ select a.pid, coalesce(nullif(a.application_name, ''), a.backend_type), a.state,
 
 
 def altered(texts: Iterable[str]) -> set[str]:
-    """The tables that these migrations take for themselves."""
+    """Return the tables that these migrations need exclusively."""
     return {
         name
         for text in texts
@@ -48,9 +48,9 @@ def altered(texts: Iterable[str]) -> set[str]:
 
 
 def take(conn: psycopg.Connection[Any], tables: set[str], *, patient: bool) -> None:
-    """Lock these tables and all views to the end of the transaction, together; the views first, as who reads them does.
+    """Lock these tables and all views together until the end of the transaction; views first, like their readers.
 
-    Raises one of BUSY where that takes too long. `patient`: long enough for an autovacuum to be ended.
+    Raises one of BUSY if that takes too long. `patient`: wait long enough for an autovacuum to be ended.
     """
     (deadlock,) = conn.execute("select setting::int from pg_settings where name = 'deadlock_timeout'").fetchone() or (
         0,
@@ -61,11 +61,11 @@ def take(conn: psycopg.Connection[Any], tables: set[str], *, patient: bool) -> N
     if tables and names:
         found = sql.SQL(", ").join(sql.Identifier("tallybook", name) for name in names)
         conn.execute(sql.SQL("lock table {} in access exclusive mode").format(found))
-    conn.execute("set local statement_timeout = 0; set local lock_timeout = '2s'")  # for what nobody foresaw
+    conn.execute("set local statement_timeout = 0; set local lock_timeout = '2s'")  # for unforeseen locks
 
 
 def holders(conn: psycopg.Connection[Any]) -> tuple[str, bool]:
-    """Who has locks on the tables, in words, and whether an autovacuum is among them."""
+    """Return the holders of locks on the tables, in words, and whether an autovacuum is among them."""
     rows = conn.execute(_HOLDERS).fetchall()
     found = [f"{name} (process {pid}, {state or 'busy'}, for {seconds} s)" for pid, name, state, _, seconds in rows]
     return ", ".join(found) or "a short transaction", any(row[3] for row in rows)

@@ -9,7 +9,7 @@ from tallybook._db.texts import records
 from tallybook._model.durations import format_duration
 from tallybook._model.service import ServiceInfo
 
-# Durations as numbers: what an interval looks like depends on the user's settings.
+# Durations as numbers, because the format of an interval depends on the user's settings.
 _SERVICES = """\
 select cast(coalesce(json_agg(json_build_object(
   'name', s.name, 'every', extract(epoch from s.every), 'last_run_at', s.last_run_at,

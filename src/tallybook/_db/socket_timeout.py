@@ -1,8 +1,8 @@
-"""A limit for how long an answer may take, for peers that are silent without being gone.
+"""A time limit for answers, for peers that are silent but not gone.
 
-TCP's own time-outs (CONNECT in link.py) do not see a proxy, a pooler or a NAT that keeps the socket and drops what goes
-through it. Cancelling the coroutine that waits would not do either: psycopg then asks the server, by a connection of its
-own, to cancel the statement, and waits for that. So the socket is shut down, as if the peer had done it.
+TCP's own time-outs (CONNECT in link.py) do not detect a proxy, a pooler or a NAT that keeps the socket but drops its
+data. Cancelling the waiting coroutine would not help either: psycopg then asks the server over another connection to
+cancel the statement, and waits for that. So the socket is shut down, as if the peer had done it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class NoAnswer(psycopg.OperationalError):
 
 
 def cut(conn: Any) -> None:
-    """End both directions of this connection's socket: who waits for it finds it closed."""
+    """Shut down both directions of this connection's socket; waiting calls find it closed."""
     with suppress(psycopg.Error, OSError, ValueError), socket.socket(fileno=os.dup(conn.pgconn.socket)) as same:
         same.shutdown(socket.SHUT_RDWR)
 
 
 class SocketTimeout:
-    """`with SocketTimeout(conn, 5.0): await ...`: cut the connection after so many seconds, and say that this was why."""
+    """`with SocketTimeout(conn, 5.0): await ...`: cut the connection after the given seconds, and raise NoAnswer."""
 
     __slots__ = ("_conn", "_due", "_loop", "_seconds", "_timer", "passed")
 
@@ -45,7 +45,7 @@ class SocketTimeout:
         return self
 
     def _over(self) -> None:
-        # Late by more than a second: it was the loop that did not look. The answer may be there already.
+        # Late by more than a second: the loop was blocked. The answer may already be there.
         if self._loop.time() > self._due + 1.0:
             self.__enter__()
             return

@@ -1,6 +1,6 @@
-"""Connections of the application's own, for callers that have none at hand.
+"""The application's own connections, for callers that pass none.
 
-They are in autocommit: every verb is one statement, so one transaction, and two of three round trips are saved.
+They are in autocommit: every verb is one statement, so one transaction. This saves two of three round trips.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Source:
-    """Where an application's own connections come from. Nothing is opened, read or imported until one is needed."""
+    """An application's own connections. Nothing is opened, read or imported until one is needed."""
 
     def __init__(self, name: str, dsn: str | None) -> None:
         self.name = name
@@ -38,21 +38,22 @@ class Source:
         self._pid = 0
 
     def conninfo(self, dsn: str | None = None) -> str:
-        """The connection string in force: `dsn`, the App's own, TALLYBOOK_DSN, or libpq's PG* variables (empty).
+        """Return the effective connection string: `dsn`, the App's own, TALLYBOOK_DSN, or libpq's PG* variables
+        (empty).
 
-        A URL as SQLAlchemy writes it, `postgresql+psycopg://...`, is understood. ConfigError for what is none.
+        URLs of SQLAlchemy, `postgresql+psycopg://...`, are accepted. Raises ConfigError for an invalid string.
         """
         from psycopg import ProgrammingError
         from psycopg.conninfo import make_conninfo
 
-        at = at_node.get()  # a handler of a job on one of several nodes: there
+        at = at_node.get()  # in a handler of a job on one of several nodes: that node
         given = dsn or (at and at.dsn) or self.dsn or os.environ.get("TALLYBOOK_DSN", "")
         try:
             return make_conninfo(
                 re.sub(r"^(postgres(?:ql)?)\+\w+://", r"\1://", given),
                 fallback_application_name=f"tallybook {self.name}",
             )
-        except ProgrammingError:  # its text, and the value, may hold a password
+        except ProgrammingError:  # its text, and the value, may contain a password
             hint = "Write host=... dbname=... user=..., or postgresql://user@host/dbname"
             raise ConfigError("dsn", "(not shown)", "not a connection string", hint=hint) from None
 
@@ -60,10 +61,10 @@ class Source:
     async def open(
         self, *, dsn: str | None = None, max_size: int = 4, timeout: timedelta = timedelta(seconds=30)
     ) -> AsyncIterator[None]:
-        """Keep a small pool of connections while the block runs, at most `max_size`, for verbs that are given the App.
+        """Keep a small pool of at most `max_size` connections during the block, for verbs that get the App.
 
-        Who finds all of them taken waits at most `timeout`, then gets QueueUnavailable. Opening it inside itself uses the
-        outer pool; a process that was forked from this one does not use it, and may open its own. QueueUnavailable if the
+        If all are taken, a caller waits at most `timeout`, then gets QueueUnavailable. A nested call uses the outer
+        pool. A process forked from this one does not use it, and may open its own. Raises QueueUnavailable if the
         server cannot be reached at the start.
 
             async with app.open():
@@ -77,7 +78,7 @@ class Source:
         from tallybook._db.link import CONNECT
 
         conninfo = self.conninfo(dsn)
-        async with self._connect(conninfo) as conn:  # the pool itself would only say that it took too long
+        async with self._connect(conninfo) as conn:  # the pool's own error would only be a time-out
             pooled = await _is_pooled(conn)
         pool = AsyncConnectionPool(
             conninfo,
@@ -98,13 +99,13 @@ class Source:
                     self._pool = self._loop = None
 
     def _own_pool(self) -> AsyncConnectionPool[Any] | None:
-        """The pool, if it is this process's and this loop's. One that was inherited by a fork is left alone: its sockets
-        are the parent's, and even closing it would speak on them.
+        """Return the pool of this process and this loop, or None. A pool inherited by a fork is left alone, because its
+        sockets are the parent's: even closing it would send data on them.
         """
         if self._pool is None or self._pid != os.getpid() or self._loop is not asyncio.get_running_loop():
             return None
         if at_node.get() is not None and self.conninfo() != self._pool.conninfo:
-            return None  # it leads to another node than that of the job
+            return None  # the pool is of another node than the job
         return self._pool
 
     async def _run(self, call: Call[T]) -> T:
@@ -122,9 +123,7 @@ class Source:
     def _run_sync(self, call: Call[T]) -> T:
         if _in_loop():
             hint = "Await it: `await task.enqueue(app, ...)`, another verb without its .sync()"
-            raise NotSupported(
-                f"waiting for {call.verb} inside a running event loop, which stands still then,", hint=hint
-            )
+            raise NotSupported(f"waiting for {call.verb} inside a running event loop, which would block it,", hint=hint)
         from psycopg.errors import InvalidSchemaName
 
         from tallybook._db import exactly_once
@@ -196,7 +195,7 @@ def _in_loop() -> bool:
 
 
 def demand_loop(verb: str) -> None:
-    """NotSupported where no event loop runs: what is returned would never be awaited."""
+    """Raise NotSupported if no event loop runs: the returned coroutine would never be awaited."""
     if not _in_loop():
         hint = f"Write .{verb}_sync(...), or await it in an async function"
         raise NotSupported(f"{verb} where no event loop runs", hint=hint)

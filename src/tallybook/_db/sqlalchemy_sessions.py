@@ -1,6 +1,6 @@
-"""Transactions for atomic tasks in SQLAlchemy's words: a Session, an AsyncSession, or the Connection of one.
+"""Transactions for atomic tasks with SQLAlchemy: a Session, an AsyncSession, or the Connection of one.
 
-The sessions are the user's own where the App was given a maker, else those of an engine that the worker has for itself.
+The sessions are the user's own if the App has a maker, else those of an engine that the worker creates.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ Maker = Callable[[], Any]
 
 
 def _made(makers: tuple[Maker, ...], kind: str) -> Maker | None:
-    """The first of the user's makers whose sessions are of this kind; None where there is no maker at all."""
+    """Return the first of the user's makers whose sessions are of this kind, or None if there is no maker."""
     for maker in makers:
         if kind_of(maker()) == kind:
             return maker
     if makers:
         what = "an AsyncSession" if kind.startswith("async") else "a Session"
-        hint = "Give both as a tuple: App(..., session=(sessionmaker(engine), async_sessionmaker(async_engine)))"
-        raise ConfigError("session", makers[0], f"a task's annotation asks for {what}, and none is made", hint=hint)
+        hint = "Pass both as a tuple: App(..., session=(sessionmaker(engine), async_sessionmaker(async_engine)))"
+        raise ConfigError("session", makers[0], f"a task's annotation requires {what}, but none is made", hint=hint)
     return None
 
 
-# No limit, and all are kept: see transactions.py.
+# No limit, and all connections are kept: see transactions.py.
 _POOL: dict[str, Any] = {"pool_size": 0, "pool_reset_on_return": None}
 
 
 def _clean(engine: Any) -> None:
-    """What one job has set in its session is not there for the next one; the user's own engines are left alone."""
+    """Reset session settings of one job before the next; the user's own engines are left alone."""
     from sqlalchemy import event
 
     def reset(conn: Any, record: Any, state: Any) -> None:
@@ -51,7 +51,7 @@ def _clean(engine: Any) -> None:
 
 
 class _Guard:
-    """Refuses a handler's own commit before it has happened. A rollback is found out afterwards, by the mark."""
+    """Refuses a handler's own commit before it happens. A rollback is detected afterwards, by the mark."""
 
     def __init__(self, session: Any) -> None:
         from sqlalchemy import event

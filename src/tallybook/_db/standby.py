@@ -1,4 +1,4 @@
-"""How far a hot standby is behind its primary, for those who read from it."""
+"""How far a hot standby is behind its primary, for its readers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# While a receiver runs, and all but the newest page of what it has received is replayed, nothing is behind: a record or two are
-# being replayed right now. Else the age of the last transaction that was replayed is all there is to go by; of an idle primary that
-# is long ago.
+# While a receiver runs and has replayed everything but the newest page, the lag is zero: a record or two are being
+# replayed. Otherwise only the age of the last replayed transaction is known; for an idle primary that is old.
 LAG = """\
 pg_is_in_recovery(), exists (select from pg_stat_wal_receiver),
 case when not pg_is_in_recovery() then 0
@@ -17,12 +16,12 @@ case when not pg_is_in_recovery() then 0
      else extract(epoch from clock_timestamp() - pg_last_xact_replay_timestamp()) end::float8"""
 """Columns of a select: the values of a Standby."""
 BEHIND = 10.0
-"""Seconds from which on it is a matter for a warning."""
+"""Seconds from which on the lag is worth a warning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standby:
-    """A server that is read from beside the primary."""
+    """A server that is used for reads instead of the primary."""
 
     in_recovery: bool
     """False: it is a primary."""
@@ -33,12 +32,12 @@ class Standby:
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> Standby:
-        """From the columns of LAG."""
+        """Return a Standby from the columns of LAG."""
         return cls(*row)
 
     @property
     def is_behind(self) -> bool:
-        """Whether what it shows may be old."""
+        """Whether its data may be old."""
         return self.in_recovery and (not self.receives or self.lag is None or self.lag >= BEHIND)
 
     def __str__(self) -> str:

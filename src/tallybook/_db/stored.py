@@ -1,7 +1,8 @@
-"""What is stored, as people and pages read it: no value that SQL can write keeps them from it.
+"""Stored values for people and pages: no value that SQL can write prevents reading.
 
-PostgreSQL holds more than Python: whole numbers of any length, JSON thousands of levels deep, times without end and before
-Christ. A worker refuses such a job (see runner.py). A reader shows the rest of the row, and of the value what it can.
+PostgreSQL can store more than Python: whole numbers of any length, JSON thousands of levels deep, infinite times and
+times before Christ. A worker refuses such a job (see runner.py). A reader shows the rest of the row, and what it can of
+the value.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from psycopg.types.datetime import IntervalLoader, TimestamptzLoader
 from psycopg.types.json import set_json_loads
 
 _DEEPEST = 200
-"""Levels of a JSON value that are read as such; what is deeper is read as its text. Ours have at most 64."""
+"""The deepest level of JSON that is parsed; deeper values are read as text. Our own have at most 64."""
 _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 
 
 def loads(text: str | bytes | bytearray) -> Any:
-    """JSON of the server. A number that Python cannot hold is read as its digits, a text; what is too deep as its JSON."""
+    """Parse JSON of the server. Numbers too large for Python become text with the digits, too deep values JSON text."""
     text = text if isinstance(text, str) else text.decode()
     try:
         value = json.loads(text, parse_float=_float)
@@ -36,7 +37,7 @@ def loads(text: str | bytes | bytearray) -> Any:
 
 
 def _is_too_deep(value: Any) -> bool:
-    """Newer Pythons read what their own functions could not walk through."""
+    """Whether a value is too deep; newer Pythons parse values that their own functions cannot traverse."""
     level = [value]
     for _ in range(_DEEPEST):
         inner = (one.values() if type(one) is dict else one for one in level)
@@ -59,7 +60,7 @@ def _whole(digits: str) -> int | str:
 
 
 def _shallow(text: str) -> str:
-    """The same JSON with each value below the deepest level written as a text."""
+    """Return the same JSON with each value below the deepest level written as a text."""
     parts, depth, begun, done = [], 0, 0, 0
     for token in _TOKENS.finditer(text):
         if token[0] in "[{":
@@ -75,7 +76,7 @@ def _shallow(text: str) -> str:
 
 
 def edge(text: str) -> datetime:
-    """The first or last instant that Python knows, for one that it does not know."""
+    """Return Python's first or last instant, for one out of its range."""
     early = text.startswith("-") or text.endswith("BC")
     return (datetime.min if early else datetime.max).replace(tzinfo=UTC)
 
@@ -84,7 +85,7 @@ class _Instant(TimestamptzLoader):
     def load(self, data: Buffer) -> datetime:
         try:
             return super().load(data)
-        except psycopg.DataError:  # infinity, or a year that Python does not know
+        except psycopg.DataError:  # infinity, or a year out of Python's range
             return edge(bytes(data).decode())
 
 
@@ -97,7 +98,7 @@ class _Interval(IntervalLoader):
 
 
 class Reader:
-    """How a connection of a page or a command reads columns: psycopg's `context`."""
+    """How a page's or a command's connection reads columns: psycopg's `context`."""
 
     connection: psycopg.Connection[Any] | None = None
 

@@ -1,4 +1,4 @@
-"""The verbs that end an iteration of a subject, for the finisher's statement and for transactions of the user's."""
+"""The verbs that end an iteration of a subject, for the finisher's statement and for the user's transactions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VERBS = {name: Declared(f"subject_{name}{params} -> text", verb=name) for name, 
 
 @dataclass(frozen=True, slots=True)
 class SubjectEnd:
-    """One verb with its values by name, after lease, job and attempt; those that are not given are null."""
+    """One verb with its values by name, after lease, job and attempt; missing values are null."""
 
     verb: str
     given: Mapping[str, str | None]
@@ -29,37 +29,37 @@ class SubjectEnd:
 
     @property
     def sql(self) -> str:
-        """With psycopg's placeholders; the first three parameters are lease, job and attempt."""
+        """The statement with psycopg's placeholders; the first three parameters are lease, job and attempt."""
         return VERBS[self.verb].worker
 
     @property
     def values(self) -> dict[str, str | None]:
-        """Of the parameters that follow, in order."""
+        """The values of the following parameters, in order."""
         return {name: self.given.get(name) for name in list(VERBS[self.verb].params)[3:]}
 
     @property
     def state(self) -> str:
-        """What `ended` says of an attempt that has ended so."""
+        """The answer of `ended` for an attempt that ended this way."""
         return {"reschedule": "snoozed", "kill": "dead"}.get(self.verb, "completed")
 
     @property
     def said(self) -> str:
-        """What the verb answers when it is done."""
+        """The verb's answer when it succeeds."""
         if self.verb == "reschedule":
             return "scheduled" if self.wake_in else "available"
         return {"kill": "dead", "drop": "dropped"}.get(self.verb, "completed")
 
     def call(self, attempt: tuple[str, int, int]) -> Call[str]:
-        """For a transaction of the handler's own, on any driver."""
+        """Return the Call for a handler's own transaction, on any driver."""
         return VERBS[self.verb].call(str, **named(attempt), **self.values)
 
     def atomic(self, attempt: tuple[str, int, int]) -> Call[str]:
-        """For the transaction of an atomic task; "left" where the handler has left it."""
+        """Return the Call for an atomic task's transaction; "left" if the handler has left it."""
         return atomic(VERBS[self.verb], attempt, **self.values)
 
 
 def subject_end(outcome: SubjectOutcome, args: str | None, version: int) -> SubjectEnd:
-    """The verb for an outcome; `args` as JSON text, of this version, where there are new ones."""
+    """Return the verb for an outcome; `args` are new args as JSON text, of this version, or None."""
     new_args = {} if args is None else {"args": args, "version": str(version)}
     match outcome:
         case Reschedule():

@@ -1,4 +1,4 @@
-"""The verbs over subjects that a producer may use, as pure values."""
+"""The verbs over subjects for producers, as pure values."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LISTED = Declared("""
            failures int, attempts int, next_run_at timestamptz, last_at timestamptz, last_error text, error jsonb,
            made_at timestamptz, ended_at timestamptz, cursor text)""")
 
-# One call a queue, task and limit, all in one statement; its rows come in the order of the subjects that it was given.
+# One call per queue, task and limit, all in one statement; its rows are in the order of its subjects.
 _MANY = """\
 select cast(coalesce(json_agg(json_build_object('n', g.ns[u.n], 'subject', u.subject, 'job_id', u.job_id, 'report', u.report,
     'old_run_at', u.old_run_at, 'new_run_at', u.new_run_at)), '[]') as text)
@@ -57,7 +57,7 @@ NAMED = f"""\
 {_MEANT.called()} as n
  cross join lateral (select v.* from tallybook.subject as v
                       where v.task = n.task and v.subject = n.subject and v.scope = n.scope limit 1) as s"""  # noqa: S608
-"""The row of the view subject, as s. Without a queue: of whichever queue has the name, an error where several have it."""
+"""The row of the view subject, as s. Without a queue, of any queue that has the name; an error if several have it."""
 _GET = f"select cast(to_json(s) as text) from {NAMED}"  # noqa: S608
 STATES = ("planned", "pending", "active", "completed", "killed", "dead")
 MOST = 1000
@@ -93,12 +93,12 @@ def _many(verb: Declared) -> str:
 
 
 def get(task: str, name: str, queue: str | None) -> Call[SubjectInfo | None]:
-    """The subject that a push into this queue would meet; None: of whichever queue has the name."""
+    """Return the subject that a push into this queue would affect; None: of any queue that has the name."""
     return Call("subject", _GET, {"task": task, "subject": name, "queue": queue}, _info)
 
 
 def forget(task: str, name: str, queue: str | None) -> Call[str]:
-    """None: of whichever queue has the name."""
+    """`queue` None: of any queue that has the name."""
     return _FORGET.call(str, task=task, subject=name, queue=queue)
 
 
@@ -116,7 +116,7 @@ def listed(
     after: str | None,
     max_subjects: int,
 ) -> Call[SubjectPage]:
-    """One page of the subjects that match."""
+    """Return one page of the matching subjects."""
     params = list_params(
         task=task, queue=queue, states=states, prefix=prefix, after=after, max_subjects=max_subjects, max_looked=_LOOKED
     )
@@ -133,7 +133,7 @@ def list_params(
     max_subjects: int,
     max_looked: int,
 ) -> dict[str, str | None]:
-    """As the statement takes them. ConfigError for what cannot be meant."""
+    """Return the parameters of the statement. Raises ConfigError for invalid values."""
     those = some_of("states", states, STATES)
     whole("max_subjects", max_subjects, 1, MOST)
     texts = {"task": task, "queue": queue, "prefix": prefix, "after": after}

@@ -1,7 +1,7 @@
 """Run a Call on the caller's own synchronous connection, inside the caller's transaction.
 
-Nothing is committed, rolled back or set here. What the server refuses in Tallybook's words becomes an error of
-Tallybook; every other error passes as the driver raised it, because it is about the caller's transaction.
+Nothing is committed, rolled back or set here. A refusal by the server in Tallybook's terms becomes an error of
+Tallybook. Every other error passes as the driver raised it, because it is about the caller's transaction.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def run(conn: Any, call: Call[T]) -> T:
-    """The result of `call` on `conn`. ConnectionNotSupported for an object that is no such connection."""
+    """Return the result of `call` on `conn`. Raises ConnectionNotSupported for an object that is no such connection."""
     fetch = _FETCH.get(kind_of(conn))
     if fetch is None:
         raise refused(conn, call.verb, sync=True)
@@ -60,7 +60,7 @@ def _django(conn: Any, call: Call[Any]) -> Any:
 
 
 def _alias(alias: str, call: Call[Any]) -> Any:
-    # A text can only be an alias where the program has loaded Django and knows this name.
+    # A text can only be an alias if the program has loaded Django and Django has this name.
     django, conf = sys.modules.get("django.db"), sys.modules.get("django.conf")
     configured = (
         django is not None and conf is not None and (conf.settings.configured or "DJANGO_SETTINGS_MODULE" in os.environ)
@@ -77,7 +77,7 @@ def _demand_postgres(conn: object, name: str, call: Call[Any]) -> None:
 
 @cache
 def sqlalchemy_text(sql: str) -> Any:
-    """SQLAlchemy's text clause for one of our statements; it is parsed once, and is its own cache key."""
+    """Return SQLAlchemy's text clause for one of our statements; it is parsed once, and is its own cache key."""
     from sqlalchemy import text
 
     return text(rendered(sql, "colon")[0])

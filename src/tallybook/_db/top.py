@@ -1,4 +1,4 @@
-"""One reading of what `tallybook top` shows: two statements, which cost the same however much history there is."""
+"""One reading for `tallybook top`: two statements, whose cost does not depend on the amount of history."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ select json_build_object(
        'lag', extract(epoch from w.lag), 'memory', w.memory)) from w),
   'failures', (select json_agg(x) from (
      select * from tallybook.{failures}(50)) x))::text"""
-# Since when the oldest could run is looked for in the 200 fullest queues: more than a screen shows.
-# What workers have ended since their last heartbeat is read beside what they run: some 10 s of work.
+# The age of the oldest job is read for the 200 fullest queues: more than a screen shows.
+# Jobs that ended since their workers' last heartbeat are read along with running ones: about 10 s of work.
 RUNNING = Declared("""
   running(max_jobs int, of_worker int)
   -> rows (job_id bigint, attempt int, queue text, task text, worker_id int, worker text, started_at timestamptz)""")
@@ -60,23 +60,23 @@ select json_build_object(
   'running', (select count(*) from r), 'longest', (select json_agg(r order by r.n) from r where r.n <= 50),
   'workers', (select json_agg(x) from (select r.worker_id, count(*) as jobs from r group by r.worker_id) x))::text"""  # noqa: S608
 _SHARE = 20
-"""What runs is looked at again when this many times as long has passed as the look took: 5 % of a core, however busy it is."""
+"""Running jobs are read again after this many times the duration of the last read: 5 % of a core at any load."""
 
 
 @dataclass(frozen=True)
 class Runs:
-    """What ran at one moment."""
+    """The running jobs at one moment."""
 
     jobs: int = 0
     longest: list[dict[str, Any]] = field(default_factory=list)
     of_workers: dict[int, int] = field(default_factory=dict)
     good_until: float = 0.0
-    """When, by time.monotonic(), it is to be looked at again."""
+    """When to read them again, by time.monotonic()."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How things stand at one moment, as the server says it."""
+    """The state at one moment, from the server."""
 
     now: datetime
     database: str
@@ -88,24 +88,24 @@ class Reading:
     failures: list[dict[str, Any]]
     runs: Runs
     horizon: dict[str, Any] | None = None
-    """Who pins it for longer than five minutes."""
+    """The session that pins it for longer than five minutes."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Per second, between two readings; None: there is only one."""
+    """Rates per second between two readings; None: there is only one."""
 
     entered: float | None = None
     completed: float | None = None
     failed: float | None = None
     of_queues: dict[str, float] = field(default_factory=dict)
-    """Completed a second."""
+    """Completed jobs per second."""
 
 
 def read(conn: Conn, before: Reading | None = None) -> Reading:
-    """One reading, in a transaction of its own: nothing is set on a session that a pooler may share.
+    """Read once, in a transaction of its own: nothing is set on a session that a pooler may share.
 
-    Where a look at what runs takes long, the one of the reading `before` is good for a while.
+    If reading the running jobs takes long, those of the reading `before` are reused for a while.
     """
     with conn.transaction():
         row = conn.execute(_LIMITS, prepare=False).fetchone()
@@ -117,7 +117,7 @@ def read(conn: Conn, before: Reading | None = None) -> Reading:
 
 
 async def read_async(conn: psycopg.AsyncConnection[Any], before: Reading | None = None) -> Reading:
-    """The same on a connection that is in a transaction with limits of its own."""
+    """The same on a connection that is in a transaction with its own limits."""
     row = await (await conn.execute(_MAY_SEE, prepare=False)).fetchone()
     assert row is not None
     raw = await _json_async(conn, _read(row[0]))
@@ -125,7 +125,7 @@ async def read_async(conn: psycopg.AsyncConnection[Any], before: Reading | None 
 
 
 async def runs_async(conn: psycopg.AsyncConnection[Any], before: Runs | None = None) -> Runs:
-    """What runs now; where a look takes long, the one `before` is good for a while."""
+    """Read the running jobs; if that takes long, the result `before` is reused for a while."""
     if before and time.monotonic() < before.good_until:
         return before
     began = time.monotonic()
@@ -133,7 +133,7 @@ async def runs_async(conn: psycopg.AsyncConnection[Any], before: Runs | None = N
 
 
 def _read(may_see: bool) -> str:
-    """A reader's role does not see the texts of failures."""
+    """Return the statement; the role reader does not see the texts of failures."""
     return _READ.replace("{failures}", "_failures_said" if may_see else "_failures")
 
 
@@ -174,10 +174,10 @@ async def _json_async(conn: psycopg.AsyncConnection[Any], query: str) -> Any:
 
 
 def merged(readings: Mapping[str, Reading]) -> Reading:
-    """One reading of those of several nodes, by their names: numbers are added, names of workers begin with the node's, a
-    queue is said to be of the first that has it.
+    """Return one reading for several nodes, by name. Numbers are added, workers' names get the node's as a prefix, and
+    a queue has the name of its first node.
 
-    Ids of workers are made different ones: they count from 1 on every node.
+    Ids of workers are made unique, because they count from 1 on every node.
     """
     queues: dict[str, dict[str, Any]] = {}
     workers: list[dict[str, Any]] = []
@@ -207,14 +207,14 @@ def merged(readings: Mapping[str, Reading]) -> Reading:
 
 
 def _added(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """The same queue on two nodes: since when the oldest could run on either, and paused where it is paused at all."""
+    """Merge a queue on two nodes: the older of the oldest jobs, and paused if it is paused on either."""
     oldest = min(filter(None, (one["oldest"], other["oldest"])), key=at, default=None)
     numbers = {key: value + other[key] for key, value in one.items() if isinstance(value, int)}
     return one | numbers | {"oldest": oldest, "paused_at": one["paused_at"] or other["paused_at"]}
 
 
 def added(rates: Sequence[Rates]) -> Rates:
-    """What happened on several nodes together."""
+    """Return the sum of the rates of several nodes."""
 
     def total(values: list[float | None]) -> float | None:
         known = [value for value in values if value is not None]
@@ -232,7 +232,7 @@ def added(rates: Sequence[Rates]) -> Rates:
 
 
 def flow(found: Sequence[Throughput]) -> Rates:
-    """Those of a span of time."""
+    """Return the rates of a span of time."""
     of_queues: Counter[str] = Counter()
     for one in found:
         of_queues[one.queue] += one.completed_per_s  # type: ignore[assignment]
@@ -243,7 +243,7 @@ _ENTERED = ("available", "running", "scheduled", "retrying", "waiting", "dead", 
 
 
 def rates(before: Reading | None, after: Reading) -> Rates:
-    """What happened between the two. Whatever was dropped meanwhile does not count backwards."""
+    """Return the rates between two readings. A queue that was dropped meanwhile does not count negatively."""
     seconds = (after.now - before.now).total_seconds() if before else 0.0
     if before is None or seconds <= 0:
         return Rates()

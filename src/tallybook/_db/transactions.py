@@ -1,10 +1,11 @@
-"""Transactions for atomic tasks, one small class per library: begin, commit, roll back, and what becomes of the connection.
+"""Transactions for atomic tasks, one small class per library: begin, commit, roll back, keep or drop the connection.
 
-Each transaction is marked as it begins, by SET LOCAL, which the handler's own COMMIT or ROLLBACK takes away: see _atomic.sql.
-The mark is no query, so the handler may still choose the isolation level. Nothing else is set on it.
+SET LOCAL marks each transaction at its start; a COMMIT or ROLLBACK by the handler removes the mark: see _atomic.sql.
+The mark is not a query, so the handler may still set the isolation level. Nothing else is set on it.
 
-Connections that were used well are kept for the next job. There is no limit of their own: as many are open as atomic tasks
-run at once, which the worker's slots limit. A limit would be met by what a time-out has abandoned, and wait for it.
+Connections in good state are kept for the next job. They have no limit of their own: there are as many as running
+atomic tasks, which the worker's slots limit. Otherwise transactions abandoned by a time-out would use up the limit and
+block.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ Conn = TypeVar("Conn")
 
 MARK = "set local tallybook.atomic = on"
 _BEGIN = "begin; set local tallybook.atomic = on"
-# The server finds out about a worker that was cut off within 25 s and ends its transaction, and with it its locks.
+# The server detects a worker that was cut off within 25 s and ends its transaction, which releases the locks.
 KEEPALIVES = (
     "set tcp_keepalives_idle = 10; set tcp_keepalives_interval = 5; set tcp_keepalives_count = 3;"
     " set tcp_user_timeout = 15000"
 )
-# What one job has set in its session is not there for the next one.
+# Session settings of one job must not affect the next one.
 RESET = (
     "reset session authorization; reset all; close all; unlisten *; discard temp;"
     f" select pg_advisory_unlock_all(); {KEEPALIVES}"
@@ -42,7 +43,7 @@ RESET = (
 
 @dataclass(slots=True)
 class Begun:
-    """A transaction that was begun: what the handler gets, and what it is ended on."""
+    """An open transaction: the object for the handler, and the object to end it on."""
 
     given: Any
     handle: Any
@@ -51,7 +52,7 @@ class Begun:
 
 
 class AsyncLibrary(Protocol):
-    """How an asynchronous library's transactions are handled."""
+    """Transactions of an asynchronous library."""
 
     async def begin(self) -> Begun: ...
     async def flush(self, begun: Begun) -> None: ...
@@ -63,7 +64,7 @@ class AsyncLibrary(Protocol):
 
 
 class Library(Protocol):
-    """The same for a synchronous one; all but `close` are called in the job's thread."""
+    """The same for a synchronous one; all methods except `close` are called in the job's thread."""
 
     def begin(self) -> Begun: ...
     def flush(self, begun: Begun) -> None: ...
@@ -75,7 +76,7 @@ class Library(Protocol):
 
 
 def gone(error: BaseException) -> bool:
-    """Whether this says, in any library's words, that the connection or the server is not there."""
+    """Whether this is a library's error for a lost connection or server."""
     for inner in chain(error):
         state = getattr(inner, "sqlstate", None)
         if is_gone(inner) or (isinstance(state, str) and state.startswith(("08", "57P", "53"))):
@@ -86,7 +87,7 @@ def gone(error: BaseException) -> bool:
 
 
 def conflicts(error: BaseException) -> bool:
-    """Whether the server has ended a transaction for another one's sake: the same again is likely to succeed."""
+    """Whether the server has ended a transaction because of another one; a retry is likely to succeed."""
     return _state(error) in ("40001", "40P01")
 
 
@@ -101,7 +102,7 @@ def _state(error: BaseException) -> str | None:
 
 
 def own_to_commit(what: str) -> TransactionError:
-    """The error for a handler that would end its transaction."""
+    """Return the error for a handler that tries to end its transaction."""
     return TransactionError(
         f"the handler of an atomic task called {what}",
         detail="Its transaction commits when the handler returns, together with the job's end, and rolls back when it raises",
@@ -126,7 +127,7 @@ class _Given(psycopg.Connection[Any]):
 
 
 class _Idle(Generic[Conn]):
-    """Connections that wait for the next job. After close nothing is kept."""
+    """Connections that wait for the next job. After close none is kept."""
 
     def __init__(self) -> None:
         self._conns: list[Conn] = []
@@ -176,7 +177,7 @@ class AsyncPsycopg:
         return Begun(conn, conn)
 
     async def flush(self, begun: Begun) -> None:
-        """Everything was sent."""
+        """Nothing to do: everything was sent."""
 
     async def commit(self, begun: Begun) -> None:
         await psycopg.AsyncConnection.commit(begun.handle)
@@ -225,7 +226,7 @@ class Psycopg:
         return Begun(conn, conn, conn)
 
     def flush(self, begun: Begun) -> None:
-        """Everything was sent."""
+        """Nothing to do: everything was sent."""
 
     def commit(self, begun: Begun) -> None:
         psycopg.Connection.commit(begun.handle)
@@ -277,14 +278,14 @@ class Asyncpg:
             raise
 
     async def _begun(self, conn: Any) -> Begun:
-        # Its own way: inside a transaction that was begun by a statement, conn.transaction() would be refused.
+        # asyncpg's own way: it refuses conn.transaction() inside a transaction that a statement has begun.
         transaction = conn.transaction()
         await transaction.start()
         await conn.execute(MARK)
         return Begun(conn, transaction)
 
     async def flush(self, begun: Begun) -> None:
-        """Everything was sent."""
+        """Nothing to do: everything was sent."""
 
     async def commit(self, begun: Begun) -> None:
         await begun.handle.commit()
@@ -329,13 +330,13 @@ class Django:
         return Begun(conn, atomic, conn.connection)
 
     def flush(self, begun: Begun) -> None:
-        """Everything was sent."""
+        """Nothing to do: everything was sent."""
 
     def commit(self, begun: Begun) -> None:
         begun.handle.__exit__(None, None, None)
 
     def rollback(self, begun: Begun) -> None:
-        error = RuntimeError("rolled back")  # what `atomic` is told; it looks at the type only
+        error = RuntimeError("rolled back")  # the argument for `atomic`, which checks only the type
         begun.handle.__exit__(type(error), error, None)
 
     def keep(self, begun: Begun) -> None:
@@ -345,10 +346,10 @@ class Django:
         begun.given.close()
 
     def close(self) -> None:
-        """Nothing is held here: the connections are Django's."""
+        """Nothing to do: the connections are Django's."""
 
 
-# What asyncpg reads from a URL; everything else would be taken for a setting of the server's.
+# The keys that asyncpg reads from a URL; it treats all others as settings of the server.
 _ASYNCPG = [
     "host",
     "port",
@@ -373,7 +374,7 @@ _ASYNCPG = [
 
 
 def asyncpg_url(dsn: str) -> str:
-    """A libpq connection string in asyncpg's words: several hosts, sockets, TLS files and settings included."""
+    """Return a libpq connection string as a URL for asyncpg, with several hosts, sockets, TLS files and settings."""
     given = {name: str(value) for name, value in conninfo_to_dict(dsn).items() if value is not None}
     if "hostaddr" in given:
         given["host"] = given["hostaddr"]

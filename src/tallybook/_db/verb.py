@@ -1,4 +1,4 @@
-"""A verb as a value: one function and one docstring, awaited, put on a connection, or run without an event loop.
+"""A verb as a value: one function and one docstring; await it, pass it a connection, or run it without an event loop.
 
 await app.queues.pause("mail")             in a short transaction of the app's own
 await app.queues.pause("mail").on(conn)    inside the caller's transaction
@@ -32,7 +32,7 @@ ListOf: TypeAlias = list[T]
 
 
 class Rows(Protocol):
-    """What a synchronous connection's `execute` returns; a coroutine is none."""
+    """The result of a synchronous connection's `execute`; a coroutine does not match."""
 
     def fetchone(self) -> Any: ...
 
@@ -50,7 +50,7 @@ class AsyncConn(Protocol):
 
 
 class Wrapped(Protocol):
-    """A Django connection, as far as nothing else looks like it."""
+    """A Django connection, by attributes that no other object has."""
 
     vendor: Any
 
@@ -58,32 +58,32 @@ class Wrapped(Protocol):
 
 
 SyncConn: TypeAlias = Plain | Wrapped | str
-"""A connection without an event loop; a text is the alias of one of Django's."""
+"""A connection without an event loop; a text is the alias of a Django connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A step of a verb: so many seconds of nothing."""
+    """A step of a verb: wait this many seconds."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """A step of a verb that opens a connection of its own: a plain function, run in a thread where there is an event loop."""
+    """A step of a verb that opens its own connection: a plain function, run in a thread if there is an event loop."""
 
     look: Callable[[], Any]
 
 
 Steps: TypeAlias = "Generator[Call[Any] | Pause | Beside, Any, T]"
 Made: TypeAlias = "Call[T] | Callable[[], Steps[T]]"
-"""What a verb is made of: one statement, or several steps."""
+"""The implementation of a verb: one statement, or several steps."""
 
 
 class Verb(Coroutine[Any, Any, T_co], Generic[T_co]):
-    """Something to do, that nobody has done yet: await it, put it `.on(conn)`, or run it by `.sync()`; once.
+    """An action that has not run yet: await it, pass it a connection `.on(conn)`, or run it by `.sync()`; only once.
 
-    One that is dropped without any of these warns, as a coroutine does.
+    If it is dropped without any of these, it warns like a coroutine.
     """
 
     __slots__ = ("_app", "_coroutine", "_made", "_name")
@@ -95,11 +95,11 @@ class Verb(Coroutine[Any, Any, T_co], Generic[T_co]):
         self._coroutine: Coroutine[Any, Any, T_co] | None = None
 
     def on(self, conn: AsyncConn | Source) -> Coroutine[Any, Any, T_co]:
-        """Do it on this connection, inside its transaction. ConnectionNotSupported for an object that is none."""
+        """Run it on this connection, inside its transaction. Raises ConnectionNotSupported for another object."""
         return do(conn, self._take())
 
     def sync(self, conn: SyncConn | Source | None = None) -> T_co:
-        """Do it without an event loop: on this connection, inside its transaction, or on one of the app's own."""
+        """Run it without an event loop: on this connection, inside its transaction, or on one of the app's own."""
         return do_sync(self._app if conn is None else conn, self._take())
 
     def _take(self) -> Made[T_co]:
@@ -117,22 +117,22 @@ class Verb(Coroutine[Any, Any, T_co], Generic[T_co]):
         return self.on(self._app).__await__()
 
     def send(self, value: Any, /) -> Any:
-        """As a coroutine's."""
+        """As for a coroutine."""
         return self._started().send(value)
 
     def throw(self, typ: Any, value: Any = None, traceback: Any = None, /) -> Any:
-        """As a coroutine's."""
+        """As for a coroutine."""
         return self._started().throw(typ if value is None else value)
 
     def close(self) -> None:
-        """As a coroutine's: it will not be done."""
+        """As for a coroutine: it will not run."""
         self._made = None
         if self._coroutine is not None:
             self._coroutine.close()
 
     def __del__(self) -> None:
         if self._made is not None:
-            text = f"{self._name} was never awaited; nor was it put .on(conn) or run by .sync()"
+            text = f"{self._name} was never awaited, and neither .on(conn) nor .sync() was called"
             warnings.warn(text, RuntimeWarning, stacklevel=2, source=self)
 
     def __repr__(self) -> str:
@@ -140,7 +140,7 @@ class Verb(Coroutine[Any, Any, T_co], Generic[T_co]):
 
 
 class Noun:
-    """What an app's verbs are about: app.queues, app.dead. It holds the app, and nothing else."""
+    """A group of an app's verbs, such as app.queues or app.dead. It holds only the app."""
 
     __slots__ = ("_app",)
 
@@ -157,7 +157,7 @@ class Noun:
 def on_job(
     app: Source, job_id: int, made: Made[T], name: str = "", *, no_job: Callable[[Any], bool] | None = None
 ) -> Verb[T]:
-    """A verb on one job, which is on the node that its id names. `no_job` as in AtJob."""
+    """Return a verb on one job, which runs on the node of its id. `no_job` as in AtJob."""
     from tallybook._db.node_source import AtJob
 
     return Verb(AtJob(app, job_id, no_job), made, name)
@@ -166,14 +166,14 @@ def on_job(
 def on_jobs(
     app: Source, ids: Iterable[int], verb: Callable[[Iterable[int]], Call[ListOf[JobDone]]]
 ) -> Verb[ListOf[JobDone]]:
-    """A verb on many jobs, each of which is on the node that its id names."""
+    """Return a verb on many jobs, each of which is on the node of its id."""
     from tallybook._db.node_source import AtJobs
 
     return Verb(AtJobs(app, verb), verb(ids))
 
 
 def run(conn: Any, call: Call[T]) -> Coroutine[Any, Any, T]:
-    """The result of `call` on the caller's connection, or on one of the app's own."""
+    """Return the result of `call` on the caller's connection, or on one of the app's own."""
     return conn._run(call) if isinstance(conn, Source) else aio.run(conn, call)
 
 
@@ -183,7 +183,7 @@ def run_sync(conn: Any, call: Call[T]) -> T:
 
 
 def do(conn: Any, made: Made[T]) -> Coroutine[Any, Any, T]:
-    """The same for a verb of several steps, too."""
+    """The same, also for a verb of several steps."""
     return run(conn, made) if isinstance(made, Call) else _drive(conn, made())
 
 
@@ -193,7 +193,7 @@ def do_sync(conn: Any, made: Made[T]) -> T:
 
 
 def traced(tracing: Tracing | None, what: What, verb: Callable[[What], Call[T]], *, keeps: bool = False) -> Made[T]:
-    """What puts this in by a verb, with a trace around it where the app is traced. `keeps` as in Tracing.sending."""
+    """Return an enqueue by a verb, with a trace around it if the app is traced. `keeps` as in Tracing.sending."""
     return verb(what) if tracing is None else partial(_traced, tracing, what, verb, keeps)
 
 
@@ -249,7 +249,5 @@ def _drive_sync(conn: Any, steps: Steps[T]) -> T:
 
 def _own(conn: Any, asked: Beside) -> Callable[[], Any]:
     if not isinstance(conn, Source):
-        raise InvalidArgument(
-            "this looks on a connection of its own", hint="Await it, or say .sync() without a connection"
-        )
+        raise InvalidArgument("this needs its own connection", hint="Await it, or call .sync() without a connection")
     return asked.look

@@ -11,7 +11,7 @@ class RetentionInfo:
     """A retention period."""
 
     name: str
-    """brief, default, long: classes of queues; dead: dead letters; fires: ticks of schedules; audit: changes by people."""
+    """brief, default, long: of queues; dead: of dead letters; fires: of ticks; audit: of changes by people."""
     keep: timedelta
     what: str
 
