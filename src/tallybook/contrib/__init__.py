@@ -1,1 +1,4 @@
-"""At home in frameworks: django, fastapi, flask, sentry, sqlalchemy. Each needs the extra of its name; nothing else imports it."""
+"""Integrations: django, fastapi, flask, sentry, sqlalchemy.
+
+Each needs the extra of its name; nothing else imports it.
+"""

@@ -7,9 +7,9 @@ Transaction = Annotated[AsyncSession, in_transaction(sessions)]
 async def register(session: Transaction, email: str) -> None:
     session.add(user := User(email=email))
     await session.flush()
-    await send_welcome.enqueue(session, user.id)      # committed with the user, before the answer is sent
+        await send_welcome.enqueue(session, user.id)      # committed with the user, before the answer is sent
 
-api.mount("/queue", dashboard(app, authenticate=who))  # of tallybook.web; its connections are closed by the lifespan
+api.mount("/queue", dashboard(app, authenticate=who))  # of tallybook.web; the lifespan closes its connections
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import psycopg
 try:
     from fastapi import Depends, FastAPI
     from fastapi.requests import HTTPConnection
-except ImportError as error:  # pragma: no cover - told to people
+except ImportError as error:  # pragma: no cover - shown to people
     raise ImportError(f"{error}. Install it with: pip install 'tallybook[fastapi]'") from error
 
 from tallybook._app import App
@@ -49,18 +49,18 @@ def lifespan(
     shared: bool = False,
     worker: bool | Queues = False,
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, Any]]]:
-    """The lifespan of a FastAPI application that uses this App: its pool is open while requests are served.
+    """Return the lifespan of a FastAPI application that uses this App: its pool is open while requests are served.
 
-    `inner` is a lifespan of your own, which runs inside, with the pool there already; what it yields is in `request.state`
-    as ever. The pool has at most `max_size` connections. Dashboards that are mounted are closed at the end.
+    `inner` is your own lifespan, which runs inside with the pool already open; its value is in `request.state` as
+    usual. The pool has at most `max_size` connections. Mounted dashboards are closed at the end. Raises
     QueueUnavailable if the database cannot be reached at the start.
 
-    With `shared`, requests and jobs share the code that opens their resources: the functions of `@app.lifespan` run here
-    too, before `inner`, and `request.state` has what they set on `ctx.state`. They close in reverse order.
+    With `shared`, requests and jobs share the code that opens their resources: the functions of `@app.lifespan` run
+    here too, before `inner`, and `request.state` has what they set on `ctx.state`. They close in reverse order.
 
-    `worker` runs one beside the requests, for development only: True, or its queues as for `app.run_worker`. What it runs
-    when the server stops is given back. In production `tallybook worker` has processes of its own: a job then never makes a
-    request wait, and each is restarted and scaled by itself.
+    `worker` runs a worker beside the requests, for development only: True, or its queues as for `app.run_worker`. When
+    the server stops, running jobs return to their queues. In production, run `tallybook worker` as separate processes:
+    a job then never delays a request, and each can be restarted and scaled separately.
 
         api = FastAPI(lifespan=lifespan(app))
     """
@@ -82,27 +82,27 @@ def lifespan(
 
 
 def the_app(connection: HTTPConnection) -> App:
-    """A dependency: the App of the lifespan, for routes in modules that cannot import it. In `def` routes, too.
+    """A dependency: the App of the lifespan, for routes in modules that cannot import it. Also for `def` routes.
 
     @api.post("/welcome")
     async def welcome(app: Annotated[App, Depends(the_app)]) -> None:
-        await send_welcome.enqueue(app, 42)  # at once, in a transaction of its own
+            await send_welcome.enqueue(app, 42)  # at once, in a transaction of its own
     """
     app = getattr(connection.state, "tallybook", None)
     if not isinstance(app, App):
         raise RuntimeError(
-            "no App is here: FastAPI(lifespan=lifespan(app)) opens it, and a TestClient runs that as a context manager"
+            "no App is open: FastAPI(lifespan=lifespan(app)) opens it, and a TestClient runs that as a context manager"
         )
     return app
 
 
 def in_transaction(sessions: Callable[[], Any] | None = None) -> Any:
-    """A dependency: a transaction around the route, for what it writes and the jobs that it enqueues.
+    """A dependency: a transaction around the route, for its changes and the jobs that it enqueues.
 
-    `sessions` is SQLAlchemy's `async_sessionmaker`, or a `sessionmaker` for `def` routes; without one it is a psycopg
-    AsyncConnection of the App's pool (`max_size` of the lifespan bounds how many requests have one). It is committed when the
-    route has returned and before the answer is sent: who is answered with success has the row and the jobs. An exception
-    rolls back, an HTTPException too. Give it a name: each call makes a transaction of its own.
+    `sessions` is SQLAlchemy's `async_sessionmaker`, or a `sessionmaker` for `def` routes. Without it, the dependency is
+    a psycopg AsyncConnection of the App's pool (`max_size` of the lifespan limits how many requests have one). It is
+    committed after the route has returned and before the answer is sent, so a success means that the row and the jobs
+    exist. An exception, also an HTTPException, rolls back. Give it a name: each call makes a separate transaction.
 
         Transaction = Annotated[AsyncSession, in_transaction(sessions)]
     """
@@ -127,7 +127,7 @@ def in_transaction(sessions: Callable[[], Any] | None = None) -> Any:
                 yield found
 
         return Depends(session_sync, scope="function")
-    raise TypeError(f"in_transaction takes a sessionmaker or an async_sessionmaker, not {type(sessions).__name__}")
+    raise TypeError(f"in_transaction needs a sessionmaker or an async_sessionmaker, not {type(sessions).__name__}")
 
 
 async def _connection(connection: HTTPConnection) -> AsyncIterator[psycopg.AsyncConnection[Any]]:

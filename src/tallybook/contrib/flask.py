@@ -1,6 +1,6 @@
 """Tallybook in Flask: jobs run in the application's context, and `flask tallybook ...`. Needs `tallybook[flask]`.
 
-db = SQLAlchemy()                       # of Flask-SQLAlchemy; any Session, or psycopg, will do
+db = SQLAlchemy()                       # of Flask-SQLAlchemy; any Session, or psycopg, works, too
 tallybook = Tallybook(app)              # app = App("shop")
 
 def create_app():
@@ -31,7 +31,7 @@ import psycopg
 try:
     from flask import Flask, current_app, g, has_app_context
     from flask.cli import ScriptInfo
-except ImportError as error:  # pragma: no cover - told to people
+except ImportError as error:  # pragma: no cover - shown to people
     raise ImportError(f"{error}. Install it with: pip install 'tallybook[flask]'") from error
 
 from tallybook._app import App
@@ -44,10 +44,11 @@ _TARGET = "tallybook.contrib.flask:app"
 
 
 class Tallybook:
-    """The extension: one for a Tallybook App, which `init_app` gives to a Flask application.
+    """The extension for a Tallybook App, which `init_app` connects to a Flask application.
 
-    Handlers run inside `app_context()`: `current_app`, `db.session` and teardowns work in them as in a view. The setting
-    TALLYBOOK_DSN of the Flask application is the App's connection string, unless that has one. `app` is the App.
+    Handlers run inside `app_context()`: `current_app`, `db.session` and teardowns work in them as in a view. The
+    setting TALLYBOOK_DSN of the Flask application is the App's connection string unless the App has one. `app` is the
+    App.
 
         tallybook = Tallybook(app)
         tallybook.init_app(flask_app)
@@ -64,7 +65,7 @@ class Tallybook:
             self.init_app(flask_app)
 
     def init_app(self, flask_app: Flask) -> None:
-        """Serve this Flask application: settings, `flask tallybook`, the end of a request's connection."""
+        """Set up this Flask application: settings, `flask tallybook`, closing of a request's connection."""
         self._flask = flask_app
         self.app.dsn = self._own_dsn or flask_app.config.get("TALLYBOOK_DSN")
         flask_app.extensions["tallybook"] = self
@@ -73,10 +74,10 @@ class Tallybook:
 
     @contextmanager
     def transaction(self) -> Iterator[psycopg.Connection[Any]]:
-        """A transaction on the request's psycopg connection, for who has no SQLAlchemy session.
+        """A transaction on the request's psycopg connection, for applications without SQLAlchemy sessions.
 
-        It is committed at the end of the block, and rolled back by what is raised in it; inside another one it is a
-        savepoint. The connection is made when a request first needs it and closed with the application's context.
+        It is committed at the end of the block, and rolled back by an exception; inside another one it is a savepoint.
+        The connection is made when a request first needs it and closed with the application's context.
 
             with tallybook.transaction() as conn:
                 conn.execute("insert into users (id) values (%s)", (42,))
@@ -91,7 +92,7 @@ class Tallybook:
 
     async def _in_context(self, _: object) -> AsyncIterator[None]:
         if self._flask is None:
-            raise RuntimeError("Tallybook(app) was given no Flask application: call init_app(flask_app)")
+            raise RuntimeError("Tallybook(app) has no Flask application: call init_app(flask_app)")
         with self._flask.app_context():
             yield
 
@@ -102,10 +103,10 @@ def _close(_: BaseException | None) -> None:
 
 
 class _Commands(click.Group):
-    """The commands of `tallybook`, whose errors are told as there."""
+    """The commands of `tallybook`, with the same error messages."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run one with the application's App and database, in this process and in those that it starts."""
+        """Run a command with the application's App and database, in this process and in those that it starts."""
         script = ctx.ensure_object(ScriptInfo)
         app: App = script.load_app().extensions["tallybook"].app
         _loaded.append(app)
@@ -125,13 +126,13 @@ _loaded: list[App] = []
 
 
 def _commands() -> click.Group:
-    about = "Background jobs: workers, queues, dead letters and all else that `tallybook` does."
+    about = "Background jobs: workers, queues, dead letters and the other commands of `tallybook`."
     return _Commands("tallybook", commands=dict(cli.commands), help=about)
 
 
 @contextmanager
 def _environment(said: dict[str, str]) -> Iterator[None]:
-    """What commands, and the processes that they start, read there."""
+    """Set environment variables for commands and the processes that they start."""
     before = {name: os.environ.get(name) for name in said}
     os.environ.update(said)
     try:

@@ -5,8 +5,8 @@
             register(conn, "ada@example.org")
             assert_enqueued(conn, send_welcome, email="ada@example.org")
 
-pytest loads this module in every environment that has Tallybook installed, so nothing is imported, and no server is
-started, before a test asks for one of the fixtures.
+pytest loads this module in every environment with Tallybook installed. So nothing is imported, and no server is
+started, before a test uses one of the fixtures.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def tallybook_server() -> Iterator[FreshDatabases]:
-    """A PostgreSQL for this run: the one that TALLYBOOK_TEST_DSN names, else an embedded one of its own.
+    """A PostgreSQL for this run: the one of TALLYBOOK_TEST_DSN, else an embedded one.
 
-    Each process of pytest-xdist has one of its own, unless one is named. Its `fresh()` makes further databases.
+    Each process of pytest-xdist has its own, unless TALLYBOOK_TEST_DSN is set. Its `fresh()` makes further databases.
     """
     from tallybook.testing import fresh_databases
 
@@ -34,6 +34,6 @@ def tallybook_server() -> Iterator[FreshDatabases]:
 
 @pytest.fixture
 def tallybook_dsn(tallybook_server: FreshDatabases) -> Iterator[str]:
-    """The DSN of a database of this test's own, with Tallybook installed; dropped when the test ends."""
+    """The DSN of a database for this test only, with Tallybook installed; dropped when the test ends."""
     with tallybook_server.fresh() as dsn:
         yield dsn

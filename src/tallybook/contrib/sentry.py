@@ -37,10 +37,10 @@ _FRAME = re.compile(r'^ *(?:\| *)?File "(.*)", line (\d+), in (.*)$', re.MULTILI
 def instrument(app: App, *, retried: bool = True, args: bool = False) -> None:
     """Report failures of this App's jobs to Sentry, and trace them. Call it before a worker or a drain starts.
 
-    Each attempt that fails is one event, with task, queue, job and attempt. `retried=False` reports only those after which
-    the job is dead. An event has neither the job's args nor the variables of its frames unless `args` is true.
+    Each failed attempt is one event, with task, queue, job and attempt. `retried=False` reports only failures after
+    which the job is dead. An event has neither the job's args nor the variables of its frames unless `args` is true.
 
-    An App that `tallybook.otel.instrument` traces must be given to that first. ConfigError for what is no App.
+    If `tallybook.otel.instrument` traces the App, call that first. Raises ConfigError if `app` is not an App.
 
         instrument(app, retried=False)
     """
@@ -58,7 +58,7 @@ def _drop_doubles() -> None:
 
 
 def _without_doubles(event: Any, hint: Mapping[str, Any]) -> Any:
-    """Drop what the worker logs of an attempt that is reported with its exception."""
+    """Drop log records of the worker about an attempt that is reported with its exception."""
     record = hint.get("log_record")
     ours = record is not None and record.name == "tallybook.worker"
     return None if ours and getattr(record, "event", None) in ("crashed", "dead") else event
@@ -84,7 +84,7 @@ class _Sentry:
 
     @contextmanager
     def sending(self, what: What, *, keeps: bool = False) -> Iterator[Sending[What]]:
-        """A span around an enqueue, which the jobs then carry."""
+        """Open a span around an enqueue; the jobs carry it."""
         with nullcontext() if self.inner is None else self.inner.sending(what, keeps=keeps) as inner:
             found = what if inner is None else inner.what
             if not sentry_sdk.get_client().is_active():
@@ -107,7 +107,7 @@ class _Sentry:
 
     @contextmanager
     def processing(self, attempt: Attempt) -> Iterator[None]:
-        """A scope of its own and a transaction around a handler, in the trace of the enqueue."""
+        """Open a scope and a transaction around a handler, in the trace of the enqueue."""
         with nullcontext() if self.inner is None else self.inner.processing(attempt):
             if not sentry_sdk.get_client().is_active():
                 yield
@@ -149,7 +149,7 @@ class _Sentry:
     def _event(self, error: BaseException) -> tuple[Any, Any]:
         mechanism = {"type": "tallybook", "handled": False}
         described = getattr(error, "described", None)
-        if isinstance(described, dict):  # it was raised in a process of its own: there is only what was kept of it
+        if isinstance(described, dict):  # it was raised in a child process: only its stored form exists
             frames = [
                 {"filename": file, "abs_path": file, "lineno": int(line), "function": function}
                 for file, line, function in _FRAME.findall(described.get("traceback") or "")
@@ -164,12 +164,12 @@ class _Sentry:
         return event_from_exception(error, client_options=options, mechanism=mechanism)
 
     def carried(self) -> dict[str, str]:
-        """The trace, for a process of its own."""
+        """Return the trace, for another process."""
         found = {} if self.inner is None else self.inner.carried()
         return {**found, **_carried()} if sentry_sdk.get_client().is_active() else found
 
     def enter(self, carried: Mapping[str, str]) -> None:
-        """Continue it in this process, which runs one job at a time."""
+        """Continue the trace in this process, which runs one job at a time."""
         if self.inner is not None:
             self.inner.enter(carried)
         sentry_sdk.get_isolation_scope().generate_propagation_context(dict(carried))
@@ -180,7 +180,7 @@ class _Sentry:
             self.inner.opened(dsn, name, node)
 
     def closed(self, name: str) -> None:
-        """It has ended."""
+        """A worker has ended."""
         if self.inner is not None:
             self.inner.closed(name)
 
@@ -200,7 +200,7 @@ def _carried() -> dict[str, str]:
 
 
 def _incoming(headers: Any) -> dict[str, Any]:
-    """The trace that a job carries: Sentry's own, else the one of OpenTelemetry or SQL."""
+    """Return the trace of a job: Sentry's own, else that of OpenTelemetry or SQL."""
     found = {name: value for name, value in read_headers(headers).items() if isinstance(value, str)}
     if "sentry-trace" not in found and (w3c := _W3C.match(found.get("traceparent", ""))):
         trace, span, flags = w3c.groups()

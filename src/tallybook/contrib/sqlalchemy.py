@@ -1,4 +1,4 @@
-"""Tallybook beside SQLAlchemy's tools. Sessions need nothing from here: `enqueue` takes them as they are."""
+"""Helpers for SQLAlchemy's tools. Sessions need nothing from here: pass them to `enqueue` directly."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ __all__ = ["include_name"]
 
 
 def include_name(name: str | None, type_: str, parent_names: Mapping[str, str | None]) -> bool:
-    """For Alembic: whether autogenerate looks at this; not at the schema `tallybook`, which `tallybook migrate` keeps.
+    """For Alembic: exclude the schema `tallybook`, which `tallybook migrate` manages, from autogenerate.
 
-    In env.py, where `include_schemas` is on; without it Alembic looks at no other schema than yours anyway:
+    Use it in env.py with `include_schemas`; without that option Alembic reads no other schema than yours anyway:
 
         context.configure(..., include_schemas=True, include_name=include_name)
 
-    With a rule of your own: `include_name=lambda *about: include_name(*about) and mine(*about)`.
+    Combined with your own rule: `include_name=lambda *about: include_name(*about) and mine(*about)`.
     """
     schema = name if type_ == "schema" else parent_names.get("schema_name")
     return schema != "tallybook"

@@ -11,8 +11,9 @@
     @app.task(atomic=True)
     def charge(connection: BaseDatabaseWrapper, order_id: int) -> None: ...
 
-`App` is an App whose database is that of the settings, and around whose jobs old connections are closed. `Backend` is one
-for `django.tasks` (Django 6, or the package django-tasks before). `manage.py tallybook ...` is the command line.
+`App` is an App that uses the database of the settings and closes old connections around its jobs. `Backend` is a
+backend for `django.tasks` (of Django 6, or before that of the package django-tasks). `manage.py tallybook ...` is the
+command line.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Actions of the admin: each is a verb on Django's connection, and a row of the audit in the same transaction."""
+"""Actions of the admin: each runs a verb on Django's connection, and adds an audit row in the same transaction."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ from tallybook.contrib.django._admin_lists import alias, app
 from tallybook.errors import TallybookError
 
 _Act = TypeVar("_Act", bound=Callable[..., Any])
-_LONGEST = 20.0  # seconds that a request may go on beginning batches
+_LONGEST = 20.0  # seconds during which a request starts new batches
 _CANCELLED = f"select i from unnest(cast(%s as bigint[])) as i where {STATE.called(job_id='i')} = 'cancelled'"  # noqa: S608
 
 
 def act(description: str) -> Callable[[_Act], _Act]:
-    """An action for people who may change what the model shows."""
+    """Return a decorator for an action that needs the right to change what the model shows."""
     found: Callable[[_Act], _Act] = admin.action(description=description, permissions=["operate"])
     return found
 
 
 def chosen(request: Any) -> list[str]:
-    """What is checked in the list. Never all that match: a page does not know how many there are."""
+    """Return the checked rows. Never all matches, because a page does not know their number."""
     return list(dict.fromkeys(request.POST.getlist(ACTION_CHECKBOX_NAME)))
 
 
 def who(request: Any) -> str:
-    """The person's name, for the audit."""
+    """Return the person's name, for the audit."""
     return str(request.user.get_username())[:200] or f"user {request.user.pk}"
 
 
 class Acts:
-    """What all admins of ours share: how an action asks first, tells an error, and puts itself on record."""
+    """The common base of our admins: confirmation, error messages and audit rows of actions."""
 
     opts: Any
     admin_site: Any
     message_user: Any
 
     def confirmed(self, request: Any, action: str, title: str, effect: str) -> Any:
-        """A page that asks; None once the person has said yes there."""
+        """Return a page that asks for confirmation, or None once the person has confirmed."""
         if "confirmed" in request.POST:
             return None
         context = {
@@ -62,7 +62,7 @@ class Acts:
 
     @contextmanager
     def step(self, request: Any) -> Iterator[None]:
-        """One transaction; an error leaves nothing of it and is told to the person."""
+        """Run one transaction; an error rolls it back and is shown to the person."""
         try:
             with transaction.atomic(using=alias()):
                 yield
@@ -70,13 +70,13 @@ class Acts:
             self.message_user(request, f"Nothing was changed: {str(error).splitlines()[0]}", messages.ERROR)
 
     def record(self, request: Any, action: str, target: Mapping[str, object], done: Mapping[str, object]) -> None:
-        """The row of the audit."""
+        """Add the row of the audit."""
         sync.run(alias(), audit.add(who(request), "admin", action, target, done))
 
     def each(
         self, request: Any, noun: str, verb: str, done: str, do: Callable[[str, str], Verb[bool]], otherwise: str
     ) -> None:
-        """Do something to each chosen thing, by its name: `do(name, who)` returns whether that changed anything."""
+        """Apply a verb to each checked thing by its name: `do(name, who)` returns whether it changed anything."""
         for name in chosen(request):
             with self.step(request):
                 changed = do(name, who(request)).sync(alias())
@@ -87,7 +87,7 @@ class Acts:
 
 
 class JobActs(Acts):
-    """What can be done to jobs."""
+    """Actions on jobs."""
 
     @act("Retry")
     def retry(self, request: Any, queryset: Any) -> None:
@@ -96,8 +96,8 @@ class JobActs(Acts):
 
     @act("Cancel")
     def cancel(self, request: Any, queryset: Any) -> Any:
-        """Cancel them, after a question."""
-        effect = "None of them will start; those that run are asked to stop. Dead ones leave the dead letters."
+        """Cancel them, after a confirmation."""
+        effect = "None of them will start; running ones are asked to stop. Dead ones leave the dead letters."
         if page := self.confirmed(request, "cancel", "Cancel jobs?", effect):
             return page
         self._do(request, "cancel", app.jobs.cancel)
@@ -105,7 +105,7 @@ class JobActs(Acts):
 
     @act("Drop")
     def drop(self, request: Any, queryset: Any) -> Any:
-        """Throw dead letters away, after a question."""
+        """Delete dead letters, after a confirmation."""
         effect = "They are deleted and cannot be retried any more."
         if page := self.confirmed(request, "drop", "Drop dead letters?", effect):
             return page
@@ -128,18 +128,18 @@ class JobActs(Acts):
 
 
 def _cancelled(ids: list[int]) -> set[int]:
-    """Those that are cancelled already: to cancel them again changes nothing."""
+    """Return those that are already cancelled: another cancel changes nothing."""
     with connections[alias()].cursor() as cursor:
         cursor.execute(_CANCELLED, [ids])
         return {job for (job,) in cursor.fetchall()}
 
 
 class QueueActs(Acts):
-    """What can be done to queues."""
+    """Actions on queues."""
 
     @act("Pause")
     def pause(self, request: Any, queryset: Any) -> None:
-        """Start no more jobs of them."""
+        """Start no more of their jobs."""
         self.each(request, "queue", "pause", "paused", app.queues.pause, "was paused already")
 
     @act("Resume")
@@ -149,7 +149,7 @@ class QueueActs(Acts):
 
     @act("Empty")
     def empty(self, request: Any, queryset: Any) -> Any:
-        """Cancel all that has not started, after a question: in batches, so that no claim waits long."""
+        """Cancel all jobs that have not started, after a confirmation; in batches, so that claims wait only briefly."""
         effect = "All their jobs that have not started are cancelled. Running jobs continue; dead letters stay."
         if page := self.confirmed(request, "empty", "Empty queues?", effect):
             return page
@@ -168,13 +168,13 @@ class QueueActs(Acts):
                     mark, remain = batch.mark, batch.remain
                     cancelled += batch.done.cancelled
             if mark is not None:
-                more = " There are more: empty it again." if remain else ""
+                more = " More are left: empty it again." if remain else ""
                 self.message_user(request, f"Queue {name}: {cancelled} cancelled.{more}", messages.SUCCESS)
         return None
 
 
 class ScheduleActs(Acts):
-    """What can be done to schedules."""
+    """Actions on schedules."""
 
     @act("Pause")
     def pause(self, request: Any, queryset: Any) -> None:
@@ -183,7 +183,7 @@ class ScheduleActs(Acts):
 
     @act("Resume")
     def resume(self, request: Any, queryset: Any) -> None:
-        """Fire their ticks again, from the next one on."""
+        """Fire their ticks again, starting with the next one."""
         self.each(
             request, "schedule", "resume", "resumed", lambda name, _: app.schedules.resume(name), "was not paused"
         )

@@ -1,4 +1,4 @@
-"""Lists of the admin: pages of jobs that go on behind a cursor, without a count and an offset; and the filters beside them."""
+"""Lists of the admin: pages of jobs by a cursor, without count and offset; and the filters beside them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tallybook.contrib.django import _settings
 from tallybook.errors import ConfigError, InvalidArgument
 
 app = App("admin")
-"""For its verbs: each of them is run on Django's connection."""
+"""For its verbs, which all run on Django's connection."""
 _LOOKED = 20_000
-"""Rows of the ledger that one page may pass over."""
+"""The maximum of ledger rows that one page may skip."""
 _MOST_NAMES = 100
 _LINE = (
     "id", "queue", "task", "state", "priority", "attempts", "failures", "max_attempts", "enqueued_at", "run_at", "started_at",
@@ -27,15 +27,15 @@ _LINE = (
 
 
 def alias() -> str:
-    """The database with the schema."""
+    """Return the database with the schema."""
     return _settings.read().database
 
 
 class JobList(ChangeList):
-    """A page of `app.jobs.list`: one query, however many jobs there are. The page number is the cursor."""
+    """A page of `app.jobs.list`: one query for any number of jobs. The page number is the cursor."""
 
     def get_queryset(self, request: Any, exclude_parameters: Any = None) -> Any:
-        """All jobs, by their ids, for an action; the filters are kept for `get_results`."""
+        """Return all jobs, by their ids, for an action; the filters are kept for `get_results`."""
         self.filter_specs, self.has_filters, unknown, _, self.has_active_filters = self.get_filters(request)
         if unknown:
             raise IncorrectLookupParameters
@@ -62,7 +62,7 @@ class JobList(ChangeList):
         said = {spec.parameter_name: spec.value() for spec in self.filter_specs}
         state = self.model_admin.only_state or said.get("state")
         try:
-            with transaction.atomic(using=alias()):  # a cursor that is none shall not end a transaction of the request
+            with transaction.atomic(using=alias()):  # an invalid cursor must not end a transaction of the request
                 return app.jobs.list(
                     queue=said.get("queue"), task=self.query.strip() or said.get("task"),
                     states=[state] if state else None, after=after, max_jobs=self.list_per_page, max_looked=_LOOKED,
@@ -77,20 +77,20 @@ class JobList(ChangeList):
 
 
 class _Choice(SimpleListFilter):
-    """One of some values of a column; what is asked for is among them, also where they are too many to be shown."""
+    """A filter by one value of a column. The selected value is always listed, even if there are too many to show."""
 
     def values(self) -> list[str]:
-        """What there is to choose from."""
+        """Return the values to choose from."""
         raise NotImplementedError
 
     def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, str]]:
-        """The values in their order."""
+        """Return the values in their order."""
         asked = self.value()
         found = self.values()
         return [(name, name) for name in (found if asked is None or asked in found else [asked, *found])]
 
     def queryset(self, request: Any, queryset: Any) -> Any:
-        """Those with this value."""
+        """Return the rows with this value."""
         return queryset if self.value() is None else queryset.filter(**{self.parameter_name: self.value()})
 
 
@@ -100,7 +100,7 @@ class StateFilter(_Choice):
     title = parameter_name = "state"
 
     def values(self) -> list[str]:
-        """All states of a job."""
+        """Return all states of a job."""
         return list(STATES)
 
 
@@ -110,7 +110,7 @@ class QueueFilter(_Choice):
     title = parameter_name = "queue"
 
     def values(self) -> list[str]:
-        """The first so many queues, by name."""
+        """Return the first queues by name, up to the limit."""
         return _names("select q.name from tallybook.queues as q order by q.name limit %s")
 
 
@@ -120,21 +120,21 @@ class TaskFilter(_Choice):
     title = parameter_name = "task"
 
     def values(self) -> list[str]:
-        """The first so many tasks that a worker has known, by name."""
+        """Return the first tasks that a worker has known, by name, up to the limit."""
         return _names("select t.name from tallybook.tasks as t order by t.name limit %s")
 
 
 class PausedFilter(_Choice):
-    """Those that are paused, or not."""
+    """Paused rows, or the others."""
 
     title = parameter_name = "paused"
 
     def values(self) -> list[str]:
-        """The two."""
+        """Return both values."""
         return ["no", "yes"]
 
     def queryset(self, request: Any, queryset: Any) -> Any:
-        """By the column paused_at."""
+        """Filter by the column paused_at."""
         return queryset if self.value() is None else queryset.filter(paused_at__isnull=self.value() != "yes")
 
 

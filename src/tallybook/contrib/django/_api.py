@@ -1,4 +1,4 @@
-"""`django.tasks`, wherever it is: in Django 6, or in the package django-tasks before."""
+"""`django.tasks` from Django 6, or from the package django-tasks for older versions."""
 
 from __future__ import annotations
 

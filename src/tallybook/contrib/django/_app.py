@@ -1,4 +1,4 @@
-"""An App in a Django project: its database is that of the settings, and no job meets a connection that is too old."""
+"""An App in a Django project: it uses the database of the settings, and no job gets a connection that is too old."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from tallybook.contrib.django import _settings
 
 
 class App(tallybook.App):
-    """An App whose database is that of settings.TALLYBOOK, and which closes Django's old connections around its jobs.
+    """An App that uses the database of settings.TALLYBOOK and closes Django's old connections around its jobs.
 
-    Django closes a connection that is broken, or older than CONN_MAX_AGE, when a request begins and when it ends; here a
-    job is what a request is there. A `dsn` given here, or to a command by --dsn, wins over the settings; TALLYBOOK_DSN does not.
+    Django closes a connection that is broken, or older than CONN_MAX_AGE, at the start and end of a request. Here a job
+    takes the place of a request. A `dsn` passed here, or to a command by --dsn, overrides the settings; TALLYBOOK_DSN
+    does not.
 
         app = App("shop")
     """
@@ -34,11 +35,11 @@ class App(tallybook.App):
         self.around_job(self._fresh_on_loop)
 
     def conninfo(self, dsn: str | None = None) -> str:
-        """The connection string in force: `dsn`, the App's own, else that of the database in the settings."""
+        """Return the effective connection string: `dsn`, the App's own, or that of the database in the settings."""
         return super().conninfo(dsn or self.dsn or _settings.dsn(_settings.read().database))
 
     def _fresh_in_thread(self, ctx: Context) -> Iterator[None]:
-        close_old_connections()  # Django keeps connections by thread, and this is the handler's
+        close_old_connections()  # Django keeps connections per thread, and this is the handler's thread
         try:
             yield
         finally:
@@ -49,7 +50,7 @@ class App(tallybook.App):
         if not ctx.app._names[ctx.task].is_async:
             yield
             return
-        close = sync_to_async(close_old_connections)  # in the one thread in which the ORM's async methods run
+        close = sync_to_async(close_old_connections)  # in the one thread that runs the ORM's async methods
         await close()
         try:
             yield
@@ -58,14 +59,14 @@ class App(tallybook.App):
             await sync_to_async(lambda: self._used.update(connections.all(initialized_only=True)))()
 
     async def _closed_at_the_end(self, ctx: Context) -> AsyncIterator[None]:
-        """Of a worker, and of a drain in a test: the test database could not be dropped else."""
+        """Close connections at the end of a worker or a drain; otherwise a test database could not be dropped."""
         yield
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
         for conn in tuple(self._used):
-            if not conn.in_atomic_block:  # a test's own, where it runs async code
-                conn.inc_thread_sharing()  # its thread has done its last job
+            if not conn.in_atomic_block:  # a test's own connection, in async code
+                conn.inc_thread_sharing()  # its thread runs no more jobs
                 conn.close()
                 conn.dec_thread_sharing()
         self._used.clear()

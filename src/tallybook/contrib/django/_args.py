@@ -1,4 +1,4 @@
-"""Arguments of a function as one JSON object by name, as all jobs have them, and back to what was given by position."""
+"""Conversion of a function's arguments to one JSON object by name, as in all jobs, and back to positional ones."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ def _parameters(fn: Callable[..., Any], skip: int) -> list[inspect.Parameter]:
 
 
 def packed(fn: Callable[..., Any], skip: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What was given, by name; `*args` as a list under its own name. TypeError where the function cannot be called so.
+    """Return the arguments by name; `*args` as a list under its own name. Raises TypeError for an invalid call.
 
-    The first `skip` parameters are not the caller's to give.
+    The caller does not pass the first `skip` parameters.
     """
     parameters = _parameters(fn, skip)
     bound = inspect.Signature(parameters).bind(*args, **kwargs).arguments
@@ -27,7 +27,7 @@ def packed(fn: Callable[..., Any], skip: int, args: Sequence[Any], kwargs: Mappi
         value = bound[parameter.name]
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             if taken := found.keys() & value.keys():
-                raise TypeError(f"{fn.__qualname__} is given {taken.pop()!r} twice, by position and by name")
+                raise TypeError(f"{fn.__qualname__} gets {taken.pop()!r} twice, by position and by name")
             found |= value
         else:
             found[parameter.name] = list(value) if parameter.kind is inspect.Parameter.VAR_POSITIONAL else value
@@ -37,7 +37,7 @@ def packed(fn: Callable[..., Any], skip: int, args: Sequence[Any], kwargs: Mappi
 def unpacked(
     fn: Callable[..., Any], skip: int, stored: Mapping[str, Any], count: int
 ) -> tuple[list[Any], dict[str, Any]]:
-    """The same again, `count` values by position. What SQL has put in comes by name (count 0), as far as that goes."""
+    """Return args and kwargs, `count` of them positional. Jobs from SQL (count 0) use names as far as possible."""
     parameters, named, positional = _parameters(fn, skip), dict(stored), list[Any]()
     star = next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL and p.name in named), None)
     for parameter in parameters:

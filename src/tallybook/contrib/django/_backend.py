@@ -1,4 +1,4 @@
-"""The backend for `django.tasks`: its tasks are jobs like all others, put in on Django's own connection."""
+"""The backend for `django.tasks`: its tasks are ordinary jobs, enqueued on Django's own connection."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OPTIONS = ("database", "max_attempts", "retry", "timeout")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task(_api.Task):
-    """A task of `django.tasks` that may say more: `@task(max_attempts=3, timeout="30 s")`; see App.task for the three."""
+    """A task of `django.tasks` with three more options of App.task: `@task(max_attempts=3, timeout="30 s")`."""
 
     max_attempts: int | None = None
     retry: Retry | str | None = None
@@ -34,11 +34,10 @@ class Task(_api.Task):
 
 
 class Backend(_api.BaseTaskBackend):
-    """Put tasks of `django.tasks` into the database, in the transaction that is open there, and read what became of them.
+    """Enqueue tasks of `django.tasks` in the open transaction of Django's connection, and read their results.
 
-    OPTIONS: `database`, the alias (by default that of settings.TALLYBOOK); `max_attempts`, `retry` and `timeout` for all
-    tasks that do not say them. Django's priorities run from -100 to 100, higher first; the job of priority 0 has 100.
-
+    OPTIONS: `database`, the alias (by default that of settings.TALLYBOOK); `max_attempts`, `retry` and `timeout` as
+    defaults for all tasks. Django's priorities run from -100 to 100, higher first; priority 0 becomes 100 of the job.
         TASKS = {"default": {"BACKEND": "tallybook.contrib.django.Backend", "QUEUES": ["default", "mail"]}}
     """
 
@@ -57,11 +56,11 @@ class Backend(_api.BaseTaskBackend):
 
     @property
     def database(self) -> str:
-        """The alias of the database that its jobs are in."""
+        """The alias of the database with its jobs."""
         return str(self.options.get("database") or _settings.read().database)
 
     def validate_task(self, task: _api.Task) -> None:
-        """InvalidTaskError for a task that cannot be a job. Whatever passes is known to workers of this process."""
+        """Raise InvalidTaskError for a task that cannot be a job. Workers of this process then know a valid task."""
         super().validate_task(task)
         try:
             _tasks.declare(task, self.options)
@@ -69,9 +68,9 @@ class Backend(_api.BaseTaskBackend):
             raise _api.InvalidTaskError(str(error)) from error
 
     def enqueue(self, task: _api.Task, args: Any, kwargs: Any) -> _api.TaskResult:
-        """Put a job in, in the transaction that is open on Django's connection; without one it commits at once.
+        """Enqueue a job in the open transaction of Django's connection; without a transaction it commits at once.
 
-        TypeError where the function does not take these arguments, or where JSON does not.
+        Raises TypeError if the function does not accept these arguments, or JSON cannot store them.
         """
         self.validate_task(task)
         stored = _args.packed(
@@ -105,16 +104,16 @@ class Backend(_api.BaseTaskBackend):
         return result
 
     def get_result(self, result_id: str) -> _api.TaskResult:
-        """What became of a job. TaskResultDoesNotExist for one that is not there, not any more, or not of `django.tasks`."""
+        """Return a job's result. Raises TaskResultDoesNotExist if it is missing, pruned, or not of `django.tasks`."""
         return read(self, result_id)
 
     def check(self, **_: Any) -> Iterable[checks.CheckMessage]:
-        """Whether its database is PostgreSQL, its queue names are possible, and our app is installed."""
+        """Check that its database is PostgreSQL, its queue names are valid, and our app is installed."""
         where = f"TASKS[{self.alias!r}]"
         if not apps.is_installed("tallybook.contrib.django"):
             hint = 'Add "tallybook.contrib.django" to INSTALLED_APPS'
             yield checks.Warning(
-                f"{where}: Tallybook's own checks and commands are not there", hint=hint, id="tallybook.W003"
+                f"{where}: Tallybook's own checks and commands are missing", hint=hint, id="tallybook.W003"
             )
         try:
             alias = self.database
@@ -133,7 +132,7 @@ class Backend(_api.BaseTaskBackend):
 
 
 def queues() -> set[str]:
-    """Those of all our backends."""
+    """Return the queues of all our backends."""
     return {
         str(name) for backend in _api.task_backends.all() if isinstance(backend, Backend) for name in backend.queues
     }

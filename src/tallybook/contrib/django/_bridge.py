@@ -1,4 +1,4 @@
-"""An ASGI application behind a Django view: the same under WSGI and under ASGI, on an event loop of its own in a thread."""
+"""An ASGI application behind a Django view, under WSGI and ASGI alike, on its own event loop in a thread."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ T = TypeVar("T")
 
 _STREAM = "text/event-stream"
 _LAST = b"event: live\n"
-"""The last event of a reading: under WSGI a stream ends there, and the browser comes again after some seconds."""
+"""The last event of a reading: under WSGI a stream ends there, and the browser reconnects after some seconds."""
 
 
 class Bridge:
-    """One application with its loop, which starts at the first request. A process that was forked needs one of its own."""
+    """One application with its loop, which starts at the first request. A forked process needs its own bridge."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -28,7 +28,7 @@ class Bridge:
         self._starting = threading.Lock()
 
     def answer(self, request: Any, root: str, **more: Any) -> HttpResponse | StreamingHttpResponse:
-        """What the application answers to this request of Django's; `more` is put into its scope."""
+        """Return the application's response to this Django request; `more` is added to its scope."""
         scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": request.method,
             "scheme": request.scheme, "root_path": root, "path": request.path, "raw_path": request.path.encode(),
@@ -55,7 +55,7 @@ class Bridge:
         return response
 
     def _until_last(self, exchange: _Exchange) -> Iterator[bytes]:
-        """Under WSGI, where a stream holds a thread: what one reading says."""
+        """Yield one reading, for WSGI, where a stream occupies a thread."""
         try:
             while chunk := self._run(exchange.chunk()).result():
                 yield chunk
@@ -65,7 +65,7 @@ class Bridge:
             self._run(exchange.close()).result()
 
     async def _later(self, exchange: _Exchange) -> AsyncIterator[bytes]:
-        """Under ASGI, as long as somebody looks."""
+        """Yield the stream while the client reads it, for ASGI."""
         try:
             while chunk := await asyncio.wrap_future(self._run(exchange.chunk())):
                 yield chunk
@@ -81,14 +81,14 @@ class Bridge:
 
 
 class _Exchange:
-    """One request and its answer, on the loop."""
+    """One request and its response, on the loop."""
 
     def __init__(self, app: ASGIApp, scope: dict[str, Any], body: bytes) -> None:
         self._app, self._scope, self._body = app, scope, body
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> Message:
-        """The status and the headers. An error before them is raised."""
+        """Return the status and the headers, or raise an error that comes before them."""
         self._send, self._messages = anyio.create_memory_object_stream[Message](0)
         self._task = asyncio.create_task(self._answer())
         try:
@@ -98,7 +98,7 @@ class _Exchange:
             raise
 
     async def chunk(self) -> bytes:
-        """The next part of the body; nothing at its end."""
+        """Return the next part of the body, empty at its end."""
         try:
             while not (body := (await self._messages.receive()).get("body", b"")):
                 pass
@@ -107,7 +107,7 @@ class _Exchange:
         return bytes(body)
 
     async def rest(self) -> bytes:
-        """All of the body."""
+        """Return the whole body."""
         found = bytearray()
         while chunk := await self.chunk():
             found += chunk
@@ -115,12 +115,12 @@ class _Exchange:
         return bytes(found)
 
     async def close(self) -> None:
-        """Nobody reads on."""
+        """Stop: the client reads no more."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))
             if not self._task.cancelled():
-                self._task.exception()  # it has been logged where it was raised, and answered
+                self._task.exception()  # already logged where it was raised, and answered
 
     async def _answer(self) -> None:
         asked = [self._body]

@@ -1,4 +1,4 @@
-"""System checks: the settings at every start, the schema where a database is looked at (`check --database`, `migrate`)."""
+"""System checks: the settings at every start, the schema for `check --database` and `migrate`."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ _BACKEND = "tallybook.contrib.django.Backend"
 
 
 def databases() -> set[str]:
-    """The aliases of the databases that are to have the schema: that of the App, and those of task backends."""
+    """Return the aliases of the databases that need the schema: those of the App and of task backends."""
     backends = [told for told in getattr(settings, "TASKS", {}).values() if told.get("BACKEND") == _BACKEND]
     own = _settings.read().database
     return {own, *(told.get("OPTIONS", {}).get("database", own) for told in backends)}
 
 
 def check_settings(app_configs: Any = None, **_: Any) -> Iterable[CheckMessage]:
-    """Whether settings.TALLYBOOK can be used: its keys, its database, its App."""
+    """Check that settings.TALLYBOOK is usable: its keys, its database, its App."""
     try:
         told = _settings.read()
     except ImproperlyConfigured as error:
         return [Error(str(error), id="tallybook.E001")]
     found: list[CheckMessage] = []
     if (vendor := connections[told.database].vendor) != "postgresql":
-        message = f"Tallybook needs PostgreSQL, and the database {told.database!r} is {vendor}"
-        found.append(Error(message, hint="Name another one in TALLYBOOK['DATABASE']", id="tallybook.E002"))
+        message = f"Tallybook needs PostgreSQL, but the database {told.database!r} is {vendor}"
+        found.append(Error(message, hint="Set another one in TALLYBOOK['DATABASE']", id="tallybook.E002"))
     if told.app is not None:
         try:
             app: tallybook.App = load_app(told.app)
@@ -48,22 +48,22 @@ def check_settings(app_configs: Any = None, **_: Any) -> Iterable[CheckMessage]:
         else:
             if not isinstance(app, App):
                 hint = "from tallybook.contrib.django import App"
-                text = f"{told.app} does not know Django: its jobs may meet connections that are too old"
+                text = f"{told.app} is not a Django App: its jobs may get connections that are too old"
                 found.append(Warning(text, hint=hint, id="tallybook.W001"))
     return found
 
 
 def check_schema(app_configs: Any = None, databases: Sequence[str] | None = None, **_: Any) -> Iterable[CheckMessage]:
-    """Whether the schema is there, in a version that this release works with."""
+    """Check that the schema exists, in a version that this release can use."""
     try:
         wanted = _wanted(databases or ())
     except ImproperlyConfigured:
-        return []  # check_settings says it
+        return []  # check_settings reports it
     found: list[CheckMessage] = []
     for alias in wanted:
         with connect(_settings.dsn(alias), autocommit=True) as conn:
             problem = refusal(conn, latest())
-        if problem is not None:  # no error: that would keep `manage.py migrate` from running
+        if problem is not None:  # not an error: that would prevent `manage.py migrate`
             words = "manage.py migrate" if _settings.read().migrate else "manage.py tallybook migrate"
             found.append(Warning(f"database {alias!r}: {problem}", hint=f"Run {words}", id="tallybook.W002"))
     return found

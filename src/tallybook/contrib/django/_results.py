@@ -1,4 +1,4 @@
-"""A job as Django's TaskResult, and the tasks of `django.tasks` that this program has declared."""
+"""A job as Django's TaskResult, and the declared tasks of `django.tasks`."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ known: dict[str, _api.Task] = {}
 
 
 def priority(given: int) -> int:
-    """Django's 100 (first) to -100 as ours, 0 (first) to 200; and the same way back."""
+    """Convert Django's priority 100 (first) to -100 to ours, 0 (first) to 200, and back."""
     return 100 - given
 
 
 def found(path: str) -> _api.Task | None:
-    """The task whose function has this path; its module is imported if it belongs to an installed app."""
+    """Return the task whose function has this path; imports its module if it belongs to an installed app."""
     module = path.rpartition(".")[0]
     if path not in known and apps.get_containing_app_config(module) is not None:
         try:
@@ -38,7 +38,7 @@ def found(path: str) -> _api.Task | None:
     return known.get(path)
 
 
-# No error for an id that is not there: it would end the caller's transaction.
+# No error for an unknown id: it would end the caller's transaction.
 _SQL = """\
 select cast((
   select json_build_object('job', to_json(j), 'attempts', (
@@ -55,7 +55,7 @@ _STATUS = {
 
 
 class Place(Protocol):
-    """A Backend, as a result is read from it."""
+    """The parts of a Backend that are needed to read a result."""
 
     alias: str
 
@@ -64,7 +64,7 @@ class Place(Protocol):
 
 
 def read(backend: Place, result_id: str) -> _api.TaskResult:
-    """What the database has of this job. TaskResultDoesNotExist."""
+    """Read the result of this job. Raises TaskResultDoesNotExist."""
     try:
         number = int(result_id)
     except (TypeError, ValueError):
@@ -110,7 +110,7 @@ def _result(backend: Place, task: _api.Task, job: dict[str, Any], attempts: list
 
 
 def _path(kind: str) -> str:
-    """A path that can be imported, of a class that our error list names without `builtins`."""
+    """Return an importable path for a class that our error list names without `builtins`."""
     if "." in kind:
         return kind
     if isinstance(getattr(builtins, kind, None), type):

@@ -1,4 +1,4 @@
-"""What settings.TALLYBOOK says, and the connection string of a database of settings.DATABASES."""
+"""settings.TALLYBOOK, and the connection string of a database in settings.DATABASES."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from django.db import connections
 from psycopg.conninfo import make_conninfo
 
 DATABASE = "TALLYBOOK_DJANGO_DATABASE"
-"""The environment variable by which `manage.py tallybook --database` tells the processes that it starts."""
+"""The environment variable that passes `manage.py tallybook --database` to the processes that it starts."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Settings:
     """settings.TALLYBOOK, checked."""
 
     app: str | None = None
-    """Where the App is, as "shop.jobs:app"."""
+    """The location of the App, as "shop.jobs:app"."""
     database: str = "default"
     """The alias of the database with the schema tallybook."""
     migrate: bool = False
@@ -32,10 +32,10 @@ _KINDS: dict[str, type] = {"APP": str, "DATABASE": str, "MIGRATE": bool}
 
 
 def read() -> Settings:
-    """The settings in force. ImproperlyConfigured, which names the key, for wrong ones."""
+    """Return the settings. Raises ImproperlyConfigured, which names the key, for wrong ones."""
     given: Any = getattr(settings, "TALLYBOOK", {})
     if not isinstance(given, dict):
-        raise ImproperlyConfigured('TALLYBOOK is a dict, like {"APP": "shop.jobs:app"}')
+        raise ImproperlyConfigured('TALLYBOOK must be a dict, like {"APP": "shop.jobs:app"}')
     for key, value in given.items():
         if key not in _KINDS:
             raise ImproperlyConfigured(f"TALLYBOOK has no key {key!r}; it has {', '.join(_KINDS)}")
@@ -50,10 +50,10 @@ def read() -> Settings:
 
 
 def dsn(alias: str) -> str:
-    """How libpq reaches the database that Django has under this alias now: in a test run, the test database.
+    """Return libpq's connection string for the database of this alias: in a test run, the test database.
 
-    It holds the password; it goes to other processes by their environment only. ImproperlyConfigured for a database that
-    is not PostgreSQL.
+    It contains the password, so other processes get it only by their environment. Raises ImproperlyConfigured for a
+    database that is not PostgreSQL.
     """
     conn = connections[alias]
     if conn.vendor != "postgresql":

@@ -1,7 +1,6 @@
-"""The worker's side of `django.tasks`: each of its tasks is one of ours, whose handler does what Django expects of a worker.
+"""The worker's side of `django.tasks`: each task becomes one of ours, with a handler that does what Django expects.
 
-A name in the database runs only what the program has declared: a Task that our Backend has validated while its module was
-imported."""
+A name in the database runs only declared tasks: those that our Backend validated when their module was imported."""
 
 from __future__ import annotations
 
@@ -20,15 +19,15 @@ from tallybook.contrib.django import _api
 from tallybook.contrib.django._app import App
 from tallybook.contrib.django._results import known, priority, read
 
-_MAX_ATTEMPTS = 5  # of a job whose task says nothing
+_MAX_ATTEMPTS = 5  # of a job whose task sets none
 _apart = App("django.tasks")
 
 declared: dict[str, Declared[..., Any]] = _apart.tasks
-"""By the path of the function: what workers serve."""
+"""The tasks that workers serve, by the path of the function."""
 
 
 def declare(task: _api.Task, options: Mapping[str, Any]) -> None:
-    """Make one of our tasks of it. ConfigError for what cannot be one. Again, and its variants by `using`: nothing."""
+    """Make it one of our tasks, once; repeated calls and variants by `using` do nothing. Raises ConfigError."""
     path = task.module_path
     if path in declared:
         return
@@ -47,7 +46,7 @@ def _handler(task: _api.Task) -> Any:
         try:
             value = _api.normalize_json(task.func(*run.first, *run.result.args, **run.result.kwargs))
         except Exception as error:
-            if run.has_failed(error):  # here: who is told looks at the exception that is being handled
+            if run.has_failed(error):  # here, because receivers read the exception that is being handled
                 _api.task_finished.send_robust(type(run.backend), task_result=run.result)
             raise
         run.has_succeeded(value)
@@ -75,7 +74,7 @@ def _async_handler(task: _api.Task) -> Any:
 
 
 class _Run:
-    """One attempt in Django's words."""
+    """One attempt in terms of Django."""
 
     def __init__(self, task: _api.Task, context: Context) -> None:
         self._context = context
@@ -90,7 +89,7 @@ class _Run:
         self._set(status=_api.TaskResultStatus.SUCCESSFUL, finished_at=timezone.now(), _return_value=value)
 
     def has_failed(self, error: Exception) -> bool:
-        """Note a failure; whether it is the last one. Until then the task is ready again, and has not finished."""
+        """Record a failure; returns whether it is the last. Otherwise the task is ready again, and has not finished."""
         if isinstance(error, Snooze) or (not isinstance(error, (Cancel, Dead)) and not self._is_last(error)):
             return False
         path = f"{type(error).__module__}.{type(error).__qualname__}"

@@ -1,6 +1,6 @@
-"""The admin of Django for jobs, dead letters, queues and schedules: they are shown, and changed by verbs alone.
+"""The Django admin for jobs, dead letters, queues and schedules: read-only, except for actions that run verbs.
 
-It is there as soon as django.contrib.admin is. `view_*` lets somebody look, `change_*` lets somebody act.
+It is active if django.contrib.admin is. `view_*` allows people to see it, `change_*` to use the actions.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ def _cut(text: str | None) -> str:
 
 
 class _Shown(Acts, admin.ModelAdmin):
-    """Shown, and never edited: the pages are those of somebody who may only look; actions are beside them."""
+    """Read-only: the pages are those for people with only the right to view, plus actions."""
 
     list_per_page = 50
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
 
     def get_queryset(self, request: Any) -> Any:
-        """From the database with the schema."""
+        """Use the database with the schema."""
         return self.model.objects.using(alias())
 
     def has_add_permission(self, request: Any) -> bool:
-        """Never: a program enqueues."""
+        """Never: programs enqueue."""
         return False
 
     def has_change_permission(self, request: Any, obj: Any = None) -> bool:
@@ -61,19 +61,19 @@ class _Shown(Acts, admin.ModelAdmin):
         return False
 
     def has_operate_permission(self, request: Any) -> bool:
-        """Whether this person sees the actions: with `change_*`."""
+        """Whether this person sees the actions: requires `change_*`."""
         codename = get_permission_codename("change", self.opts)
         return bool(request.user.has_perm(f"{self.opts.app_label}.{codename}"))
 
     def change_view(self, request: Any, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
-        """One thing, with its actions as buttons."""
+        """Show one thing, with its actions as buttons."""
         buttons = self.get_action_choices(request, default_choices=[])
         return super().change_view(request, object_id, form_url, {"buttons": buttons, **(extra_context or {})})
 
 
 class _Jobs(JobActs, _Shown):
     only_state: str | None = None
-    """Of a list of jobs in one state."""
+    """The state, for a list of jobs in one state."""
     search_fields = ("id", "task")
     search_help_text = "An id, or the whole name of a task."
     sortable_by = ()
@@ -89,39 +89,39 @@ class _Jobs(JobActs, _Shown):
     )
 
     def get_changelist(self, request: Any, **kwargs: Any) -> Any:
-        """Pages behind a cursor."""
+        """Use pages by a cursor."""
         return JobList
 
     @admin.display(description="Why")
     def why(self, job: Job) -> str:
-        """Why it does not run, or what has become of it."""
+        """Return why it does not run, or how it ended."""
         reasons = app.jobs.why(job.pk).sync(alias())
         return str(format_html_join("", "{}<br>", ((reason.explanation,) for reason in reasons)))
 
     @admin.display(description="Errors")
     def error_history(self, job: Job) -> str:
-        """Newest first."""
+        """Return the errors, newest first."""
         parts = ((f"{one.type}: {one.message}", one.traceback) for one in error_views(job.errors))
         return str(format_html_join("", "<p>{}</p><pre>{}</pre>", parts)) or "-"
 
     @admin.display(description="Args")
     def shown_args(self, job: Job) -> str:
-        """Without what looks like a secret."""
+        """Return the args, with possible secrets redacted."""
         return _pre(shown(job.args))
 
     @admin.display(description="Result")
     def shown_result(self, job: Job) -> str:
-        """Without what looks like a secret."""
+        """Return the result, with possible secrets redacted."""
         return "-" if job.result is None else _pre(shown(job.result))
 
     @admin.display(description="Headers")
     def shown_headers(self, job: Job) -> str:
-        """Without what looks like a secret."""
+        """Return the headers, with possible secrets redacted."""
         return "-" if job.headers is None else _pre(shown(job.headers))
 
     @admin.display(description="Note")
     def note(self, job: Job) -> str:
-        """The last error, why it waits, or what it is about."""
+        """Return the last error, the reason why it waits, or its summary."""
         return _cut(job.last_error or job.reason or job.summary)
 
 
@@ -144,7 +144,7 @@ class DeadLetterAdmin(_Jobs):
     actions = ("retry", "drop")
 
     def get_queryset(self, request: Any) -> Any:
-        """The dead."""
+        """Return the dead jobs."""
         return super().get_queryset(request).filter(state="dead")
 
 
@@ -174,11 +174,11 @@ class QueueAdmin(QueueActs, _Shown):
     )
 
     def get_queryset(self, request: Any) -> Any:
-        """Without what has to be looked for in every line: the page of one queue asks for it."""
+        """Leave out a value that needs a search per line; the page of one queue reads it."""
         return super().get_queryset(request).defer("oldest")
 
     def get_object(self, request: Any, object_id: str, from_field: Any = None) -> Any:
-        """One queue with its settings."""
+        """Return one queue with its settings."""
         found = super().get_object(request, object_id, from_field)
         if found is not None:
             (found.settings,) = sync.run(alias(), queues.queues(found.pk))
@@ -186,17 +186,17 @@ class QueueAdmin(QueueActs, _Shown):
 
     @admin.display(description="Retention class")
     def retention(self, queue: Any) -> str:
-        """How long its ended jobs stay."""
+        """Return how long its ended jobs are kept."""
         return str(queue.settings.retention)
 
     @admin.display(description="Max attempts")
     def max_attempts(self, queue: Any) -> str:
-        """Where neither the job nor its task sets them."""
+        """Return the default for jobs whose task sets none."""
         return str(queue.settings.max_attempts or "-")
 
     @admin.display(description="Notify", boolean=True)
     def notify(self, queue: Any) -> bool:
-        """Whether transitions are published."""
+        """Return whether transitions are published."""
         return bool(queue.settings.notify)
 
 
@@ -220,15 +220,15 @@ class ScheduleAdmin(ScheduleActs, _Shown):
 
     @admin.display(description="Rule", ordering="name")
     def rule(self, schedule: Any) -> str:
-        """Its cron expression or interval."""
+        """Return its cron expression or interval."""
         return rule_text(schedule.cron, schedule.every, schedule.tz)
 
     @admin.display(description="Args")
     def shown_args(self, schedule: Any) -> str:
-        """Without what looks like a secret."""
+        """Return the args, with possible secrets redacted."""
         return _pre(shown(schedule.args))
 
     @admin.display(description="Headers")
     def shown_headers(self, schedule: Any) -> str:
-        """Without what looks like a secret."""
+        """Return the headers, with possible secrets redacted."""
         return "-" if schedule.headers is None else _pre(shown(schedule.headers))

@@ -1,4 +1,4 @@
-"""The Django app: its checks, and the schema that comes along with `manage.py migrate` where the settings say so."""
+"""The Django app: its checks, and the schema, which `manage.py migrate` installs if the settings enable it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["TallybookConfig"]
 
 
 class TallybookConfig(AppConfig):
-    """What "tallybook.contrib.django" in INSTALLED_APPS stands for."""
+    """The app "tallybook.contrib.django" of INSTALLED_APPS."""
 
     name = "tallybook.contrib.django"
     label = "tallybook"
@@ -26,14 +26,14 @@ class TallybookConfig(AppConfig):
 
     def ready(self) -> None:
         with suppress(ImportError):
-            import_module("django.tasks")  # of Django 6, which checks TASKS once somebody has imported it
+            import_module("django.tasks")  # of Django 6, which checks TASKS only after an import
         checks.register(_checks.check_settings, "tallybook")
         checks.register(_checks.check_schema, checks.Tags.database)
         pre_migrate.connect(_bring_schema, sender=self, dispatch_uid="tallybook")
 
 
 def _bring_schema(*, using: str, verbosity: int = 1, **_: Any) -> None:
-    """Before Django's own migrations, so that those may refer to the schema."""
+    """Migrate the schema before Django's own migrations, so that those may refer to it."""
     if not _settings.read().migrate or using not in _checks.databases():
         return
     with connect(_settings.dsn(using), autocommit=True) as conn:

@@ -1,6 +1,7 @@
-"""What the admin shows: models over views of the schema `tallybook`. They are only read; Django never makes or changes them.
+"""Models for the admin over views of the schema `tallybook`. They are read-only; Django never creates or changes them.
 
-`Job.objects` and the others read the database that a queryset names by `using()`. The verbs of an App change things.
+`Job.objects` and the others read the database that a queryset sets with `using()`. To change things, use the App's
+verbs.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from django.db import models
 
 
 class _Nothing(models.Manager):
-    """The default manager: `dumpdata` reads that of every model, and jobs do not belong into a dump of your data."""
+    """The default manager: `dumpdata` uses that of every model, and jobs do not belong in a dump of your data."""
 
     def get_queryset(self) -> Any:
-        """No rows, without a query."""
+        """Return no rows, without a query."""
         return super().get_queryset().none()
 
 
@@ -68,7 +69,7 @@ class Job(_View):
 
 
 class DeadLetter(Job):
-    """A job that is dead; a model of its own, so that it has permissions of its own."""
+    """A dead job; a separate model with its own permissions."""
 
     class Meta(_View.Meta):
         proxy = True

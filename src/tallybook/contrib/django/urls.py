@@ -3,7 +3,7 @@
     # project/urls.py
     path("queue/", include("tallybook.contrib.django.urls")),
 
-Staff who may view all that the admin shows of Tallybook may look; those who may change all of it may act.
+Staff with the right to view everything that the admin shows of Tallybook may see it; those who may change it may act.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _bridge(process: int) -> Bridge:
     return Bridge(site)
 
 
-@csrf_exempt  # its forms have a token of their own, which its session signs
+@csrf_exempt  # its forms have their own token, which its session signs
 def _dashboard(request: Any, rest: str) -> Any:
     user = request.user
     if not user.is_authenticated:

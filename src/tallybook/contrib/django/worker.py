@@ -1,8 +1,8 @@
-"""`tallybook.contrib.django.worker:app` is the App that `manage.py tallybook` serves: that of the settings, and all tasks.
+"""`tallybook.contrib.django.worker:app` is the App for `manage.py tallybook`: the App of the settings, with all tasks.
 
-To import it imports `jobs.py` and `tasks.py` of every app in INSTALLED_APPS, so that a worker knows what they declare, and
-has the App serve the tasks of `django.tasks` that belong to our Backend. In a process that a command has started it
-sets Django up first.
+Importing it imports `jobs.py` and `tasks.py` of every app in INSTALLED_APPS, so that a worker knows their tasks. The
+App also serves the tasks of `django.tasks` that belong to our Backend. In a process that a command has started, it sets
+Django up first.
 """
 
 from __future__ import annotations
@@ -35,4 +35,4 @@ def _served() -> tallybook.App:
 
 
 app = _served()
-"""See above."""
+"""The App that the module's docstring describes."""

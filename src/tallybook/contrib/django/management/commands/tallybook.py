@@ -19,13 +19,13 @@ _WORKER = "tallybook.contrib.django.worker:app"
 
 
 class Command(BaseCommand):
-    """The password goes by the environment, to this process and to those that it starts; it is on no command line."""
+    """Runs the command line. This and child processes get the password by the environment, never as an argument."""
 
     help = "Tallybook's command line: worker, migrate, job, queue, web, top, doctor and the others."
     requires_system_checks: Sequence[str] = []
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """Hand everything but Django's own options on."""
+        """Pass on everything but Django's own options."""
         parser = CommandParser(add_help=False, allow_abbrev=False)
         for option in ("--settings", "--pythonpath", "--database"):  # Django has read the first two already
             parser.add_argument(option)
@@ -34,7 +34,7 @@ class Command(BaseCommand):
         cli.main(words, prog_name=f"{Path(argv[0]).name} {argv[1]}")
 
     def print_help(self, prog_name: str, subcommand: str) -> None:
-        """Of our own commands, for `manage.py help tallybook`."""
+        """Print the help of our own commands, for `manage.py help tallybook`."""
         cli.main(["--help"], prog_name=f"{Path(prog_name).name} {subcommand}")
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -43,7 +43,7 @@ class Command(BaseCommand):
         parser.add_argument("words", nargs=argparse.REMAINDER)
 
     def handle(self, *args: Any, words: list[str], database: str | None = None, **options: Any) -> None:
-        """Run one command in this process. CommandError unless it ends well."""
+        """Run one command in this process. Raises CommandError if it fails."""
         self._prepare(database, None)
         with ExitStack() as stack:
             if options.get("stdout"):
@@ -61,7 +61,7 @@ class Command(BaseCommand):
             os.environ[_settings.DATABASE] = database
         os.environ["TALLYBOOK_DSN"] = _settings.dsn(_settings.read().database)
         os.environ.setdefault("TALLYBOOK_APP", _WORKER)
-        # The processes that a command starts find the project where manage.py has found it.
+        # Processes that a command starts must find the project where manage.py has found it.
         found = [str(Path(path).resolve()) for path in sys.path[: 2 if pythonpath else 1]]
         paths = [*found, *_split(os.environ.get("PYTHONPATH"))]
         os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
