@@ -16,13 +16,13 @@ from collections.abc import Iterator
 # The roles of a line, whether it is for a function or a view, and the name.
 _SAID = re.compile(r"^-- rights: (.+(?:\n--   .+)*)\ncreate or replace (function|view) tallybook\.(\w+)", re.MULTILINE)
 _HEAD = """\
--- _rights(): who may use what where there are roles, one row each; made from the lines `-- rights:` of all files.
+-- _rights(): the rights of roles, one row each; generated from the lines `-- rights:` of all files.
 --
---   definer   a function that runs with the owner's rights and a fixed search_path, since its callers have no right to
---             any table. It must not reach text from outside that it executes: tests/db/test_roles.py looks at all it calls.
+--   definer   a function that runs with the owner's rights and a fixed search_path, since its callers have no rights on
+--             tables. It must not execute text from outside: tests/db/test_roles.py checks all functions that it calls.
 --   caller    a function that runs with the caller's rights
 --   view      all columns, or those named in columns
--- Old overloads of a name have its rights. What has a role's rights is the role's name in tallybook.role.
+-- Old overloads of a name have its rights. The roles that get the rights are in tallybook.role.
 create or replace function tallybook._rights() returns table (kind text, name text, roles text[], columns text)
 language sql immutable as $$ select v.kind, v.name, v.roles::text[], v.columns from (values
 """

@@ -15,30 +15,30 @@ METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "tallybook_up": ("gauge", (), "1: the database has answered; 0: only this process's own numbers follow."),
     "tallybook_query_seconds": ("gauge", (), "How long the database took for the numbers below."),
     "tallybook_jobs": ("gauge", ("queue", "task", "state"), "Jobs in this state now, in the whole database."),
-    "tallybook_jobs_ended_total": ("counter", ("queue", "task", "end"), "Jobs that have ever ended so."),
+    "tallybook_jobs_ended_total": ("counter", ("queue", "task", "end"), "Jobs that have ended this way, since the start."),
     "tallybook_attempts_followed_total": (
-        "counter", ("queue", "task", "end"), "Attempts that have ever ended so, and were followed by another one.",
+        "counter", ("queue", "task", "end"), "Attempts that have ended this way and were followed by another, since the start.",
     ),
     "tallybook_oldest_job_age_seconds": (
-        "gauge", ("queue", "state"), "For how long the oldest job in this state could have run.",
+        "gauge", ("queue", "state"), "How long the oldest job in this state has been able to run.",
     ),
     "tallybook_standby_lag_seconds": (
-        "gauge", (), "How far the standby is behind that these numbers are read from; only where there is one.",
+        "gauge", (), "Lag of the standby that these numbers are read from; only if there is one.",
     ),
     "tallybook_worker_info": ("gauge", ("name", "version"), "Always 1."),
     "tallybook_worker_ready": ("gauge", (), "1: /readyz answers 200."),
     "tallybook_worker_slots": ("gauge", ("queue",), "How many jobs of the queue this process runs at once."),
-    "tallybook_worker_slots_used": ("gauge", ("queue",), "Those of them that hold a job."),
+    "tallybook_worker_slots_used": ("gauge", ("queue",), "Slots of the queue that hold a job."),
     "tallybook_worker_jobs_claimed_total": ("counter", (), "Jobs that this process has claimed."),
     "tallybook_worker_attempts_ended_total": (
-        "counter", ("end",), "Attempts of this process that have ended in the database, by what became of the job.",
+        "counter", ("end",), "Attempts of this process that have ended in the database, by result for the job.",
     ),
-    "tallybook_worker_ends_waiting": ("gauge", (), "Ends that are still to be told to the database."),
+    "tallybook_worker_ends_waiting": ("gauge", (), "Ends that are not yet sent to the database."),
     "tallybook_worker_handlers_abandoned": ("gauge", (), "Handlers that did not end after their deadline."),
-    "tallybook_worker_loop_lag_seconds": ("gauge", (), "How late the event loop was at the last look, twice a second."),
-    "tallybook_worker_loop_blocked_total": ("counter", (), "How often a handler has blocked the event loop for a second."),
+    "tallybook_worker_loop_lag_seconds": ("gauge", (), "Delay of the event loop at the last check, twice a second."),
+    "tallybook_worker_loop_blocked_total": ("counter", (), "How often a handler has blocked the event loop for 1 s."),
     "tallybook_worker_connection_errors_total": (
-        "counter", ("connection",), "How often a connection to the database was lost, or could not be made.",
+        "counter", ("connection",), "How often a connection to the database was lost or failed.",
     ),
 }  # fmt: skip
 
