@@ -127,7 +127,7 @@ async def test_a_connection_of_the_other_kind_is_refused(shop: App, db: psycopg.
     async with await psycopg.AsyncConnection.connect(dsn) as conn:
         with pytest.raises(ConnectionNotSupported):
             shop.queues.pause("mail").sync(conn)  # type: ignore[arg-type]
-        with pytest.raises(InvalidArgument, match="connection of its own"):
+        with pytest.raises(InvalidArgument, match="needs its own connection"):
             await shop.doctor.run().on(conn)
     plain = await asyncio.to_thread(lambda: shop.doctor.run().sync())
     assert [found.name for found in await shop.doctor.run()] == [found.name for found in plain]

@@ -79,7 +79,7 @@ async def test_a_program_follows_a_subject(app: App, db: Any) -> None:
         ({}, "not a mapping"),
         ([("a", 1)], "not a mapping"),
         ({f"k{n}": 1 for n in range(11)}, "at most 10"),
-        ({"A": 1}, "a kind has"),
+        ({"A": 1}, "a kind must be"),
         ({"a": 1.5}, "neither text nor a whole number"),
         ({"a": True}, "neither text nor a whole number"),
         ({"a": ""}, "1 to 200 bytes"),

@@ -121,7 +121,7 @@ def test_a_wrong_and_an_unknown_key_are_told_apart() -> None:
 @pytest.mark.parametrize("text", ["", "x" * (LONGEST + 1), "sk-canary\ud800"], ids=["empty", "long", "surrogate"])
 def test_what_is_no_secret_is_refused(text: str) -> None:
     """A secret is a text of 1 byte to 64 KiB; the error shows nothing of it."""
-    with pytest.raises(SecretError, match="is a text of 1 to 65536 bytes") as refused:
+    with pytest.raises(SecretError, match="has 1 to 65536 bytes of text") as refused:
         keys(f"k1:{KEY}").seal(PLACE, Secret(text))
     assert refused.value.__context__ is None and "sk-canary" not in shown(refused.value)
 

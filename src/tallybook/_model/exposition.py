@@ -15,9 +15,9 @@ METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "tallybook_up": ("gauge", (), "1: the database has answered; 0: only this process's own numbers follow."),
     "tallybook_query_seconds": ("gauge", (), "How long the database took for the numbers below."),
     "tallybook_jobs": ("gauge", ("queue", "task", "state"), "Jobs in this state now, in the whole database."),
-    "tallybook_jobs_ended_total": ("counter", ("queue", "task", "end"), "Jobs that have ended this way, since the start."),
+    "tallybook_jobs_ended_total": ("counter", ("queue", "task", "end"), "Jobs that have ended this way so far."),
     "tallybook_attempts_followed_total": (
-        "counter", ("queue", "task", "end"), "Attempts that have ended this way and were followed by another, since the start.",
+        "counter", ("queue", "task", "end"), "Attempts that have ended this way so far and were followed by another.",
     ),
     "tallybook_oldest_job_age_seconds": (
         "gauge", ("queue", "state"), "How long the oldest job in this state has been able to run.",
