@@ -62,8 +62,7 @@ _AS_TEXT = {
 
 
 class Declared:
-    """A function of the schema: "name(parameter type, ...) -> type", "-> row (column type, ...)", "-> rows (...) order
-    by ...".
+    """A function of the schema: "name(parameter type, ...) -> type", "-> row (column type, ...)", "-> rows (...) ...".
 
     Names before a type share it. A parameter that is left out has its default. If a parameter is not sent unchanged,
     `sent` has its expression: a constant, or with {name} for a value of that parameter's type, {name:type} for another

@@ -89,7 +89,7 @@ def _bounded(conn: Conn, name: str, patience: timedelta, look: Callable[[Conn], 
 
 
 def _group(conn: Conn, *, group: str, verify: bool) -> list[Finding]:
-    # Requested by name, counters are recounted whatever their size; without --verify they run with the other checks.
+    # Requested by name, counters are recounted at any size; without --verify they run with the other checks.
     if group == "counters" and not verify:
         rows = conn.execute(_COUNTERS.worker).fetchall()
     else:

@@ -79,7 +79,7 @@ class _Saying(Generic[T]):
 
     def failed(self, error: psycopg.Error | OSError | QueueUnavailable) -> float:
         """Return the seconds to wait before the next try, or raise the error for the caller."""
-        if isinstance(error, QueueUnavailable):  # no connection: the first try does not wait
+        if isinstance(error, QueueUnavailable):  # no connection: without an earlier one, the caller gets the error
             action = Action.RECONNECT if self._sent else Action.CALLER
         else:
             action = action_for(error)

@@ -47,8 +47,8 @@ select set_config(s.name, v.value, false)
  where pg_backend_pid() = %s::int"""
 
 _AT_ONCE = 5
-# Somebody migrates: a function, or its result, was replaced between two steps of one statement. Retried a few times
-# only, because these codes have permanent causes, too.
+# A migration is running: a function, or its result, was replaced between two steps of one statement. Retried only a
+# few times, because these codes have permanent causes, too.
 _REPLACED = ("XX000", "0A000")
 _COMES_BACK = (Action.RECONNECT, Action.WAIT, Action.AGAIN)
 # A verb without an answer by then is sent again on a new connection. It may only be slow, so the next limit is longer.

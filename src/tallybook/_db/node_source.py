@@ -99,8 +99,7 @@ class AtJob(Source):
 
 
 class AtJobs(Source):
-    """The nodes of many jobs: jobs that the app's own database does not know are looked up on their nodes, one after
-    the other.
+    """The nodes of many jobs: unknown jobs of the app's own database are looked up on their nodes, one after the other.
 
     The jobs of a node that does not answer are refused, with its name.
     """

@@ -83,8 +83,7 @@ class Answer(Generic[T]):
 
 
 def nodes(dsn: str, which: str = "all") -> tuple[Node, ...]:
-    """Return the nodes of the app with its database at `dsn`: all that are not gone, or those named, like
-    "north,south".
+    """Return the nodes of the app with its database at `dsn`: all that are not gone, or some, like "north,south".
 
     This call blocks: use `asyncio.to_thread` in a coroutine. Raises QueueUnavailable if the list is in a database that
     cannot be reached, UnknownNode for a name, and ConfigError for a bad file or variable.

@@ -38,8 +38,7 @@ class Source:
         self._pid = 0
 
     def conninfo(self, dsn: str | None = None) -> str:
-        """Return the effective connection string: `dsn`, the App's own, TALLYBOOK_DSN, or libpq's PG* variables
-        (empty).
+        """Return the effective DSN: `dsn`, the App's own, TALLYBOOK_DSN, or an empty one for libpq's PG* variables.
 
         URLs of SQLAlchemy, `postgresql+psycopg://...`, are accepted. Raises ConfigError for an invalid string.
         """
@@ -99,8 +98,10 @@ class Source:
                     self._pool = self._loop = None
 
     def _own_pool(self) -> AsyncConnectionPool[Any] | None:
-        """Return the pool of this process and this loop, or None. A pool inherited by a fork is left alone, because its
-        sockets are the parent's: even closing it would send data on them.
+        """Return the pool of this process and this loop, or None.
+
+        A pool inherited by a fork is left alone, because its sockets are the parent's: closing it would use
+        them.
         """
         if self._pool is None or self._pid != os.getpid() or self._loop is not asyncio.get_running_loop():
             return None

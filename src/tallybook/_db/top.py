@@ -174,9 +174,9 @@ async def _json_async(conn: psycopg.AsyncConnection[Any], query: str) -> Any:
 
 
 def merged(readings: Mapping[str, Reading]) -> Reading:
-    """Return one reading for several nodes, by name. Numbers are added, workers' names get the node's as a prefix, and
-    a queue has the name of its first node.
+    """Return one reading for those of several nodes, given by name.
 
+    Numbers are added, workers' names get the node's as a prefix, and a queue has the name of its first node.
     Ids of workers are made unique, because they count from 1 on every node.
     """
     queues: dict[str, dict[str, Any]] = {}

@@ -48,7 +48,7 @@ def checked_after(after: object) -> tuple[int | JobCall, ...]:
 
 
 def with_follow_up(jobs: Sequence[JobCall], then: JobCall | None) -> list[JobCall]:
-    """Return these jobs and, last, one that waits for all of them, by default whatever they end as."""
+    """Return these jobs and, last, one that waits for all of them, by default even if they did not complete."""
     if then is None:
         return list(jobs)
     if type(then) is not JobCall:

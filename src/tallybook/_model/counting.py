@@ -24,7 +24,7 @@ class Counts:
     completed: int
     """This and the following are totals since the start, including pruned jobs."""
     failed: int
-    """Attempts that failed and had a successor; the next counters are alike, except `cancelled` and `died`."""
+    """Attempts that failed and were followed by another; the same holds for snoozed, lost and moved."""
     snoozed: int
     cancelled: int
     lost: int

@@ -5,7 +5,7 @@
 
 `parse_duration` and PostgreSQL's `interval` read all output of `format_duration` alike. A month or a year is refused,
 because it has no fixed length. A bare number is refused, too: `300` may mean seconds, milliseconds or minutes.
-A day is 24 hours here, but a calendar day in an `interval`; across changes of a zone's offset, pass seconds.
+A day is 24 hours here, but a calendar day in an `interval`; across changes of a zone's offset, pass the seconds.
 """
 
 from __future__ import annotations

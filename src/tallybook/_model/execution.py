@@ -76,7 +76,7 @@ def _check_function(fn: Callable[..., Any]) -> None:
 
 
 def parse_size(value: int | str, *, option: str) -> int:
-    """Return the bytes of `512 MB`, `1.5 GB` (a MB is 1024 kB, as in PostgreSQL). Raises ConfigError."""
+    """Return the bytes of `512 MB` (a MB is 1024 kB, as in PostgreSQL). Raises ConfigError, also for a bare number."""
     hint = "Write '512 MB' or '2 GB'"
     found = _SIZE.fullmatch(value.strip().lower()) if isinstance(value, str) else None
     if found is None:

@@ -85,7 +85,7 @@ class JobInfo:
     summary: str | None = None
     """One line about the job, if its task has a template for it."""
     result: Any = None
-    """What its handler returned, as plain JSON values."""
+    """The result of its handler, as plain JSON values."""
     progress: float | None = None
     """From 0 to 1, as reported by its handler."""
     progress_message: str | None = None

@@ -87,4 +87,4 @@ class Cancel(_WithReason):
 
 
 class Dead(_WithReason):
-    """End the job as dead, whatever attempts are left: another one cannot help, so a person has to decide."""
+    """End the job as dead, even if attempts are left: another one cannot help, so a person has to decide."""

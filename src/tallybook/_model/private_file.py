@@ -6,8 +6,7 @@ import os
 
 
 def open_to_others(about: os.stat_result, us: int | None = None) -> bool:
-    """Whether others than its owner may read or write a file. `us` is the user who asks, by default that of the
-    process.
+    """Whether others than its owner may read or write a file. `us` is the current user, by default the process's.
 
     A file of root's may be readable by our own group unless we are root. Kubernetes stores secrets this way, and so do
     administrators for a service that must not change them.

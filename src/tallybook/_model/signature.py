@@ -143,8 +143,7 @@ class ArgsModel:
         return self.bind([args[name] for name in given], {n: args[n] for n in args if n not in given})
 
     def load(self, args: object) -> tuple[list[object], dict[str, object]]:
-        """Return stored args as (positional, named), converted by annotation, for the call after the handler's
-        specials.
+        """Return stored args as (positional, named), converted by annotation; they follow the handler's specials.
 
         `args` is the JSON object as read, and may be returned unchanged. Raises PayloadError, with the path, for an
         unknown or missing name and for a value that does not fit its annotation.

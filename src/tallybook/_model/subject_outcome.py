@@ -129,7 +129,7 @@ class Drop(SubjectOutcome):
 
 
 class Kill(SubjectOutcome):
-    """Give the subject up, whatever attempts are left: a dead letter with the reason `killed`, for people to check."""
+    """Give the subject up, even if attempts are left: a dead letter with the reason `killed`, for people to check."""
 
     __match_args__ = ("reason", "new_args")
     _args_at = 1

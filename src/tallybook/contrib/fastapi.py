@@ -7,7 +7,7 @@ Transaction = Annotated[AsyncSession, in_transaction(sessions)]
 async def register(session: Transaction, email: str) -> None:
     session.add(user := User(email=email))
     await session.flush()
-        await send_welcome.enqueue(session, user.id)      # committed with the user, before the answer is sent
+    await send_welcome.enqueue(session, user.id)      # committed with the user, before the answer is sent
 
 api.mount("/queue", dashboard(app, authenticate=who))  # of tallybook.web; the lifespan closes its connections
 """
@@ -86,7 +86,7 @@ def the_app(connection: HTTPConnection) -> App:
 
     @api.post("/welcome")
     async def welcome(app: Annotated[App, Depends(the_app)]) -> None:
-            await send_welcome.enqueue(app, 42)  # at once, in a transaction of its own
+        await send_welcome.enqueue(app, 42)  # at once, in its own transaction
     """
     app = getattr(connection.state, "tallybook", None)
     if not isinstance(app, App):

@@ -3,7 +3,8 @@
     # project/urls.py
     path("queue/", include("tallybook.contrib.django.urls")),
 
-Staff with the right to view everything that the admin shows of Tallybook may see it; those who may change it may act.
+Staff with the right to view everything that the admin shows of Tallybook may see it;
+those with the right to change all of it may act.
 """
 
 from __future__ import annotations
