@@ -28,9 +28,9 @@ def describe(
 ) -> dict[str, object]:
     """Return `exc` as a dict for the job's list of errors. Never raises, whatever the attributes of `exc` do.
 
-    The JSON text of the dict has at most `max_bytes` of UTF-8 (if that is 1,000 or more). A long message keeps its start,
-    a long traceback its end. At most `max_frames` frames are shown, over all causes together. Frames of Tallybook above
-    those of the handler are left out.
+    The JSON text of the dict has at most `max_bytes` of UTF-8 (if that is 1,000 or more). A long message keeps its
+    start, a long traceback its end. At most `max_frames` frames are shown, over all causes together. Frames of
+    Tallybook above those of the handler are left out.
     """
     kind = _fit(_kind(exc), 200)
     message = _fit(safe_text(exc), max_bytes // 4)
