@@ -88,7 +88,7 @@ def test_a_rotation_by_hand(dsn: str, keys: str, monkeypatch: pytest.MonkeyPatch
     new = new_key("k2")
     monkeypatch.setenv("TALLYBOOK_KEYS", new)
     assert "0 secrets" in (said := run("rotate", dsn=dsn, code=1)) and "left: 1 with key 'k1'" in said
-    assert "is encrypted with key 'k1', and here are k2" in run("test", "acme", dsn=dsn, code=1)
+    assert "is encrypted with key 'k1', but this program has k2" in run("test", "acme", dsn=dsn, code=1)
     assert json.loads(run("test", "--json", dsn=dsn, code=1))[0]["problem"].startswith("it is encrypted with key 'k1'")
     monkeypatch.setenv("TALLYBOOK_KEYS", f"{new},{keys}")
     assert "1 secrets are encrypted with key 'k2'\nno other key is needed" in run("rotate", dsn=dsn)

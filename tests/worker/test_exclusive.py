@@ -131,7 +131,7 @@ def test_a_person_changes_the_number_and_not_what_becomes_of_the_second(db: Any)
     [
         ({"on_busy": "skip"}, "the task is not exclusive. Pass exclusive=True as well"),
         ({"exclusive": True, "on_busy": "stop"}, "must be wait or skip"),
-        ({"exclusive": ""}, "has 1 to 150 bytes"),
+        ({"exclusive": ""}, "must have 1 to 150 bytes"),
         ({"exclusive": 1}, "not a text"),
         ({"exclusive": "{n}", "name": "a:b"}, "the task's name 'a:b' has a colon"),
         ({"exclusive": "{m}"}, "task 'report' has no argument 'm'. It has n"),
