@@ -101,10 +101,10 @@ async def test_a_verb_needs_leave(dsn: str, db: Any) -> None:
     async with agent(dsn, allow=("cancel_job",)) as one:
         assert {tool.name for tool in (await one.client.list_tools()).tools} == {*READINGS, "cancel_job"}
         assert await one.refused("retry_job", job=dead) == (
-            "scope: retry_job is not allowed here. Its owner allows it by --allow retry_job."
+            "scope: retry_job is not allowed here. Its owner can allow it with --allow retry_job."
         )
-        assert (await one.refused("get_job", job="seven")).startswith("invalid: job is a whole number")
-        assert (await one.refused("get_job", jobs=7)).startswith("invalid: there is no 'jobs' here")
+        assert (await one.refused("get_job", job="seven")).startswith("invalid: job must be a whole number")
+        assert (await one.refused("get_job", jobs=7)).startswith("invalid: unknown field 'jobs'")
         assert (await one.refused("get_job", job=10**9)).startswith("unknown: unknown job 1000000000")
         assert await one.refused("drop_everything") == "unknown: there is no such tool."
     assert standing(db) == before

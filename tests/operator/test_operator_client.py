@@ -15,7 +15,7 @@ from support.outside import HttpServer, Reply, http_server
 from tallybook.errors import ConfigError, OperatorRefused
 from tallybook.extra.operator import OperatorClient
 
-IN_DOUBT = Reply(503, body=json.dumps({"code": "in_doubt", "detail": "the database was lost at the commit"}).encode())
+IN_DOUBT = Reply(503, body=json.dumps({"code": "in_doubt", "detail": "the connection was lost at the commit"}).encode())
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_where_nobody_listens_it_is_an_error_of_the_network() -> None:
     with pytest.raises(OSError, match="refused"):
         OperatorClient("http://127.0.0.1:9", "ops", SECRET).call("GET", "/queues")
     for url in ("file:///etc/passwd", "127.0.0.1:8801"):
-        with pytest.raises(ConfigError, match="begins with http") as wrong:
+        with pytest.raises(ConfigError, match="does not begin with http") as wrong:
             OperatorClient(url, "ops", SECRET)
         assert SECRET not in str(wrong.value)
     assert SECRET not in repr(OperatorClient("http://127.0.0.1:9", "ops", SECRET))

@@ -330,9 +330,9 @@ async def test_mistakes_are_explained(app: App, monkeypatch: pytest.MonkeyPatch)
     """Settings that are no JSON, a field that may be a secret, unknown providers, no keys: each is one clear error."""
     providers = app.providers
     await providers.set("acme", kind="smtp")
-    with pytest.raises(InvalidArgument, match="are no JSON"):
+    with pytest.raises(InvalidArgument, match="are not JSON"):
         await providers.set("acme", settings={"x": object()})
-    with pytest.raises(InvalidArgument, match="are no JSON"):
+    with pytest.raises(InvalidArgument, match="are not JSON"):
         await providers.set("acme", settings={"x": float("nan")})
     with pytest.raises(ConfigError, match="not shown") as refused:
         await providers.set_secret("acme", f"api_key={CANARY}", "x")

@@ -1,1 +1,1 @@
-"""What not every program needs: the dashboard, the operator API, providers, ready-made tasks, the demo."""
+"""Optional parts: the dashboard, the operator API, the MCP server, providers, ready-made tasks, the demo."""

@@ -1,4 +1,4 @@
-"""From the preview of a change to the change: tokens that are good once, for a while, for what was previewed."""
+"""From the preview of a change to the change: tokens that are valid once, for a limited time, for the same call."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tallybook.extra.operator.operations import Ask, Changed, Operation
 from tallybook.extra.operator.problems import Problem
 
 _MOST = 100
-"""Previews that are remembered; the oldest is forgotten first."""
+"""Previews that are stored; the oldest is dropped first."""
 _SEEN = ("queue", "task", "state", "priority", "attempt", "failures", "crashes", "run_at")
 _AGAIN = "Call it again without confirm for a new preview"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a change is about, and what it comes to."""
+    """The object of a change as it is now, and what the change would do."""
 
     now: dict[str, Any]
     would: dict[str, Any]
@@ -44,7 +44,7 @@ class Previews:
         self._by_token: dict[str, _Preview] = {}
 
     def add(self, verb: str, arguments: Mapping[str, Any], outcome: Outcome) -> str:
-        """A new token."""
+        """Store a preview and return its new token."""
         while len(self._by_token) >= _MOST:
             del self._by_token[next(iter(self._by_token))]
         token = secrets.token_urlsafe(18)
@@ -52,7 +52,7 @@ class Previews:
         return token
 
     def take(self, token: object, verb: str, arguments: Mapping[str, Any]) -> Outcome:
-        """Use a token up, and return what was previewed. A Problem unless it is good for this call."""
+        """Use up a token and return its preview. A Problem unless the token is valid for this call."""
         found = self._by_token.pop(token, None) if isinstance(token, str) else None
         if found is None:
             raise Problem("conflict", "there is no such preview, or it was confirmed before", hint=_AGAIN)
@@ -64,23 +64,26 @@ class Previews:
 
 
 def unchanged(previewed: Outcome, found: Outcome) -> None:
-    """A Problem if what was previewed is not what would be done."""
+    """Raise a Problem if the outcome differs from the preview."""
     if previewed != found:
-        reason = "what it is about has changed since the preview, and nothing was done"
+        reason = "the outcome has changed since the preview, and nothing was done"
         raise Problem("conflict", reason, hint=_AGAIN)
 
 
 async def carried_out(operation: Operation, ask: Ask, conn: Conn) -> tuple[Outcome, Changed]:
-    """What it was about, and what was done, in the caller's transaction: a preview rolls it back."""
+    """Make the change in the caller's transaction and return its outcome. A preview rolls it back."""
     now = await _now(operation, ask, conn)
     changed = await operation.change(ask, conn, "mcp")
-    # The id of a new job is another one each time.
+    # A new job gets another id each time.
     would = {name: value for name, value in changed.answer.items() if name != "job" or "job" in ask.values}
     return Outcome(now, would), changed
 
 
 async def _now(operation: Operation, ask: Ask, conn: Conn) -> dict[str, Any]:
-    """The job, or the newest of the dead letters, that it is about. A new dead letter is the newest, and one less is counted."""
+    """Return the job, or the newest dead letters, that the change affects.
+
+    A dead letter that is added becomes the newest; one that is removed lowers the count.
+    """
     if operation.path.startswith("/jobs/"):
         found = await _read("get_job", ask, conn)
         return {name: found[name] for name in _SEEN}

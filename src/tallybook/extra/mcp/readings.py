@@ -1,4 +1,4 @@
-"""What an agent can read beside the operator API: lists of jobs, traces, the doctor."""
+"""Readings for agents that the operator API does not have: lists of jobs, traces, the doctor."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ async def _doctor(ask: Ask, _: Conn) -> dict[str, Any]:
 
 
 _FILTER = (
-    fields.name(name="queue", about="Of this queue.", most=64, example="mail"),
+    fields.name(name="queue", about="In this queue.", most=64, example="mail"),
     fields.name(name="task", about="Of this task.", example="send_welcome"),
     fields.choice(name="state", about="In this state.", words=STATES, example="dead"),
     fields.links(name="links", about="With these links.", example={"user": 42}),
     fields.text(name="error", about="The last error contains this text, ignoring case.", example="timeout"),
     fields.flag(name="unserved", about="No live worker knows their task.", example=True),
-    fields.instant(name="since", about="Enqueued then or later.", example="2026-01-31T09:00:00Z"),
-    fields.instant(name="before", about="Enqueued before.", example="2026-02-01T00:00:00Z"),
-    fields.text(name="after", about="The `next` of the page before.", most=2000, example="..."),
+    fields.instant(name="since", about="Enqueued at this time or later.", example="2026-01-31T09:00:00Z"),
+    fields.instant(name="before", about="Enqueued before this time.", example="2026-02-01T00:00:00Z"),
+    fields.text(name="after", about="The `next` of the previous page.", most=2000, example="..."),
     fields.whole(name="max_jobs", about="At most this many.", least=1, most=200, default=20, example=50),
 )
 _WHOSE = (
@@ -49,7 +49,7 @@ _WHOSE = (
     fields.links(name="links", about="Of the jobs with these links.", example={"user": 42}),
     fields.name(name="task", about="Of this task only.", example="send_welcome"),
     fields.whole(name="max_events", about="At most this many.", least=1, most=1000, default=100, example=20),
-    fields.flag(name="newest_first", about="Newest first, the default; else in order of time.", example=True),
+    fields.flag(name="newest_first", about="Newest first, the default; false: oldest first.", example=True),
 )
 
 

@@ -1,7 +1,7 @@
-"""The server: what becomes of one call.
+"""The server: the handling of one call.
 
-A reading is a transaction that cannot write. A verb is previewed by doing it and rolling it back, so the preview is what
-the verb itself comes to. Its confirmation does it once more, compares, and commits together with the row of the audit.
+A reading is a read-only transaction. The preview of a verb makes the change and rolls it back, so it shows the real
+outcome. The confirmation makes the change again, compares the outcomes, and commits together with the audit row.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tallybook.extra.operator.operations import Ask, Operation
 from tallybook.extra.operator.problems import Problem, problem_of
 
 MOST = 40_000
-"""Characters of an answer."""
+"""The maximum length of an answer in characters."""
 _ABOUT = (
     "Tallybook is a queue of background jobs in PostgreSQL. "
     "For a job that does not run, ask why; for its past, trace; for the whole database, doctor."
@@ -41,16 +41,16 @@ class Tools:
     """The tools of one agent."""
 
     def __init__(self, app: App, *, by: str, allow: Collection[str] = (), lifetime: timedelta) -> None:
-        """`by` is the agent's name in the audit. ConfigError for it, or for a verb that there is not."""
+        """`by` is the agent's name in the audit. ConfigError if it is not valid, or for an unknown verb."""
         self._app = app
         self._allowed = checked(allow)
-        self._key = Key(by, token_hex(32), ("admin",))  # nobody signs with it: it carries the name and the rights
+        self._key = Key(by, token_hex(32), ("admin",))  # never used to sign: it carries the name and the rights
         self._lifetime = lifetime
         self._previews = Previews(lifetime)
         self._database = Database(app, max_size=2)
 
     async def serve(self) -> None:
-        """Serve the client at stdin and stdout until it leaves."""
+        """Serve the client on stdin and stdout until it disconnects."""
         server: Server[Any] = Server(
             "tallybook", version=__version__, instructions=f"{_ABOUT} {HOSTILE}",
             on_list_tools=self._list, on_call_tool=self._call,
@@ -78,7 +78,7 @@ class Tools:
         if operation is None:
             raise Problem("unknown", "there is no such tool")
         if name in VERBS and name not in self._allowed:
-            raise Problem("scope", f"{name} is not allowed here", hint=f"Its owner allows it by --allow {name}")
+            raise Problem("scope", f"{name} is not allowed here", hint=f"Its owner can allow it with --allow {name}")
         token = arguments.pop("confirm", None) if name in VERBS else None
         ask = Ask(self._app, self._key, read(given(operation), arguments))
         if operation.reads is not None:
@@ -92,7 +92,7 @@ class Tools:
         try:
             async with self._database.act(operation.name) as conn, conn.transaction(force_rollback=True):
                 outcome, changed = await carried_out(operation, ask, conn)
-        except CommitUnknown as error:  # of nothing
+        except CommitUnknown as error:  # everything was rolled back
             raise QueueUnavailable(error.server or "", "the connection was lost") from error
         found = {"would": outcome.would, "now": outcome.now}
         if changed.action is None:

@@ -1,4 +1,4 @@
-"""The tools of an agent, made of operations: a reading each, and a verb each that was allowed."""
+"""The tools of an agent, built from operations: one for each reading and each allowed verb."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tallybook.extra.operator.operations import Operation
 from tallybook.extra.operator.routes import NODE, OPERATIONS
 
 OPERATION = {one.name: one for one in (*READINGS, *OPERATIONS)}
-"""What there is a tool for, by its name."""
+"""The operations that have a tool, by name."""
 VERBS = tuple(one.name for one in OPERATIONS if one.changes is not None)
 """The tools that change something."""
 
@@ -31,17 +31,17 @@ _CONFIRM = {"type": "string", "description": "The token of the preview."}
 
 
 def checked(verbs: Collection[str]) -> frozenset[str]:
-    """The verbs that an agent may use. ConfigError for a name that is not one."""
+    """Return the verbs that an agent may use. ConfigError for an unknown verb."""
     for verb in verbs:
         if verb not in VERBS:
-            raise ConfigError("allow", verb, "is no verb", hint=f"Name one of {', '.join(VERBS)}")
+            raise ConfigError("allow", verb, "is not a verb", hint=f"Name one of {', '.join(VERBS)}")
     return frozenset(verbs)
 
 
 def given(operation: Operation) -> tuple[Field, ...]:
-    """The fields of a tool: those of the operation, for one database, with the preview in place of a dry run.
+    """Return the fields of a tool: those of the operation without `node` and `dry_run`, which the preview replaces.
 
-    Dead letters are not filtered by args: previews would let an agent guess what is redacted.
+    Dead letters have no filter by args: previews would let an agent guess redacted values.
     """
     every = (*operation.in_path, *operation.in_query, *operation.in_body)
     guesses = operation.path.startswith("/dead-letters")
@@ -49,7 +49,7 @@ def given(operation: Operation) -> tuple[Field, ...]:
 
 
 def listed(allowed: Collection[str]) -> list[Tool]:
-    """The tools, as an agent is told of them."""
+    """Return the tools as they are listed for an agent."""
     return [_tool(one) for one in OPERATION.values() if one.changes is None or one.name in allowed]
 
 
@@ -72,6 +72,6 @@ def _tool(operation: Operation) -> Tool:
 
 
 def _property(field: Field) -> dict[str, Any]:
-    # Clients differ in which formats they know, so the example shows the form.
+    # Clients do not all know the same formats, so the example shows the form.
     schema = {name: value for name, value in field.schema.items() if name != "format"}
     return {**schema, "description": f"{field.about} Example: {json.dumps(field.example)}"}

@@ -1,10 +1,10 @@
-"""The operator API: signed requests over HTTP that look at jobs and steer them.
+"""The operator API: signed HTTP requests that inspect jobs and manage them.
 
-keys         who may sign, for what        signing   what is signed, and whether it is good
-serve        what becomes of a request     routes    the table of endpoints, one file per noun beside it
-operations   what an endpoint is           fields    what its values are: read and described by one thing
-problems     refusals and their codes      openapi   the document, made of the table
-request      the headers of a request      client    a client for programs: neither needs an extra
+keys         the keys and their scopes     signing   the headers of a signature, and its check
+serve        handling of one request       routes    the table of endpoints, with one module per noun
+operations   the class of an endpoint      fields    its values: one class reads and describes them
+problems     refusals and their codes      openapi   the document, built from the table
+request      the headers of a request      client    a client for programs; neither needs an extra
 """
 
 from tallybook.extra.operator.client import OperatorClient

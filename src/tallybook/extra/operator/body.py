@@ -1,4 +1,4 @@
-"""The body of a request: bounded before it is read, hashed before it is parsed, and plain JSON or nothing."""
+"""The body of a request: limited before it is read, hashed before it is parsed, and plain JSON only."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from tallybook.extra.operator.problems import Problem
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 64
 
-# One that does not end goes up to the end, and nothing is tried in two ways: however a body is made, it is passed over once.
+# An unterminated string extends to the end of the body. Nothing backtracks, so any body is scanned once.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _BRACKET = re.compile(rb"[\[\]{}]")
 
 
 class Gone(Exception):
-    """The client has left before its request was complete: there is nobody to answer."""
+    """The client disconnected before its request was complete, so there is nobody to answer."""
 
 
 async def read_body(headers: Iterable[tuple[bytes, bytes]], receive: Receive) -> bytes:
-    """All of the body. A Problem for more than 1 MB, which is read no further, and for one that is compressed."""
+    """Return the whole body. A Problem if it is compressed or exceeds 1 MB; reading stops there."""
     for raw, value in headers:
         name = raw.lower()
         if name == b"content-length" and (not value.isdigit() or int(value[:20]) > MAX_BYTES):
             raise _too_large()
         if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
-            raise Problem("media_type", "a compressed body is not read")
+            raise Problem("media_type", "compressed bodies are not supported")
     parts: list[bytes] = []
     size, more = 0, True
     while more:
@@ -50,19 +50,21 @@ def _too_large() -> Problem:
 
 
 def parsed(body: bytes, content_types: list[bytes]) -> dict[str, Any]:
-    """The object that the body is; an empty body is an empty object. A Problem for all else."""
+    """Return the JSON object in the body; an empty body is an empty object. A Problem for anything else."""
     if not body:
         return {}
     if len(content_types) != 1 or not _is_json(content_types[0]):
-        raise Problem("media_type", "a body is sent as Content-Type: application/json")
+        raise Problem("media_type", "a body needs the header Content-Type: application/json")
     if _is_too_deep(body):
         raise Problem("malformed", f"the body is nested deeper than {MAX_DEPTH} levels")
     try:
         found = json.loads(body.decode(), parse_constant=_no_number, object_pairs_hook=_no_twins)
     except (ValueError, RecursionError):
-        raise Problem("malformed", "the body is no JSON in UTF-8, has a name twice, or a number that is none") from None
+        raise Problem(
+            "malformed", "the body is not JSON in UTF-8, or has a duplicate name or an invalid number"
+        ) from None
     if not isinstance(found, dict):
-        raise Problem("invalid", "the body is one JSON object")
+        raise Problem("invalid", "the body must be one JSON object")
     return found
 
 
@@ -91,5 +93,5 @@ def _no_number(word: str) -> float:
 def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a name is there twice")
+        raise ValueError("duplicate name")
     return found

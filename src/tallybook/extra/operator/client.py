@@ -1,4 +1,4 @@
-"""A client of the operator API, by the standard library: it needs no extra."""
+"""A client of the operator API that uses the standard library only, so it needs no extra."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tallybook.extra.operator.request import signed_headers
 
 
 class _NoRedirects(HTTPRedirectHandler):
-    """A signed request goes to nobody but the address that it was made for."""
+    """A handler that never redirects: a signed request is sent only to the address that it was made for."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
 
 
 class OperatorClient:
-    """A client of the operator API: it signs each request with a key of `tallybook web key`.
+    """A client of the operator API that signs each request with a key of `tallybook web key`.
 
-    `url` is the API's address with its prefix; a request that gets no answer in `timeout` seconds fails. ConfigError for
-    what is no address of HTTP.
+    `url` is the address of the API with its prefix. A request without an answer in `timeout` seconds fails. ConfigError
+    if `url` is not an HTTP address.
 
         api = OperatorClient("https://ops.example.com/api/v1", "deploy", os.environ["API_SECRET"])
         api.call("POST", "/queues/mail/pause")
@@ -32,17 +32,18 @@ class OperatorClient:
 
     def __init__(self, url: str, key: str, secret: str, *, timeout: float = 35) -> None:
         if urlsplit(url).scheme not in ("http", "https"):
-            raise ConfigError("url", url, "is no address that begins with http:// or https://")
+            raise ConfigError("url", url, "does not begin with http:// or https://")
         self.url = url.rstrip("/")
         self._key, self._secret, self._timeout = key, secret, timeout
         self._opener = build_opener(_NoRedirects)
 
     def call(self, method: str, target: str, document: object = None) -> Any:
-        """Sign and send a request; return the document of the answer.
+        """Sign and send a request; return the JSON document of the answer.
 
-        `target` is the path below the URL, with its query. OperatorRefused where the API refuses it; OSError or
-        http.client.HTTPException where no answer comes. If it is unknown whether a request was served, the very same is
-        sent once more, so nothing is done twice: the code `replayed` then means that the first one was answered.
+        `target` is the path below the URL, with its query. Raises OperatorRefused if the API refuses the request,
+        OSError or http.client.HTTPException if no answer comes. If it is unknown whether a request was served, the
+        client sends the same request once more. Nothing is done twice: `replayed` then means that the first one was
+        answered.
 
             api.call("POST", "/dead-letters/retry", {"queue": "mail", "reason": "failed"})["retried"]
         """
@@ -69,7 +70,7 @@ class OperatorClient:
 
 
 def _refused(error: HTTPError) -> OperatorRefused:
-    """The refusal as an error, that of a proxy too."""
+    """Return a refusal, also one by a proxy, as an error."""
     try:
         said = json.load(error)
         return OperatorRefused(error.code, said["code"], said["detail"], hint=said.get("hint"))

@@ -13,22 +13,26 @@ from tallybook.extra.operator.fields import Field
 from tallybook.extra.operator.operations import Ask, Changed, Operation, listed, plain, record
 
 _FILTER: tuple[Field, ...] = (
-    fields.name(name="queue", about="Of this queue.", most=64, example="mail"),
+    fields.name(name="queue", about="In this queue.", most=64, example="mail"),
     fields.name(name="task", about="Of this task.", most=200, example="send_welcome"),
     fields.choice(
         name="reason", about="Dead for this reason.", words=("failed", "crashed", "expired", "killed"), example="failed"
     ),
     fields.text(
-        name="error", about="In the last error's type or message, in any case.", most=200, example="timeout", admin=True
+        name="error",
+        about="The last error's type or message contains this, ignoring case.",
+        most=200,
+        example="timeout",
+        admin=True,
     ),
-    fields.instant(name="since", about="Died then or later.", example="2026-01-31T09:00:00Z"),
-    fields.instant(name="before", about="Died before.", example="2026-02-01T00:00:00Z"),
+    fields.instant(name="since", about="Died at this time or later.", example="2026-01-31T09:00:00Z"),
+    fields.instant(name="before", about="Died before this time.", example="2026-02-01T00:00:00Z"),
 )
 _ARGS = fields.mapping(name="args", about="Args that contain these.", example={"user_id": 42}, admin=True)
 _MOST = fields.whole(
-    name="max_jobs", about="At most so many, oldest first.", least=1, most=10_000, default=10_000, example=1000
+    name="max_jobs", about="At most this many, oldest first.", least=1, most=10_000, default=10_000, example=1000
 )
-_DRY = fields.flag(name="dry_run", about="Only say how many there are.", example=False)
+_DRY = fields.flag(name="dry_run", about="Only count the matches.", example=False)
 _NAMES = ("queue", "task", "reason", "since", "before")
 
 
@@ -56,7 +60,7 @@ async def _count(ask: Ask, conn: Conn) -> Changed:
 
 
 def _target(ask: Ask) -> dict[str, Any]:
-    # Error and args may hold what is nobody's but the job's: that they were given is enough.
+    # Error and args may contain private data of the job, so the target records only that they were given.
     said = {name: plain(ask[name]) for name in _NAMES if ask.get(name) is not None}
     said.update({name: True for name in ("error", "args") if ask.get(name) is not None})
     return {**said, "queue": ask.queue()} if ask.queue() else said
@@ -96,7 +100,7 @@ OPERATIONS = (
     Operation(
         name="list_dead_letters", method="GET", path="/dead-letters", scope="read",
         about="Dead letters, newest first; for the next page pass the last died_at as before.",
-        in_query=(*_FILTER, fields.whole(name="max_jobs", about="At most so many.", least=1, most=1000, default=50, example=50)),
+        in_query=(*_FILTER, fields.whole(name="max_jobs", about="At most this many.", least=1, most=1000, default=50, example=50)),
         codes=("queue",), newest=("died_at", "max_jobs"), answer=listed("dead_letters", _LETTER),
         example={"dead_letters": [{
             "job": 4711, "died_at": "2026-01-31T09:04:11Z", "queue": "mail", "task": "send_welcome", "reason": "failed",

@@ -1,4 +1,4 @@
-"""The fields of a request: each is read and described by one thing, so the document says what is accepted."""
+"""The fields of a request: one value reads and describes each, so the OpenAPI document matches what is accepted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tallybook.extra.operator.problems import Problem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """One value by its name. A null is no value of any."""
+    """One named value. Null is not valid for any field."""
 
     name: str
     about: str
@@ -29,21 +29,21 @@ class Field:
     schema: Mapping[str, Any]
     """Its JSON Schema."""
     read: Callable[[Any], Any]
-    """The value of a JSON document. ValueError with the reason, or ConfigError, for another one."""
+    """Converts a value of a JSON document. Raises ValueError with the reason, or ConfigError, if it is not valid."""
     of_text: Callable[[str], Any] | None = None
-    """The value of a query or a path, where `read` does not take the text as it is."""
+    """Converts a text of a query or a path, if `read` does not accept the text as it is."""
 
 
 def text(*, most: int = 200, least: int = 1, **field: Any) -> Field:
-    """A text of at most so many bytes."""
+    """A text of `least` to `most` bytes."""
 
     def read(value: Any) -> str:
         if not isinstance(value, str):
-            raise ValueError("is a text")
+            raise ValueError("must be a text")
         if problem := text_problem(value):
             raise ValueError(problem)
         if not least <= len(value.encode()) <= most:
-            raise ValueError(f"has {least} to {most} bytes")
+            raise ValueError(f"must have {least} to {most} bytes")
         return value
 
     schema = {"type": "string", "minLength": least, "maxLength": most, "format": "tallybook-text"}
@@ -51,7 +51,7 @@ def text(*, most: int = 200, least: int = 1, **field: Any) -> Field:
 
 
 def name(*, most: int = 200, **field: Any) -> Field:
-    """A name as queues, tasks and schedules have it."""
+    """A name of a queue, task or schedule."""
 
     def read(value: Any) -> Any:
         check_name(field["name"], value, most)
@@ -66,7 +66,7 @@ def choice(*, words: Sequence[str], **field: Any) -> Field:
 
     def read(value: Any) -> Any:
         if value not in words:
-            raise ValueError(f"is one of {', '.join(words)}")
+            raise ValueError(f"must be one of {', '.join(words)}")
         return value
 
     return Field(schema={"type": "string", "enum": list(words)}, read=read, **field)
@@ -74,7 +74,7 @@ def choice(*, words: Sequence[str], **field: Any) -> Field:
 
 def whole(*, least: int = 0, most: int = 2**63 - 1, default: int | None = None, **field: Any) -> Field:
     """A whole number."""
-    refusal = f"is a whole number from {least} to {most}"
+    refusal = f"must be a whole number from {least} to {most}"
 
     def read(value: Any) -> int:
         value = _integer(value)
@@ -98,7 +98,7 @@ def flag(**field: Any) -> Field:
 
     def read(value: Any) -> bool:
         if not isinstance(value, bool):
-            raise ValueError("is true or false")
+            raise ValueError("must be true or false")
         return value
 
     of_text = {"true": True, "false": False}.get
@@ -111,22 +111,22 @@ _INSTANT = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:
 
 
 def instant(**field: Any) -> Field:
-    """An instant with its zone, as RFC 3339 has it."""
+    """An instant with its zone, in the format of RFC 3339."""
 
     def read(value: Any) -> datetime:
         if not isinstance(value, str) or not _INSTANT.fullmatch(value):
-            raise ValueError("is an instant like 2026-01-31T09:00:00Z")
+            raise ValueError("must be an instant like 2026-01-31T09:00:00Z")
         return datetime.fromisoformat(value.upper())
 
     return Field(schema={"type": "string", "format": "date-time"}, read=read, **field)
 
 
 def duration(**field: Any) -> Field:
-    """A duration in PostgreSQL's words."""
+    """A duration in PostgreSQL's notation."""
 
     def read(value: Any) -> Any:
         if not isinstance(value, str) or len(value) > 100:
-            raise ValueError('is a duration like "5 min"')
+            raise ValueError('must be a duration like "5 min"')
         return parse_duration(value, option=field["name"])
 
     schema = {"type": "string", "minLength": 1, "maxLength": 100, "format": "tallybook-duration"}
@@ -139,12 +139,12 @@ def mapping(**field: Any) -> Field:
 
 
 def links(**field: Any) -> Field:
-    """Which rows a job belongs to: up to 10 kinds with a key each."""
+    """The rows that a job belongs to: up to 10 kinds with one key each."""
 
     def read(value: Any) -> dict[str, str]:
         found = {kind: _integer(key) for kind, key in _object(value).items()}
         if any(isinstance(key, int) and not -(2**63) <= key < 2**63 for key in found.values()):
-            raise ValueError("has a number that is too long")
+            raise ValueError("has a number outside 64 bits")
         return checked_links(found)
 
     schema = {
@@ -164,17 +164,17 @@ def links(**field: Any) -> Field:
 
 def _object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError("is a JSON object")
+        raise ValueError("must be a JSON object")
     return value
 
 
 def _integer(value: object) -> object:
-    """5.0 is an integer of JSON Schema."""
+    """Return an integral float as int: JSON Schema counts 5.0 as an integer."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def read_query(fields: Sequence[Field], query: bytes) -> dict[str, Any]:
-    """The values of a query. A name that is there twice is refused: the order of the pieces is not signed."""
+    """Return the values of a query. A duplicate name is refused, because the order of the pieces is not signed."""
     try:
         pieces = parse_qsl(
             query.decode("ascii"),
@@ -184,20 +184,20 @@ def read_query(fields: Sequence[Field], query: bytes) -> dict[str, Any]:
             max_num_fields=50,
         )
     except ValueError:
-        raise Problem("invalid", "the query is not of the form name=value&name=value, encoded as UTF-8") from None
+        raise Problem("invalid", "the query does not have the form name=value&name=value in UTF-8") from None
     given = dict(pieces)
     if len(given) < len(pieces):
-        raise Problem("invalid", "the query has a name twice")
+        raise Problem("invalid", "the query has a duplicate name")
     return read(fields, given, text=True)
 
 
 def read(fields: Sequence[Field], given: Mapping[str, Any], *, text: bool = False) -> dict[str, Any]:
-    """The values of a body, or, as texts, of a path. A Problem (422) that names the field."""
+    """Return the values of a body, or with `text` of a path or query. Raises a Problem (422) that names the field."""
     by_name = {field.name: field for field in fields}
     for name in given:
         if name not in by_name:
-            known = ", ".join(by_name) or "none at all"
-            raise Problem("invalid", f"there is no {name[:100]!r} here", hint=f"There is {known}")
+            known = ", ".join(by_name) or "none"
+            raise Problem("invalid", f"unknown field {name[:100]!r}", hint=f"The fields are: {known}")
     found: dict[str, Any] = {}
     for field in fields:
         if field.name not in given:

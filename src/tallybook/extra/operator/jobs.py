@@ -1,4 +1,4 @@
-"""Jobs: one job and why it does not run, enqueue, retry, cancel."""
+"""Jobs: get one job, explain why it does not run, enqueue, retry, cancel."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def _get(ask: Ask, conn: Conn) -> dict[str, Any]:
 
 def _shown(found: JobInfo, *, admin: bool) -> dict[str, Any]:
     answer = {name: plain(getattr(found, name)) for name in _JOB["required"] if name != "died_of"}
-    # Why it was cancelled is what somebody has written, so only these words are shown to everybody.
+    # A reason for a cancel is free text, so only these fixed words are shown to every key.
     answer["died_of"] = found.reason if found.state == "dead" and found.reason in _DIED else None
     if admin:
         answer["details"] = {name: plain(getattr(found, name)) for name in _DETAILS}
@@ -62,13 +62,13 @@ async def _why(ask: Ask, conn: Conn) -> dict[str, Any]:
     return {"reasons": [_reason(one, admin=ask.admin) for one in await ask.app.jobs.why(ask["job"]).on(conn)]}
 
 
-# The explanations of these have the error's message in them, or what somebody has written.
+# The full explanations of these contain an error's message or free text.
 _BARE = {
     "dead": "It is dead: a person can retry it.",
     "cancelled": "It was cancelled.",
     "cancel_pending": "It was cancelled, and will not start.",
-    "cancelling": "It was cancelled while it ran: its worker is told.",
-    "retrying": "It has failed, and is tried again when its backoff is over.",
+    "cancelling": "It was cancelled while it ran: its worker is asked to stop it.",
+    "retrying": "It has failed and runs again after its backoff.",
     "dropped": "It died, and its dead letter was dropped.",
 }
 
@@ -89,31 +89,29 @@ _ENQUEUE = (
     fields.name(name="queue", about="Its queue.", required=True, most=64, example="mail"),
     fields.name(name="task", about="The task's name.", required=True, most=200, example="send_welcome"),
     fields.mapping(name="args", about="Its args by parameter name.", example={"user_id": 42}),
-    fields.instant(name="run_at", about="Not before; not together with delay.", example="2030-01-31T09:00:00Z"),
-    fields.duration(name="delay", about="Not before so long from now.", example="5 min"),
-    fields.whole(name="priority", about="Lower runs first; 2 unless given.", most=32767, example=2),
-    fields.whole(name="max_attempts", about="Failures that make it dead.", least=1, most=32767, example=5),
+    fields.instant(name="run_at", about="Earliest start; not together with delay.", example="2030-01-31T09:00:00Z"),
+    fields.duration(name="delay", about="Time from now until the earliest start.", example="5 min"),
+    fields.whole(name="priority", about="Lower runs first; the default is 2.", most=32767, example=2),
+    fields.whole(name="max_attempts", about="Failures until it is dead.", least=1, most=32767, example=5),
     fields.text(name="unique", about="At most one live job of the task has this key.", most=512, example="welcome:42"),
     fields.choice(
         name="on_conflict",
-        about="What becomes of the job that has the unique key; push_run_at without a time: due now.",
+        about="What to do with the job that has the unique key; push_run_at without a time makes it due now.",
         words=ON_CONFLICT,
         example="skip",
     ),
     fields.choice(
         name="unique_while",
-        about="How long a job has its key: until it has ended, or until it starts.",
+        about="How long a job holds its key: running until it ends, queued until it starts.",
         words=("running", "queued"),
         example="running",
     ),
     fields.text(
-        name="order_key", about="Jobs with one order key run one after the other.", most=512, example="user:42"
+        name="order_key", about="Jobs with the same order key run one after another.", most=512, example="user:42"
     ),
-    fields.instant(name="expires_at", about="No attempt starts after it.", example="2030-02-28T09:00:00Z"),
-    fields.mapping(name="headers", about="Technical companions, up to 8 KB.", example={"trace": "4711"}),
-    fields.links(
-        name="links", about="Which rows of yours it belongs to: kinds and keys, up to 10.", example={"user": 42}
-    ),
+    fields.instant(name="expires_at", about="No attempt starts after this time.", example="2030-02-28T09:00:00Z"),
+    fields.mapping(name="headers", about="Technical metadata, up to 8 KB.", example={"trace": "4711"}),
+    fields.links(name="links", about="Your rows that it belongs to: kinds and keys, up to 10.", example={"user": 42}),
 )
 
 
@@ -122,7 +120,7 @@ async def _enqueue(ask: Ask, conn: Conn) -> Changed:
     job = await aio.run(conn, calls.enqueue(_described(ask)))
     on_conflict = ask.get("on_conflict", "skip")
     if not job.created and on_conflict != "skip" and ask.key.queues is not None:
-        # A unique key is that of a task, so the job that has it, and was changed, may be in any queue.
+        # A unique key belongs to a task, so the changed job that holds it may be in any queue.
         ask.reach((await ask.app.get(job.id).on(conn)).queue)
     answer = {"job": job.id, "created": job.created}
     if not job.created and on_conflict == "skip":
@@ -140,7 +138,7 @@ def _described(ask: Ask) -> JobCall:
     task = ask["task"]
     headers = dict(ask.get("headers", {}))
     if "links" in headers:
-        raise Problem("invalid", "links are no header, but a field of their own")
+        raise Problem("invalid", "links is a field of its own, not a header")
     if "links" in ask.values:
         headers["links"] = ask["links"]
     given["headers"] = encode(headers, task=task, max_bytes=8_000, what="headers") if headers else None

@@ -1,4 +1,4 @@
-"""The keys of the operator API: who may sign, for what, and where they are read from. A secret is never shown."""
+"""The keys of the operator API: their scopes, their queues and the file of keys. A secret is never shown."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tallybook._model.private_file import open_to_others
 from tallybook.errors import ConfigError
 
 SCOPES = ("read", "enqueue", "operate", "admin")
-"""admin may do all that the others may, and see args, results and errors."""
+"""admin includes the others, and also sees args, results and errors."""
 ID = re.compile("[A-Za-z0-9._@-]{1,64}")
 _HEX = re.compile("(?:[0-9a-f]{2}){32,128}")
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key of the operator API. ConfigError for what cannot be one.
+    """A key of the operator API. ConfigError for invalid values.
 
-    `secret` is 64 to 256 hexadecimal digits, lower case: 32 random bytes or more; `scopes` are some of read, enqueue, operate
-    and admin; with `queues` the key reaches these queues only.
+    `secret` has 64 to 256 lower-case hexadecimal digits: 32 random bytes or more. `scopes` are some of read, enqueue,
+    operate and admin. With `queues` the key reaches these queues only.
 
         Key("deploy", os.environ["DEPLOY_SECRET"], ("read", "operate"), ("mail",))
     """
@@ -40,34 +40,34 @@ class Key:
 
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not ID.fullmatch(self.id):
-            raise ConfigError("key", self.id, "an id has 1 to 64 of A to Z, a to z, 0 to 9, '.', '_', '@' and '-'")
+            raise ConfigError("key", self.id, "an id has 1 to 64 characters: A-Z, a-z, 0-9, '.', '_', '@' and '-'")
         if not isinstance(self.secret, str) or not _HEX.fullmatch(self.secret) or len(set(self.secret)) < 6:
-            # Not shown: it may be a good one with a slip of the pen.
+            # Not shown: it may be a real secret with a typing error.
             hint = "Make one with `tallybook web key`"
             raise ConfigError(
-                f"secret of key {self.id}", Hidden(), "is no 64 to 256 hexadecimal digits by chance", hint=hint
+                f"secret of key {self.id}", Hidden(), "is not 64 to 256 random hexadecimal digits", hint=hint
             )
         object.__setattr__(self, "scopes", _names(f"scopes of key {self.id}", self.scopes))
         if not self.scopes or not set(self.scopes) <= set(SCOPES):
-            raise ConfigError(f"scopes of key {self.id}", self.scopes, f"are some of {', '.join(SCOPES)}")
+            raise ConfigError(f"scopes of key {self.id}", self.scopes, f"choose from {', '.join(SCOPES)}")
         if self.queues is not None:
             object.__setattr__(self, "queues", _names(f"queues of key {self.id}", self.queues))
             if not self.queues:
-                raise ConfigError(f"queues of key {self.id}", self.queues, "none", hint="Leave them out for all queues")
+                raise ConfigError(f"queues of key {self.id}", self.queues, "is empty", hint="Omit it for all queues")
             for queue in self.queues:
                 check_name(f"queues of key {self.id}", queue, 64)
 
     def may(self, scope: str) -> bool:
-        """Whether it has this scope; admin has all."""
+        """Return whether the key has this scope; admin has all."""
         return scope in self.scopes or "admin" in self.scopes
 
     def reaches(self, queue: str) -> bool:
-        """Whether it may touch what is in this queue."""
+        """Return whether the key may use this queue."""
         return self.queues is None or queue in self.queues
 
 
 class Hidden:
-    """What stands in a message in place of a secret."""
+    """The placeholder for a secret in a message."""
 
     def __repr__(self) -> str:
         return "(not shown)"
@@ -80,26 +80,26 @@ def _names(option: str, value: object) -> tuple[str, ...]:
 
 
 class KeyRing:
-    """The keys that are active, by id: several at once, so that one can be changed for another while both are good."""
+    """The active keys by id. Several can be active, so that a key can be replaced while both are valid."""
 
     def __init__(self, keys: Iterable[Key]) -> None:
         self._keys: dict[str, tuple[Key, bytes]] = {}
-        # Who signs with a key that there is not is answered as late as everybody else.
+        # A request with an unknown key takes as long to refuse as one with a wrong signature.
         self._nobody = secrets.token_bytes(32)
         for key in keys:
             if not isinstance(key, Key):
-                raise ConfigError("keys", Hidden(), f"a {type(key).__name__} is no Key")
+                raise ConfigError("keys", Hidden(), f"a {type(key).__name__} is not a Key")
             secret = bytes.fromhex(key.secret)
             if key.id in self._keys:
-                raise ConfigError("keys", key.id, "is there twice")
+                raise ConfigError("keys", key.id, "appears twice")
             if any(secret == other for _, other in self._keys.values()):
                 raise ConfigError("keys", key.id, "has the secret of another key")
             self._keys[key.id] = key, secret
         if not self._keys:
-            raise ConfigError("keys", (), "there are none", hint="Make one with `tallybook web key`")
+            raise ConfigError("keys", (), "there are no keys", hint="Make one with `tallybook web key`")
 
     def get(self, key_id: str) -> tuple[Key | None, bytes]:
-        """The key and its secret; None and some secret for an id that there is not."""
+        """Return the key and its secret; None and a random secret for an unknown id."""
         return self._keys.get(key_id, (None, self._nobody))
 
     def __repr__(self) -> str:
@@ -107,7 +107,7 @@ class KeyRing:
 
 
 def read_keys(path: str | os.PathLike[str]) -> list[Key]:
-    """The keys of a TOML file. ConfigError for one that is none, or that group or others may read or write.
+    """Return the keys of a TOML file. ConfigError if it is not valid, or if group or others may read or write it.
 
     [keys.deploy]
     secret = "..."
@@ -119,9 +119,9 @@ def read_keys(path: str | os.PathLike[str]) -> list[Key]:
         with Path(path).open("rb") as file:
             about = os.fstat(file.fileno())
             if os.name == "posix" and not stat.S_ISREG(about.st_mode):
-                raise ConfigError("keys", shown, "is no file")
+                raise ConfigError("keys", shown, "is not a regular file")
             if open_to_others(about):
-                reason = "others than its owner may read or write it"
+                reason = "users other than its owner may read or write it"
                 raise ConfigError("keys", shown, reason, hint=f"Run chmod 600 {shown}")
             text = file.read(1_000_001)
     except OSError as error:
@@ -130,24 +130,24 @@ def read_keys(path: str | os.PathLike[str]) -> list[Key]:
         if len(text) > 1_000_000:
             raise ValueError
         found = tomllib.loads(text.decode())
-    except ValueError:  # its words may show a secret
+    except ValueError:  # its text may show a secret
         hint = "Compare it with https://github.com/tallybook/tallybook/blob/main/docs/operator-api.md"
-        raise ConfigError("keys", shown, "is no TOML file", hint=hint) from None
+        raise ConfigError("keys", shown, "is not a TOML file", hint=hint) from None
     tables = found.get("keys")
     if set(found) != {"keys"} or not isinstance(tables, dict):
-        raise ConfigError("keys", shown, "has not one table [keys.NAME] for each key, and nothing else")
+        raise ConfigError("keys", shown, "must have one table [keys.NAME] for each key and nothing else")
     return [_key(name, columns) for name, columns in tables.items()]
 
 
 def _key(name: str, columns: Any) -> Key:
     known = {"secret", "scopes", "queues"}
     if not isinstance(columns, Mapping) or not {"secret", "scopes"} <= set(columns) <= known:
-        raise ConfigError("keys", name, "a key has secret and scopes, and queues if it is limited to some")
+        raise ConfigError("keys", name, "a key has secret and scopes, and queues if it is limited to some queues")
     return Key(name, columns["secret"], columns["scopes"], columns.get("queues"))
 
 
 def key_block(name: str, scopes: Iterable[str], queues: Iterable[str] = ()) -> str:
-    """The lines of a new key for the file of keys, with 32 fresh random bytes. ConfigError."""
+    """Return the lines of a new key for the file of keys, with 32 fresh random bytes. Raises ConfigError."""
     key = Key(name, secrets.token_hex(32), tuple(scopes), tuple(queues) or None)
     lines = [f"[keys.{_quoted(key.id)}]", f"secret = {_quoted(key.secret)}", f"scopes = {_listed(key.scopes)}"]
     if key.queues:
@@ -160,5 +160,5 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _quoted(text: str) -> str:
-    # Neither ids nor names have control characters, so this is all that a basic string of TOML escapes.
+    # Ids and names have no control characters, so a basic string of TOML needs no other escapes.
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

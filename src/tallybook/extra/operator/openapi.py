@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, made of the table by which requests are served. It holds no secret, so it needs no signature."""
+"""The OpenAPI 3.1 document, built from the table of endpoints. It contains nothing secret and needs no signature."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tallybook.extra.operator.routes import NODE, OPERATIONS
 
 PATH = "/openapi.json"
 
-# Every endpoint that is signed may end so.
+# Every signed endpoint can return these.
 _ALWAYS = ("unsigned", "signature", "late", "early", "scope", "replayed", "too_large", "media_type", "malformed", "invalid",
            "rights", "failed", "unavailable", "slow")  # fmt: skip
 _SECURITY = {
@@ -23,13 +23,16 @@ _SECURITY = {
         "Tallybook-Timestamp",
         "When it was signed: seconds since 1970, within 300 s of the database's clock.",
     ),
-    "nonce": ("Tallybook-Nonce", "16 to 128 characters by chance, used once."),
+    "nonce": ("Tallybook-Nonce", "16 to 128 random characters, used once."),
     "signature": ("Tallybook-Signature", "v1= and the HMAC-SHA256 of the signed text, 64 hexadecimal digits."),
 }
 
 
 def document(prefix: str = "", *, many: bool = False) -> dict[str, Any]:
-    """The document of an API below this path; `many`: it is over several nodes, and what changes something is told its node."""
+    """Return the document of an API below this path.
+
+    With `many`, the API covers several nodes, and a request that changes something names its node.
+    """
     from tallybook import __version__
 
     paths: dict[str, dict[str, Any]] = {}
@@ -60,7 +63,7 @@ def document(prefix: str = "", *, many: bool = False) -> dict[str, Any]:
 
 _PROBLEM = {
     "type": "object",
-    "description": "RFC 9457. Programs go by code.",
+    "description": "RFC 9457. Programs check code.",
     "properties": {
         "type": {"type": "string"},
         "title": {"type": "string"},
@@ -137,7 +140,7 @@ def _responses(operation: Operation, many: bool) -> dict[str, Any]:
     good = {"application/json": {"schema": answer, "example": example}}
     found: dict[str, Any] = {"200": {"description": "Done.", "content": good}}
     if operation.created:
-        found["201"] = {"description": "Put in.", "content": good}
+        found["201"] = {"description": "Enqueued.", "content": good}
     always = [code for code in _ALWAYS if operation.method == "POST" or code not in ("malformed", "conflict")]
     codes = dict.fromkeys((*operation.codes, *always, *(("in_doubt", "read_only") if operation.changes else ())))
     by_status: dict[int, list[str]] = {}
@@ -150,7 +153,7 @@ def _responses(operation: Operation, many: bool) -> dict[str, Any]:
 
 
 def _of_nodes(answer: dict[str, Any], example: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The schema and the example of a list over several nodes, as `operations.merged` makes it."""
+    """Return the schema and the example of a list over several nodes, as `operations.merged` builds it."""
     ((name, rows),) = answer["properties"].items()
     item = rows["items"]
     node = {"type": "string", "description": "The node that has it."}

@@ -1,4 +1,4 @@
-"""What an endpoint is: one value that the server goes by and that the OpenAPI document is made of."""
+"""The endpoint as one value: the server runs it, and the OpenAPI document is built from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tallybook.extra.operator.problems import Problem
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request whose signature and scope are good: who asks, and with which values."""
+    """A request with a valid signature and scope: its key and its values."""
 
     app: App
     key: Key
@@ -35,16 +35,16 @@ class Ask:
         return self.values.get(name, default)
 
     def reach(self, queue: str) -> None:
-        """A Problem (403) unless the key may touch this queue."""
+        """Raise a Problem (403) unless the key may use this queue."""
         if not self.key.reaches(queue):
             raise Problem("queue", "this key is limited to other queues")
 
     def queue(self) -> str | None:
-        """The queue of a filter: a key that is limited to one has it by default, one with several has to say which."""
+        """Return the queue of a filter. It defaults to the key's only queue; a key with several has to name one."""
         queue: str | None = self.get("queue")
         if queue is None and self.key.queues is not None:
             if len(self.key.queues) > 1:
-                raise Problem("queue", "this key is limited to some queues", hint="Say which queue is meant")
+                raise Problem("queue", "this key is limited to some queues", hint="Pass one of them as queue")
             queue = self.key.queues[0]
         if queue is not None:
             self.reach(queue)
@@ -53,7 +53,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """What an operation that may change something has come to. Without an `action` nothing was changed: no audit row."""
+    """The result of an operation that can change something. No `action` means no change and no audit row."""
 
     answer: dict[str, Any]
     action: str | None = None
@@ -77,25 +77,25 @@ class Operation:
     scope: str
     about: str
     answer: Mapping[str, Any]
-    """The JSON Schema of a good answer."""
+    """The JSON Schema of a successful answer."""
     example: Mapping[str, Any]
-    """One."""
+    """An example of such an answer."""
     in_path: tuple[Field, ...] = ()
     in_query: tuple[Field, ...] = ()
     in_body: tuple[Field, ...] = ()
     codes: tuple[str, ...] = ()
-    """Which problems it can end with, beside those that every endpoint has."""
+    """The codes of problems that it can return, besides those of every endpoint."""
     whole: bool = False
-    """Whether it is refused to keys that are limited to some queues."""
+    """Whether keys that are limited to some queues are refused."""
     newest: tuple[str, str] | None = None
-    """Of a list: by which member its rows are ordered, newest first, and which value limits them."""
+    """For a list: the member that orders its rows, newest first, and the value that limits their number."""
     created: bool = False
-    """Whether it can answer 201, too."""
+    """Whether it can also return 201."""
     reads: Reads | None = None
     changes: Changes | None = None
 
     async def change(self, ask: Ask, conn: Conn, via: str) -> Changed:
-        """Change it and add the audit row, both in the caller's transaction."""
+        """Make the change and add the audit row, both in the caller's transaction."""
         assert self.changes is not None
         done = await self.changes(ask, conn)
         if done.action is not None:
@@ -104,7 +104,7 @@ class Operation:
 
 
 def record(**properties: Mapping[str, Any] | str) -> dict[str, Any]:
-    """The schema of an object with all of these; a text is a type, with "?" one that may be null."""
+    """Return the schema of an object with all these properties. A string is a type; "?" makes it nullable."""
     found = {name: _typed(kind) if isinstance(kind, str) else dict(kind) for name, kind in properties.items()}
     return {"type": "object", "properties": found, "required": list(found)}
 
@@ -124,18 +124,18 @@ def listed(name: str, item: Mapping[str, Any]) -> dict[str, Any]:
 def merged(
     operation: Operation, ask: Ask, found: Mapping[str, Mapping[str, Any]], away: Sequence[str]
 ) -> dict[str, Any]:
-    """One answer of those of several nodes: each row says its node, and `away` has the nodes that did not answer."""
+    """Merge the answers of several nodes: each row has its `node`, and `away` lists the nodes that did not answer."""
     ((name, _),) = next(iter(found.values())).items()
     rows = [{**row, "node": node} for node, answer in found.items() for row in answer[name]]
     if operation.newest is not None:
         by, most = operation.newest
-        rows.sort(key=lambda row: row[by], reverse=True)  # texts of one form, in UTC
+        rows.sort(key=lambda row: row[by], reverse=True)  # texts in one format, in UTC
         rows = rows[: ask.get(most, 50)]
     return {name: rows, "away": list(away)}
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it: instants in UTC, durations in seconds."""
+    """Return a value for JSON: instants in UTC, durations in seconds."""
     if is_dataclass(value) and not isinstance(value, type):
         return {one.name: plain(getattr(value, one.name)) for one in fields(value)}
     if isinstance(value, datetime):

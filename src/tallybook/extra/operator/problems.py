@@ -1,4 +1,4 @@
-"""What went wrong, as application/problem+json (RFC 9457), and which error of the core means which status."""
+"""Refusals as application/problem+json (RFC 9457), and the status of each error of the core."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ CODES: dict[str, tuple[int, str]] = {
     "slow": (503, "The database took too long, or waited for a lock. Nothing was changed."),
     "in_doubt": (503, "The connection was lost at the commit: the change may or may not have been made."),
 }
-"""Each code with its status and what it means."""
+"""Each code with its status and meaning."""
 
 
 class Problem(Exception):
-    """A refusal: a code for programs, which has its status, and a sentence for people."""
+    """A refusal: a code for programs, which sets the status, and a sentence for people."""
 
     def __init__(
         self, code: str, detail: str, *, hint: str | None = None, headers: Mapping[str, str] | None = None
@@ -70,11 +70,11 @@ class Problem(Exception):
 
 _UNKNOWN = (errors.UnknownJob, errors.UnknownQueue, errors.UnknownSchedule, errors.UnknownTask, errors.UnknownNode)
 _INVALID = (errors.InvalidArgument, errors.ConfigError, errors.PayloadError, errors.SignatureError, errors.NotSupported)
-_AWAY = "the database cannot be reached, or cannot serve now"
+_AWAY = "the database cannot be reached or cannot serve requests now"
 
 
 def problem_of(error: Exception) -> Problem:
-    """The problem that an error means. What is no refusal but a defect is logged, and not shown."""
+    """Return the problem for an error. A defect is logged and its details are not shown."""
     if isinstance(error, Problem):
         return error
     if isinstance(error, errors.TallybookError):
@@ -93,9 +93,9 @@ def _ours(error: errors.TallybookError) -> Problem:
     if isinstance(error, _INVALID):
         return Problem("invalid", text)
     if isinstance(error, errors.CommitUnknown):
-        return Problem("in_doubt", "the database was lost at the commit, and what became of it is not known")
+        return Problem("in_doubt", "the connection was lost at the commit; the change may or may not have been made")
     if isinstance(error, errors.QueueUnavailable | errors.SchemaError):
-        # Its words name the server, which is nothing for clients.
+        # Its text names the server, which clients do not need to know.
         log.warning("%s", error)
         return Problem("unavailable", _AWAY)
     return _defect(error)
@@ -104,14 +104,14 @@ def _ours(error: errors.TallybookError) -> Problem:
 def _of_database(error: Error) -> Problem:
     action = action_for(error)
     if action is Action.AGAIN:
-        return Problem("slow", "it took too long, or others hold what it needs")
+        return Problem("slow", "it took too long or waited for a lock")
     if action is Action.PAYLOAD:
         return Problem("invalid", "the database cannot store these values")
     if isinstance(error, InsufficientPrivilege):
         log.warning("the database user of the API lacks a right: %s", error)
         return Problem("rights", "the database user of this API lacks the right to do that")
     if action is not Action.CALLER or isinstance(error, InvalidSchemaName | UndefinedFunction | UndefinedTable):
-        log.warning("the database cannot serve: %s", error)
+        log.warning("the database cannot serve requests: %s", error)
         return Problem("unavailable", _AWAY)
     return _defect(error)
 

@@ -1,4 +1,4 @@
-"""Queues: list, pause, resume; and the counts of what is in them."""
+"""Queues: list, pause, resume, and count their jobs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ OPERATIONS = (
         name="counts", method="GET", path="/counts", scope="read",
         about="Jobs by state, and all ends so far, per queue and task.",
         in_query=(
-            fields.name(name="queue", about="Only of this queue.", most=64, example="mail"),
+            fields.name(name="queue", about="Only in this queue.", most=64, example="mail"),
             fields.name(name="task", about="Only of this task.", most=200, example="send_welcome"),
         ),
         codes=("queue",), answer=listed("counts", _COUNT),

@@ -1,4 +1,4 @@
-"""Sign requests to the operator API, with whatever library sends them. Needs no extra.
+"""Sign requests to the operator API, for any HTTP library. Needs no extra.
 
 See https://github.com/tallybook/tallybook/blob/main/docs/operator-api.md.
 """
@@ -15,12 +15,12 @@ from tallybook._model.operator_text import canonical, sign
 def signed_headers(
     key: str, secret: str, method: str, url: str, body: bytes = b"", *, at: float | None = None
 ) -> dict[str, str]:
-    """The four headers that make a request one of this key: it is served once, and within 300 s.
+    """Return the four headers that sign a request with this key. It is served once, and within 300 s.
 
-    `key` and `secret` are those of `tallybook web key`. `url` is the address as it is sent, whole or from its path on,
-    with prefix and query; `body` is the body as it is sent. `at` is when, in seconds since 1970: now, if you do not say.
-    The same headers sent again are served only if the first ones were not. ValueError for a secret that is no hexadecimal
-    digits and for a URL with what has to be encoded.
+    `key` and `secret` come from `tallybook web key`. `url` is the address as it is sent, whole or from its path on,
+    with prefix and query; `body` is the body as it is sent. `at` is the time in seconds since 1970, by default now. A
+    repeated request is served only if the first one was not. ValueError if the secret is not hexadecimal, or if the URL
+    has characters that must be encoded.
 
         body = json.dumps({"queue": "mail", "reason": "failed"}).encode()
         url = "https://ops.example.com/api/v1/dead-letters/retry"
@@ -30,9 +30,9 @@ def signed_headers(
     try:
         shared = bytes.fromhex(secret)
     except ValueError:
-        raise ValueError("the secret is not of hexadecimal digits") from None  # which does not show it
-    if not (url.isascii() and url.isprintable()) or " " in url:  # urlsplit would drop a line feed in silence
-        raise ValueError(f"{url[:100]!r} has characters that have to be encoded (%20 for a space)")
+        raise ValueError("the secret is not hexadecimal") from None  # the text does not show the secret
+    if not (url.isascii() and url.isprintable()) or " " in url:  # urlsplit would silently drop a line feed
+        raise ValueError(f"{url[:100]!r} has characters that must be encoded (%20 for a space)")
     parts = urlsplit(url)
     timestamp, nonce = str(int(time.time() if at is None else at)), secrets.token_hex(16)
     text = canonical(

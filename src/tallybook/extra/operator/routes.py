@@ -1,4 +1,4 @@
-"""The table of endpoints: by it requests are served, the OpenAPI document is written and the docs page is checked."""
+"""The table of endpoints, used to serve requests, to build the OpenAPI document and to check the docs page."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tallybook.extra.operator import dead_letters, fields, jobs, queues, schedul
 from tallybook.extra.operator.operations import Operation
 from tallybook.extra.operator.problems import Problem
 
-NODE = fields.text(name="node", about="The node, where the API is over several.", most=64, example="south")
+NODE = fields.text(name="node", about="The node, if the API serves several.", most=64, example="south")
 
 
 def _by_node(operation: Operation) -> Operation:
-    """What is about no job, whose id leads to its node, is told the node."""
+    """Add the field `node`, unless the operation is about a job: its id determines the node."""
     if any(one.name == "job" for one in operation.in_path):
         return operation
     return replace(operation, in_query=(*operation.in_query, NODE))
@@ -35,7 +35,8 @@ OPERATIONS: tuple[Operation, ...] = tuple(
 
 
 def _pattern(operation: Operation) -> re.Pattern[str]:
-    # A name may have a slash, which the server has decoded; what follows a name in a path is fixed, so there is one way to read it.
+    # A name may contain a slash, which the server has decoded. The rest of the path is fixed, so the match is
+    # unambiguous.
     forms = {
         f"{{{one.name}}}": f"(?P<{one.name}>{'.*' if one.schema['type'] == 'string' else '[^/]+'})"
         for one in operation.in_path
@@ -47,7 +48,7 @@ def _pattern(operation: Operation) -> re.Pattern[str]:
 _PATHS: dict[str, dict[str, Operation]] = {}
 for _one in OPERATIONS:
     _PATHS.setdefault(_one.path, {})[_one.method] = _one
-# Longer ones first: /jobs/7/why is no job.
+# Longer paths first: /jobs/7/why is not a job.
 _TABLE = [
     (_pattern(next(iter(methods.values()))), methods)
     for _, methods in sorted(_PATHS.items(), key=lambda pair: -len(pair[0].split("/")))
@@ -55,11 +56,11 @@ _TABLE = [
 
 
 def found(method: str, path: str) -> tuple[Operation, dict[str, Any]]:
-    """The operation of a request, and the texts in its path. A Problem (404, 405)."""
+    """Return the operation of a request and the texts in its path. Raises a Problem (404, 405)."""
     for pattern, methods in _TABLE:
         if match := pattern.fullmatch(path):
             if method not in methods:
                 allowed = {"Allow": ", ".join(sorted(methods))}
-                raise Problem("method", f"{path[:200]} has other methods", headers=allowed)
+                raise Problem("method", f"{path[:200]} does not have this method", headers=allowed)
             return methods[method], match.groupdict()
     raise Problem("unknown", "there is no such path", hint="See openapi.json")

@@ -33,7 +33,7 @@ async def _reach(ask: Ask, conn: Conn) -> None:
 async def _run(ask: Ask, conn: Conn) -> Changed:
     await _reach(ask, conn)
     fired = await ask.app.schedules.run(ask["schedule"]).on(conn)
-    # Again, now that nobody else changes it: it may have been given another queue between the two. Nothing is left then.
+    # Check again under the lock: its queue may have changed in between. A Problem here rolls everything back.
     await _reach(ask, conn)
     done = {"what": fired.what, "job": fired.job_id, "jobs": fired.jobs}
     answer = {"schedule": ask["schedule"], **done, "reason": fired.reason if ask.admin else None}

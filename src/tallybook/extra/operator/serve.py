@@ -1,15 +1,14 @@
-"""The operator API as an ASGI app: what becomes of one request.
+"""The operator API as an ASGI app: the handling of one request.
 
-1.  The path and the method name an operation, or the answer is 404 or 405: the list of endpoints is no secret.
-2.  Four headers say who has signed. Without them nothing is read.
-3.  The body is read, 1 MB at most, and the signature is compared: 401.
-4.  The key's scope, then the values: 403, 400, 415, 422. The database has not been asked yet, and the same request would be
-    refused in the same way at any time.
-5.  A change: one transaction has the nonce, the action and the audit row. The action is in a savepoint: one that is refused
-    leaves nothing but the used nonce, which commits, so who has caught the request cannot have it done later, when it would
-    not be refused any more. If the server, or the process, dies before the commit, nothing has happened, and the very same
-    request is good again.
-    A reading: the nonce is committed first, then the reading is a transaction that cannot write.
+1.  The path and the method select an operation, or the answer is 404 or 405: the list of endpoints is not secret.
+2.  Four headers name the key. Without them nothing is read.
+3.  The body is read, 1 MB at most, and the signature is checked: 401.
+4.  The scope of the key is checked, then the values: 403, 400, 415, 422. So far nothing depends on the database, and
+    the same request would be refused in the same way at any time.
+5.  A change: one transaction has the nonce, the action and the audit row. The action runs in a savepoint. A refused
+    action leaves nothing but the used nonce, which commits: nobody can replay an intercepted request later, when it
+    would no longer be refused. If the server or the process dies before the commit, nothing has happened, and the same
+    request is valid again. A reading: the nonce is committed first; then the reading runs in a read-only transaction.
 """
 
 from __future__ import annotations
@@ -55,13 +54,14 @@ def operator_api(
     read_only: bool = False,
     nodes: str | None = None,
 ) -> OperatorApi:
-    """The operator API of `app` as an ASGI app: run it alone, or mount it, like under /api/v1.
+    """Return the operator API of `app` as an ASGI app. Run it alone, or mount it, for example under /api/v1.
 
     `keys` is a file (see https://github.com/tallybook/tallybook/blob/main/docs/operator-api.md) or a list of Key; each
-    request is signed with one of them. `dsn` is by default the App's; at most `max_size` connections are opened, to
-    each node, none before the first request. `read_only` refuses what changes something, whatever the keys may.
-    `nodes` is "all", or names like "north,south": lists are of all of these nodes, an id leads to its own, and what
-    else changes something names its `node`. Raises ConfigError.
+    request is signed with one of them. `dsn` defaults to that of the App. The API opens at most `max_size` connections
+    to each node, and none before the first request. `read_only` refuses every change, also to keys that allow it.
+
+    `nodes` is "all", or names like "north,south". Lists then cover all these nodes, the id of a job determines its
+    node, and any other change names its `node`. Raises ConfigError.
 
         uvicorn.run(operator_api(app, keys="/etc/tallybook/keys.toml"), port=8801)
     """
@@ -85,7 +85,7 @@ def beside(site: ASGIApp, api: OperatorApi) -> ASGIApp:
 
 
 class OperatorApi:
-    """An ASGI app. `close()` closes its connections where no server does so by the lifespan protocol."""
+    """An ASGI app. Call `close()` if no server closes its connections with the lifespan protocol."""
 
     def __init__(self, app: App, ring: KeyRing, nodes: Nodes, *, read_only: bool = False) -> None:
         self._app = app
@@ -94,11 +94,11 @@ class OperatorApi:
         self._read_only = read_only
 
     async def close(self) -> None:
-        """Close its connections; the next request opens them again."""
+        """Close the connections; the next request opens them again."""
         await self._nodes.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, or the lifespan of the server that runs it alone."""
+        """Serve one request, or the lifespan of a server that runs only this app."""
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         elif scope["type"] == "http":
@@ -135,9 +135,9 @@ class OperatorApi:
         body = await read_body(headers, receive)
         key = proved(signed, self._ring, scope, body)
         if not key.may(operation.scope):
-            raise Problem("scope", f"this needs the scope {operation.scope}, which the key has not")
+            raise Problem("scope", f"this needs the scope {operation.scope}, which the key lacks")
         if self._read_only and operation.changes is not None:
-            raise Problem("read_only", "this server changes nothing: it was started read-only")
+            raise Problem("read_only", "this server is read-only")
         if operation.whole and key.queues is not None:
             raise Problem("queue", "this is about all queues, and the key is limited to some")
         types = [value for name, value in headers if name.lower() == b"content-type"]
@@ -149,7 +149,7 @@ class OperatorApi:
         }
         for field in (*operation.in_query, *operation.in_body):
             if field.admin and field.name in values and "admin" not in key.scopes:
-                raise Problem("scope", f"{field.name} needs the scope admin: by it args and errors could be guessed")
+                raise Problem("scope", f"{field.name} needs the scope admin: with it, args and errors could be guessed")
         return await self._serve(operation, Ask(self._app, key, values), signed)
 
     async def _serve(self, operation: Operation, ask: Ask, signed: Signed) -> Response:
@@ -168,14 +168,14 @@ class OperatorApi:
         return _json(merged(operation, ask, found, [one.name for one in said if one.value is None]))
 
     async def _chosen(self, operation: Operation, ask: Ask) -> list[At]:
-        """The nodes that it is about."""
+        """Return the nodes to send the request to."""
         node = ask.get("node", "")
         if "job" in ask.values:
             return [await self._nodes.of_job(ask["job"])]
         if node and not self._nodes.many:
-            raise Problem("invalid", "node: this API is of one database")
+            raise Problem("invalid", "node: this API serves one database")
         if operation.changes is not None and self._nodes.many and not node:
-            raise Problem("invalid", "node is missing", hint="Say which of the nodes is meant")
+            raise Problem("invalid", "node is missing", hint="Pass the name of the node")
         return await self._nodes.chosen(node)
 
     async def _read(self, database: Database, operation: Operation, ask: Ask, signed: Signed) -> dict[str, Any]:
@@ -183,7 +183,7 @@ class OperatorApi:
         try:
             async with database.act(operation.name, READ_TIMEOUT) as conn:
                 await _fresh(conn, signed)
-        except CommitUnknown as error:  # of a nonce alone
+        except CommitUnknown as error:  # only the nonce was in doubt
             raise QueueUnavailable(error.server or "", "the connection was lost") from error
         async with database.read() as conn:
             return await operation.reads(ask, conn)
@@ -203,7 +203,7 @@ class OperatorApi:
                         raise
                     refusal = error
         except CommitUnknown as error:
-            if changed is None or changed.action is None:  # nothing but the nonce was to be kept
+            if changed is None or changed.action is None:  # the transaction had nothing but the nonce
                 raise QueueUnavailable(error.server or "", "the connection was lost") from error
             raise
         if refusal is not None:
@@ -213,19 +213,21 @@ class OperatorApi:
 
 
 async def _fresh(conn: Conn, signed: Signed) -> None:
-    """Use the nonce up, by the clock of the database. A Problem for a request that is late, early or replayed."""
+    """Use up the nonce. Raise a Problem if the request is late or early by the database's clock, or replayed."""
     said = await aio.run(conn, audit.nonce_take(signed.key, signed.nonce, signed.at))
     if said == "late":
         raise Problem("late", "this was signed more than 300 s ago, by the clock of the database")
     if said == "early":
         raise Problem("early", "this was signed more than 300 s ahead, by the clock of the database")
     if said != "fresh":
-        raise Problem("replayed", "a request with this nonce was served before", hint="Sign each with a new one")
+        raise Problem(
+            "replayed", "a request with this nonce was served before", hint="Use a new nonce for each request"
+        )
 
 
 def _document(scope: Scope, *, many: bool) -> Response:
     if scope["method"] != "GET":
-        raise Problem("method", f"{openapi.PATH} has other methods", headers={"Allow": "GET"})
+        raise Problem("method", f"{openapi.PATH} does not have this method", headers={"Allow": "GET"})
     return _json(openapi.document(scope.get("root_path", ""), many=many))
 
 

@@ -1,4 +1,4 @@
-"""Who has signed a request, and whether the signature is good. What is signed: tallybook/_model/operator_text.py."""
+"""The key that signed a request, and the check of the signature. For the signed text see _model/operator_text.py."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SIGNATURE = re.compile("v1=[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """What the headers of a request say about who signed it; nothing of it is proved yet."""
+    """The signature headers of a request, not yet verified."""
 
     key: str
     timestamp: str
@@ -36,24 +36,24 @@ class Signed:
 
 
 def signed_by(headers: Iterable[tuple[bytes, bytes]]) -> Signed:
-    """The four headers, each once and well-formed. A Problem (401) otherwise."""
+    """Return the four headers. A Problem (401) if one is missing, repeated or malformed."""
     found: dict[str, str] = {}
     for raw, value in headers:
         name = raw.decode("latin-1").lower()
         if name in HEADERS:
             if name in found:
-                raise Problem("unsigned", f"the header {name} is there twice")
+                raise Problem("unsigned", f"the header {name} appears twice")
             found[name] = value.decode("latin-1")
     for name, form in zip(HEADERS, (ID, _TIMESTAMP, _NONCE, _SIGNATURE), strict=True):
         if name not in found:
-            raise Problem("unsigned", f"there is no header {name}")
+            raise Problem("unsigned", f"the header {name} is missing")
         if not form.fullmatch(found[name]):
-            raise Problem("unsigned", f"the header {name} is not of the form {form.pattern}")
+            raise Problem("unsigned", f"the header {name} does not match {form.pattern}")
     return Signed(*(found[name] for name in HEADERS))
 
 
 def served_path(scope: Scope) -> str:
-    """The path below the prefix under which the API is mounted."""
+    """Return the path below the prefix under which the API is mounted."""
     path: str = scope["path"]
     root: str = scope.get("root_path", "").rstrip("/")
     if root and (path == root or path.startswith(root + "/")):
@@ -62,10 +62,10 @@ def served_path(scope: Scope) -> str:
 
 
 def sent_path(scope: Scope) -> bytes:
-    """The path as the client has sent it, with the prefix under which the API is mounted.
+    """Return the path as the client sent it, with the prefix under which the API is mounted.
 
-    What is served goes by the decoded path of the scope. A raw path that does not say the same is not what is signed: some
-    host in between has rewritten one of them.
+    The decoded path of the scope selects the endpoint. A raw path that does not decode to it was not signed: a proxy
+    has rewritten one of them.
     """
     path, root = scope["path"], scope.get("root_path", "")
     raw = (scope.get("raw_path") or b"").split(b"?", 1)[0]
@@ -77,7 +77,10 @@ def sent_path(scope: Scope) -> bytes:
 
 
 def proved(signed: Signed, ring: KeyRing, scope: Scope, body: bytes) -> Key:
-    """The key that has signed this request. A Problem (401) that does not tell an unknown key from a wrong signature."""
+    """Return the key that signed this request.
+
+    Raises the same Problem (401) for an unknown key and for a wrong signature.
+    """
     key, secret = ring.get(signed.key)
     try:
         text = canonical(
@@ -96,5 +99,5 @@ def proved(signed: Signed, ring: KeyRing, scope: Scope, body: bytes) -> Key:
         parts = "key, method, path, query, timestamp, nonce, body"
         hint = f"Compare what you sign ({parts}) with "
         hint += "https://github.com/tallybook/tallybook/blob/main/docs/operator-api.md"
-        raise Problem("signature", "the key is not known, or the signature is not that of this request", hint=hint)
+        raise Problem("signature", "the key is unknown, or the signature does not match this request", hint=hint)
     return key

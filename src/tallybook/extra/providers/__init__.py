@@ -1,4 +1,4 @@
-"""Whom jobs call, with their secrets: `app.providers`."""
+"""The services that jobs call, with their secrets: `app.providers`."""
 
 from tallybook._model.keyring import new_key
 from tallybook.extra.providers.registry import Provider, Providers, Rotation, Secret, Tested

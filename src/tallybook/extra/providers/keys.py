@@ -1,4 +1,4 @@
-"""Where a program's keys come from: TALLYBOOK_KEYS, or the file that TALLYBOOK_KEYS_FILE names."""
+"""The source of a program's keys: TALLYBOOK_KEYS, or the file that TALLYBOOK_KEYS_FILE names."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _NOWHERE = "TALLYBOOK_KEYS, or the file that TALLYBOOK_KEYS_FILE names"
 
 
 class KeySource:
-    """The keyring in force, made once; again where the variable, or the file's time or size, has changed.
+    """The current keyring, parsed again when the variable, or the time or size of the file, changes.
 
-    So a file can be replaced while workers run.
+    A file can therefore be replaced while workers run.
     """
 
     def __init__(self) -> None:
@@ -23,11 +23,11 @@ class KeySource:
         self._keyring = Keyring({}, _NOWHERE)
 
     def keyring(self) -> Keyring:
-        """The keys as they are now, without any where neither variable is set. ConfigError for what cannot be read."""
+        """Return the current keys, an empty keyring if neither variable is set. ConfigError if they cannot be read."""
         text = Secret(os.environ.get("TALLYBOOK_KEYS", ""))
         path = os.environ.get("TALLYBOOK_KEYS_FILE", "")
         if text.reveal().strip() and path:
-            hint = "Unset one of them; a program that rotates its keys without a restart wants the file"
+            hint = "Unset one of them; a program that rotates its keys without a restart needs the file"
             raise ConfigError("TALLYBOOK_KEYS_FILE", path, "TALLYBOOK_KEYS is set as well", hint=hint)
         seen = (path, *_stamp(path)) if path else text
         if seen != self._seen:
@@ -56,7 +56,7 @@ def _read(path: str) -> Secret:
         raise _unreadable(path, error) from None
     except UnicodeDecodeError:
         problem = ConfigError("TALLYBOOK_KEYS_FILE", path, "not a text file")
-    raise problem  # without the error above, which has what the file holds
+    raise problem  # without the error above, which contains the bytes of the file
 
 
 def _unreadable(path: str, error: OSError) -> ConfigError:

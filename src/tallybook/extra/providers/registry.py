@@ -1,8 +1,8 @@
-"""The registry of providers: whom jobs call, with secrets that are decrypted in memory only. It is `app.providers`.
+"""The registry of providers, `app.providers`: the services that jobs call. Secrets are decrypted in memory only.
 
-What is read is kept for `fresh_for`, 5 s, so that handlers may ask for each job, and a changed row reaches running workers
-within that time. In a worker it is read on the worker's own connection for handlers, elsewhere on one of the App's own. A
-handler reads the node of its job, whose answers are kept apart from those of other nodes.
+Answers are cached for `fresh_for`, 5 s, so handlers can read a provider in each job. A changed row reaches running
+workers within that time. A worker reads on its own connection for handlers; other programs read on a connection of the
+App. A handler reads from the node of its job, and each node has its own cache entries.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ T = TypeVar("T")
 Say = Callable[[Call[Any]], Awaitable[Any]]
 
 _MOST = 1000
-"""Answers that are kept."""
+"""Cached answers."""
 
 
 class Providers:
-    """The providers of the App's database. Verbs that read keep what they read for `fresh_for`."""
+    """The providers of the App's database. Verbs that read cache their answers for `fresh_for`."""
 
     def __init__(self, app: Source, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._app = app
@@ -50,10 +50,12 @@ class Providers:
         self._generation = 0
         self._ways: list[tuple[asyncio.AbstractEventLoop, Say]] = []
         self.fresh_for = timedelta(seconds=5)
-        """How long what was read is used; zero: every call reads."""
+        """How long an answer is cached; with zero, every call reads."""
 
     async def get(self, name: str) -> Provider:
-        """The active provider of this name, its secrets decrypted. UnknownProvider, also if it is not active; SecretError.
+        """Return the active provider of this name with its secrets decrypted.
+
+        Raises UnknownProvider, also for an inactive one, and SecretError.
 
         acme = await app.providers.get("acme")
         headers = {"Authorization": f"Bearer {acme.secrets['api_key'].reveal()}"}
@@ -63,15 +65,15 @@ class Providers:
         return found
 
     def get_sync(self, name: str) -> Provider:
-        """The active provider of this name; get without an event loop, for plain handlers."""
+        """Return the active provider of this name: `get` without an event loop, for plain handlers."""
         found = self._read_sync(("get", name), partial(steps.get, name, self._keys))
         assert found is not None
         return found
 
     async def resolve(self, data_type: str, symbol: str | None = None) -> Provider | None:
-        """The provider that serves this kind of data, for this symbol; None: no active route leads to an active provider.
+        """Return the provider for this kind of data and symbol, None if no active route leads to an active provider.
 
-        A route for the symbol goes before the one for all. SecretError.
+        A route for the symbol precedes the general one. Raises SecretError.
 
             provider = await app.providers.resolve("equity", "RELIANCE")
         """
@@ -79,12 +81,15 @@ class Providers:
         return await self._read(key, partial(steps.resolve, data_type, symbol, self._keys))
 
     def resolve_sync(self, data_type: str, symbol: str | None = None) -> Provider | None:
-        """The provider that serves this kind of data; resolve without an event loop, for plain handlers."""
+        """Return the provider for this kind of data: `resolve` without an event loop, for plain handlers."""
         key = ("resolve", data_type, symbol)
         return self._read_sync(key, partial(steps.resolve, data_type, symbol, self._keys))
 
     async def load(self) -> dict[str, Provider]:
-        """All active providers by name, read anew: in a lifespan, a program without the right keys fails when it starts."""
+        """Read all active providers again and return them by name.
+
+        Call it in a lifespan: a program without the right keys then fails when it starts.
+        """
         since, generation = self._clock(), self._generation
         found = await steps.drive(steps.load(self._keys), self._say)
         for name, provider in found.items():
@@ -100,25 +105,26 @@ class Providers:
         active: bool | None = None,
         conn: object | None = None,
     ) -> str:
-        """Create or change a provider: "created", "changed" or "unchanged". What is None stays as it is; a new one needs a kind.
+        """Create or change a provider. Return "created", "changed" or "unchanged".
 
-        Here and below: on `conn`, in its transaction, or on a connection of the App's own. InvalidArgument.
+        An argument that is None changes nothing; a new provider needs a kind. This verb and those below run on `conn`,
+        in its transaction, or else on a connection of the App. Raises InvalidArgument.
 
             await app.providers.set("acme", kind="market-data", settings={"base_url": "https://api.acme.example"})
         """
         return await self._change(_set(name, kind, settings, active), conn)
 
     async def drop(self, name: str, *, conn: object | None = None) -> bool:
-        """Remove a provider with its secrets; False: there is none. InvalidArgument while routes lead to it."""
+        """Delete a provider with its secrets. False if it does not exist. InvalidArgument while routes lead to it."""
         return await self._change(calls.drop(name), conn)
 
     async def set_secret(
         self, name: str, field: str, secret: str | Secret, *, keep_previous: bool = True, conn: object | None = None
     ) -> str:
-        """Set one secret, encrypted with the current key: "created", "changed" or "unchanged".
+        """Encrypt one secret with the current key and store it. Return "created", "changed" or "unchanged".
 
-        What it was stays as `secret.previous` until drop_secret, unless `keep_previous` is False. UnknownProvider; SecretError,
-        also where the former one does not open and is to be kept.
+        The former value stays as `secret.previous` until `drop_secret`, unless `keep_previous` is False. Raises
+        UnknownProvider and SecretError, also if the former value has to be kept and cannot be decrypted.
         """
         wanted = secret if isinstance(secret, Secret) else Secret(secret)
         del secret  # no frame of a traceback shows it
@@ -128,7 +134,7 @@ class Providers:
     async def drop_secret(
         self, name: str, field: str, *, previous_only: bool = False, conn: object | None = None
     ) -> bool:
-        """Forget a secret, or only what it was before its last change; False: there was nothing. UnknownProvider."""
+        """Delete a secret, or only its previous value. False if there was nothing to delete. Raises UnknownProvider."""
         return await self._change(steps.drop_secret(name, field, previous_only=previous_only), conn)
 
     async def route(
@@ -140,34 +146,34 @@ class Providers:
         active: bool | None = None,
         conn: object | None = None,
     ) -> str:
-        """Let a provider serve a kind of data, for one symbol or for all that have no route: "created", "changed", "unchanged".
+        """Route a kind of data to a provider, for one symbol or for all symbols without a route of their own.
 
-        UnknownProvider, InvalidArgument.
+        Returns "created", "changed" or "unchanged". Raises UnknownProvider and InvalidArgument.
 
             await app.providers.route("equity", "acme", symbol="RELIANCE")
         """
         return await self._change(calls.route_set(data_type, provider, symbol, active), conn)
 
     async def drop_route(self, data_type: str, *, symbol: str | None = None, conn: object | None = None) -> bool:
-        """Remove the route for one symbol, or the one for all; False: there is none."""
+        """Delete the route for one symbol, or the general one. False if it does not exist."""
         return await self._change(calls.route_drop(data_type, symbol), conn)
 
     async def test(self, name: str) -> list[Tested]:
-        """Decrypt every secret of a provider, active or not; which of them open, and why the others do not."""
+        """Decrypt every secret of a provider, active or not. Return for each whether it opens, or why not."""
         return await steps.drive(steps.test(name, self._keys), self._say)
 
     async def rotate(self) -> Rotation:
-        """Encrypt all secrets with the current key, one by one, while workers run; it can be broken off and said again."""
+        """Encrypt all secrets with the current key, one by one, while workers run. You can interrupt and repeat it."""
         return await self._change(steps.rotate(self._keys), None)
 
     def forget(self) -> None:
-        """Read anew what is asked for next."""
+        """Clear the cache."""
         self._generation += 1
         self._kept.clear()
 
     @contextmanager
     def through(self, say: Say) -> Iterator[None]:
-        """Read by `say` in the running event loop while the block runs: a worker's way to the database."""
+        """Read with `say` in the running event loop while the block runs: a worker's way to the database."""
         way = (asyncio.get_running_loop(), say)
         self._ways.append(way)
         try:
@@ -180,10 +186,10 @@ class Providers:
         kept = self._kept.get(key)
         if kept is not None and self._clock() < kept[0]:
             return kept[1] and _own(kept[1])
-        # Not one that set off before this program changed something.
+        # The generation excludes a read that started before this program changed something.
         flights, flight_key = self._flights, (asyncio.get_running_loop(), key, self._generation)
         flight = flights.get(flight_key)
-        if flight is None:  # a hundred jobs that ask at one moment are one statement
+        if flight is None:  # a hundred jobs that read at the same moment share one statement
             flight = flights[flight_key] = asyncio.create_task(self._fly(key, make()))
             flight.add_done_callback(lambda done: (flights.pop(flight_key), done.cancelled() or done.exception()))
         found = await asyncio.shield(flight)
@@ -206,7 +212,7 @@ class Providers:
         return found and _own(found)
 
     def _keep(self, key: Hashable, found: Provider | None, since: float, generation: int) -> None:
-        if generation != self._generation:  # changed from here while it was read
+        if generation != self._generation:  # this program changed something during the read
             return
         self._kept.pop(key, None)
         while len(self._kept) >= _MOST:
@@ -245,7 +251,7 @@ async def _said(say: Say, call: Call[Any]) -> Any:
 
 
 def _own(found: Provider) -> Provider:
-    """A copy for one caller: what it does to the settings nobody else sees."""
+    """Return a copy for one caller, so that its changes to the settings stay its own."""
     return replace(found, settings=deepcopy(found.settings), secrets=dict(found.secrets))
 
 
@@ -253,4 +259,4 @@ def _set(name: str, kind: str | None, settings: Mapping[str, Any] | None, active
     try:
         return calls.set_(name, kind, settings, active)
     except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"settings of provider {name!r} are no JSON: {error}") from None
+        raise InvalidArgument(f"settings of provider {name!r} are not JSON: {error}") from None

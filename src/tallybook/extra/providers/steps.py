@@ -1,6 +1,6 @@
-"""What the verbs over providers do, step by step: generators that yield Calls, so that sync and async callers share them.
+"""The steps of the verbs for providers: generators that yield Calls, shared by sync and async callers.
 
-Decrypting and encrypting is done here, between two statements; what is secret is only ever in a Secret.
+This module decrypts and encrypts between two statements. A secret value is only ever in a Secret.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _TRIES = 20
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """What a rotation has done. With nothing `left` under other keys than the current one, those can be taken away."""
+    """The result of a rotation. If nothing is `left` under other keys, those keys can be removed."""
 
     key_id: str
     """The current key."""
     rotated: int
-    """Secrets that were encrypted anew, previous ones included."""
+    """Secrets that were encrypted again, previous values included."""
     left: dict[str, int]
-    """How many secrets are encrypted with another key, by its id."""
+    """The number of secrets that are encrypted with another key, by its id."""
     problems: tuple[SecretError, ...] = ()
-    """Why those that do not open were left."""
+    """The errors of the secrets that could not be decrypted and were left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tested:
-    """Whether one stored secret opens here."""
+    """Whether one stored secret can be decrypted here."""
 
     provider: str
     field: str
@@ -90,7 +90,7 @@ def set_secret(name: str, field: str, secret: Secret, keys: KeySource, *, keep_p
             former = keyring.seal(before, old)
         if (yield calls.secret_set(place, was, keyring.seal(place, secret), former)):
             return "created" if was is None else "changed"
-    raise SecretError(name, field, "others change it all the time", hint="Try again")
+    raise SecretError(name, field, "other programs keep changing it", hint="Try again")
 
 
 def drop_secret(name: str, field: str, *, previous_only: bool) -> Steps[bool]:
@@ -99,9 +99,9 @@ def drop_secret(name: str, field: str, *, previous_only: bool) -> Steps[bool]:
 
 
 def rotate(keys: KeySource) -> Steps[Rotation]:
-    """Encrypt all secrets with the current key, each in a transaction of its own.
+    """Encrypt all secrets with the current key, each in its own transaction.
 
-    Passes are made until one finds nothing to do, for what a program with older keys has set meanwhile.
+    Repeats until a pass changes nothing, because a program with older keys may set secrets meanwhile.
     """
     keyring = keys.keyring()
     if keyring.current is None:
@@ -127,7 +127,7 @@ def rotate(keys: KeySource) -> Steps[Rotation]:
 
 
 def check_field(field: str) -> None:
-    """ConfigError for a text that is no name of a field; it is not shown, since it may be the secret itself."""
+    """Raise ConfigError if `field` is not a valid name. The text is not shown: it may be the secret itself."""
     try:
         check_name("field", field, 64)
         fits = "=" not in field
@@ -138,7 +138,7 @@ def check_field(field: str) -> None:
 
 
 async def drive(steps: Steps[T], say: Callable[[Call[Any]], Awaitable[Any]]) -> T:
-    """What the steps return, each Call said by `say`."""
+    """Run the steps, sending each Call with `say`, and return their result."""
     said = None
     try:
         while True:
@@ -165,7 +165,7 @@ def _known(name: str) -> Steps[Stored]:
 
 def _decrypted(stored: Stored, keys: KeySource) -> Provider:
     secrets: dict[str, Secret] = {}
-    if stored.secrets:  # who has none needs no keys, nor the package cryptography
+    if stored.secrets:  # a provider without secrets needs neither keys nor the package cryptography
         keyring = keys.keyring()
         opened = {place: keyring.open(place, sealed) for place, sealed in stored.secrets.items()}
         for place, secret in opened.items():
