@@ -159,7 +159,7 @@ def test_nothing_is_lost_when_a_worker_is_killed(demo: Callable[..., Demo], tmp_
     assert found, text
     submissions, delivered, lost, retries, duplicates, rate = map(int, found.groups()[:6])
     assert (submissions, delivered, lost) == (rows, rows, 0)
-    killed = re.search(r"worker [AB] is killed with SIGKILL: it holds (\d+) job", text)
+    killed = re.search(r"worker [AB] is killed with SIGKILL: it runs (\d+) job", text)
     assert killed and "rescued after" in text, text
     held = int(killed[1])
     on_purpose = sum(
@@ -203,7 +203,7 @@ def test_a_wrong_input_is_said_in_one_line(demo: Callable[..., Demo], tmp_path: 
     [
         (b"", "the file is empty"),
         (b"\n\n", "the first line is blank"),
-        (b"name,email\n", "a header and no row"),
+        (b"name,email\n", "no row after the header"),
         (b"Ada,ada@example.org\nBob,bob@example.org\n", "line 1: there is no header: 'ada@example.org' is a value"),
         (b"name,,email\n1,2,3\n", "line 1: there is no header: column 2 has no name"),
         (b"name,2024-05-01\nx,y\n", "line 1: there is no header: '2024-05-01' is a value"),

@@ -130,24 +130,24 @@ def test_who_has_the_message_does_not_get_it_again(app: App, dsn: str, db: Any) 
 def test_nothing_is_smuggled_into_a_header(app: App, dsn: str, db: Any) -> None:
     """S4-22: a line break, a second address, or a header of ours in an argument makes the job dead, and nothing is sent."""
     wrong = [
-        ({"subject": "Hello\r\nBcc: eve@example.org"}, "subject: a line"),
+        ({"subject": "Hello\r\nBcc: eve@example.org"}, "subject: pass one line"),
         ({"subject": "Hello\u2028Bcc: eve@example.org"}, "line break"),
-        ({"to": "ada@example.org\r\nBcc: eve@example.org"}, "to: a line"),
+        ({"to": "ada@example.org\r\nBcc: eve@example.org"}, "to: pass one line"),
         ({"to": "ada@example.org, eve@example.org"}, "one address"),
         ({"to": "ada@example.org> <eve@example.org"}, "one address"),
         ({"to": "friends: ada@example.org;"}, "one address"),
         ({"to": "ada"}, "one address"),
-        ({"to": "ada@example.org>\tNOTIFY=SUCCESS"}, "to: a line"),
+        ({"to": "ada@example.org>\tNOTIFY=SUCCESS"}, "to: pass one line"),
         ({"to": []}, "0 recipients"),
         ({"to": [f"a{n}@example.org" for n in range(101)]}, "101 recipients"),
-        ({"cc": ["ada@example.org\neve"]}, "cc: a line"),
-        ({"sender": "shop@example.org\nX: y"}, "sender: a line"),
+        ({"cc": ["ada@example.org\neve"]}, "cc: pass one line"),
+        ({"sender": "shop@example.org\nX: y"}, "sender: pass one line"),
         ({"reply_to": "a@b.org, c@d.org"}, "one address"),
-        ({"headers": {"X-A\r\nBcc": "eve@example.org"}}, "not for you to set"),
-        ({"headers": {"X-A": "b\nBcc: eve@example.org"}}, "a line"),
-        ({"headers": {"Bcc": "eve@example.org"}}, "not for you to set"),
-        ({"headers": {"Content-Type": "text/plain"}}, "not for you to set"),
-        ({"text": None}, "neither text nor html"),
+        ({"headers": {"X-A\r\nBcc": "eve@example.org"}}, "cannot be set"),
+        ({"headers": {"X-A": "b\nBcc: eve@example.org"}}, "pass one line"),
+        ({"headers": {"Bcc": "eve@example.org"}}, "cannot be set"),
+        ({"headers": {"Content-Type": "text/plain"}}, "cannot be set"),
+        ({"text": None}, "pass text or html"),
     ]
     with smtp_server() as (mailbox, port):
         serving(app, mail(port))

@@ -122,7 +122,7 @@ def test_an_answer_with_nul_is_kept(app: App, run: Run, db: Any, endpoint: HttpS
 def test_a_host_that_no_resolver_takes_is_dead(app: App, run: Run, db: Any, host: str) -> None:
     """S4-06: a name that can never be looked up is told at once, and not tried for days."""
     found = run(CALL.enqueue_sync(db, url=f"http://{host}/"))
-    assert found.state == "dead" and "its host is no name" in (found.last_error or "")
+    assert found.state == "dead" and "its host is not a valid name" in (found.last_error or "")
 
 
 def test_every_way_to_write_the_inside_is_refused(app: App, run: Run, db: Any) -> None:

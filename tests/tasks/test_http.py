@@ -117,18 +117,18 @@ def test_calls_that_fail_for_good_or_for_now(app: App, dsn: str, db: Any, endpoi
         ({"path": "/long"}, "dead", "more than 256000 bytes"),
         ({"path": "/half"}, "retrying", "RemoteProtocolError"),
         ({"path": "/gzip"}, "dead", "compressed"),
-        ({"path": "gone"}, "dead", "the path is none"),
-        ({"path": "/../admin"}, "dead", "the path is none"),
-        ({"path": "/a/%2E%2e/b"}, "dead", "the path is none"),
-        ({"path": "/a?b"}, "dead", "the path is none"),
-        ({"path": "//evil.example/x\\..\\y"}, "dead", "the path is none"),
-        ({"method": "CONNECT"}, "dead", "the method is one of"),
-        ({"url": "https://example.org/"}, "dead", "give a provider or a url"),
+        ({"path": "gone"}, "dead", "the path is not valid"),
+        ({"path": "/../admin"}, "dead", "the path is not valid"),
+        ({"path": "/a/%2E%2e/b"}, "dead", "the path is not valid"),
+        ({"path": "/a?b"}, "dead", "the path is not valid"),
+        ({"path": "//evil.example/x\\..\\y"}, "dead", "the path is not valid"),
+        ({"method": "CONNECT"}, "dead", "the method must be one of"),
+        ({"url": "https://example.org/"}, "dead", "pass either a provider or a url"),
         ({"query": {"a": [1]}}, "dead", "neither a text nor a number"),
-        ({"headers": {"cookie": "a"}}, "dead", "a secret's place"),
+        ({"headers": {"cookie": "a"}}, "dead", "is for secrets"),
     ]
     jobs = [LATER.enqueue_sync(db, "rates", **given) for given, _, _ in cases]
-    cases.append(({}, "dead", "give a provider or a url"))
+    cases.append(({}, "dead", "pass either a provider or a url"))
     jobs.append(LATER.enqueue_sync(db))
     cases.append(({}, "dead", "a URL like"))
     jobs.append(LATER.enqueue_sync(db, url="file:///etc/passwd"))

@@ -115,7 +115,7 @@ def test_wrong_args_of_a_channel_send_nothing(app: App, dsn: str, db: Any, endpo
     with smtp_server() as (mailbox, port):
         serving(app, mail(port), texts(endpoint))
         cases: list[tuple[dict[str, Any], str]] = [
-            ({}, "neither email nor sms"),
+            ({}, "pass email, sms or both"),
             ({"email": MAIL, "sms": {"provider": "sms", "body": "x"}}, "notification: sms: "),
             ({"email": {**MAIL, "to": 5}}, "notification: email: "),
         ]
@@ -158,10 +158,10 @@ def test_a_mail_is_made_of_a_template(
         good = put(template="hello", values={"name": "<Ada> & Co"})
         wrong: list[tuple[Any, str, str]] = [
             (put(template="hello", values={}), "dead", "template 'hello.subject': 'name' is undefined"),
-            (put(template="hello", values={"name": "a\nBcc: eve@example.org"}), "dead", "subject: a line"),
+            (put(template="hello", values={"name": "a\nBcc: eve@example.org"}), "dead", "subject: pass one line"),
             (put(template="hello", text="t"), "dead", "not both"),
-            (put(template="../hello"), "dead", "is no name"),
-            (put(template="plain", values={"name": 1}), "dead", "there is no subject"),
+            (put(template="../hello"), "dead", "is not a valid name"),
+            (put(template="plain", values={"name": 1}), "dead", "the subject is missing"),
             (put(template="other"), "retrying", "neither other.txt nor other.html"),
         ]
         drain(app, dsn=dsn)

@@ -87,8 +87,8 @@ def test_a_url_of_the_args_is_guarded(app: App, dsn: str, db: Any, endpoint: Htt
         ({"url": "https://169.254.169.254/x", "signed_by": "form_1"}, "dead", "link-local"),
         ({"url": endpoint.url, "signed_by": "form_1"}, "dead", "https"),
         ({"url": "https://a:b@example.org/", "signed_by": "form_1"}, "dead", "user and password"),
-        ({"url": "https://example.org/"}, "dead", "given together"),
-        ({"signed_by": "form_1"}, "dead", "given together"),
+        ({"url": "https://example.org/"}, "dead", "pass url and signed_by together"),
+        ({"signed_by": "form_1"}, "dead", "pass url and signed_by together"),
         ({"url": "https://example.org/", "signed_by": secret}, "retrying", "no secret has this name"),
     ]
     jobs = [LATER.enqueue_sync(db, "forms", BODY, **args) for args, _, _ in cases]

@@ -1,8 +1,8 @@
-"""`tallybook demo`: the main job, for real, in less than a minute, with faults on purpose.
+"""`tallybook demo`: a realistic run in less than a minute, with deliberate failures.
 
-Form submissions are saved in a business table, each with its webhook delivery in the same transaction; two worker processes
-deliver them over HTTP to a receiver that fails some; one worker is killed with SIGKILL in the middle. Start reading at
-app.py.
+The demo saves form submissions in a business table, each with its webhook delivery in the same transaction. Two worker
+processes deliver them over HTTP to a receiver that fails some of them. One worker is killed with SIGKILL in the middle.
+Start reading at app.py.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class _Interrupted(BaseException):
 
 
 def run(input: Path | None = None, *, plain: bool | None = None) -> int:  # noqa: A002 - it is the option's name
-    """Run the demo to its end and return its exit status; its last line on standard output has the figures.
+    """Run the demo to its end and return its exit status. The last line on standard output has the figures.
 
-    input  a CSV file with a header; None: the environment's DEMO_INPUT, or the 2,400 submissions that come along
+    input  a CSV file with a header; None: the variable DEMO_INPUT, or the 2,400 included submissions
     plain  True: lines instead of the live display; None: lines unless standard output is a terminal
-    0: nothing was lost and all counts agree. 1: they do not, or it could not run. 2: the input is no good.
-    128 + n: stopped by signal n. What is wrong is said on standard error.
+    0: nothing was lost and all counts agree. 1: they do not, or the demo could not run. 2: the input cannot be used.
+    128 + n: stopped by signal n. Errors go to standard error.
     """
     from tallybook.errors import TallybookError
     from tallybook.extra.demo import rows
@@ -45,10 +45,8 @@ def run(input: Path | None = None, *, plain: bool | None = None) -> int:  # noqa
         with _interruptible():
             return _play(taken, plain)
     except _Interrupted as stopped:
-        return _fail(
-            128 + stopped.number, f"stopped by {signal.Signals(stopped.number).name}, everything is taken down"
-        )
-    except BrokenPipeError:  # nobody reads on, as in `make demo | head`
+        return _fail(128 + stopped.number, f"stopped by {signal.Signals(stopped.number).name}; everything was removed")
+    except BrokenPipeError:  # the reader has stopped, as in `make demo | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except TallybookError as error:
@@ -61,7 +59,7 @@ def _play(taken: list[dict[str, str]], plain: bool | None) -> int:
 
     with chosen(plain) as display:
         if len(taken) == rows.MOST:
-            display.event(f"taking the first {rows.MOST} rows, so that this ends within a minute")
+            display.event(f"using the first {rows.MOST} rows, so that the demo ends within a minute")
         outcome = stage.play(taken, display)
     print("\n".join(stage.summary(outcome)))
     problems = outcome.figures.problems
@@ -78,7 +76,7 @@ def _fail(status: int, text: str) -> int:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Signals are raised, once: the second Ctrl-C must not leave half of it standing."""
+    """Raise the first signal and ignore later ones: a second Ctrl-C must not interrupt the clean-up."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

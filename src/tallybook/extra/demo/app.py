@@ -1,6 +1,6 @@
-"""The demo's application, as you would write it: form submissions, each sent on to the customer's webhook.
+"""The demo's application, as you would write it: form submissions, each sent to the customer's webhook.
 
-Read `save` and `deliver`. All else in this folder is the stage around them: the receiver, the display, the kill.
+Read `save` and `deliver`. The other modules of this folder run the demo: the receiver, the display, the kill.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TABLE = """create table submission (
 
 
 def save(conn: psycopg.Connection, data: dict[str, str]) -> Job:
-    """What the web handler does: save a submission and enqueue its delivery, both in one transaction or neither."""
+    """Save a submission and enqueue its delivery in one transaction, as a web handler would."""
     with conn.transaction():
         row = conn.execute("insert into submission (data) values (%s) returning id", [Jsonb(data)]).fetchone()
         assert row is not None
@@ -33,15 +33,15 @@ def save(conn: psycopg.Connection, data: dict[str, str]) -> Job:
 
 @app.task(queue="webhooks", retry=Exponential(timedelta(milliseconds=500)), max_attempts=10)
 async def deliver(ctx: Context, submission_id: int) -> Cancel | None:
-    """Send one submission to the webhook. What is raised here is a failure: tried again later, after a backoff."""
+    """Send one submission to the webhook. An error is a failure: the job is retried after a backoff."""
     started_at = time.time()
     async with ctx.state.db.connection() as conn:
         found = await conn.execute("select data::text from submission where id = %s", [submission_id])
         row = await found.fetchone()
     if row is None:
         return Cancel("the submission was deleted")
-    # A worker may die after the webhook has been taken and before that is on record: the job is then sent once more,
-    # and the receiver tells it by this key, which is the same on every attempt.
+    # A worker may die after the webhook was accepted and before that is recorded. The job then sends it once more, and
+    # the receiver recognises it by this key, which is the same at every attempt.
     key = f"submission-{submission_id}"
     await ctx.state.http.post(row[0], {"Idempotency-Key": key, "Attempt": ctx.attempt, "Started-At": started_at})
     return None
@@ -49,7 +49,7 @@ async def deliver(ctx: Context, submission_id: int) -> Cancel | None:
 
 @app.lifespan
 async def clients(ctx: Context) -> AsyncIterator[None]:
-    """Opened once per worker process, shared by all of its jobs."""
+    """Open the clients once per worker process; all of its jobs share them."""
     dsn, url = os.environ["TALLYBOOK_DSN"], os.environ["WEBHOOK_URL"]
     ctx.state.http = Client(url)
     async with AsyncConnectionPool(dsn, open=False) as ctx.state.db:

@@ -1,6 +1,6 @@
-"""The submissions arrive: a few threads, as a web application has, each saves one after the other when its time has come.
+"""The arrival of the submissions: a few threads, as in a web application, each save one after another on schedule.
 
-At a pace, because a queue that is filled at once measures a backlog and not how soon a job is picked up.
+They arrive at a steady rate. A queue that is filled at once would measure a backlog, not how soon a job is picked up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _THREADS = 4
 
 
 class Arrivals:
-    """Saves these rows within `seconds`, each with its job; or, on a slow machine, fewer of them: see `close`."""
+    """Saves these rows within `seconds`, each with its job; on a slow machine, fewer of them (see `close`)."""
 
     def __init__(self, dsn: str, rows: Sequence[Row], *, seconds: float) -> None:
         self._dsn = dsn
@@ -31,7 +31,7 @@ class Arrivals:
         self.jobs: list[int] = []
         """The ids of the jobs that were enqueued and committed."""
         self.took: list[float] = []
-        """How many seconds each save took, from the begin of the transaction to its commit."""
+        """The seconds that each save took, from the begin of the transaction to its commit."""
         self.error: Exception | None = None
 
     def start(self) -> None:
@@ -41,14 +41,14 @@ class Arrivals:
 
     @property
     def over(self) -> bool:
-        """Whether all have arrived, or were given up."""
+        """Whether all have arrived or were abandoned."""
         return not any(thread.is_alive() for thread in self._threads)
 
     def close(self) -> None:
         self._stop.set()
 
     def stop(self) -> None:
-        """No more; returns when none is on its way."""
+        """Start no more saves and wait until the running ones have ended."""
         self.close()
         for thread in self._threads:
             if thread.ident is not None:

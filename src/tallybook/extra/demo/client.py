@@ -1,4 +1,4 @@
-"""Just enough of an HTTP client for the demo, which has no dependencies; your application has httpx or aiohttp."""
+"""A minimal HTTP client for the demo, which has no dependencies. Your application would use httpx or aiohttp."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ _SECONDS = 10.0
 
 
 class Refused(Exception):
-    """The receiver answered with something other than 2xx."""
+    """The receiver answered with a status other than 2xx."""
 
 
 class Client:
-    """POST to one URL, over a connection for each."""
+    """A client that sends each POST to one URL over a new connection."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         self._host, self._port, self._path = parts.hostname or "", parts.port or 80, parts.path or "/"
 
     async def post(self, body: str, headers: Mapping[str, object]) -> None:
-        """Send a JSON text; returns once it is taken. Raises Refused, OSError, EOFError, TimeoutError."""
+        """Send a JSON text; return when it is accepted. Raises Refused, OSError, EOFError, TimeoutError."""
         data = body.encode()
         lines = [f"POST {self._path} HTTP/1.1", f"Host: {self._host}:{self._port}", "Connection: close"]
         lines += ["Content-Type: application/json", f"Content-Length: {len(data)}"]

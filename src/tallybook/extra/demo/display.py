@@ -1,4 +1,4 @@
-"""What a person sees while the demo runs: a live picture on a terminal, plain lines elsewhere."""
+"""The display of the running demo: live on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Board:
     refused: int = 0
     """Requests that the receiver answered with a 500."""
     states: Counter[str] = field(default_factory=Counter)
-    """Of the jobs that are not completed."""
+    """The states of the jobs that are not completed."""
     workers: dict[str, str] = field(default_factory=dict)
-    """Name to what it is doing."""
+    """The status of each worker, by name."""
     pickup: Sequence[float] = ()
-    """The last few, in seconds, ordered."""
+    """The most recent pickup times in seconds, sorted."""
 
     @property
     def latency(self) -> str:
@@ -38,7 +38,7 @@ class Board:
 
 
 class Display:
-    """What the demo tells as it goes: one line per event and one per second, with the seconds since the start."""
+    """The plain display: one line per event and one per second, with the seconds since the start."""
 
     def __init__(self) -> None:
         self._started = self._shown = time.monotonic()
@@ -53,7 +53,7 @@ class Display:
         print(f"[{time.monotonic() - self._started:5.1f} s] {text}", flush=True)
 
     def show(self, board: Board) -> None:
-        """This is how things stand; called a few times a second."""
+        """Show the current state; called a few times a second."""
         if time.monotonic() - self._shown < 1:
             return
         self._shown = time.monotonic()
@@ -65,7 +65,7 @@ class Display:
 
 
 class Live(Display):
-    """Bars, counts and workers that change in place, under them the last events."""
+    """The live display: bars, counts and workers that change in place, with the last events below."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -130,7 +130,7 @@ def _counts(board: Board) -> RenderableType:
 
 
 def chosen(plain: bool | None) -> Display:
-    """The live one where a terminal shows it; None leaves the choice to what standard output is."""
+    """Return the live display if the terminal supports it. None decides by standard output."""
     if plain is None:
         plain = not sys.stdout.isatty() or os.environ.get("TERM", "dumb") == "dumb"
     if not plain:

@@ -1,4 +1,4 @@
-"""What the demo measured: counted by the receiver and the database, not by the demo's own bookkeeping."""
+"""The figures of the demo, counted by the receiver and the database, not by the demo's own bookkeeping."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ _SUBMISSIONS = "select id, encode(sha256(convert_to(data::text, 'UTF8')), 'hex')
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """The last line, and whether all of it agrees."""
+    """The figures of the last line, and whether they agree."""
 
     submissions: int
     """Rows of the business table."""
     jobs: int
-    """Of the queue."""
+    """Jobs of the queue."""
     completed: int
-    """Of these."""
+    """Completed jobs."""
     delivered: int
-    """Submissions for which the receiver answered 2xx, to the very bytes that are in the business table."""
+    """Submissions for which the receiver answered 2xx to exactly the bytes in the business table."""
     retries: int
     """Attempts beyond each job's first."""
     duplicates: int
     """2xx answers beyond each key's first."""
     rate: float
-    """Deliveries a second, from the first to the last."""
+    """Deliveries per second, from the first to the last."""
     pickup: Sequence[float]
     """Seconds from the enqueue, before its commit, to the start of the first handler that reached the receiver."""
 
@@ -41,7 +41,7 @@ class Figures:
 
     @property
     def problems(self) -> list[str]:
-        """What does not agree, in words."""
+        """The figures that do not agree, as sentences."""
         found = [f"{self.lost} submissions were not delivered"] if self.lost else []
         if self.jobs != self.submissions:
             found.append(f"{self.submissions} submissions but {self.jobs} jobs")
@@ -83,7 +83,7 @@ def measure(conn: Connection, notes: Sequence[Note]) -> Figures:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The smallest value that this share of all does not exceed; 0 of none."""
+    """Return the smallest value that this share of all values does not exceed; 0 if there are none."""
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 

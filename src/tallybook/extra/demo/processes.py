@@ -1,4 +1,4 @@
-"""The demo's processes: started, watched, killed on purpose, and all gone at the end, however that comes."""
+"""The demo's processes: started, watched, killed on purpose, and always removed at the end."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ _SECONDS_TO_STOP = 8.0
 
 
 class ProcessFailed(TallybookError):
-    """A process of the demo ended by itself; the text has the last lines that it wrote."""
+    """A process of the demo ended unexpectedly; the text has the last lines that it wrote."""
 
 
 class Process:
-    """One Python module in a process of its own, in a session of its own: Ctrl-C is for the demo to handle.
+    """One Python module in its own process and session, so that only the demo receives Ctrl-C.
 
-    Its standard input is a leash: it ends when we do, even by SIGKILL. Its standard error goes to a nameless file.
+    The module ends when its standard input closes, also if the demo is killed with SIGKILL. Its standard error goes to
+    an unnamed file.
     """
 
     def __init__(self, name: str, module: str, *args: str, env: Mapping[str, str] | None = None) -> None:
         self.name = name
         self.killed = False
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
-        # -P: a file named http.py in the current directory is none of our business.
+        # -P: a file like http.py in the current directory must not be imported.
         self._popen = subprocess.Popen(
             [sys.executable, "-P", "-m", module, *args],
             stdin=subprocess.PIPE,
@@ -46,36 +47,36 @@ class Process:
         self.stdin, self.stdout = self._popen.stdin, self._popen.stdout
 
     def check(self) -> None:
-        """ProcessFailed if it has ended and nobody killed it."""
+        """Raise ProcessFailed if the process has ended and was not killed."""
         if not self.killed and (code := self._popen.poll()) is not None:
-            raise ProcessFailed(f"{self.name} ended by itself with status {code}", detail=self.last_words() or None)
+            raise ProcessFailed(f"{self.name} ended unexpectedly with status {code}", detail=self.last_words() or None)
 
     def last_words(self) -> str:
         self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - 4000))
         return "\n".join(self._errors.read().decode(errors="replace").splitlines()[-15:])
 
     def freeze(self) -> None:
-        """Stop it where it is, so that it can be looked at."""
+        """Pause the process with SIGSTOP, so that its jobs can be counted."""
         self._popen.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
         self._popen.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """SIGKILL: no chance to finish, to release anything or to say good-bye."""
+        """Send SIGKILL: the process cannot finish or release anything."""
         self.killed = True
         self._popen.kill()
         self._popen.wait()
 
     def ask_to_stop(self) -> None:
-        """SIGTERM, and the end of its leash; returns at once."""
+        """Send SIGTERM and close standard input; return at once."""
         if self._popen.poll() is None:
             self._popen.terminate()
             self.thaw()
         self.stdin.close()
 
     def stop(self, until: float) -> None:
-        """Wait for its end until this instant of time.monotonic(), then make an end of it."""
+        """Wait for its end until this instant of time.monotonic(), then kill it."""
         try:
             self._popen.wait(max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -88,7 +89,7 @@ class Process:
 
 
 class Processes:
-    """All of them; leaving the block stops what still runs."""
+    """All processes; leaving the block stops those that still run."""
 
     def __init__(self) -> None:
         self._all: list[Process] = []
@@ -111,7 +112,7 @@ class Processes:
             process.check()
 
     def stop(self, *processes: Process) -> None:
-        """Ask these to stop, all at once; after some seconds end them."""
+        """Ask these to stop, all at the same time; kill them after 8 s."""
         until = time.monotonic() + _SECONDS_TO_STOP
         for process in processes:
             process.ask_to_stop()
@@ -122,7 +123,7 @@ class Processes:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What the receiver wrote down about one request."""
+    """The receiver's note about one request."""
 
     at: float
     key: str
@@ -137,7 +138,7 @@ class Note:
 
 
 class ReceiverLog:
-    """The receiver's own account of what reached it, read from its standard output as it grows."""
+    """The receiver's notes about its requests, read from its standard output as they are written."""
 
     def __init__(self, process: Process) -> None:
         self.notes: list[Note] = []
@@ -158,5 +159,5 @@ class ReceiverLog:
                 self.taken.add(note.key)
 
     def wait(self) -> None:
-        """Until the receiver has ended and all that it wrote is here."""
+        """Wait until the receiver has ended and all its output is read, for at most 5 s."""
         self._reader.join(5)

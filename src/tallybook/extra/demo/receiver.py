@@ -1,8 +1,8 @@
-"""The customer's side of the demo: a real HTTP server that takes webhooks, in a process of its own.
+"""The customer's side of the demo: a real HTTP server for webhooks, in its own process.
 
-It is as unreliable as such servers are, on purpose: some requests get a 500, some answers take long. Which ones follows
-from the key and the attempt alone, so that every run is the same. What it took is on its standard output, one line of JSON
-per request, written before the answer is sent: that is what the demo counts. It ends when its standard input does.
+It is unreliable on purpose: some requests get a 500, some answers are slow. The choice depends on the key and the
+attempt only, so every run is the same. The server writes one line of JSON per request to standard output before it
+answers; the demo counts these lines. It ends when its standard input closes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SLOW = 0.2
 
 
 def verdict(key: str, attempt: int, slow: float = SLOW) -> tuple[int, float]:
-    """The status of the answer, and how many seconds it takes."""
+    """Return the status of the answer and its delay in seconds."""
     fate = _draw(key)
     failures = 0 if fate >= FAILING else 1 if fate >= FAILING / 4 else 2
     speed = _draw(f"{key}/{attempt}")
@@ -34,12 +34,12 @@ def verdict(key: str, attempt: int, slow: float = SLOW) -> tuple[int, float]:
 
 
 def _draw(text: str) -> float:
-    """A number in [0, 1) that looks random and depends on the text only."""
+    """Return a number in [0, 1) that looks random and depends on the text only."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest()) / 2**48
 
 
 class Webhook(BaseHTTPRequestHandler):
-    """Takes one webhook per request, many per connection."""
+    """Accepts one webhook per request and many per connection."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -75,27 +75,27 @@ class Webhook(BaseHTTPRequestHandler):
         os.write(sys.stdout.fileno(), json.dumps(note).encode() + b"\n")
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is the base class's
-        """Nothing: the note is the log."""
+        """Do nothing: the notes are the log."""
 
 
 class Receiver(ThreadingHTTPServer):
-    """On a free port of the loopback interface."""
+    """A server on a free port of the loopback interface."""
 
     daemon_threads = True
     request_queue_size = 128
 
     def server_bind(self) -> None:
-        """Without HTTPServer's look-up of its own name, which takes seconds where there is no name server."""
+        """Bind without HTTPServer's look-up of its own name, which takes seconds without a name server."""
         TCPServer.server_bind(self)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A connection that a killed worker left behind is nothing to report."""
+        """Report an error, but not the broken connection of a killed worker."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
 def main() -> None:
-    """Print the port, then take webhooks until standard input ends."""
+    """Print the port, then accept webhooks until standard input closes."""
     parser = argparse.ArgumentParser(prog="python -m tallybook.extra.demo.receiver")
     parser.add_argument("--slow", type=float, default=SLOW, help="share of the answers that take 30 to 200 ms")
     Webhook.slow = parser.parse_args().slow

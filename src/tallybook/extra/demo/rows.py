@@ -1,4 +1,4 @@
-"""The demo's input: a CSV file with a header, each row of which becomes one JSON object."""
+"""The demo's input: a CSV file with a header. Each row becomes one JSON object."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from tallybook.errors import TallybookError
 
 SHIPPED = Path(__file__).with_name("submissions.csv")
 MOST = 10_000
-"""Rows that are taken of a longer file, so that the demo ends within a minute."""
+"""The maximum number of rows, so that the demo ends within a minute."""
 
 Row = dict[str, str]
 
 
 class InputError(TallybookError):
-    """The file cannot be used; the text says which file, where in it, and what to do."""
+    """The file cannot be used; the text has the file, the line and what to do."""
 
 
 def read(path: Path) -> list[Row]:
-    """The first MOST rows of the file. InputError."""
+    """Return the first MOST rows of the file. Raises InputError."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = list(_rows(path, file))
     except UnicodeDecodeError:
         _not_utf8(path)
     except FileNotFoundError:
-        hint = "Name a CSV file with DEMO_INPUT=file.csv or --input, or leave it out for the rows that come along"
+        hint = "Name a CSV file with DEMO_INPUT=file.csv or --input, or omit both for the included rows"
         raise InputError(f"{path}: there is no such file", hint=hint) from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
     if not rows:
-        raise InputError(f"{path}: there is a header and no row after it", hint="Each row becomes one submission")
+        raise InputError(f"{path}: there is no row after the header", hint="Each row becomes one submission")
     return rows
 
 
@@ -42,7 +42,7 @@ def _rows(path: Path, file: Iterator[str]) -> Iterator[Row]:
     first = next(file, "")
     if not first.strip():
         what = "the first line is blank" if first else "the file is empty"
-        raise InputError(f"{path}: {what}", hint="The first line names the columns, each further one is a submission")
+        raise InputError(f"{path}: {what}", hint="The first line names the columns; each later one is a submission")
     delimiter = max(",;\t", key=first.count)
     header = _header(path, first, delimiter)
     lines = csv.reader(file, delimiter=delimiter, strict=True)
@@ -82,12 +82,12 @@ def _row(path: Path, line: int, header: list[str], cells: list[str]) -> Row:
     if len(cells) > len(header):
         raise InputError(
             f"{path}, line {line}: {len(cells)} columns, the header names {len(header)}",
-            hint='A value with a comma in it goes in quotes: "a, b"',
+            hint='Put a value that contains a comma in quotes: "a, b"',
         )
     row = dict(zip(header, cells, strict=False))
     for name, value in row.items():
         if "\0" in value:
-            raise InputError(f"{path}, line {line}: {name!r} holds a NUL character, which PostgreSQL cannot store")
+            raise InputError(f"{path}, line {line}: {name!r} contains a NUL character, which PostgreSQL cannot store")
     return row
 
 

@@ -1,4 +1,4 @@
-"""The course of the demo: a server, a receiver, two workers, a stream of submissions, and a SIGKILL in the middle."""
+"""The run of the demo: a server, a receiver, two workers, a stream of submissions, and a SIGKILL in the middle."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from tallybook.extra.demo.receiver import SLOW
 from tallybook.extra.demo.rows import Row
 
 RATE = 200.0
-"""Submissions a second, unless there are few or very many."""
+"""Submissions per second, unless there are few or very many."""
 SHORTEST, LONGEST = 2.5, 20.0
-"""How many seconds they arrive for."""
+"""The limits, in seconds, of the time in which they arrive."""
 _AT_MOST = 27.0
-"""A machine that is slower than that takes no more of them."""
+"""No more submissions arrive after this time, on a slow machine."""
 _DELIVERED_BY = 40.0
-"""What does not look as if it were delivered by then is not taken in either."""
+"""Arrivals also stop when the open jobs would not be delivered by this time."""
 _DEADLINE = 48.0
-"""When the demo gives up, whatever is missing."""
+"""The demo gives up at this time."""
 _KILL_AT = 0.4
 _TICK = 0.1
 
@@ -43,11 +43,11 @@ QUERIES = (
     "select worker, state, count(*) from tallybook.attempt group by worker, state order by worker, state",
     "select id, attempts, crashes, last_error from tallybook.job where attempts > 1 order by attempts desc, id limit 3",
 )
-"""What a newcomer may try; shown with this run's answers."""
+"""Queries for a newcomer to try, shown with the answers of this run."""
 
 
 class StageError(TallybookError):
-    """The demo cannot go on."""
+    """The demo cannot continue."""
 
 
 class Seen(NamedTuple):
@@ -63,7 +63,7 @@ class Seen(NamedTuple):
 
 @dataclass
 class Kill:
-    """What is known about the worker that was killed."""
+    """The killed worker and the rescue of its jobs."""
 
     worker: str
     at: float
@@ -77,23 +77,23 @@ class Outcome:
     figures: Figures
     kill: Kill | None
     saved_after: Sequence[float]
-    """Seconds that each save took, ordered."""
+    """The seconds that each save took, sorted."""
     answers: Sequence[tuple[str, list[str], list[tuple[Any, ...]]]]
     """Each of QUERIES with its columns and rows."""
     refused: int
 
 
 def play(rows: Sequence[Row], display: Display) -> Outcome:
-    """Set up, run, measure, take down. What goes wrong is raised; an interrupt takes it all down as well."""
+    """Set up, run, measure and clean up. Errors are raised; an error or an interrupt cleans up as well."""
     with ExitStack() as stack:
-        display.event("starting an embedded PostgreSQL, which is gone again at the end")
+        display.event("starting an embedded PostgreSQL, which is removed at the end")
         server = stack.enter_context(temporary_server(durable=True))
         dsn = server.create_database("demo")
-        # Never prepared: a plan made while the tables are empty would stay when they are full.
+        # Never prepare: a plan for empty tables would be kept when they are full.
         conn = stack.enter_context(connect(dsn, autocommit=True, prepare_threshold=None))
         migrate(conn)
         conn.execute(demo_app.TABLE)
-        display.event(f"PostgreSQL {server.version} is up, the schema tallybook and the table submission are in it")
+        display.event(f"PostgreSQL {server.version} is up, with the schema tallybook and the table submission")
         processes = stack.enter_context(Processes())
         stage = _Stage(conn, dsn, rows, processes, display)
         stack.callback(stage.arrivals.stop)
@@ -107,7 +107,7 @@ class _Stage:
         self._processes = processes
         self._display = display
         self._seconds = min(max(len(rows) / RATE, SHORTEST), LONGEST)
-        # Of few submissions hardly any would be under way when the worker is killed: their receiver is slower.
+        # With few submissions, hardly any would be running when the worker is killed, so the receiver is slower.
         rate = len(rows) / self._seconds
         slow = min(max(SLOW, 6 / (0.115 * rate)), 0.9)
         self._receiver = processes.start("the receiver", "receiver", "--slow", f"{slow:.3f}")
@@ -126,13 +126,13 @@ class _Stage:
     def run(self) -> Outcome:
         self._started = time.monotonic()
         deadline = self._started + _DEADLINE
-        self._display.event(f"a receiver listens on {self._log.url}; it fails some on purpose, and some take long")
+        self._display.event(f"a receiver listens on {self._log.url}; some requests fail on purpose, some are slow")
         for name in ("worker A", "worker B"):
             self._start_worker(name)
         self._wait_for(lambda: self._conn.execute(_LIVE).fetchone() == (2,), "both workers are up", deadline)
         self._display.event("worker A and worker B are up")
         rate = self._board.planned / self._seconds
-        self._display.event(f"{self._board.planned} form submissions arrive, {rate:.0f} a second")
+        self._display.event(f"{self._board.planned} form submissions arrive, {rate:.0f} per second")
         self.arrivals.start()
         while not self._over():
             if time.monotonic() > deadline:
@@ -140,7 +140,7 @@ class _Stage:
                 break
             began = time.monotonic()
             self._tick()
-            # Looking must not become the load: at most a third of the time.
+            # Watching must not become the load: it takes at most a third of the time.
             time.sleep(max(_TICK, 2 * (time.monotonic() - began)))
         return self._end()
 
@@ -153,7 +153,7 @@ class _Stage:
         while not condition():
             self._processes.check()
             if time.monotonic() > deadline:
-                raise StageError(f"not within {_DEADLINE:.0f} s: {what}")
+                raise StageError(f"not done within {_DEADLINE:.0f} s: {what}")
             time.sleep(0.05)
 
     def _over(self) -> bool:
@@ -173,7 +173,7 @@ class _Stage:
         self._display.show(self._board)
 
     def _look(self) -> None:
-        """Read the open jobs by their ids: index look-ups, however long the history is."""
+        """Read the open jobs by their ids: index look-ups, regardless of the length of the history."""
         over = self.arrivals.over
         new = self.arrivals.jobs[self._looked_at :]
         self._looked_at += len(new)
@@ -191,7 +191,7 @@ class _Stage:
             self._look()
 
     def _mind_the_time(self) -> None:
-        """Take in no more than this machine can deliver in time."""
+        """Stop the arrivals if this machine could not deliver more in time."""
         gone = time.monotonic() - self._started
         rate = len(self._log.taken) / max(gone, 0.1)
         if gone > _AT_MOST or (gone > 10 and len(self._open) > rate * (_DELIVERED_BY - gone)):
@@ -201,7 +201,7 @@ class _Stage:
         return {seen.id for seen in self._open.values() if seen and seen.state == "running" and seen.worker == worker}
 
     def _maybe_kill(self) -> None:
-        """Kill the worker that holds more jobs, once enough are delivered; be content with fewer as time passes."""
+        """Kill the worker with the most running jobs, once enough are delivered. Require fewer jobs as time passes."""
         share = len(self._log.taken) / self._board.planned
         if share < _KILL_AT:
             return
@@ -211,7 +211,7 @@ class _Stage:
         if len(self._held_by(victim)) < wanted and not nothing_left:
             return
         process = self._workers[victim]
-        process.freeze()  # so that what it holds can be counted: what it has sent off is through in a moment
+        process.freeze()  # so that its running jobs can be counted; its last statements finish in a moment
         time.sleep(0.03)
         self._look()
         held = self._held_by(victim)
@@ -221,9 +221,9 @@ class _Stage:
         process.kill()
         self._kill = Kill(victim, time.monotonic(), held, set())
         self._board.workers[victim] = "killed"
-        self._display.event(f"{victim} is killed with SIGKILL: it holds {_jobs(len(held))}")
+        self._display.event(f"{victim} is killed with SIGKILL: it runs {_jobs(len(held))}")
         self._start_worker("worker C")
-        self._display.event("worker C is started in its place")
+        self._display.event("worker C starts in its place")
 
     def _follow_rescue(self, kill: Kill) -> None:
         if (kill.held - kill.rescued) & set(self._open):
@@ -232,7 +232,7 @@ class _Stage:
         if kill.rescued:
             self._display.event(
                 f"{_jobs(len(kill.rescued))} of {kill.worker} rescued after {kill.rescued_after:.1f} s:"
-                " noticed by the others, back in line"
+                " other workers noticed and requeued them"
             )
 
     def _update_board(self) -> None:
@@ -259,7 +259,7 @@ class _Stage:
         figures = measure(self._conn, self._log.notes)
         if figures.submissions < self._board.planned:
             left = self._board.planned - figures.submissions
-            self._display.event(f"this machine is slow: the last {left} submissions were not taken in")
+            self._display.event(f"this machine is slow: the last {left} submissions were skipped")
         answers = []
         for query in QUERIES:
             cursor = self._conn.execute(query)
@@ -280,19 +280,19 @@ def summary(outcome: Outcome) -> list[str]:
         "",
         "What you saw",
         "- Each submission was saved together with its job, in one transaction: both or neither.",
-        f"  That took {p50:.1f} ms (p99 {p99:.1f} ms), whatever the receiver was doing.",
-        f"- The receiver refused {outcome.refused} requests on purpose: each came again after a backoff.",
+        f"  That took {p50:.1f} ms (p99 {p99:.1f} ms), independent of the receiver.",
+        f"- The receiver refused {outcome.refused} requests on purpose: each was retried after a backoff.",
     ]
     if kill and kill.rescued:
         lines += [
-            f"- {kill.worker} was killed with SIGKILL. The {_jobs(len(kill.rescued))} that it held went to the other"
+            f"- {kill.worker} was killed with SIGKILL. Its {_jobs(len(kill.rescued))} went to the other"
             f" workers after {kill.rescued_after:.1f} s.",
-            f"  {figures.duplicates} deliveries reached the receiver twice: it tells them by their idempotency key.",
+            f"  {figures.duplicates} deliveries reached the receiver twice: their idempotency key identifies them.",
         ]
-    lines += ["", "The queue answers to SQL. In this run:"]
+    lines += ["", "You can query the queue in SQL. In this run:"]
     for query, columns, rows in outcome.answers:
         lines += ["", f"  {query};", *_table(columns, rows)]
-    return [*lines, "", f"The code is {demo_app.__file__}: a page to read.", ""]
+    return [*lines, "", f"The code is {demo_app.__file__}, one page long.", ""]
 
 
 def _table(columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> list[str]:

@@ -1,6 +1,6 @@
-"""One of the demo's worker processes: `tallybook worker -A tallybook.extra.demo.app:app --queues webhooks=50`, on a leash.
+"""One of the demo's worker processes, like `tallybook worker -A tallybook.extra.demo.app:app --queues webhooks=50`.
 
-The leash is its standard input: should the demo itself be killed, that ends, and the worker stops.
+The worker also stops when its standard input closes, for example because the demo itself was killed.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def _stop_when_alone() -> None:
 
 
 def main() -> None:
-    """Run until SIGTERM; the name is the one argument."""
+    """Run until SIGTERM. The only argument is the worker's name."""
     threading.Thread(target=_stop_when_alone, daemon=True).start()
-    # By default a worker looks for the dead every 5 s; a demo has no time for that.
+    # By default a worker looks for lost jobs every 5 s, which is too long for a demo.
     asyncio.run(app.run_worker(queues={"webhooks": SLOTS}, name=sys.argv[1], rescue_look=timedelta(seconds=1)))
 
 

@@ -1,6 +1,6 @@
 """Ready-made tasks: `webhook`, `http`, `email`, `sms`, and `notification`, a mail and an SMS as one job.
 
-An app serves those that it includes.
+An app serves the tasks that it includes.
 
     from tallybook import App
     from tallybook.extra.tasks import email, http, webhook
@@ -11,9 +11,10 @@ An app serves those that it includes.
     await webhook.enqueue(conn, "acme", {"type": "invoice.paid", "data": {"id": 42}})
     await webhook.with_(queue="out", delay="5 min").enqueue(conn, "acme", {...})
 
-In SQL: `select tallybook.enqueue('out', 'tallybook.webhook', '{"provider": "acme", "body": {...}}')`. Their args name a
-provider, which has the address and the secrets: none of these is ever in a job. `webhook`, `http` and `sms` need
-`pip install 'tallybook[webhooks]'` where their jobs run, `email` needs `tallybook[email]`; who only enqueues needs neither.
+In SQL: `select tallybook.enqueue('out', 'tallybook.webhook', '{"provider": "acme", "body": {...}}')`. The args name a
+provider, which has the address and the secrets; a job never contains these. Workers need
+`pip install 'tallybook[webhooks]'` for `webhook`, `http` and `sms`, and `tallybook[email]` for `email`. Programs that
+only enqueue need neither.
 """
 
 from tallybook.extra.tasks._email import email

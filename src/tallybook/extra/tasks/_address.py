@@ -1,4 +1,4 @@
-"""Which addresses of the network a job may call: public ones, and those that a provider's settings allow.
+"""The network addresses that a job may call: public ones, and those that a provider's settings allow.
 
 `ipaddress.is_global` alone is not enough: IPv6 has several ways to write an IPv4 address, some multicast addresses are
 "global", and one cloud has its metadata service on a public address.
@@ -19,7 +19,7 @@ Network = IPv4Network | IPv6Network
 _NAT64 = IPv6Network("64:ff9b::/96")
 _SPECIAL: tuple[
     tuple[Network, str], ...
-] = (  # beside what `ipaddress` knows; what that is differs between releases of Python
+] = (  # in addition to the ranges of `ipaddress`, which differ between releases of Python
     (IPv4Network("100.64.0.0/10"), "shared"),
     (IPv4Network("192.0.0.0/24"), "reserved"),
     (IPv4Network("168.63.129.16/32"), "a cloud's metadata"),
@@ -34,7 +34,7 @@ _SPECIAL: tuple[
 
 
 def problem(address: Address) -> str | None:
-    """Why nobody should be sent to this address; None: it is an ordinary public one."""
+    """Return why a job must not call this address, or None for an ordinary public one."""
     if isinstance(address, IPv6Address):
         if address.scope_id is not None:
             return "link-local"
@@ -51,7 +51,7 @@ def problem(address: Address) -> str | None:
 
 
 def _inner(address: IPv6Address) -> IPv4Address | None:
-    """The IPv4 address that this IPv6 address is another way to write."""
+    """Return the IPv4 address that this IPv6 address contains, or None."""
     if address.ipv4_mapped is not None:
         return address.ipv4_mapped
     return IPv4Address(int(address) & 0xFFFFFFFF) if address in _NAT64 else None
@@ -59,14 +59,14 @@ def _inner(address: IPv6Address) -> IPv4Address | None:
 
 @dataclass(frozen=True)
 class Allowed:
-    """The hosts and networks that may be called although they are not public."""
+    """The hosts and networks that jobs may call although they are not public."""
 
     names: frozenset[str] = frozenset()
     networks: tuple[Network, ...] = ()
 
     @classmethod
     def of(cls, said: Any, *, option: str) -> Allowed:
-        """From a list of host names and of networks or addresses. ConfigError for anything else."""
+        """Parse a list of host names, networks and addresses. ConfigError for anything else."""
         if not isinstance(said, Iterable) or isinstance(said, str | bytes):
             raise ConfigError(option, said, "not a list of hosts and networks", hint='Write ["10.0.0.0/8"]')
         names, networks = set(), []
@@ -82,7 +82,7 @@ class Allowed:
         return cls(frozenset(names), tuple(networks))
 
     def refusal(self, host: str, address: str) -> str | None:
-        """Why `host`, which is at `address`, must not be called; None: it may."""
+        """Return why a job must not call `host` at `address`, or None if it may."""
         if host.lower().rstrip(".") in self.names:
             return None
         found = ip_address(address)

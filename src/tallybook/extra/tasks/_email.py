@@ -1,4 +1,4 @@
-"""The task `tallybook.email`: one message by a provider's SMTP server."""
+"""The task `tallybook.email`: send one message through a provider's SMTP server."""
 
 from __future__ import annotations
 
@@ -52,12 +52,13 @@ async def email(
 ) -> dict[str, Any]:
     """Send one message, as text, html or both, to at most 100 recipients.
 
-    Addresses are `ada@example.org` or `Ada <ada@example.org>`. `sender` is the provider's setting `from` unless given. The
-    Message-ID is the same at each attempt, made of the job's id and args, or of `idempotency_key`. A recipient that the
-    server refuses for good is in the result, {"message_id", "accepted", "refused"}; one that it refuses for now is tried
-    again, alone. The job is dead if all are refused for good, and where an argument holds a line break. `template` names
-    files of the folder TALLYBOOK_MAIL_TEMPLATES that make subject, text and html of `values`;
-    see https://github.com/tallybook/tallybook/blob/main/docs/webhooks.md.
+    Addresses are `ada@example.org` or `Ada <ada@example.org>`. `sender` defaults to the provider's setting `from`. The
+    Message-ID is the same at every attempt; it is derived from the job's id and args, or from `idempotency_key`.
+
+    The result is {"message_id", "accepted", "refused"}; `refused` has the recipients that the server refused for good.
+    The next attempt is for the deferred recipients only. The job is dead if all are refused for good, or if an argument
+    contains a line break. `template` names files in the folder TALLYBOOK_MAIL_TEMPLATES, which render subject, text and
+    html from `values`; see https://github.com/tallybook/tallybook/blob/main/docs/webhooks.md.
 
         await email.enqueue(conn, "mail", "ada@example.org", "Your invoice", "It is attached to your account.")
     """
@@ -66,20 +67,20 @@ async def email(
     from_ = _address(who, "sender", sender if sender is not None else text_setting(found, "from"))
     if template is not None:
         if text is not None or html is not None:
-            raise _wrong(who, "give a template, or text and html, not both")
+            raise _wrong(who, "pass a template, or text and html, not both")
         made = rendered(who, template, values or {})
         subject, text, html = subject or made.get("subject", "").strip() or None, made.get("text"), made.get("html")
     if subject is None:
-        raise _wrong(who, "there is no subject")
+        raise _wrong(who, "the subject is missing")
     groups = {"to": [to] if isinstance(to, str) else to, "cc": cc or [], "bcc": bcc or []}
     addresses = {name: [_address(who, name, one) for one in given] for name, given in groups.items()}
     recipients = list(dict.fromkeys(one.addr_spec for given in addresses.values() for one in given))
     if not 1 <= len(recipients) <= _MOST_RECIPIENTS:
-        raise _wrong(who, f"it has {len(recipients)} recipients, 1 to {_MOST_RECIPIENTS} are possible")
+        raise _wrong(who, f"it has {len(recipients)} recipients; 1 to {_MOST_RECIPIENTS} are allowed")
     message_id = _message_id(ctx, from_, idempotency_key)
     message = EmailMessage(policy=POLICY)
     message["From"] = from_
-    for name in ("to", "cc"):  # never bcc: it is for the envelope alone
+    for name in ("to", "cc"):  # never bcc: it belongs to the envelope only
         if addresses[name]:
             message[name.title()] = addresses[name]
     if reply_to is not None:
@@ -95,7 +96,7 @@ async def email(
 async def _deliver(
     ctx: Context, provider: Provider, server: Server, message: EmailMessage, sender: str, recipients: list[str]
 ) -> dict[str, Any]:
-    """Hand it over for those recipients that no earlier attempt has dealt with."""
+    """Send the message to the recipients that no earlier attempt has settled."""
     before = await ctx.get_checkpoint() if ctx.attempt > 1 else None
     accepted: list[str] = before["accepted"] if before else []
     refused: dict[str, str] = before["refused"] if before else {}
@@ -110,7 +111,7 @@ async def _deliver(
     if later:
         if accepted or refused:
             await ctx.set_checkpoint({"accepted": accepted, "refused": refused})
-        raise server.failed(f"refused for now: {_listed(later)}")
+        raise server.failed(f"deferred: {_listed(later)}")
     if not accepted:
         raise server.failed(f"refused: {_listed(refused)}", no_retry=True)
     return {"message_id": message["Message-ID"], "accepted": accepted, "refused": refused}
@@ -121,7 +122,11 @@ def _listed(answers: dict[str, str]) -> str:
 
 
 def _message_id(ctx: Context, sender: Address, key: str | None) -> str:
-    """Another installation's job of the same id has other args: mail servers drop a second message of one id unseen."""
+    """Return the Message-ID.
+
+    The args are part of it: a job of another installation can have the same id, and mail servers silently drop a second
+    message with a known Message-ID.
+    """
     seed = key if key is not None else json.dumps([ctx.job_id, ctx.args], sort_keys=True)
     name = "key" if key is not None else f"job-{ctx.job_id}"
     domain = sender.domain.encode("ascii", "ignore").decode() or "localhost"
@@ -129,36 +134,36 @@ def _message_id(ctx: Context, sender: Address, key: str | None) -> str:
 
 
 def _address(who: str, what: str, text: object) -> Address:
-    """One address. A second one in it, or another header, would go to whom nobody has named."""
+    """Parse exactly one address: a second one, or a smuggled header, would send the mail to somebody else."""
     line = _line(who, what, text)
-    with suppress(Exception):  # the parser of the library raises whatever its parts raise
+    with suppress(Exception):  # the library's parser can raise any error
         header: Any = POLICY.header_factory("To", line)
         if not header.defects and len(header.addresses) == 1 and header.groups[0].display_name is None:
             found: Address = header.addresses[0]
             if _ADDRESS.fullmatch(found.addr_spec) and ".." not in found.addr_spec:
                 return found
-    raise _wrong(who, f"{what}: one address is wanted, like ada@example.org or Ada <ada@example.org>")
+    raise _wrong(who, f"{what}: pass one address, like ada@example.org or Ada <ada@example.org>")
 
 
 def _line(who: str, what: str, text: object) -> str:
-    """A text that stays in its header."""
+    """Return a text that fits one header line; raise CallFailed for any other."""
     if not isinstance(text, str) or len(text) > 900 or any(ord(one) < 32 or 127 <= ord(one) < 160 for one in text):
-        raise _wrong(who, f"{what}: a line of at most 900 characters is wanted, without line breaks")
+        raise _wrong(who, f"{what}: pass one line of at most 900 characters, without line breaks")
     if "\u2028" in text or "\u2029" in text:
-        raise _wrong(who, f"{what}: it holds a line break")
+        raise _wrong(who, f"{what}: it contains a line break")
     return text
 
 
 def _add_headers(who: str, message: EmailMessage, headers: dict[str, str]) -> None:
     for name, value in headers.items():
         if not _NAME.fullmatch(name) or name.lower() in _OURS or name.lower().startswith(("content-", "resent-")):
-            raise _wrong(who, f"header {name!r} is not for you to set")
+            raise _wrong(who, f"header {name!r} cannot be set")
         message[name] = _line(who, f"header {name!r}", value)
 
 
 def _add_content(who: str, message: EmailMessage, text: str | None, html: str | None) -> None:
     if text is None and html is None:
-        raise _wrong(who, "there is neither text nor html")
+        raise _wrong(who, "pass text or html")
     if text is not None:
         message.set_content(text)
         if html is not None:

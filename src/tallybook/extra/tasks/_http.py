@@ -1,4 +1,4 @@
-"""The task `tallybook.http`: one call, and what it answered is the job's result."""
+"""The task `tallybook.http`: make one call; the answer is the job's result."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ async def http(
     expect: list[int] | None = None,
     idempotency_key: str | None = None,
 ) -> dict[str, Any]:
-    """Call a provider at `path` below its URL, with its secrets, or any public `url` without one.
+    """Call a provider at `path` below its URL, with its secrets, or any public `url` without secrets.
 
-    Sends `body` as JSON or `text` as it is. POST and PATCH carry an Idempotency-Key, the same at each attempt:
-    `idempotency_key`, or made of the job's id. Success is a status of 2xx or one of `expect`; the result is {"status",
-    "headers", and "json", "text" or "base64"}, of at most 256,000 bytes. Redirects are not followed.
+    Sends `body` as JSON or `text` as it is. POST and PATCH carry an Idempotency-Key, the same at every attempt: it is
+    `idempotency_key`, or derived from the job's id. Success is a status of 2xx or one of `expect`. The result, of at
+    most 256,000 bytes, is {"status", "headers", and "json", "text" or "base64"}. Redirects are not followed.
 
         job = await http.enqueue(conn, "rates", path="/latest", query={"base": "EUR"})
         rates = (await app.result(job))["json"]
@@ -45,14 +45,14 @@ async def http(
     who = "http call" if provider is None else f"http call of provider {provider!r}"
     method = method.upper()
     if method not in _METHODS:
-        raise CallFailed(f"{who}: the method is one of {', '.join(_METHODS)}", no_retry=True)
+        raise CallFailed(f"{who}: the method must be one of {', '.join(_METHODS)}", no_retry=True)
     if (provider is None) == (url is None):
-        hint = "With a provider give a path: its secrets go nowhere else"
-        raise CallFailed(f"{who}: give a provider or a url, one of them", no_retry=True, hint=hint)
+        hint = "With a provider, pass a path: its secrets are sent only to its own URL"
+        raise CallFailed(f"{who}: pass either a provider or a url", no_retry=True, hint=hint)
     content = body_of(who, body, text, needed=False)
     if url is not None:
         if path is not None:
-            raise CallFailed(f"{who}: a url has its path already", no_retry=True)
+            raise CallFailed(f"{who}: pass the path as part of the url", no_retry=True)
         call = Call.to_url(who, url, query=query)
     else:
         assert provider is not None
@@ -66,9 +66,7 @@ async def http(
     if not (200 <= answer.status < 300 or answer.status in (expect or ())):
         raise call.refusal(answer)
     if answer.headers.get("content-encoding", "identity").lower() != "identity":
-        raise CallFailed(
-            f"{who}: the answer is compressed although none was asked for", provider=provider, no_retry=True
-        )
+        raise CallFailed(f"{who}: the answer is compressed, which was not requested", provider=provider, no_retry=True)
     return {"status": answer.status, "headers": _headers(call, answer), **content_of(call, answer)}
 
 
@@ -77,7 +75,7 @@ def _headers(call: Call, answer: Answer) -> dict[str, str]:
 
 
 def content_of(call: Call, answer: Answer) -> dict[str, Any]:
-    """The body as JSON where it says that it is, as text where it is one, and else in base64."""
+    """Return the body as JSON if its content type is JSON, as text if it is UTF-8, or else in base64."""
     if not answer.body:
         return {}
     kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -87,17 +85,20 @@ def content_of(call: Call, answer: Answer) -> dict[str, Any]:
             if _can_be_kept(value):
                 return {"json": value}
         except (ValueError, RecursionError):
-            pass  # it is not what it says; then it is text
+            pass  # the content type is wrong: treat it as text
     try:
         text = answer.body.decode("utf-8")
     except UnicodeDecodeError:
         text = "\0"
-    if "\0" in text:  # no text that a database could keep
+    if "\0" in text:  # the database cannot store this text
         return {"base64": base64.b64encode(call.mask.data(answer.body)).decode()}
     return {"text": call.mask.text(text)}
 
 
 def _can_be_kept(value: Any) -> bool:
-    """Whether a database could keep it as JSON: no NUL, no half of a character, no number that is none. ValueError, too."""
+    """Return whether the database can store the value as JSON: no NUL, no lone surrogate, no NaN or infinity.
+
+    May raise ValueError instead.
+    """
     written = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return "\\u0000" not in written and bool(written.encode())

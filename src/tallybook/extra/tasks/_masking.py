@@ -1,4 +1,4 @@
-"""Stars in the place of secrets, in what a provider answers: it may send back what it was sent."""
+"""Replace secrets by stars in the answers of a provider, which may echo what it received."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tallybook._model.secret import STARS, Secret
 
 
 class Mask:
-    """Replaces every secret, in the forms in which it may come back: as it is, in JSON, in a URL, in base64."""
+    """Replaces every secret in the forms in which it may come back: unchanged, in JSON, in a URL, in base64."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         forms: set[str] = set()
@@ -22,12 +22,12 @@ class Mask:
             plain = base64.b64encode(text.encode()).decode()
             forms |= {text, quote(text), quote(text, safe=""), quote_plus(text), json.dumps(text)[1:-1], plain}
             forms |= {json.dumps(text, ensure_ascii=False)[1:-1], text.removeprefix("whsec_")}
-        known = sorted(filter(None, forms), key=len, reverse=True)  # the longest first: one may be part of another
+        known = sorted(filter(None, forms), key=len, reverse=True)  # longest first: one may be part of another
         self._pattern = re.compile("|".join(map(re.escape, known))) if known else None
 
     @classmethod
     def of(cls, provider: Provider | None, *others: str) -> Mask:
-        """For all secrets of a provider, the previous ones too, and what was made of them for this call."""
+        """Return a mask for all secrets of a provider, previous ones included, and for `others` derived from them."""
         texts = list(others)
         if provider is not None and (url := provider.secrets.get("url")) is not None:
             texts += _path_of(url)
@@ -44,7 +44,7 @@ class Mask:
         return self.text(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
     def value(self, value: Any) -> Any:
-        """A JSON value with stars in all its texts, keys included."""
+        """Return a JSON value with the secrets in all its texts, keys included, replaced by stars."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, list):
@@ -55,7 +55,7 @@ class Mask:
 
 
 def _path_of(url: Secret) -> list[str]:
-    """What a server sees of a URL: its host is known to it, so that an echo of the path alone would show the secret."""
+    """Return path and query of a URL. A server knows its own host, so an echo of the path alone shows the secret."""
     try:
         parts = urlsplit(url.reveal())
     except ValueError:

@@ -1,4 +1,4 @@
-"""The task `tallybook.notification`: a mail and an SMS as one job, each with its own result."""
+"""The task `tallybook.notification`: send a mail and an SMS as one job, each with its own result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tallybook.extra.tasks._sms import sms as sms_task
 
 
 class _Channel:
-    """The job's context for one channel, whose checkpoint is its part of the job's."""
+    """The job's context for one channel. The channel's checkpoint is a part of the job's checkpoint."""
 
     def __init__(self, ctx: Context, name: str, kept: dict[str, Any]) -> None:
         self._ctx, self._kept, self._part = ctx, kept, f"{name}_checkpoint"
@@ -37,9 +37,9 @@ async def notification(
 ) -> dict[str, Any]:
     """Send a mail, an SMS or both as one job: `email` and `sms` are the args of these tasks.
 
-    Each channel is tried, whatever the other does. What was sent is on record at once, and no later attempt sends it
-    again. The result is {"email": the mail's, "sms": the SMS's}. The job is dead at once where what is left cannot be
-    sent; a person's retry sends only that.
+    Both channels are tried, even if one fails. A success is recorded at once, and no later attempt sends that part
+    again. The result is {"email": the mail's, "sms": the SMS's}. The job is dead at once if the remaining part cannot
+    succeed; a retry by a person sends only that part.
 
         await notification.enqueue(
             conn,
@@ -52,7 +52,7 @@ async def notification(
         if args is not None:
             wanted[name] = (task, _checked(name, task, args))
     if not wanted:
-        raise CallFailed("notification: there is neither email nor sms", no_retry=True)
+        raise CallFailed("notification: pass email, sms or both", no_retry=True)
     kept: dict[str, Any] = (await ctx.get_checkpoint() if ctx.attempt > 1 else None) or {}
     failed: dict[str, Exception] = {}
     for name, (task, args) in wanted.items():
@@ -60,7 +60,7 @@ async def notification(
             continue
         try:
             kept[name] = await task.fn(_Channel(ctx, name, kept), **args)
-        except (LeaseLost, Outcome):  # another one's job, or a turn that is not near: this attempt is over
+        except (LeaseLost, Outcome):  # the job was lost, or its turn is not near: end this attempt
             raise
         except Exception as error:
             failed[name] = error
@@ -81,7 +81,7 @@ def _checked(name: str, task: ContextTask[..., Any], args: dict[str, Any]) -> di
 
 
 def _failure(failed: dict[str, Exception], sent: list[str]) -> CallFailed:
-    """One error for the channels that failed: another attempt is worth it where one of them may still be sent."""
+    """Return one error for the failed channels. It is final only if none of them can still succeed."""
     text = "; ".join([*(f"{name} is sent" for name in sent), *(f"{name}: {error}" for name, error in failed.items())])
     over = all(getattr(error, "no_retry", False) for error in failed.values())
     headers = next(

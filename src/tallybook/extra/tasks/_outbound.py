@@ -1,4 +1,4 @@
-"""One HTTP call of a job: where to, what is sent, and what of the answer counts."""
+"""One HTTP call of a job: its URL, its headers and body, and its answer."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tallybook.extra.tasks._address import Allowed
 from tallybook.extra.tasks._masking import Mask
 from tallybook.extra.tasks._provider import HEADER_NAME, bare, is_header_value, needed, option, quiet, text_setting
 
-# A status after which the next attempt would end the same. 408, 425 and 429 say "later", 5xx "not now", and 401, 403 and 407
-# are about the provider's credentials: the job is right, and goes when these are.
+# A 4xx is final, except these. 408, 425 and 429 mean "later". 401, 403 and 407 are about the provider's credentials:
+# the job is right, and succeeds once these are corrected.
 _LATER = {401, 403, 407, 408, 425, 429}
 _MOVED_FOR_GOOD = {301, 308}
-# What is ours to say, or a secret's place: of a secret the args know nothing.
+# Headers that only the task sets, and headers for secrets, which args never contain.
 _OURS = {
     "host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer", "expect", "accept-encoding",
 }  # fmt: skip
@@ -34,24 +34,24 @@ _HOST = re.compile(r"[a-z0-9._-]{1,253}", re.IGNORECASE)
 
 
 def is_final(status: int) -> bool:
-    """Whether another attempt cannot end better after this status."""
+    """Return whether another attempt would end the same way after this status."""
     return status in _MOVED_FOR_GOOD or (400 <= status < 500 and status not in _LATER)
 
 
 def body_of(who: str, body: Any, text: str | None, *, needed: bool) -> bytes | None:
-    """The bytes to send: the JSON value in its shortest form, or the text as it is. They are made once, and signed and sent."""
+    """Return the bytes to sign and to send: the JSON value in its shortest form, or the text as it is."""
     if body is not None and text is not None:
-        raise CallFailed(f"{who}: give body or text, not both", no_retry=True)
+        raise CallFailed(f"{who}: pass body or text, not both", no_retry=True)
     if text is not None:
         return text.encode()
     if body is None and needed:
-        raise CallFailed(f"{who}: there is neither body nor text", no_retry=True)
+        raise CallFailed(f"{who}: pass body or text", no_retry=True)
     return None if body is None else json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back. Names of headers are in small letters; of several of one name the last counts."""
+    """The answer of a server. Names of headers are lower case; of several with the same name the last one counts."""
 
     status: int
     headers: Mapping[str, str] = field(repr=False)
@@ -63,7 +63,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Call:
-    """Whom to call and how, from a provider's settings; `who` is what errors say of it, and the only thing."""
+    """A call as a provider's settings describe it. Errors show `who` and nothing else of it."""
 
     who: str
     provider: Provider | None
@@ -77,7 +77,10 @@ class Call:
     @classmethod
     @quiet
     def to_provider(cls, who: str, provider: Provider, *, path: str | None = None, query: Any = None) -> Call:
-        """To the provider's own URL, a setting or, where it holds a secret itself, a secret. ConfigError, CallFailed."""
+        """Return a call to the provider's own URL, a setting, or a secret if it is confidential.
+
+        Raises ConfigError and CallFailed.
+        """
         secret = provider.secrets.get("url")
         url = secret.reveal() if secret is not None else text_setting(provider, "url")
         where = option(provider, "url")
@@ -88,7 +91,7 @@ class Call:
             raise ConfigError(where, None, f"{error}") from None
         try:
             static = _checked_headers(who, _provider.static_headers(provider))
-        except CallFailed as error:  # it is the provider that is wrong, and not the job
+        except CallFailed as error:  # the provider is wrong, not the job
             raise ConfigError(option(provider, "headers"), None, f"{error}") from None
         auth = _provider.auth_headers(provider)
         pairs = [*_pairs(who, query), *_token_pair(provider)]
@@ -100,7 +103,7 @@ class Call:
 
     @classmethod
     def to_url(cls, who: str, url: str, *, query: Any = None) -> Call:
-        """To a URL that the args say: any public one, without a secret."""
+        """Return a call to a URL of the args: any public one, without secrets."""
         try:
             url = checked_url(url, allow_http=True)
         except ValueError as error:
@@ -118,18 +121,18 @@ class Call:
         most: int,
         cut: bool,
     ) -> Answer:
-        """Send it and read at most `most` bytes of the answer: what is longer is cut, or is an error.
+        """Send the request and read at most `most` bytes of the answer; a longer one is cut, or is an error.
 
-        `headers` are the task's, `more` those of the args, which may not say what is ours. The whole call, from the name's
-        resolution to the answer's last byte, takes at most the timeout. It takes a turn at the provider, which hears of a 429.
-        CallFailed, AddressRefused.
+        `headers` are the task's; `more` are those of the args, which cannot replace them. The whole call, from the
+        name's resolution to the last byte of the answer, takes at most the timeout. It takes a turn at the provider's
+        rate limits and reports a 429 to them. Raises CallFailed and AddressRefused.
         """
         transport = needed(self.who, "tallybook.extra.tasks._transport", "webhooks")
         taken = {name.lower() for name in (*self.headers, *headers)}
         theirs = _checked_headers(self.who, more or {}, taken=taken)
         for name, value in headers.items():
-            if not is_header_value(value):  # a line break would make two headers of it
-                raise CallFailed(f"{self.who}: {name}: its value cannot stand in a header", no_retry=True)
+            if not is_header_value(value):  # a line break would split it into two headers
+                raise CallFailed(f"{self.who}: {name}: its value is not valid in a header", no_retry=True)
         async with nullcontext() if self.provider is None else ctx.provider(self.provider):
             got = await self._made(transport, method, body, theirs, headers, most, cut=cut)
             if isinstance(got, Exception):
@@ -149,7 +152,7 @@ class Call:
         *,
         cut: bool,
     ) -> Answer | Exception:
-        """The answer, or what went wrong: an error that came through this frame would show the secrets in it."""
+        """Return the answer or an error: one that is raised through this frame would expose its secrets."""
         sent = _merged({"User-Agent": "tallybook", "Accept-Encoding": "identity"}, theirs, self.headers, headers)
         if body is None and method in ("POST", "PUT", "PATCH"):
             body = b""
@@ -165,7 +168,7 @@ class Call:
         except CallFailed as error:
             return bare(error)
         except TimeoutError:
-            return self._failed(f"there was no whole answer within {self.timeout:g} s")
+            return self._failed(f"no complete answer within {self.timeout:g} s")
         except Exception as error:
             return self._failed(f"{type(error).__name__}: {self.mask.text(str(error)) or 'no answer'}")
 
@@ -182,7 +185,7 @@ class Call:
         return bytes(found[:most])
 
     def refusal(self, answer: Answer, hint: str | None = None) -> CallFailed:
-        """The error for an answer that is no success, with the beginning of what it says."""
+        """Return the error for an unsuccessful answer, with the beginning of its body."""
         said = " ".join(self.mask.text(answer.text()).split())[:_SHOWN]
         text = f"{self.who}: status {answer.status}" + (f": {said}" if said else "")
         waits = {name: answer.headers[name] for name in ("retry-after", "date") if name in answer.headers}
@@ -199,43 +202,43 @@ class Call:
 
 
 def _merged(*groups: Mapping[str, str]) -> dict[str, str]:
-    """All headers, of one name the last, in whatever letters it is written: two would be sent otherwise."""
+    """Merge headers. The last of a name counts, ignoring case; otherwise both would be sent."""
     found = {name.lower(): (name, value) for group in groups for name, value in group.items()}
     return dict(found.values())
 
 
 def checked_url(url: str, *, allow_http: bool) -> str:
-    """The URL, whose host is what will be called. ValueError, which does not show it: it may hold a secret."""
+    """Return the URL without its fragment. ValueError if it is not valid, without the URL: it may contain a secret."""
     if not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
-        raise ValueError("a URL is ASCII without spaces; a name in other letters is written in its form with xn--")
+        raise ValueError("a URL is ASCII without spaces; write an international name in its xn-- form")
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
     except ValueError:
-        raise ValueError("it cannot be read") from None
+        raise ValueError("it cannot be parsed") from None
     if parts.scheme not in ("https", "http") or not host:
-        raise ValueError("a URL like https://example.com/path is wanted")
+        raise ValueError("it must be a URL like https://example.com/path")
     if parts.username is not None or parts.password is not None:
-        raise ValueError("user and password belong into the provider's setting user and secret password")
+        raise ValueError("store user and password as the provider's setting user and secret password")
     if ":" not in host and not (
         _HOST.fullmatch(host) and all(0 < len(one) < 64 for one in host.removesuffix(".").split("."))
     ):
-        raise ValueError("its host is no name")
+        raise ValueError("its host is not a valid name")
     if parts.scheme == "http" and not allow_http:
-        raise ValueError("a provider with secrets is called by https, unless its settings say allow_http")
+        raise ValueError("a provider with secrets needs https, unless its setting allow_http is true")
     return urlunsplit(parts._replace(fragment=""))
 
 
 def _joined(who: str, url: str, path: str | None, pairs: list[tuple[str, str]]) -> str:
-    """The URL with a path below its own, and more of a query. Nothing in them leads to another host or above the path."""
+    """Append a path and a query to the URL. They cannot lead to another host or above its path."""
     parts = urlsplit(url)
     if path is not None:
         segments = (
             path.replace("\\", "/").lower().replace("%2e", ".").replace("%2f", "/").replace("%5c", "/").split("/")
         )
         if not path.startswith("/") or not path.isprintable() or "?" in path or "#" in path or ".." in segments:
-            hint = 'It begins with /, has no "..", and the query goes into query'
-            raise CallFailed(f"{who}: the path is none", no_retry=True, hint=hint)
+            hint = 'It begins with / and has no ".."; pass a query as query'
+            raise CallFailed(f"{who}: the path is not valid", no_retry=True, hint=hint)
         parts = parts._replace(path=parts.path.rstrip("/") + quote(path, safe="/%:@!$&'()*+,;=~"))
     query = "&".join(filter(None, (parts.query, urlencode(pairs))))
     return urlunsplit(parts._replace(path=parts.path or "/", query=query))
@@ -253,21 +256,21 @@ def _pairs(who: str, query: Any) -> list[tuple[str, str]]:
 
 
 def _token_pair(provider: Provider) -> list[tuple[str, str]]:
-    """For providers that want their key in the query."""
+    """Return the token as a query parameter, for providers that expect it there."""
     if "token_query" not in provider.settings or "token" not in provider.secrets:
         return []
     return [(text_setting(provider, "token_query"), provider.secrets["token"].reveal())]
 
 
 def _checked_headers(who: str, headers: Mapping[str, Any], *, taken: set[str] | None = None) -> dict[str, str]:
-    """The headers, of which none is ours and none could smuggle in another. CallFailed, for good."""
+    """Return the headers if none is reserved and none could smuggle in another. Raises a final CallFailed otherwise."""
     for name, value in headers.items():
         low = name.lower()
         if not HEADER_NAME.fullmatch(name) or not is_header_value(value):
-            raise CallFailed(f"{who}: header {name!r}: its name or value cannot stand in a header", no_retry=True)
+            raise CallFailed(f"{who}: header {name!r}: its name or value is not valid", no_retry=True)
         if low in _OURS or low.startswith("webhook-") or low in (taken or ()):
-            raise CallFailed(f"{who}: header {name!r} is not for you to set", no_retry=True)
+            raise CallFailed(f"{who}: header {name!r} cannot be set", no_retry=True)
         if low in _SECRET:
-            hint = "Put it into the provider, as its secret token or password"
-            raise CallFailed(f"{who}: header {name!r} is a secret's place", no_retry=True, hint=hint)
+            hint = "Store it in the provider, as its secret token or password"
+            raise CallFailed(f"{who}: header {name!r} is for secrets", no_retry=True, hint=hint)
     return dict(headers)

@@ -1,4 +1,4 @@
-"""What the ready-made tasks ask of the app's providers, and what their settings say."""
+"""The access of the ready-made tasks to the app's providers and their settings."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,200}")
 
 
 def bare(error: Exception) -> Exception:
-    """The error without the frames that it came through: they hold secrets, and error trackers show local variables."""
+    """Return the error without its traceback: its frames hold secrets, and error trackers show local variables."""
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)
 
 
 def quiet(function: Callable[P, R]) -> Callable[P, R]:
-    """For functions that have a secret in a variable: what they raise is raised by a frame that has none."""
+    """Decorate a function that has a secret in a variable: its errors are raised from a frame without secrets."""
 
     def outcome(*args: P.args, **kwargs: P.kwargs) -> R | Exception:
         try:
@@ -48,25 +48,25 @@ def quiet(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def needed(who: str, module: str, extra: str) -> Any:
-    """The module, which is there with an extra. NotSupported, with what to install."""
+    """Import a module that an extra installs. Raises NotSupported, with the command that installs it."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        hint = f"Where its jobs run: pip install 'tallybook[{extra}]'"
+        hint = f"For your workers: pip install 'tallybook[{extra}]'"
         raise NotSupported(f"{who} without the package {error.name}", hint=hint) from None
 
 
 class Registry(Protocol):
-    """Where the providers are: `app.providers`."""
+    """The part of `app.providers` that the tasks use."""
 
     async def get(self, name: str) -> Provider:
-        """The active provider of this name, with its secrets; an error where there is none."""
+        """Return the active provider of this name, with its secrets. Raises an error if there is none."""
 
     async def set(self, name: str, *, active: bool) -> str:
-        """Set it active or not."""
+        """Set the provider active or inactive."""
 
     def forget(self) -> None:
-        """Read anew what is asked for next."""
+        """Clear the cache."""
 
 
 def registry_of(ctx: Context) -> Registry:
@@ -74,28 +74,28 @@ def registry_of(ctx: Context) -> Registry:
 
 
 async def provider_of(ctx: Context, name: str) -> Provider:
-    """The provider of this name. Raises what the registry raises where there is none, or none that is active.
+    """Return the provider of this name. Raises the registry's error if there is no active one.
 
-    That is tried again: the job is right, and goes when the provider is there.
+    Such a job is retried: the job is right, and it succeeds once the provider is there.
     """
     return await registry_of(ctx).get(name)
 
 
 def option(provider: Provider, name: str) -> str:
-    """How an error names one field of a provider."""
+    """Return the name of a provider's field for errors."""
     return f"{name} of provider {provider.name!r}"
 
 
 def text_setting(provider: Provider, name: str, default: str | None = None) -> str:
-    """A setting that is a text. ConfigError: it is not there, or something else."""
+    """Return a setting that is a text. ConfigError if it is missing or not a text."""
     found = provider.settings.get(name, default)
     if not isinstance(found, str) or not found:
-        raise ConfigError(option(provider, name), found, "a text is wanted")
+        raise ConfigError(option(provider, name), found, "must be a text")
     return found
 
 
 def seconds(provider: Provider | None, default: float) -> float:
-    """The setting `timeout`, a number of seconds or a text like "20 s"; at most five minutes."""
+    """Return the setting `timeout` in seconds: a number of seconds or a text like "20 s", at most five minutes."""
     said = provider.settings.get("timeout") if provider is not None else None
     if provider is None or said is None:
         return default
@@ -107,13 +107,13 @@ def seconds(provider: Provider | None, default: float) -> float:
     else:
         raise ConfigError(where, said, "neither seconds nor a text like 20 s")
     if not timedelta(0) < found <= _LONGEST:
-        raise ConfigError(where, said, "goes up to 5 min")
+        raise ConfigError(where, said, "must be above 0 and at most 5 min")
     return found.total_seconds()
 
 
 @quiet
 def auth_headers(provider: Provider) -> dict[str, str]:
-    """The headers by which the provider knows us, made of its secrets `token`, or `password` and the setting `user`."""
+    """Return the authentication headers, from the secret `token`, or from `password` and the setting `user`."""
     made = {}
     token, password = provider.secrets.get("token"), provider.secrets.get("password")
     if token is not None and "token_query" not in provider.settings:
@@ -124,12 +124,12 @@ def auth_headers(provider: Provider) -> dict[str, str]:
         made["Authorization"] = "Basic " + base64.b64encode(f"{user}:{password.reveal()}".encode()).decode()
     for name, value in made.items():
         if not HEADER_NAME.fullmatch(name) or not is_header_value(value):
-            raise ConfigError(option(provider, "token_header"), name, "it, or the secret, cannot stand in a header")
+            raise ConfigError(option(provider, "token_header"), name, "it or the secret is not valid in a header")
     return made
 
 
 def is_header_value(text: object) -> bool:
-    """Whether this can be the value of a header: printable ASCII. A line break would be another header."""
+    """Return whether this is a valid header value: printable ASCII. A line break would add another header."""
     return isinstance(text, str) and text.isascii() and (text.isprintable() or not text) and text.strip() == text
 
 

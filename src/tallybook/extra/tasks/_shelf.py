@@ -1,4 +1,4 @@
-"""The app on which the ready-made tasks lie until `app.include` takes them."""
+"""The app that holds the ready-made tasks until `app.include` adds them to yours."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ shelf = App("tallybook.tasks")
 def ready_made(
     name: str, *, summary: str | None = None, retry: Backoff | None = None, max_attempts: int | None = None
 ) -> Callable[[Callable[Concatenate[Context, P], R]], ContextTask[P, R]]:
-    """`shelf.task` for functions with a Context: where an annotation has an Any in it, mypy makes Any of an overload."""
+    """`shelf.task` for functions with a Context. An Any in an annotation makes mypy infer Any for an overload."""
     made: Any = shelf.task(name=name, summary=summary, retry=retry, max_attempts=max_attempts)
     return cast(Callable[[Callable[Concatenate[Context, P], R]], ContextTask[P, R]], made)

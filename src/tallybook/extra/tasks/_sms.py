@@ -1,4 +1,4 @@
-"""The task `tallybook.sms`: one text message by a provider's HTTP interface."""
+"""The task `tallybook.sms`: send one text message through a provider's HTTP interface."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ _NAMES = {"to": "to", "text": "text", "sender": "from"}
 async def sms(
     ctx: Context, provider: str, to: str, text: str, *, sender: str | None = None, idempotency_key: str | None = None
 ) -> dict[str, Any]:
-    """Send one text message to one number, like +4930123, by a POST to the provider's URL.
+    """Send one text message to one number, like +4930123, with a POST to the provider's URL.
 
-    The provider's setting `fields` names what the body calls `to`, `text` and `sender` (`from`), and may add more; with
-    `form` it is a form instead of JSON. `sender` is the setting `from` unless given. The Idempotency-Key is the same at
-    each attempt. Success is a status of 2xx; the result is {"status", and "json" or "text"}.
+    The provider's setting `fields` sets the body's names for `to`, `text` and `sender` (default `from`), and may add
+    fields; with the setting `form` the body is a form instead of JSON. `sender` defaults to the setting `from`. The
+    Idempotency-Key is the same at every attempt. Success is a status of 2xx. The result is {"status", and "json" or
+    "text"}.
 
         await sms.enqueue(conn, "sms", "+4930123", "Your form has come in.")
     """
     who = f"SMS by provider {provider!r}"
     if not _NUMBER.fullmatch(to):
-        raise CallFailed(f"{who}: to: a number is wanted, like +4930123", no_retry=True)
+        raise CallFailed(f"{who}: to: pass a number like +4930123", no_retry=True)
     if not 1 <= len(text) <= _MOST_TEXT:
-        raise CallFailed(f"{who}: the text has {len(text)} characters, 1 to {_MOST_TEXT} are possible", no_retry=True)
+        raise CallFailed(f"{who}: the text has {len(text)} characters; 1 to {_MOST_TEXT} are allowed", no_retry=True)
     found = await provider_of(ctx, provider)
     call = Call.to_provider(who, found)
     body = _body(found, to=to, text=text, sender=sender if sender is not None else found.settings.get("from"))
@@ -54,7 +55,7 @@ async def sms(
 
 
 def _body(provider: Provider, **said: Any) -> dict[str, Any]:
-    """What the provider calls it, and what else it wants."""
+    """Return the message under the provider's names, with its additional fields."""
     fields = provider.settings.get("fields", {})
     if not isinstance(fields, Mapping):
         raise ConfigError(option(provider, "fields"), fields, "not an object of names and texts")

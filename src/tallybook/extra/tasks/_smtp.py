@@ -1,4 +1,4 @@
-"""A provider's SMTP server, and one message handed to it."""
+"""A provider's SMTP server, and the sending of one message."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PORTS = {"tls": 465, "starttls": 587, "none": 25}
 
 @dataclass(frozen=True)
 class Server:
-    """Where a provider's mail goes in; `who` is what errors say."""
+    """The SMTP server of a provider. Errors show `who`."""
 
     who: str
     name: str
@@ -38,17 +38,17 @@ class Server:
 
     @classmethod
     def of(cls, who: str, provider: Provider) -> Server:
-        """From the provider's settings. ConfigError for a wrong one."""
+        """Return the server of the provider's settings. ConfigError for an invalid setting."""
         tls = text_setting(provider, "tls", "starttls")
         if tls not in _PORTS:
-            raise ConfigError(option(provider, "tls"), tls, "is starttls, tls or none")
+            raise ConfigError(option(provider, "tls"), tls, "must be starttls, tls or none")
         port = provider.settings.get("port", _PORTS[tls])
         if isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65_536:
-            raise ConfigError(option(provider, "port"), port, "is a number up to 65535")
+            raise ConfigError(option(provider, "port"), port, "must be a number from 1 to 65535")
         password = provider.secrets.get("password")
         if password is not None and tls == "none":
             hint = "Leave tls at starttls"
-            raise ConfigError(option(provider, "tls"), tls, "the password would be sent in clear", hint=hint)
+            raise ConfigError(option(provider, "tls"), tls, "the password would be sent in clear text", hint=hint)
         return cls(
             who,
             provider.name,
@@ -64,9 +64,10 @@ class Server:
         )
 
     async def send(self, message: EmailMessage, sender: str, recipients: list[str]) -> dict[str, tuple[int, str]]:
-        """Hand it over; what the server says to recipients that it refuses, by address. CallFailed where nothing was taken.
+        """Send the message. Return the server's answer for each refused recipient, by address.
 
-        A refusal of all recipients is returned as well. An answer of 5xx is for good, all else is worth another attempt.
+        A refusal of all recipients is returned as well. An answer of 5xx is final; any other is worth another attempt.
+        Raises CallFailed if the server did not accept the message.
         """
         smtp = needed(self.who, "aiosmtplib", "email")
         client = smtp.SMTP(
@@ -84,20 +85,20 @@ class Server:
             async with asyncio.timeout(self.timeout):
                 await client.connect()
                 answers, _ = await client.send_message(message, sender=sender, recipients=recipients)
-                with suppress(smtp.SMTPException, OSError):  # it has the message; how it says goodbye is all the same
+                with suppress(smtp.SMTPException, OSError):  # the message is accepted: the answer to QUIT is irrelevant
                     await client.quit()
         except smtp.SMTPRecipientsRefused as error:
             return {one.recipient: (one.code, self._said(one)) for one in error.recipients}
-        except smtp.SMTPAuthenticationError as error:  # the job is right, and goes when the provider's password is
+        except smtp.SMTPAuthenticationError as error:  # the job succeeds once the provider's password is corrected
             raise self.failed(self._said(error)) from None
         except smtp.SMTPResponseException as error:
             raise self.failed(self._said(error), no_retry=error.code >= 500) from None
-        except ssl.SSLError as error:  # a wrong certificate is a ValueError as well, and it may be corrected
+        except ssl.SSLError as error:  # a wrong certificate is also a ValueError, but it may be corrected
             raise self.failed(self.mask.text(str(error))) from None
         except (smtp.SMTPNotSupported, ValueError) as error:
             raise self.failed(self.mask.text(str(error)), no_retry=True) from None
         except TimeoutError:
-            raise self.failed(f"it was not done within {self.timeout:g} s") from None
+            raise self.failed(f"not finished within {self.timeout:g} s") from None
         except (smtp.SMTPException, OSError) as error:
             raise self.failed(f"{type(error).__name__}: {self.mask.text(str(error))}") from None
         finally:
@@ -113,7 +114,7 @@ class Server:
 
 
 def _mask(provider: Provider, password: Secret | None) -> Mask:
-    """Of the login's line, too, which servers quote when they refuse it."""
+    """Return a mask that also covers the line of the login, which servers quote when they refuse it."""
     if password is None:
         return Mask.of(provider)
     user = text_setting(provider, "user")
@@ -122,5 +123,8 @@ def _mask(provider: Provider, password: Secret | None) -> Mask:
 
 @lru_cache(maxsize=32)
 def _context(ca: str | None) -> ssl.SSLContext:
-    """The system's certificate authorities, or only these (PEM). Made once: it reads some hundred certificates."""
+    """Return a context with the system's certificate authorities, or only with these (PEM).
+
+    Cached, because it reads more than a hundred certificates.
+    """
     return ssl.create_default_context(cadata=ca)

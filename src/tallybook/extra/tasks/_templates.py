@@ -16,24 +16,24 @@ _FILES = {"subject": "subject", "text": "txt", "html": "html"}
 
 
 def rendered(who: str, name: str, values: Mapping[str, Any]) -> dict[str, str]:
-    """`subject`, `text` and `html` of this template, those that have a file. ConfigError, CallFailed."""
+    """Render the `subject`, `text` and `html` for which the template has files. Raises ConfigError and CallFailed."""
     jinja2 = needed(f"{who}, template {name!r}", "jinja2", "templates")
     folder = os.environ.get("TALLYBOOK_MAIL_TEMPLATES")
     if not folder:
-        hint = "Set it where the jobs run"
+        hint = "Set it for your workers"
         raise ConfigError("TALLYBOOK_MAIL_TEMPLATES", None, "the folder of the templates is not set", hint=hint)
     if not _NAME.fullmatch(name):
-        hint = "Like welcome or shop/welcome, without an ending"
-        raise CallFailed(f"{who}: template {name!r} is no name", no_retry=True, hint=hint)
+        hint = "Pass a name like welcome or shop/welcome, without an extension"
+        raise CallFailed(f"{who}: template {name!r} is not a valid name", no_retry=True, hint=hint)
     found = {}
     for part, ending in _FILES.items():
         file = f"{name}.{ending}"
         try:
             found[part] = str(_environment(folder).get_template(file).render(values))
         except jinja2.TemplateNotFound as error:
-            if error.name != file:  # one that it includes
-                raise CallFailed(f"{who}: template {file!r} needs {error.name!r}, which is not there") from None
-        except Exception as error:  # a missing value, and whatever a filter raises
+            if error.name != file:  # an included template
+                raise CallFailed(f"{who}: template {file!r} needs {error.name!r}, which is missing") from None
+        except Exception as error:  # a missing value, or any error of a filter
             raise CallFailed(f"{who}: template {file!r}: {error}", no_retry=True) from None
     if not found.keys() & {"text", "html"}:
         raise CallFailed(f"{who}: neither {name}.txt nor {name}.html is in TALLYBOOK_MAIL_TEMPLATES")
@@ -42,7 +42,7 @@ def rendered(who: str, name: str, values: Mapping[str, Any]) -> dict[str, str]:
 
 @lru_cache(maxsize=8)
 def _environment(folder: str) -> Any:
-    """HTML is escaped, text is not. A value that a template does not get is an error, not an empty place."""
+    """Return an environment that escapes values in HTML but not in text, and raises an error for a missing value."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     def escaped(name: str | None) -> bool:

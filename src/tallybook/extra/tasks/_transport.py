@@ -1,8 +1,8 @@
-"""The connection of one call, made to exactly the address that was checked. The only module that imports httpcore2.
+"""The connection of one call, to exactly the address that was checked. Only this module imports httpcore2.
 
-A name is resolved once, every address that it has is checked, and one of these is connected to: a name that leads
-elsewhere a moment later (DNS rebinding) changes nothing. TLS and the header Host keep the name. What could change the way
-is not there at all: no redirects, no proxies out of the environment, no connection that is used again.
+It resolves a name once, checks all its addresses and connects to one of these. A name that changes a moment later (DNS
+rebinding) has no effect. TLS and the header Host keep the name. Nothing else can change the destination: there are no
+redirects, no proxies from the environment and no reused connections.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _MOST_ADDRESSES = 4
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """The addresses of a host, in the order in which the system gives them."""
+    """Return the addresses of a host, in the system's order."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
 class CheckedBackend(httpcore2.AsyncNetworkBackend):
-    """Connects by TCP to public addresses, and to those that are allowed. AddressRefused."""
+    """Connects by TCP to public and to allowed addresses only. Raises AddressRefused for others."""
 
     def __init__(self, allowed: Allowed) -> None:
         self._allowed = allowed
@@ -43,7 +43,7 @@ class CheckedBackend(httpcore2.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
-        """The first address of the host that answers; refused if any of them is not to be called."""
+        """Connect to the first address of the host that answers. AddressRefused if any of them must not be called."""
         addresses = await self._checked(host, port)
         for address in addresses[:-1]:
             try:
@@ -62,7 +62,7 @@ class CheckedBackend(httpcore2.AsyncNetworkBackend):
         return addresses[:_MOST_ADDRESSES]
 
     async def connect_unix_socket(self, *args: Any, **kwargs: Any) -> httpcore2.AsyncNetworkStream:
-        """Never: a socket has no address to check."""
+        """Raise AddressRefused: a socket has no address to check."""
         raise AddressRefused("a unix socket")
 
     async def sleep(self, seconds: float) -> None:
@@ -70,7 +70,7 @@ class CheckedBackend(httpcore2.AsyncNetworkBackend):
 
 
 def pool(allowed: Allowed, ca: str | None) -> httpcore2.AsyncConnectionPool:
-    """For one call: HTTP/1.1, one connection, no attempts by itself."""
+    """Return a pool for one call: HTTP/1.1, one connection, no retries."""
     return httpcore2.AsyncConnectionPool(
         ssl_context=tls(ca), max_connections=1, network_backend=CheckedBackend(allowed)
     )
@@ -78,5 +78,8 @@ def pool(allowed: Allowed, ca: str | None) -> httpcore2.AsyncConnectionPool:
 
 @lru_cache(maxsize=32)
 def tls(ca: str | None) -> ssl.SSLContext:
-    """The system's certificate authorities, or only these (PEM). Made once: it reads some hundred certificates."""
+    """Return a context with the system's certificate authorities, or only with these (PEM).
+
+    Cached, because it reads more than a hundred certificates.
+    """
     return httpcore2.default_ssl_context() if ca is None else ssl.create_default_context(cadata=ca)

@@ -1,4 +1,7 @@
-"""The task `tallybook.webhook`: tell an endpoint until it has heard it, signed as https://www.standardwebhooks.com says (1.0.0)."""
+"""The task `tallybook.webhook`: send a webhook until it is accepted, signed as Standard Webhooks 1.0.0 requires.
+
+See https://www.standardwebhooks.com.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ _MOST = 16_384
 _KEPT = 2_000
 _PREFIX = "whsec_"
 _HINT = "tallybook.extra.tasks.new_signing_secret() makes one"
-# The signature is over id.timestamp.body, so that a dot in the id would make two messages look alike.
+# The signature covers id.timestamp.body, so with a dot in the id two different messages could have one signed text.
 _ID = re.compile(r"[A-Za-z0-9_:/+=@~-]{1,200}")
 _PATIENT = Exponential(timedelta(seconds=5), factor=4, cap=timedelta(hours=12), jitter=True)
 
@@ -44,23 +47,24 @@ async def webhook(
     url: str | None = None,
     signed_by: str | None = None,
 ) -> dict[str, Any]:
-    """Send `body` as JSON, or `text` as it is, by POST to the provider's URL, signed as Standard Webhooks says.
+    """Send `body` as JSON, or `text` as it is, in a POST to the provider's URL, signed as in Standard Webhooks.
 
     The provider has the setting `url` and the secret `signing_secret`; its other settings are in
-    https://github.com/tallybook/tallybook/blob/main/docs/webhooks.md. The header webhook-id, the same at each
-    attempt, is `idempotency_key` (letters, digits and _:/+=@~-, at most 200), or made of the job's id. Success is a
-    status of 2xx; the result is {"status", "webhook_id", "answer"}. 410 sets the provider inactive. Redirects are
-    failures; so is an address that is not public, unless the provider allows it.
+    https://github.com/tallybook/tallybook/blob/main/docs/webhooks.md. The header webhook-id is the same at every
+    attempt: it is `idempotency_key` (letters, digits and _:/+=@~-, at most 200), or derived from the job's id.
 
-    `url` and `signed_by` are for one provider with many endpoints, such as one a form: the call goes to this URL, signed by
-    the provider's secret of this name, and no other of its secrets goes along.
+    Success is a status of 2xx; the result is {"status", "webhook_id", "answer"}. 410 sets the provider inactive. A
+    redirect is a failure, and so is an address that is not public, unless the provider allows it.
+
+    `url` and `signed_by` are for a provider with many endpoints, for example one per form. The call goes to this URL,
+    signed with the provider's secret of this name; none of its other secrets is sent.
 
         await webhook.enqueue(conn, "acme", {"type": "invoice.paid", "data": {"id": 42}})
     """
     who = f"webhook to provider {provider!r}"
     message_id = idempotency_key if idempotency_key is not None else f"job_{ctx.job_id}"
     if not _ID.fullmatch(message_id):
-        raise CallFailed(f"{who}: idempotency_key is letters, digits and _:/+=@~-, at most 200", no_retry=True)
+        raise CallFailed(f"{who}: idempotency_key has 1 to 200 letters, digits and _:/+=@~-", no_retry=True)
     content = body_of(who, body, text, needed=True)
     assert content is not None
     found = await provider_of(ctx, provider)
@@ -68,7 +72,7 @@ async def webhook(
         found = _at(who, found, url, signed_by)
     call = Call.to_provider(who, found)
     if (secret := found.secrets.get("signing_secret")) is None:
-        raise ConfigError(option(found, "signing_secret"), None, "this secret is not there", hint=_HINT)
+        raise ConfigError(option(found, "signing_secret"), None, "this secret is missing", hint=_HINT)
     timestamp = int(time.time())
     where = option(found, "signing_secret")
     signed = {
@@ -81,45 +85,45 @@ async def webhook(
     }
     answer = await call.make(ctx, "POST", content, signed, more=headers, most=_MOST, cut=True)
     if 200 <= answer.status < 300:
-        said = call.mask.text(answer.text()).replace("\0", "\ufffd")[:_KEPT]  # a database keeps no NUL
+        said = call.mask.text(answer.text()).replace("\0", "\ufffd")[:_KEPT]  # the database cannot store a NUL
         return {"status": answer.status, "webhook_id": message_id, "answer": said}
     if answer.status == 410 and url is None:
         registry = registry_of(ctx)
         if await _has_moved(registry, found):
-            raise CallFailed(f"{who}: status 410, at a url that the provider has no more", provider=provider)
-        await registry.set(provider, active=False)  # first: who crashes now finds it so the next time
-        ctx.log.warning("provider %r is not active any more: its endpoint answered 410", provider)
-        raise call.refusal(answer, hint="The provider is not active any more: its endpoint is gone")
+            raise CallFailed(f"{who}: status 410 from the provider's former url", provider=provider)
+        await registry.set(provider, active=False)  # first: after a crash the next attempt finds it inactive
+        ctx.log.warning("provider %r was set inactive: its endpoint answered 410", provider)
+        raise call.refusal(answer, hint="The provider was set inactive: its endpoint is gone")
     raise call.refusal(answer)
 
 
 def _at(who: str, provider: Provider, url: str | None, signed_by: str | None) -> Provider:
-    """The provider at a URL of the args, with one secret of its own: the others are not for whoever is there."""
+    """Return the provider with a URL of the args and one of its secrets; that URL must not get the others."""
     if url is None or signed_by is None:
-        raise CallFailed(f"{who}: url and signed_by are given together", no_retry=True)
+        raise CallFailed(f"{who}: pass url and signed_by together", no_retry=True)
     try:
         checked_url(url, allow_http=provider.settings.get("allow_http") is True)
     except ValueError as error:
         raise CallFailed(f"{who}: url: {error}", no_retry=True) from None
     secret = provider.secrets.get(signed_by)
-    if secret is None:  # its name is not shown: it may be the secret itself, by mistake
+    if secret is None:  # the name is not shown: by mistake it may be the secret itself
         hint = "tallybook provider set-secret sets it"
         raise ConfigError(option(provider, "signed_by"), None, "no secret has this name", hint=hint)
     return replace(provider, settings={**provider.settings, "url": url}, secrets={"signing_secret": secret})
 
 
 async def _has_moved(registry: Registry, called: Provider) -> bool:
-    """Whether it was given another URL since it was read: what is gone is the former one."""
+    """Return whether the provider's URL has changed since it was read: then only the former URL is gone."""
     registry.forget()
     try:
         now = await registry.get(called.name)
-    except UnknownProvider:  # not active any more, which another 410 may have done
+    except UnknownProvider:  # inactive, perhaps after another 410
         return False
     return now.settings.get("url") != called.settings.get("url")
 
 
 def new_signing_secret() -> str:
-    """A new secret for a webhook's provider and its receiver: `whsec_` and 32 random bytes in base64.
+    """Return a new secret for a webhook's provider and its receiver: `whsec_` and 32 random bytes in base64.
 
     text = new_signing_secret()
     """
@@ -128,9 +132,9 @@ def new_signing_secret() -> str:
 
 @quiet
 def _signatures(secret: Secret, *, message_id: str, timestamp: int, body: bytes, option: str) -> str:
-    """The header webhook-signature: by the secret, and by the previous one while that is being replaced.
+    """Return the header webhook-signature, made with the secret and, while it is being replaced, the previous one.
 
-    ConfigError, which does not show it, for a secret that is none.
+    ConfigError, without the secret, if it is not valid.
     """
     signed = b".".join((message_id.encode("ascii"), str(timestamp).encode("ascii"), body))
     made = []
