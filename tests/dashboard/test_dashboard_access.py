@@ -166,7 +166,7 @@ async def test_a_login_that_does_not_fit_lets_nobody_in(make: Make, tmp_path: Pa
     for name, password in wrong:
         async with visiting(make(users=users_file(tmp_path))) as visitor:
             answer = await visitor.login(name, password)
-            assert answer.status == 401 and "Name and password do not fit." in answer.text
+            assert answer.status == 401 and "Wrong name or password." in answer.text
             assert password not in answer.text or not password.strip()
             assert (await visitor.get("/queues")).status == 401
 

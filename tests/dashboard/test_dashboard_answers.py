@@ -94,7 +94,7 @@ async def test_an_error_of_ours_tells_nothing(make: Make, monkeypatch: pytest.Mo
     monkeypatch.setattr(Counts, "throughput", breaks)
     async with visiting(site) as visitor:
         answer = await visitor.get("/queues")
-        assert answer.status == 500 and SECRET not in answer.text and "Its log says" in answer.text
+        assert answer.status == 500 and SECRET not in answer.text and "See its log" in answer.text
         assert SECURITY.items() <= dict(answer.headers).items()
 
 

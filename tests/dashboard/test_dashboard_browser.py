@@ -368,7 +368,7 @@ def test_a_preview_counts_on_by_itself(look: Browser, site: str, data: str) -> N
         assert left == (0,)
     look.get(site + "/maintenance")
     wait_until(lambda: look.all("#findings:not([aria-busy])"), "the doctor has been everywhere")
-    assert "checks are good" in look.text
+    assert "checks passed" in look.text
     assert look.complaints() == []
 
 

@@ -127,16 +127,16 @@ async def test_every_page_of_an_empty_database(app: App) -> None:
         assert "No dead letter matches." in (await visitor.get("/dead?reason=failed&error=x&before=2026-01-31")).said
         assert "No job that matches can be retried." in (await visitor.get("/dead/preview?verb=retry")).said
         assert "Enter a link" in (await visitor.get("/trace")).said
-        assert "Nothing is on record" in (await visitor.get("/trace?link=customer%3D42")).said
+        assert "Nothing is recorded" in (await visitor.get("/trace?link=customer%3D42")).said
         assert "There is no job 42" in (await visitor.get("/job/42", 404)).said
         for odd in ("0", "-1", "x", "9" * 19, "9" * 5000, "\u0664"):
             assert "No job can have the id" in (await visitor.get(f"/job/{odd}", 404)).said
         for path, why in {
-            "/jobs?state=failed": "is no state of a job", "/jobs?since=soon": "is no time", "/jobs?link=customer": "is no KIND=KEY",
+            "/jobs?state=failed": "is not a state of a job", "/jobs?since=soon": "is not a time", "/jobs?link=customer": "is not KIND=KEY",
             "/jobs?after=here": "is not a cursor", "/jobs?error=" + "x" * 501: "at most 500",
-            "/dead?reason=bored": "reason is one of", "/dead?after=here": "where the list goes on",
-            "/dead/preview?verb=burn": "can be retried, cancelled or dropped", "/jobs/preview?verb=burn": "What can be done",
-            "/trace?link=a%3D1&unique=b": "follows one thing", "/trace?unique=a&most=-1": "no whole number",
+            "/dead?reason=bored": "reason must be one of", "/dead?after=here": "parameter after of this address is not valid",
+            "/dead/preview?verb=burn": "can be retried, cancelled or dropped", "/jobs/preview?verb=burn": "The verb must be one of",
+            "/trace?link=a%3D1&unique=b": "follows one thing", "/trace?unique=a&most=-1": "not a whole number",
         }.items():  # fmt: skip
             assert why in (await visitor.get(path, 400)).said, path
 
@@ -285,7 +285,7 @@ async def test_one_job(app: App, db: Any, dsn: str) -> None:
         page = await visitor.send(await visitor.get(f"/job/{job}"), "/job/drop", job=job)
         assert "is dropped" in page.notice and "Rest of its history" in page.said
         page = await visitor.send(await visitor.get(f"/job/{done}"), "/job/cancel", job=done)
-        assert "is completed already: nothing was changed" in page.notice
+        assert "is already completed: nothing was changed" in page.notice
     assert audits(db) == [
         ("local", "job.cancel", {"job": child, "reason": "not wanted"}, {"state": "cancelled"}),
         ("local", "job.retry", {"job": job}, {"attempt": 2}),
@@ -333,7 +333,7 @@ async def test_dead_letters(app: App, db: Any, dsn: str) -> None:
         )  # its own button; what is checked is not meant
         assert page.notice == "1 job retried."
         page = await visitor.send(page, "/dead/retry", job=[jobs[0], jobs[1]])
-        assert "1 job retried. 1 job left as they are" in page.notice
+        assert "1 job retried. 1 job unchanged" in page.notice
         page = await visitor.send(page, "/dead/drop")
         assert page.notice == "No job is chosen. Nothing was changed"
         await drain_async(app, dsn=dsn)
@@ -468,7 +468,9 @@ async def test_a_look_that_fails_leaves_what_the_ones_before_have_found(
             await visitor.get(f"/{noun}/preview?verb={verb}", status=503)  # nothing was found before
         said = " ".join(page.said.split())
         assert (
-            f"{verb.capitalize()} 2 jobs?" in said and "Somebody else holds" in said and "is about the newest 2" in said
+            f"{verb.capitalize()} 2 jobs?" in said
+            and "holds a lock that this needs" in said
+            and "is about the newest 2" in said
         )
         assert not [found for tag, found in page.tags if "hx-get" in found or "disabled" in found]
         assert (await visitor.send(first, f"/{noun}/{verb}")).notice.startswith("2 jobs ")
@@ -515,7 +517,7 @@ create trigger deadlock before insert on tallybook.audit for each row execute fu
     async with visiting(app) as visitor:
         page = await visitor.send(await visitor.get("/jobs/preview?verb=cancel"), "/jobs/cancel")
         done = f"{2 * batches} jobs cancelled. Then it stopped: " if batches else ""
-        assert page.notice.startswith(f"{done}Somebody else holds what this needs.")
+        assert page.notice.startswith(f"{done}Another transaction holds a lock that this needs.")
         assert ("Nothing was changed" in page.notice) == (not batches)
     assert len(audits(db)) == batches
     assert db.execute("select count(*) from tallybook.job where state = 'cancelled'").fetchone()[0] == 2 * batches
@@ -572,19 +574,19 @@ async def test_subjects(app: App, db: Any, dsn: str) -> None:
         assert listed(await visitor.get("/subjects?state=killed&task=feed")) == ["gone%3A2"]
         assert listed(await visitor.get("/subjects?prefix=live:&state=planned")) == ["live%3A0", "live%3A1", "live%3A2"]
         assert "No subject matches" in (await visitor.get("/subjects?task=none")).said
-        assert "state is one of" in (await visitor.get("/subjects?state=odd", 400)).said
+        assert "state must be one of" in (await visitor.get("/subjects?state=odd", 400)).said
         page = await visitor.get("/subject?task=feed&name=gone:2")
         assert "it is gone: gone:2" in page.said and "killed" in page.said and "enqueued" in page.said
         assert "There is no such subject." in (await visitor.get("/subject?task=feed&name=none", 404)).said
         for name, verb, more, said in (
-            ("gone:2", "retry", {}, "It lives again, and runs at once."),
-            ("odd:1", "forget", {}, "The subject is forgotten: the next push makes a new one."),
+            ("gone:2", "retry", {}, "It is active again and runs at once."),
+            ("odd:1", "forget", {}, "The subject is forgotten: the next push creates a new one."),
             ("live:0", "move", {"run_at": "2031-01-01T09:00"}, "It runs at 2031-01-01 09:00:00 UTC."),
             (
                 "live:0",
                 "move",
                 {"run_at": "soon"},
-                "'soon' is no time: write in how long, like 2 hours, or 2026-01-31T09:00Z",
+                "'soon' is not a time: write a duration, like 2 hours, or 2026-01-31T09:00Z",
             ),
             ("live:1", "cancel", {"reason": "enough"}, "Its job is cancelled."),
             ("live:2", "move", {"run_at": ""}, "It runs at "),

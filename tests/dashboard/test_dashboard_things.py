@@ -210,7 +210,7 @@ async def test_what_was_so_already_is_not_on_record(app: App, seen: Seen, db: An
 @pytest.mark.parametrize(
     ("path", "form", "why"),
     [
-        ("/limit/concurrency/set", {"name": "c", "most": "many"}, "most is a whole number"),
+        ("/limit/concurrency/set", {"name": "c", "most": "many"}, "most must be a whole number"),
         ("/limit/concurrency/set", {"name": "", "most": "1"}, "1 to 200 bytes"),
         ("/limit/rate/set", {"name": "r", "calls": "1", "per": "300"}, "per"),
         ("/limit/rate/push", {"name": "r", "wait": "999999999 days"}, "too long"),
@@ -236,7 +236,7 @@ async def test_what_cannot_be_is_told_and_leaves_nothing(
 async def test_every_fire_of_a_schedule_is_seen(app: App, seen: Seen, db: Any) -> None:
     """S2-16: what ran, was skipped by overlap, was missed and failed is on the page with its job, its state and its reason."""
     await app.schedules.set("report", app.tasks["send"].job("ada", api_key=CANARY), every="1 hour")
-    assert "put in job" in await seen.act("/schedule/run", name="report")
+    assert "enqueued job" in await seen.act("/schedule/run", name="report")
     assert "was skipped" in await seen.act("/schedule/run", name="report")
     for hours, what, reason, ticks in ((2, "failed", f"no such table {EVIL}", None), (3, "missed", None, 4)):
         db.execute(
@@ -487,7 +487,7 @@ async def test_maintenance_says_what_the_doctor_finds(seen: Seen, db: Any) -> No
         assert 'hx-get="/maintenance/findings"' in text and (asked := asked + 1) < 3000
         text = await seen.page("/maintenance/findings")
     shown, _, folded = text.partition('<details class="more">')
-    assert "checks are good" in folded and ">connection</th>" in folded and ">connection</th>" not in shown
+    assert "checks passed" in folded and ">connection</th>" in folded and ">connection</th>" not in shown
     assert re.search(r'<span class="badge (bad|warn)">(problem|warning)</span>', shown)
     assert "Findings of the doctor" in await seen.page("/maintenance")
 
@@ -549,4 +549,4 @@ async def test_what_a_readers_role_may_not_see_is_told(empty_dsn: str) -> None:
         async with seeing(app, operator) as seen:
             assert CANARY in await seen.page("/schedule?name=s")  # control
             await seen.page("/maintenance")
-            assert "put in job" in await seen.act("/schedule/run", name="s")
+            assert "enqueued job" in await seen.act("/schedule/run", name="s")

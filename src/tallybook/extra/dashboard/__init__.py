@@ -1,1 +1,1 @@
-"""The dashboard and the operator API: ASGI apps over an App. What is public is in tallybook.web."""
+"""The dashboard, an ASGI app over an App. Its public names are in tallybook.web."""

@@ -1,4 +1,4 @@
-"""Who may see, and who may act. Decided before any page runs."""
+"""The access check: which user may view and act. It runs before any page."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tallybook.extra.dashboard.session import Session
 from tallybook.extra.dashboard.users import User, Users
 
 Authenticate = Callable[[HTTPConnection], User | Awaitable[User | None] | None]
-"""The host's own hook: who is this? None: nobody that may look."""
+"""The host's hook that identifies the user. None means no access."""
 
 _FORWARDED = (
     "forwarded", "via", "x-forwarded", "x-real-", "x-client-ip", "x-cluster-client-ip", "x-original-", "x-envoy-",
     "x-amzn-trace-id", "true-client-ip", "client-ip", "cf-", "fly-", "fastly-", "x-appengine-", "x-arr-", "x-azure-",
 )  # fmt: skip
-"""Headers of proxies begin so, in lower case."""
-_LONGEST_NAME = 200  # the audit takes no longer ones
+"""Prefixes of the headers of proxies, in lower case."""
+_LONGEST_NAME = 200  # the limit of the audit
 
 
 class Access:
-    """One of three: the host application's own hook; users with passwords; or nobody but this machine."""
+    """The access of one of three kinds: the host application's hook, users with passwords, or this machine only."""
 
     def __init__(self, authenticate: Authenticate | None, users: Users | None, read_only: bool) -> None:
         self._authenticate = authenticate
@@ -52,11 +52,11 @@ class Access:
         return replace(found, operate=False) if found and self.read_only else found
 
     def _is_this_machine(self, request: HTTPConnection) -> bool:
-        """Asked from this machine, by a name of this machine, and not passed on by a proxy.
+        """Return whether the request comes from this machine, by a name of this machine, and not through a proxy.
 
-        The name keeps out pages of other sites that have their own name point here. A proxy with the defaults of nginx puts the
-        name of this machine in the place of its own and adds nothing: it talks HTTP/1.0, which browsers do not, and
-        what a page of it sends says the name that the browser knows.
+        The check of the name keeps out other sites whose own name resolves to this machine. A proxy with the defaults
+        of nginx replaces its name by the name of this machine and adds no header. But it uses HTTP/1.0, which browsers
+        do not, and the Origin of its pages has the name that the browser knows.
         """
         if request.client is None or not is_loopback(request.client.host):
             return False
@@ -75,7 +75,7 @@ def _hostname(host: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or an address is this machine's own."""
+    """Return whether a host name or an address is a loopback one."""
     if host.lower() == "localhost" or host.lower().endswith(".localhost"):
         return True
     try:

@@ -1,4 +1,4 @@
-"""What is done to many jobs: a preview names them by their ids, and what is done is done to these, in batches, each on record."""
+"""Actions on many jobs. A preview lists the ids; the action changes these, in batches, each with an audit row."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from tallybook.extra.dashboard.nodes import At
 from tallybook.extra.dashboard.view import Act, Pages, View
 
 MOST = 10_000
-"""Jobs of one preview, and of what is done after it."""
+"""Maximum number of jobs of a preview and its action."""
 PIECE = 250
-"""Jobs that one look of a preview finds at most: the page is there at once, and looks further by itself."""
+"""Maximum number of jobs that one step of a preview finds. The page appears at once and requests further steps."""
 _LOOKS = 200
-"""Looks of one preview: so far back it goes where next to nothing matches."""
+"""Maximum number of steps of a preview, which bounds the search if hardly anything matches."""
 BATCH = 200
-"""Jobs of one transaction: nobody waits long for one of them, and the audit's row names all of them."""
-_LONGEST = 20.0  # seconds that a request may go on beginning batches
+"""Jobs per transaction: nobody waits long for one of them, and the audit row names all of them."""
+_LONGEST = 20.0  # seconds in which a request may begin batches
 _LONGEST_FILTER = 500
 _OPEN = ("scheduled", "retrying", "waiting", "available", "running")
 
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """What can be done to many jobs, and to which."""
+    """An action on many jobs, with the states in which it applies."""
 
     name: str
     states: tuple[str, ...]
@@ -48,7 +48,7 @@ class Verb:
     danger: bool
     effect: str
     if_asked: tuple[str, ...] = ()
-    """Those of the states that have to be asked for: what matches whatever its state does not mean them."""
+    """The states that a filter must name; a filter without a state does not include them."""
 
 
 VERBS = {
@@ -73,23 +73,23 @@ _SAID = {
 
 @dataclass(slots=True)
 class Preview:
-    """Which jobs it would be done to: what one look has found, and the sums of all looks so far."""
+    """The jobs that an action would change: those of one step, and the sums of all steps so far."""
 
     verb: Verb
     ids: list[int] = field(default_factory=list)
-    """Of this look."""
+    """The jobs of this step."""
     states: Counter[str] = field(default_factory=Counter)
-    """How many, by state, of all looks so far."""
+    """The number of jobs by state, of all steps so far."""
     looks: int = 0
-    """Before this one."""
+    """The number of steps before this one."""
     sample: list[dict[str, Any]] = field(default_factory=list)
     looked_to: datetime | None = None
     next: str = ""
-    """The address of the next look."""
+    """The address of the next step."""
     more: bool = False
-    """Whether there may be more, which this is not about."""
+    """Whether there may be more jobs, which this preview does not cover."""
     problem: str = ""
-    """Why it does not look on."""
+    """Why the search stopped."""
 
     @property
     def count(self) -> int:
@@ -101,21 +101,21 @@ class Preview:
 
 
 def begun(view: View, verb: Verb) -> Preview:
-    """A preview as the looks before this one have left it; the address of a further look carries their sums."""
+    """Return a preview with the sums of the steps before this one, which the address of the step carries."""
     if not _is_further(view):
         return Preview(verb)
     found = Preview(verb, looks=number_of("looks", view.asked("looks"), 0, _LOOKS, 0))
     for said in view.asked_all("found")[: len(STATES)]:
         state, _, n = said.partition(":")
         if state not in STATES:
-            raise InvalidArgument(f"{state[:40]!r} is no state of a job")
+            raise InvalidArgument(f"{state[:40]!r} is not a state of a job")
         found.states[state] = number_of("found", n, 0, MOST, 0)
     return found
 
 
 @contextmanager
 def looking(view: View, found: Preview) -> Iterator[None]:
-    """Around one look: where a further one fails, what was found before it stays, and the page says why there is no more."""
+    """Wrap one step. If a further step fails, the jobs found so far stay, and the page shows why the search stopped."""
     try:
         yield
     except (QueueUnavailable, QueryCanceled, *IN_THE_WAY) as error:
@@ -127,7 +127,7 @@ def looking(view: View, found: Preview) -> Iterator[None]:
 def preview(
     view: View, found: Preview, *, at: str, to: str, back: str, asked: dict[str, Any], after: str | None
 ) -> Response:
-    """The page that says how many there are, shows some, and asks; or, for a look after the first, the part that is new."""
+    """Return the page with the number of jobs, a sample and the button, or for a further step its updated part."""
     about = urlencode({name: value for name, value in asked.items() if value}, doseq=True)
     why_not = "" if view.may_operate else view.site.why_read_only(view.visit.user)
     if after and found.count < MOST and found.looks < _LOOKS:
@@ -145,19 +145,19 @@ def _is_further(view: View) -> bool:
 
 
 def ids_of(act: Act) -> list[int]:
-    """The jobs that a form names: one by its own button, those of a preview, or those that are checked."""
+    """Return the jobs that a form names: one by its own button, those of a preview, or the checked ones."""
     said = act.form("only") or " ".join(act.form_all("jobs"))
     named = said.split() if said else act.form_all("job")
     if not named:
         raise InvalidArgument("No job is chosen. Nothing was changed.")
     ids = [job_of(one) for one in dict.fromkeys(named)]
     if len(ids) > MOST or None in ids:
-        raise InvalidArgument(f"The form has to name up to {MOST:,} jobs. Nothing was changed.")
+        raise InvalidArgument(f"The form must name 1 to {MOST:,} jobs. Nothing was changed.")
     return [one for one in ids if one is not None]
 
 
 async def do(act: Act, verb: Verb) -> str:
-    """Do it to the jobs that the form names, node by node; what to tell the person."""
+    """Apply a verb to the jobs that the form names, node by node. Return the notice for the user."""
     by_node: dict[str, tuple[At, list[int]]] = {}
     for job in ids_of(act):
         at = await act.site.nodes.of_job(job)
@@ -175,7 +175,7 @@ async def do(act: Act, verb: Verb) -> str:
 
 
 async def _do(act: Act, verb: Verb, at: At, ids: list[int], until: float) -> str:
-    """The same for the jobs of one node."""
+    """Apply a verb to the jobs of one node."""
     reason, about = text_of("the reason", act.form("reason")), _filter_of(act)
     said: Counter[str] = Counter()
     refusals: list[str] = []
@@ -208,14 +208,14 @@ async def _do(act: Act, verb: Verb, at: At, ids: list[int], until: float) -> str
     changed = ", ".join(text.format(_jobs(said[key])) for key, text in _SAID.items() if said[key])
     answer = f"{changed}." if changed else "Nothing was changed."
     if refusals:
-        answer += f" {_jobs(len(refusals))} left as they are: {refusals[0][:200]}"
+        answer += f" {_jobs(len(refusals))} unchanged: {refusals[0][:200]}"
         answer += f", and {len(refusals) - 1:,} more." if len(refusals) > 1 else "."
     left = len(ids) - met
-    return answer + stopped + (f" {_jobs(left)} were not met: do it again." if left else "")
+    return answer + stopped + (f" {_jobs(left)} not processed yet: repeat the action." if left else "")
 
 
 def serve(pages: Pages, at: str, preview: Callable[[View], Awaitable[Response]]) -> None:
-    """The preview of a list, and what is done after it."""
+    """Add the routes of a list's preview and of its actions."""
     pages.page(f"{at}/preview")(preview)
     pages.page(f"{at}/preview/further")(preview)
     for verb in VERBS.values():
@@ -223,13 +223,13 @@ def serve(pages: Pages, at: str, preview: Callable[[View], Awaitable[Response]])
 
 
 def _filter_of(act: Act) -> str:
-    """For the audit, whose rows have little room: what matched is named by ids, so a long filter need not be there as a whole."""
+    """Return the filter for the audit row, cut off if it is long: the row has the ids, so nothing is lost."""
     about = act.form("about")
     return about if len(about) <= _LONGEST_FILTER else f"{about[:_LONGEST_FILTER]}…"
 
 
 async def _cancelled(conn: Conn, jobs: list[int]) -> list[int]:
-    """Those that somebody has cancelled before: doing it again says `cancelled`, too, and changes nothing."""
+    """Return the jobs that were cancelled before: a second cancel also returns `cancelled`, but changes nothing."""
     cursor = await conn.execute(_CANCELLED, (jobs,))
     return [row[0] for row in await cursor.fetchall()]
 

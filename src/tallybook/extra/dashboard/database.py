@@ -1,4 +1,4 @@
-"""The dashboard's own connections: reads that are bounded in time, and actions that are one transaction each."""
+"""The dashboard's own connections, for reads with a time limit and for actions in one transaction each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tallybook.extra.dashboard.examination import Examination
 Conn = psycopg.AsyncConnection[tuple[Any, ...]]
 
 READ_TIMEOUT = "3s"
-"""What a page may ask of the database: a page that is too slow says so, and holds up nobody."""
+"""The time limit of a page's statements: a slow page shows an error and delays nobody else."""
 ACTION_TIMEOUT = "30s"
 
 IN_THE_WAY = (
@@ -28,9 +28,9 @@ IN_THE_WAY = (
     psycopg.errors.DeadlockDetected,
     psycopg.errors.SerializationFailure,
 )
-"""Errors that mean that others held what was needed: nothing was done, and the next try may fare better."""
+"""Errors of lock conflicts: nothing was changed, and another try may succeed."""
 
-# In a transaction of its own: nothing is set on a session that a pooler may share.
+# Local to the transaction: no setting stays in a session that a pooler may share.
 _LIMITS = """\
 select set_config('statement_timeout', %s, true), set_config('lock_timeout', '2s', true), set_config('jit', 'off', true),
        set_config('timezone', 'UTC', true)"""
@@ -38,7 +38,7 @@ _LIMITS_OF_STANDBY = f"{_LIMITS}, {LAG}"
 
 
 class Database:
-    """A small pool that opens at the first request, so that an app which is mounted without a lifespan works, too."""
+    """A small pool that opens at the first request, so that an app mounted without a lifespan also works."""
 
     def __init__(
         self,
@@ -51,12 +51,12 @@ class Database:
         wait: float = 5.0,
         answer: float | None = None,
     ) -> None:
-        """It waits `wait` seconds for a connection; a reading ends after `answer` seconds, whatever its page asks for.
+        """`wait` is the limit in seconds for getting a connection. `answer` overrides the time limit of every reading.
 
-        Readings are made at `read_dsn`, which is a standby's, if it is given.
+        With `read_dsn`, the DSN of a standby, readings run there.
         """
         self.standby: Standby | None = None
-        """How a standby stood at the last reading."""
+        """The status of the standby at the last reading."""
         self._is_standby = is_standby
         self._reads: Database | None = None
         if read_dsn is not None:
@@ -70,20 +70,20 @@ class Database:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opening = asyncio.Lock()
         self.examination = Examination(lambda: self.conninfo)
-        """What the doctor finds in it."""
+        """The doctor's examination of this database."""
 
     @property
     def conninfo(self) -> str:
-        """The connection string in force. ConfigError for a text that is none."""
+        """The connection string in use. Raises ConfigError if it is not valid."""
         return self._source.conninfo(self._dsn)
 
     @property
     def _server(self) -> str:
-        """For people."""
+        """The name of the server for messages."""
         return f"{'the standby ' if self._is_standby else ''}{dsn_for_people(self.conninfo)}"
 
     async def open(self) -> AsyncConnectionPool[Conn]:
-        """The pool of this event loop. It connects in the background: a server that is away is no error yet."""
+        """Return the pool of this event loop. It connects in the background: an unreachable server is no error yet."""
         loop = asyncio.get_running_loop()
         if self._pool is not None and self._loop is loop:
             return self._pool
@@ -91,7 +91,7 @@ class Database:
             self._opening, self._pool, self._loop = asyncio.Lock(), None, loop
         async with self._opening:
             if self._pool is None:
-                # Behind a pooler in transaction mode each transaction may run on another session: nothing is prepared.
+                # Behind a pooler in transaction mode, each transaction may run in another session: prepare nothing.
                 pool: AsyncConnectionPool[Conn] = AsyncConnectionPool(
                     self.conninfo,
                     min_size=0,
@@ -114,7 +114,7 @@ class Database:
 
     @asynccontextmanager
     async def read(self, timeout: str = READ_TIMEOUT) -> AsyncIterator[Conn]:
-        """A connection inside a read-only transaction of one snapshot. QueueUnavailable if there is none to be had."""
+        """Yield a connection in a read-only transaction with one snapshot. QueueUnavailable if none is available."""
         if self._reads is not None:
             async with self._reads.read(timeout) as conn:
                 self.standby = self._reads.standby
@@ -125,9 +125,9 @@ class Database:
 
     @asynccontextmanager
     async def act(self, verb: str, timeout: str = ACTION_TIMEOUT) -> AsyncIterator[Conn]:
-        """A connection inside a transaction that may write: it commits at the end, or leaves nothing.
+        """Yield a connection in a transaction that may write. It commits at the end or changes nothing.
 
-        CommitUnknown, which names `verb`, where it is lost at the commit.
+        Raises CommitUnknown, which names `verb`, if the connection is lost at the commit.
         """
         complete = False
         try:

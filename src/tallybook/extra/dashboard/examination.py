@@ -1,4 +1,4 @@
-"""The doctor beside the pages: one look at a time for all viewers, in a thread and on a connection of its own."""
+"""The doctor for the pages: one run at a time for all viewers, in its own thread and on its own connection."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tallybook._model.finding import Finding
 from tallybook.errors import TallybookError
 
 _WAIT = 0.02
-"""So long a page waits for the doctor, in seconds; what it has found by then is shown, and the page asks for the rest."""
+"""The seconds that a page waits for the doctor. The page shows the findings so far and requests the rest later."""
 _PATIENCE = timedelta(seconds=2)
-"""So long each group of its checks may take: none is given up much later than the page that asked for it."""
+"""The time limit of each group of checks, close to that of a page."""
 _GOOD, _LAST_GOOD = 10.0, 60.0
-"""So long what it has found is shown to everybody who asks, in seconds; and so long by the overview."""
+"""The seconds for which findings are reused, in general and by the overview."""
 
 
 class Examination:
-    """The doctor in a thread of its own, one at a time for all viewers: a page does not wait for a check that takes long."""
+    """The doctor in its own thread, one run at a time for all viewers. No page waits for a slow check."""
 
     def __init__(self, conninfo: Callable[[], str]) -> None:
         self._conninfo = conninfo
@@ -32,16 +32,16 @@ class Examination:
         self._whole: list[Finding] = []
         self._ended = float("-inf")
         self.runs = 0
-        """How often it has looked."""
+        """The number of runs."""
 
     async def look(self, wait: float = _WAIT) -> tuple[list[Finding], bool]:
-        """What it finds, at most 10 s old, and whether that is all; after `wait` seconds what there is by then."""
+        """Return the findings, at most 10 s old, and whether they are complete, after at most `wait` seconds."""
         looking = self._look(_GOOD)
         await asyncio.wait((looking,), timeout=wait)
         return list(self._found), looking.done()
 
     def last(self) -> list[Finding]:
-        """What its last look has found, at most a minute old where somebody asks all the time; none before the first."""
+        """Return the findings of the last run, none before the first. Starts a new run if it is older than a minute."""
         self._look(_LAST_GOOD)
         return self._whole
 
@@ -64,7 +64,7 @@ class Examination:
             with contextlib.suppress(TallybookError):
                 where = f" {dsn_for_people(self._conninfo())}"
             text = f"the doctor has no connection to the database{where}: {type(error).__name__}"
-            advice = "See whether the server is up and has a connection to spare."
+            advice = "Check whether the server is up and has a free connection."
             self._found.append(Finding(name="connection", level="problem", finding=text, advice=advice))
         finally:
             self._whole, self._ended = list(self._found), time.monotonic()

@@ -1,4 +1,4 @@
-"""In front of every page: security headers, the session, who is there, and whether a form is our own."""
+"""The middleware for every page: security headers, the session, the user, and the check of forms."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ _HEADERS = {
     "content-security-policy": CSP,
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    "referrer-policy": "same-origin",  # with "no-referrer" a browser would say Origin: null of our own forms
+    "referrer-policy": "same-origin",  # with "no-referrer" a browser would send Origin: null with our own forms
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
 }
 _LARGEST_FORM = 256 * 1024
 _OPEN = ("/login", "/healthz", "/readyz")
-"""What anybody may ask for; static files, too."""
+"""Paths without access check, in addition to static files."""
 _FRESH = {"/static/vendor/": "public, max-age=31536000, immutable"}  # their names carry their versions
 
 
 @dataclass
 class Visit:
-    """One request: who, with which session, and what the form said."""
+    """One request: its user, its session and its form."""
 
     session: Session
     user: User | None
@@ -51,7 +51,7 @@ class Visit:
 
 
 class GatedSite(Protocol):
-    """A Site, as its gate asks it."""
+    """The part of a Site that its gate uses."""
 
     access: Access
     sessions: Sessions
@@ -63,7 +63,7 @@ class GatedSite(Protocol):
 
 
 class Gate:
-    """ASGI middleware; no answer leaves without its headers."""
+    """ASGI middleware that adds its headers to every answer."""
 
     def __init__(self, inner: ASGIApp, site: GatedSite) -> None:
         self._inner = inner
@@ -74,7 +74,7 @@ class Gate:
             await self._inner(scope, receive, send)
             return
         readable = _is_text(scope.get("query_string", b""))
-        if not readable:  # whatever looks at the address would fail, a refusal, too
+        if not readable:  # any code that reads the address would fail, also the error page
             scope["query_string"] = b""
         request = Request(scope, receive)
         root = scope.get("root_path", "").rstrip("/")
@@ -105,7 +105,7 @@ class Gate:
             )
         except ClientDisconnect:
             return
-        except HTTPException as error:  # the host's hook may say it in its own words
+        except HTTPException as error:  # the host's hook may raise its own refusal
             answer = self._site.refused(request, visit, error.status_code, error.detail)
             answer.headers.update(error.headers or {})
         except Exception:
@@ -114,32 +114,32 @@ class Gate:
         await (answer or self._inner)(scope, receive, headed)
 
     async def _answer(self, request: Request, path: str, visit: Visit, static: bool) -> ASGIApp | None:
-        """What to say in place of the page; None: go on."""
+        """Return the answer that replaces the page, or None to serve the page."""
         if path == "":
             return RedirectResponse(f"{visit.root}/", 307)
-        # The token of the metrics goes before the host's hook, which knows people and may refuse in words of its own.
+        # The token of the metrics is checked before the host's hook, which knows people and may refuse the request.
         if static or path in _OPEN[1:] or (path == "/metrics" and self._site.is_scraper(request)):
             return None
         if _is_embedded(request):
             return self._site.refused(
                 request, visit, 403, "Another site may link to this dashboard, but not load from it."
             )
-        if "\0" in path or "\0" in unquote_plus(request.url.query):  # no text of PostgreSQL's has one
+        if "\0" in path or "\0" in unquote_plus(request.url.query):  # PostgreSQL's texts cannot contain it
             return self._site.refused(request, visit, 400, "This address cannot be read.")
         visit.user = await self._site.access.user(request, visit.session)
-        if visit.user is None and path not in (_OPEN[0], "/metrics"):  # the metrics have a way in of their own
+        if visit.user is None and path not in (_OPEN[0], "/metrics"):  # the metrics have their own access check
             return self._site.nobody(request, visit)
         return None if request.method in ("GET", "HEAD") else await self._change(request, path, visit)
 
     async def _change(self, request: Request, path: str, visit: Visit) -> ASGIApp | None:
-        """The same for what is not only read."""
+        """Check a request that changes something. Return a refusal, or None to serve it."""
         site = self._site
         try:
             visit.form = await _form(request)
         except _BadForm as error:
             return site.refused(request, visit, error.status, str(error))
         if not _is_same_origin(request) or not _has_token(visit):
-            why = "This form did not come from this dashboard, or its session is over. Load the page again, then repeat it."
+            why = "This form did not come from this dashboard, or its session has ended. Reload the page and repeat it."
             return site.refused(request, visit, 403, why)
         if path not in ("/login", "/logout") and not (visit.user and visit.user.operate):
             return site.refused(request, visit, 403, site.why_read_only(visit.user))
@@ -154,7 +154,7 @@ class _BadForm(Exception):
 
 async def _form(request: Request) -> dict[str, list[str]]:
     if request.method != "POST":
-        raise _BadForm(405, "Pages are read by GET and changed by POST.")
+        raise _BadForm(405, "Use GET to read pages and POST to change something.")
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
         raise _BadForm(415, "A form was expected.")
@@ -173,16 +173,16 @@ async def _form(request: Request) -> dict[str, list[str]]:
 
 
 def _is_embedded(request: Request) -> bool:
-    """Whether a page of another site asks for this by itself, not a person that follows a link."""
+    """Return whether a page of another site loads this, rather than a person who follows a link."""
     site = request.headers.get("sec-fetch-site")
     return site in ("cross-site", "same-site") and request.headers.get("sec-fetch-mode") != "navigate"
 
 
 def _is_same_origin(request: Request) -> bool:
-    """What the browser itself says of where a form comes from; the token is asked for besides.
+    """Return whether, according to the browser, the form comes from this site. The token is checked as well.
 
-    Browsers name the site on https and on this machine; elsewhere there is the origin, which a proxy must not hide behind
-    a Host of its own.
+    Browsers send Sec-Fetch-Site on https and on this machine. Elsewhere the Origin is compared with the Host, so a
+    proxy must not replace the Host.
     """
     site = request.headers.get("sec-fetch-site")
     if site is not None:
@@ -190,7 +190,7 @@ def _is_same_origin(request: Request) -> bool:
     origin = request.headers.get("origin")
     try:
         return origin is None or urlsplit(origin).netloc.lower() == request.headers.get("host", "").lower()
-    except ValueError:  # no address at all
+    except ValueError:  # not an address
         return False
 
 
@@ -209,7 +209,7 @@ def _is_text(query: bytes) -> bool:
 
 
 def _cached(path: str, status: int) -> str:
-    """How long a static file may be kept without asking again; one that there is not is not kept at all."""
+    """Return the Cache-Control of a static file; an error is not cached."""
     if status >= 400:
         return "no-store"
     return next((value for folder, value in _FRESH.items() if path.startswith(folder)), "no-cache")

@@ -1,4 +1,4 @@
-"""One poller feeds every viewer: it asks the database while somebody looks, once a second, and never otherwise."""
+"""The poller that feeds every viewer. It reads the database once a second, and only while there are viewers."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from tallybook.extra.dashboard.nodes import At, Nodes
 log = logging.getLogger("tallybook.web")
 
 Ask = Callable[[Conn, str], Awaitable[str | None]]
-"""What a topic says now; the text is what follows the colon of its name ("job:42"), and is empty without one. None: nothing."""
+"""Reads the text of a topic, or None for no text. The argument is the part of its name after the colon ("job:42")."""
 AskAll = Callable[[str], Awaitable[str | None]]
-"""The same of all nodes, or of the one whose name follows the colon."""
+"""Reads the text of a topic from all nodes, or from the node whose name follows the colon."""
 Place = Callable[[str], Awaitable[At]]
-"""From what follows the colon to the node that is asked."""
+"""Returns the node of a topic from the part of its name after the colon."""
 
 MOST_VIEWERS = 1000
 MOST_TOPICS = 500
-"""Different ones at a time, over all viewers: each is a question a second."""
+"""Maximum number of different topics of all viewers: each is read once a second."""
 _BEAT = 15.0
 _HEALTH = "live"
-"""What every viewer gets besides: "ok", or "stale" while what it looks at cannot be read."""
+"""The event that every viewer gets: "ok", or "stale" while one of its topics cannot be read."""
 _RETRY = 3000
-_BREATH = 0.1  # seconds between two readings at least, however many come
+_BREATH = 0.1  # minimum seconds between two readings, regardless of new viewers
 _SNAPSHOT = 1.0
-"""Seconds after which a reading goes on in a new transaction: many topics shall not keep the database from cleaning up."""
+"""Seconds after which a reading continues in a new transaction, so that many topics do not delay vacuum."""
 _AGE = 600.0
-"""Seconds after which a viewer has to come again: who is not let in any more does not look on for ever."""
+"""Seconds after which a viewer must reconnect, so that a user who has lost access stops seeing updates."""
 _AGAIN = 100
 _BREAK = re.compile(r"\r\n|\r|\n")
 
 
 class TooManyViewers(Exception):
-    """This process feeds as many as it can."""
+    """This process has reached its maximum number of viewers or topics."""
 
 
 @dataclass
@@ -51,7 +51,7 @@ class _Said:
 
 
 class Live:
-    """Topics, their viewers, and the one task that asks."""
+    """The topics, their viewers, and the one task that reads."""
 
     def __init__(self, nodes: Nodes, *, every: float = 1.0) -> None:
         self._nodes = nodes
@@ -70,18 +70,18 @@ class Live:
         self._wanted = asyncio.Event()
         self.viewers = 0
         self.polls = 0
-        """How often it has asked."""
+        """The number of readings."""
 
     def topic(self, name: str, ask: Ask, place: Place | None = None) -> None:
-        """Give a topic its question to one database: the only one, or the node that `place` finds."""
+        """Register a topic that reads one database: the only one, or the node that `place` returns."""
         self._asks[name] = ask
         if place is not None:
             self._place[name] = place
 
     def over(self, name: str, ask: AskAll, *, each: bool = False) -> None:
-        """Give a topic its question to all nodes; there is one of it, or, where there are several nodes, one a node, too.
+        """Register a topic that reads all nodes. With several nodes there is also one for each node, after the colon.
 
-        `each`: there is one for each text that follows the colon.
+        With `each`, any text may follow the colon.
         """
         self._over[name] = ask
         if each:
@@ -95,7 +95,7 @@ class Live:
         return len(topic) <= 200 and topic.isprintable()
 
     async def watch(self, topics: Iterable[str]) -> AsyncIterator[bytes]:
-        """The stream of one viewer, in the format of server-sent events. Raises TooManyViewers before the first one."""
+        """Return the stream of one viewer, as server-sent events. Raises TooManyViewers before the first event."""
         wanted = [topic for topic in dict.fromkeys(topics) if self.knows(topic)]
         new = sum(topic not in self._watched for topic in wanted)
         if self.viewers >= MOST_VIEWERS or len(self._watched) + new > MOST_TOPICS:
@@ -115,7 +115,7 @@ class Live:
         try:
             yield f"retry: {_RETRY}\n\n".encode()
             while loop.time() < until:
-                news = self._news  # before looking: what is said from here on wakes it
+                news = self._news  # read before the topics, so that any later text wakes this stream
                 for topic in topics:
                     if (said := self._said.get(topic)) and said.version > seen.get(topic, 0):
                         seen[topic] = said.version
@@ -135,7 +135,7 @@ class Live:
             for topic in topics:
                 if self._watched[topic] <= 0:
                     del self._watched[topic]
-                    self._forget(topic)  # who comes later shall not see how it was
+                    self._forget(topic)  # a later viewer must not get an outdated text
 
     def _forget(self, topic: str) -> None:
         self._said.pop(topic, None)
@@ -143,13 +143,13 @@ class Live:
         self._failing.pop(topic, None)
 
     def _health(self, topics: list[str]) -> bytes:
-        """What a viewer of these topics is told of them; nothing as long as they have not been asked for."""
+        """Return the health event for these topics, empty until all of them have been read."""
         if any(topic in self._failing for topic in topics):
             return _event(_HEALTH, "stale")
         return _event(_HEALTH, "ok") if all(topic in self._asked for topic in topics) else b""
 
     async def _poll(self) -> None:
-        """Until nobody looks any more."""
+        """Read until there are no viewers."""
         loop = asyncio.get_running_loop()
         while self._watched:
             began = loop.time()
@@ -157,7 +157,7 @@ class Live:
             news, self._news = self._news, asyncio.Event()
             news.set()
             await asyncio.sleep(min(self._every / 10, _BREATH))
-            # A newcomer's topic is asked for without waiting for the second to end.
+            # A new topic is read without waiting for the end of the second.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, self._every - (loop.time() - began))):
                     while self._watched and all(topic in self._asked for topic in self._watched):
@@ -166,7 +166,7 @@ class Live:
         self._said.clear()
 
     async def _ask_all(self) -> None:
-        """One reading."""
+        """Read all topics once."""
         self.polls += 1
         topics = [(topic, *topic.partition(":")[::2]) for topic in list(self._watched)]
         places: dict[str, tuple[At, list[str]]] = {}
@@ -182,7 +182,7 @@ class Live:
         await asyncio.gather(over, *(self._ask_at(at, topics) for at, topics in places.values()))
 
     async def _ask_over(self, topics: list[tuple[str, AskAll, str]]) -> None:
-        """One after the other: they share looks."""
+        """Read these topics one after another, because they share readings."""
         for topic, ask, rest in topics:
             try:
                 self._tells(topic, await ask(rest))
@@ -190,7 +190,7 @@ class Live:
                 self._fails(topic, error)
 
     async def _ask_at(self, at: At, topics: list[str]) -> None:
-        """What one node is asked; one that is away is not waited for."""
+        """Read the topics of one node, without waiting for a node that is away."""
         if not self._nodes.answers(at):
             for topic in topics:
                 self._fails(topic, QueueUnavailable(f"node {at.name}", at.away or ""))
@@ -198,9 +198,9 @@ class Live:
             self._nodes.lost(at, error)
 
     async def _ask_of(self, database: Database, left: list[str]) -> QueueUnavailable | None:
-        """What one database is asked; returns the error where it is away.
+        """Read the topics of one database. Return the error if it is away.
 
-        A topic that fails spoils the transaction, so the others are asked for in the next one.
+        A failed topic aborts the transaction, so the others are read in the next one.
         """
         loop = asyncio.get_running_loop()
         while left:
@@ -212,7 +212,7 @@ class Live:
                         topic = left.pop(0)
                         await self._ask(conn, topic)
             except Exception as error:
-                # Without a connection none of them can be asked.
+                # Without a connection none of them can be read.
                 for one in [topic, *left] if topic is None or isinstance(error, QueueUnavailable) else [topic]:
                     if one is not None:
                         self._fails(one, error)
@@ -228,7 +228,7 @@ class Live:
 
     def _tells(self, topic: str, text: str | None) -> None:
         if topic not in self._watched:
-            return  # its viewers have gone meanwhile
+            return  # its viewers have left
         if self._failing.pop(topic, None) is not None:
             log.info("the live view reads %s again", topic.partition(":")[0])
         self._asked.add(topic)
@@ -238,7 +238,7 @@ class Live:
             self._said[topic] = _Said(_event(topic, text), text, self._version)
 
     def _fails(self, topic: str, error: Exception) -> None:
-        """Told once, not every second."""
+        """Mark a topic as failing; log that once, not every second."""
         if topic not in self._watched:
             return
         if topic not in self._failing:
@@ -254,5 +254,5 @@ class Live:
 
 
 def _event(topic: str, text: str) -> bytes:
-    lines = "".join(f"data: {line}\n" for line in _BREAK.split(text))  # a bare CR ends a line, too
+    lines = "".join(f"data: {line}\n" for line in _BREAK.split(text))  # a bare CR also ends a line
     return f"event: {topic}\n{lines}\n".encode()

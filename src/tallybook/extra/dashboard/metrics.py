@@ -28,13 +28,14 @@ def metrics_route(
     token: str | None = None,
     admits: Callable[[Request], bool] | None = None,
 ) -> Route:
-    """The database's numbers, as a worker's own /metrics shows them; asked for at most once a second, however many scrape.
+    """Return a route with the metrics of the database, as in a worker's /metrics. They are read at most once a second.
 
-    Who sends `Authorization: Bearer TOKEN` gets them, and whom `admits` lets in, a session for instance; others get a 401.
-    With neither of the two it lets everybody in, and who may come is for whoever mounts it to say. A database that is away
-    is `tallybook_up 0`, with a 200. ConfigError for a token of fewer than 16 characters, or of others than a header can carry.
+    A request needs `Authorization: Bearer TOKEN`, or must be accepted by `admits`, which may check a session; others
+    get a 401. With neither of the two, every request is served, and the application that mounts the route has to
+    protect it. An unreachable database is `tallybook_up 0` with a 200. ConfigError if the token has fewer than 16
+    characters, or characters that a header cannot carry.
 
-    Of several nodes each series has the label `node`, and each node its own `tallybook_up`.
+    With several nodes, each series has the label `node`, and each node has its own `tallybook_up`.
 
         Starlette(routes=[metrics_route(nodes, token=os.environ["METRICS_TOKEN"])])
     """
@@ -60,7 +61,7 @@ def metrics_route(
         is_known = expected is not None and knows_token(request, expected)
         if not (is_known or is_open or (admits is not None and admits(request))):
             return PlainTextResponse(
-                "a bearer token is needed\n", 401, {**_HEADERS, "WWW-Authenticate": 'Bearer realm="tallybook"'}
+                "a bearer token is required\n", 401, {**_HEADERS, "WWW-Authenticate": 'Bearer realm="tallybook"'}
             )
         known = await nodes.known()
         found = await asyncio.gather(*map(numbers, known))
@@ -75,10 +76,11 @@ def metrics_route(
 
 
 def health_routes(nodes: Nodes) -> list[Route]:
-    """`/healthz`: 200 while the process answers. `/readyz`: 200 while the database does, and has Tallybook in it, else 503;
-    of several nodes one that does is enough.
+    """Return the routes of the probes.
 
-    They ask at most once a second, say nothing that is worth a secret, and are for whoever can reach the port.
+    `/healthz` is 200 while the process answers. `/readyz` is 200 while the database answers and has Tallybook
+    installed, otherwise 503; of several nodes one is enough. They read the database at most once a second, show nothing
+    secret and need no authentication.
     """
 
     async def answer() -> bool:
@@ -110,7 +112,7 @@ def health_routes(nodes: Nodes) -> list[Route]:
 
 
 def knows_token(request: Request, token: str) -> bool:
-    """Whether it sends this bearer token. Takes as long for a wrong one, whatever of it is right."""
+    """Return whether the request has this bearer token, in constant time."""
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode())
 
@@ -118,8 +120,8 @@ def knows_token(request: Request, token: str) -> bool:
 def _checked(token: str) -> str:
     shown = "(not shown)"
     if not isinstance(token, str) or len(token) < _FEWEST:
-        hint = 'Make one by python -c "import secrets; print(secrets.token_urlsafe(32))"'
-        raise ConfigError("token", shown, f"has {_FEWEST} characters at least", hint=hint)
+        hint = 'Make one with python -c "import secrets; print(secrets.token_urlsafe(32))"'
+        raise ConfigError("token", shown, f"must have at least {_FEWEST} characters", hint=hint)
     if not (token.isascii() and token.isprintable()) or " " in token:
-        raise ConfigError("token", shown, "has other characters than a header can carry")
+        raise ConfigError("token", shown, "has characters that a header cannot carry")
     return token

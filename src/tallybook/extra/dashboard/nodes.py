@@ -1,6 +1,6 @@
-"""The databases that a dashboard or an operator API is about: one, or one for each node of the app.
+"""The databases of a dashboard or an operator API: one, or one for each node of the app.
 
-A node that does not answer is remembered as away: pages say so at once, and it is asked again beside them.
+A node that does not answer is marked as away. Pages then show this at once, and the node is checked in the background.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tallybook.extra.dashboard.database import Conn, Database
 T = TypeVar("T")
 
 ANSWER = 2.0
-"""Seconds that a node has for its answer, and between two looks at one that is away."""
+"""Seconds that a node has for its answer, and between two checks of a node that is away."""
 _GOOD = 30.0
-"""Seconds for which the list of nodes is good."""
+"""Seconds for which the list of nodes is cached."""
 _NO_ANSWER = f"no answer within {ANSWER:g} s"
 
 
@@ -35,7 +35,7 @@ class At:
     node: Node
     database: Database
     away: str | None = None
-    """Why it does not answer; None: it does, as far as is known."""
+    """Why the node does not answer; None if it does, as far as is known."""
     looked_at: float = 0.0
 
     @property
@@ -45,7 +45,7 @@ class At:
 
 @dataclass(frozen=True, slots=True)
 class Said(Generic[T]):
-    """What one node has answered, or why it has not."""
+    """The answer of one node, or the reason why there is none."""
 
     name: str
     value: T | None
@@ -53,7 +53,7 @@ class Said(Generic[T]):
 
 
 class Nodes:
-    """All of them. Without `which` there is one, without a name, and its errors are raised as they are."""
+    """All nodes. Without `which` there is one without a name, and its errors are raised unchanged."""
 
     def __init__(
         self,
@@ -64,13 +64,13 @@ class Nodes:
         which: str | None = None,
         max_size: int = 4,
     ) -> None:
-        """ConfigError for a standby beside several nodes."""
+        """ConfigError for a standby together with several nodes."""
         if read_dsn is not None and which is not None:
             reason = "is a standby of one database, not of several nodes"
-            raise ConfigError("read_dsn", "(not shown)", reason, hint="Give one of the two")
+            raise ConfigError("read_dsn", "(not shown)", reason, hint="Pass only one of the two")
         self.many = which is not None
         self.first = Database(app, dsn=dsn, read_dsn=read_dsn, max_size=max_size)
-        """The database of the DSN: the only one, or where the nodes are written down."""
+        """The database of the DSN: the only one, or the one that has the list of nodes."""
         self._app, self._which, self._max_size = app, which or "all", max_size
         self._at: dict[str, At] = {}
         self._read_at = float("-inf")
@@ -78,11 +78,11 @@ class Nodes:
 
     @property
     def read(self) -> list[At]:
-        """The nodes, as far as they have been read; none where there is one database."""
+        """The nodes that have been read; none if there is one database."""
         return list(self._at.values())
 
     async def known(self) -> list[At]:
-        """The nodes, read anew now and then: the first time before the answer, later beside it."""
+        """Return the nodes. The first call reads them; later calls refresh them in the background after 30 s."""
         if not self.many:
             return [At(Node("", None, self.first.conninfo, home=True), self.first)]
         if not self._at:
@@ -116,12 +116,12 @@ class Nodes:
             await gone.database.close()
 
     async def named(self, name: str) -> At:
-        """The node of this name, the home without one. UnknownNode."""
+        """Return the node of this name, or the home node for an empty name. Raises UnknownNode."""
         found = {at.name: at for at in await self.known()}
         return found[named([at.node for at in found.values()], name or "home").name]
 
     async def of_job(self, job: int) -> At:
-        """The node of a job, by its id. UnknownNode where there is none of its number."""
+        """Return the node of a job, by its id. Raises UnknownNode if no node has its number."""
         found = await self.known()
         if not self.many:
             return found[0]
@@ -129,16 +129,17 @@ class Nodes:
         return next(at for at in found if at.node is node)
 
     async def ask(self, question: Callable[[Conn, str], Awaitable[T]], only: str = "") -> list[Said[T]]:
-        """Put a question, with the name of the node, to all nodes side by side, or to one; the answers in their order.
+        """Call `question` with a connection and a name for all nodes at the same time, or for one. Return the answers.
 
-        A node that does not answer has an error instead of a value. What Tallybook refuses is raised.
+        They are in the order of the nodes. A node that does not answer has an error instead of a value. Other errors of
+        Tallybook are raised.
         """
         return await asyncio.gather(*(self.ask_one(at, question) for at in await self.chosen(only)))
 
     async def answered(
         self, question: Callable[[Conn, str], Awaitable[T]], only: str = ""
     ) -> tuple[dict[str, T], list[Said[T]]]:
-        """What the nodes answer, by name, and those that do not. QueueUnavailable where none answers."""
+        """Return the answers by name of node, and the nodes without one. QueueUnavailable if no node answers."""
         said = await self.ask(question, only)
         away = [one for one in said if one.error is not None]
         if len(away) == len(said):
@@ -146,11 +147,11 @@ class Nodes:
         return {one.name: cast(T, one.value) for one in said if one.error is None}, away
 
     async def chosen(self, only: str = "") -> list[At]:
-        """All nodes, or the one of this name. UnknownNode."""
+        """Return all nodes, or the node of this name. Raises UnknownNode."""
         return [await self.named(only)] if only else await self.known()
 
     async def ask_one(self, at: At, question: Callable[[Conn, str], Awaitable[T]]) -> Said[T]:
-        """The same of one node."""
+        """Call `question` for one node."""
 
         async def read() -> T:
             async with at.database.read() as conn:
@@ -159,7 +160,7 @@ class Nodes:
         return await self.tried(at, read)
 
     async def tried(self, at: At, what: Callable[[], Awaitable[T]]) -> Said[T]:
-        """What it returns, in time; one database is neither hurried nor remembered as away."""
+        """Return the result of `what` within 2 s. A single database has no time limit here and is never away."""
         if not self.many:
             return Said(at.name, await what())
         if not self.answers(at):
@@ -174,20 +175,20 @@ class Nodes:
             return Said(at.name, None, first_line(error))
 
     def answers(self, at: At) -> bool:
-        """Whether it may be asked; one that is away is looked at beside it, from time to time."""
+        """Return whether the node answers. A node that is away is checked in the background from time to time."""
         if at.away is not None and time.monotonic() - at.looked_at > ANSWER:
             at.looked_at = time.monotonic()
             self._start(self._look_again(at))
         return at.away is None
 
     def lost(self, at: At, error: Exception) -> None:
-        """Remember that a node is away."""
-        reason = error.reason if isinstance(error, QueueUnavailable) else None  # it is named beside it
+        """Mark a node as away."""
+        reason = error.reason if isinstance(error, QueueUnavailable) else None  # pages name the node, not the server
         at.away = _NO_ANSWER if isinstance(error, TimeoutError) else reason or first_line(error)
         at.looked_at = time.monotonic()
 
     async def _look_again(self, at: At) -> None:
-        await at.database.close()  # its pool would try again later and later
+        await at.database.close()  # its pool would retry at growing intervals
         try:
             async with asyncio.timeout(ANSWER), at.database.read() as conn:
                 await conn.execute("select 1")

@@ -1,4 +1,4 @@
-"""How things stand, as the overview shows it: every viewer gets what one poller has read."""
+"""The current figures for the overview. One poller reads them for every viewer."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tallybook.extra.dashboard.nodes import Nodes
 
 STATES = ("available", "running", "scheduled", "retrying", "waiting", "dead")
 _MOST_QUEUES = 12
-_SAME_LOOK = 0.5  # seconds; the two topics of a page share one look
-_FLOW_GOOD = 5.0  # seconds; it reads a day's series
+_SAME_LOOK = 0.5  # seconds; the two topics of a page share one reading
+_FLOW_GOOD = 5.0  # seconds; it reads the series of a day
 _SHOWN = ("paused", "workers", "horizon")
-"""Checks of the doctor whose findings the overview shows by itself, at once."""
+"""Checks of the doctor that the overview makes on its own, without delay."""
 _COMPLETED_TODAY = f"""\
 select cast(coalesce(sum(c.completed), 0) as bigint)
   from {COMPLETED.called(since="date_trunc('day', clock_timestamp())")} as c"""  # noqa: S608
@@ -28,18 +28,18 @@ select cast(coalesce(sum(c.completed), 0) as bigint)
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one look at a database has found."""
+    """One reading of a database."""
 
     reading: Reading
     rates: top.Rates
     today: int
     """Jobs that completed today."""
     at: float
-    """When, by time.monotonic()."""
+    """The time of the reading, by time.monotonic()."""
 
 
 class Database:
-    """What is kept of one database from one look to the next."""
+    """The state of one database between two readings."""
 
     def __init__(self) -> None:
         self.last: Look | None = None
@@ -51,7 +51,7 @@ class Database:
         return self.last
 
     async def _ended(self, conn: Conn) -> tuple[top.Rates, int]:
-        """The rates of the last minute, and how many jobs completed today."""
+        """Return the rates of the last minute, and the number of jobs completed today."""
         if time.monotonic() > self._flow_until:
             row = await (await conn.execute(_COMPLETED_TODAY)).fetchone()
             ended = await run(conn, throughput("1 min"))
@@ -61,14 +61,14 @@ class Database:
 
 
 class Readings:
-    """How all nodes stand, or the one database. Figures of a node that is away stay, with how old they are."""
+    """The figures of all nodes, or of the one database. Those of a node that is away stay, with their age."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
         self._of: dict[str, Database] = {}
 
     async def read(self, only: str = "") -> dict[str, Any]:
-        """As the overview takes it. QueueUnavailable where no node has ever answered."""
+        """Return the values for the overview. QueueUnavailable if no node has ever answered."""
 
         async def look(conn: Conn, name: str) -> Look:
             return await self._of.setdefault(name, Database()).look(conn)
@@ -92,16 +92,19 @@ class Readings:
         }
 
     def last(self, name: str) -> Look | None:
-        """The last look at a node."""
+        """Return the last reading of a node."""
         return self._of[name].last if name in self._of else None
 
     def age(self, name: str) -> float | None:
-        """How old its figures are, in seconds; None: there are none."""
+        """Return the age of a node's figures in seconds; None if there are none."""
         found = self.last(name)
         return None if found is None else time.monotonic() - found.at
 
     async def point(self, only: str = "") -> str:
-        """The newest point of the charts, time, rates of the last minute and jobs by state; and the counts of the side bar."""
+        """Return the newest point of the charts and the counts of the side bar, as JSON.
+
+        The point has the time, the rates of the last minute and the jobs by state.
+        """
         found = [self.last(at.name) for at in await self._nodes.chosen(only)]
         if not any(one and time.monotonic() - one.at < _SAME_LOOK for one in found):
             await self.read(only)
@@ -116,7 +119,7 @@ class Readings:
 
 
 def standing(now: Reading, rates: top.Rates) -> dict[str, Any]:
-    """A reading as the templates take it."""
+    """Return a reading for the templates."""
     queues = sorted(
         now.queues.values(), key=lambda one: (-(one["available"] + one["running"] + one["dead"]), one["name"])
     )

@@ -1,6 +1,6 @@
-"""What a job carries, and its errors, for eyes: values whose key looks like a secret are not shown, nothing is at any length.
+"""Prepare args, results and errors of a job for display: hide values whose key looks like a secret, cut long texts.
 
-Any program may have written an error, so nothing of it is taken for what it should be.
+Any program may have written an error, so no type of its values is assumed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DEEPEST = 64
 
 
 def redact(value: Any, depth: int = 0) -> Any:
-    """The same value with dots in place of everything under a key that looks like a secret, at any depth.
+    """Return the value with dots in place of everything under a key that looks like a secret, at any depth.
 
     redact({"user": 1, "api_key": "x"})  # {"user": 1, "api_key": "••••••"}
     """
@@ -38,13 +38,13 @@ def redact(value: Any, depth: int = 0) -> Any:
 
 
 def shown(value: Any, most: int = 20_000, *, indent: int | None = 2) -> str:
-    """A value as JSON for people, redacted, cut off after `most` characters."""
+    """Return a value as readable JSON, redacted and cut off after `most` characters."""
     text = json.dumps(redact(value), indent=indent, ensure_ascii=False, default=str)
     return text if len(text) <= most else f"{text[:most]}\n… {len(text) - most:,} more characters"
 
 
 def bounded(value: Any, most: int = 4000) -> Any:
-    """The same value with each text cut off after `most` characters."""
+    """Return the value with each text cut off after `most` characters."""
     if isinstance(value, dict):
         return {key: bounded(item, most) for key, item in value.items()}
     if isinstance(value, list):
@@ -60,7 +60,7 @@ _LONGEST = 20_000
 
 @dataclass(frozen=True, slots=True)
 class ErrorView:
-    """One error: what it was, when, and what else is on record of it."""
+    """One error for display."""
 
     type: str
     message: str
@@ -68,7 +68,7 @@ class ErrorView:
     attempt: int | None
     traceback: str
     more: dict[str, Any] | None
-    """Details, a ref_id, and what others put there."""
+    """Details, a ref_id, and other fields."""
 
 
 def error_view(error: object) -> ErrorView:
@@ -86,7 +86,7 @@ def error_view(error: object) -> ErrorView:
 
 
 def error_views(errors: object) -> list[ErrorView]:
-    """An error history, newest first."""
+    """Return an error history, newest first."""
     return [error_view(error) for error in reversed(errors)] if isinstance(errors, list) else []
 
 
@@ -96,7 +96,7 @@ def _text(value: object) -> str:
 
 
 def instant(text: object) -> datetime | None:
-    """A time out of JSON that anybody may have written; None for what is none."""
+    """Parse a time in JSON that any program may have written; None if it is not valid."""
     try:
         at = datetime.fromisoformat(text) if isinstance(text, str) else None
         return None if at is None else (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC)

@@ -1,4 +1,4 @@
-"""Templates, and what they call: times, durations and numbers for people. Everything is escaped, always."""
+"""The templates and their filters: times, durations and numbers for people. All values are escaped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tallybook.extra.dashboard.redact import instant, redact, shown
 
 
 def environment() -> Environment:
-    """The templates of the dashboard. A name that a template does not get is an error, not an empty place."""
+    """Return the environment of the dashboard's templates. A missing value is an error."""
     env = Environment(
         loader=PackageLoader("tallybook.extra.dashboard", "templates"),
         autoescape=True,
@@ -36,7 +36,7 @@ def moment(text: str | datetime | None) -> datetime | None:
 
 
 def when(at: datetime | None, empty: str = "–") -> Markup:
-    """A moment: the exact time on hover and for machines, and a text that the page keeps up to date."""
+    """Return a time element: the exact time on hover and for machines, and a text that the page keeps up to date."""
     if at is None:
         return escape(empty)
     utc = at.astimezone(UTC)
@@ -46,7 +46,7 @@ def when(at: datetime | None, empty: str = "–") -> Markup:
 
 
 def duration(value: timedelta | float | int | None, empty: str = "–") -> str:
-    """A duration as people say it: 350 ms, 2.5 s, 4 min 10 s, 3 h 20 min, 5 d 2 h. A number is seconds."""
+    """Return a readable duration: 350 ms, 2.5 s, 4 min 10 s, 3 h 20 min, 5 d 2 h. A number is in seconds."""
     if value is None:
         return empty
     seconds = value.total_seconds() if isinstance(value, timedelta) else float(value)
@@ -64,14 +64,14 @@ def duration(value: timedelta | float | int | None, empty: str = "–") -> str:
 
 
 def number(value: float | int | None, empty: str = "–") -> str:
-    """A number with a thin grouping of its thousands."""
+    """Return a number with commas between its thousands."""
     if value is None:
         return empty
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
 
 
 def compact(value: float | int | None) -> str:
-    """A number that must be short: 950, 12.3 k, 4.5 M."""
+    """Return a short form of a number: 950, 12.3 k, 4.5 M."""
     if value is None:
         return "–"
     for size, name in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
@@ -81,14 +81,14 @@ def compact(value: float | int | None) -> str:
 
 
 def size(value: int | None) -> str:
-    """Bytes for people: 90 MiB."""
+    """Return a readable number of bytes: 90 MiB."""
     if value is None:
         return "–"
     return f"{value / 2**20:,.0f} MiB" if value < 2**30 else f"{value / 2**30:,.1f} GiB"
 
 
 def rate(value: float | None) -> str:
-    """So many a second, or a minute where that says more."""
+    """Return a rate per second, or per minute if it is below one per second."""
     if value is None:
         return "–"
     if value == 0:
@@ -97,16 +97,16 @@ def rate(value: float | None) -> str:
 
 
 def query(values: dict[str, Any], **changed: Any) -> str:
-    """The query string of these filters, with some changed; None and empty ones are left out."""
+    """Return the query string of these filters, with some changed; None and empty values are omitted."""
     both = {**values, **changed}
     return urlencode({key: value for key, value in both.items() if value not in (None, "", [], ())}, doseq=True)
 
 
 def address(root: str, path: str, **asked: Any) -> str:
-    """The address of a page below where the dashboard is mounted."""
+    """Return the address of a page below the path where the dashboard is mounted."""
     return f"{root}{path}" + (f"?{said}" if (said := query(asked)) else "")
 
 
 def plain_duration(value: timedelta | None) -> str:
-    """A duration as a form takes it: in PostgreSQL's words."""
+    """Return a duration as a form accepts it, in PostgreSQL's notation."""
     return "" if value is None else format_duration(value)

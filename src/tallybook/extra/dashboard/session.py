@@ -1,4 +1,4 @@
-"""The session: a small signed cookie. It says who is there, carries the token against forged forms, and one notice."""
+"""The session: a small signed cookie with the user, the token against forged forms, and one notice."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from itsdangerous import BadData, URLSafeTimedSerializer
 
 COOKIE = "tallybook"
 LONGEST = 12 * 3600
-"""Seconds: as long as a cookie is good, and as long as a login lasts, whatever is done meanwhile."""
+"""Seconds for which a cookie is valid and a login lasts, regardless of activity."""
 _MOST = 3500  # bytes; browsers drop a cookie above 4096
 
 
 class Session:
-    """What the cookie held, and whether it has to be sent again."""
+    """The values of the cookie, and whether it has to be sent again."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self.values = values
@@ -37,41 +37,44 @@ class Session:
         return self.values.get(key)
 
     def pop(self, key: str) -> Any:
-        """Take a value out; None if it is not there."""
+        """Remove a value and return it; None if it is missing."""
         if key not in self.values:
             return None
         self.changed = True
         return self.values.pop(key)
 
     def renew(self) -> None:
-        """Begin anew, with another token: at a login and at a logout."""
+        """Clear the session, so that it gets a new token: at a login and at a logout."""
         self.values = {}
         self.changed = True
 
     def login(self, name: str, mark: str) -> None:
-        """Somebody has come in; what was before is forgotten."""
+        """Log a user in; all earlier values are dropped."""
         self.renew()
         self.values = {"user": name, "mark": mark, "since": int(time.time())}
 
     @property
     def is_young(self) -> bool:
-        """Whether the login is not too long ago. A cookie that is sent again is signed again: its own age says nothing."""
+        """Whether the login is recent enough. The cookie's age does not show this: each new cookie is signed again."""
         since = self.values.get("since")
         return isinstance(since, int) and time.time() - since < LONGEST
 
 
 def cookie_name(host: str) -> str:
-    """The cookie's name on a host: browsers keep those of all ports together, and two dashboards may run on one machine."""
+    """Return the cookie's name for a host. It contains the port, because browsers share cookies between ports.
+
+    Two dashboards may therefore run on one machine.
+    """
     _, _, port = host.rpartition(":")
     return f"{COOKIE}-{port}" if port.isdecimal() and len(port) < 6 else COOKIE
 
 
 class Sessions:
-    """Reads and writes the cookie. Without a secret one is made for this process: a restart then ends all sessions."""
+    """Reads and writes the cookie. Without a secret, this process makes its own, and a restart ends all sessions."""
 
     def __init__(self, secret: str | None) -> None:
         if secret is not None and len(secret) < 32:
-            raise ValueError("a secret has at least 32 characters")
+            raise ValueError("secret must have at least 32 characters")
         self._signer = URLSafeTimedSerializer(
             secret or secrets.token_urlsafe(48),
             salt="tallybook.session",
@@ -79,9 +82,9 @@ class Sessions:
         )
 
     def read(self, cookies: str, host: str) -> Session:
-        """The session of a request, a new one for a cookie that is missing, too old, or not ours."""
+        """Return the session of a request, a new one if the cookie is missing, too old, or not ours."""
         values: Any = {}
-        # Not all at once: what another application of this host keeps in its cookies may be no cookie for a strict reader.
+        # Parse them one by one: a strict parser may refuse the cookies of another application on this host.
         for one in cookies.split(";"):
             name, _, text = one.strip().partition("=")
             if name == cookie_name(host):

@@ -1,4 +1,4 @@
-"""One dashboard: its app, its database, who may use it, and its pages put together."""
+"""One dashboard: its app, its databases, its access check and all its pages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NOUNS = (
     "overview", "queues", "jobs", "job", "dead", "subjects", "schedules", "workers", "limits", "providers", "maintenance",
     "audit",
 )  # fmt: skip
-"""One file each under pages/."""
+"""The nouns, with one module each under pages/."""
 
 
 class Site(Shared):
@@ -52,47 +52,47 @@ class Site(Shared):
         self._metrics_token = metrics_token
         pages = self._starlette(metrics_token)
         self.routes: list[BaseRoute] = pages.routes
-        """Everything that it answers."""
+        """All routes."""
         self._asgi: ASGIApp = Gate(pages, self)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As an ASGI application, run by itself or mounted."""
+        """Serve a request, as a standalone or mounted ASGI application."""
         self.root = scope.get("root_path", "").rstrip("/") or self.root
         await self._asgi(scope, receive, send)
 
     async def aclose(self) -> None:
-        """Close its connections. Where it is run by itself its lifespan does; a host that mounts it may call it at its end."""
+        """Close the connections. The lifespan of a standalone dashboard calls this; a host that mounts it can do so."""
         await self.live.close()
         await self.nodes.close()
 
     def is_scraper(self, request: Request) -> bool:
-        """Whether it reads with the token of the metrics, which is all that it can read."""
+        """Return whether the request has the token of the metrics, which gives access to the metrics only."""
         token = self._metrics_token
         return token is not None and request.method in ("GET", "HEAD") and knows_token(request, token)
 
     def nobody(self, request: Request, visit: Visit) -> ASGIApp:
-        """What somebody gets who may not look."""
+        """Return the answer for a request without a user."""
         if self.access.users is not None:
             if request.method == "GET" and "text/html" in request.headers.get("accept", ""):
                 view = View(request, self)
                 return RedirectResponse(view.url("/login", next=view.here), 303)
             return self.refused(request, visit, 401, "Log in first.")
         why = (
-            "Without users or a hook of the application this dashboard answers only to this machine, by its own name."
-            " Use --users, or authenticate=, to let others in."
+            "Without users or a hook of the application, this dashboard answers only this machine, by its own name."
+            " Use --users, or authenticate=, to give others access."
             if self.access.is_local
             else "You may not see this dashboard."
         )
         return self.refused(request, visit, 403, why)
 
     def refused(self, request: Request, visit: Visit, status: int, why: str) -> Response:
-        """A page that says why not."""
+        """Return the page of a refusal, with its reason."""
         return View(request, self).render("error.html", status=status, title="Not this way", message=why, hint=None)
 
     def _starlette(self, metrics_token: str | None) -> Starlette:
         routes: list[Mount | Route] = [
             Mount("/static", StaticFiles(directory=Path(__file__).parent / "static"), name="static"),
-            # Whoever may see the dashboard may read its metrics, too.
+            # A user who may view the dashboard may also read its metrics.
             metrics_route(
                 self.nodes, token=metrics_token, admits=lambda request: request.scope["tallybook"].user is not None
             ),

@@ -1,4 +1,4 @@
-"""The people of the dashboard: names with salted, slow hashes of their passwords, in a file; `tallybook web user` makes lines."""
+"""The users of the dashboard: a file with names and salted, slow hashes of passwords, made by `tallybook web user`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tallybook.errors import ConfigError
 _N, _R, _P = 2**15, 8, 1
 _NAME = re.compile(r"[\w.@+-]{1,64}")
 _TRIES, _WITHIN = 10, 60.0
-_MOST_NAMES = 10_000  # that tries are remembered of
+_MOST_NAMES = 10_000  # names whose attempts are counted
 
 
 @dataclass(frozen=True)
 class User:
-    """Who looks at the dashboard. `operate`: may also change things."""
+    """A user of the dashboard. With `operate`, the user may also change things."""
 
     name: str
     operate: bool = False
@@ -40,12 +40,12 @@ class Password:
 
     @property
     def mark(self) -> str:
-        """What a session keeps of the hash: it ends when the password is changed."""
+        """The part of the hash that a session stores, so that a change of the password ends the session."""
         return hashlib.sha256(self.hash.encode()).hexdigest()[:16]
 
 
 def hashed(password: str, salt: bytes | None = None) -> str:
-    """The text that stands for a password in the file. Takes about 0.1 s, by intention."""
+    """Return the hash of a password for the file. Takes about 0.1 s, on purpose."""
     salt = salt or secrets.token_bytes(16)
     key = hashlib.scrypt(password.encode(), salt=salt, n=_N, r=_R, p=_P, maxmem=128 * _N * _R * 2, dklen=32)
     return f"scrypt${_N}${base64.b64encode(salt).decode()}${base64.b64encode(key).decode()}"
@@ -57,7 +57,7 @@ def _fits(password: str, kept: str) -> bool:
 
 
 class Users:
-    """The users of a dashboard. Tries are counted by name: after ten within a minute a name has to wait."""
+    """The users of a dashboard. Attempts are counted by name: ten per minute are allowed."""
 
     def __init__(self, passwords: dict[str, Password]) -> None:
         self._passwords = passwords
@@ -68,26 +68,26 @@ class Users:
         return len(self._passwords)
 
     def known(self, name: str, mark: str) -> User | None:
-        """The user of a session, if the password is still the same."""
+        """Return the user of a session, or None if the password has changed."""
         found = self._passwords.get(name)
         return found.user if found and hmac.compare_digest(found.mark.encode(), mark.encode()) else None
 
     def may_try(self, name: str) -> bool:
-        """Count a try before it is made, so that many at once are counted, too. False: too many of late.
+        """Count an attempt before it is made, so that concurrent ones count too. False if there were too many recently.
 
-        A name that there is not is counted like any other: how it is answered tells nobody which names there are.
+        An unknown name is counted like any other, so the answer does not reveal which names exist.
         """
         since = time.monotonic() - _WITHIN
         recent = [at for at in self._tries.pop(name, ()) if at > since]
         if may := len(recent) < _TRIES:
             recent.append(time.monotonic())
-        if len(self._tries) >= _MOST_NAMES:  # the one that was asked for longest ago
+        if len(self._tries) >= _MOST_NAMES:  # drop the name with the oldest attempt
             del self._tries[next(iter(self._tries))]
         self._tries[name] = recent
         return may
 
     def login(self, name: str, password: str) -> Password | None:
-        """The user, if name and password fit; takes as long for a name that there is not. Blocks for about 0.1 s."""
+        """Return the user if name and password match. Blocks for about 0.1 s, also for an unknown name."""
         found = self._passwords.get(name)
         fits = _fits(password, found.hash if found else self._nobody)
         if found is None or not fits:
@@ -101,36 +101,36 @@ def is_name(text: str) -> bool:
 
 
 def read_users(path: Path) -> Users:
-    """The users of a TOML file: `[users.ada]` with `password` (as `tallybook web user` prints it) and `operate`.
+    """Return the users of a TOML file: `[users.ada]` with `password` (as `tallybook web user` prints it) and `operate`.
 
-    ConfigError for a file that is not there, that others may read, or that says something else.
+    ConfigError if the file is missing, readable by others, or has other contents.
     """
     table = read_private(path, "users").get("users")
     if not isinstance(table, dict) or not table:
         raise ConfigError(
-            "users", str(path), "it names no users", hint="`tallybook web user ada` prints what to write there"
+            "users", str(path), "it names no users", hint="`tallybook web user ada` prints the lines of a user"
         )
     found = {}
     for name, said in table.items():
         if not is_name(name):
-            raise ConfigError("users", name, "a name has 1 to 64 letters, digits, or any of _ . @ + -")
+            raise ConfigError("users", name, "a name has 1 to 64 characters: letters, digits, and _ . @ + -")
         if not isinstance(said, dict) or not _is_hash(said.get("password")):
             hint = f"`tallybook web user {name}` prints one"
             raise ConfigError("users", name, "has no password hash", hint=hint)
         if unknown := set(said) - {"password", "operate"}:
-            raise ConfigError("users", name, f"says {min(unknown)!r}, which means nothing here")
+            raise ConfigError("users", name, f"has the unknown key {min(unknown)!r}")
         if not isinstance(said.get("operate", False), bool):
-            raise ConfigError("users", name, "operate is true or false")
+            raise ConfigError("users", name, "operate must be true or false")
         found[name] = Password(User(name, said.get("operate", False)), said["password"])
     return Users(found)
 
 
 def read_private(path: Path, option: str) -> dict[str, Any]:
-    """A TOML file that nobody else may read. ConfigError for anything else."""
+    """Read a TOML file that only its owner may read. ConfigError for any other file."""
     try:
         with path.open("rb") as file:
             if open_to_others(os.fstat(file.fileno())):
-                raise ConfigError(option, str(path), "others may read it", hint=f"chmod 600 {path}")
+                raise ConfigError(option, str(path), "others may read it", hint=f"Run chmod 600 {path}")
             return tomllib.load(file)
     except OSError as error:
         raise ConfigError(option, str(path), f"cannot be read: {error.strerror}") from error

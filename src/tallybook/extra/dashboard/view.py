@@ -1,4 +1,4 @@
-"""What a page is given: reading, answering, and one way to change something, with its row in the audit."""
+"""The request of a page: it reads, renders, and changes something together with its audit row."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class View:
         self.visit: Visit = request.scope["tallybook"]
         self.path: dict[str, Any] = request.path_params
         self.node: str | None = None
-        """The node that was read; None: all."""
+        """The node that was read; None for all."""
         self.away: list[Said[Any]] = []
         """Nodes that did not answer."""
 
@@ -47,44 +47,44 @@ class View:
         return bool(self.visit.user and self.visit.user.operate)
 
     async def at(self) -> At:
-        """The node that it is about: that of its job, the one in the address, else the home. UnknownNode."""
+        """Return the node of the request: that of its job, the one in the address, or the home. Raises UnknownNode."""
         job = job_of(self.job)
         nodes = self.site.nodes
         return await nodes.named(self.asked("node")) if job is None else await nodes.of_job(job)
 
     @property
     def job(self) -> str:
-        """The job that it is about, if it is about one."""
+        """The id of the job in the address, or an empty text."""
         return str(self.path.get("id", ""))
 
     @asynccontextmanager
     async def read(self, timeout: str = READ_TIMEOUT) -> AsyncIterator[Conn]:
-        """A connection to its node that reads, all under one snapshot; it gives up after `timeout`."""
+        """Yield a read-only connection to the node, with one snapshot and a statement timeout."""
         at = await self.at()
         self.node = at.name
         async with at.database.read(timeout) as conn:
             yield conn
 
     async def ask(self, question: Callable[[Conn, str], Awaitable[T]]) -> dict[str, T]:
-        """What the nodes answer, by name, or the one in the address; the page says which are away.
+        """Return the answers by name of node, or that of the node in the address; the page shows which are away.
 
-        QueueUnavailable where none answers.
+        QueueUnavailable if no node answers.
         """
         found, self.away = await self.site.nodes.answered(question, self.asked("node"))
         return found
 
     def asked(self, name: str, default: str = "") -> str:
-        """A parameter of the query, without blanks around it."""
+        """Return a parameter of the query, stripped."""
         return self.request.query_params.get(name, default).strip()
 
     def asked_all(self, name: str) -> list[str]:
-        """All values of a parameter that can be given several times."""
+        """Return all values of a repeatable parameter."""
         return [value.strip() for value in self.request.query_params.getlist(name) if value.strip()]
 
     def url(self, path: str, **query: Any) -> str:
-        """The address of a page, below where the dashboard is mounted; None and empty parameters are left out.
+        """Return the address of a page below the path of the dashboard; None and empty parameters are omitted.
 
-        A page of one node, or of a job, leads to pages of this node.
+        On a page of one node, or of a job, the address has that node.
         """
         if not path.startswith("/static/"):
             query.setdefault("node", self.asked("node") or (self.node if self.path.get("id") else None))
@@ -102,7 +102,7 @@ class View:
         )  # fmt: skip
 
     def here_on(self, node: str) -> str:
-        """The address of this page for another node, or for all; from its first page on."""
+        """Return the address of this page for another node, or for all, from its first page on."""
         given = self.request.query_params
         asked = {
             name: given.getlist(name) for name in given if name not in ("node", "from") and not name.startswith("after")
@@ -117,16 +117,16 @@ class View:
 
 
 class Act(View):
-    """One request that changes something: in one transaction, which carries its row of the audit."""
+    """A request that changes something, in one transaction with its audit row."""
 
     conn: Conn
-    """Inside the transaction."""
+    """The connection, in the transaction."""
     _audited = False
     _next: str | None = None
 
     @asynccontextmanager
     async def step(self, at: At | None = None) -> AsyncIterator[Conn]:
-        """One transaction, on its node or this one, which has to put on record what it does."""
+        """Run one transaction, on the node of the request or on `at`. The block must call `audit` or `nothing`."""
         at = at or await self.at()
         self.node = at.name
         async with at.database.act(self.request.url.path.removeprefix(self.visit.root)) as conn:
@@ -140,26 +140,26 @@ class Act(View):
         return self.form("job") or super().job
 
     def form(self, name: str, default: str = "") -> str:
-        """A field of the form, without blanks around it."""
+        """Return a field of the form, stripped."""
         return (self.visit.form.get(name) or [default])[0].strip()
 
     def whole(self, name: str) -> int:
-        """A field that is a whole number. InvalidArgument for one that is none."""
+        """Return a field that is a whole number. InvalidArgument if it is not."""
         text = self.form(name)
         if not (text.isascii() and text.isdecimal() and len(text) < 10):
-            raise InvalidArgument(f"{name} is a whole number, not {text[:50]!r}. Nothing was changed.")
+            raise InvalidArgument(f"{name} must be a whole number, not {text[:50]!r}. Nothing was changed.")
         return int(text)
 
     def form_all(self, name: str) -> list[str]:
-        """All values of a field that can be given several times."""
+        """Return all values of a repeatable field."""
         return self.visit.form.get(name, [])
 
     async def audit(
         self, action: str, target: dict[str, Any], done: dict[str, Any] | None = None, *, changed: bool | str = True
     ) -> None:
-        """Put on record what was meant and what became of it. Never args, never secrets. Every action says it once.
+        """Add the audit row with the target and the result, never with args or secrets. Every action calls this once.
 
-        `changed` is what its function has answered: where that is False, or "unchanged", there is nothing to put on record.
+        `changed` is the result of the verb: if it is False or "unchanged", no row is added.
         """
         self._audited = True
         if changed in (False, "unchanged"):
@@ -167,15 +167,15 @@ class Act(View):
         await run(self.conn, audit.add(self.user, "web", action, target, done or {}))
 
     def go(self, path: str, **query: Any) -> None:
-        """Where to go afterwards, in place of where the form was."""
+        """Set the page to go to afterwards, instead of the page of the form."""
         self._next = self.url(path, **query)
 
     def nothing(self) -> None:
-        """Say that nothing was changed, so that there is nothing to put on record."""
+        """Declare that nothing was changed, so that no audit row is needed."""
         self._audited = True
 
     def after(self) -> str:
-        """Where to go on: only to a page of this dashboard."""
+        """Return the address to go to afterwards, always a page of this dashboard."""
         if self._next is not None:
             return self._next
         back = self.form("back")
@@ -183,7 +183,7 @@ class Act(View):
 
 
 def is_inside(address: str, root: str) -> bool:
-    """Whether an address that somebody has sent along is one of a page of this dashboard."""
+    """Return whether an address from a form is a page of this dashboard."""
     path = unquote(address.partition("?")[0])
     if not address.startswith(f"{root}/") or path.startswith("//") or "\\" in path or not address.isprintable():
         return False
@@ -191,19 +191,19 @@ def is_inside(address: str, root: str) -> bool:
 
 
 _TOLD = (DataError, QueryCanceled, *IN_THE_WAY, InsufficientPrivilege)
-"""Errors of the database that somebody who acts is told where the form was."""
+"""Errors of the database that an action shows as a notice on the page of its form."""
 Page = Callable[[View], Awaitable[Response]]
 Action = Callable[[Act], Awaitable[str]]
 
 
 class Pages:
-    """The pages and actions of one noun; `site.py` puts all of them together."""
+    """The pages and actions of one noun; `site.py` collects all of them."""
 
     def __init__(self) -> None:
         self.routes: list[Route] = []
 
     def page(self, path: str) -> Callable[[Page], Page]:
-        """A page that is only read: GET."""
+        """Register a read-only page: GET."""
 
         def add(fn: Page) -> Page:
             async def endpoint(request: Request) -> Response:
@@ -215,9 +215,10 @@ class Pages:
         return add
 
     def action(self, path: str, *, steps: bool = False) -> Callable[[Action], Action]:
-        """What changes something: POST of a form. The function returns what to tell the person; it runs in one
-        transaction, or, with `steps`, in those that it begins itself by `act.step()`. An error of ours leaves nothing of the
-        transaction that it ended, and is told in the same place.
+        """Register an action: POST of a form. The function returns the notice for the user.
+
+        It runs in one transaction or, with `steps`, in those that it begins with `act.step()`. An error of Tallybook
+        rolls back the current transaction and becomes the notice.
         """
 
         def add(fn: Action) -> Action:
@@ -248,10 +249,10 @@ class Pages:
         target: str | None = None,
         then: str | None = None,
     ) -> None:
-        """The action of a button that does something to one thing, by the name in its form: `do(app, name, who)`.
+        """Register the action of a button, which calls `do(app, name, who)` with the name in its form.
 
-        In the audit it is `action`, of the thing as `target`, what stands before the dot unless it is said. `told` is what
-        the person reads, where it was done and where there was nothing to do; `then` is where to go on.
+        The audit row has `action`, and the name under `target`, by default the part of `action` before the dot. `told`
+        has the notices for a change and for no change; `then` is the page to go to afterwards.
         """
 
         async def press(act: Act) -> str:

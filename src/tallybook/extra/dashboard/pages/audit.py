@@ -1,4 +1,4 @@
-"""Audit: what people have changed, newest first."""
+"""Audit: changes by people and programs, newest first."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PAGE = 50
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A row in the order of all nodes."""
+    """A row with the fields by which the rows of all nodes are merged."""
 
     row: AuditRow
 
@@ -42,7 +42,7 @@ class _Line:
 
 @pages.page("/audit")
 async def audit(view: View) -> Response:
-    """A page of it, of everybody or of one actor, of all actions or of one."""
+    """Show a page of the audit, optionally of one actor or one action."""
     actor, action, after = view.asked("actor"), view.asked("action"), text_of("after", view.asked("after"))
     many = view.site.nodes.many
     place = places(after) if many else {"": after or ""}
@@ -65,7 +65,7 @@ async def audit(view: View) -> Response:
 
 
 def _words(values: dict[str, Any]) -> str:
-    """As people read it: name value, name value."""
+    """Return values as readable text: name value, name value."""
     said = []
     for name, value in redact(values).items():
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Dead letters: newest first, filtered; retried, cancelled or dropped one by one, some, or all that match."""
+"""Dead letters: a filtered list, newest first. Retry, cancel or drop one, some, or all that match."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pages = Pages()
 
 _PAGE = 50
 _LOOKED = 20_000
-"""Dead letters that one page may pass over."""
+"""Maximum number of dead letters that one page reads."""
 REASONS = ("failed", "crashed", "expired", "killed")
 _ASKED = ("queue", "task", "reason", "error", "since", "before")
 _DEAD_LETTERS = Declared("""
@@ -36,18 +36,18 @@ _IDS = _LETTERS.replace("d.last_error", "null").replace("d.summary", "null")
 
 def _filter(asked: dict[str, str]) -> dict[str, Any]:
     if asked["reason"] and asked["reason"] not in REASONS:
-        raise InvalidArgument(f"reason is one of {', '.join(REASONS)}")
+        raise InvalidArgument(f"reason must be one of {', '.join(REASONS)}")
     said: dict[str, Any] = {name: text_of(name, asked[name]) for name in ("queue", "task", "reason", "error")}
     return said | {name: when_of(name, asked[name]) for name in ("since", "before")} | {"before_id": None}
 
 
 def _after(text: str) -> dict[str, Any]:
-    """Where a page goes on: behind the one that died then, with this id."""
+    """Return the start of a page: after the dead letter with this time and id."""
     at, _, job = text.rpartition("~")
     try:
         return {"before": datetime.fromisoformat(at), "before_id": job_of(job)} if text else {}
     except ValueError:
-        raise InvalidArgument("This address does not say where the list goes on.") from None
+        raise InvalidArgument("The parameter after of this address is not valid.") from None
 
 
 def _place(letter: dict[str, Any]) -> str:
@@ -55,7 +55,7 @@ def _place(letter: dict[str, Any]) -> str:
 
 
 async def _letters(view: View, query: str, **said: Any) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
-    """Those that were found on all nodes, and the last that was looked at, if that ended the look."""
+    """Return the dead letters of all nodes, and the last one that was read, if the limit of rows ended the page."""
     found: list[dict[str, Any]] = []
     marks: list[dict[str, Any]] = []
     for letters in (await view.ask(lambda conn, _: rows(conn, query, **said))).values():
@@ -63,7 +63,7 @@ async def _letters(view: View, query: str, **said: Any) -> tuple[list[dict[str, 
         found += [one for one in letters if not one["mark"]]
     found.sort(key=_when, reverse=True)
     mark = max(marks, key=_when, default=None)
-    if mark is not None:  # a node has looked no further: what is older on the others waits for a later page
+    if mark is not None:  # one node read no further: older ones of the other nodes wait for a later page
         found = [one for one in found if _when(one) >= _when(mark)]
     return found[: said["max_jobs"]], mark if len(found) <= said["max_jobs"] else None
 
@@ -96,7 +96,7 @@ async def dead(view: View) -> Response:
 
 
 async def preview(view: View) -> Response:
-    """How many match, and some of them, before anything is done to them."""
+    """Show the number of matches and a sample before an action."""
     verb = VERBS.get(view.asked("verb"))
     if verb is None or "dead" not in verb.states:
         raise InvalidArgument("A dead letter can be retried, cancelled or dropped.")
@@ -118,7 +118,7 @@ async def preview(view: View) -> Response:
         after, found.looked_to = _place(mark), mark["died_at"]
     found.ids = [one["id"] for one in letters]
     found.states["dead"] += len(letters)
-    # "2 hours" is to mean the same two hours at every look.
+    # "2 hours" must mean the same two hours in every step.
     asked |= {name: filters[name].isoformat() for name in ("since", "before") if filters[name]}
     back = view.url("/dead", **{name: view.asked(name) for name in _ASKED})
     return bulk_actions.preview(

@@ -1,4 +1,4 @@
-"""Beside the pages of nouns: the login, for a dashboard that has users of its own, and the stream that feeds what is live."""
+"""Pages without a noun: the login of a dashboard with its own users, and the stream for live parts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tallybook.extra.dashboard.view import Pages, View, is_inside
 
 pages = Pages()
 _AT_ONCE, _IN_LINE = 2, 20
-"""Passwords that are looked at, 0.1 s and 32 MB each, and those that may wait for it: more are sent away."""
+"""Passwords that are checked at the same time, at 0.1 s and 32 MB each, and those that may wait; more are refused."""
 _STREAM = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
 class _Line:
-    """One a site and event loop: who waits for a look at a password."""
+    """The line for checks of passwords, one per site and event loop."""
 
     def __init__(self) -> None:
         self.turns = asyncio.Semaphore(_AT_ONCE)
@@ -28,7 +28,7 @@ class _Line:
 
 @pages.page("/login")
 async def login(view: View) -> Response:
-    """The form; whoever is in already goes on."""
+    """Show the form; redirect a user who is already logged in."""
     if view.site.access.users is None or view.visit.user is not None:
         return RedirectResponse(view.url("/"), 303)
     return view.render("login.html", problem=None, name="", next=view.asked("next"))
@@ -47,9 +47,9 @@ async def enter(request: Request) -> Response:
 
     line = _line(request)
     if line.waiting >= _IN_LINE:
-        return again(429, "Too many people log in at this moment. Try again.")
+        return again(429, "Too many people are logging in right now. Try again.")
     if not users.may_try(name):
-        return again(429, "Too many tries for this name. Wait a minute.")
+        return again(429, "Too many attempts for this name. Wait a minute.")
     line.waiting += 1
     try:
         async with line.turns:
@@ -57,7 +57,7 @@ async def enter(request: Request) -> Response:
     finally:
         line.waiting -= 1
     if found is None:
-        return again(401, "Name and password do not fit.")
+        return again(401, "Wrong name or password.")
     view.visit.session.login(found.user.name, found.mark)
     return RedirectResponse(onwards if is_inside(onwards, view.visit.root) else view.url("/"), 303)
 
@@ -80,11 +80,11 @@ pages.routes += [Route("/login", enter, methods=["POST"]), Route("/logout", leav
 
 @pages.page("/events")
 async def events(view: View) -> Response:
-    """Server-sent events: one a topic that has changed, and a comment every 15 s."""
+    """Stream server-sent events: one per changed topic, and a comment after 15 s without events."""
     if view.request.method == "HEAD":
         return Response(None, 200, _STREAM, "text/event-stream")
     try:
         stream = await view.site.live.watch(view.asked_all("topic")[:20])
     except TooManyViewers:
-        return PlainTextResponse("this process feeds as many viewers as it can\n", 503, {"retry-after": "30"})
+        return PlainTextResponse("this process has its maximum number of viewers\n", 503, {"retry-after": "30"})
     return StreamingResponse(stream, media_type="text/event-stream", headers=_STREAM)

@@ -1,4 +1,4 @@
-"""One job, live: what it is, what it did, why it waits; and the trace of a thing of the user's, over all its jobs."""
+"""One job, live: its facts, its history and why it waits; and the trace of a link, subject or unique key."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ select p.child_id as id, {STATE.called(job_id="p.child_id")} as state from tally
 
 @dataclass(slots=True)
 class Event:
-    """One event of a timeline, as the templates take it."""
+    """One event of a timeline for the templates."""
 
     at: datetime
     job: int
@@ -48,16 +48,16 @@ class Event:
     name: str
     worker: str | None
     after: timedelta | None = None
-    """Since the event of the job before it."""
+    """Time since the previous event of the job."""
     run_at: str | None = None
     reason: str | None = None
     details: dict[str, Any] | None = None
-    """What else there is."""
+    """All other details."""
     error: ErrorView | None = None
 
 
 def events_of(found: list[TraceEvent]) -> list[Event]:
-    """A trace for a page, newest first as it is, with the time from each event of a job to its next one."""
+    """Return a trace for a page, newest first, with the time between the events of each job."""
     before: dict[int, datetime] = {}
     events: list[Event] = []
     for one in reversed(found):
@@ -75,20 +75,20 @@ def events_of(found: list[TraceEvent]) -> list[Event]:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How a job stands: what the live part of its page shows."""
+    """The current state of a job, for the live part of its page."""
 
     id: int
     info: JobInfo | None
-    """None: there is no such job, not any more perhaps."""
+    """None if the job does not exist or no longer exists."""
     reasons: list[Reason]
     events: list[Event]
     attempts: list[dict[str, Any]]
     errors: list[ErrorView]
-    """Each is shown once: events and reasons are without them."""
+    """The errors. Each is shown once: events and reasons do not repeat them."""
 
 
 async def standing(app: App, conn: Conn, job: int) -> Standing:
-    """Read it; a job that there is not may have left a history."""
+    """Read the state of a job. A job that no longer exists may have left a history."""
     info: JobInfo | None
     try:
         info = await app.get(job).on(conn)
@@ -112,7 +112,7 @@ def topics(site: Shared) -> None:
         if (wanted := job_of(rest)) is None:
             return None
         try:
-            async with conn.transaction():  # an error of this one leaves the others their answers
+            async with conn.transaction():  # an error here must not affect the other topics
                 found = await standing(site.app, conn, wanted)
         except (TallybookError, InsufficientPrivilege):
             return None
@@ -144,7 +144,7 @@ async def job(view: View) -> Response:
 
 @pages.page("/trace")
 async def trace(view: View) -> Response:
-    """All that happened for links, a subject or a unique key, over all jobs and queues."""
+    """Show all events of links, a subject or a unique key, over all jobs and queues."""
     asked: dict[str, Any] = {name: view.asked(name) for name in ("subject", "unique", "task")}
     asked["link"] = view.asked_all("link")
     problem, events, most = None, None, _MOST_EVENTS
@@ -205,7 +205,7 @@ async def cancel(act: Act) -> str:
     state = await act.app.cancel(wanted, reason).on(act.conn)
     if state not in ("cancelled", "cancelling") or before == "cancelled":
         act.nothing()
-        return f"Job {wanted} is {state} already: nothing was changed."
+        return f"Job {wanted} is already {state}: nothing was changed."
     await act.audit("job.cancel", {"job": wanted} | ({"reason": reason} if reason else {}), {"state": state})
     return (
         f"Job {wanted} is cancelled." if state == "cancelled" else f"Job {wanted} runs: its worker is asked to stop it."
@@ -217,6 +217,6 @@ async def drop(act: Act) -> str:
     wanted = _job(act)
     if not await act.app.dead.drop(wanted).on(act.conn):
         act.nothing()
-        return f"Job {wanted} is no dead letter: nothing was changed."
+        return f"Job {wanted} is not a dead letter: nothing was changed."
     await act.audit("job.drop", {"job": wanted}, {"dropped": True})
     return f"The dead letter of job {wanted} is dropped. Its history stays until it is pruned."

@@ -1,4 +1,4 @@
-"""Jobs: a list by filter, in pages that look at a bounded number of rows; some of them, or all that match, changed at once."""
+"""Jobs: a filtered list whose pages read a limited number of rows, with actions on some jobs or on all that match."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ pages = Pages()
 
 _PAGE = 50
 _LOOKED = 20_000
-"""Rows of the ledger that one answer may pass over: the page is there at once, and one can look further."""
+"""Maximum number of rows of the ledger that one page reads. The page appears at once; the user can read further."""
 _SAMPLE = 10
 _SHARE = 20
 OPEN = ("scheduled", "retrying", "waiting", "available", "running", "dead")
-"""States whose jobs the counters count; of others they count how many there have ever been."""
-# Args of more than 4 kB are not read for a list.
+"""States with a count of current jobs; the counters of the other states are totals."""
+# The list does not read args of more than 4 kB.
 _MORE = """\
 select i.id, j.args, j.took from unnest(%s::bigint[]) as i(id) cross join lateral (
   select case when pg_column_size(x.args) <= 4000 then x.args end as args, x.ended_at - x.last_attempt_at as took
     from tallybook.job as x where x.id = i.id limit 1) as j"""
 Ask = Callable[[Callable[[Conn, str], Awaitable[JobPage]]], Awaitable[dict[str, JobPage]]]
-"""Puts a question to the nodes: the answers by their names."""
+"""Calls a function for the nodes and returns the answers by name."""
 
 
 def _asked(params: QueryParams) -> dict[str, Any]:
-    """The filter, as the address says it."""
+    """Return the filter of an address as texts."""
     said: dict[str, Any] = {
         name: params.get(name, "").strip() for name in ("queue", "task", "error", "since", "before", "unserved")
     }
@@ -51,9 +51,9 @@ def _asked(params: QueryParams) -> dict[str, Any]:
 
 
 def _filter(asked: dict[str, Any]) -> dict[str, Any]:
-    """The same, as the verb takes it."""
+    """Return the filter as arguments of the verb."""
     if unknown := [state for state in asked["state"] if state not in STATES]:
-        raise InvalidArgument(f"{unknown[0][:40]!r} is no state of a job: they are {', '.join(STATES)}")
+        raise InvalidArgument(f"{unknown[0][:40]!r} is not a state of a job: they are {', '.join(STATES)}")
     said: dict[str, Any] = {name: text_of(name, asked[name]) for name in ("queue", "task", "error")}
     said |= {name: when_of(name, asked[name]) for name in ("since", "before")}
     said |= {"states": asked["state"] or None, "links": links_of(asked["link"]), "unserved": bool(asked["unserved"])}
@@ -61,7 +61,7 @@ def _filter(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 class List:
-    """The jobs of all nodes, or of the one database, that match what an address asks for."""
+    """The jobs of all nodes, or of the one database, that match the filter of an address."""
 
     def __init__(self, site: Shared, ask: Ask, params: QueryParams) -> None:
         self._app, self._many, self._ask = site.app, site.nodes.many, ask
@@ -71,7 +71,7 @@ class List:
         self._counts: list[Counts] = []
 
     async def page(self, said: dict[str, Any], most: int, *, whole: bool = False) -> JobPage:
-        """One page of them; `whole`: with what the rows of a list show besides, and with the counts of the tabs."""
+        """Return one page of jobs. With `whole`, also read the other columns of the list and the counts of the tabs."""
         after = text_of("after", self._after)
         place = places(after) if self._many else {"": after or ""}
 
@@ -94,7 +94,7 @@ class List:
         return JobPage([one for _, one in pairs], after, looked_to)
 
     async def shown(self) -> dict[str, Any]:
-        """What the live part of the page shows."""
+        """Return the values for the live part of the page."""
         page = await self.page(_filter(self.asked), _PAGE, whole=True)
         queue, task = self.asked["queue"], self.asked["task"]
         meant = [one for one in self._counts if queue in ("", one.queue) and task in ("", one.task)]
@@ -111,7 +111,7 @@ def topics(site: Shared) -> None:
     until: dict[str, float] = {}
 
     async def live(address: str) -> str | None:
-        """The list as it is now; one that takes long is read less often, so that it costs 5 % of a core at most."""
+        """Return the current list. A slow list is read less often, so that it costs at most 5 % of a core."""
         began = time.monotonic()
         if began < until.get(address, 0.0):
             return None
@@ -153,10 +153,10 @@ async def jobs(view: View) -> Response:
 
 
 async def preview(view: View) -> Response:
-    """How many match, by state, and some of them, before anything is done to them."""
+    """Show the number of matches by state and a sample before an action."""
     verb = VERBS.get(view.asked("verb"))
     if verb is None:
-        raise InvalidArgument(f"What can be done to jobs is {', '.join(VERBS)}.")
+        raise InvalidArgument(f"The verb must be one of {', '.join(VERBS)}.")
     found, after = bulk_actions.begun(view, verb), None
     matching = List(view.site, view.ask, view.request.query_params)
     asked = dict(matching.asked)
@@ -173,7 +173,7 @@ async def preview(view: View) -> Response:
                 error = error_view({"message": one.last_error}) if one.last_error else None
                 named = {name: getattr(one, name) for name in ("id", "state", "task", "queue", "enqueued_at")}
                 found.sample.append(named | {"error": error})
-    # "2 hours" is to mean the same two hours at every look.
+    # "2 hours" must mean the same two hours in every step.
     asked |= {name: said[name].isoformat() for name in ("since", "before") if said[name]}
     return bulk_actions.preview(
         view, found, at="/jobs/preview", to=f"/jobs/{verb.name}", back=view.url("/jobs", **matching.asked), asked=asked, after=after

@@ -1,4 +1,4 @@
-"""Limits: how many at once, how many in a time, breakers, and the keys that take turns; with what changes them."""
+"""Limits: concurrency limits, rate limits, breakers and fair keys, and the actions that change them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pages = Pages()
 
 _PAGE = 50
 _COUNTED = 1000
-"""What the database counts up to: so many is so many or more."""
+"""The number at which the database stops counting: it means this many or more."""
 _CONCURRENCY = Declared("""
   concurrency_keys(from_name text, max_keys int)
   -> rows (name rule text, most int, held waiting bigint, source text)""")
@@ -35,7 +35,7 @@ _KINDS = {"c": _CONCURRENCY.worker, "r": _RATES.worker, "b": _BREAKERS.worker}
 
 @pages.page("/limits")
 async def limits(view: View) -> Response:
-    """Every key with its rule, by name; each kind has pages of its own."""
+    """Show every key with its rule, by name; each kind has its own pages."""
     starts = {kind: view.asked(kind) or view.asked("from") for kind in _KINDS}
     found: dict[str, list[dict[str, Any]]] = {}
     async with view.read() as conn:
@@ -50,7 +50,7 @@ async def limits(view: View) -> Response:
 
 
 def _following(keys: list[dict[str, Any]], kind: str) -> str | None:
-    """The key that the next page begins with: one more than a page has, or the last that was looked at."""
+    """Return the first key of the next page: the key after this page, or the last one that was read."""
     if len(keys) > _PAGE:
         return str(keys[_PAGE]["name"])
     last = keys.pop() if keys and not _of_use(keys[-1], kind) else None
@@ -68,7 +68,7 @@ async def concurrency_set(act: Act) -> str:
     name, most = act.form("name"), act.whole("most")
     done = await act.app.concurrency_limits.set(name, most).on(act.conn)
     await act.audit("concurrency_limit.set", {"limit": name, "most": most}, {"limit": done}, changed=done)
-    return f"Concurrency limit {name} is {done}: at most {most} at once."
+    return f"Concurrency limit {name} is {done}: at most {most} at the same time."
 
 
 @pages.action("/limit/rate/set")
@@ -83,7 +83,7 @@ async def rate_set(act: Act) -> str:
 
 @pages.action("/limit/rate/push")
 async def rate_push(act: Act) -> str:
-    """Let no call of a key start for so long."""
+    """Delay the next call of a key by a duration."""
     name, wait = act.form("name"), act.form("wait")
     try:
         until = datetime.now(UTC) + parse_duration(wait, option="wait")
@@ -116,7 +116,7 @@ async def breaker_close(act: Act) -> str:
     name = act.form("name")
     done = await act.app.breakers.close(name).on(act.conn)
     await act.audit("breaker.close", {"breaker": name}, {"closed": done})
-    return f"Breaker {name} is closed." if done else f"Breaker {name} was closed already."
+    return f"Breaker {name} is closed." if done else f"Breaker {name} was already closed."
 
 
 pages.button(

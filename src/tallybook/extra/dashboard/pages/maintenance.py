@@ -1,4 +1,4 @@
-"""Maintenance: services, how long what is kept, what the doctor finds, the schema."""
+"""Maintenance: services, retention, findings of the doctor, the schema."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ select i.version, i.works_from, i.node, i.installed_at, i.migrated_at, current_s
 
 @pages.page("/maintenance")
 async def maintenance(view: View) -> Response:
-    """The page; the doctor looks meanwhile, on a connection of its own."""
+    """Show the page; the doctor runs meanwhile, on its own connection."""
     looking = asyncio.create_task(_findings(view))
     try:
         async with view.read() as conn:
@@ -39,7 +39,7 @@ async def maintenance(view: View) -> Response:
 
 @pages.page("/maintenance/findings")
 async def findings(view: View) -> Response:
-    """What the doctor has found by now: the page asks until that is all."""
+    """Show the doctor's findings so far; the page requests them until they are complete."""
     return view.render("maintenance_findings.html", first=False, **await _findings(view))
 
 
@@ -58,7 +58,7 @@ async def service(act: Act) -> str:
     name, every = act.form("name"), act.form("every")
     done = await act.app.services.set(name, every).on(act.conn)
     await act.audit("service.every", {"service": name, "every": every}, {"changed": done}, changed=done)
-    return f"Service {name} is run every {every}." if done else f"Service {name} is unchanged."
+    return f"Service {name} runs every {every}." if done else f"Service {name} is unchanged."
 
 
 @pages.action("/maintenance/retention")

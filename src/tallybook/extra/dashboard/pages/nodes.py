@@ -1,4 +1,4 @@
-"""Nodes: each with whether it answers, how old its figures are, how much there is on it and how late it is."""
+"""Nodes: for each whether it answers, the age of its figures, its jobs and its lag."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def topics(site: Shared) -> None:
 
 
 async def _standing(site: Shared) -> list[dict[str, object]]:
-    """All of them, also those that have never answered."""
-    with suppress(QueueUnavailable):  # none answers: the page says so of each
+    """Return the rows of all nodes, also of those that have never answered."""
+    with suppress(QueueUnavailable):  # no node answers: the page shows this for each
         await site.overview.read()
     return [_node(site, at) for at in await site.nodes.known()]
 

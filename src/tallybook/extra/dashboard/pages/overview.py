@@ -1,4 +1,4 @@
-"""Overview: how things stand, live. Every viewer gets what one poller has read."""
+"""Overview: the current figures, live. One poller reads them for every viewer."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ def topics(site: Shared) -> None:
 
 
 def spans_of(view: View) -> dict[str, Any]:
-    """For the charts of a page: the span of each, and those that there are."""
+    """Return the values for the charts of a page: all spans and the chosen span of each chart."""
     chosen = {kind: view.asked(kind) for kind in ("flow", "level")}
     return {"spans": _SPANS, "chosen": {kind: key if key in _SPANS else "15m" for kind, key in chosen.items()}}
 
 
 @pages.page("/")
 async def overview(view: View) -> Response:
-    """The page; what is live on it is read once for the first sight."""
+    """Show the page, with one reading for its live part."""
     return view.render("overview.html", **spans_of(view), **await view.site.overview.read(view.asked("node")))
 
 
 @pages.page("/series")
 async def series(view: View) -> Response:
-    """The charts' points, as columns: time, what completed and failed a second, how many were open, waiting and so on.
+    """Return the points of the charts as columns: time, completed and failed per second, open jobs, waiting jobs, ...
 
-    A point stands at the end of its step; the last one is of now, its rates are those of the last minute.
+    A point has the time at the end of its step. The last point is the current one, with the rates of the last minute.
     """
     _, seconds, step = _SPANS.get(view.asked("span"), _SPANS["15m"])
     queue = view.asked("queue") or None

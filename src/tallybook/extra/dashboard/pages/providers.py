@@ -1,4 +1,4 @@
-"""Providers: whom jobs call, which secrets are set, which routes lead to them. No secret is read, taken or shown here."""
+"""Providers: their settings, the names of their secrets and their routes. No secret is read, accepted or shown here."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ select r.data_type, r.symbol, r.provider, r.active, r.in_force from tallybook.pr
 
 @pages.page("/providers")
 async def providers(view: View) -> Response:
-    """Providers and routes, filtered by a part of a name, a hundred a page."""
+    """Show providers and routes, filtered by a part of a name, a hundred per page."""
     part, after = view.asked("q"), view.asked("after")
-    # The first route of a kind of data is the one for all, whose symbol is empty here: before it is nothing.
+    # The first route of a kind of data is the general one, whose symbol is empty here.
     data_type, symbol = view.asked("data_type"), view.asked("symbol")
     async with view.read() as conn:
         found = await rows(conn, _PROVIDERS, part=part, after=after, most=_PAGE + 1)
@@ -46,7 +46,7 @@ async def active(act: Act) -> str:
     name, wanted = act.form("name"), act.form("active") == "yes"
     done = await act.app.providers.set(name, active=wanted, conn=act.conn)
     await act.audit("provider.set", {"provider": name, "active": wanted}, {"provider": done}, changed=done)
-    return f"Provider {name} is {'active' if wanted else 'not active any more'}."
+    return f"Provider {name} is {'active' if wanted else 'no longer active'}."
 
 
 @pages.action("/provider/route/drop")

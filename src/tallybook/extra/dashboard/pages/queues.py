@@ -1,4 +1,4 @@
-"""Queues: all of them with their numbers; one with its settings, what is next, and what can be done to it."""
+"""Queues: the list with its numbers; one queue with its settings, its next jobs and its actions."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ pages = Pages()
 
 _ORDERS = ("name", "available", "running", "scheduled", "dead", "oldest")
 _PAGE = 100
-_LONGEST = 20.0  # seconds that a request may go on beginning batches
-# Without `oldest`, which has to be looked for in every line: that is asked for those that are shown.
+_LONGEST = 20.0  # seconds in which a request may begin batches
+# Without `oldest`, which is read from every line and therefore only for the queues of the page.
 _ALL = """\
 select s.queue, s.available, s.running, s.scheduled, s.retrying, s.waiting, s.dead, s.completed, s.unserved, s.paused_at
   from tallybook.queue_stats as s"""
@@ -49,7 +49,7 @@ async def rows(conn: Conn, query: str, *values: Any, **named: Any) -> list[dict[
 
 @pages.page("/queues")
 async def queues(view: View) -> Response:
-    """All queues, filtered by a part of the name, in an order of one's choice, a hundred a page."""
+    """Show all queues, filtered by a part of the name, in a chosen order, a hundred per page."""
     part, order = view.asked("q").lower(), view.asked("order", "available")
     order = order if order in _ORDERS else "available"
 
@@ -82,7 +82,7 @@ async def queues(view: View) -> Response:
 
 
 def added(lists: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The queues of all nodes, each with its sums; one is paused that is so anywhere."""
+    """Return the queues of all nodes with their sums. A queue that is paused on one node is shown as paused."""
     if len(lists) == 1:
         return lists[0]
     found: dict[str, dict[str, Any]] = {}
@@ -95,7 +95,7 @@ def added(lists: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 
 def _first(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """The earliest instant of each queue."""
+    """Return the earliest instant of each queue."""
     first: dict[str, Any] = {}
     for queue, at in (pair for one in found for pair in one.items()):
         first[queue] = min(at, first.get(queue, at))
@@ -103,13 +103,13 @@ def _first(found: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 async def _oldest(conn: Conn, queues: list[dict[str, Any]]) -> dict[str, Any]:
-    """Since when the next job in line could run, of those that have one."""
+    """Return for each queue with available jobs the time since which the next one could run."""
     names = [one["queue"] for one in queues if one["available"]]
     return {one["queue"]: one["oldest"] for one in await rows(conn, _OLDEST.worker, names)} if names else {}
 
 
 async def _rates(view: View, conn: Conn) -> dict[str, float]:
-    """Completed a second in the last minute, by queue."""
+    """Return the jobs completed per second in the last minute, by queue."""
     return flow(await view.app.counts.throughput().on(conn)).of_queues
 
 
@@ -136,7 +136,7 @@ async def queue(view: View) -> Response:
 
 
 async def _by_node(view: View, name: str) -> list[dict[str, Any]]:
-    """Its numbers on each node that has it."""
+    """Return the numbers of a queue on each node that has it."""
 
     async def read(conn: Conn, node: str) -> list[dict[str, Any]]:
         return [one | {"node": node} for one in await rows(conn, _STATS, name)]
@@ -153,7 +153,7 @@ async def _info(conn: Conn, name: str) -> QueueInfo:
 
 pages.button(
     "/queue/pause", "queue.pause", lambda app, name, who: app.queues.pause(name, by=who), "paused",
-    ("Queue {} is paused.", "Queue {} was paused already."),
+    ("Queue {} is paused.", "Queue {} was already paused."),
 )  # fmt: skip
 pages.button(
     "/queue/resume", "queue.resume", lambda app, name, who: app.queues.resume(name, by=who), "resumed",
@@ -180,7 +180,10 @@ async def set_(act: Act) -> str:
 
 @pages.action("/queue/truncate", steps=True)
 async def truncate(act: Act) -> str:
-    """Cancel what has not started, and, where that is said, tell what runs. A batch a transaction: no claim waits long."""
+    """Cancel the jobs that have not started, and on request ask running ones to stop.
+
+    Each batch is one transaction, so that no claim waits long.
+    """
     name = act.form("name")
     if act.form("confirm") != name:
         raise InvalidArgument("To empty a queue, type its name. Nothing was changed.")
@@ -197,5 +200,5 @@ async def truncate(act: Act) -> str:
         mark, remain = batch.mark, batch.remain
         cancelled, cancelling = cancelled + batch.done.cancelled, cancelling + batch.done.cancelling
     more = f", {cancelling:,} asked to stop" if running else ""
-    rest = " There is more: empty it again." if remain else ""
+    rest = " More jobs are left: empty it again." if remain else ""
     return f"Queue {name}: {cancelled:,} jobs cancelled{more}.{rest}"

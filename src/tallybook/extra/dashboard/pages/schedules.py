@@ -1,4 +1,4 @@
-"""Schedules: all of them with what became of their last tick; one with its next ticks and every fire that is kept."""
+"""Schedules: the list with the result of the last tick; one schedule with its next ticks and its stored fires."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ pages = Pages()
 _PAGE = 100
 _FIRES = 50
 _LOOK = 5000
-"""So many ticks a page of fires looks at, where only some of them are wanted: of a schedule by the second there are millions."""
+"""Maximum number of ticks that a filtered page of fires reads: a schedule that fires every second has millions."""
 _WHAT = {"enqueued": "ran", "skipped": "skipped", "missed": "missed", "failed": "failed"}
 _NEXT = 8
-# Only what a reader's role may see; the rest is asked for by itself.
+# Only columns that the reader's role may see; a separate query reads the rest.
 _COLUMNS = """\
 s.name, s.source, s.app, s.task, s.queue, s.priority, s.cron, s.every, s.tz, s.missed,
 s.overlap, s.paused_at, s.paused_by, s.tick, s.due_at, s.fired_count, s.skipped_count, s.missed_count, s.failed_count"""
@@ -43,7 +43,7 @@ select s.args, s.headers, s.max_attempts, s.query, s.jitter, s.catch_up, s.probl
 _MAY_SEE = """\
 select has_column_privilege('tallybook.schedules', 'args', 'select')
    and has_column_privilege('tallybook.fires', 'reason', 'select') as yes"""
-# The newest ticks first, by their key; of those looked at the ones that are wanted, and how far it came.
+# Newest ticks first, by their key. Returns the wanted ones among those that were read, and how far it has read.
 _FIRES_OF = """\
 with looked as materialized (
   select f.tick, f.fired_at, f.what, {reason} as reason, f.job_id, f.jobs, f.ticks from tallybook.fires as f
@@ -53,14 +53,14 @@ select l.*, (select min(x.tick) from looked as x) as looked_to, (select count(*)
   from (select null) as one left join (
     select * from looked where %(what)s = '' or looked.what = %(what)s order by looked.tick desc limit %(most)s) as l on true
  order by l.tick desc"""
-# Both walk along the key of fire, which a planner that has not counted its rows yet would read and sort as a whole.
+# Both must follow the key of fires: without statistics the planner would read and sort the whole table.
 _WALK = "select set_config('enable_bitmapscan', 'off', true), set_config('enable_sort', 'off', true)"
 _FAR = datetime(9999, 1, 1, tzinfo=UTC)
 
 
 @pages.page("/schedules")
 async def schedules(view: View) -> Response:
-    """All schedules, filtered by a part of the name, a hundred a page."""
+    """Show all schedules, filtered by a part of the name, a hundred per page."""
     part, after = view.asked("q"), view.asked("after")
 
     async def read(conn: Conn, node: str) -> list[dict[str, Any]]:
@@ -71,7 +71,7 @@ async def schedules(view: View) -> Response:
         return [_with_rule(one) | {"node": node} for one in found]
 
     found = sorted(chain(*(await view.ask(read)).values()), key=lambda one: one["name"])
-    last = found[_PAGE - 1]["name"] if len(found) > _PAGE else None  # the same name on another node is on the same page
+    last = found[_PAGE - 1]["name"] if len(found) > _PAGE else None  # a name of several nodes stays on one page
     page = found if last is None else [one for one in found if one["name"] <= last]
     return view.render(
         "schedules.html", schedules=page, more=len(found) > len(page), part=part, after=after,
@@ -81,7 +81,7 @@ async def schedules(view: View) -> Response:
 
 @pages.page("/schedule")
 async def schedule(view: View) -> Response:
-    """One schedule: what it is, its next ticks, and what became of those that are over."""
+    """Show one schedule: its facts, its next ticks and the results of past ticks."""
     name, what = view.asked("name"), view.asked("what")
     what = what if what in _WHAT else ""
     before = instant(view.asked("before")) or _FAR
@@ -103,7 +103,7 @@ async def schedule(view: View) -> Response:
 async def _fires(
     conn: Conn, name: str, what: str, before: datetime, may_see: bool
 ) -> tuple[list[dict[str, Any]], datetime | None]:
-    """Its fires before a moment, one more than a page has, and up to where they were looked at if not at all."""
+    """Return its fires before an instant, one more than a page has, and the oldest tick read if there may be more."""
     reason = "f.reason" if may_see else "cast(null as text)"
     query = _FIRES_OF.replace("{reason}", reason).replace("{state}", STATE.called(job_id="l.job_id"))
     found = await rows(conn, query, name=name, before=before, what=what, look=_LOOK, most=_FIRES + 1)
@@ -116,11 +116,11 @@ def _with_rule(one: dict[str, Any]) -> dict[str, Any]:
 
 
 def _next(one: dict[str, Any]) -> list[datetime]:
-    """Its next ticks, as if it were not paused."""
+    """Return its next ticks, as if it were not paused."""
     now = datetime.now(UTC)
     try:
         ticks = rule(one["cron"], one["every"], one["tz"])
-    except ConfigError:  # an expression that this machine cannot read: the problem on record says why
+    except ConfigError:  # this machine cannot read the expression; the stored problem has the reason
         return []
     first = one["tick"] if one["tick"] is not None and one["tick"] > now else ticks.after(now)
     return [] if first is None else [first, *islice(ticks.following(first), _NEXT - 1)]
@@ -128,7 +128,7 @@ def _next(one: dict[str, Any]) -> list[datetime]:
 
 @pages.action("/schedule/run")
 async def run_now(act: Act) -> str:
-    """Fire it now, with the guard against overlap that its ticks have."""
+    """Fire the schedule now, with the same guard against overlap as its ticks."""
     name = act.form("name")
     fired = await act.app.schedules.run(name).on(act.conn)
     done = {"what": fired.what, "job": fired.job_id, "jobs": fired.jobs}
@@ -136,15 +136,17 @@ async def run_now(act: Act) -> str:
     if fired.what == "skipped":
         return f"Schedule {name} was skipped: the job of its last fire has not ended, or its query runs."
     if fired.what == "failed":
-        return f"Schedule {name} failed; its newest fire says why."
+        return f"Schedule {name} failed; its newest fire shows the reason."
     return (
-        f"Schedule {name} put in job {fired.job_id}." if fired.job_id else f"Schedule {name} put in {fired.jobs} jobs."
+        f"Schedule {name} enqueued job {fired.job_id}."
+        if fired.job_id
+        else f"Schedule {name} enqueued {fired.jobs} jobs."
     )
 
 
 pages.button(
     "/schedule/pause", "schedule.pause", lambda app, name, who: app.schedules.pause(name, who), "paused",
-    ("Schedule {} is paused.", "Schedule {} was paused already."),
+    ("Schedule {} is paused.", "Schedule {} was already paused."),
 )  # fmt: skip
 pages.button(
     "/schedule/resume", "schedule.resume", lambda app, name, _: app.schedules.resume(name), "resumed",

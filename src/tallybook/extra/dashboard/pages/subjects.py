@@ -1,4 +1,4 @@
-"""Subjects: jobs with a name that live on. All of them by task and name, those that have stopped and why, and one."""
+"""Subjects: named jobs that run repeatedly. A list by task and name, those that stopped and why, and one subject."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ pages = Pages()
 STATES = ("planned", "pending", "active", "completed", "killed", "dead")
 _PAGE = 100
 _LOOKED = 500
-"""Subjects that one page may look at."""
+"""Maximum number of subjects that one page reads."""
 _COLUMNS = """\
 s.task, s.subject, s.job_id, s.queue, s.state, s.iterations, s.failures, s.attempts, s.next_run_at, s.last_at, s.ended_at,
        s.last_error, s.error, s.scope"""
-# The primary key gives the order; what else is asked for is looked for among so many from there on.
+# The primary key gives the order; the other filters apply to a limited number of rows from there on.
 _PLAN = "select set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true)"
 _LIST = f"""\
 select k.*, (%(state)s::text is null or k.state = %(state)s::text
@@ -45,7 +45,7 @@ select {_COLUMNS}, s.args, s.priority, s.made_at from tallybook.subject as s
 
 @pages.page("/subjects")
 async def subjects(view: View) -> Response:
-    """The list, by task and name."""
+    """Show the list, by task and name."""
     asked = {name: view.asked(name) for name in ("task", "state", "prefix")}
     place = (view.request.query_params.get("after_task"), view.request.query_params.get("after_name"))
     last = view.asked("after_node")
@@ -53,7 +53,7 @@ async def subjects(view: View) -> Response:
     problem, after, looked_to = None, None, None
     try:
         if asked["state"] and asked["state"] not in (*STATES, "stopped"):
-            raise InvalidArgument(f"state is one of stopped, {', '.join(STATES)}")
+            raise InvalidArgument(f"state must be one of stopped, {', '.join(STATES)}")
         said: dict[str, Any] = {name: text_of(name, asked[name]) for name in asked}
         begin: dict[str, Any] = {}
         if place[0] is not None and place[1] is not None:
@@ -79,11 +79,11 @@ async def subjects(view: View) -> Response:
 
 
 Found = tuple[list[dict[str, Any]], dict[str, str] | None, dict[str, Any] | None]
-"""Those that match; where the next page begins, if there is one; the last that was looked at, if that ended the look."""
+"""The matches; the start of the next page, if any; the last subject that was read, if the limit ended the page."""
 
 
 def _merged(parts: Iterable[Found]) -> Found:
-    """One page of the lists of all nodes, one after the other."""
+    """Return one page of the lists of all nodes, one node after another."""
     found: list[dict[str, Any]] = []
     for one, after, looked_to in parts:
         found += one
@@ -95,7 +95,7 @@ def _merged(parts: Iterable[Found]) -> Found:
 
 
 async def _page(conn: Conn, said: dict[str, Any], node: str) -> Found:
-    """The page of one node."""
+    """Return the page of one node."""
     await conn.execute(_PLAN)
     most = _LOOKED if said["state"] or said["prefix"] else _PAGE + 1
     looked = await rows(
@@ -121,7 +121,7 @@ def _place(one: dict[str, Any]) -> dict[str, str]:
 
 @pages.page("/subject")
 async def subject(view: View) -> Response:
-    """One subject: how it stands, and all that its jobs did. Of a name that several queues have: the list of them."""
+    """Show one subject, its state and the events of its jobs; for a name in several queues, the list of them."""
     task, name = view.asked("task"), view.request.query_params.get("name", "")
     wanted = {"task": text_of("task", task), "subject": text_of("name", name)}
     queue = text_of("queue", view.asked("queue"))
@@ -153,30 +153,30 @@ def _subject(act: Act) -> tuple[str, str, str | None]:
 
 @pages.action("/subject/forget")
 async def forget(act: Act) -> str:
-    """Let its name be free: the next push makes a new one."""
+    """Delete a subject; the next push creates a new one."""
     task, name, queue = _subject(act)
     became = await run(act.conn, calls.forget(task, name, queue))
     if became != "forgotten":
         act.nothing()
         return (
-            "It runs, and was left alone: cancel its job first." if became == "active" else "There is no such subject."
+            "It runs: cancel its job first. Nothing was changed." if became == "active" else "There is no such subject."
         )
     await act.audit("subject.forget", {"task": task, "subject": name}, {"forgotten": True})
     act.go("/subjects")
-    return "The subject is forgotten: the next push makes a new one."
+    return "The subject is forgotten: the next push creates a new one."
 
 
 @pages.action("/subject/move")
 async def move(act: Act) -> str:
-    """Let a planned one run at another time."""
+    """Move the next run of a planned subject."""
     task, name, queue = _subject(act)
     run_at = time_to_come(act.form("run_at"))
     became = await run(act.conn, calls.move(task, name, run_at, queue))
     if became != "moved":
         act.nothing()
         return {
-            "unknown": "There is no such subject.", "pending": "It is in line already: it runs as soon as a worker takes it.",
-        }.get(became, f"It is {became}: only a planned one can be moved.")  # fmt: skip
+            "unknown": "There is no such subject.", "pending": "It is already in line: it runs when a worker claims it.",
+        }.get(became, f"It is {became}: only a planned subject can be moved.")  # fmt: skip
     await act.audit("subject.move", {"task": task, "subject": name, "run_at": run_at.isoformat()}, {"moved": True})
     return f"It runs at {run_at:%Y-%m-%d %H:%M:%S} UTC."
 
@@ -190,23 +190,23 @@ async def _job_of(act: Act, task: str, name: str, queue: str | None) -> int:
 
 @pages.action("/subject/retry")
 async def retry(act: Act) -> str:
-    """Give one that is dead or was killed another attempt: it lives again."""
+    """Give a dead or killed subject another attempt."""
     task, name, queue = _subject(act)
     job = await _job_of(act, task, name, queue)
     attempt = await act.app.retry(job).on(act.conn)
     await act.audit("subject.retry", {"task": task, "subject": name, "job": job}, {"attempt": attempt})
-    return "It lives again, and runs at once."
+    return "It is active again and runs at once."
 
 
 @pages.action("/subject/cancel")
 async def cancel(act: Act) -> str:
-    """Cancel its job: there is no such subject then, until it is pushed anew."""
+    """Cancel the job of a subject, which ends the subject until its next push."""
     task, name, queue = _subject(act)
     job, reason = await _job_of(act, task, name, queue), reason_of(act)
     state = await act.app.cancel(job, reason).on(act.conn)
     if state not in ("cancelled", "cancelling"):
         act.nothing()
-        return f"Its job is {state} already: nothing was changed."
+        return f"Its job is already {state}: nothing was changed."
     target = {"task": task, "subject": name, "job": job} | ({"reason": reason} if reason else {})
     await act.audit("subject.cancel", target, {"state": state})
-    return "Its job is cancelled." if state == "cancelled" else "Its job runs: its worker is told to stop it."
+    return "Its job is cancelled." if state == "cancelled" else "Its job runs: its worker is asked to stop it."

@@ -1,4 +1,4 @@
-"""Workers: those that live and those that ended last, live; one with what it runs."""
+"""Workers: the live ones and those that ended last, live; one worker with its running jobs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pages = Pages()
 _MOST = 200
 _ENDED = 50
 _RUNS = 500
-# One that has been stopped was seen at -infinity, so that the others take what it left at once.
+# A stopped worker has seen_at = -infinity, so that other workers take its jobs at once.
 _COLUMNS = """\
 w.id, w.name, w.queues, cardinality(w.tasks) as tasks, w.lease, w.started_at,
 nullif(w.seen_at, '-infinity') as seen_at, w.gone_at, w.ended_at, w.slots, w.version,
@@ -30,14 +30,14 @@ _RUNNING = top.RUNNING.select("job_id, attempt, queue, task, started_at")
 
 
 class Workers:
-    """What the poller keeps from one look to the next."""
+    """The state of the poller between two readings."""
 
     def __init__(self, site: Shared) -> None:
         self._site = site
         self._runs: dict[str, top.Runs] = {}
 
     async def of(self, conn: Conn, node: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Those of one database that live, each with how many jobs it runs, and those that ended last."""
+        """Return the live workers of one database, with their numbers of running jobs, and those that ended last."""
         alive = await rows(conn, _ALIVE, _MOST + 1)
         ended = await rows(conn, _OVER, _ENDED)
         self._runs[node] = await top.runs_async(conn, self._runs.get(node))
@@ -48,13 +48,13 @@ class Workers:
         )
 
     async def fragment(self, only: str) -> str:
-        """What is live of the page. QueueUnavailable where no node answers."""
+        """Render the live part of the page. QueueUnavailable if no node answers."""
         found, _ = await self._site.nodes.answered(self.of, only)
         return self._site.fragment("workers_live.html", only, **listed(found.values()))
 
 
 def listed(found: Iterable[tuple[list[dict[str, Any]], list[dict[str, Any]]]]) -> dict[str, Any]:
-    """Those of all nodes, as the page takes them."""
+    """Return the workers of all nodes for the page."""
     alive, ended = [], []
     for living, gone in found:
         alive += living
@@ -64,7 +64,7 @@ def listed(found: Iterable[tuple[list[dict[str, Any]], list[dict[str, Any]]]]) -
 
 
 def with_slots(one: dict[str, Any]) -> dict[str, Any]:
-    """Its slots by queue; None where it does not say them."""
+    """Add the slots by queue, None for a worker that does not report them, and their total."""
     slots = one["slots"]
     return one | {
         "by_queue": list(zip(one["queues"], slots or [None] * len(one["queues"]), strict=False)),

@@ -1,9 +1,9 @@
-// What pages do besides links and forms: live parts, relative times, light or dark, the menu, a question before what cannot be taken back.
+// Live parts, relative times, light or dark, the menu, keys, and a question before an action that cannot be undone.
 "use strict";
 (() => {
   const root = document.body.dataset.root;
 
-  // Times: exact ones in the title, and how long ago in the text, kept up to date.
+  // Times: the exact time in the title, the relative time in the text, kept up to date.
   const units = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
   const ago = (then) => {
     const seconds = (Date.now() - then) / 1000;
@@ -22,13 +22,13 @@
   times();
   setInterval(times, 1000);
 
-  // What is done to the chosen jobs is off while none is chosen.
+  // Buttons for the chosen jobs are disabled while none is chosen.
   const chosen = () => {
     for (const button of document.querySelectorAll("[data-chosen]")) button.disabled = !button.form.querySelector("input[name=job]:checked");
   };
   chosen();
 
-  // Live parts: one stream a page. What comes is written by the server for everybody, so it is put in as it is.
+  // Live parts: one stream per page. The server renders the fragments for all viewers, so they are inserted unchanged.
   const parts = [...document.querySelectorAll("[data-live]")];
   const node = document.body.dataset.node;
   const point = node ? `point:${node}` : "point";
@@ -40,7 +40,7 @@
     let stream, heard = 0;
     const open = () => {
       stream = new EventSource(`${root}/events?${query}`);
-      // A stream ends now and then, and comes again at once; what stays away is told.
+      // A stream ends from time to time and reconnects at once; if it does not, the page shows that.
       stream.onerror = () => {
         const ended = Date.now();
         setTimeout(() => { if (stream.readyState !== EventSource.OPEN && heard < ended) stale.hidden = false; }, 4000);
@@ -49,7 +49,7 @@
       for (const part of parts) stream.addEventListener(part.dataset.live, (event) => put(part, event.data));
       stream.addEventListener(point, (event) => document.dispatchEvent(new CustomEvent("point", { detail: JSON.parse(event.data) })));
     };
-    // A list stays as it is while jobs are chosen in it, or by its button, which says how many newer ones there are.
+    // A list is frozen while jobs are chosen in it, or by its button, which shows the number of newer jobs.
     const hold = document.querySelector("[data-hold]");
     const list = document.querySelector("[data-list]");
     let held = false, newest = null;
@@ -80,7 +80,7 @@
       for (const box of list.querySelectorAll("input:checked")) box.checked = false;
       if (newest) put(list, newest);
     });
-    // A page that nobody sees asks for nothing.
+    // A hidden page requests nothing.
     document.addEventListener("visibilitychange", () => {
       if (document.hidden) stream?.close();
       else open();
@@ -89,12 +89,12 @@
     if (!document.hidden) open();
   }
 
-  // The side bar: open jobs, dead letters and so on, as they are now.
+  // The side bar: current numbers of open jobs, dead letters and so on.
   document.addEventListener("point", ({ detail }) => {
     for (const count of document.querySelectorAll("[data-count]")) count.textContent = detail[count.dataset.count].toLocaleString("en");
   });
 
-  // On a phone rows are cards, whose values say what they are.
+  // On a phone, rows are cards, and each value has a label.
   const label = (within = document) => {
     for (const table of within.querySelectorAll("table")) {
       const heads = [...table.querySelectorAll("thead th")].map((head) => head.innerText.trim());
@@ -103,7 +103,7 @@
   };
   label();
 
-  // Keys: / filters, j and k go from row to row, ? shows them.
+  // Keys: / filters, j and k move from row to row, ? shows the keys.
   const keys = document.getElementById("keys");
   const step = (by) => {
     const links = [...document.querySelectorAll("main tbody tr")].map((row) => row.querySelector("a[href]")).filter((link) => link?.checkVisibility());
@@ -132,7 +132,7 @@
       const html = document.documentElement;
       const dark = html.dataset.theme ? html.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
       html.dataset.theme = dark ? "light" : "dark";
-      try { localStorage.setItem("tallybook-theme", html.dataset.theme); } catch { /* not kept */ }
+      try { localStorage.setItem("tallybook-theme", html.dataset.theme); } catch { /* not stored */ }
       document.dispatchEvent(new Event("theme"));
     }
     const all = event.target.closest("[data-check-all]");
@@ -143,7 +143,7 @@
     const question = event.submitter?.dataset.ask ?? event.target.dataset.ask;
     if (question && !confirm(question)) event.preventDefault();
   });
-  // Filters go at once when one is chosen.
+  // A changed filter is submitted at once.
   document.addEventListener("change", (event) => {
     if (event.target.matches("form[data-filter] select, form[data-filter] input[type=checkbox]")) event.target.form.requestSubmit();
   });

@@ -1,4 +1,4 @@
-// The charts: what has been from the server once, then a point a second from the stream that feeds the page.
+// The charts: past points from the server once, then one point per second from the stream of the page.
 "use strict";
 (() => {
   const root = document.body.dataset.root;
@@ -10,7 +10,7 @@
   const short = (value) => value === null || value === undefined ? "–"
     : Math.abs(value) >= 1e6 ? `${+(value / 1e6).toPrecision(3)} M` : Math.abs(value) >= 1e4 ? `${+(value / 1e3).toPrecision(3)} k`
     : `${Number.isInteger(value) ? value : +value.toPrecision(3)}`;
-  // As everywhere on the pages: 24 hours, UTC.
+  // 24 hours and UTC, as on all pages.
   const utc = (seconds, from, to) => new Date(seconds * 1000).toISOString().slice(from, to);
   const clock = (seconds) => (utc(seconds, 11, 16) === "00:00" ? utc(seconds, 5, 10) : utc(seconds, 11, 16));
   const charts = [];
@@ -24,7 +24,7 @@
     one.plot = new uPlot({
       width: one.element.clientWidth, height: 190, tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "UTC"),
       cursor: { points: { size: 6 } },
-      // Away from the pointer the legend has the values of now.
+      // Without the pointer, the legend shows the current values.
       hooks: { setLegend: [(plot) => { if (plot.cursor.idx == null && plot.legend.idx == null) now(plot); }] },
       scales: { y: { range: (_, low, high) => [0, Math.max(high * 1.1, 1)] } },
       axes: [{ ...axis, values: (_, found) => found.map(clock) }, { ...axis, size: 56, values: (_, found) => found.map(short) }],
@@ -39,7 +39,7 @@
     if (document.body.dataset.node) query.set("node", document.body.dataset.node);
     if (one.element.dataset.queue) query.set("queue", one.element.dataset.queue);
     const answer = await fetch(`${root}/series?${query}`).catch(() => null);
-    if (!answer?.ok) return; // what was drawn stays; that nothing comes is told by the stream
+    if (!answer?.ok) return; // the chart stays; the stream shows that there are no updates
     const found = await answer.json();
     one.data = [found.at, ...kinds[one.kind].map(([name]) => found[name])];
     if (found.at.length) draw(one);
@@ -56,7 +56,7 @@
   document.addEventListener("theme", () => charts.forEach((one) => one.data && draw(one)));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => charts.forEach((one) => one.data && draw(one)));
 
-  // Short spans move with the seconds; long ones are read anew now and then.
+  // Short spans move every second; long ones are read again every 15 s.
   const moves = (one) => !one.element.dataset.queue && one.element.dataset.span === "15m";
   document.addEventListener("point", ({ detail: point }) => {
     for (const one of charts) {
@@ -68,7 +68,7 @@
     }
   });
   setInterval(() => charts.forEach((one) => { if (!document.hidden && !moves(one)) load(one); }), 15000);
-  // Each chart has its span: a click draws it anew, without the page.
+  // Each chart has its own span: a click redraws it without a reload.
   document.addEventListener("click", (event) => {
     const link = event.target.closest("a[data-span]");
     const one = link && charts.find(({ element }) => link.closest("figure").contains(element));

@@ -1,6 +1,6 @@
-// Before anything is drawn: the choice of light or dark that was made here, if any.
+// Runs before anything is drawn: apply the stored choice of light or dark, if any.
 "use strict";
 try {
   const theme = localStorage.getItem("tallybook-theme");
   if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
-} catch { /* no storage: what the system says */ }
+} catch { /* no storage: use the system's setting */ }
