@@ -212,7 +212,7 @@ def test_a_wrong_input_is_said_in_one_line(demo: Callable[..., Demo], tmp_path: 
         (b"name,text\nAda,x\nJ\xf6rg,y\n", "line 3: not UTF-8: byte 0xf6 at position 2"),
         ("name,text\nAda,x\n".encode("utf-16"), "line 1: not UTF-8: byte 0xff at position 1"),
         (b'name,text\nAda,"open\nBob,x\n', "line 2: not CSV"),
-        (b"name,text\nAda,a\0b\n", "line 2: 'text' holds a NUL character"),
+        (b"name,text\nAda,a\0b\n", "line 2: 'text' contains a NUL character"),
         (b"name,text\nAda," + b"x" * 200_000 + b"\n", "line 2: not CSV: field larger than field limit"),
     ],
 )

@@ -114,7 +114,7 @@ async def test_what_there_is_not(seen: Seen) -> None:
     assert "unknown schedule" in await seen.page("/schedule?name=none", 404)
     for number in ("7", "-1", "x", "9" * 30, "", "٣"):
         assert "There is no worker" in await seen.page(f"/worker?id={number}", 404)
-    assert "No such change" in await seen.page("/audit?actor=nobody&after=x")
+    assert "No matching change" in await seen.page("/audit?actor=nobody&after=x")
 
 
 ACTIONS = {
@@ -149,7 +149,7 @@ async def test_each_action_is_done_and_on_record_once(app: App, seen: Seen, db: 
     await staged(app)
     for n, (path, form) in enumerate(ACTIONS.items(), 1):
         said = await seen.act(path, **form)
-        assert re.search(r"\b(is|in|starts|ticks|put)\b", said), (path, said)
+        assert re.search(r"\b(is|in|starts|ticks|runs|enqueued)\b", said), (path, said)
         rows = audits(db)
         assert len(rows) == n and rows[-1][0] == "local", path
         assert next(iter(form.values())) in rows[-1][2].values(), path
