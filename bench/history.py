@@ -127,7 +127,8 @@ class Claimer(threading.Thread):
 
 def drop(dsn: str) -> tuple[float, list[float], int, float]:
     """Prune until the old range is dropped, beside a claimer; return the drop's seconds, the claims, the rows, the
-    sum."""
+    sum.
+    """
     claimer = Claimer(dsn)
     with psycopg.connect(dsn, autocommit=True) as conn:
         claimer.start()

@@ -1,4 +1,4 @@
-"""Fences taken away, in the run's own database: a run on them must fail, or the harness is good for nothing."""
+"""Fences to remove in the database of a run. A run without one must fail, or the harness proves nothing."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import psycopg
 
 @dataclass(frozen=True)
 class Break:
-    """How a fence is taken away, and the nemesis that finds it missing: a run without the fence strikes no other one."""
+    """How to remove a fence, and the nemesis that reveals it. A run without the fence uses only that nemesis."""
 
     apply: Callable[[psycopg.Connection[Any]], None]
     shown_by: str
 
 
 def _replace(conn: psycopg.Connection[Any], function: str, old: str, new: str) -> None:
-    """Change one function of the schema; an error where it does not hold what is to be changed."""
+    """Change one function of the schema; raise SystemExit if it lacks the text to change."""
     row = conn.execute(
         "select pg_get_functiondef(p.oid) from pg_proc p"
         " where p.pronamespace = 'tallybook'::regnamespace and p.proname = %s",
@@ -32,7 +32,7 @@ def _replace(conn: psycopg.Connection[Any], function: str, old: str, new: str) -
 
 
 def _holes(conn: psycopg.Connection[Any]) -> None:
-    """The cursor forgets which transactions were running when its window was opened."""
+    """The cursor forgets which transactions were running when its window opened."""
     _replace(
         conn,
         "_window",
@@ -42,7 +42,7 @@ def _holes(conn: psycopg.Connection[Any]) -> None:
 
 
 def _fence(conn: psycopg.Connection[Any]) -> None:
-    """complete says yes to everybody, whoever has ended the attempt."""
+    """complete accepts every end, even of an attempt that has ended."""
     _replace(conn, "complete", " = '{}'", " is not null")
 
 

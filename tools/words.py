@@ -30,17 +30,9 @@ PHRASES = re.compile(
 )
 # This page quotes the words of others.
 QUOTED = {"docs/acceptance.md"}
-# Folders of src/tallybook whose docstrings and messages are not plain yet. This set only shrinks.
-WAITING_FOLDERS = {
-    "_db",
-    "_embedded",
-    "_maintenance",
-    "_model",
-    "_otel",
-    "_worker",
-    "contrib",
-    "extra",
-}
+FOLDERS = ("src", "bench", "chaos", "tools", "examples")
+"""Folders whose modules and templates are checked."""
+WORDS_THEMSELVES = {"tools/words.py"}
 SQL = re.compile(r"\s*(?:select|insert|update|delete|with|create|alter|drop|set|do|lock)\s")
 
 
@@ -92,6 +84,14 @@ def of_code(text: str) -> Iterator[str]:
                 yield f'{node.lineno}: "{found[0]}" in: {context}'
 
 
+def of_template(text: str) -> Iterator[str]:
+    """Yield what is wrong with the visible words of an HTML template."""
+    bare = re.sub(r"<(script|style)\b.*?</\1>|\{[{%#].*?[}%#]\}", " ", text, flags=re.DOTALL)
+    for number, line in enumerate(re.sub(r"<[^>]*>", lambda tag: "\n" * tag[0].count("\n"), bare).splitlines(), 1):
+        if found := PHRASES.search(line):
+            yield f'{number}: "{found[0]}" in: {line.strip()[:100]}'
+
+
 def of_sql(text: str) -> Iterator[str]:
     """Yield the findings in the comments and messages of an SQL file."""
     for number, line in enumerate(text.splitlines(), 1):
@@ -108,13 +108,13 @@ def sql_files() -> list[Path]:
 
 def modules() -> list[Path]:
     """Return the modules to check."""
-    package = ROOT / "src/tallybook"
-    waiting = [package / folder for folder in WAITING_FOLDERS]
-    return [
-        module
-        for module in sorted(package.rglob("*.py"))
-        if not any(module.is_relative_to(folder) for folder in waiting)
-    ]
+    found = [module for folder in FOLDERS for module in sorted((ROOT / folder).rglob("*.py"))]
+    return [module for module in found if str(module.relative_to(ROOT)) not in WORDS_THEMSELVES]
+
+
+def templates() -> list[Path]:
+    """Return the HTML templates to check."""
+    return [template for folder in FOLDERS for template in sorted((ROOT / folder).rglob("*.html"))]
 
 
 def pages() -> list[Path]:
@@ -134,15 +134,15 @@ def main() -> int:
         for what in of_page(page.read_text(encoding="utf-8"))
     ]
     found += of_help(cli, "tallybook")
+    checks = ((modules(), of_code), (templates(), of_template), (sql_files(), of_sql))
     found += [
-        f"{module.relative_to(ROOT)}:{what}"
-        for module in modules()
-        for what in of_code(module.read_text(encoding="utf-8"))
+        f"{file.relative_to(ROOT)}:{what}"
+        for files, check in checks
+        for file in files
+        for what in check(file.read_text(encoding="utf-8"))
     ]
-    found += [
-        f"{file.relative_to(ROOT)}:{what}" for file in sql_files() for what in of_sql(file.read_text(encoding="utf-8"))
-    ]
-    plain = f"{len(pages())} pages, the help texts, {len(modules())} modules and {len(sql_files())} files of SQL"
+    plain = f"{len(pages())} pages, the help texts, {len(modules())} modules, {len(templates())} templates"
+    plain += f" and {len(sql_files())} SQL files"
     print("\n".join(found) or f"words: {plain} are plain")
     return 1 if found else 0
 

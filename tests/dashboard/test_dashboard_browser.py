@@ -354,7 +354,8 @@ def test_the_side_bar_counts(look: Browser, site: str, data: str) -> None:
 
 def test_a_preview_counts_on_by_itself(look: Browser, site: str, data: str) -> None:
     """S4-09: more than one look finds is counted while one watches, and what is done then is done to all of them; so the doctor
-    is asked until it is done."""
+    is asked until it is done.
+    """
     with psycopg.connect(data, autocommit=True) as conn:
         conn.execute("select tallybook.enqueue('many', 'bulk', '{}') from generate_series(1, 600)")
         look.get(site + "/jobs/preview?verb=cancel&task=bulk")

@@ -132,7 +132,8 @@ async def test_every_page_of_an_empty_database(app: App) -> None:
         for odd in ("0", "-1", "x", "9" * 19, "9" * 5000, "\u0664"):
             assert "No job can have the id" in (await visitor.get(f"/job/{odd}", 404)).said
         for path, why in {
-            "/jobs?state=failed": "is not a state of a job", "/jobs?since=soon": "is not a time", "/jobs?link=customer": "is not KIND=KEY",
+            "/jobs?state=failed": "is not a state of a job", "/jobs?since=soon": "is not a time",
+            "/jobs?link=customer": "is not KIND=KEY",
             "/jobs?after=here": "is not a cursor", "/jobs?error=" + "x" * 501: "at most 500",
             "/dead?reason=bored": "reason must be one of", "/dead?after=here": "parameter after of this address is not valid",
             "/dead/preview?verb=burn": "can be retried, cancelled or dropped", "/jobs/preview?verb=burn": "The verb must be one of",

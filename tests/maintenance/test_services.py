@@ -226,7 +226,8 @@ async def test_an_idle_claimer_leaves_the_look_to_the_services(
 
 async def test_looks_behind_the_mark_take_a_tenth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trap 14: each producer of a job that is due soon asks for a look behind the mark, which walks over all that was promoted
-    since an old snapshot is held. They take a tenth of the time at most, and none that was asked for is forgotten."""
+    since an old snapshot is held. They take a tenth of the time at most, and none that was asked for is forgotten.
+    """
 
     class SlowLink:
         """Every promote takes 20 ms of the clock and finds the next job due in 5 ms; the marks that it was asked with."""
@@ -271,7 +272,8 @@ async def test_a_suspect_is_looked_at_twice(
     app: App, dsn: str, db: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S3-06: a worker whose session is gone is given up by the second run of rescue, a grace after the first; no look between
-    puts that off."""
+    puts that off.
+    """
     other = connect()
     dead = db.execute("select tallybook.worker_start('gone', '{default}', session => true)").fetchone()[0]
     other.execute("select pg_advisory_lock_shared(1413565443, %s::int)", [dead])

@@ -418,7 +418,8 @@ def ranges(db: Connection, table: str) -> list[tuple[Any, ...]]:
 
 def test_the_range_in_use_is_cut_by_time(db: Connection, now: datetime) -> None:
     """S3-21: once it has held something for an eighth of the retention what follows gets a range of its own: the same one for
-    entries, claims and outcomes, without a gap; a range that nothing was put into is never cut."""
+    entries, claims and outcomes, without a gap; a range that nothing was put into is never cut.
+    """
     prune(db, now - DAY)
     put(db, 1)
     prune(db, now)
@@ -490,7 +491,8 @@ def test_at_the_limit_of_ranges_the_reason_is_named(db: Connection, now: datetim
 @pytest.mark.parametrize("before", [0, 5], ids=["first of all", "after quiet hours"])
 def test_a_burst_leaves_in_time(db: Connection, now: datetime, before: int) -> None:
     """S3-21: every ended job leaves at most 1.25 times its retention after its end, also after a burst that uses up transaction
-    ids and space a thousand times as fast as what comes before and after it."""
+    ids and space a thousand times as fast as what comes before and after it.
+    """
 
     def large(db: Connection, jobs: int) -> None:
         """One transaction's jobs, one to a page of 8 kB."""

@@ -164,7 +164,8 @@ def test_a_producer_with_an_old_snapshot_is_not_fooled(
     db: Connection, connect: Callable[..., Connection], now: datetime, guard: bool
 ) -> None:
     """S3-21: who saw an older generation as the newest, by a snapshot from before, is refused with 40001 and has no second job;
-    control: without the lock of what it saw it has one."""
+    control: without the lock of what it saw it has one.
+    """
     if not guard:
         text = source("_claim_key")
         assert "for key share" in text

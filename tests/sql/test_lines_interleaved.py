@@ -256,7 +256,8 @@ SCENARIOS: dict[str, Scenario] = {
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_in_every_order(dsn: str, name: str) -> None:
     """S1-07, S3-08: per key one runs at a time in the order of the line, nobody is stuck, and no work that a producer was
-    promised is missed."""
+    promised is missed.
+    """
     found, played = play(dsn, SCENARIOS[name])
     assert not found
     assert played >= 5

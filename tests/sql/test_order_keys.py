@@ -243,7 +243,8 @@ def test_an_open_transaction_that_completed_a_job_stops_no_worker(
     db: Connection, hands: Hands, connect: Connect
 ) -> None:
     """While a handler's own transaction, which has completed its job, stays open: the jobs behind it are put aside after a
-    while and hold no slot, ends of others are told at once, and other keys go on. After its commit the line goes on."""
+    while and hold no slot, ends of others are told at once, and other keys go on. After its commit the line goes on.
+    """
     jobs = [put(db, order_key="k") for _ in range(4)]
     cancelled, dead, left = jobs[1:]
     claimed = hands.claim()

@@ -220,7 +220,8 @@ class World:
 @pytest.mark.parametrize("seed", seeds(8))
 def test_random_interleavings(db: Connection, connect: Connect, seed: int) -> None:
     """Whatever sessions enqueue, end, cancel, retry and resolve beside one another: no child starts before its parents have ended,
-    none waits for ever, each comes into line once, and runs only if its parents ended as it needs them."""
+    none waits for ever, each comes into line once, and runs only if its parents ended as it needs them.
+    """
     play(World(db, connect, seed))
 
 

@@ -57,7 +57,8 @@ def test_control_without_an_identity_a_row_cannot_be_deleted(db: Connection) -> 
 
 def test_history_comes_and_goes_where_changes_are_decoded() -> None:
     """With wal_level = logical, all tables published and a slot that reads them, jobs, limits, routes, services and prune work,
-    ranges are cut and emptied, and the slot delivers all of it."""
+    ranges are cut and emptied, and the slot delivers all of it.
+    """
     with cluster(wal_level="logical", max_wal_senders="2") as server, ExitStack() as stack:
         db = stack.enter_context(psycopg.connect(server.create_database("shop"), autocommit=True))
         with psycopg.connect(server.dsn("shop")) as conn:

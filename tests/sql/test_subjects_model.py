@@ -288,7 +288,8 @@ class Documents(RuleBasedStateMachine):
     @rule(most=st.sampled_from([1, 2, None]))
     def claim(self, most: int | None) -> None:
         """Whatever starts was pending; what is put off, or was cancelled, goes where it belongs. Nothing pending is left by a
-        worker that takes all."""
+        worker that takes all.
+        """
         while jobs := self.hands.claim(most or 100):
             self.started(jobs)
             if most:
@@ -427,7 +428,8 @@ class Documents(RuleBasedStateMachine):
 @pytest.mark.timeout(600)
 def test_subjects_do_what_documents_do(careless: Connection) -> None:
     """S3-01, S3-02, S3-07, S3-13, S3-22, S3-25, S3-27, S3-28, S3-29: random verbs in random order: each reports what the model
-    says, and the view shows its documents."""
+    says, and the view shows its documents.
+    """
     Documents.db = careless
     _run()
 

@@ -1,5 +1,6 @@
 """What the verbs of subjects read, with no statistics at all: indexes only, and no more when there are ten times the subjects,
-and a subject has ten times the iterations behind it. Measured as in test_plans.py, by the server's own counters."""
+and a subject has ten times the iterations behind it. Measured as in test_plans.py, by the server's own counters.
+"""
 
 from __future__ import annotations
 
@@ -190,7 +191,8 @@ def test_no_table_is_read_from_end_to_end(readings: Readings) -> None:
 @pytest.mark.slow
 def test_neither_subjects_nor_iterations_cost(readings: Readings) -> None:
     """S3-20: with ten times the subjects, and ten times the iterations behind one, each call reads the same pages, but for the
-    height of indexes."""
+    height of indexes.
+    """
     grown = {}
     for verb in [verb for verb in VERBS if verb in readings]:
         (small, _), (large, _) = readings[verb]
@@ -205,7 +207,8 @@ def test_neither_subjects_nor_iterations_cost(readings: Readings) -> None:
 @pytest.mark.slow
 def test_control_what_reads_all_is_seen(readings: Readings) -> None:
     """Negative control: a count of what is planned shows as a table read as a whole, and the attempts of one subject, looked up by
-    its job alone, as ten times the pages."""
+    its job alone, as ten times the pages.
+    """
     assert readings["all that is planned"][1][1] == {"scheduled"}
     (small, _), (large, _) = readings["all attempts of one"]
     print(small, large)

@@ -258,7 +258,8 @@ def play(dsn: str, scenario: Scenario) -> tuple[list[str], int]:
 
 def test_an_upsert_against_a_claim(dsn: str) -> None:
     """S3-25: in every order of an upsert's transaction and a worker's steps, an active subject is never touched, and what the
-    upsert was told is what the subject works on."""
+    upsert was told is what the subject works on.
+    """
     for name in ("an upsert and a claim", "an upsert of a planned one and a claim"):
         found, played = play(dsn, SCENARIOS[name])
         assert not found, name

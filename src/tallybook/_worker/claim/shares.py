@@ -8,7 +8,8 @@ nodes below their share, the one that claimed longest ago comes first. A node wi
 only: if its server has stopped, the others have the rest.
 
 A claim without an answer gives its slots back after `PATIENCE`. If its jobs arrive later and no longer fit, they are
-given back. The same holds for claimed jobs that wait for a limit or another job, when that question gets no answer."""
+given back. The same holds for claimed jobs that wait for a limit or another job, when that question gets no answer.
+"""
 
 from __future__ import annotations
 

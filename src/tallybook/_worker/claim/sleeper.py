@@ -3,7 +3,8 @@
 While the worker waits ("armed"), its session holds a shared advisory lock for each of its queues. A producer that finds
 the lock taken sends a notification. Under load the worker stops listening, so that producers commit without one.
 Polling is the fallback: without a session (a pooler in transaction mode, a server that is away) a job waits one poll at
-most."""
+most.
+"""
 
 from __future__ import annotations
 

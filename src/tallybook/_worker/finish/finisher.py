@@ -1,7 +1,8 @@
 """Stores how attempts ended, in batches that form without a timer.
 
 While one flush runs, the next ends gather. Under load a flush carries hundreds of ends; with one job at a time it
-starts at once, so batching adds no latency."""
+starts at once, so batching adds no latency.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 The workers share slots, threads and lifespans, and do not wait for each other. If a node is down or slow, or refuses
 its worker (an older schema), it is retried while the others work. The list of nodes is read again now and then. New
-nodes get a worker, the workers of removed nodes stop, and limits are divided again."""
+nodes get a worker, the workers of removed nodes stop, and limits are divided again.
+"""
 
 from __future__ import annotations
 
@@ -126,7 +127,8 @@ class Fleet:
 
     async def run(self) -> WorkerReport:
         """Serve all nodes until stopped. Raises ConfigError for a wrong list of nodes or a limit too small to
-        divide."""
+        divide.
+        """
         self.watchdog = Watchdog(asyncio.get_running_loop())
         async with self.telemetry or contextlib.nullcontext():
             self.watchdog.start()

@@ -126,7 +126,8 @@ async def holds_session(link: Link, settings: WorkerSettings) -> bool:
     """Return whether heartbeat and listener hold sessions; checked once, at the start. Logs it if they do not.
 
     Behind a pooler in transaction mode they hold none, unless a direct DSN bypasses it. Raises ConfigError for a wrong
-    one."""
+    one.
+    """
     if link.pooled:
         await link.run(_say_unguarded)
     if not settings.notify:

@@ -6,7 +6,8 @@ end. When the parent is gone, even by SIGKILL, the child stops. (PR_SET_PDEATHSI
 reach a child that has changed its user.)
 
 A child that ends with code 2 has a wrong setting (no such module, no schema). A new child would fail the same way, so
-all children are stopped and the parent ends with 2."""
+all children are stopped and the parent ends with 2.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ It has its own thread and event loop. So it still answers, and reports it, when 
 its clients cost that loop nothing. It reads the worker's numbers and never changes anything.
 
 It supports only the HTTP that a scraper and a probe need: one GET or HEAD per connection, without a body, with limits
-on size, time and connections."""
+on size, time and connections.
+"""
 
 from __future__ import annotations
 

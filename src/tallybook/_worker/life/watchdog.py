@@ -42,7 +42,8 @@ class Watchdog(threading.Thread):
         """Return the longest delay of the loop's answers since this reader last asked, in seconds.
 
         An answer that is still missing counts with the time so far. None: no answer was asked for. Callable from any
-        thread."""
+        thread.
+        """
         lags, self._lags[reader] = self._lags.get(reader, ()), deque(maxlen=_KEPT)
         asked = self._asked
         late = () if asked is None else (time.monotonic() - asked,)

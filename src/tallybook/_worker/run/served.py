@@ -1,7 +1,8 @@
 """What a worker needs of the App that it serves.
 
 An App imports the worker's entry points, so no module of the worker imports App; this protocol names the parts that
-they read. Only `context.py` here imports App, because `ctx.app` is public and has the type App."""
+they read. Only `context.py` here imports App, because `ctx.app` is public and has the type App.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """What a worker needs of a task.
 
 An App imports the worker's entry points, so no module of the worker imports Task; this protocol names the parts they
-read."""
+read.
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,8 @@ def end_of(job: Running, known: ServedTask, outcome: SubjectOutcome) -> SubjectE
     """Return the end that an outcome other than Reject asks for; None: completed, like a handler that returns nothing.
 
     An ordinary job may also end with Complete and Kill, which mean the same there. Raises NotASubject for other
-    outcomes, and SignatureError and PayloadError for new args that do not fit the task."""
+    outcomes, and SignatureError and PayloadError for new args that do not fit the task.
+    """
     new_args = outcome.new_args
     if subject_of(job.options) is None:
         if new_args is None and isinstance(outcome, Kill):

@@ -2,7 +2,8 @@
 
 A plain handler cannot be killed. After an abort its job was given back, and the process must be able to end. After its
 deadline and the grace it is abandoned: it keeps its thread for as long as it runs, another thread takes its place, and
-its own thread ends with it."""
+its own thread ends with it.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The worker's side of `django.tasks`: each task becomes one of ours, with a handler that does what Django expects.
 
-A name in the database runs only declared tasks: those that our Backend validated when their module was imported."""
+A name in the database runs only declared tasks: those that our Backend validated when their module was imported.
+"""
 
 from __future__ import annotations
 
