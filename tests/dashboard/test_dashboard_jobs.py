@@ -135,7 +135,7 @@ async def test_every_page_of_an_empty_database(app: App) -> None:
             "/jobs?state=failed": "is not a state of a job", "/jobs?since=soon": "is not a time",
             "/jobs?link=customer": "is not KIND=KEY",
             "/jobs?after=here": "is not a cursor", "/jobs?error=" + "x" * 501: "at most 500",
-            "/dead?reason=bored": "reason must be one of", "/dead?after=here": "parameter after of this address is not valid",
+            "/dead?reason=bored": "reason must be one of", "/dead?after=here": "address is not valid",
             "/dead/preview?verb=burn": "can be retried, cancelled or dropped", "/jobs/preview?verb=burn": "The verb must be one of",
             "/trace?link=a%3D1&unique=b": "follows one thing", "/trace?unique=a&most=-1": "not a whole number",
         }.items():  # fmt: skip

@@ -70,9 +70,9 @@ def operator_api(
 
 
 def beside(site: ASGIApp, api: OperatorApi) -> ASGIApp:
-    """An ASGI app of two, the API below /api/v1, and the site's lifespan for both.
+    """Return an ASGI app that serves the API below /api/v1 and the site elsewhere, with the site's lifespan for both.
 
-    Who may use the dashboard decides nothing for the API: its requests are signed.
+    The access check of the dashboard does not apply to the API: its requests are signed.
     """
     both = mounted(site, PREFIX, api)
 

@@ -50,7 +50,7 @@ class Providers:
         self._generation = 0
         self._ways: list[tuple[asyncio.AbstractEventLoop, Say]] = []
         self.fresh_for = timedelta(seconds=5)
-        """How long an answer is cached; with zero, every call reads."""
+        """The time for which an answer is cached; with zero, every call reads."""
 
     async def get(self, name: str) -> Provider:
         """Return the active provider of this name with its secrets decrypted.

@@ -175,7 +175,7 @@ async def move(act: Act) -> str:
     if became != "moved":
         act.nothing()
         return {
-            "unknown": "There is no such subject.", "pending": "It is already in line: it runs when a worker claims it.",
+            "unknown": "There is no such subject.", "pending": "It is already in line: it runs once a worker claims it.",
         }.get(became, f"It is {became}: only a planned subject can be moved.")  # fmt: skip
     await act.audit("subject.move", {"task": task, "subject": name, "run_at": run_at.isoformat()}, {"moved": True})
     return f"It runs at {run_at:%Y-%m-%d %H:%M:%S} UTC."
