@@ -141,8 +141,10 @@ async def test_a_provider_that_says_429_is_left_alone(app: App, dsn: str, db: An
     assert (rate.waiting, rate.rule) == (1, "provider")
 
 
-async def test_an_unknown_limit_is_an_error_that_says_so(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """S1-18: a slip of the pen does not lift a limit: the attempt fails, in line or in the handler, and nothing is lost."""
+async def test_an_unknown_limit_is_an_error_that_says_so(
+    app: App, dsn: str, db: Any, jobs: Jobs, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S1-18: a misspelt limit fails the attempt, in line or in the handler; the log names it, and nothing is lost."""
 
     @app.task(max_attempts=1)
     async def named() -> None:
@@ -158,6 +160,7 @@ async def test_an_unknown_limit_is_an_error_that_says_so(app: App, dsn: str, db:
     for job in both:
         assert "there is no limit" in str(jobs(job).last_error)
         assert "provder:acme" in str(jobs(job).last_error)
+        assert any(f" {job}: attempt 1 failed" in line and "provder:acme" in line for line in caplog.messages)
 
 
 async def test_limits_in_code_come_change_and_go(app: App, dsn: str, db: Any) -> None:

@@ -488,8 +488,18 @@ def test_include_name_speaks_of_that_schema_only() -> None:
 @pytest.mark.slow
 def test_the_sqlalchemy_page_runs(tmp_path: Path, dsn: str, db: Any) -> None:
     """S4-21: docs/sqlalchemy.md as written: a customer and a job in one session, and an atomic handler with another."""
-    assert project(tmp_path, "docs/sqlalchemy.md") == ["models.py", "signup.py"]
+    assert project(tmp_path, "docs/sqlalchemy.md") == ["models.py", "signup.py", "web.py"]
     there = url(dsn).render_as_string(hide_password=False)
     assert python(tmp_path, dsn, "signup.py", DATABASE_URL=there) == "job 1\n"
     code = "from signup import app; from tallybook.testing import drain; drain(app); print(app.result(1).sync())"
     assert python(tmp_path, dsn, "-c", code, DATABASE_URL=there) == "welcome, ada@example.org\n"
+    code = """
+from fastapi.testclient import TestClient
+from tallybook.testing import drain
+from web import api, app
+with TestClient(api) as client:
+    job = client.post("/customers", params={"email": "bob@example.org"}).json()
+drain(app)
+print(app.result(job).sync())
+"""
+    assert python(tmp_path, dsn, "-c", code, DATABASE_URL=there) == "welcome, bob@example.org\n"

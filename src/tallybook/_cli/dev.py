@@ -45,7 +45,8 @@ def dev(target: str, dsn: str | None, data: Path, queues: str | None, no_reload:
     """Start a database and a worker.
 
     It starts a PostgreSQL of your own, installs the schema and runs a worker; Ctrl-C stops all three. The worker restarts
-    when a .py file below the app's directory changes. The data is kept. --dsn or TALLYBOOK_DSN select another database.
+    when a .py file below the app's directory changes. The data is kept. --dsn or TALLYBOOK_DSN select another database;
+    `manage.py tallybook dev` uses that of the settings.
     """
     root = home(target)
     with _database(dsn or os.environ.get("TALLYBOOK_DSN"), data) as found:

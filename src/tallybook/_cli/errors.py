@@ -121,7 +121,7 @@ def _of_tallybook(error: TallybookError) -> Problem:
         text = f"{error.option}: {format_duration(error.value)!r}: {error.reason}"
     elif isinstance(error, QueueUnavailable):
         usage = error.__cause__ is not None and is_final(error.__cause__)
-        hint = hint or ("Check --dsn, TALLYBOOK_DSN and the PG* variables" if usage else _IS_IT_UP)
+        hint = hint or (f"Check {_WHERE}" if usage else _IS_IT_UP)
         text = f"cannot reach PostgreSQL at {error.server}: {short(error.reason or '')}"
     return Problem(text, hint=hint, exit_code=_USAGE if usage else _OTHER)
 
@@ -135,7 +135,8 @@ def short(reason: str) -> str:
     return lines[0].removeprefix("connection failed: ")
 
 
-_IS_IT_UP = "Is the server running there? See --dsn, TALLYBOOK_DSN and the PG* variables"
+_WHERE = "--dsn, TALLYBOOK_DSN and the PG* variables, in Django DATABASES"
+_IS_IT_UP = f"Is the server running there? See {_WHERE}"
 
 
 def _of_postgres(error: Error) -> Problem:

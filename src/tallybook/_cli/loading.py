@@ -46,7 +46,7 @@ def _wrong(message: str, *, hint: str | None = None) -> Problem:
 
 
 def home(target: str) -> Path:
-    """Return the directory of the app's module or package without importing it."""
+    """Return the directory of the app's code without importing it: the working directory for an installed module."""
     _here_on_path()
     top = _split(target)[0].split(".")[0]
     try:
@@ -57,7 +57,8 @@ def home(target: str) -> Path:
         raise _not_found(top)
     if spec.submodule_search_locations:
         package = Path(next(iter(spec.submodule_search_locations)))
-        return package if "site-packages" in package.parts else package.parent
+        # An installed module, such as ours for Django, loads the code that people edit from where they are.
+        return Path.cwd() if top == "tallybook" or "site-packages" in package.parts else package.parent
     return Path(spec.origin).parent if spec.origin else Path.cwd()
 
 
@@ -136,6 +137,8 @@ def _broken(name: str, error: BaseException) -> Problem:
     if isinstance(error, SystemExit):
         what = f"it exits during its import (exit code {error.code})"
     hint = "TALLYBOOK_DEBUG=1 shows the traceback"
+    if type(error).__module__ == "django.core.exceptions":
+        hint = "Use `manage.py tallybook`, or -A tallybook.contrib.django.worker:app with DJANGO_SETTINGS_MODULE"
     if isinstance(error, SyntaxError) and error.filename:
         return _wrong(f"cannot import {name!r}: {type(error).__name__}: {error.msg} ({error.filename}:{error.lineno})")
     return _wrong(f"cannot import {name!r}: {what}{_place(error)}", hint=hint)

@@ -169,7 +169,7 @@ class Source:
         try:
             conn = await psycopg.AsyncConnection.connect(conninfo, **CONNECT)
         except psycopg.OperationalError as error:
-            raise QueueUnavailable(dsn_for_people(conninfo), _reason(error)) from error
+            raise QueueUnavailable(dsn_for_people(conninfo), _reason(error), hint=self._hint()) from error
         async with conn:
             yield conn
 
@@ -182,9 +182,15 @@ class Source:
         try:
             conn = psycopg.Connection.connect(conninfo, **CONNECT)
         except psycopg.OperationalError as error:
-            raise QueueUnavailable(dsn_for_people(conninfo), _reason(error)) from error
+            raise QueueUnavailable(dsn_for_people(conninfo), _reason(error), hint=self._hint()) from error
         with conn:
             yield conn
+
+    def _hint(self) -> str | None:
+        """Return a hint for programs that nobody has given a database."""
+        if self.dsn or at_node.get() is not None or os.environ.get("TALLYBOOK_DSN"):
+            return None
+        return f"Set TALLYBOOK_DSN, or pass App({self.name!r}, dsn=...)"
 
 
 def _in_loop() -> bool:

@@ -55,6 +55,7 @@ class Ends:
     def not_started(self, job: Running, known: ServedTask | None, error: dict[str, Any]) -> None:
         """Fail an attempt that has not started; its task's own limit of attempts applies."""
         limit = None if known is None else known.max_attempts
+        _log_failure(job, error)
         self._finisher.fail(job, {**error, "worker": self._worker_name}, delay=None, limit=limit, final=False)
 
     def _completed_itself(self, job: Running, known: ServedTask) -> None:
@@ -142,9 +143,13 @@ class Ends:
             described["note"] = then.problem
         if self.keeps_error and self._finisher.first_failure is None:
             self.first_error = error
-        log.warning(
-            "%s %s: attempt %s failed: %s: %s",
-            known.name, job.job_id, job.attempt, described["type"], described["message"],
-            extra={"job": job.job_id, "task_name": known.name, "queue": job.queue, "attempt": job.attempt},
-        )  # fmt: skip
+        _log_failure(job, described)
         self._finisher.fail(job, described, delay=then.delay, limit=known.max_attempts, final=then.final)
+
+
+def _log_failure(job: Running, described: dict[str, Any]) -> None:
+    log.warning(
+        "%s %s: attempt %s failed: %s: %s",
+        job.task_name, job.job_id, job.attempt, described["type"], described["message"],
+        extra={"job": job.job_id, "task_name": job.task_name, "queue": job.queue, "attempt": job.attempt},
+    )  # fmt: skip
