@@ -11,12 +11,14 @@ import pytest
 
 from support.cli import invoke
 from tallybook import App
+from tallybook.errors import QueueUnavailable
 
 COMMANDS = {
     "worker": (2, "Missing option '-A'", "Write -A module:app"),
     "worker -A first:ap": (2, "has no 'ap'", "Did you mean first:app?"),
     "worker -A firts:app": (2, "there is no module 'firts'", "Did you mean first?"),
     "worker -A broken:app": (2, "No module named 'nothing_here'", "TALLYBOOK_DEBUG=1 shows the traceback"),
+    "worker -A models:app": (2, "ImproperlyConfigured", "Use `manage.py tallybook`"),
     "worker -A first:hello": (2, "is not an App but the Task 'hello'", "Did you mean first:app?"),
     "worker -A first:app --concurency 5": (2, "No such option '--concurency'", "--queues default=10"),
     "worker -A first:app --queues mail=many": (2, "'many' is not a number of slots", "Write mail=10,default"),
@@ -39,9 +41,11 @@ def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         encoding="utf-8",
     )
     (tmp_path / "broken.py").write_text("import nothing_here\n", encoding="utf-8")
+    django = "from django.conf import settings\nsettings.DATABASES\n"
+    (tmp_path / "models.py").write_text(django, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    for name in ("first", "broken"):
+    for name in ("first", "broken", "models"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
@@ -89,6 +93,14 @@ def test_a_call(db: Any, mistake: str) -> None:
         call(db)
     text = str(refused.value)
     assert advice in text and "\n" not in text
+
+
+def test_a_program_without_a_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error of a program that nobody has given a database names TALLYBOOK_DSN."""
+    monkeypatch.delenv("TALLYBOOK_DSN", raising=False)
+    monkeypatch.setenv("PGHOST", "/nowhere")
+    with pytest.raises(QueueUnavailable, match=r"Set TALLYBOOK_DSN, or pass App\('shop', dsn=\.\.\.\)"):
+        hello.enqueue_sync(app, 1)
 
 
 def test_there_are_enough_of_them() -> None:

@@ -12,7 +12,7 @@ import django
 import psycopg
 import pytest
 
-from support.cli import children
+from support.cli import Command, children
 from support.django_site import Site
 from support.waiting import wait_until
 
@@ -44,6 +44,22 @@ def test_djangos_own_cases_of_tasks_pass(tmp_path: Path, empty_dsn: str) -> None
     said = site.manage("test", "--noinput", "shop.test_more", PYTHONPATH=f"{source}/tests")
     assert re.search(r"Ran (\d+) tests", said)[1] != "0", said  # type: ignore[index]
     assert "OK" in said
+
+
+@pytest.mark.slow
+def test_dev_follows_the_code_of_the_project(site: Site, empty_dsn: str) -> None:
+    """`tallybook dev` with our worker module, which is installed elsewhere, restarts when the project's code changes."""
+    target = "tallybook.contrib.django.worker:app"
+    with Command(
+        site.folder, "dev", "-A", target, dsn=empty_dsn, **site.env, DJANGO_SETTINGS_MODULE="project.settings"
+    ) as dev:
+        dev.says(" serves ")
+        jobs = site.folder / "shop" / "jobs.py"
+        jobs.write_text(jobs.read_text(encoding="utf-8") + "\n# changed\n", encoding="utf-8")
+        dev.says("shop/jobs.py changed, restarting the worker")
+        dev.says(" serves ", times=2)
+        dev.send(signal.SIGINT)
+        assert dev.ended() == 0
 
 
 @pytest.mark.slow
