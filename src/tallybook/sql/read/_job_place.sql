@@ -15,7 +15,8 @@ begin
   if not found then
     select to_jsonb(e) || jsonb_build_object('place', 'entry', 'since', o.ended_at, 'state', o.state, 'error', o.error)
       into v_row
-      from tallybook._newest(p_job_id) e left join lateral tallybook._outcome_of(e.retention, e.xid, e.seq) o on true;
+      from tallybook._newest_entry(p_job_id) e
+      left join lateral tallybook._outcome_of(e.retention, e.xid, e.seq) o on true;
   end if;
   return query
   select r.* from tallybook.lane l, jsonb_populate_record(null::tallybook._job_place, v_row || jsonb_build_object(

@@ -144,7 +144,7 @@ begin
   end if;
   if p_state = 'completed' and exists (select from tallybook.tombstone t where t.job_id = p_job_id
                                        and t.attempt = p_attempt and t.taken)
-     and exists (select from (select * from tallybook._newest(p_job_id)) e, tallybook._line_up_to(e.lane_id) l
+     and exists (select from (select * from tallybook._newest_entry(p_job_id)) e, tallybook._line_up_to(e.lane_id) l
                  where (e.xid, e.seq) > (l.xid, l.seq)) then
     return 'beyond';
   end if;

@@ -8,7 +8,7 @@ returns setof record language plpgsql
 -- profile: nested
 as $$
 declare
-  v_job_id bigint := result.job_id; e tallybook.entry := tallybook._newest(result.job_id); o tallybook.outcome;
+  v_job_id bigint := result.job_id; e tallybook.entry := tallybook._newest_entry(result.job_id); o tallybook.outcome;
 begin
   select x.* into o from tallybook._outcome_of(e.retention, e.xid, e.seq) x;
   task := e.task; state := o.state; result := o.result; error := o.error;

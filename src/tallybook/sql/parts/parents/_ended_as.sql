@@ -28,7 +28,7 @@ begin
                 else 'dead' end as ended_as
       from unnest(p_job_ids) i(id)
       left join lateral (select x.* from tallybook._aside x where x.job_id = i.id limit 1) a on true
-      left join lateral tallybook._newest(i.id) e on true
+      left join lateral tallybook._newest_entry(i.id) e on true
       left join lateral tallybook._outcome_of(e.retention, e.xid, e.seq) o on true
       left join lateral (select x.job_id, x.reason from tallybook.tombstone x
                           where x.job_id = i.id and x.cancelled and not x.once order by x.attempt desc

@@ -27,7 +27,7 @@ begin
   select count(*) into v_jobs from tallybook._open_jobs(queue_drop.queue, null, null, null, null, null);
   perform tallybook._refuse(v_jobs > 0, format('queue %s has %s open jobs', to_json(queue), v_jobs),
             'Wait for them, or truncate the queue; running jobs must end or be cancelled.');
-  perform tallybook._queue_said(queue, 'dropped', by);
+  perform tallybook._queue_changed(queue, 'dropped', by);
   delete from tallybook.queue q where q.name = queue_drop.queue;
   perform tallybook._queue_lanes(queue);
   -- Open transactions of producers are not in it: their jobs create the queue again. The caller's own is in it.

@@ -57,7 +57,7 @@ begin
   v_done := case when not found then 'unchanged' when v_created then 'created' else 'changed' end;
   perform tallybook._queue_lanes(queue);
   if notify is not null then perform tallybook._publishing(); end if;
-  if v_done <> 'unchanged' then perform tallybook._queue_said(queue, v_done, by); end if;
+  if v_done <> 'unchanged' then perform tallybook._queue_changed(queue, v_done, by); end if;
   return v_done;
 end $$;
 

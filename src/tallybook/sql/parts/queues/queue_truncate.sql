@@ -45,7 +45,7 @@ begin
   if mark is null then
     mark := jsonb_build_object('xid', pg_snapshot_xmax(pg_current_snapshot())::text, 'id',
                                (select s.last_value from tallybook.job_id s));
-    perform tallybook._queue_said(queue, 'truncated', by);
+    perform tallybook._queue_changed(queue, 'truncated', by);
   end if;
 
   -- 1. Jobs that are not in line. They are written there with their end, so the cursor has to pass them afterwards.

@@ -21,6 +21,6 @@ begin
    where q.name = p_queue and (q.paused_at is null) = p_paused;
   if not found then return false; end if;
   if not p_paused then perform tallybook._wake(p_queue); end if;
-  perform tallybook._queue_said(p_queue, case when p_paused then 'paused' else 'resumed' end, p_who);
+  perform tallybook._queue_changed(p_queue, case when p_paused then 'paused' else 'resumed' end, p_who);
   return true;
 end $$;

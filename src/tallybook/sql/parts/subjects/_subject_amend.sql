@@ -16,7 +16,7 @@ declare
   e tallybook.entry; a tallybook.amendment; v_priority int; v_args boolean; v_run_at boolean; v_locked boolean := false;
 begin
   loop
-    e := tallybook._newest(p_job_id);
+    e := tallybook._newest_entry(p_job_id);
     if e.job_id is null or exists (select from tallybook._outcome_of(e.retention, e.xid, e.seq))
        or exists (select from tallybook.scheduled s where s.job_id = p_job_id) then
       return;

@@ -76,7 +76,7 @@ begin
   for v_id in select j.job_id from unnest(p_job_ids) u(id) cross join lateral (
                 select k.job_id, k.task, k.subject from tallybook.subject_job k
                  where k.job_id = u.id and k.ended_as is null limit 1) j order by j.task, j.subject loop
-    e := tallybook._newest(v_id);
+    e := tallybook._newest_entry(v_id);
     select o.ended_at into v_at from tallybook._outcome_of(e.retention, e.xid, e.seq) o where o.state = 'completed';
     continue when not found;  -- it was refused
     e := tallybook._amended(e, v_at);

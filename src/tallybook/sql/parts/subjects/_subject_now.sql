@@ -24,7 +24,7 @@ begin
     state := 'planned'; e.lane_id := s.lane_id; e.attempt := s.attempt; e.args := s.args; e.options := s.options;
     e.failures := s.failures; e.errors := s.errors; e.run_at := s.run_at;
   else
-    e := tallybook._newest(p_job_id);
+    e := tallybook._newest_entry(p_job_id);
     select o.state::text into v_ended from tallybook._outcome_of(e.retention, e.xid, e.seq) o;
     if e.job_id is null or v_ended <> 'completed' then
       v_open := false;

@@ -56,7 +56,7 @@ begin
   v := array(select row('?', null, null, null, null, null)::tallybook._found_subject from unnest(v_wanted));
 
   loop
-    v := tallybook._subjects_look(p_upsert, p_task, v_scope, p_at, v_wanted, v);
+    v := tallybook._subjects_read(p_upsert, p_task, v_scope, p_at, v_wanted, v);
 
     -- 1. The names: new ones, then those that are to be had again.
     if exists (select from unnest(v) u where u.kind = 'n') then

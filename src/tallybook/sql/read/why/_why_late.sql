@@ -18,7 +18,7 @@ begin
     return;
   end if;
   select o.state::text into v_last
-    from tallybook._newest(w.job_id) e, tallybook._outcome_of(e.retention, e.xid, e.seq) o;
+    from tallybook._newest_entry(w.job_id) e, tallybook._outcome_of(e.retention, e.xid, e.seq) o;
   if v_run_at <= p_at then
     return query
     select 'service_pending', format('It has been due since %s. A worker moves it to its line within seconds.', v_at),

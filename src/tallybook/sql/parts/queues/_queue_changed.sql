@@ -1,8 +1,9 @@
--- _queue_said(queue, change, by): publish a change of a queue's settings on the channel tallybook_queues at the commit.
+-- _queue_changed(queue, change, by): publish a change of a queue's settings on the channel tallybook_queues, at the
+-- commit.
 --
 -- One JSON object: queue, change (created, changed, paused, resumed, truncated, dropped), by, and the present settings.
 -- "set tallybook.notify = off" switches it off, as for _wake. Reads queue.
-create or replace function tallybook._queue_said(p_queue text, p_change text, p_by text) returns void
+create or replace function tallybook._queue_changed(p_queue text, p_change text, p_by text) returns void
 language plpgsql as $$
 begin
   if current_setting('tallybook.notify', true) = 'off' then return; end if;
