@@ -18,7 +18,7 @@ COMMANDS = {
     "worker -A first:ap": (2, "has no 'ap'", "Did you mean first:app?"),
     "worker -A firts:app": (2, "there is no module 'firts'", "Did you mean first?"),
     "worker -A broken:app": (2, "No module named 'nothing_here'", "TALLYBOOK_DEBUG=1 shows the traceback"),
-    "worker -A models:app": (2, "ImproperlyConfigured", "Use `manage.py tallybook`"),
+    "worker -A of_django:app": (2, "AppRegistryNotReady", "Use `manage.py tallybook`"),
     "worker -A first:hello": (2, "is not an App but the Task 'hello'", "Did you mean first:app?"),
     "worker -A first:app --concurency 5": (2, "No such option '--concurency'", "--queues default=10"),
     "worker -A first:app --queues mail=many": (2, "'many' is not a number of slots", "Write mail=10,default"),
@@ -41,11 +41,11 @@ def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         encoding="utf-8",
     )
     (tmp_path / "broken.py").write_text("import nothing_here\n", encoding="utf-8")
-    django = "from django.conf import settings\nsettings.DATABASES\n"
-    (tmp_path / "models.py").write_text(django, encoding="utf-8")
+    early = "from django.core.exceptions import AppRegistryNotReady\nraise AppRegistryNotReady('not yet')\n"
+    (tmp_path / "of_django.py").write_text(early, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    for name in ("first", "broken", "models"):
+    for name in ("first", "broken", "of_django"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
@@ -73,6 +73,10 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "countdown of Celery": (lambda _: hello.with_(countdown=5), "with_(delay=...)"),  # type: ignore[call-arg]
     "an argument too few": (hello.enqueue_sync, "missing 'user_id'"),  # type: ignore[call-arg]
     "an argument that there is not": (lambda db: hello.enqueue_sync(db, user=1), "'user'"),  # type: ignore[call-arg]
+    "the id of a row that was not flushed": (
+        lambda db: hello.enqueue_sync(db, None),
+        "None, but its annotation is int",
+    ),  # type: ignore[arg-type]
     "no connection": (lambda _: hello.enqueue_sync(1), "Pass a psycopg Connection"),  # type: ignore[call-overload]
     "await forgotten": (lambda db: hello.enqueue(db, 1), "Write .enqueue_sync"),
     "a set in the args": (lambda db: hello.enqueue_sync(db, {1}), "pass a sorted list"),  # type: ignore[arg-type]

@@ -454,7 +454,7 @@ async def test_sessions_of_the_users_own(app: App, dsn: str, db: Any, jobs: Jobs
             one, two = await jobs.ends(plain.enqueue_sync(db), on_loop.enqueue_sync(db))
         assert (one.state, two.state) == ("completed", state)
     assert sorted(found) == [1, 1, 2]
-    assert "asks for an AsyncSession" in (two.last_error or "")
+    assert "requires an AsyncSession" in (two.last_error or "")
     engine.dispose()
     await other.dispose()
 

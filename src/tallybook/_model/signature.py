@@ -17,9 +17,12 @@ import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 from tallybook._model.decoder import Convert, compile_decoder
 from tallybook._model.mistakes import as_option
@@ -31,6 +34,8 @@ _KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 _VAR_POSITIONAL = inspect.Parameter.VAR_POSITIONAL
 _VAR_KEYWORD = inspect.Parameter.VAR_KEYWORD
 _EMPTY = inspect.Parameter.empty
+_NEVER_NONE = (bool, int, float, str, list, dict, Decimal, UUID, datetime, date, time, timedelta)
+"""Annotations for which a call with None is refused: the id of a row that was not flushed is such a None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,7 @@ class _Plan:
     converters: tuple[tuple[str, Convert], ...]
     extra: Convert | None  # for the values of **kwargs
     shown: str  # like "(user_id, *, lang)", for messages
+    never_none: tuple[tuple[str, type], ...]  # parameters whose annotation is one of _NEVER_NONE
 
 
 class _Dots:
@@ -119,7 +125,8 @@ class ArgsModel:
     def bind(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object]:
         """Return the args of a call by parameter name, without defaults.
 
-        Raises SignatureError, which names the parameter, for a call that Python would refuse, too.
+        Raises SignatureError, which names the parameter, for a call that Python would refuse, too; PayloadError for a
+        None that the annotation does not allow.
         """
         plan = self._plan
         if len(args) <= len(plan.by_position):
@@ -131,6 +138,9 @@ class ArgsModel:
                     break
                 bound[name] = value
             if fits and plan.required <= bound.keys():
+                for name, kind in plan.never_none:
+                    if name in bound and bound[name] is None:
+                        raise PayloadError(f"$.{name}", f"None, but its annotation is {kind.__name__}", task=self.task)
                 return bound
         raise SignatureError(self.task, self._misfit(args, kwargs))
 
@@ -201,6 +211,9 @@ class ArgsModel:
             converters=tuple((name, convert) for name, convert in converters if convert is not None),
             extra=compile_decoder(hints.get(extra.name, Any), task=self.task) if extra else None,
             shown=_shown(rest),
+            never_none=tuple(
+                (p.name, hints[p.name]) for p in named if hints.get(p.name) in _NEVER_NONE and p.default is not None
+            ),
         )
 
     def _hints(self, names: list[str]) -> dict[str, Any]:
