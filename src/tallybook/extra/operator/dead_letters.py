@@ -99,7 +99,7 @@ def _counted(**done: str) -> dict[str, Any]:
 OPERATIONS = (
     Operation(
         name="list_dead_letters", method="GET", path="/dead-letters", scope="read",
-        about="Dead letters, newest first; for the next page pass the last died_at as before.",
+        about="Dead letters, newest first; for the next page, pass the last `died_at` as `before`.",
         in_query=(*_FILTER, fields.whole(name="max_jobs", about="At most this many.", least=1, most=1000, default=50, example=50)),
         codes=("queue",), newest=("died_at", "max_jobs"), answer=listed("dead_letters", _LETTER),
         example={"dead_letters": [{
@@ -110,7 +110,7 @@ OPERATIONS = (
     ),
     Operation(
         name="retry_dead_letters", method="POST", path="/dead-letters/retry", scope="operate",
-        about="Retry all matching dead letters; refused counts those whose unique key a live job has.",
+        about="Retry all matching dead letters; `refused` counts those whose unique key a live job has.",
         in_body=(*_FILTER, _ARGS, _MOST, _DRY), codes=("queue",),
         answer=_counted(retried="integer", refused="integer"), example={"dry_run": False, "retried": 12, "refused": 0},
         changes=partial(_do, verb="retry"),

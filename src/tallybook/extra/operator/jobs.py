@@ -179,7 +179,7 @@ OPERATIONS = (
         reads=_why,
     ),
     Operation(
-        name="enqueue", method="POST", path="/jobs", scope="enqueue", about="Enqueue one job; 200 if a live job has the key.",
+        name="enqueue", method="POST", path="/jobs", scope="enqueue", about="Enqueue one job; the status is 200 if a live job already has the unique key.",
         in_body=_ENQUEUE, codes=("queue", "conflict"), created=True,
         answer=record(job="integer", created="boolean"), example={"job": 4712, "created": True}, changes=_enqueue,
     ),
@@ -191,7 +191,7 @@ OPERATIONS = (
     ),
     Operation(
         name="cancel_job", method="POST", path="/jobs/{job}/cancel", scope="operate",
-        about="Cancel a job. Answers cancelled, cancelling if it runs, or the state in which it has ended.",
+        about="Cancel a job. Returns cancelled, cancelling if it is running, or the state in which it ended.",
         in_path=(JOB,), codes=("unknown", "queue"),
         in_body=(fields.text(name="reason", about="Why.", most=500, example="the order was withdrawn"),),
         answer=record(job="integer", state="string"), example={"job": 4711, "state": "cancelled"}, changes=_cancel,

@@ -63,7 +63,7 @@ OPERATIONS = (
     ),
     Operation(
         name="counts", method="GET", path="/counts", scope="read",
-        about="Jobs by state, and all ends so far, per queue and task.",
+        about="The number of jobs in each state, and of all ends so far, per queue and task.",
         in_query=(
             fields.name(name="queue", about="Only in this queue.", most=64, example="mail"),
             fields.name(name="task", about="Only of this task.", most=200, example="send_welcome"),

@@ -53,7 +53,7 @@ _STEERED = record(schedule="string", paused="boolean", changed="boolean")
 
 OPERATIONS = (
     Operation(
-        name="list_schedules", method="GET", path="/schedules", scope="read", about="All schedules; the field every is in seconds.",
+        name="list_schedules", method="GET", path="/schedules", scope="read", about="All schedules; the field `every` is in seconds.",
         answer=listed("schedules", _INFO),
         example={"schedules": [{
             "name": "report-de", "source": "code", "app": "shop", "task": "report", "queue": "default", "priority": 2,
@@ -66,20 +66,20 @@ OPERATIONS = (
     ),
     Operation(
         name="run_schedule", method="POST", path="/schedules/{schedule}/run", scope="operate",
-        about="Fire a schedule now, as at a tick. Answers enqueued, failed, or skipped while its last job is open.",
+        about="Fire a schedule now, as at a tick. Returns enqueued, failed, or skipped if its last job is still open.",
         in_path=(_NAME,), codes=("unknown", "queue"),
         answer=record(schedule="string", what="string", job="integer?", jobs="integer?", reason="string?"),
         example={"schedule": "report-de", "what": "enqueued", "job": 4713, "jobs": 1, "reason": None}, changes=_run,
     ),
     Operation(
         name="pause_schedule", method="POST", path="/schedules/{schedule}/pause", scope="operate",
-        about="Stop the ticks of a schedule.",
+        about="Stop firing a schedule.",
         in_path=(_NAME,), codes=("unknown", "queue"), answer=_STEERED,
         example={"schedule": "report-de", "paused": True, "changed": True}, changes=partial(_steer, verb="pause"),
     ),
     Operation(
         name="resume_schedule", method="POST", path="/schedules/{schedule}/resume", scope="operate",
-        about="Start the ticks of a schedule again, from the next one on.",
+        about="Start firing a schedule again, from its next tick on.",
         in_path=(_NAME,), codes=("unknown", "queue"), answer=_STEERED,
         example={"schedule": "report-de", "paused": False, "changed": True}, changes=partial(_steer, verb="resume"),
     ),
