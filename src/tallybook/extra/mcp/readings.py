@@ -62,7 +62,10 @@ def _reading(name: str, about: str, serves: Any, given: tuple[fields.Field, ...]
 READINGS = (
     _reading("list_jobs", "List jobs, newest first; for the next page, pass `next` as `after`.", _list, _FILTER),
     _reading(
-        "trace", "List everything that happened to one job, subject, unique key or set of links; pass one of these.", _trace, _WHOSE
+        "trace",
+        "List the events of one job, subject, unique key or set of links; pass exactly one of these.",
+        _trace,
+        _WHOSE,
     ),
     _reading("doctor", "Check the database for problems, with advice on each; takes a few seconds.", _doctor),
 )

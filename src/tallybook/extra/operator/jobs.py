@@ -179,7 +179,8 @@ OPERATIONS = (
         reads=_why,
     ),
     Operation(
-        name="enqueue", method="POST", path="/jobs", scope="enqueue", about="Enqueue one job; the status is 200 if a live job already has the unique key.",
+        name="enqueue", method="POST", path="/jobs", scope="enqueue",
+        about="Enqueue one job; the status is 200 if a live job already has the unique key.",
         in_body=_ENQUEUE, codes=("queue", "conflict"), created=True,
         answer=record(job="integer", created="boolean"), example={"job": 4712, "created": True}, changes=_enqueue,
     ),

@@ -53,7 +53,8 @@ _STEERED = record(schedule="string", paused="boolean", changed="boolean")
 
 OPERATIONS = (
     Operation(
-        name="list_schedules", method="GET", path="/schedules", scope="read", about="All schedules; the field `every` is in seconds.",
+        name="list_schedules", method="GET", path="/schedules", scope="read",
+        about="All schedules; the field `every` is in seconds.",
         answer=listed("schedules", _INFO),
         example={"schedules": [{
             "name": "report-de", "source": "code", "app": "shop", "task": "report", "queue": "default", "priority": 2,
