@@ -74,6 +74,6 @@ def test_the_settings_on_the_page_are_those_that_are_read() -> None:
     read = {
         name for file in folder.glob("*.py") for found in pattern.findall(file.read_text("utf-8")) for name in found
     }
-    headings = ("Settings of a provider", "E-mail", "SMS")
+    headings = ("Provider settings", "E-mail", "SMS")
     rows = [row for heading in headings for row in table(section(PAGE, heading), "setting")]
     assert set(words([[row[0]] for row in rows])) == read - {""}
