@@ -12,31 +12,31 @@ OTHERS = "_others"
 
 # Name: type, labels, help. https://github.com/tallybook/tallybook/blob/main/docs/telemetry.md has the same table.
 METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
-    "tallybook_up": ("gauge", (), "1: the database has answered; 0: only this process's own numbers follow."),
-    "tallybook_query_seconds": ("gauge", (), "How long the database took for the numbers below."),
+    "tallybook_up": ("gauge", (), "1: the database responded; 0: only this process's own numbers follow."),
+    "tallybook_query_seconds": ("gauge", (), "How long the database took to return the numbers below."),
     "tallybook_jobs": ("gauge", ("queue", "task", "state"), "Jobs in this state now, in the whole database."),
     "tallybook_jobs_ended_total": ("counter", ("queue", "task", "end"), "Jobs that have ended this way so far."),
     "tallybook_attempts_followed_total": (
-        "counter", ("queue", "task", "end"), "Attempts that have ended this way so far and were followed by another.",
+        "counter", ("queue", "task", "end"), "Attempts that have ended this way so far and were followed by another attempt.",
     ),
     "tallybook_oldest_job_age_seconds": (
-        "gauge", ("queue", "state"), "How long the oldest job in this state has been able to run.",
+        "gauge", ("queue", "state"), "How long the oldest job in this state has been due to run.",
     ),
     "tallybook_standby_lag_seconds": (
-        "gauge", (), "Lag of the standby that these numbers are read from; only if there is one.",
+        "gauge", (), "Lag of the standby that these numbers are read from; only with a standby.",
     ),
     "tallybook_worker_info": ("gauge", ("name", "version"), "Always 1."),
     "tallybook_worker_ready": ("gauge", (), "1: /readyz answers 200."),
-    "tallybook_worker_slots": ("gauge", ("queue",), "How many jobs of the queue this process runs at once."),
+    "tallybook_worker_slots": ("gauge", ("queue",), "How many jobs of the queue this process can run at the same time."),
     "tallybook_worker_slots_used": ("gauge", ("queue",), "Slots of the queue that hold a job."),
     "tallybook_worker_jobs_claimed_total": ("counter", (), "Jobs that this process has claimed."),
     "tallybook_worker_attempts_ended_total": (
-        "counter", ("end",), "Attempts of this process that have ended in the database, by result for the job.",
+        "counter", ("end",), "Attempts of this process whose end the database has recorded, by the job's new state.",
     ),
-    "tallybook_worker_ends_waiting": ("gauge", (), "Ends that are not yet sent to the database."),
-    "tallybook_worker_handlers_abandoned": ("gauge", (), "Handlers that did not end after their deadline."),
-    "tallybook_worker_loop_lag_seconds": ("gauge", (), "Delay of the event loop at the last check, twice a second."),
-    "tallybook_worker_loop_blocked_total": ("counter", (), "How often a handler has blocked the event loop for 1 s."),
+    "tallybook_worker_ends_waiting": ("gauge", (), "Ends not yet sent to the database."),
+    "tallybook_worker_handlers_abandoned": ("gauge", (), "Handlers that have not ended after their deadline."),
+    "tallybook_worker_loop_lag_seconds": ("gauge", (), "Delay of the event loop at the last check, made twice a second."),
+    "tallybook_worker_loop_blocked_total": ("counter", (), "How often a handler has blocked the event loop for 1 s or longer."),
     "tallybook_worker_connection_errors_total": (
         "counter", ("connection",), "How often a connection to the database was lost or failed.",
     ),
