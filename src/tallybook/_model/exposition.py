@@ -26,7 +26,7 @@ METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
         "gauge", (), "Lag of the standby that these numbers are read from; only with a standby.",
     ),
     "tallybook_worker_info": ("gauge", ("name", "version"), "Always 1."),
-    "tallybook_worker_ready": ("gauge", (), "1: /readyz answers 200."),
+    "tallybook_worker_ready": ("gauge", (), "1: /readyz responds 200."),
     "tallybook_worker_slots": ("gauge", ("queue",), "How many jobs of the queue this process can run at the same time."),
     "tallybook_worker_slots_used": ("gauge", ("queue",), "Slots of the queue that hold a job."),
     "tallybook_worker_jobs_claimed_total": ("counter", (), "Jobs that this process has claimed."),
@@ -35,7 +35,7 @@ METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
     ),
     "tallybook_worker_ends_waiting": ("gauge", (), "Ends not yet sent to the database."),
     "tallybook_worker_handlers_abandoned": ("gauge", (), "Handlers that have not ended after their deadline."),
-    "tallybook_worker_loop_lag_seconds": ("gauge", (), "Delay of the event loop at the last check, made twice a second."),
+    "tallybook_worker_loop_lag_seconds": ("gauge", (), "Delay of the event loop, measured twice a second."),
     "tallybook_worker_loop_blocked_total": ("counter", (), "How often a handler has blocked the event loop for 1 s or longer."),
     "tallybook_worker_connection_errors_total": (
         "counter", ("connection",), "How often a connection to the database was lost or failed.",
