@@ -738,7 +738,7 @@ def test_benchmark_figures_are_those_of_the_benches() -> None:
 def test_the_figures_of_the_comparison_are_those_of_the_benchmarks() -> None:
     """docs/comparison.md gives no figure that docs/benchmarks.md does not have for the same thing."""
     rows = {word: row for row in table(text("docs/benchmarks.md"), "figure") for word in words([row])}
-    part = section("docs/comparison.md", "How fast")
+    part = section("docs/comparison.md", "Speed")
     for figure in ("ratio_to_graphile", "ratio_to_pgqueuer"):
         ratio = re.findall(r"\d+\.\d+", rows[figure][2])[0]
         assert f"{ratio} times" in part
