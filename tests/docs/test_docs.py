@@ -522,7 +522,7 @@ def test_reasons_and_answers_are_those_of_the_functions() -> None:
     assert set(words(table(text("docs/states.md"), "reason"))) == buried
     cancel = (functions / "core/end/cancel.sql").read_text(encoding="utf-8")
     head = {word for line in re.findall(r"^--   (\w[\w, ]*?)  ", cancel, re.MULTILINE) for word in line.split(", ")}
-    assert set(words(table(text("docs/states.md"), "answer"))) == head
+    assert set(words(table(text("docs/states.md"), "return value"))) == head
 
 
 # Reliability
