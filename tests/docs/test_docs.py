@@ -605,7 +605,10 @@ def test_worker_options_are_those_of_the_settings() -> None:
         assert (parse_duration(row[2]) if isinstance(expected, timedelta) else row[2]) == expected, field.name
     assert f"has {SLOTS} slots" in section("docs/configuration.md", "Worker")
     command = COMMANDS["worker",]
-    own = {row[0]: row for row in table(section("docs/configuration.md", "Worker").split("only on the command line")[1], "option")}
+    own = {
+        row[0]: row
+        for row in table(section("docs/configuration.md", "Worker").split("only on the command line")[1], "option")
+    }
     listed = {*words(rows, 1), *words(list(own.values()))}
     assert listed == options(command) - {"-h", "--help", "--version"}
     for param in command.params:
