@@ -17,7 +17,7 @@ from tallybook._cli.errors import Problem
 )  # fmt: skip
 @click.option("--plain", is_flag=True, help="Print plain lines, even on a terminal.")
 def demo(input_: Path | None, plain: bool) -> None:
-    """Show the main job, for real.
+    """Send webhooks with failures, on a temporary PostgreSQL.
 
     It sends form submissions as webhooks, some of which fail, kills a worker in the middle, and counts the deliveries.
     """

@@ -44,7 +44,7 @@ _NOT_CODE = frozenset({"__pycache__", "node_modules", "site-packages", "venv", "
 def dev(target: str, dsn: str | None, data: Path, queues: str | None, no_reload: bool) -> None:
     """Start a database and a worker.
 
-    It starts a PostgreSQL of your own, installs the schema and runs a worker; Ctrl-C stops all three. The worker restarts
+    It starts a private PostgreSQL server, installs the schema and runs a worker; Ctrl-C stops all three. The worker restarts
     when a .py file below the app's directory changes. The data is kept. --dsn or TALLYBOOK_DSN select another database;
     `manage.py tallybook dev` uses that of the settings.
     """
@@ -109,8 +109,9 @@ def _greet(dsn: str, waiting: int) -> None:
     else:
         look = "select id, state, task, queue, last_error from tallybook.job order by id desc limit 10"
         click.echo(f"database: {dsn}")
-        click.echo(f"elsewhere: export TALLYBOOK_DSN={shlex.quote(dsn)}")
-        click.echo(f"look: {_psql()} {shlex.quote(dsn)} -c {shlex.quote(look)}")
+        click.echo("In another terminal, for programs and commands, and to list the newest jobs:")
+        click.echo(f"export TALLYBOOK_DSN={shlex.quote(dsn)}")
+        click.echo(f"{_psql()} {shlex.quote(dsn)} -c {shlex.quote(look)}")
     if waiting:
         click.echo(f"{waiting} jobs are waiting from an earlier run")
     click.echo("Ctrl-C stops everything")

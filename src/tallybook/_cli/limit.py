@@ -77,7 +77,7 @@ def at_once(db: Db, name: str, most: int) -> str:
 @command(of=limit, nodes="each")
 @click.argument("name")
 def drop(db: Db, name: str) -> None:
-    """Drop the limits of both kinds with this name. Jobs that still name it fail."""
+    """Drop the limits with this name, of both kinds. Jobs that still name it fail."""
     kinds = (("rate", rates.drop(name)), ("concurrency", rates.drop_concurrency(name)))
     gone = [kind for kind, call in kinds if db.run(call)]
     for kind in gone:
@@ -91,7 +91,7 @@ def drop(db: Db, name: str) -> None:
 @click.argument("name")
 @click.argument("duration", type=DURATION)
 def push(db: Db, name: str, duration: timedelta) -> str:
-    """Close a key for a time: no call of it starts, like `provider:acme 5min`."""
+    """Block a key for a while, like `provider:acme 5min`: its calls wait."""
     until = db.run(rates.push(name, datetime.now(UTC) + duration))
     return f"the next call of {clean(name)!r} may start at {local(until)}"
 

@@ -237,7 +237,7 @@ class Worker:
             await self._begin()
             served = ", ".join(f"{q}={n}" for q, n in self.settings.queues.items())
             said = (self._id(), self.settings.name, served, len(self._app.tasks))
-            log.info("worker %s (%s) serves %s with %s tasks", *said, extra={"event": "started"})
+            log.info("worker %s (%s) serves %s, tasks: %s", *said, extra={"event": "started"})
             if self.sleeper:
                 self._serve(self.sleeper.run(), "listener")
             if self.settings.maintenance:
