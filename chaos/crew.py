@@ -159,7 +159,7 @@ class Crew:
         return None
 
     def commit(self) -> None:
-        """Let go of handlers that linger, in a stopped worker as soon as it runs again, and of the producer that holds."""
+        """Let go of the producer that holds, and of handlers that linger; in a stopped worker once it runs again."""
         for path in [self._hold, self._linger, *self._linger.parent.glob(f"{self._linger.name}-*")]:
             path.unlink(missing_ok=True)
 

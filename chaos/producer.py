@@ -107,8 +107,8 @@ class Producer:
 
     def _hold(self) -> bool:
         """Wait while the file named by CHAOS_HOLD exists: a nemesis decides when to commit. Return whether it did."""
-        hold = Path(os.environ.get("CHAOS_HOLD", os.devnull + "/none"))
-        if self._conn is None or not hold.exists():
+        named = os.environ.get("CHAOS_HOLD")
+        if named is None or self._conn is None or not (hold := Path(named)).exists():
             return False
         (xid,) = self._conn.execute("select pg_current_xact_id()::text").fetchone() or ("",)
         held = hold.with_name("held")

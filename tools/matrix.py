@@ -33,7 +33,7 @@ SHOWN = ("psycopg", "sqlalchemy", "django")
 
 @dataclass(frozen=True)
 class Cell:
-    """One environment. `suite` is the Debian suite with its Python or PostgreSQL, `packages` the packages from there."""
+    """One environment. `suite` is the Debian suite of its Python or PostgreSQL, `packages` are taken from there."""
 
     python: str = "3.11"
     postgres: int = 18

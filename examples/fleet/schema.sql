@@ -4,8 +4,8 @@ create table orders (
   primary key (tenant, number)
 );
 
--- place_order(tenant, number, item): write an order and its job in one transaction. Returns the job's id, or null if the
--- order exists already: a shop whose connection broke at COMMIT can call it again.
+-- place_order(tenant, number, item): write an order and its job in one transaction. Returns the job's id, or null if
+-- the order exists already: a shop whose connection broke at COMMIT can call it again.
 create function place_order(p_tenant int, p_number int, p_item text) returns bigint language plpgsql as $$
 begin
   insert into orders (tenant, number, item) values (p_tenant, p_number, p_item) on conflict do nothing;

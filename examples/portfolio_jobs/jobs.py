@@ -141,7 +141,7 @@ async def sync_wallet(ctx: Context, portfolio: int) -> None:
 
 @app.task(priority=1, retry="standard", max_attempts=4, timeout=timedelta(minutes=1), summary="Import {request}")
 async def import_holdings(ctx: Context, request: int) -> Cancel | None:
-    """Replace a portfolio's holdings with lines of `symbol,quantity`; the result lists symbols unknown to the market."""
+    """Replace a portfolio's holdings with lines of `symbol,quantity`; return the symbols unknown to the market."""
     ((portfolio, content),) = await rows(ctx, "select portfolio, content from request where id = %s", request)
     try:
         wanted = {symbol: Decimal(many) for symbol, many in (line.split(",") for line in content.split())}

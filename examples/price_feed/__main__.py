@@ -1,4 +1,4 @@
-"""The run: people look while no worker runs, workers are killed and replaced, a day passes, a symbol's route changes."""
+"""The run: people look while no worker runs, workers are killed and replaced, a day passes, a route changes."""
 
 from __future__ import annotations
 

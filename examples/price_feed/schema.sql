@@ -20,7 +20,8 @@ create index on price (asset, at desc);
 create table event (
   job_id bigint primary key, name text not null, body jsonb not null, at timestamptz not null default now());
 
--- The current state of each asset. fetched: its prices come from a provider, and a route exists. stale: no price of the last 24 h.
+-- The current state of each asset. fetched: its prices come from a provider, and a route exists. stale: no price of the
+-- last 24 h.
 create view asset_now as
   select a.id, a.symbol, a.data_type, a.currency, c.decimals, a.viewed_at, a.stopped, p.amount, p.at as priced_at, p.provider,
          a.price_mode = 'api' and a.active and a.deleted_at is null and not a.stopped

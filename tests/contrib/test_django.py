@@ -48,7 +48,7 @@ def test_djangos_own_cases_of_tasks_pass(tmp_path: Path, empty_dsn: str) -> None
 
 @pytest.mark.slow
 def test_dev_follows_the_code_of_the_project(site: Site, empty_dsn: str) -> None:
-    """`tallybook dev` with our worker module, which is installed elsewhere, restarts when the project's code changes."""
+    """`tallybook dev` with our worker module, installed elsewhere, restarts when the project's code changes."""
     target = "tallybook.contrib.django.worker:app"
     with Command(
         site.folder, "dev", "-A", target, dsn=empty_dsn, **site.env, DJANGO_SETTINGS_MODULE="project.settings"

@@ -112,6 +112,17 @@ def test_bind_accepts_what_python_accepts(function, call):
     assert function(*positional, **named) == expected
 
 
+def pays(account: int, note: str = None, at: date | None = None, *, rest=None): ...  # noqa: RUF013
+
+
+def test_none_is_refused_where_the_annotation_does_not_allow_it():
+    """A call with None for an int is refused; an annotation or a default that allows it, or no annotation, accepts it."""
+    assert model(pays).bind((7, None, None), {"rest": None}) == {"account": 7, "note": None, "at": None, "rest": None}
+    for args, kwargs in (((None,), {}), ((), {"account": None})):
+        with pytest.raises(PayloadError, match=r"\$\.account: None, but its annotation is int"):
+            model(pays).bind(args, kwargs)
+
+
 def test_load_converts_as_annotated():
     """Stored args become what the annotations say; what was not stored is left to the defaults."""
     assert model(sync).load({"since": "2026-01-02"}) == ([], {"since": date(2026, 1, 2)})

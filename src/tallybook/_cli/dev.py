@@ -44,9 +44,9 @@ _NOT_CODE = frozenset({"__pycache__", "node_modules", "site-packages", "venv", "
 def dev(target: str, dsn: str | None, data: Path, queues: str | None, no_reload: bool) -> None:
     """Start a database and a worker.
 
-    It starts a private PostgreSQL server, installs the schema and runs a worker; Ctrl-C stops all three. The worker restarts
+    It starts a private PostgreSQL server, installs the schema and runs a worker; Ctrl-C stops both. The worker restarts
     when a .py file below the app's directory changes. The data is kept. --dsn or TALLYBOOK_DSN select another database;
-    `manage.py tallybook dev` uses that of the settings.
+    `manage.py tallybook dev` uses the one in the settings.
     """
     root = home(target)
     with _database(dsn or os.environ.get("TALLYBOOK_DSN"), data) as found:

@@ -135,7 +135,7 @@ def short(reason: str) -> str:
     return lines[0].removeprefix("connection failed: ")
 
 
-_WHERE = "--dsn, TALLYBOOK_DSN and the PG* variables, in Django DATABASES"
+_WHERE = "--dsn, TALLYBOOK_DSN and the PG* variables (in Django: DATABASES)"
 _IS_IT_UP = f"Is the server running there? See {_WHERE}"
 
 

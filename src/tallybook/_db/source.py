@@ -100,8 +100,7 @@ class Source:
     def _own_pool(self) -> AsyncConnectionPool[Any] | None:
         """Return the pool of this process and this loop, or None.
 
-        A pool inherited by a fork is left alone, because its sockets are the parent's: closing it would use
-        them.
+        A pool inherited by a fork is left alone, because its sockets are the parent's: closing it would use them.
         """
         if self._pool is None or self._pid != os.getpid() or self._loop is not asyncio.get_running_loop():
             return None
@@ -190,7 +189,7 @@ class Source:
         """Return a hint for programs that nobody has given a database."""
         if self.dsn or at_node.get() is not None or os.environ.get("TALLYBOOK_DSN"):
             return None
-        return f"Set TALLYBOOK_DSN, or pass App({self.name!r}, dsn=...)"
+        return f"Set TALLYBOOK_DSN or the PG* variables, or pass App({self.name!r}, dsn=...)"
 
 
 def _in_loop() -> bool:

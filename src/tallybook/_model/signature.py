@@ -139,7 +139,7 @@ class ArgsModel:
                 bound[name] = value
             if fits and plan.required <= bound.keys():
                 for name, kind in plan.never_none:
-                    if name in bound and bound[name] is None:
+                    if bound.get(name, kind) is None:
                         raise PayloadError(f"$.{name}", f"None, but its annotation is {kind.__name__}", task=self.task)
                 return bound
         raise SignatureError(self.task, self._misfit(args, kwargs))
