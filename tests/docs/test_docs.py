@@ -483,7 +483,7 @@ def test_states_are_those_that_the_view_can_show(db: Any) -> None:
     listed = words(table(text("docs/states.md"), "state"))
     view = text("src/tallybook/sql/read/views/job.sql")
     in_view = set(re.findall(r"(?:then|else) '(\w+)'", view))
-    in_view |= set(re.findall(r"select '(\w+)'", text("src/tallybook/sql/core/views/_aside.sql")))
+    in_view |= set(re.findall(r"select '(\w+)'", text("src/tallybook/sql/lookups/_aside.sql")))
     for ended in re.findall(r"or o\.state in \(([^)]*)\)", view):
         in_view |= set(re.findall(r"'(\w+)'", ended))
     assert len(listed) == len(set(listed)) and set(listed) == in_view
@@ -520,7 +520,7 @@ def test_reasons_and_answers_are_those_of_the_functions() -> None:
         for reason in re.findall(r"perform tallybook\._make_dead\(e, '(\w+)'", file.read_text(encoding="utf-8"))
     }
     assert set(words(table(text("docs/states.md"), "reason"))) == buried
-    cancel = (functions / "core/end/cancel.sql").read_text(encoding="utf-8")
+    cancel = (functions / "control/cancel.sql").read_text(encoding="utf-8")
     head = {word for line in re.findall(r"^--   (\w[\w, ]*?)  ", cancel, re.MULTILINE) for word in line.split(", ")}
     assert set(words(table(text("docs/states.md"), "return value"))) == head
 

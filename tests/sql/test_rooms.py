@@ -1,4 +1,4 @@
-"""Who may name whom: the core reaches parts by a few functions, parts leave each other alone, nothing below names read or ops."""
+"""Who may name whom: rooms below the parts reach up by a few functions, parts leave each other alone, none names read or ops."""
 
 from __future__ import annotations
 
@@ -11,47 +11,65 @@ from support.rooms import MADE, SQL, named, room, texts
 from tallybook._db.migrate import migrations
 from tallybook._db.profiles import PROFILES
 
+LAYERS = ("checks", "core", "lookups", "unique_key", "control")
+"""The rooms below the parts: each may name those before it."""
 SEAMS = {
-    "_amend": "a conflict of unique keys: the queued job is changed",
-    "_apply_amendments": "promote: jobs in line that were given another priority or time",
-    "_enqueue_on_dead": "a death: the job that its task names for that",
-    "_is_limited": "a claim: whether limits have to be asked before a job of it starts",
-    "_has_limits": "a claim, and a start that comes to its turn: whether there is a limit to ask",
-    "_leave_limits": "the end of jobs that wait: for a permit, no more",
-    "_leave_lines": "an end, or a later time, before a job's turn: who is behind it in the line of its order key",
-    "_leave_parents": "the end of jobs that wait or are scheduled: those that wait for them look for it soon",
-    "_limits_clock_back": "the server's clock has stepped back: turns and breakers",
-    "_line_up": "a job that comes into line: its place among those with its order key",
-    "_line_up_many": "many jobs that come into line: the same",
-    "_pace": "promote: when a job that waits for a rate limit gets its turn",
-    "_parent_ended": "an end: those that wait for this job look for it soon",
-    "_parents_said": "the end of a job that waits for parents: what is kept of them",
-    "_pruned_hint": "a job that is not there: whether its history has gone",
-    "_register": "the start of a worker: what its tasks are",
-    "_release": "an end: who is next of its order key",
-    "_release_missed": "rescue: order keys whose release did not come through",
-    "_schedules_clock_back": "the server's clock has stepped back: schedules",
-    "_series_clock_back": "the server's clock has stepped back: series",
-    "_subject_ended": "a death: what is to be known of a subject once it has ended",
-    "_subject_lives": "the cancel of a dead letter: its subject has not ended",
-    "_subject_retaken": "a retry by a person: the subject lives again",
-    "_subjects_completed": "a completion: the next iteration of a subject",
-    "_truncate_line": "the take of a truncate: what it meets ends",
-    "limit_take": "a start: whether limits let it",
-    "order_admit": "a start: whose turn it is among those with the order key",
-    "postpone": "a start: the job was given a later time",
-    "rebase": "the start of a worker: nobody meets the cursor of another cluster",
+    "core": {
+        "_amended": "an end: the next attempt has what a conflict of unique keys has changed",
+        "_amendment_state": "a start: what a conflict of unique keys has changed",
+        "_apply_amendments": "promote: jobs in line that were given another priority or time",
+        "_claim_key": "a job with a unique key that comes in",
+        "_crowd": "a start: whether a producer locks tasks instead of jobs",
+        "_enqueue_on_dead": "a death: the job that its task names for that",
+        "_forget_amendments": "rescue: changes of jobs that have ended",
+        "_has_limits": "a claim, and a start that comes to its turn: whether there is a limit to ask",
+        "_is_limited": "a claim: whether limits have to be asked before a job of it starts",
+        "_limits_clock_back": "the server's clock has stepped back: turns and breakers",
+        "_line_up": "a job that comes into line: its place among those with its order key",
+        "_line_up_many": "many jobs that come into line: the same",
+        "_pace": "promote: when a job that waits for a rate limit gets its turn",
+        "_parent_ended": "an end: those that wait for this job look for it soon",
+        "_register": "the start of a worker: what its tasks are",
+        "_release": "an end: who is next of its order key",
+        "_release_missed": "rescue: order keys whose release did not come through",
+        "_schedules_clock_back": "the server's clock has stepped back: schedules",
+        "_series_clock_back": "the server's clock has stepped back: series",
+        "_subject_ended": "a death: what is to be known of a subject once it has ended",
+        "_subjects_completed": "a completion: the next iteration of a subject",
+        "_truncate_line": "the take of a truncate: what it meets ends",
+        "limit_take": "a start: whether limits let it",
+        "order_admit": "a start: whose turn it is among those with the order key",
+        "postpone": "a start: the job was given a later time",
+        "rebase": "the start of a worker: nobody meets the cursor of another cluster",
+    },
+    "unique_key": {
+        "_leave_lines": "an end, or a later time, before a job's turn: who is behind it in the line of its order key",
+    },
+    "control": {
+        "_leave_limits": "the end of jobs that wait: for a permit, no more",
+        "_leave_lines": "an end, or a later time, before a job's turn: who is behind it in the line of its order key",
+        "_leave_parents": "the end of jobs that wait or are scheduled: those that wait for them look for it soon",
+        "_line_up": "a job that comes into line: its place among those with its order key",
+        "_line_up_many": "a claim by an id of a job that was scheduled: its place among those with its order key",
+        "_parent_ended": "a cancel: those that wait for this job look for it soon",
+        "_parents_said": "the end of a job that waits for parents: what is kept of them",
+        "_pruned_hint": "a job that is not there: whether its history has gone",
+        "_subject_lives": "the cancel of a dead letter: its subject has not ended",
+        "_subject_retaken": "a retry by a person: the subject lives again",
+    },
 }
-"""What the core calls in parts, and when."""
+"""What the rooms below the parts call in rooms above them, and when."""
 EXCEPTIONS = Path(__file__).parent / "rooms.txt"
 
 
 def allowed(caller: str, callee: str, name: str) -> bool:
     """Whether a room may name this function, view, table or type of the other room."""
-    if callee == "core":
+    if caller in LAYERS:
+        return callee in LAYERS[: LAYERS.index(caller)] or name in SEAMS.get(caller, {})
+    if callee in LAYERS:
         return True
     if callee.startswith("parts/"):
-        return name in SEAMS if caller == "core" else not caller.startswith("parts/")
+        return not caller.startswith("parts/")
     return callee == "read" and caller.startswith("ops/")
 
 
@@ -96,8 +114,9 @@ def test_control_a_forbidden_call_is_found() -> None:
 
 
 def test_every_seam_is_in_use() -> None:
-    """The list of seams names no function that the core does not call."""
-    assert {name for caller, _, _, name in named(texts()) if caller == "core"} >= set(SEAMS)
+    """The lists of seams name no function that is not called."""
+    for room_below, seams in SEAMS.items():
+        assert {name for caller, _, _, name in named(texts()) if caller == room_below} >= set(seams)
 
 
 def test_one_public_verb_is_one_file() -> None:
@@ -124,14 +143,14 @@ def test_every_file_of_tables_is_installed() -> None:
 
 
 def test_no_function_is_longer_than_a_reader_can_hold() -> None:
-    """Without comments and empty lines a function of the core has at most 70 lines, another one 120."""
+    """Without comments and empty lines a function below the parts has at most 70 lines, another one 120."""
     functions = re.compile(r"^create or replace function tallybook\.(\w+)", re.MULTILINE)
     long = {}
     for path, text in texts().items():
         begins = [match.start() for match in functions.finditer(text)]
         for begin, end in pairwise([*begins, len(text)]):
             lines = sum(1 for line in text[begin:end].splitlines() if line.strip())
-            if lines > (70 if room(path) == "core" else 120):
+            if lines > (70 if room(path) in LAYERS else 120):
                 long[functions.match(text, begin)[1]] = lines  # type: ignore[index]
     assert long == {}
 

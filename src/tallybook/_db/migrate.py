@@ -34,7 +34,7 @@ _LOCK = "select pg_advisory_xact_lock(1413565440, 0)"
 _NO_PROPAGATION = """\
 select set_config('citus.enable_ddl_propagation', 'off', true)
  where current_setting('citus.enable_ddl_propagation', true) is not null"""
-_ROOMS = ("core", "parts", "read", "ops")
+_ROOMS = ("checks", "core", "lookups", "unique_key", "control", "parts", "read", "ops")
 _TABLES = re.compile(r"/tables(/|\.sql$)")
 _INCLUDE = re.compile(r"^\\ir \.\./(\S+)$", re.MULTILINE)
 

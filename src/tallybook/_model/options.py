@@ -25,7 +25,7 @@ _INVISIBLE = re.compile(
     r"\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
     r"|^[\u0020\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]|[\u0020\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000]$"
 )
-"""Characters that no name may contain. `sql/core/enqueue/_check_name.sql` has the same list."""
+"""Characters that no name may contain. `sql/checks/_check_name.sql` has the same list."""
 
 _LONGEST_DELAY = timedelta(days=366_000)  # about a thousand years; an interval holds less than a timedelta
 

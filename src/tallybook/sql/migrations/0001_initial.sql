@@ -12,11 +12,11 @@
 \ir ../core/tables/dead.sql
 \ir ../core/tables/tombstone.sql
 \ir ../core/tables/unique_key.sql
-\ir ../core/tables/amendment.sql
 \ir ../core/tables/worker.sql
 \ir ../core/tables/service.sql
 \ir ../core/tables/tally.sql
 \ir ../core/tables/clock_step.sql
+\ir ../unique_key/tables.sql
 \ir ../parts/checkpoint/tables.sql
 \ir ../parts/cluster/tables.sql
 \ir ../parts/counters/tables.sql

@@ -40,7 +40,7 @@ begin
                   limit 1)) k
          where t.cancelled and k.order_key is not null limit 100) d;
     end if;
-    if exists (select from tallybook.amendment) then perform tallybook._apply_amendments(at); end if;
+    perform tallybook._apply_amendments(at);
   end if;
   select array_agg(d.job_id), bool_or(d.turn), max(d.run_at) into v_ids, v_limited, v_last from (
     select s.job_id, s.run_at, coalesce(s.options ? 'turn', false) as turn from tallybook.scheduled s

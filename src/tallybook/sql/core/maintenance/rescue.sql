@@ -58,6 +58,7 @@ begin
     if not l.rest then update tallybook.worker k set ended_at = rescue.at where k.id = w.id; end if;
   end loop;
   if exists (select from tallybook.waiting) then perform tallybook._release_missed(at); end if;
-  perform tallybook._forget_intents(at);
+  perform tallybook._forget_amendments();
+  perform tallybook._forget_tombstones(at);
   if as_service then perform tallybook._service_ran('rescue', at, lost); end if;
 end $$;
