@@ -19,6 +19,7 @@ from support.workers import Jobs, eventually, working
 from tallybook import App
 from tallybook._db import migrate as schema
 from tallybook._db import schema_aside, schema_locks
+from tallybook._db.comments import commented
 from tallybook.errors import SchemaBusy, SchemaMissing, SchemaTooNew, SchemaTooOld
 from tallybook.testing import drain
 
@@ -198,6 +199,20 @@ def test_migrate_says_whom_it_lets_by(dsn: str, db: Any, connect: Any, next_rele
     assert result.exit_code == 0, result.output
     assert "tables are in use by report (process" in result.output
     assert f"upgraded schema tallybook (version {NEWEST + 1})" in result.output
+
+
+def test_a_line_above_a_column_is_its_comment_in_the_database(db: Any) -> None:
+    """Each `-->` line of the files is a comment of its table, view or column, for \\d+ in psql."""
+    comment = "select col_description(a.attrelid, a.attnum) from pg_attribute a where (a.attrelid, a.attname) = (%s::regclass, %s)"
+    found = db.execute(comment, ["tallybook.entry", "max_attempts"]).fetchone()[0]
+    assert found == "How many failures end the job; null: its task's limit, or 5."
+    made = "--> One row\n--> per job.\ncreate table tallybook.one (\n  a int,\n  --> Yours.\n  b int\n);\n"
+    assert commented(made) == (
+        "create table tallybook.one (\n  a int,\n  b int\n);\n"
+        "comment on table tallybook.one is 'One row per job.';\ncomment on column tallybook.one.b is 'Yours.';\n"
+    )
+    with pytest.raises(ValueError, match="no table, view or column is below: Nobody's"):
+        commented("--> Nobody's\nselect 1;\n")
 
 
 def test_the_tables_of_a_migration_are_found() -> None:

@@ -23,6 +23,7 @@ import psycopg
 from psycopg import sql
 
 from tallybook._db import rights
+from tallybook._db.comments import commented
 from tallybook._db.profiles import applied
 from tallybook._db.schema import installed, verdict
 from tallybook._db.schema_aside import aside, set_aside
@@ -80,7 +81,8 @@ def migrations() -> list[tuple[int, str, str]]:
 def _included(text: str) -> str:
     """Return a migration's text with the files that it includes, by their path from its own folder, as in psql."""
     folder = resources.files("tallybook") / "sql"
-    return _INCLUDE.sub(lambda match: folder.joinpath(*match[1].split("/")).read_text("utf-8").rstrip(), text)
+    included = _INCLUDE.sub(lambda match: folder.joinpath(*match[1].split("/")).read_text("utf-8").rstrip(), text)
+    return commented(included)
 
 
 def latest() -> int:
@@ -105,7 +107,7 @@ def _files(folder: Traversable, path: str) -> Iterator[tuple[str, str]]:
         if entry.is_dir():
             yield from _files(entry, f"{path}/{entry.name}")
         elif entry.name.endswith(".sql"):
-            yield f"{path}/{entry.name}", applied(entry.read_text("utf-8"))
+            yield f"{path}/{entry.name}", applied(commented(entry.read_text("utf-8")))
 
 
 def digest() -> str:

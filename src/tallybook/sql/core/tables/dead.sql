@@ -1,3 +1,4 @@
+--> A dead letter: a job out of attempts, kept for people, with its error history.
 create table tallybook.dead (
   job_id       bigint primary key,
   died_at      timestamptz not null,
@@ -19,4 +20,3 @@ create table tallybook.dead (
   constraint "a dead letter has a reason" check (reason in ('failed', 'crashed', 'expired', 'killed'))
 );
 create index dead_newest on tallybook.dead (died_at);
-comment on table tallybook.dead is 'A dead letter: a job out of attempts, kept for people, with its error history.';

@@ -1,6 +1,9 @@
 -- LEDGER. Columns from wide to narrow: nothing is lost to padding.
+--> LEDGER: one row is one attempt that may run now. Its line is its lane, in the order (xid, seq).
 create table tallybook.entry (
+  --> The transaction that wrote the entry: the cursor moves from snapshot to snapshot over it.
   xid          xid8 not null default pg_current_xact_id(),
+  --> Order within one transaction; the job's own id at first, a fresh number when it is put back.
   seq          bigint not null,
   job_id       bigint not null,
   enqueued_at  timestamptz not null,
@@ -8,6 +11,7 @@ create table tallybook.entry (
   attempt      int not null,
   failures     smallint not null,
   crashes      smallint not null,
+  --> How many failures end the job; null: its task's limit, or 5.
   max_attempts smallint,
   retention    "char" not null,
   task         text not null,
@@ -15,30 +19,19 @@ create table tallybook.entry (
   headers      jsonb,
   unique_key   text,
   run_at       timestamptz,
+  --> What the earlier attempts failed with, oldest first; null on the way of a job that never failed.
   errors       jsonb,
+  --> No attempt starts after this instant: the job is dead then, with the reason expired.
   expires_at   timestamptz,
+  --> Of all jobs with this key one runs at a time, in the order in which they came.
   order_key    text,
+  --> Rarely used settings of this one job: its retry policy, the version of its args.
   options      jsonb,
   constraint "args are one object" check (jsonb_typeof(args) = 'object')
 ) partition by list (retention);
 -- Full pages: these grow at their end only.
 create index entry_line on tallybook.entry (lane_id, xid, seq) with (fillfactor = 100);
 create index entry_job on tallybook.entry (job_id) with (fillfactor = 100);
-comment on table tallybook.entry is
-  'LEDGER: one row is one attempt that may run now. Its line is its lane, in the order (xid, seq).';
-comment on column tallybook.entry.xid is
-  'The transaction that wrote the entry: the cursor moves from snapshot to snapshot over it.';
-comment on column tallybook.entry.seq is
-  'Order within one transaction; the job''s own id at first, a fresh number when it is put back.';
-comment on column tallybook.entry.max_attempts is 'How many failures end the job; null: its task''s limit, or 5.';
-comment on column tallybook.entry.errors is
-  'What the earlier attempts failed with, oldest first; null on the way of a job that never failed.';
-comment on column tallybook.entry.expires_at is
-  'No attempt starts after this instant: the job is dead then, with the reason expired.';
-comment on column tallybook.entry.order_key is
-  'Of all jobs with this key one runs at a time, in the order in which they came.';
-comment on column tallybook.entry.options is
-  'Rarely used settings of this one job: its retry policy, the version of its args.';
 -- A job that lives on has thousands of attempts: the newest is found without reading the others. Jobs that succeed at
 -- their first attempt are not in it.
 create index entry_again on tallybook.entry (job_id, attempt) where attempt > 1;

@@ -4,23 +4,19 @@ create table tallybook.lane (
   lane_id    int generated always as identity primary key,
   queue      text not null,
   priority   smallint not null,
+  --> Empty, 'turn' for jobs whose turn at a limit has come, 'fair' for jobs whose turn among the keys of their queue
+  --> has come, or 'task:NAME' for jobs whose task the workers that met them did not know.
   part       text not null default '',
+  --> b, d or l: brief, default or long. The ledgers are partitioned by it.
   retention  "char" not null,
+  --> No entry of this lane can have a lower transaction id: its first window begins here. Of a retired lane: all
+  --> entries below have ended.
   born       xid8 not null default pg_snapshot_xmin(pg_current_snapshot()),
+  --> Since when nobody lines up here: the database has moved to another cluster, and the lane has a successor.
   retired_at timestamptz,
+  --> Its queue was dropped: what had committed by then does not count for whether there is such a queue.
   dropped    pg_snapshot,
   constraint "a queue name has 1 to 64 bytes" check (octet_length(queue) between 1 and 64)
 );
 create index lane_of_queue on tallybook.lane (queue, priority, part, lane_id) include (retention)
   where retired_at is null;
-comment on column tallybook.lane.retention is 'b, d or l: brief, default or long. The ledgers are partitioned by it.';
-comment on column tallybook.lane.part is
-  'Empty, ''turn'' for jobs whose turn at a limit has come, ''fair'' for jobs whose turn among the keys of their '
-  'queue has come, or ''task:NAME'' for jobs whose task the workers that met them did not know.';
-comment on column tallybook.lane.born is
-  'No entry of this lane can have a lower transaction id: its first window begins here. Of a retired lane: all '
-  'entries below have ended.';
-comment on column tallybook.lane.retired_at is
-  'Since when nobody lines up here: the database has moved to another cluster, and the lane has a successor.';
-comment on column tallybook.lane.dropped is
-  'Its queue was dropped: what had committed by then does not count for whether there is such a queue.';

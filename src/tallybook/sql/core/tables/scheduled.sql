@@ -1,3 +1,4 @@
+--> A job that may not run yet: delayed, in backoff after a failure, or snoozed.
 create table tallybook.scheduled (
   job_id       bigint primary key,
   run_at       timestamptz not null,
@@ -18,4 +19,3 @@ create table tallybook.scheduled (
   constraint "args are one object" check (jsonb_typeof(args) = 'object')
 );
 create index scheduled_due on tallybook.scheduled (run_at);
-comment on table tallybook.scheduled is 'A job that may not run yet: delayed, in backoff after a failure, or snoozed.';

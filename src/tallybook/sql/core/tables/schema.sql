@@ -10,6 +10,7 @@ create type tallybook.ending as enum ('completed', 'failed', 'snoozed', 'cancell
 create sequence tallybook.job_id as bigint;
 create sequence tallybook.claim_id as bigint;
 
+--> One row: what is installed here, and in which cluster its transaction ids mean something.
 create table tallybook.installation (
   one               boolean primary key default true check (one),
   version           int not null,
@@ -21,5 +22,3 @@ create table tallybook.installation (
   works_from        int not null default 1,
   constraint "the node number has 10 bits" check (node between 0 and 1023)
 );
-comment on table tallybook.installation is
-  'One row: what is installed here, and in which cluster its transaction ids mean something.';

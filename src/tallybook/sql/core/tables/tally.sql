@@ -5,23 +5,22 @@ create type tallybook.counted as enum ('opened', 'scheduled', 'retrying', 'waiti
 
 -- LEDGER, short-lived. What a statement has changed: it is never updated, so no two statements wait for each other.
 -- What comes into line is not in it: that is read from entry itself.
+--> LEDGER: what one statement has changed, per lane, task and state. Folded into series and total, then pruned.
 create table tallybook.tally (
   xid      xid8 not null default pg_current_xact_id(),
+  --> Null: an event of your own, whose name is in task.
   lane_id  int,
   n        int not null,
+  --> The sum of the attempt numbers of these jobs.
   attempts int not null default 0,
   what     tallybook.counted not null,
+  --> From claim to end of these jobs, as a bucket: see _bucket.
   took     smallint,
+  --> From when they could run to their claim, as a bucket.
   waited   smallint,
   task     text not null
 ) partition by range (xid);
 create index tally_line on tallybook.tally (xid) with (fillfactor = 100);
-comment on table tallybook.tally is
-  'LEDGER: what one statement has changed, per lane, task and state. Folded into series and total, then pruned.';
-comment on column tallybook.tally.lane_id is 'Null: an event of your own, whose name is in task.';
-comment on column tallybook.tally.attempts is 'The sum of the attempt numbers of these jobs.';
-comment on column tallybook.tally.took is 'From claim to end of these jobs, as a bucket: see _bucket.';
-comment on column tallybook.tally.waited is 'From when they could run to their claim, as a bucket.';
 alter table tallybook.tally replica identity full;
 
 do $$

@@ -1,8 +1,10 @@
+--> An attempt that no claim may take from the line: cancelled (and all later ones with it), or taken by id.
 create table tallybook.tombstone (
   job_id     bigint not null,
   attempt    int not null,
   cancelled  boolean not null default false,
   taken      boolean not null default false,
+  --> The cancel was for this attempt alone: a person has given the job another one since.
   once       boolean not null default false,
   reason     text,
   xid        xid8 not null default pg_current_xact_id(),
@@ -10,7 +12,3 @@ create table tallybook.tombstone (
   primary key (job_id, attempt),
   constraint "a tombstone says why" check (cancelled or taken)
 );
-comment on column tallybook.tombstone.once is
-  'The cancel was for this attempt alone: a person has given the job another one since.';
-comment on table tallybook.tombstone is
-  'An attempt that no claim may take from the line: cancelled (and all later ones with it), or taken by id.';

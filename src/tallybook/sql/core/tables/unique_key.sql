@@ -6,9 +6,8 @@ create table tallybook.unique_key (
   key        text not null,
   generation bigint not null,
   job_id     bigint not null,
+  --> Older jobs with this key that still ran when this generation was taken.
   others     bigint[],
   primary key (task, key, generation),
   constraint "a unique key has 1 to 512 bytes" check (octet_length(key) between 1 and 512)
 );
-comment on column tallybook.unique_key.others is
-  'Older jobs with this key that still ran when this generation was taken.';

@@ -1,3 +1,5 @@
+--> A job that may not run yet because of others: its turn by its order key has not come, or its parents have not
+--> ended.
 create table tallybook.waiting (
   job_id       bigint primary key,
   waits_since  timestamptz not null,
@@ -16,12 +18,8 @@ create table tallybook.waiting (
   expires_at   timestamptz,
   order_key    text,
   options      jsonb,
+  --> It waits for its turn among the keys of its queue: see fair_release. Null: it waits for something else.
   fair_key     text collate "C",
   fair_seq     bigint,
   constraint "args are one object" check (jsonb_typeof(args) = 'object')
 );
-comment on table tallybook.waiting is
-  'A job that may not run yet because of others: its turn by its order key has not come, or its parents have not '
-  'ended.';
-comment on column tallybook.waiting.fair_key is
-  'It waits for its turn among the keys of its queue: see fair_release. Null: it waits for something else.';
