@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import psycopg
 import pytest
 
 from support.cli import Command, children, is_alive, parent
+from support.pages import FENCED, text
 from support.waiting import wait_until
 
 BEFORE = """
@@ -117,3 +119,24 @@ def test_dev_names_a_missing_module_before_it_starts_anything(shop: Path) -> Non
         assert running.ended() == 2
         assert "there is no module 'shopp'" in running.output and "Did you mean shop?" in running.output
     assert not (shop / ".tallybook").exists()
+
+
+@pytest.mark.slow
+def test_the_first_job_of_the_readme_takes_ten_lines(shop: Path) -> None:
+    """From an empty folder to the first own job: ten typed lines of the README, run as they are written there."""
+    written = FENCED.findall(text("README.md").split("## A first job\n")[1].split("\n## ")[0])
+    typed = [line for _, body in written for line in body.splitlines() if line.strip() and not line.startswith("#")]
+    assert len(typed) <= 10, typed
+    (app,) = [body for language, body in written if language == "python"]
+    (shop / "app.py").write_text(app)
+    dev, enqueue = (shlex.split(line)[1:] for line in typed if line.startswith("tallybook "))
+    with Command(shop, *dev) as running:
+        running.says("export TALLYBOOK_DSN=")
+        pasted = re.search(r"^ *export TALLYBOOK_DSN=(.+)$", running.output, re.MULTILINE)
+        assert pasted, running.output
+        running.says(" serves ")
+        with Command(shop, *enqueue, dsn=shlex.split(pasted[1])[0]) as enqueued:
+            assert enqueued.ended() == 0, enqueued.output
+        running.says("welcome, user 42 (en)")
+        running.send(signal.SIGINT)
+        assert running.ended() == 0
