@@ -106,9 +106,14 @@ async def test_lists_are_of_all_nodes(fleet: Fleet, monkeypatch: pytest.MonkeyPa
         assert strange.status == 400 and "unknown node &#39;nowhere&#39;" in strange.text
 
 
-async def test_pages_of_jobs_go_on_behind_one_another(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """120 jobs on three nodes are three pages, in order, none twice and none left out."""
-    put = [fleet.enqueue(number, "mail") for _ in range(40) for number in (1, 2, 3)]
+@pytest.mark.parametrize(
+    "spread", [(1, 2, 3) * 40, (1,) * 30 + (2,) * 90, (3,) * 110 + (1, 2) * 5], ids=["even", "two", "one"]
+)
+async def test_pages_of_jobs_go_on_behind_one_another(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, spread: tuple[int, ...]
+) -> None:
+    """120 jobs are three pages, in order, none twice and none left out, however they are spread over three nodes."""
+    put = [fleet.enqueue(number, "mail") for number in spread]
     found: list[int] = []
     async with visited(monkeypatch, fleet) as visitor:
         address = "/jobs"

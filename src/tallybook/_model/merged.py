@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from tallybook.errors import InvalidArgument
 
-_END = "."
+END = "."
 """The position of a node whose list has ended."""
 
 
@@ -44,7 +44,7 @@ def places(after: str | None) -> dict[str, str]:
 
 def goes_on(place: Mapping[str, str], name: str) -> bool:
     """Whether the list of a node has more rows."""
-    return place.get(name) != _END
+    return place.get(name) != END
 
 
 def merged(parts: Mapping[str, Part[J]], after: Mapping[str, str], most: int) -> Part[tuple[str, J]]:
@@ -69,9 +69,9 @@ def merged(parts: Mapping[str, Part[J]], after: Mapping[str, str], most: int) ->
     for name, (found, more, _) in parts.items():
         mine = [row for node, row in shown if node == name]
         if len(mine) == len(found):
-            place[name] = more or _END
+            place[name] = more or END
         elif mine:
             place[name] = mine[-1].cursor
-    left = any(place.get(name) != _END for name in (*parts, *place))
+    left = any(place.get(name) != END for name in (*parts, *place))
     more = ",".join(f"{name}={at}" for name, at in sorted(place.items())) if left else None
     return shown, more, horizon if len(shown) < most else None

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
 from tallybook._db.jobs import STATES
 from tallybook._model.counting import Counts
-from tallybook._model.lists import JobPage
-from tallybook._model.merged import goes_on, merged, places
+from tallybook._model.lists import JobLine, JobPage
+from tallybook._model.merged import END, Part, goes_on, merged, places
 from tallybook.errors import InvalidArgument, TallybookError
 from tallybook.extra.dashboard import bulk_actions
 from tallybook.extra.dashboard.asked import links_of, text_of, when_of
@@ -25,6 +25,7 @@ from tallybook.extra.dashboard.shared import Shared
 from tallybook.extra.dashboard.view import Pages, View
 
 pages = Pages()
+T = TypeVar("T")
 
 _PAGE = 50
 _LOOKED = 20_000
@@ -38,8 +39,12 @@ _MORE = """\
 select i.id, j.args, j.took from unnest(%s::bigint[]) as i(id) cross join lateral (
   select case when pg_column_size(x.args) <= 4000 then x.args end as args, x.ended_at - x.last_attempt_at as took
     from tallybook.job as x where x.id = i.id limit 1) as j"""
-Ask = Callable[[Callable[[Conn, str], Awaitable[JobPage]]], Awaitable[dict[str, JobPage]]]
-"""Calls a function for the nodes and returns the answers by name."""
+
+
+class Ask(Protocol):
+    """Calls a function for the nodes and returns the answers by name."""
+
+    async def __call__(self, question: Callable[[Conn, str], Awaitable[T]], /) -> dict[str, T]: ...
 
 
 def _asked(params: QueryParams) -> dict[str, Any]:
@@ -64,7 +69,7 @@ class List:
     """The jobs of all nodes, or of the one database, that match the filter of an address."""
 
     def __init__(self, site: Shared, ask: Ask, params: QueryParams) -> None:
-        self._app, self._many, self._ask = site.app, site.nodes.many, ask
+        self._app, self._nodes, self._ask = site.app, site.nodes, ask
         self.asked = _asked(params)
         self._after = params.get("after", "").strip()
         self._more: dict[int, dict[str, Any]] = {}
@@ -73,25 +78,61 @@ class List:
     async def page(self, said: dict[str, Any], most: int, *, whole: bool = False) -> JobPage:
         """Return one page of jobs. With `whole`, also read the other columns of the list and the counts of the tabs."""
         after = text_of("after", self._after)
-        place = places(after) if self._many else {"": after or ""}
+        if self._nodes.many:
+            pairs, after, looked_to = await self._merged(said, most, places(after), counts=whole)
+        else:
+            one = (await self._read(said, most, {"": after or ""}, counts=whole))[""]
+            pairs, after, looked_to = [("", job) for job in one.jobs], one.next, one.looked_to
+        if whole and pairs:
+            ids: dict[str, list[int]] = {}
+            for name, job in pairs:
+                ids.setdefault(name, []).append(job.id)
+
+            async def read(conn: Conn, node: str) -> None:
+                self._more |= {one["id"]: one for one in await rows(conn, _MORE, ids.get(node, []))}
+
+            await self._ask(read)
+        return JobPage([job for _, job in pairs], after, looked_to)
+
+    async def _merged(
+        self, said: dict[str, Any], most: int, place: dict[str, str], *, counts: bool
+    ) -> Part[tuple[str, JobLine]]:
+        """Return the newest jobs of all nodes.
+
+        Each node is asked for its share. One that has only jobs among the newest ones is asked once more, for a page.
+        """
+        share = -(-2 * most // max(2, len(self._nodes.read)))
+        found = await self._read(said, share, place, counts=counts)
+        times = sorted((job.enqueued_at for page in found.values() for job in page.jobs), reverse=True)
+        last = times[most - 1] if len(times) >= most else None
+        parts: dict[str, Part[JobLine]] = {}
+        again: dict[str, str] = {}
+        for name, page in found.items():
+            is_full = len(page.jobs) == share
+            parts[name] = (page.jobs, page.next, None if is_full else page.looked_to)
+            if page.next and is_full and share < most and (last is None or page.jobs[-1].enqueued_at >= last):
+                again[name] = page.next
+        if again:
+            for name, page in (await self._read(said, most, {name: again.get(name, END) for name in found})).items():
+                if name in again:
+                    looked_to = None if len(page.jobs) == most else page.looked_to
+                    parts[name] = ([*parts[name][0], *page.jobs], page.next, looked_to)
+        return merged(parts, place, most)
+
+    async def _read(
+        self, said: dict[str, Any], most: int, place: dict[str, str], *, counts: bool = False
+    ) -> dict[str, JobPage]:
+        """Return the jobs of each node from its position on; with `counts`, also read the counts of the tabs."""
 
         async def read(conn: Conn, node: str) -> JobPage:
-            found = JobPage([], None, None)
-            if goes_on(place, node):
-                jobs = self._app.jobs.list(**said, after=place.get(node) or None, max_jobs=most, max_looked=_LOOKED)
-                found = await jobs.on(conn)
-            if whole:
-                self._more |= {one["id"]: one for one in await rows(conn, _MORE, [one.id for one in found.jobs])}
+            if counts:
                 self._counts += await self._app.counts.list().on(conn)
-            return found
+            if not goes_on(place, node):
+                return JobPage([], None, None)
+            jobs = self._app.jobs.list(**said, after=place.get(node) or None, max_jobs=most, max_looked=_LOOKED)
+            return await jobs.on(conn)
 
-        found = await self._ask(read)
-        if not self._many:
-            return found[""]
-        pairs, after, looked_to = merged(
-            {name: (one.jobs, one.next, one.looked_to) for name, one in found.items()}, place, most
-        )
-        return JobPage([one for _, one in pairs], after, looked_to)
+        return await self._ask(read)
 
     async def shown(self) -> dict[str, Any]:
         """Return the values for the live part of the page."""
@@ -118,7 +159,7 @@ def topics(site: Shared) -> None:
         params = QueryParams(address)
         only = params.get("node", "")
 
-        async def ask(question: Callable[[Conn, str], Awaitable[JobPage]]) -> dict[str, JobPage]:
+        async def ask(question: Callable[[Conn, str], Awaitable[T]]) -> dict[str, T]:
             return (await site.nodes.answered(question, only))[0]
 
         found = List(site, ask, params)
