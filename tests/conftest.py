@@ -47,6 +47,10 @@ class Databases(Protocol):
     def drop_database(self, name: str) -> None: ...
 
 
+_CREATE = sql.SQL("create database {} template {} strategy file_copy")
+_DROP = sql.SQL("drop database if exists {} with (force)")
+
+
 class GivenServer:
     """A server that somebody else started and stops."""
 
@@ -57,15 +61,11 @@ class GivenServer:
         return make_conninfo(self._conninfo, dbname=dbname)
 
     def create_database(self, name: str, template: str | None = None) -> str:
-        self._execute(
-            sql.SQL("create database {} template {} strategy file_copy").format(
-                sql.Identifier(name), sql.Identifier(template or "template1")
-            )
-        )
+        self._execute(_CREATE.format(sql.Identifier(name), sql.Identifier(template or "template1")))
         return self.dsn(name)
 
     def drop_database(self, name: str) -> None:
-        self._execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
+        self._execute(_DROP.format(sql.Identifier(name)))
 
     def _execute(self, statement: sql.Composed) -> None:
         with psycopg.connect(self.dsn(), autocommit=True) as conn:
@@ -113,10 +113,11 @@ def _fresh_name(kind: str) -> str:
 
 
 class Aside:
-    """Makes and drops the tests' databases in a thread beside them: a test finds its own ready, and waits for no drop."""
+    """Makes and drops the tests' databases in a thread beside them, on one connection: a test waits for neither."""
 
     def __init__(self, server: Databases, template: str) -> None:
         self._server, self._template = server, template
+        self._conn = psycopg.connect(server.dsn(), autocommit=True)
         self._thread = ThreadPoolExecutor(1)
         self._next = self._thread.submit(self._make)
         self._drops: list[Future[None]] = []
@@ -138,18 +139,21 @@ class Aside:
         self._thread.shutdown()
         for drop in self._drops:
             drop.result()
+        self._conn.close()
 
     def _make(self) -> tuple[str, str]:
         name = _fresh_name("test")
-        return name, self._server.create_database(name, self._template)
+        self._conn.execute(_CREATE.format(sql.Identifier(name), sql.Identifier(self._template)))
+        return name, self._server.dsn(name)
 
     def _drop(self, name: str, dsn: str) -> None:
         """A transaction that the test left prepared in it would keep it there."""
-        with psycopg.connect(dsn, autocommit=True) as conn:
-            left = conn.execute("select gid from pg_prepared_xacts where database = current_database()").fetchall()
-            for (gid,) in left:
-                conn.execute(sql.SQL("rollback prepared {}").format(sql.Literal(gid)))
-        self._server.drop_database(name)
+        left = self._conn.execute("select gid from pg_prepared_xacts where database = %s", [name]).fetchall()
+        if left:
+            with psycopg.connect(dsn, autocommit=True) as conn:
+                for (gid,) in left:
+                    conn.execute(sql.SQL("rollback prepared {}").format(sql.Literal(gid)))
+        self._conn.execute(_DROP.format(sql.Identifier(name)))
 
 
 @pytest.fixture(scope="session")
