@@ -6,47 +6,52 @@ errors   one line and an exit code for an exception: 2 for usage and settings, 1
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
+from importlib import import_module
 from typing import Any, Never
 
 import click
 
 from tallybook._cli import errors
-from tallybook._cli.audit import audit
-from tallybook._cli.breaker import breaker
 from tallybook._cli.common import DSN, dsn_before
-from tallybook._cli.counting import count, event
-from tallybook._cli.dead import dead
-from tallybook._cli.demo import demo
-from tallybook._cli.dev import dev
-from tallybook._cli.doctor import doctor
-from tallybook._cli.enqueue import enqueue
-from tallybook._cli.history import history
-from tallybook._cli.job import job
-from tallybook._cli.limit import limit
-from tallybook._cli.mcp import mcp
-from tallybook._cli.migrate import info, migrate, uninstall
-from tallybook._cli.node import node
-from tallybook._cli.provider import provider
-from tallybook._cli.queue import queue
-from tallybook._cli.roles import roles
-from tallybook._cli.schedule import schedule
-from tallybook._cli.service import service
-from tallybook._cli.subject import subject
-from tallybook._cli.task import task
-from tallybook._cli.top import top
-from tallybook._cli.web import web
-from tallybook._cli.worker import worker
 
 __all__ = ["GROUPS", "cli", "main"]
 
-GROUPS: dict[str, tuple[click.Command, ...]] = {
-    "Run": (dev, worker, web, mcp, demo),
-    "Look": (top, job, dead, count, event, task, audit, doctor),
-    "Change": (enqueue, queue, schedule, subject, limit, breaker, provider),
-    "Maintain": (migrate, info, node, service, history, roles, uninstall),
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Run": ("dev", "worker", "web", "mcp", "demo"),
+    "Look": ("top", "job", "dead", "count", "event", "task", "audit", "doctor"),
+    "Change": ("enqueue", "queue", "schedule", "subject", "limit", "breaker", "provider"),
+    "Maintain": ("migrate", "info", "node", "service", "history", "roles", "uninstall"),
 }
 """The groups of commands in the help."""
+_FILES = {"count": "counting", "event": "counting", "uninstall": "migrate", "info": "migrate"}
+"""The files of the commands that have none with their own name."""
+
+
+class _Commands(MutableMapping[str, click.Command]):
+    """The commands by name. The file of a command is imported when it is used, so that the others cost no time."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, click.Command | None] = {name: None for names in GROUPS.values() for name in names}
+
+    def __getitem__(self, name: str) -> click.Command:
+        found = self._known[name]
+        if found is None:
+            found = getattr(import_module(f"tallybook._cli.{_FILES.get(name, name)}"), name)
+            self._known[name] = found
+        return found
+
+    def __setitem__(self, name: str, command: click.Command) -> None:
+        self._known[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
 
 
 class _Cli(click.Group):
@@ -70,12 +75,14 @@ class _Cli(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write each of the four groups under its heading."""
         width = formatter.width - 6 - max(map(len, self.commands))
-        for title, commands in GROUPS.items():
+        for title, names in GROUPS.items():
             with formatter.section(title):
-                formatter.write_dl([(str(one.name), one.get_short_help_str(width)) for one in commands])
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(width)) for name in names])
 
 
-@click.group(cls=_Cli, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=_Cli, commands=_Commands(), context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.option("--dsn", metavar="DSN", expose_value=False, callback=dsn_before, help=DSN)
 @click.version_option(package_name="tallybook", message="tallybook %(version)s")
 def cli() -> None:
@@ -83,10 +90,6 @@ def cli() -> None:
 
     --dsn works before and after the command. TALLYBOOK_DEBUG=1 shows tracebacks.
     """
-
-
-for _command in (command for commands in GROUPS.values() for command in commands):
-    cli.add_command(_command)
 
 
 def main() -> None:
