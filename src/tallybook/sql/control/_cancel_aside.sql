@@ -14,10 +14,8 @@ declare
   v_n int; v_lanes int[]; v_tasks text[]; v_counts bigint[]; v_attempts bigint[]; v_ordered bigint[]; v_keys text[];
 begin
   insert into tallybook.tombstone as t (job_id, attempt, taken, created_at)
-  select j.job_id, j.attempt, true, p_at from (
-    select s.job_id, s.attempt from unnest(p_ids) i(id) join tallybook.scheduled s on s.job_id = i.id
-    union all
-    select w.job_id, w.attempt from unnest(p_ids) i(id) join tallybook.waiting w on w.job_id = i.id) j order by j.job_id
+  select a.job_id, a.attempt, true, p_at
+    from unnest(p_ids) i(id) join tallybook._aside a on a.job_id = i.id and a.place <> 'dead' order by a.job_id
   on conflict on constraint tombstone_pkey do update set taken = true;
   with was_scheduled as materialized (
     delete from tallybook.scheduled s using unnest(p_ids) i(id) where s.job_id = i.id returning s.*
@@ -34,10 +32,8 @@ begin
                 else w.options - 'held' end
       from was_waiting w
   ), lined as materialized (
-    select g.*, nextval('tallybook.job_id') as seq, l.retention, (
-             select t.reason from tallybook.tombstone t where t.job_id = g.job_id and t.cancelled
-                and (t.attempt = g.attempt or t.attempt < g.attempt and not t.once) order by t.attempt desc
-                    limit 1) as reason
+    select g.*, nextval('tallybook.job_id') as seq, l.retention,
+           (select t.reason from tallybook._cancel_of(g.job_id, g.attempt) t) as reason
       from gone g, lateral (select x.retention from tallybook.lane x where x.lane_id = g.lane_id limit 1) l
   ), put as (
     insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts,

@@ -7,9 +7,8 @@ language plpgsql
 -- profile: lookup
 as $$
 begin
-  if not (exists (select from tallybook.scheduled s where s.job_id = p_job_id)
-          or exists (select from tallybook.waiting w where w.job_id = p_job_id)
-          or exists (select from tallybook.entry e where e.job_id = p_job_id)) then
+  if not exists (select from tallybook._aside a where a.job_id = p_job_id and a.place <> 'dead')
+     and not exists (select from tallybook.entry e where e.job_id = p_job_id) then
     raise exception 'there is no job %', p_job_id using errcode = 'TB002',
       detail = coalesce(tallybook._pruned_hint(p_job_id), '');
   end if;

@@ -19,8 +19,7 @@ declare
   v_sure boolean := current_setting('transaction_isolation') = 'read committed';
 begin
   for turn in 1..100 loop
-    select s.attempt into v_attempt from tallybook.scheduled s where s.job_id = cancel.job_id;
-    if not found then select w.attempt into v_attempt from tallybook.waiting w where w.job_id = cancel.job_id; end if;
+    select a.attempt into v_attempt from tallybook._aside a where a.job_id = cancel.job_id and a.place <> 'dead';
     if found then
       v_state := 'cancelled';
     else
@@ -58,8 +57,7 @@ begin
         select from tallybook.tombstone t where t.job_id = cancel.job_id and t.attempt = v_attempt and t.cancelled);
     end if;
     if v_state = 'cancelling' then
-      select o.state into v_ended from tallybook.outcome o
-       where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq;
+      select o.state into v_ended from tallybook._outcome_of(e.retention, e.xid, e.seq) o;
       if v_ended in ('completed', 'cancelled', 'dead') then
         -- The intent goes; what keeps the entry out of the line stays.
         delete from tallybook.tombstone t where t.job_id = cancel.job_id and t.attempt = v_attempt and not t.taken;

@@ -24,9 +24,7 @@ begin
     delete from tallybook.scheduled y
      where y.job_id = (select x.job_id from tallybook.scheduled x  -- a producer that changes it may stay open
                         where x.job_id = claim_job.job_id and x.run_at <= claim_job.at for update skip locked)
-       and not exists (select from tallybook.tombstone t
-                        where t.job_id = y.job_id and t.cancelled and (t.attempt = y.attempt or t.attempt < y.attempt
-                                                                       and not t.once))
+       and not exists (select from tallybook._cancel_of(y.job_id, y.attempt))
     returning y.* into v_due;
     if found then
       e := tallybook._entry_of(to_jsonb(v_due));
@@ -35,11 +33,7 @@ begin
     end if;
     select x.* into e from tallybook.entry x where x.job_id = claim_job.job_id order by x.attempt desc limit 1;
     exit when found;
-    if exists (select from tallybook.scheduled s where s.job_id = claim_job.job_id)
-       or exists (select from tallybook.waiting w where w.job_id = claim_job.job_id)
-       or exists (select from tallybook.dead d where d.job_id = claim_job.job_id) then
-      return false;
-    end if;
+    if exists (select from tallybook._aside a where a.job_id = claim_job.job_id) then return false; end if;
     perform tallybook._check_job(claim_job.job_id);  -- it has just come into line: look again
   end loop;
   -- The tombstone comes before the lane's lock: it may have to wait for a user's transaction that cancelled this job.
@@ -57,10 +51,8 @@ begin
     return false;
   end;
   if tallybook._cursor_passed(e.lane_id, e.retention, e.xid, e.seq)
-     or exists (select from tallybook.tombstone t where t.job_id = claim_job.job_id and t.cancelled
-                and (t.attempt = e.attempt or t.attempt < e.attempt and not t.once))
-     or exists (select from tallybook.outcome o where o.retention = e.retention and o.entry_xid = e.xid
-                and o.entry_seq = e.seq)
+     or exists (select from tallybook._cancel_of(claim_job.job_id, e.attempt))
+     or exists (select from tallybook._outcome_of(e.retention, e.xid, e.seq))
      or exists (select from tallybook.lane l join tallybook.queue q on q.name = l.queue
                  where l.lane_id = e.lane_id and q.paused_at is not null) then
     delete from tallybook.tombstone t where t.job_id = claim_job.job_id and t.attempt = e.attempt;

@@ -34,13 +34,9 @@ begin
     end if;
   end if;
   if v_back then
-    select s.task, s.unique_key, s.job_id, s.order_key, s.options into e.task, e.unique_key, e.job_id, e.order_key,
-           e.options from (
-      select x.task, x.unique_key, x.job_id, null as order_key, x.options from tallybook.scheduled x
-             where x.job_id = retry.job_id
-      union all
-      select x.task, x.unique_key, x.job_id, x.order_key, x.options from tallybook.waiting x
-             where x.job_id = retry.job_id) s;
+    select a.task, a.unique_key, a.job_id, case a.place when 'waiting' then a.order_key end, a.options
+      into e.task, e.unique_key, e.job_id, e.order_key, e.options
+      from tallybook._aside a where a.job_id = retry.job_id and a.place <> 'dead';
   end if;
   if e.options ? 'subject' then
     perform tallybook._subject_retaken(e, retry.at);
@@ -75,8 +71,7 @@ language plpgsql as $$
 declare
   v_state text;
 begin
-  select o.state into v_state from tallybook.outcome o
-   where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq;
+  select o.state into v_state from tallybook._outcome_of(e.retention, e.xid, e.seq) o;
   if v_state = 'cancelled' then return v_state; end if;
   perform from tallybook.scheduled s where s.job_id = p_job_id for update;
   perform from tallybook.waiting s where s.job_id = p_job_id for update;
@@ -96,8 +91,8 @@ begin
     on conflict on constraint tombstone_pkey do nothing;  -- the cancel was said to an earlier attempt
     return 'cancelled';
   end if;
-  select o.state into v_state from tallybook.outcome o  -- a claim has met it while we waited, perhaps
-   where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq;
+  -- a claim has met it while we waited, perhaps
+  select o.state into v_state from tallybook._outcome_of(e.retention, e.xid, e.seq) o;
   return v_state;
 end $$;
 
@@ -107,6 +102,5 @@ language plpgsql stable
 -- profile: lookup
 as $$
 begin
-  return coalesce((select s.attempt from tallybook.scheduled s where s.job_id = p_job_id),
-                  (select w.attempt from tallybook.waiting w where w.job_id = p_job_id));
+  return (select a.attempt from tallybook._aside a where a.job_id = p_job_id and a.place <> 'dead');
 end $$;

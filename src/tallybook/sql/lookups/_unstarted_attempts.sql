@@ -8,9 +8,7 @@ as $$
 begin
   if p_attempt = 1 then return 0; end if;
   return (select count(*) from tallybook.entry e
-            left join lateral (select o.state from tallybook.outcome o
-                                where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq
-                                      limit 1) o on true
+            left join lateral tallybook._outcome_of(e.retention, e.xid, e.seq) o on true
            where e.job_id = p_job_id and e.attempt < p_attempt
                  and (o.state = 'moved' or coalesce(o.state, 'cancelled') = 'cancelled' and not exists (
              select from tallybook._claim_of(e.lane_id, e.retention, e.xid, e.seq))));

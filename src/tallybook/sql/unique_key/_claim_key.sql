@@ -13,22 +13,16 @@ as $$
 declare
   k tallybook.unique_key; v_holder bigint; v_others bigint[]; j bigint;
 begin
-  if octet_length(p_key) not between 1 and 512 then
-    raise exception 'a unique key has 1 to 512 bytes, this one has %', octet_length(p_key) using errcode = 'TB005';
-  end if;
-  if p_on_conflict is null or p_on_conflict not in ('skip', 'raise', 'replace_args', 'raise_priority', 'push_run_at')
-     then
-    raise exception 'on_conflict % is unknown', coalesce(to_json(p_on_conflict)::text, 'null')
-      using errcode = 'TB005', hint = 'It is one of skip, raise, replace_args, raise_priority, push_run_at.';
-  end if;
-  if p_while is null or p_while not in ('running', 'queued') then
-    raise exception 'unique_while % is unknown', coalesce(to_json(p_while)::text, 'null')
-      using errcode = 'TB005', hint = 'It is running (queued or running), or queued.';
-  end if;
-  if p_on_conflict = 'push_run_at' and p_run_at is null then
-    raise exception 'push_run_at needs a run_at' using errcode = 'TB005',
-      hint = 'Give the time to which the job is pushed.';
-  end if;
+  perform tallybook._refuse(octet_length(p_key) not between 1 and 512,
+                            format('a unique key has 1 to 512 bytes, this one has %s', octet_length(p_key))),
+          tallybook._refuse((p_on_conflict in ('skip', 'raise', 'replace_args', 'raise_priority', 'push_run_at'))
+                            is not true, 'on_conflict ' || coalesce(to_json(p_on_conflict)::text, 'null')
+                            || ' is unknown', 'It is one of skip, raise, replace_args, raise_priority, push_run_at.'),
+          tallybook._refuse((p_while in ('running', 'queued')) is not true,
+                            format('unique_while %s is unknown', coalesce(to_json(p_while)::text, 'null')),
+                            'It is running (queued or running), or queued.'),
+          tallybook._refuse(p_on_conflict = 'push_run_at' and p_run_at is null, 'push_run_at needs a run_at',
+                            'Give the time to which the job is pushed.');
   loop
     k := null; v_holder := null; v_others := null;
     select u.* into k from tallybook.unique_key u where u.task = p_task and u.key = p_key order by u.generation desc

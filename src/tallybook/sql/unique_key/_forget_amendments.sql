@@ -7,11 +7,9 @@ begin
   delete from tallybook.amendment a using (
     select k.job_id from tallybook.amendment k
      where not tallybook._job_open(k.job_id)
-       and (select x.job_id from tallybook.entry x left join tallybook.outcome o
-              on o.retention = x.retention and o.entry_xid = x.xid and o.entry_seq = x.seq
-             where x.job_id = k.job_id and coalesce(o.state, 'cancelled') = 'cancelled' limit 1) is null
-       and not exists (select from tallybook.scheduled s where s.job_id = k.job_id)
-       and not exists (select from tallybook.waiting s where s.job_id = k.job_id)
+       and (select x.job_id from tallybook.entry x left join lateral tallybook._outcome_of(x.retention, x.xid, x.seq) o
+              on true where x.job_id = k.job_id and coalesce(o.state, 'cancelled') = 'cancelled' limit 1) is null
+       and not exists (select from tallybook._aside a where a.job_id = k.job_id and a.place <> 'dead')
      limit 1000 for update skip locked) k
    where a.job_id = k.job_id;
 end $$;

@@ -11,18 +11,12 @@ declare
   -- looks for tombstones later still.
   v_own xid8 := pg_current_xact_id_if_assigned();
 begin
-  return exists (select from tallybook.scheduled s where s.job_id = p_job_id
-                    and not exists (select from tallybook.tombstone t where t.job_id = s.job_id
-                                    and (t.attempt = s.attempt or t.attempt < s.attempt and not t.once)
-                                       and t.cancelled and t.xid is distinct from v_own))
-      or exists (select from tallybook.waiting w where w.job_id = p_job_id
-                    and not exists (select from tallybook.tombstone t where t.job_id = w.job_id
-                                    and (t.attempt = w.attempt or t.attempt < w.attempt and not t.once)
+  return exists (select from tallybook._aside a where a.job_id = p_job_id and a.place <> 'dead'
+                    and not exists (select from tallybook.tombstone t where t.job_id = a.job_id
+                                    and (t.attempt = a.attempt or t.attempt < a.attempt and not t.once)
                                        and t.cancelled and t.xid is distinct from v_own))
       or exists (select from tallybook.entry e where e.job_id = p_job_id
-                    and (select o.state from tallybook.outcome o  -- one at a time: a join may read all of the index
-                          where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq
-                                limit 1) is null
+                    and not exists (select from tallybook._outcome_of(e.retention, e.xid, e.seq))
                     and (tallybook._cursor_passed(e.lane_id, e.retention, e.xid, e.seq)
                          or exists (select from tallybook.tombstone t
                                      where t.job_id = e.job_id and t.attempt = e.attempt and t.taken)
