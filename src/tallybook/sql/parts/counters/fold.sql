@@ -74,28 +74,22 @@ as $$
 begin
   -- Retired lanes: the ids in them are of another cluster. What is still to come out of them has been recounted.
   return query
+  with r as materialized (
+    select p_from as low, coalesce(p_before, '18446744073709551615') as high, false as closed
+    union all select x, x, true from unnest(p_closed) x
+  )
   select l.lane_id, e.task, 'opened'::tallybook.counted, null::smallint, null::smallint, e.n, e.attempts
-    from tallybook.lane l, lateral (
+    from r, tallybook.lane l, lateral (
       select e.task, count(*) as n, sum(e.attempt) as attempts from tallybook.entry e
-       where e.lane_id = l.lane_id and e.retention = l.retention and e.xid >= p_from
-             and (p_before is null or e.xid < p_before) and e.xid <> all (p_holes)
+       where e.lane_id = l.lane_id and e.retention = l.retention and e.xid >= r.low and e.xid <= r.high
+         and (r.closed or e.xid is distinct from p_before and e.xid <> all (p_holes))
        group by e.task) e
-   where l.retired_at is null;
-  if p_closed <> '{}' then
-    return query
-    select l.lane_id, e.task, 'opened'::tallybook.counted, null::smallint, null::smallint, e.n, e.attempts
-      from tallybook.lane l, unnest(p_closed) x(xid), lateral (
-        select e.task, count(*) as n, sum(e.attempt) as attempts from tallybook.entry e
-         where e.lane_id = l.lane_id and e.retention = l.retention and e.xid = x.xid group by e.task) e
-     where l.retired_at is null;
-    return query
-    select t.lane_id, t.task, t.what, t.took, t.waited, sum(t.n), sum(t.attempts)
-      from unnest(p_closed) x(xid), tallybook.tally t where t.xid = x.xid
-           group by t.lane_id, t.task, t.what, t.took, t.waited;
-  end if;
-  return query
+   where l.retired_at is null
+  union all
   select t.lane_id, t.task, t.what, t.took, t.waited, sum(t.n), sum(t.attempts)
-    from tallybook.tally t where t.xid >= p_from and (p_before is null or t.xid < p_before) and t.xid <> all (p_holes)
+    from r, tallybook.tally t
+   where t.xid >= r.low and t.xid <= r.high
+     and (r.closed or t.xid is distinct from p_before and t.xid <> all (p_holes))
    group by t.lane_id, t.task, t.what, t.took, t.waited;
 end $$;
 
