@@ -9,15 +9,26 @@ $$;
 -- _limit_set(kind, name, most, per, burst, open_for, in_code, at, skips): create or change a rule: created, changed
 -- or unchanged. skips null: unchanged. A person's rule stays when code declares one of its name. Waiting jobs
 -- follow the new rule.
--- Errors: TB005 an invalid name.
+-- Errors: TB005 an invalid name, or a value out of range.
 create or replace function tallybook._limit_set(p_kind text, p_name text, p_most int, p_per interval, p_burst int,
   p_open_for interval, p_in_code text, p_at timestamptz, p_skips boolean default null)
 returns text
 language plpgsql as $$
 declare
-  v_there tallybook.limit_rule;
+  c_time constant text := 'It must be from 1 s to 366 days.';
+  v_there tallybook.limit_rule; k record;
 begin
-  perform tallybook._check_name('name of a limit', p_name, 200),
+  select * into k from (values ('rate', 'calls', 100000), ('concurrency', 'most', 10000), ('breaker', 'failures', 1000))
+    x(kind, what, most) where x.kind = p_kind;
+  perform tallybook._check_range(k.what, p_most::text, p_most between 1 and k.most,
+                                 format('It must be from 1 to %s.', k.most)),
+          tallybook._check_range('burst', p_burst::text, p_kind <> 'rate' or p_burst between 1 and p_most,
+                                 'It must be from 1 to calls.'),
+          tallybook._check_range('per', p_per::text,
+            p_kind = 'concurrency' or p_per between interval '1 s' and interval '366 days', c_time),
+          tallybook._check_range('open_for', p_open_for::text,
+            p_kind <> 'breaker' or p_open_for between interval '1 s' and interval '366 days', c_time),
+          tallybook._check_name('name of a limit', p_name, 200),
           tallybook._refuse(p_name in ('queue', 'task', 'queue:', 'task:'),
                             format('a limit cannot be named %s', p_name), 'Write queue:NAME or task:NAME.');
   loop

@@ -48,8 +48,7 @@ begin
   if v.state = 'open' and v.open_until <= p_at then v.state := 'half-open'; end if;
   if v.state is distinct from v_was.state then v.changed_at := p_at; end if;
   if v is distinct from v_was then
-    insert into tallybook.breaker_state as s (name, state, failed_at, changed_at, open_until)
-    values (v.name, v.state, v.failed_at, v.changed_at, v.open_until)
+    insert into tallybook.breaker_state values (v.*)
     on conflict (name) do update set state = excluded.state, failed_at = excluded.failed_at,
        changed_at = excluded.changed_at, open_until = excluded.open_until;
   end if;

@@ -10,13 +10,6 @@
 -- rights: operator
 create or replace function tallybook.breaker_set(name text, failures int, per interval, open_for interval,
   in_code text default null, at timestamptz default clock_timestamp())
-returns text language plpgsql as $$
-begin
-  perform tallybook._check_range('failures', failures::text, failures between 1 and 1000, 'It must be from 1 to 1000.');
-  perform tallybook._check_range('per', per::text, per between interval '1 s' and interval '366 days',
-                                 'It must be from 1 s to 366 days.');
-  perform tallybook._check_range('open_for', open_for::text,
-                                 open_for between interval '1 s' and interval '366 days',
-                                 'It must be from 1 s to 366 days.');
-  return tallybook._limit_set('breaker', name, failures, per, null, open_for, in_code, at);
-end $$;
+returns text language sql as $$
+  select tallybook._limit_set('breaker', name, failures, per, null, open_for, in_code, at)
+$$;

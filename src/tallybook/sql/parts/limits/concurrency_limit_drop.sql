@@ -6,7 +6,6 @@ create or replace function tallybook.concurrency_limit_drop(name text) returns b
 language plpgsql as $$
 begin
   delete from tallybook.limit_rule r where r.kind = 'concurrency' and r.name = concurrency_limit_drop.name;
-  if not found then return false; end if;
-  perform tallybook._wake(' concurrency_release');
-  return true;
+  perform tallybook._wake(' concurrency_release') where found;
+  return found;
 end $$;

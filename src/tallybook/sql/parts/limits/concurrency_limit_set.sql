@@ -7,8 +7,6 @@
 -- rights: operator
 create or replace function tallybook.concurrency_limit_set(name text, most int, in_code text default null,
   at timestamptz default clock_timestamp(), skips boolean default null)
-returns text language plpgsql as $$
-begin
-  perform tallybook._check_range('most', most::text, most between 1 and 10000, 'It must be from 1 to 10000.');
-  return tallybook._limit_set('concurrency', name, most, null, null, null, in_code, at, skips);
-end $$;
+returns text language sql as $$
+  select tallybook._limit_set('concurrency', name, most, null, null, null, in_code, at, skips)
+$$;

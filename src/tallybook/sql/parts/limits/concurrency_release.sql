@@ -69,18 +69,6 @@ exception when lock_not_available then
   return false;
 end $$;
 
--- _place_quietly(waiting, at): _place_waiting without waking workers.
-create or replace function tallybook._place_quietly(w tallybook.waiting, p_at timestamptz) returns boolean
-language plpgsql as $$
-declare
-  v_notify text := coalesce(current_setting('tallybook.notify', true), ''); v_placed boolean;
-begin
-  v_placed := set_config('tallybook.notify', 'off', true) is null;
-  v_placed := tallybook._place_waiting(w, p_at);
-  perform set_config('tallybook.notify', v_notify, true);
-  return v_placed;
-end $$;
-
 -- _let_in(name, at, most, quiet): let as many waiting jobs of this key continue as there are permits; return how
 -- many. The key's row is locked.
 --
@@ -96,6 +84,7 @@ as $$
 declare
   v_in int := 0; v_free int; v_probing boolean; v_priority int := -1; v_seq bigint := 0; v_job bigint; v_lane record;
   v_keys text[]; v_probes text[]; v_full text; v_busy boolean; v_here boolean; f record; w tallybook.waiting; k text;
+  v_notify text := coalesce(current_setting('tallybook.notify', true), '');
 begin
   select x.free, x.probing into v_free, v_probing from tallybook._permits_free(p_name, p_at) x;
   for step in 1..p_most loop
@@ -146,8 +135,9 @@ begin
     delete from tallybook.waiting y where y.job_id = w.job_id;
     if v_lane.part in ('', 'fair') then w.lane_id := tallybook._lane_beside(w.lane_id, 'turn'); end if;
     w.options := w.options - 'held' || jsonb_build_object('turn', coalesce(w.options ->> 'turn', p_name));
-    v_here := case when v_lane.queue = any (p_quiet) then tallybook._place_quietly(w, p_at)
-                   else tallybook._place_waiting(w, p_at) end;
+    perform set_config('tallybook.notify', 'off', true) where v_lane.queue = any (p_quiet);
+    v_here := tallybook._place_waiting(w, p_at);
+    perform set_config('tallybook.notify', v_notify, true) where v_lane.queue = any (p_quiet);
     if v_here then
       insert into tallybook.concurrency_holder (xid, seq, job_id, retention, probe, name)
       select pg_current_xact_id(), currval('tallybook.job_id'), w.job_id, l.retention, n = any (v_probes), n

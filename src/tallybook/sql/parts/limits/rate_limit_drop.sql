@@ -10,7 +10,6 @@ create or replace function tallybook.rate_limit_drop(name text,
 language plpgsql as $$
 begin
   delete from tallybook.limit_rule r where r.kind = 'rate' and r.name = rate_limit_drop.name;
-  if not found then return false; end if;
-  perform tallybook._rate_changed(rate_limit_drop.name, at);
-  return true;
+  perform tallybook._rate_changed(rate_limit_drop.name, at) where found;
+  return found;
 end $$;

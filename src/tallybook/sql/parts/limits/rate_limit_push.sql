@@ -4,18 +4,13 @@
 -- Returns when the next call may start. Errors: TB005 unknown limit. Writes rate_state.
 -- rights: worker, operator
 create or replace function tallybook.rate_limit_push(name text, until timestamptz) returns timestamptz
-language plpgsql as $$
-declare
-  v_next timestamptz;
-begin
-  perform tallybook._refuse(not exists (select from tallybook._limit_of('rate', rate_limit_push.name)),
-                            'there is no rate limit ' || rate_limit_push.name, 'Create one with rate_limit_set.');
-  perform tallybook._refuse(until is null or until not between '2000-01-01' and '9999-01-01',
-                            format('until %s is out of range', coalesce(until::text, 'null')));
+language sql as $$
+  select tallybook._refuse(not exists (select from tallybook._limit_of('rate', rate_limit_push.name)),
+                           'there is no rate limit ' || rate_limit_push.name, 'Create one with rate_limit_set.'),
+         tallybook._check_range('until', until::text, until between '2000-01-01' and '9999-01-01', null);
   insert into tallybook.rate_state as s (name, next_at, front_at, pushed_to, granted)
   values (rate_limit_push.name, until, '-infinity', until, 0)
-  on conflict on constraint rate_state_pkey do update
+  on conflict (name) do update
      set next_at = greatest(s.next_at, excluded.next_at), pushed_to = greatest(s.pushed_to, excluded.pushed_to)
-  returning s.next_at into v_next;
-  return v_next;
-end $$;
+  returning s.next_at
+$$;

@@ -10,14 +10,9 @@
 -- rights: operator
 create or replace function tallybook.rate_limit_set(name text, calls int, per interval, burst int default 1,
   in_code text default null, at timestamptz default clock_timestamp())
-returns text language plpgsql as $$
-begin
-  perform tallybook._check_range('calls', calls::text, calls between 1 and 100000, 'It must be from 1 to 100000.');
-  perform tallybook._check_range('burst', burst::text, burst between 1 and calls, 'It must be from 1 to calls.');
-  perform tallybook._check_range('per', per::text, per between interval '1 s' and interval '366 days',
-                                 'It must be from 1 s to 366 days.');
-  return tallybook._limit_set('rate', name, calls, per, burst, null, in_code, at);
-end $$;
+returns text language sql as $$
+  select tallybook._limit_set('rate', name, calls, per, burst, null, in_code, at)
+$$;
 
 -- _rate_changed(name, at): move the keys of this rule to where their last calls and the new rule put them,
 -- if that is sooner; their waiting jobs come sooner, too.

@@ -30,8 +30,7 @@ comment on column tallybook.limit_rule.most is
 comment on column tallybook.limit_rule.burst is
   'How many calls may start at once; still never more than calls in any window.';
 comment on column tallybook.limit_rule.open_for is 'How long jobs wait before one of them starts as a probe.';
-comment on column tallybook.limit_rule.skips is
-  'A job that finds all permits taken is cancelled instead of waiting.';
+comment on column tallybook.limit_rule.skips is 'A job that finds all permits taken is cancelled instead of waiting.';
 comment on column tallybook.limit_rule.in_code is 'The app that declares it; null: a person set it.';
 
 -- The attempts that run with a permit of a key, or are next: each holds it until it has an outcome. Rows of ended ones

@@ -51,12 +51,11 @@ create or replace function tallybook._schedule_query_failed(p_plan jsonb, p_reas
 returns boolean language plpgsql as $$
 begin
   if not tallybook._schedule_query_ours(p_plan ->> 'name') then return false; end if;
-  perform from tallybook.schedule s
-    where s.name = p_plan ->> 'name' and s.revision = (p_plan ->> 'revision')::xid8 and s.paused_at is null
-      and s.tick is not distinct from (p_plan ->> 'tick')::timestamptz for update skip locked;
-  if not found then return false; end if;
-  perform tallybook._schedule_failed(p_plan, p_reason, p_at);
-  return true;
+  perform tallybook._schedule_failed(p_plan, p_reason, p_at)
+     from (select from tallybook.schedule s
+            where s.name = p_plan ->> 'name' and s.revision = (p_plan ->> 'revision')::xid8 and s.paused_at is null
+              and s.tick is not distinct from (p_plan ->> 'tick')::timestamptz for update skip locked) l;
+  return found;
 end $$;
 
 -- _schedule_query_ours(name): whether nobody else runs this schedule's query; nobody does until the transaction has

@@ -38,8 +38,7 @@ begin
              || v.def || jsonb_build_object('source', 'code', 'app', p_app));
       continue when exists (
         select from tallybook.schedule s where s.name = v.name and s.source = 'code' and s.app = p_app
-           and tallybook._same_schedule(s, d)
-           and (s.cron, s.every, s.tz, s.query) is not distinct from (d.cron, d.every, d.tz, d.query));
+           and tallybook._same_schedule(s, d));
       what := tallybook._schedule_set(d, p_at, false);
       if what = 'taken' then select s.app into detail from tallybook.schedule s where s.name = v.name; end if;
     exception when sqlstate 'TB005' or data_exception or integrity_constraint_violation then

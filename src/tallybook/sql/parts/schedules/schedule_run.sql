@@ -12,12 +12,11 @@ create or replace function tallybook.schedule_run(name text, at timestamptz defa
   out what text, out reason text, out job_id bigint, out jobs bigint, out tick timestamptz)
 language plpgsql as $$
 begin
-  if tallybook._schedule_has_query(name) then  -- its row stays free while the query runs
+  tick := tallybook._schedule_run_plain(name, at);
+  if tick is null then  -- query-driven: its row stays free while the query runs
     tick := tallybook._schedule_free_tick(name, at);
     perform tallybook._schedule_fire_query(tallybook._schedule_plan(s, schedule_run.tick), at)
        from tallybook._schedule_of(name) s;
-  else
-    tick := tallybook._schedule_run_plain(name, at);
   end if;
   select f.what, f.reason, f.job_id, f.jobs into what, reason, job_id, jobs
     from tallybook._schedule_fired(name, schedule_run.tick) f;
@@ -28,7 +27,7 @@ end $$;
 create or replace function tallybook._schedule_fired(p_name text, p_tick timestamptz) returns tallybook.fire
 language sql stable as $$ select f from tallybook.fire f where f.schedule = p_name and f.tick = p_tick $$;
 
--- _schedule_run_plain(name, at): fire one without a query. Returns the tick.
+-- _schedule_run_plain(name, at): fire one without a query. Returns the tick; null: it has a query. Errors: TB002.
 -- rights: operator
 create or replace function tallybook._schedule_run_plain(p_name text, p_at timestamptz) returns timestamptz
 language plpgsql as $$
@@ -38,20 +37,12 @@ begin
   select k.* into s from tallybook.schedule k where k.name = p_name and k.query is null for update;
   if not found then
     perform tallybook._known_schedule(p_name);
-    raise exception 'schedule % has just been changed', to_json(p_name) using errcode = '40001';
+    return null;
   end if;
   v_tick := tallybook._schedule_free_tick(p_name, p_at);
   perform tallybook._schedules_fire(jsonb_build_array(tallybook._schedule_plan(s, v_tick)), p_at);
   return v_tick;
 end $$;
-
--- _schedule_has_query(name): whether it is query-driven; TB002 where there is none.
--- rights: operator
-create or replace function tallybook._schedule_has_query(p_name text) returns boolean
-language sql as $$
-  select tallybook._known_schedule(p_name);
-  select exists (select from tallybook.schedule s where s.name = p_name and s.query is not null)
-$$;
 
 -- _schedule_free_tick(name, at): the first instant from then on that no fire has.
 create or replace function tallybook._schedule_free_tick(p_name text, p_at timestamptz) returns timestamptz

@@ -116,7 +116,7 @@ begin
     return 'taken';
   end if;
   v_moved := (s.cron, s.every, s.tz, s.query) is distinct from (p.cron, p.every, p.tz, p.query);
-  if not v_moved and tallybook._same_schedule(s, p) then return 'unchanged'; end if;
+  if tallybook._same_schedule(s, p) then return 'unchanged'; end if;
   update tallybook.schedule k
      set task = p.task, queue = p.queue, args = p.args, priority = p.priority, max_attempts = p.max_attempts,
          headers = p.headers, options = p.options, cron = p.cron, every = p.every, query = p.query, tz = p.tz,
@@ -130,12 +130,12 @@ begin
   return 'changed';
 end $$;
 
--- _same_schedule(a, b): whether two definitions are equal but for when they tick.
+-- _same_schedule(a, b): whether two definitions are equal.
 create or replace function tallybook._same_schedule(a tallybook.schedule, b tallybook.schedule) returns boolean
 language sql immutable as $$
   select (a.task, a.queue, a.args, a.priority, a.max_attempts, a.headers, a.options, a.jitter, a.missed, a.catch_up,
-          a.overlap)
+          a.overlap, a.cron, a.every, a.tz, a.query)
          is not distinct from
          (b.task, b.queue, b.args, b.priority, b.max_attempts, b.headers, b.options, b.jitter, b.missed, b.catch_up,
-          b.overlap)
+          b.overlap, b.cron, b.every, b.tz, b.query)
 $$;

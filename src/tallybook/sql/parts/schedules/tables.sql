@@ -40,14 +40,12 @@ create table tallybook.schedule (
 ) with (fillfactor = 80);
 create index schedule_due on tallybook.schedule (due_at) where due_at is not null and query is null;
 create index schedule_query_due on tallybook.schedule (due_at) where due_at is not null and query is not null;
-comment on table tallybook.schedule is
-  'A rule that enqueues by the clock, declared in code or set by schedule_set.';
+comment on table tallybook.schedule is 'A rule that enqueues by the clock, declared in code or set by schedule_set.';
 comment on column tallybook.schedule.query is 'The query that gives its jobs: see enqueue_from.';
 comment on column tallybook.schedule.missed is
   'What happens to ticks that are found more than 60 s late: the latest is fired (once), none (skip), or up to '
   'catch_up (all).';
-comment on column tallybook.schedule.overlap is
-  'Whether a tick is fired while the job of the last one is open.';
+comment on column tallybook.schedule.overlap is 'Whether a tick is fired while the job of the last one is open.';
 comment on column tallybook.schedule.revision is
   'The last transaction that changed the definition; a plan made from an older one is not used.';
 comment on column tallybook.schedule.since is

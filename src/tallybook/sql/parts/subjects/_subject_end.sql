@@ -10,16 +10,13 @@ language plpgsql as $$
 declare
   e tallybook.entry;
 begin
-  if p_args is not null then perform tallybook._check_args(p_args, null); end if;
-  if p_version is not null then perform tallybook._check_options(null, null,
-                                                                 jsonb_build_object('version', p_version)); end if;
+  perform tallybook._check_args(p_args, null) where p_args is not null;
+  perform tallybook._check_options(null, null, jsonb_build_object('version', p_version)) where p_version is not null;
   e := tallybook._end(p_lease, p_job_id, p_attempt, p_state, p_error, p_at);
   if e.job_id is null then return null; end if;
-  if not coalesce(e.options ? 'subject', false) then
-    perform tallybook._refuse(true, format('job %s is no subject''s job', p_job_id),
-      'Only a job of subject_push, subject_append or subject_upsert is repeated; end this one with complete, fail '
-      'or snooze.');
-  end if;
+  perform tallybook._refuse((e.options ? 'subject') is not true, format('job %s is no subject''s job', p_job_id),
+    'Only a job of subject_push, subject_append or subject_upsert is repeated; end this one with complete, fail '
+    'or snooze.');
   if p_args is not null then
     e.args := p_args;
     if p_version is not null then

@@ -17,27 +17,19 @@ language plpgsql stable
 set enable_nestloop = on  -- also where the caller has it off
 as $$
 declare
-  e tallybook.entry; a tallybook.amendment; s tallybook.scheduled; v_ended text; v_open boolean := true;
+  e record; a tallybook.amendment; v_ended text; v_open boolean;
 begin
-  select x.* into s from tallybook.scheduled x where x.job_id = p_job_id;
+  select x.* into e from tallybook._aside x where x.job_id = p_job_id and x.place <> 'waiting';
   if found then
-    state := 'planned'; e.lane_id := s.lane_id; e.attempt := s.attempt; e.args := s.args; e.options := s.options;
-    e.failures := s.failures; e.errors := s.errors; e.run_at := s.run_at;
+    state := case when e.place = 'scheduled' then 'planned' when e.reason = 'killed' then 'killed' else 'dead' end;
+    v_open := state = 'planned';
   else
-    e := tallybook._newest_entry(p_job_id);
+    select x.* into e from tallybook._newest_entry(p_job_id) x;
     select o.state::text into v_ended from tallybook._outcome_of(e.retention, e.xid, e.seq) o;
-    if e.job_id is null or v_ended <> 'completed' then
-      v_open := false;
-      select x.lane_id, x.attempt, x.args, x.options, x.failures, x.errors,
-             case x.reason when 'killed' then 'killed' else 'dead' end
-        into e.lane_id, e.attempt, e.args, e.options, e.failures, e.errors, state
-        from tallybook.dead x where x.job_id = p_job_id;
-      if state is null then return; end if;
-    else
-      v_open := v_ended is null and not tallybook._cursor_passed(e.lane_id, e.retention, e.xid, e.seq)
-            and not exists (select from tallybook.tombstone t where t.job_id = p_job_id and t.attempt = e.attempt
-                            and t.taken);
-    end if;
+    if e.job_id is null or v_ended <> 'completed' then return; end if;
+    v_open := v_ended is null and not tallybook._cursor_passed(e.lane_id, e.retention, e.xid, e.seq)
+          and not exists (select from tallybook.tombstone t where t.job_id = p_job_id and t.attempt = e.attempt
+                          and t.taken);
   end if;
   args := e.args; options := e.options; failures := e.failures; error := e.errors -> -1;
   if state is null or state = 'planned' then  -- with changes since, also those during its move to scheduled

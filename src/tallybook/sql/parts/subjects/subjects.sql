@@ -51,7 +51,7 @@ begin
           and (j.ended_at, j.task, j.subject, j.scope) < (v_when, v_task, v_name, v_scope)
         order by j.ended_at desc, j.task desc, j.subject desc, j.scope desc limit v_piece)
       union all
-      (select j.task, j.subject, j.scope, j.ended_at, j.ended_as, null from tallybook.subject_job j
+      (select j.task, j.subject, j.scope, null, j.ended_as, null from tallybook.subject_job j
         where not v_stopped and (j.task, j.subject, j.scope) > (v_task, v_name, v_scope)
           and (subjects.task is null or j.task = subjects.task)
         order by j.task, j.subject, j.scope limit v_piece)
@@ -62,8 +62,7 @@ begin
         or k.ended_as <> all (states);
       -- One look-up of the present state of a job costs as much as skipping a hundred.
       v_left := v_left - case when v_stopped then 0 else 100 end;
-      return query select s.*, case when v_stopped then json_build_array(s.task, s.subject, s.scope, s.ended_at)
-                                    else json_build_array(s.task, s.subject, s.scope) end::text
+      return query select s.*, json_build_array(s.task, s.subject, s.scope, v_when)::text
                      from tallybook.subject s
                     where s.task = k.task and s.subject = k.subject and s.scope = k.scope
                       and (v_stopped or (subjects.queue is null or s.queue = subjects.queue)
@@ -72,8 +71,7 @@ begin
       exit when v_n = max_subjects or v_left <= 0;
     end loop;
     if v_n = max_subjects or v_left <= 0 then
-      cursor := case when v_stopped then json_build_array(v_task, v_name, v_scope, v_when)
-        else json_build_array(v_task, v_name, v_scope) end;
+      cursor := json_build_array(v_task, v_name, v_scope, v_when);
       return next;
       return;
     end if;
