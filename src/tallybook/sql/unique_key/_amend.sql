@@ -64,10 +64,10 @@ language plpgsql as $$
 declare
   s record; v_lane int;
 begin
-  select x.lane_id, l.queue, l.priority, l.part into s
+  select x.*, l.queue, l.priority, l.part into s
     from tallybook.scheduled x join tallybook.lane l on l.lane_id = x.lane_id where x.job_id = p_job_id for update of x;
   if not found then
-    select x.lane_id, l.queue, l.priority, l.part into s
+    select x.*, l.queue, l.priority, l.part into s
       from tallybook.waiting x join tallybook.lane l on l.lane_id = x.lane_id where x.job_id = p_job_id for update of x;
   end if;
   if not found then return false; end if;
@@ -75,16 +75,13 @@ begin
     select n.lane_id into v_lane from tallybook._lane(s.queue, p_priority, s.part) n;
   end if;
   if p_args is null and p_run_at is null and v_lane is null then return true; end if;
-  update tallybook.scheduled x
-     set args = coalesce(p_args, x.args), run_at = coalesce(p_run_at, x.run_at),
-         lane_id = coalesce(v_lane, x.lane_id),
-         options = case when p_args is null then x.options else tallybook._versioned(x.options, p_version) end
+  if p_args is not null then s.options := tallybook._versioned(s.options, p_version); end if;
+  s.args := coalesce(p_args, s.args); s.run_at := coalesce(p_run_at, s.run_at);
+  s.lane_id := coalesce(v_lane, s.lane_id);
+  update tallybook.scheduled x set args = s.args, run_at = s.run_at, lane_id = s.lane_id, options = s.options
    where x.job_id = p_job_id;
   if found and p_run_at < p_at + interval '10 s' then perform tallybook._wake(' promote'); end if;
-  update tallybook.waiting x
-     set args = coalesce(p_args, x.args), run_at = coalesce(p_run_at, x.run_at),
-         lane_id = coalesce(v_lane, x.lane_id),
-         options = case when p_args is null then x.options else tallybook._versioned(x.options, p_version) end
+  update tallybook.waiting x set args = s.args, run_at = s.run_at, lane_id = s.lane_id, options = s.options
    where x.job_id = p_job_id;
   update tallybook.amendment a
      set args = coalesce(p_args, a.args), version = case when p_args is null then a.version else p_version end,

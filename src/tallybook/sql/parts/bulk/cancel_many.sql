@@ -47,11 +47,10 @@ begin
                 where u.task = t.task and u.key = p_unique_key order by u.generation desc limit 1) k);
   elsif p_order_key is not null then
     v_ids := array(select n.job_id from tallybook.order_line n where n.key = p_order_key
-                   union select w.job_id from tallybook.waiting w where w.order_key = p_order_key
+                   union select a.job_id from tallybook._aside a where a.order_key = p_order_key and a.place <> 'dead'
                    union select w.job_id from tallybook.waiting w  -- those that wait for their parents
                           where w.order_key is null and w.options #>> '{parents,order_key}' = p_order_key
                             and w.options #>> '{parents,order_key}' is not null
-                   union select s.job_id from tallybook.scheduled s where s.order_key = p_order_key
                    union (select t.job_id from tallybook.order_turn t where t.key = p_order_key
                           order by t.generation desc limit 1));
   end if;

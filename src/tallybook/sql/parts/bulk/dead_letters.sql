@@ -15,15 +15,15 @@ language plpgsql stable
 -- profile: nested
 as $$
 begin
+  before := coalesce(before, 'infinity'); before_id := coalesce(before_id, 0); since := coalesce(since, '-infinity');
   return query
   with found as materialized (
     select (k.d).job_id, (k.d).died_at, l.queue, (k.d).task, (k.d).reason, (k.d).failures::int, (k.d).crashes::int,
            (k.d).attempt, (k.d).enqueued_at, (k.d).args, tallybook.summary((k.d).task, (k.d).args),
            (k.d).errors -> -1 as last_error
       from (select x as d from tallybook.dead x
-             where (x.died_at, x.job_id) < (coalesce(dead_letters.before, 'infinity'),
-                                            coalesce(dead_letters.before_id, 0))
-               and x.died_at >= coalesce(dead_letters.since, '-infinity')
+             where (x.died_at, x.job_id) < (dead_letters.before, dead_letters.before_id)
+               and x.died_at >= dead_letters.since
              order by x.died_at desc, x.job_id desc limit dead_letters.max_looked) k
       cross join lateral (select n.queue from tallybook.lane n where n.lane_id = (k.d).lane_id limit 1) l
      where tallybook._dead_matches(k.d, l.queue, dead_letters.queue, dead_letters.task, dead_letters.reason,
@@ -33,9 +33,8 @@ begin
   union all
   select k.job_id, k.died_at, null, null, null, 0, 0, 0, null, null, null, null
     from (select x.job_id, x.died_at from tallybook.dead x
-           where (x.died_at, x.job_id) < (coalesce(dead_letters.before, 'infinity'),
-                                          coalesce(dead_letters.before_id, 0))
-             and x.died_at >= coalesce(dead_letters.since, '-infinity')
+           where (x.died_at, x.job_id) < (dead_letters.before, dead_letters.before_id)
+             and x.died_at >= dead_letters.since
              and dead_letters.max_looked is not null and (select count(*) from found) < dead_letters.max_jobs
            order by x.died_at desc, x.job_id desc limit 1 offset dead_letters.max_looked - 1) k;
 end $$;

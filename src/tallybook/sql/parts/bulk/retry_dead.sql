@@ -6,7 +6,6 @@ create or replace function tallybook.retry_dead(queue text default null, task te
   before timestamptz default null, max_jobs int default 10000, out retried int, out refused int)
 language sql as $$
   select count(*) filter (where r.done = 'retried'), count(*) filter (where r.done <> 'retried')
-    from tallybook._dead_ids(retry_dead.queue, retry_dead.task, retry_dead.reason, retry_dead.text, retry_dead.args,
-                             retry_dead.since, retry_dead.before, retry_dead.max_jobs) i
+    from tallybook._dead_ids(queue, task, reason, text, args, since, before, max_jobs) i
    cross join lateral tallybook._retry_or_cancel('retry', i) r
 $$;

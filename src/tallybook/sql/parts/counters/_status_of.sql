@@ -14,8 +14,8 @@ begin
            (select a.* from tallybook._aside a where a.place = p.place order by a.job_id limit 1000)
            union all
            (select a.* from tallybook._aside a where a.place = p.place order by a.job_id desc limit 1000)) x
-   group by 1, 2, 3;
-  return query
+   group by 1, 2, 3
+  union all
   select l.lane_id, x.task, 'available', min(x.enqueued_at), max(x.enqueued_at)
     from tallybook.lane l, lateral (select tallybook._next(l.lane_id, l.retention, l.born) as xid offset 0) n, lateral (
            (select e.task, e.enqueued_at from tallybook.entry e
@@ -70,19 +70,16 @@ declare
   v_quiet boolean := pg_snapshot_xmin(v_snap) >= pg_snapshot_xmax(v_snap) and pg_current_xact_id_if_assigned() is null;
 begin
   return query
-  select q.name, min(coalesce(d.ready_at, e.ready_at))
+  select q.name, min(e.ready_at)
     from unnest(p_queues) q(name)
     join tallybook.lane l on l.queue = q.name and l.retired_at is null
    cross join lateral (select h.*, v_quiet and h.holes = '{}' and h.closed = '{}' and h.hi <= pg_snapshot_xmax(v_snap)
                                    as whole from tallybook._cursor_of(l.lane_id) h) c
-    left join lateral (select greatest(e.run_at, e.enqueued_at) as ready_at from tallybook.entry e
-                        where c.whole and e.lane_id = l.lane_id and e.retention = l.retention
-                          and (e.xid, e.seq) > (c.pos_xid, c.pos_seq) order by e.xid, e.seq limit 1) d on true
-    left join lateral (select tallybook._next(l.lane_id, l.retention, l.born) as xid
-                        where not c.whole offset 0) n on true
-    left join lateral (select greatest(e.run_at, e.enqueued_at) as ready_at from tallybook.entry e
+   cross join lateral (select case when c.whole then c.pos_xid
+                                   else tallybook._next(l.lane_id, l.retention, l.born) end as xid offset 0) n
+   cross join lateral (select greatest(e.run_at, e.enqueued_at) as ready_at from tallybook.entry e
                         where e.lane_id = l.lane_id and e.retention = l.retention
                           and (e.xid, e.seq) > (n.xid, case when n.xid = c.pos_xid then c.pos_seq else 0 end)
-                        order by e.xid, e.seq limit 1) e on true
-   where coalesce(d.ready_at, e.ready_at) is not null group by q.name;
+                        order by e.xid, e.seq limit 1) e
+   group by q.name;
 end $$;

@@ -29,22 +29,19 @@ as $$
 $$;
 
 -- _folded_sums(): the sums up to the last fold; several rows of one lane, task and state are to be added up.
-create or replace function tallybook._folded_sums() returns table (lane_id int, task text, what tallybook.counted,
-  n bigint, attempts bigint, last_at timestamptz)
+create or replace function tallybook._folded_sums() returns setof tallybook.total
 language sql stable as $$
   with f as materialized (select x.checkpoint from tallybook.fold x order by x.number desc limit 1)
-  select t.lane_id, t.task, t.what, t.n, t.attempts, t.last_at
-    from tallybook.total t where t.checkpoint = (select f.checkpoint from f)
+  select t.* from tallybook.total t where t.checkpoint = (select f.checkpoint from f)
   union all
-  select x.lane_id, x.task, x.what, x.n, x.attempts, x.at from tallybook.series x
+  select x.number, x.n, x.attempts, x.at, x.lane_id, x.what, x.task from tallybook.series x
    where x.step = 0 and x.number > (select f.checkpoint from f) and x.what not in ('took', 'waited')
 $$;
 
 -- _unfolded(): what has changed since the last fold, and when that was.
-create or replace function tallybook._unfolded() returns table (lane_id int, task text, what tallybook.counted,
-  n bigint, attempts bigint, last_at timestamptz)
+create or replace function tallybook._unfolded() returns setof tallybook.total
 language sql stable as $$
-  select c.lane_id, c.task, c.what, c.n, c.attempts, f.folded_at
+  select f.number, c.n, c.attempts, f.folded_at, c.lane_id, c.what, c.task
     from (select x.* from tallybook.fold x order by x.number desc limit 1) f,
          lateral tallybook._changed(f.hi, null, f.holes, '{}') c
 $$;

@@ -31,22 +31,19 @@ begin
     union all select 'infinity', '', 0
     union all  -- in seconds: by days it would go by the session's time zone, and miss steps where its clocks change
     select generate_series(v_since, levels.at, make_interval(secs => extract(epoch from levels.step)::float8)), '', 0
-  ), flows as (
-    select s.begins, sum((s.what = 'scheduled')::int * s.n) as scheduled,
-           sum((s.what = 'retrying')::int * s.n) as retrying, sum((s.what = 'waiting')::int * s.n) as waiting,
-           sum((s.what = 'dead')::int * s.n) as dead,
-           sum(case when s.what = 'opened' then s.n
-                    when s.what in ('completed', 'failed', 'snoozed', 'cancelled', 'lost', 'moved', 'died') then -s.n
-                    else 0 end) as open,
-           sum((s.what = 'completed')::int * s.n) as completed, sum((s.what = 'failed')::int * s.n) as failed,
-           sum((s.what = 'cancelled')::int * s.n) as cancelled, sum((s.what = 'died')::int * s.n) as died
-      from changes s where s.begins <= levels.at or s.begins = 'infinity' group by s.begins
   )
   select x.* from (
-    select f.begins, (-sum(f.scheduled) over later)::bigint, (-sum(f.retrying) over later)::bigint,
-           (-sum(f.waiting) over later)::bigint, (-sum(f.open) over later)::bigint, (-sum(f.dead) over later)::bigint,
-           f.completed::bigint, f.failed::bigint, f.cancelled::bigint, f.died::bigint
-      from flows f window later as (order by f.begins desc rows between unbounded preceding and 1 preceding)) x
+    select s.begins, (-sum(sum((s.what = 'scheduled')::int * s.n)) over later)::bigint,
+           (-sum(sum((s.what = 'retrying')::int * s.n)) over later)::bigint,
+           (-sum(sum((s.what = 'waiting')::int * s.n)) over later)::bigint,
+           (-sum(sum(case when s.what = 'opened' then s.n
+                          when s.what in ('completed', 'failed', 'snoozed', 'cancelled', 'lost', 'moved', 'died')
+                          then -s.n else 0 end)) over later)::bigint,
+           (-sum(sum((s.what = 'dead')::int * s.n)) over later)::bigint,
+           sum((s.what = 'completed')::int * s.n)::bigint, sum((s.what = 'failed')::int * s.n)::bigint,
+           sum((s.what = 'cancelled')::int * s.n)::bigint, sum((s.what = 'died')::int * s.n)::bigint
+      from changes s where s.begins <= levels.at or s.begins = 'infinity' group by s.begins
+    window later as (order by s.begins desc rows between unbounded preceding and 1 preceding)) x
    where x.begins < 'infinity' order by x.begins;
 end $$;
 

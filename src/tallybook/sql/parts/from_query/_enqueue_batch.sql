@@ -42,8 +42,8 @@ begin
       select e.job_id from tallybook.entry e
        where e.job_id = any ((select ids from jobs)::bigint[])
          and not exists (select from tallybook._outcome_of(e.retention, e.xid, e.seq))
-      union all select s.job_id from tallybook.scheduled s where s.job_id = any ((select ids from jobs)::bigint[])
-      union all select w.job_id from tallybook.waiting w where w.job_id = any ((select ids from jobs)::bigint[])),
+      union all select a.job_id from tallybook._aside a
+                 where a.place <> 'dead' and a.job_id = any ((select ids from jobs)::bigint[])),
     cancelled as (select t.job_id from tallybook.tombstone t where t.job_id = any ((select ids from jobs)::bigint[]))
     select k.n, k.id, k.key, k.generation, o.job_id is null and k.others is null as free
       from k left join open o on o.job_id = k.job_id left join cancelled c on c.job_id = k.job_id
@@ -95,8 +95,7 @@ begin
   )
   select count(*) filter (where not u.later), count(*) filter (where u.later) into v_now, v_later from u;
   if v_now > 0 then perform tallybook._wake(case when v_fair then ' fair_release' else p_queue end); end if;
-  if v_later > 0 and exists (select from unnest(p_run_ats) r where r > p_at and r < p_at + interval '10 s') then
-    perform tallybook._wake(' promote');
-  end if;
+  perform tallybook._wake(' promote') where v_later > 0
+     and exists (select from unnest(p_run_ats) r where r > p_at and r < p_at + interval '10 s');
   return v_now + v_later;
 end $$;

@@ -51,9 +51,8 @@ begin
     end if;
     if k.tail_at is null then k.front_at := '-infinity'; end if;  -- no job waits: the one in front was cancelled
     v_keys[i] := k;
-    if v_permits and exists (select from tallybook.concurrency_line l where l.name = k.name) then
-      perform tallybook._let_in(k.name, p_at, 50);
-    end if;
+    perform tallybook._let_in(k.name, p_at, 50)
+      where v_permits and exists (select from tallybook.concurrency_line l where l.name = k.name);
   end loop;
   -- Last, because jobs that continue take permits of other keys, too.
   for i in 1..case when v_permits then coalesce(cardinality(v_keys), 0) else 0 end loop

@@ -12,8 +12,7 @@ $$;
 -- Errors: TB005 an invalid name, or a value out of range.
 create or replace function tallybook._limit_set(p_kind text, p_name text, p_most int, p_per interval, p_burst int,
   p_open_for interval, p_in_code text, p_at timestamptz, p_skips boolean default null)
-returns text
-language plpgsql as $$
+returns text language plpgsql as $$
 declare
   c_time constant text := 'It must be from 1 s to 366 days.';
   v_there tallybook.limit_rule; k record;

@@ -21,8 +21,7 @@ begin
   select r.* into v_rule from tallybook._limit_of('breaker', p_name) r;
   perform tallybook._refuse(not found, 'there is no breaker ' || p_name, 'Create one with breaker_set.');
   p_duration := coalesce(p_duration, v_rule.open_for);
-  perform tallybook._check_range('duration', p_duration::text,
-                                 p_duration between interval '0' and interval '100 years',
+  perform tallybook._check_range('duration', p_duration::text, p_duration between interval '0' and interval '100 years',
                                  'It must be from 0 to 100 years.');
   if p_state = 'open' then until := p_at + p_duration; end if;
   select s.state into was from tallybook.breaker_state s where s.name = p_name;

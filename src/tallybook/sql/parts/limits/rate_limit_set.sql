@@ -28,12 +28,12 @@ begin
                     where s.name in (select n.name from tallybook.rate_state n where n.name = p_name
                                      or split_part(n.name, ':', 1) = p_name)
                     order by s.name for update) s
-             left join lateral (select * from tallybook._limit_of('rate', s.name)) r on true loop
+             left join lateral tallybook._limit_of('rate', s.name) r on true loop
     v_next := least(k.next_at, greatest(case when k.held then k.pushed_to end,
       (select max(c.called_at) from tallybook.rate_call c where c.name = k.name) + coalesce(k.gap, interval '0'),
       '-infinity'));
-    update tallybook.rate_state s set next_at = v_next, front_at = '-infinity', promised_at = '-infinity',
-      paced_to = '-infinity',
+    update tallybook.rate_state s
+       set next_at = v_next, front_at = '-infinity', promised_at = '-infinity', paced_to = '-infinity',
            pushed_to = case when k.held then s.pushed_to end
      where s.name = k.name;
     update tallybook.scheduled s set run_at = w.turn

@@ -111,35 +111,19 @@ insert into tallybook.service (name, every) values ('concurrency_release', '5 s'
 
 -- The state of a key and of a job within one call of limit_take. A key has a rate if gap is not null, and permits or a
 -- breaker if free is not null.
+--   tail_at     behind the last waiting job
+--   gap, step   between two starts; step as estimated for waiting jobs
+--   late, lag   the longest delay of a start: of this question, and of all since the last longer gap
+--   every       the number of calls after which a gap is longer by lag
 create type tallybook._limit_key as (
-  name     text,
-  next_at  timestamptz,
-  front_at timestamptz,
-  granted  bigint,
-  tail_at  timestamptz,  -- behind the last waiting job
-  gap      interval,     -- between two starts
-  step     interval,     -- the same, as estimated for waiting jobs
-  late     interval,     -- the longest delay of a start of this question
-  lag      interval,     -- the same of all since the last longer gap
-  burst    int,
-  every    int,          -- the number of calls after which a gap is longer by lag
-  free     int,
-  probing  boolean,
-  barred   boolean,
+  name text, next_at timestamptz, front_at timestamptz, granted bigint, tail_at timestamptz, gap interval,
+  step interval, late interval, lag interval, burst int, every int, free int, probing boolean, barred boolean,
   has_line boolean
 );
+--   front           it goes before new jobs
+--   special         it may have been changed: it has a unique key
+--   until, behind   it must wait until then, behind others of this key
 create type tallybook._limited_job as (
-  lease     uuid,
-  job_id    bigint,
-  attempt   int,
-  lane_id   int,
-  retention "char",
-  xid       xid8,
-  seq       bigint,
-  priority  int,
-  front     boolean,     -- it goes before new jobs
-  special   boolean,     -- it may have been changed: it has a unique key
-  limits    text[],
-  until     timestamptz, -- it must wait until then,
-  behind    text         -- behind others of this key
+  lease uuid, job_id bigint, attempt int, lane_id int, retention "char", xid xid8, seq bigint, priority int,
+  front boolean, special boolean, limits text[], until timestamptz, behind text
 );

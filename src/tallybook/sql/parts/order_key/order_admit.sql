@@ -61,9 +61,8 @@ begin
     e.attempt := e.attempt + 1;
     perform tallybook._wait(e, order_admit.at);
     -- A job that had its turn, died and was retried has lost its place: it is the last.
-    if not exists (select from tallybook.order_line n where n.job_id = e.job_id) then
-      perform tallybook._line_up(e.order_key, e.job_id);
-    end if;
+    perform tallybook._line_up(e.order_key, e.job_id)
+      where not exists (select from tallybook.order_line n where n.job_id = e.job_id);
     -- the first job may be waiting, too
     if v_mine is false then perform tallybook._release(h.order_key, null, order_admit.at); end if;
   end loop;

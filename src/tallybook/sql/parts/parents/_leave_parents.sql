@@ -6,9 +6,8 @@ language plpgsql
 as $$
 begin
   delete from tallybook.parent p using unnest(p_ids) i(id) where p.child_id = i.id;
-  if exists (select from unnest(p_ids) i(id) join tallybook.parent p on p.parent_id = i.id and p.ended_as is null) then
-    perform tallybook._wake(' parents_resolve');
-  end if;
+  perform tallybook._wake(' parents_resolve')
+    where exists (select from unnest(p_ids) i(id) join tallybook.parent p on p.parent_id = i.id and p.ended_as is null);
 end $$;
 
 -- _parents_said(job_id, options): the options of a job whose wait for parents has ended: with how

@@ -42,16 +42,16 @@ begin
     insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts,
                                  task, args, headers, unique_key, run_at, errors, expires_at, order_key, options)
     select f.seq, f.job_id, f.enqueued_at, f.lane_id, f.attempt, f.retention, f.failures, f.crashes, f.max_attempts,
-           f.task, f.told_args,
-           f.headers, f.unique_key, coalesce(f.run_at, p_at), f.errors, f.expires_at, f.key, f.told_options
+           f.task, f.told_args, f.headers, f.unique_key, coalesce(f.run_at, p_at), f.errors, f.expires_at, f.key,
+           f.told_options
       from freed f where not f.later and not f.fair
   ), fair as (  -- the row deleted above is inserted again: its turn by its fair key comes later (fair_release)
     insert into tallybook.waiting (job_id, waits_since, enqueued_at, run_at, lane_id, attempt, failures, crashes,
-                                   max_attempts, task, args,
-                                   headers, unique_key, errors, expires_at, options, fair_key, fair_seq)
+                                   max_attempts, task, args, headers, unique_key, errors, expires_at, options, fair_key,
+                                   fair_seq)
     select f.job_id, p_at, f.enqueued_at, f.run_at, tallybook._lane_beside(f.lane_id, 'fair'), f.attempt, f.failures,
-           f.crashes, f.max_attempts, f.task,
-           f.told_args, f.headers, f.unique_key, f.errors, f.expires_at, f.told_options, f.options ->> 'fair_key', f.seq
+           f.crashes, f.max_attempts, f.task, f.told_args, f.headers, f.unique_key, f.errors, f.expires_at,
+           f.told_options, f.options ->> 'fair_key', f.seq
       from freed f where f.fair
   ), put_later as (
     insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts,

@@ -18,20 +18,15 @@ create or replace function tallybook.enqueue_after(queue text, task text, after 
   on_conflict text default 'skip', unique_while text default 'running', order_key text default null,
   expires_at timestamptz default null, options jsonb default null, at timestamptz default clock_timestamp())
 returns bigint language plpgsql as $$
-declare
-  v_ids bigint[];
 begin
   perform tallybook._refuse(after is null, 'after is null', 'Pass the ids of the parents.');
   if after = '{}' then
     return tallybook.enqueue(queue, task, args, run_at, priority, unique_key, max_attempts, headers, on_conflict,
                              unique_while, order_key, expires_at, options, at);
   end if;
-  select f.job_ids into v_ids
-    from tallybook.fan_out(queues => array[queue], tasks => array[task], args => array[args::text],
-                           run_ats => array[run_at],
-           priorities => array[priority], unique_keys => array[unique_key], max_attempts => array[max_attempts],
-           headers => array[headers::text], on_conflicts => array[on_conflict], unique_whiles => array[unique_while],
-           order_keys => array[order_key], expires_ats => array[expires_at], options => array[options::text],
-           afters => array[after::text], on_parents => array[on_parent], failed_as => array[failed_as], at => at) f;
-  return v_ids[1];
+  return (select f.job_ids[1]
+            from tallybook.fan_out(array[queue], array[task], array[args::text], array[run_at], array[priority],
+                   array[unique_key], array[max_attempts], array[headers::text], array[on_conflict],
+                   array[unique_while], array[order_key], array[expires_at], array[options::text],
+                   array[after::text], array[on_parent], array[failed_as], at) f);
 end $$;

@@ -29,15 +29,11 @@ begin
        cardinality(order_keys), cardinality(expires_ats), cardinality(options), cardinality(afters),
        cardinality(on_parents), cardinality(failed_as)]), 'the arrays of fan_out have different lengths');
   if v_n = 0 then return; end if;
-  select a.n, p.id into r from unnest(afters) with ordinality a(after, n), unnest(a.after::bigint[]) p(id)
-   where p.id is null or p.id = 0 or p.id < 0 and -p.id >= a.n limit 1;
-  if found then
-    raise exception 'job % of the batch waits for %', r.n,
-      case when r.id < 0 then format('job %s of it, which does not come before it', -r.id)
-           else 'a job without an id' end
-      using errcode = 'TB005', hint =
-      'A job can wait for existing jobs and for those before it in the batch, so that none waits for itself.';
-  end if;
+  perform tallybook._refuse(true, format('job %s of the batch waits for %s', a.n, case when p.id < 0
+            then format('job %s of it, which does not come before it', -p.id) else 'a job without an id' end),
+            'A job can wait for existing jobs and for those before it in the batch, so that none waits for itself.')
+     from unnest(afters) with ordinality a(after, n), unnest(a.after::bigint[]) p(id)
+    where p.id is null or p.id = 0 or p.id < 0 and -p.id >= a.n limit 1;
   v_followed := array(select distinct (-p.id)::int from unnest(afters) a(after), unnest(a.after::bigint[]) p(id)
                       where p.id < 0);
   v_root := array(select coalesce(t.after, '{}') = '{}' from unnest(tasks, afters) with ordinality t(task, after, n)

@@ -41,13 +41,13 @@ begin
                       where p.ended_as is null and p.parent_id > coalesce(parents_resolve.after, -1)
                             order by p.parent_id limit max_parents);
     if cardinality(parents) = max_parents then last := parents[max_parents]; end if;
-  else
-    parents := array(select distinct i from unnest(parents) i
-                      where exists (select from tallybook.parent p where p.parent_id = i and p.ended_as is null));
   end if;
   loop
     select array_agg(e.job_id), array_agg(e.ended_as), array_agg(e.failure) into v_ids, v_as, v_failures
-      from tallybook._ended_as(parents) e where e.ended_as is not null;
+      from tallybook._ended_as(array(
+             select distinct i from unnest(parents) i
+              where exists (select from tallybook.parent p where p.parent_id = i and p.ended_as is null))) e
+     where e.ended_as is not null;
     exit when v_ids is null;
     v_all := array(select distinct p.child_id from tallybook.parent p where p.parent_id = any (v_ids)
                    and p.ended_as is null);
@@ -86,9 +86,7 @@ begin
     cancelled := cancelled + cardinality(v_cancelled);
 
     exit when v_cancelled = '{}';
-    -- What was cancelled here has ended, and others may wait for it in turn.
-    parents := array(select i from unnest(v_cancelled) i
-                      where exists (select from tallybook.parent p where p.parent_id = i and p.ended_as is null));
+    parents := v_cancelled;  -- what was cancelled here has ended, and others may wait for it in turn
   end loop;
   remain := exists (select from tallybook.parent);
   if as_service then perform tallybook._service_ran('parents_resolve', at, released + cancelled); end if;

@@ -18,17 +18,13 @@ begin
     end if;
     return;
   end if;
-  perform from tallybook.schedule s
-    where s.name = p.name and (p.now or s.revision = p.revision and s.tick is not distinct from p.tick
-                               and s.paused_at is null);
-  if not found then return; end if;
-  carried := true;
-  if p.missed_from is not null then
-    insert into tallybook.fire (schedule, tick, fired_at, what, ticks)
-      values (p.name, p.missed_from, p_at, 'missed', p.missed_ticks)
-    on conflict do nothing;
-    if found then missed := p.missed_ticks; end if;
-  end if;
+  carried := exists (select from tallybook.schedule s
+                      where s.name = p.name and (p.now or s.revision = p.revision and s.tick is not distinct from p.tick
+                                                          and s.paused_at is null));
+  insert into tallybook.fire (schedule, tick, fired_at, what, ticks)
+  select p.name, p.missed_from, p_at, 'missed', p.missed_ticks where carried and p.missed_from is not null
+  on conflict do nothing;
+  if found then missed := p.missed_ticks; end if;
 end $$;
 
 -- _schedule_query_tick(name, tick, late, at): record a tick as fired. False: it is recorded already. Writes

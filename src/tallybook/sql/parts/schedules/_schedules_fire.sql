@@ -17,7 +17,7 @@ language plpgsql
 -- profile: nested
 as $$
 declare
-  v_names text[]; v_one jsonb; r record;
+  v_names text[]; v_todo jsonb[] := array[p_plans]; r record;  -- all at once; one by one where that fails
 begin
   perform tallybook._read_committed('a schedule is fired in READ COMMITTED',
                                     'An older snapshot may overlook the job of its last fire.');
@@ -33,22 +33,22 @@ begin
                      limit 1 for update skip locked) l);
   carried := cardinality(v_names);
   if carried = 0 then return; end if;
-  begin
-    select * into r from tallybook._schedules_put_in(p_plans, v_names, p_at);
-    fired := r.fired; skipped := r.skipped; missed := r.missed;
-  exception when others then
-    if sqlstate !~ '^(TB|22|23|P0)' then raise; end if;  -- a deadlock, a full disk, a migration: not a schedule's fault
-    for v_one in select p from jsonb_array_elements(p_plans) p where p ->> 'name' = any (v_names) loop
-      begin
-        select * into r from tallybook._schedules_put_in(jsonb_build_array(v_one), array[v_one ->> 'name'], p_at);
-        fired := fired + r.fired; skipped := skipped + r.skipped; missed := missed + r.missed;
-      exception when others then
-        if sqlstate !~ '^(TB|22|23|P0)' then raise; end if;
-        perform tallybook._schedule_failed(v_one, sqlerrm, p_at);
-        failed := failed + 1;
-      end;
-    end loop;
-  end;
+  while v_todo <> '{}' loop
+    begin
+      select * into r from tallybook._schedules_put_in(v_todo[1], v_names, p_at);
+      fired := fired + r.fired; skipped := skipped + r.skipped; missed := missed + r.missed;
+      v_todo := v_todo[2:];
+    exception when others then
+      if sqlstate !~ '^(TB|22|23|P0)' then raise; end if;  -- a deadlock, a full disk: not a schedule's fault
+      if jsonb_array_length(v_todo[1]) > 1 then
+        v_todo := array(select jsonb_build_array(p) from jsonb_array_elements(p_plans) p
+                         where p ->> 'name' = any (v_names));
+      else
+        perform tallybook._schedule_failed(v_todo[1] -> 0, sqlerrm, p_at);
+        failed := failed + 1; v_todo := v_todo[2:];
+      end if;
+    end;
+  end loop;
   perform tallybook._service_ran('schedules', p_at, fired);
 end $$;
 

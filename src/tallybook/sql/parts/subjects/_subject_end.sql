@@ -10,8 +10,9 @@ language plpgsql as $$
 declare
   e tallybook.entry;
 begin
-  perform tallybook._check_args(p_args, null) where p_args is not null;
-  perform tallybook._check_options(null, null, jsonb_build_object('version', p_version)) where p_version is not null;
+  if p_args is not null then perform tallybook._check_args(p_args, null); end if;
+  if p_version is not null then perform tallybook._check_options(null, null,
+                                                                 jsonb_build_object('version', p_version)); end if;
   e := tallybook._end(p_lease, p_job_id, p_attempt, p_state, p_error, p_at);
   if e.job_id is null then return null; end if;
   perform tallybook._refuse((e.options ? 'subject') is not true, format('job %s is no subject''s job', p_job_id),
@@ -39,8 +40,7 @@ $$;
 -- Nothing, where the name has been given to another job since. attempts: of its last iteration.
 create or replace function tallybook._subject_ended(e tallybook.entry, p_as text, p_at timestamptz, p_failures int,
   p_error jsonb)
-returns void
-language sql as $$
+returns void language sql as $$
   update tallybook.subject_job j
      set ended_as = p_as, ended_at = p_at, queue = l.queue, priority = l.priority, args = e.args,
          attempts = tallybook._subject_attempts(e.job_id, e.attempt, e.options), failures = p_failures, error = p_error,

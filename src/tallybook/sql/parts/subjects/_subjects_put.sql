@@ -93,9 +93,8 @@ begin
     exit when not exists (select from unnest(v) u where u.kind in ('n', 'r', 'g', 'p', 'l', '?'));
   end loop;
 
-  if exists (select from unnest(v) u where u.kind in ('c', 'v')) then
-    perform tallybook._subjects_put_in(p_queue, p_task, v_scope, p_max_attempts, p_at, v_wanted, v);
-  end if;
+  perform tallybook._subjects_put_in(p_queue, p_task, v_scope, p_max_attempts, p_at, v_wanted, v)
+    where exists (select from unnest(v) u where u.kind in ('c', 'v'));
   if v_soon then perform tallybook._wake(' promote'); end if;
 
   return query

@@ -21,7 +21,6 @@ begin
   if k.job_id is null then return 'unknown'; end if;
   if k.ended_as is not null then return k.ended_as; end if;
   perform tallybook._subject_absorb(k.job_id);  -- the changes during its move there; locks it
-  perform from tallybook.scheduled s where s.job_id = k.job_id for update;
   select n.state into v_state from tallybook._subject_now(k.job_id, subject_move.at) n;
   if v_state = 'planned' then
     update tallybook.scheduled s set run_at = subject_move.run_at where s.job_id = k.job_id;
