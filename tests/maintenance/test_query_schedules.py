@@ -181,15 +181,15 @@ async def test_a_plan_is_carried_out_once(db: Connection) -> None:
 @pytest.mark.parametrize(
     ("guards", "told"),
     [
-        (["s.tick is not distinct from p.tick and s.paused_at is null);"], (True, 0)),  # the tick is a row: on record already
-        (["s.tick is not distinct from p.tick and s.paused_at is null);", "return found;"], (True, 1)),
+        (["s.tick is not distinct from p.tick and s.paused_at is null"], (True, 0)),  # the tick is a row: on record already
+        (["s.tick is not distinct from p.tick and s.paused_at is null", "return found;"], (True, 1)),
     ],
 )  # fmt: skip
 async def test_control_a_plan_that_is_said_twice(db: Connection, guards: list[str], told: tuple[bool, int]) -> None:
     """Negative control: without the look at the schedule's tick the row of the fire decides, without that one it fires twice."""
     for guard in guards:
         if guard.startswith("s."):
-            without(db, "_schedule_query_begin", guard, "true);")
+            without(db, "_schedule_query_begin", guard, "true")
         else:
             without(db, "_schedule_query_tick", guard, "return true;")
     put(db, "keyless", "select '{}'::jsonb as args")

@@ -47,9 +47,8 @@ begin
      cross join (select exists (select from tallybook.pruned) as pruned) p
      group by x.lane_id, x.task, x.what, p.pruned
   ), sums as materialized (
-    select c.lane_id, c.task, case when c.what in ('available', 'running') then 'opened'
-           else c.what end as what, c.n, c.attempts,
-           null::timestamptz as last_at from open c
+    select c.lane_id, c.task, case when c.what in ('available', 'running') then 'opened' else c.what end as what, c.n,
+           c.attempts, null::timestamptz as last_at from open c
     union all select e.lane_id, e.task, e.what, e.n, e.attempts, e.last_at from ends e
     union all select e.lane_id, e.task, 'opened', e.n, e.attempts, null from ends e where e.what <> 'event'
   ), unclaimed as (  -- what of a lane has ended or gone and was never handed out: its tasks do not matter

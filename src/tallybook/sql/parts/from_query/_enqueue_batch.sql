@@ -64,9 +64,8 @@ begin
   end loop;
 
   select array_agg(d.priority), array_agg(l.lane_id), array_agg(l.retention) into v_distinct, v_lanes, v_retentions
-    from (select distinct f.priority from unnest(p_priorities, p_keys, v_ours) f(priority, key, ours) where f.ours
-          or f.key is null) d,
-         tallybook._lane(p_queue, d.priority, '') l;
+    from (select distinct f.priority from unnest(p_priorities, p_keys, v_ours) f(priority, key, ours)
+           where f.ours or f.key is null) d, tallybook._lane(p_queue, d.priority, '') l;
   if v_lanes is null then return 0; end if;
   with u as materialized (
     select f.*, l.*, coalesce(f.run_at > p_at, false) as later

@@ -31,26 +31,25 @@ begin
           tallybook._refuse(p_name in ('queue', 'task', 'queue:', 'task:'),
                             format('a limit cannot be named %s', p_name), 'Write queue:NAME or task:NAME.');
   loop
-    select r.* into v_there from tallybook.limit_rule r where r.kind = p_kind and r.name = p_name for update;
-    if found then
-      if p_in_code is not null and v_there.in_code is null
-         or (v_there.most, v_there.per, v_there.burst, v_there.open_for, v_there.in_code, v_there.skips)
-            is not distinct from (p_most, p_per, p_burst, p_open_for, p_in_code, coalesce(p_skips, v_there.skips)) then
-        return 'unchanged';
-      end if;
-      update tallybook.limit_rule r
-         set most = p_most, per = p_per, burst = p_burst, open_for = p_open_for, in_code = p_in_code, changed_at = p_at,
-             skips = coalesce(p_skips, r.skips)
-       where r.kind = p_kind and r.name = p_name;
-      if p_kind = 'rate' then perform tallybook._rate_changed(p_name, p_at); end if;
-      if p_kind = 'concurrency' then perform tallybook._wake(' concurrency_release'); end if;
-      return 'changed';
-    end if;
     insert into tallybook.limit_rule (kind, name, most, per, burst, open_for, in_code, skips, created_at, changed_at)
     values (p_kind, p_name, p_most, p_per, p_burst, p_open_for, p_in_code, coalesce(p_skips, false), p_at, p_at)
     on conflict do nothing;
     if found then return 'created'; end if;
+    select r.* into v_there from tallybook.limit_rule r where r.kind = p_kind and r.name = p_name for update;
+    exit when found;
   end loop;
+  if p_in_code is not null and v_there.in_code is null
+     or (v_there.most, v_there.per, v_there.burst, v_there.open_for, v_there.in_code, v_there.skips)
+        is not distinct from (p_most, p_per, p_burst, p_open_for, p_in_code, coalesce(p_skips, v_there.skips)) then
+    return 'unchanged';
+  end if;
+  update tallybook.limit_rule r
+     set most = p_most, per = p_per, burst = p_burst, open_for = p_open_for, in_code = p_in_code, changed_at = p_at,
+         skips = coalesce(p_skips, r.skips)
+   where r.kind = p_kind and r.name = p_name;
+  if p_kind = 'rate' then perform tallybook._rate_changed(p_name, p_at); end if;
+  if p_kind = 'concurrency' then perform tallybook._wake(' concurrency_release'); end if;
+  return 'changed';
 end $$;
 
 -- _wide_limits(queue, task): the names of the rules for all jobs of a queue and of a task, as a JSON array.

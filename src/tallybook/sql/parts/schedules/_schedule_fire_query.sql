@@ -21,7 +21,7 @@ declare
 begin
   perform tallybook._read_committed('a schedule is fired in READ COMMITTED');
   jobs := 0; fired := 0; failed := 0;
-  select b.carried, b.missed into carried, v_missed from tallybook._schedule_query_begin(p_plan, p_at) b;
+  select b.carried, b.missed into carried, v_missed from tallybook._schedule_query_begin(p, p_at) b;
   if not carried then return; end if;
   for v_tick in select k from unnest(p.late || p.ticks) k order by k loop
     continue when not tallybook._schedule_query_tick(p.name, v_tick, v_tick = any (p.late), p_at);
@@ -39,7 +39,7 @@ begin
       failed := failed + 1;
     end;
   end loop;
-  perform tallybook._schedule_query_over(p_plan, fired, failed, v_missed);
+  perform tallybook._schedule_query_over(p, fired, failed, v_missed);
 end $$;
 
 -- _schedule_query_failed(plan, reason, at): record that a query-driven schedule could not be fired, if that
@@ -51,7 +51,7 @@ create or replace function tallybook._schedule_query_failed(p_plan jsonb, p_reas
 returns boolean language plpgsql as $$
 begin
   if not tallybook._schedule_query_ours(p_plan ->> 'name') then return false; end if;
-  perform tallybook._schedule_failed(p_plan, p_reason, p_at)
+  perform tallybook._schedule_failed(jsonb_populate_record(null::tallybook._plan, p_plan), p_reason, p_at)
      from (select from tallybook.schedule s
             where s.name = p_plan ->> 'name' and s.revision = (p_plan ->> 'revision')::xid8 and s.paused_at is null
               and s.tick is not distinct from (p_plan ->> 'tick')::timestamptz for update skip locked) l;

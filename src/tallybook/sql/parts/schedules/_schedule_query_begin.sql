@@ -3,11 +3,9 @@
 -- their number.
 -- Reads and writes schedule, fire.
 -- rights: worker
-create or replace function tallybook._schedule_query_begin(p_plan jsonb, p_at timestamptz, out carried boolean,
+create or replace function tallybook._schedule_query_begin(p tallybook._plan, p_at timestamptz, out carried boolean,
   out missed int)
 language plpgsql as $$
-declare
-  p tallybook._plan := jsonb_populate_record(null::tallybook._plan, p_plan);
 begin
   carried := false; missed := 0; p.now := coalesce(p.now, false);
   if not tallybook._schedule_query_ours(p.name) then
@@ -19,8 +17,8 @@ begin
     return;
   end if;
   carried := exists (select from tallybook.schedule s
-                      where s.name = p.name and (p.now or s.revision = p.revision and s.tick is not distinct from p.tick
-                                                          and s.paused_at is null));
+                      where s.name = p.name and (p.now or s.revision = p.revision
+                                                 and s.tick is not distinct from p.tick and s.paused_at is null));
   insert into tallybook.fire (schedule, tick, fired_at, what, ticks)
   select p.name, p.missed_from, p_at, 'missed', p.missed_ticks where carried and p.missed_from is not null
   on conflict do nothing;
@@ -54,15 +52,14 @@ $$;
 -- _schedule_query_over(plan, fired, failed, missed): the last step: count, and move the schedule on if nobody has
 -- changed it. Writes schedule.
 -- rights: worker
-create or replace function tallybook._schedule_query_over(p_plan jsonb, p_fired int, p_failed int,
+create or replace function tallybook._schedule_query_over(p tallybook._plan, p_fired int, p_failed int,
   p_missed int) returns void
 language sql as $$
   update tallybook.schedule s
      set fired_count = s.fired_count + p_fired, failed_count = s.failed_count + p_failed,
          missed_count = s.missed_count + p_missed
-   where s.name = p_plan ->> 'name';
+   where s.name = p.name;
   update tallybook.schedule s set tick = p.next, due_at = p.due, problem = p.problem
-    from jsonb_populate_record(null::tallybook._plan, p_plan) p
    where s.name = p.name and s.revision = p.revision and s.tick is not distinct from p.tick and s.paused_at is null
      and p.now is not true
 $$;

@@ -38,8 +38,7 @@ end $$;
 create or replace function tallybook._schedules_due(p_max int default 250, p_after timestamptz default null,
   p_queries boolean default false, p_at timestamptz default clock_timestamp())
 returns table (at timestamptz, upto timestamptz, name text, revision text, cron text, every bigint, tz text,
-  jitter bigint, missed text,
-               catch_up int, since timestamptz, tick timestamptz)
+  jitter bigint, missed text, catch_up int, since timestamptz, tick timestamptz)
 language plpgsql
 -- profile: hot
 as $$

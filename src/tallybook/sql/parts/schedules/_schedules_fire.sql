@@ -44,7 +44,7 @@ begin
         v_todo := array(select jsonb_build_array(p) from jsonb_array_elements(p_plans) p
                          where p ->> 'name' = any (v_names));
       else
-        perform tallybook._schedule_failed(v_todo[1] -> 0, sqlerrm, p_at);
+        perform tallybook._schedule_failed(jsonb_populate_record(null::tallybook._plan, v_todo[1] -> 0), sqlerrm, p_at);
         failed := failed + 1; v_todo := v_todo[2:];
       end if;
     end;
@@ -129,16 +129,14 @@ begin
 end $$;
 
 -- _schedule_failed(plan, reason, at): its ticks could not be fired; the schedule continues with the next.
-create or replace function tallybook._schedule_failed(p_plan jsonb, p_reason text, p_at timestamptz) returns void
+create or replace function tallybook._schedule_failed(p tallybook._plan, p_reason text, p_at timestamptz) returns void
 language sql as $$
-  with p as (
-    select x.* from jsonb_populate_record(null::tallybook._plan, p_plan) x
-  ), f as (
+  with f as (
     insert into tallybook.fire (schedule, tick, fired_at, what, reason)
-    select p.name, k, p_at, 'failed', left(p_reason, 2000) from p, unnest(p.late || p.ticks) k order by k
+    select p.name, k, p_at, 'failed', left(p_reason, 2000) from unnest(p.late || p.ticks) k order by k
     on conflict do nothing returning 1
   )
   update tallybook.schedule s
      set tick = p.next, due_at = p.due, failed_count = s.failed_count + (select count(*) from f)
-    from p where s.name = p.name
+   where s.name = p.name
 $$;

@@ -91,14 +91,12 @@ declare
   v_other bigint; v_state text; v_scope text := coalesce(e.options #>> '{subject,scope}', '');
 begin
   loop
+    insert into tallybook.subject_job (task, subject, scope, job_id, made_at)
+    values (e.task, e.unique_key, v_scope, e.job_id, p_at) on conflict do nothing;
+    if found then return; end if;
     select j.job_id, j.ended_as into v_other, v_state from tallybook.subject_job j
      where j.task = e.task and j.subject = e.unique_key and j.scope = v_scope for update;
-    if not found then
-      insert into tallybook.subject_job (task, subject, scope, job_id, made_at)
-      values (e.task, e.unique_key, v_scope, e.job_id, p_at) on conflict do nothing;
-      if found then return; end if;
-      continue;
-    end if;
+    continue when not found;
     if v_other <> e.job_id then
       if v_state is null then select n.state into v_state from tallybook._subject_now(v_other, p_at) n; end if;
       perform tallybook._refuse(v_state is not null,

@@ -99,12 +99,8 @@ begin
 
   return query
   select g.n, u.job_id,
-         case when u.kind = 'd' then case when g.wins or u.report not in ('created', 'updated') then u.report
-              else 'unchanged' end
-              when not g.wins then 'unchanged' when u.kind = 'c' then 'created' else 'updated' end,
-         u.old_run_at, case when u.kind = 'd' then u.new_run_at else coalesce(u.run_at, p_at) end
-    from unnest(v_wanted, v) u
-    join (select x.subject, x.n, case when p_upsert then x.n = max(x.n) over p else x.n = min(x.n) over p end as wins
-            from unnest(p_subjects) with ordinality x(subject, n) window p as (partition by x.subject)) g
-                 on g.subject = u.subject;
+         case when g.n <> u.place and s.said in ('created', 'updated') then 'unchanged' else s.said end, u.old_run_at,
+         case when u.kind = 'd' then u.new_run_at else coalesce(u.run_at, p_at) end
+    from unnest(v_wanted, v) u join unnest(p_subjects) with ordinality g(subject, n) on g.subject = u.subject,
+         lateral (select case u.kind when 'd' then u.report when 'c' then 'created' else 'updated' end as said) s;
 end $$;

@@ -16,8 +16,7 @@ begin
   ), later as (
     insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts,
                                      task, args, headers, unique_key, options)
-    select u.job_id, u.run_at, p_at, u.lane_id, 1, 0, 0, p_max_attempts, p_task, u.args, u.headers, u.subject,
-           u.options
+    select u.job_id, u.run_at, p_at, u.lane_id, 1, 0, 0, p_max_attempts, p_task, u.args, u.headers, u.subject, u.options
       from u where u.later
   ), now as (
     insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts,

@@ -15,8 +15,7 @@ create or replace function tallybook.subjects(task text default null, queue text
   max_looked int default 50000)
 returns table (task_name text, subject text, job_id bigint, queue_name text, state text, priority int, args jsonb,
   iterations int, failures int, attempts int, next_run_at timestamptz, last_at timestamptz, last_error text,
-  error jsonb, made_at timestamptz, ended_at timestamptz, scope text,
-  cursor text)
+  error jsonb, made_at timestamptz, ended_at timestamptz, scope text, cursor text)
 language plpgsql stable
 -- profile: nested
 as $$
