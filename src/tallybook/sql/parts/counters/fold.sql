@@ -41,14 +41,13 @@ begin
   v_holes := array(select x from unnest(f.holes) x where not pg_visible_in_snapshot(x, s) or x = v_own
                    union all select x from pg_snapshot_xip(s) x where x >= f.hi
                    union all select v_own where v_own >= f.hi and v_own < v_hi);
-  with changed as materialized (
-    select c.* from tallybook._changed(f.hi, v_hi, v_closed, v_holes) c)
   insert into tallybook.series (at, number, n, attempts, lane_id, step, bucket, what, task)
-  select fold.at, f.number + 1, sum(c.n), sum(c.attempts), c.lane_id, 0, c.bucket, c.what, c.task
-    from (select c.lane_id, c.task, c.what, null::smallint as bucket, c.n, c.attempts from changed c
-          union all select c.lane_id, c.task, 'took', c.took, c.n, 0 from changed c where c.took is not null
-          union all select c.lane_id, c.task, 'waited', c.waited, c.n, 0 from changed c where c.waited is not null) c
-   group by c.lane_id, c.task, c.what, c.bucket having sum(c.n) <> 0 or sum(c.attempts) <> 0;
+  select fold.at, f.number + 1, sum(c.n), sum(x.attempts), c.lane_id, 0, x.bucket, x.what, c.task
+    from tallybook._changed(f.hi, v_hi, v_closed, v_holes) c, lateral (
+           values (c.what, null::smallint, c.attempts), ('took', c.took, 0), ('waited', c.waited, 0)
+         ) x(what, bucket, attempts)
+   where x.what = c.what or x.bucket is not null
+   group by c.lane_id, c.task, x.what, x.bucket having sum(c.n) <> 0 or sum(x.attempts) <> 0;
   get diagnostics v_n = row_count;
   if (select count(*) from tallybook.series x where x.step = 0 and x.number > f.checkpoint)
      > 200 + 2 * (select count(*) from tallybook.total t where t.checkpoint = f.checkpoint) then

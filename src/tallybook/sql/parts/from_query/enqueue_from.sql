@@ -29,23 +29,19 @@ begin
   perform tallybook._check_batch(queue, task, max_attempts, headers, options);
   select * into v_read from tallybook._query_read(query);
   -- Numbered in the query's order, since that is the order of the jobs; then by key, in which the keys are taken.
-  for r in execute format('select s.* from (select row_number() over () as place, %s from (%s%s) q) s '
-                          'order by s.key, s.place', v_read.columns, v_read.query, E'\n') loop
+  for r in execute format('select s.*, lead(true) over (order by s.key, s.place) is null as last '
+                          'from (select row_number() over () as place, %s from (%s%s) q) s order by s.key, s.place',
+                          v_read.columns, v_read.query, E'\n') loop
     v_n := v_n + 1; v_bytes := v_bytes + pg_column_size(r.args);
     v_places[v_n] := r.place; v_keys[v_n] := r.key; v_args[v_n] := r.args; v_run_ats[v_n] := r.run_at;
     v_priorities[v_n] := coalesce(r.priority, priority);
-    if v_n = 100000 or v_bytes > 16000000 then
+    if v_n = 100000 or v_bytes > 16000000 or r.last then
       created := created + tallybook._enqueue_batch(queue, task, v_places, v_keys, v_args, v_run_ats, v_priorities,
                                                     max_attempts, headers, options, at);
       seen := seen + v_n; v_n := 0; v_bytes := 0;
       v_places := null; v_keys := null; v_args := null; v_run_ats := null; v_priorities := null;
     end if;
   end loop;
-  if v_n > 0 then
-    created := created + tallybook._enqueue_batch(queue, task, v_places, v_keys, v_args, v_run_ats, v_priorities,
-                                                  max_attempts, headers, options, at);
-    seen := seen + v_n;
-  end if;
 end $$;
 
 -- _check_batch(queue, task, max_attempts, headers, options): raises TB005 for what no job of a query may carry.

@@ -39,7 +39,8 @@ begin
       fired := fired + r.fired; skipped := skipped + r.skipped; missed := missed + r.missed;
       v_todo := v_todo[2:];
     exception when others then
-      if sqlstate !~ '^(TB|22|23|P0)' then raise; end if;  -- a deadlock, a full disk: not a schedule's fault
+      -- A deadlock, a full disk, a migration: not a schedule's fault.
+      if sqlstate !~ '^(TB|22|23|P0)' then raise; end if;
       if jsonb_array_length(v_todo[1]) > 1 then
         v_todo := array(select jsonb_build_array(p) from jsonb_array_elements(p_plans) p
                          where p ->> 'name' = any (v_names));
