@@ -1,20 +1,18 @@
 -- Which transactions the counters have taken in: all that are visible in the snapshot (hi, holes). The newest row
 -- counts.
+--> LEDGER: up to where the counters have been folded, like the window of a claim: all below hi, but for holes.
 create table tallybook.fold (
   number     bigint primary key,
   folded_at  timestamptz not null,
   hi         xid8 not null,
   holes      xid8[] not null,
+  --> Where the sequence of job ids stood: unchanged, and nothing has come into line since.
   last_job   bigint not null,
+  --> The fold whose sums are in total: a reader adds what later folds have put into series.
   checkpoint bigint not null
 );
-comment on table tallybook.fold is
-  'LEDGER: up to where the counters have been folded, like the window of a claim: all below hi, but for holes.';
-comment on column tallybook.fold.last_job is
-  'Where the sequence of job ids stood: unchanged, and nothing has come into line since.';
-comment on column tallybook.fold.checkpoint is
-  'The fold whose sums are in total: a reader adds what later folds have put into series.';
 
+--> Sums of all that was folded up to a checkpoint.
 create table tallybook.total (
   checkpoint bigint not null,
   n          bigint not null,
@@ -25,17 +23,19 @@ create table tallybook.total (
   task       text not null
 );
 create index total_of on tallybook.total (checkpoint);
-comment on table tallybook.total is 'Sums of all that was folded up to a checkpoint.';
 alter table tallybook.total replica identity full;
 
 -- What each fold has found, then thinned out with age. Read by range, from a number or a time on, so that rows which
 -- are gone cost no reader anything.
+--> Changes per step of time: what a fold has found (step 0), summed up to minutes, hours and days as it ages.
 create table tallybook.series (
+  --> The beginning of the step; of a fold its time.
   at       timestamptz not null,
   number   bigint,
   n        bigint not null,
   attempts bigint not null default 0,
   lane_id  int,
+  --> Seconds: 0, 60, 3600, 86400.
   step     int not null,
   bucket   smallint,
   what     tallybook.counted not null,
@@ -43,12 +43,9 @@ create table tallybook.series (
 );
 create index series_of_fold on tallybook.series (number) where step = 0;
 create index series_line on tallybook.series (step, at);
-comment on table tallybook.series is
-  'Changes per step of time: what a fold has found (step 0), summed up to minutes, hours and days as it ages.';
-comment on column tallybook.series.at is 'The beginning of the step; of a fold its time.';
-comment on column tallybook.series.step is 'Seconds: 0, 60, 3600, 86400.';
 alter table tallybook.series replica identity full;
 
+--> How long each step of the series is kept before it is summed up to the next one; the last one goes.
 create table tallybook.series_step (
   step       int primary key,
   keep       interval not null,
@@ -58,8 +55,6 @@ create table tallybook.series_step (
 );
 insert into tallybook.series_step (step, keep) values
   (0, '15 min'), (60, '2 days'), (3600, '90 days'), (86400, '10 years');
-comment on table tallybook.series_step is
-  'How long each step of the series is kept before it is summed up to the next one; the last one goes.';
 
 insert into tallybook.service (name, every) values ('fold', '5 s');
 

@@ -1,11 +1,18 @@
+--> The rules of limits, one row per kind (rate, concurrency, breaker) and name. NAME holds the keys NAME and NAME:...,
+--> queue:NAME and task:NAME hold their jobs. A name may have a rule of each kind.
 create table tallybook.limit_rule (
   kind       text not null,
   name       text not null,
+  --> Calls per window, jobs at the same time, or failures within a window that open a breaker.
   most       int not null,
   per        interval,
+  --> How many calls may start at once; still never more than calls in any window.
   burst      int,
+  --> How long jobs wait before one of them starts as a probe.
   open_for   interval,
+  --> The app that declares it; null: a person set it.
   in_code    text,
+  --> A job that finds all permits taken is cancelled instead of waiting.
   skips      boolean not null default false,
   created_at timestamptz not null default clock_timestamp(),
   changed_at timestamptz not null default clock_timestamp(),
@@ -22,16 +29,6 @@ create table tallybook.limit_rule (
 );
 -- The rules for jobs that do not name them, which every claim reads.
 create index limit_rule_wide on tallybook.limit_rule (name) where name like 'queue:%' or name like 'task:%';
-comment on table tallybook.limit_rule is
-  'The rules of limits, one row per kind (rate, concurrency, breaker) and name. NAME holds the keys NAME and NAME:..., '
-  'queue:NAME and task:NAME hold their jobs. A name may have a rule of each kind.';
-comment on column tallybook.limit_rule.most is
-  'Calls per window, jobs at the same time, or failures within a window that open a breaker.';
-comment on column tallybook.limit_rule.burst is
-  'How many calls may start at once; still never more than calls in any window.';
-comment on column tallybook.limit_rule.open_for is 'How long jobs wait before one of them starts as a probe.';
-comment on column tallybook.limit_rule.skips is 'A job that finds all permits taken is cancelled instead of waiting.';
-comment on column tallybook.limit_rule.in_code is 'The app that declares it; null: a person set it.';
 
 -- The attempts that run with a permit of a key, or are next: each holds it until it has an outcome. Rows of ended ones
 -- are deleted by the next look.
@@ -40,11 +37,10 @@ create table tallybook.concurrency_holder (
   seq       bigint not null,
   job_id    bigint not null,
   retention "char" not null,
+  --> The one job that a breaker has started to check whether the key works again.
   probe     boolean not null default false,
   name      text not null
 );
-comment on column tallybook.concurrency_holder.probe is
-  'The one job that a breaker has started to check whether the key works again.';
 create index concurrency_holder_of on tallybook.concurrency_holder (name);
 alter table tallybook.concurrency_holder replica identity full;
 
@@ -58,41 +54,36 @@ create table tallybook.concurrency_line (
 );
 create index concurrency_line_of_job on tallybook.concurrency_line (job_id);
 
+--> The state of the breaker of a key, changed under the lock of its row in rate_state. For people: the view breaker.
 create table tallybook.breaker_state (
   name       text primary key,
   state      text not null default 'closed',
+  --> The newest failures since it was last closed.
   failed_at  timestamptz[] not null default '{}',
   changed_at timestamptz not null,
   open_until timestamptz,
   constraint "a breaker is closed, open or half-open" check (state in ('closed', 'open', 'half-open'))
 );
-comment on table tallybook.breaker_state is
-  'The state of the breaker of a key, changed under the lock of its row in rate_state. For people: the '
-  'view breaker.';
-comment on column tallybook.breaker_state.failed_at is 'The newest failures since it was last closed.';
 
 -- One row per key that is in use, changed once per batch of jobs.
+--> The state of each key of a rate limit; next_at is when its next call may start.
 create table tallybook.rate_state (
   name        text primary key,
   next_at     timestamptz not null,
+  --> Behind the last job that came back to its turn in vain.
   front_at    timestamptz not null,
   pushed_to   timestamptz,
   granted     bigint not null,
+  --> The start of the next job that promote moves: no more come back than can start.
   promised_at timestamptz not null default '-infinity',
+  --> The place behind the last job that was late for its turn and got a new one.
   paced_to    timestamptz not null default '-infinity',
+  --> The longest delay of a start since the last longer gap; the next longer gap is longer by that.
   lag         interval not null default '0'
 ) with (fillfactor = 50);
-comment on column tallybook.rate_state.front_at is 'Behind the last job that came back to its turn in vain.';
-comment on column tallybook.rate_state.promised_at is
-  'The start of the next job that promote moves: no more come back than can start.';
-comment on column tallybook.rate_state.paced_to is
-  'The place behind the last job that was late for its turn and got a new one.';
-comment on column tallybook.rate_state.lag is
-  'The longest delay of a start since the last longer gap; the next longer gap is longer by that.';
-comment on table tallybook.rate_state is
-  'The state of each key of a rate limit; next_at is when its next call may start.';
 
 -- LEDGER. The granted calls; their success is their attempt's outcome.
+--> LEDGER: one row per call that a rate limit has granted. For people: the view rate.
 create table tallybook.rate_call (
   called_at timestamptz not null,
   job_id    bigint not null,
@@ -100,8 +91,6 @@ create table tallybook.rate_call (
   name      text not null
 );
 create index rate_call_line on tallybook.rate_call (name, called_at);
-comment on table tallybook.rate_call is
-  'LEDGER: one row per call that a rate limit has granted. For people: the view rate.';
 alter table tallybook.rate_call replica identity full;
 
 -- The jobs that wait for their turn at a limit, with their times.

@@ -1,8 +1,11 @@
+--> The parents of a waiting job; the rows are deleted when it enters its line, or is cancelled.
 create table tallybook.parent (
   child_id  bigint not null,
   parent_id bigint not null,
   place     int not null,
+  --> How the parent ended; null: not yet. Written by the session that holds the row of the child in waiting.
   ended_as  text,
+  --> The facts about a parent that did not complete, for the child.
   failure   jsonb,
   primary key (child_id, parent_id),
   constraint "no job waits for itself" check (child_id <> parent_id),
@@ -12,11 +15,6 @@ create table tallybook.parent (
 create index parent_open on tallybook.parent (parent_id) where ended_as is null;
 create index parent_of_child on tallybook.parent (child_id) where ended_as is null;
 create index parent_failed on tallybook.parent (child_id) where failure is not null;
-comment on table tallybook.parent is
-  'The parents of a waiting job; the rows are deleted when it enters its line, or is cancelled.';
-comment on column tallybook.parent.ended_as is
-  'How the parent ended; null: not yet. Written by the session that holds the row of the child in waiting.';
-comment on column tallybook.parent.failure is 'The facts about a parent that did not complete, for the child.';
 
 create index waiting_of_child on tallybook.waiting ((options #>> '{parents,order_key}'))
   where order_key is null and options #>> '{parents,order_key}' is not null;

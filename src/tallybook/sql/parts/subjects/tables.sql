@@ -1,5 +1,6 @@
 -- Written when a subject is made, revived, ended or forgotten, not by its iterations: those are the job's. What is
 -- null until it has ended is what has to be known of it when its job's history has gone.
+--> The job of each subject, a recurring job with a name. For people: the view subject.
 create table tallybook.subject_job (
   job_id     bigint not null,
   made_at    timestamptz not null,
@@ -11,7 +12,9 @@ create table tallybook.subject_job (
   failures   int,
   task       text not null,
   subject    text not null,
+  --> The queue to which the name belongs, by its setting own_names; empty: all queues share it.
   scope      text not null default '',
+  --> completed, killed or dead, until a person or an upsert revives it; null: it lives, or its job was cancelled.
   ended_as   text,
   queue      text,
   args       jsonb,
@@ -22,12 +25,6 @@ create table tallybook.subject_job (
   constraint "an ended subject says when" check ((ended_as is null) = (ended_at is null))
 );
 create index subject_of_job on tallybook.subject_job (job_id);
-comment on table tallybook.subject_job is
-  'The job of each subject, a recurring job with a name. For people: the view subject.';
-comment on column tallybook.subject_job.ended_as is
-  'completed, killed or dead, until a person or an upsert revives it; null: it lives, or its job was cancelled.';
-comment on column tallybook.subject_job.scope is
-  'The queue to which the name belongs, by its setting own_names; empty: all queues share it.';
 -- Which subjects have stopped, the last first: written when one stops, not by its iterations.
 create index subject_stopped on tallybook.subject_job (ended_at, task, subject, scope) where ended_at is not null;
 

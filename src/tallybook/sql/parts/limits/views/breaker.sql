@@ -1,5 +1,6 @@
 -- breaker: each key of a circuit breaker with its state, failures and waiting jobs; and the rules without a key of
 -- their own name.
+--> Each key of a circuit breaker: its rule, state, failures and waiting jobs.
 -- rights: operator, reader
 create or replace view tallybook.breaker as
 select k.name, k.rule, k.most as failures, k.per, k.open_for,
@@ -11,4 +12,3 @@ select k.name, k.rule, k.most as failures, k.per, k.open_for,
        (select count(*) from tallybook.concurrency_line l where l.name = k.name) as waiting
   from tallybook._limit_key_rule k left join tallybook.breaker_state s on s.name = k.name
  where k.kind = 'breaker' and k.rule is not null;
-comment on view tallybook.breaker is 'Each key of a circuit breaker: its rule, state, failures and waiting jobs.';

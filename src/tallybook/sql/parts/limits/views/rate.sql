@@ -1,5 +1,6 @@
 -- rate: each used key of a rate limit with its next call, waiting jobs and calls in the last window; and the rules
 -- without a key of their own name.
+--> Each key of a rate limit: its rule, calls and waiting jobs.
 -- rights: operator, reader
 create or replace view tallybook.rate as
 select k.name, k.rule, k.most as calls, k.per, k.burst, coalesce(s.granted, 0) as calls_ever,
@@ -11,4 +12,3 @@ select k.name, k.rule, k.most as calls, k.per, k.burst, coalesce(s.granted, 0) a
        nullif(s.next_at, '-infinity') as next_call_at,
        case when s.pushed_to > clock_timestamp() then s.pushed_to end as pushed_to
   from tallybook._limit_key_rule k left join tallybook.rate_state s on s.name = k.name where k.kind = 'rate';
-comment on view tallybook.rate is 'Each key of a rate limit: its rule, calls and waiting jobs.';

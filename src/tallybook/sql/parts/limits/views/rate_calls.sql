@@ -1,4 +1,5 @@
 -- rate_calls: all calls that a limit has granted, with the end of their attempt (null: it has not ended).
+--> The call log of the rate limits: key, time, job and success.
 -- rights: operator, reader
 create or replace view tallybook.rate_calls as
 select c.name, c.called_at, c.job_id, c.attempt, o.state = 'completed' as success, o.ended_at
@@ -9,4 +10,3 @@ select c.name, c.called_at, c.job_id, c.attempt, o.state = 'completed' as succes
   left join lateral (
     select o.state, o.ended_at from tallybook.outcome o
      where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq limit 1) o on true;
-comment on view tallybook.rate_calls is 'The call log of the rate limits: key, time, job and success.';

@@ -1,6 +1,7 @@
 -- subject: every subject, with plain columns, in whatever state its job is. A look-up by task and subject uses indexes
 -- only.
 --
+--> Every subject, a recurring job with a name. A look-up by task and subject is an index look-up.
 --   state       planned, pending, active, completed, killed, dead; a subject whose job was cancelled is not shown
 --   iterations  how often it was rescheduled, completed or killed; last_at: the last of these
 --   attempts, failures   starts and failures since then
@@ -17,5 +18,3 @@ select j.task, j.subject, j.job_id, coalesce(j.queue, n.queue) as queue, coalesc
   from tallybook.subject_job j
   left join lateral (select x.* from tallybook._subject_now(j.job_id) x where j.ended_as is null) n on true
  where j.ended_as is not null or n.state is not null;
-comment on view tallybook.subject is
-  'Every subject, a recurring job with a name. A look-up by task and subject is an index look-up.';
