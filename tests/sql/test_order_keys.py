@@ -72,6 +72,19 @@ def test_a_scheduled_job_comes_into_line_when_it_is_promoted(db: Connection, han
     assert hands.run_all() == [second, late, third]
 
 
+def test_the_first_scheduled_jobs_of_a_key_keep_their_order(db: Connection, hands: Hands) -> None:
+    """Two jobs of a key that never had a turn are promoted and claimed by two workers: the second one waits for the first."""
+    run_at = hands.one("select clock_timestamp() + interval '1 h'")
+    first, second = (put(db, order_key="k", run_at=run_at, priority=priority) for priority in (1, 2))
+    db.execute("update tallybook.scheduled set run_at = clock_timestamp()")
+    assert hands.one("select promoted from tallybook.promote()") == 2
+    assert db.execute("select job_id from tallybook.order_line order by seq").fetchall() == [(first,), (second,)]
+    (early,), (late,) = hands.claim(), Hands(db).claim()
+    assert (early.id, late.id) == (first, second)
+    assert hands.turn([late]) == ([], [])
+    assert (hands.turn([early]), states(db, second)) == (([first], []), ["waiting"])
+
+
 @pytest.mark.parametrize("end", ["fail", "snooze", "rescue"])
 def test_it_holds_its_line_until_it_has_ended_for_good(db: Connection, hands: Hands, end: str) -> None:
     """A job in backoff, snoozed or rescued is next: no other of its key starts before it."""

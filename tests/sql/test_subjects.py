@@ -10,7 +10,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from support.database import Connection
+from support.askers import HOUR, Asker, T
+from support.database import Connection, one
 from support.hands import Hands, put, states
 from support.subjects import (
     call,
@@ -554,3 +555,71 @@ def test_details_are_any_json(db: Connection, hands: Hands) -> None:
     end(hands, "subject_reject", start_one(hands), message="no", details=details)
     assert db.execute("select details from tallybook.error").fetchall() == [(details,)]
     assert json.dumps((subject(db, "a") or {})["error"]["details"]) == json.dumps(details)
+
+
+# --- with a concurrency limit ---------------------------------------------------------------------------------------
+
+
+def waits_for_a_permit(db: Connection, asker: Asker) -> int:
+    """Push a subject "b" whose job waits for the only permit, which the job of "a" has; return its job."""
+    one(db, "select tallybook.concurrency_limit_set('api', 1)")
+    (running, _), (waiting, _) = (push(db, name, options={"limits": ["api"]}, at=T) for name in "ab")
+    assert asker.look(T) == [running]
+    assert states(db, waiting) == ["waiting"]
+    return waiting
+
+
+def complete_all(asker: Asker) -> None:
+    """Complete the running subjects."""
+    for job in one(asker.db, "select array_agg(id) from tallybook.job where state = 'running'"):
+        lease, attempt = asker.held[job]
+        assert one(asker.db, "select tallybook.subject_complete(%s, %s, %s)", lease, job, attempt)
+
+
+def test_a_subject_that_waits_for_a_permit_is_pending(db: Connection) -> None:
+    """S3-02: its job waits for a permit: it is shown as pending, and a second push is a no-op."""
+    job = waits_for_a_permit(db, Asker(db))
+    found = subject(db, "b")
+    assert found is not None
+    assert (found["state"], found["job_id"], found["attempts"], found["next_run_at"]) == ("pending", job, 0, T)
+    assert push(db, "b", at=T) == (job, False)
+    assert one(db, "select count(*) from tallybook.job where subject = 'b'") == 1
+
+
+def test_an_upsert_changes_a_subject_that_waits_for_a_permit(db: Connection) -> None:
+    """S3-03: args and priority of the waiting job are changed in place, or nothing is; it starts once, with the new args."""
+    asker = Asker(db)
+    job = waits_for_a_permit(db, asker)
+    assert upsert(db, "b", at=T)[:2] == (job, "unchanged")
+    assert upsert(db, "b", at=T, args={"n": 2}, priority=1)[:2] == (job, "updated")
+    assert upsert(db, "b", at=T, args={"n": 2}, priority=1)[:2] == (job, "unchanged")
+    found = subject(db, "b")
+    assert found is not None
+    assert (found["state"], found["args"], found["priority"]) == ("pending", {"n": 2}, 1)
+    complete_all(asker)
+    assert one(db, "select released from tallybook.concurrency_release(at => %s)", T) == 1
+    assert asker.look(T) == [job]
+    assert one(db, "select args from tallybook.job where id = %s", job) == {"n": 2}
+    assert one(db, "select count(*) from tallybook.job where subject = 'b'") == 1
+
+
+def test_an_upsert_pushes_a_subject_that_waits_for_a_permit_to_later(db: Connection) -> None:
+    """S3-03: pushed to a later time, it is planned when its turn comes, and starts then."""
+    asker = Asker(db)
+    job = waits_for_a_permit(db, asker)
+    assert upsert(db, "b", at=T, run_at=T + HOUR)[1:] == ("updated", T, T + HOUR)
+    complete_all(asker)
+    db.execute("select tallybook.concurrency_release(at => %s)", (T,))
+    assert asker.look(T) == []
+    assert state(db, "b") == "planned"
+    assert asker.look(T + HOUR) == [job]
+
+
+def test_a_subject_that_waits_for_a_permit_is_forgotten(db: Connection) -> None:
+    """S3-05: its job is cancelled; the name is free."""
+    job = waits_for_a_permit(db, Asker(db))
+    assert forget(db, "b") == "forgotten"
+    assert subject(db, "b") is None
+    other, created = push(db, "b", at=T)
+    assert created
+    assert other != job

@@ -125,6 +125,6 @@ language plpgsql stable
 -- profile: lookup
 as $$
 begin
-  return p_job_id = (select t.job_id from tallybook.order_turn t where t.key = p_key order by t.generation desc
-                     limit 1);
+  return coalesce(p_job_id = (select t.job_id from tallybook.order_turn t where t.key = p_key
+                              order by t.generation desc limit 1), false);
 end $$;

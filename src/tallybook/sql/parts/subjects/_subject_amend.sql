@@ -3,8 +3,9 @@
 --
 -- Reports updated, unchanged, or null: it has started, or went elsewhere; look again. Priority is only raised, and what
 -- is pushed to later leaves its line by promote. An amendment is written, as for conflicts of unique keys: see _amend.
--- Who is about to start the job waits for the caller's transaction.
--- Errors: TB003 where something is to be changed at another isolation level than READ COMMITTED. Writes amendment.
+-- Who is about to start the job waits for the caller's transaction. A job that waits for a permit or its order key is
+-- changed where it is, and stays there until the caller's transaction has ended.
+-- Errors: TB003 where something is to be changed at another isolation level than READ COMMITTED. Writes amendment, waiting.
 create or replace function tallybook._subject_amend(p_job_id bigint, p_args jsonb, p_version jsonb,
   p_run_at timestamptz, p_priority int, p_at timestamptz, out report text, out old_run_at timestamptz,
   out new_run_at timestamptz)
@@ -13,13 +14,18 @@ language plpgsql
 set enable_nestloop = on  -- also where the caller has it off
 as $$
 declare
-  e tallybook.entry; a tallybook.amendment; v_priority int; v_args boolean; v_run_at boolean; v_locked boolean := false;
+  e record; a tallybook.amendment; v_priority int; v_args boolean; v_run_at boolean; v_locked boolean := false;
+  v_waits boolean;
 begin
   loop
-    e := tallybook._newest_entry(p_job_id);
-    if e.job_id is null or exists (select from tallybook._outcome_of(e.retention, e.xid, e.seq))
-       or exists (select from tallybook.scheduled s where s.job_id = p_job_id) then
-      return;
+    select x.* into e from tallybook.waiting x where x.job_id = p_job_id for update;
+    v_waits := found; v_locked := v_locked or v_waits;
+    if not v_waits then
+      select x.* into e from tallybook._newest_entry(p_job_id) x;
+      if e.job_id is null or exists (select from tallybook._outcome_of(e.retention, e.xid, e.seq))
+         or exists (select from tallybook.scheduled s where s.job_id = p_job_id) then
+        return;
+      end if;
     end if;
     select x.* into a from tallybook.amendment x where x.job_id = p_job_id;
     select least(l.priority, a.priority) into v_priority from tallybook.lane l where l.lane_id = e.lane_id;
@@ -40,6 +46,12 @@ begin
     if not tallybook._subject_waits(p_job_id, e.task, p_at) then return; end if;
     v_locked := true;  -- from here on it does not start before our commit: what is seen now holds
   end loop;
+  report := 'updated';
+  if v_waits then
+    perform tallybook._amend_aside(p_job_id, case when v_args then p_args end, p_priority,
+                                   case when v_run_at then new_run_at end, p_version, p_at);
+    return;
+  end if;
   insert into tallybook.amendment as x (job_id, args, version, run_at, priority)
   values (p_job_id, case when v_args then p_args end, case when v_args then p_version end,
           case when v_run_at then new_run_at end, case when p_priority < v_priority then p_priority end)
@@ -49,7 +61,6 @@ begin
         priority = least(excluded.priority, x.priority), run_at = coalesce(excluded.run_at, x.run_at),
         xid = excluded.xid;
   if v_run_at or p_priority < v_priority then perform tallybook._wake(' promote'); end if;
-  report := 'updated';
 end $$;
 
 -- _subject_waits(job_id, task, at): whether a subject's job is planned or in line, and will not start before the

@@ -1,13 +1,13 @@
 -- _subject_now(job_id, at): the present state of a subject's job whose end is not recorded. No state: it was
 -- cancelled, or there is no trace of it, and the subject is as good as forgotten.
 --
---   state     planned (it has a time that is to come, or is due and about to be promoted), pending (in line), active,
---             completed, dead, killed
+--   state     planned (it has a time that is to come, or is due and about to be promoted), pending (in line, or it
+--             waits for a permit or its order key), active, completed, dead, killed
 --   attempts  how often it was started since it was last rescheduled, as its failures are those since then
 --   run_at    when it runs, or was to run; null: it runs, or has ended
 -- Uses the snapshot of the caller's statement, so a job that moves between tables is not
 -- missed.
--- Reads scheduled, entry, outcome, claim, tombstone, amendment, dead.
+-- Reads scheduled, waiting, entry, outcome, claim, tombstone, amendment, dead.
 -- rights: operator
 create or replace function tallybook._subject_now(p_job_id bigint, p_at timestamptz default clock_timestamp(),
   out state text, out queue text, out priority int, out args jsonb, out options jsonb, out failures int,
@@ -19,10 +19,11 @@ as $$
 declare
   e record; a tallybook.amendment; v_ended text; v_open boolean;
 begin
-  select x.* into e from tallybook._aside x where x.job_id = p_job_id and x.place <> 'waiting';
+  select x.* into e from tallybook._aside x where x.job_id = p_job_id;
   if found then
-    state := case when e.place = 'scheduled' then 'planned' when e.reason = 'killed' then 'killed' else 'dead' end;
-    v_open := state = 'planned';
+    v_open := e.place <> 'dead';
+    state := case e.place when 'scheduled' then 'planned' when 'waiting' then 'pending'
+                          else case e.reason when 'killed' then 'killed' else 'dead' end end;
   else
     select x.* into e from tallybook._newest_entry(p_job_id) x;
     select o.state::text into v_ended from tallybook._outcome_of(e.retention, e.xid, e.seq) o;
@@ -32,7 +33,7 @@ begin
                           and t.taken);
   end if;
   args := e.args; options := e.options; failures := e.failures; error := e.errors -> -1;
-  if state is null or state = 'planned' then  -- with changes since, also those during its move to scheduled
+  if state is null or v_open then  -- with changes since, also those during its move to scheduled or waiting
     select x.* into a from tallybook.amendment x where x.job_id = p_job_id;
     if a.args is not null then
       args := a.args; options := tallybook._versioned(options, a.version);
