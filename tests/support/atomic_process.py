@@ -17,7 +17,7 @@ import psycopg
 from sqlalchemy.orm import Session
 
 from tallybook import App, Constant, Context
-from tallybook._db.transactions import AsyncPsycopg, Begun
+from tallybook._db.transactions import Begun, Psycopg
 
 TABLES = """
 create table if not exists effect (job_id bigint, n int, attempt int, worker text,
@@ -62,14 +62,14 @@ async def pay_slowly(tx: psycopg.AsyncConnection[Any], ctx: Context, n: int) -> 
 
 def die(where: str) -> None:
     """Kill this process before or after the COMMIT of the first atomic job."""
-    commit = AsyncPsycopg.commit
+    commit = Psycopg.commit
 
-    async def deadly(self: AsyncPsycopg, begun: Begun) -> None:
+    async def deadly(self: Psycopg, begun: Begun) -> None:
         if where == "after":
             await commit(self, begun)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    AsyncPsycopg.commit = deadly  # type: ignore[method-assign]
+    Psycopg.commit = deadly  # type: ignore[method-assign]
 
 
 def main(dsn: str, settings: str) -> None:

@@ -14,7 +14,7 @@ from support.atomic_kinds import TABLE, psycopg_async
 from support.broken import without
 from support.workers import Jobs, eventually, given_up, working
 from tallybook import App, Complete, Constant, Context, Drop, Kill, Reject, Reschedule, Snooze
-from tallybook._db.transactions import AsyncPsycopg, Begun
+from tallybook._db.transactions import Begun, Psycopg
 from tallybook.errors import LeaseLost, NotSupported
 
 LOST = psycopg.OperationalError("the connection is lost")
@@ -40,20 +40,20 @@ async def test_a_connection_lost_at_commit(
 ) -> None:
     """P4 F7: whether the COMMIT got through, did not, or is still on its way: the effect is there once, and so is the end."""
     commits: list[Any] = []
-    commit = AsyncPsycopg.commit
+    commit = Psycopg.commit
 
-    async def cut(self: AsyncPsycopg, begun: Begun) -> None:
+    async def cut(self: Psycopg, begun: Begun) -> None:
         if commits:
             return await commit(self, begun)
         commits.append(begun.handle)
         if when == "after":
             await commit(self, begun)
         if when == "late":  # the server is still busy with it when the worker begins to ask
-            monkeypatch.setattr(AsyncPsycopg, "drop", keep_open)
+            monkeypatch.setattr(Psycopg, "drop", keep_open)
             commits.append(asyncio.create_task(commit_late(begun)))
         raise LOST
 
-    async def keep_open(self: AsyncPsycopg, begun: Begun) -> None:
+    async def keep_open(self: Psycopg, begun: Begun) -> None:
         monkeypatch.undo()
 
     async def commit_late(begun: Begun) -> None:
@@ -66,7 +66,7 @@ async def test_a_connection_lost_at_commit(
         await psycopg.AsyncConnection.commit(begun.handle)
         await begun.handle.close()
 
-    monkeypatch.setattr(AsyncPsycopg, "commit", cut)
+    monkeypatch.setattr(Psycopg, "commit", cut)
     work = psycopg_async(app, lambda tx, ctx: None)
     async with working(app, dsn, queues="default") as worker:
         job = work.enqueue_sync(db, 1)
@@ -92,16 +92,16 @@ async def test_control_a_blind_second_end_is_refused(
         " language sql as $$ select 'running' $$"
     )
     without(db, "_end", "on conflict do nothing")
-    commit = AsyncPsycopg.commit
+    commit = Psycopg.commit
     cuts: list[int] = []
 
-    async def cut(self: AsyncPsycopg, begun: Begun) -> None:
+    async def cut(self: Psycopg, begun: Begun) -> None:
         await commit(self, begun)
         if not cuts:
             cuts.append(1)
             raise LOST
 
-    monkeypatch.setattr(AsyncPsycopg, "commit", cut)
+    monkeypatch.setattr(Psycopg, "commit", cut)
     work = psycopg_async(app, lambda tx, ctx: None)
     async with working(app, dsn, queues="default"):
         work.enqueue_sync(db, 1)

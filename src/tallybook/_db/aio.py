@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from tallybook._db.declared import Call, rendered
 from tallybook._db.kinds import kind_of, refusal, refused
-from tallybook._db.sync import sqlalchemy_text
+from tallybook._db.sync import demand_postgres, sqlalchemy_text
 
 T = TypeVar("T")
 
@@ -47,18 +47,13 @@ async def _asyncpg(conn: Any, call: Call[Any]) -> Any:
 
 
 async def _session(session: Any, call: Call[Any]) -> Any:
-    _demand_postgres(session, session.get_bind().dialect.name, call)
+    demand_postgres(session, session.get_bind().dialect.name, call, sync=False)
     return (await session.execute(sqlalchemy_text(call.sql), call.params)).fetchone()
 
 
 async def _connection(conn: Any, call: Call[Any]) -> Any:
-    _demand_postgres(conn, conn.dialect.name, call)
+    demand_postgres(conn, conn.dialect.name, call, sync=False)
     return (await conn.execute(sqlalchemy_text(call.sql), call.params)).fetchone()
-
-
-def _demand_postgres(conn: object, name: str, call: Call[Any]) -> None:
-    if name != "postgresql":
-        raise refused(conn, call.verb, sync=False, postgres=False)
 
 
 _FETCH = {

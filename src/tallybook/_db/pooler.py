@@ -11,6 +11,8 @@ from typing import Any
 
 import psycopg
 
+from tallybook._db.both import got
+
 IS_SESSION = "select pg_backend_pid() = %s::int"
 
 # The server finds a lost client and ends its transaction; set only on a session of our own.
@@ -61,15 +63,9 @@ def shares_sessions(dsn: str, **connect: Any) -> bool:
         return len(seen[0]) > 1 or len(seen[1]) > 1 or bool(seen[0] & seen[1])
 
 
-def make_fit(conn: psycopg.Connection[Any]) -> None:
+async def make_fit(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
     """Prepare a new connection for handlers' transactions: keepalives on our own session, else nothing prepared."""
-    if conn.execute(_KEEPALIVES, (conn.info.backend_pid,)).rowcount == 0:
-        conn.prepare_threshold = None
-
-
-async def make_fit_async(conn: psycopg.AsyncConnection[Any]) -> None:
-    """The same."""
-    if (await conn.execute(_KEEPALIVES, (conn.info.backend_pid,))).rowcount == 0:
+    if (await got(conn.execute(_KEEPALIVES, (conn.info.backend_pid,)))).rowcount == 0:
         conn.prepare_threshold = None
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import psycopg
 
+from tallybook._db.both import done, got
 from tallybook._db.kinds import kind_of
 from tallybook._db.link import CONNECT
-from tallybook._db.pooler import make_fit, make_fit_async
+from tallybook._db.pooler import make_fit
 from tallybook._db.transactions import MARK, RESET, Begun, own_to_commit
 from tallybook.errors import ConfigError
 
@@ -65,12 +66,15 @@ class _Guard:
 
 
 class Sessions:
-    """sqlalchemy.orm.Session, or sqlalchemy.Connection."""
+    """An AsyncSession or a Session of sqlalchemy, or its Connection."""
 
-    def __init__(self, dsn: str, name: str, makers: tuple[Maker, ...], *, connection: bool) -> None:
-        self._connection = connection
+    def __init__(self, dsn: str, name: str, makers: tuple[Maker, ...], kind: str) -> None:
+        self._connection = kind.endswith("connection")
+        self._is_async = kind.startswith("async")
         self._engine: Any = None
-        self._maker = _made(makers, "sqlalchemy session") or self._own(dsn, {**CONNECT, "application_name": name})
+        made = _made(makers, "async sqlalchemy session" if self._is_async else "sqlalchemy session")
+        own = self._own_async if self._is_async else self._own
+        self._maker = made or own(dsn, {**CONNECT, "application_name": name})
 
     def _own(self, dsn: str, options: dict[str, Any]) -> Maker:
         from sqlalchemy import create_engine
@@ -78,7 +82,7 @@ class Sessions:
 
         def connect() -> Any:
             conn = psycopg.connect(dsn, **options)
-            make_fit(conn)
+            done(make_fit(conn))
             conn.autocommit = False
             return conn
 
@@ -86,58 +90,12 @@ class Sessions:
         _clean(self._engine)
         return sessionmaker(self._engine)
 
-    def begin(self) -> Begun:
-        from sqlalchemy import text
-
-        session = self._maker()
-        try:
-            guard = _Guard(session)
-            session.begin()
-            conn = session.connection()
-            session.execute(text(MARK))
-        except BaseException:
-            session.invalidate()
-            raise
-        driver = conn.connection.driver_connection
-        return Begun(conn if self._connection else session, (session, guard), driver)
-
-    def flush(self, begun: Begun) -> None:
-        begun.handle[0].flush()
-
-    def commit(self, begun: Begun) -> None:
-        session, guard = begun.handle
-        guard.open = True
-        session.commit()
-
-    def rollback(self, begun: Begun) -> None:
-        begun.handle[0].rollback()
-
-    def keep(self, begun: Begun) -> None:
-        begun.handle[0].close()
-
-    def drop(self, begun: Begun) -> None:
-        begun.handle[0].invalidate()
-
-    def close(self) -> None:
-        if self._engine is not None:
-            self._engine.dispose()
-
-
-class AsyncSessions:
-    """sqlalchemy.ext.asyncio.AsyncSession, or AsyncConnection."""
-
-    def __init__(self, dsn: str, name: str, makers: tuple[Maker, ...], *, connection: bool) -> None:
-        self._connection = connection
-        self._engine: Any = None
-        made = _made(makers, "async sqlalchemy session")
-        self._maker = made or self._own(dsn, {**CONNECT, "application_name": name})
-
-    def _own(self, dsn: str, options: dict[str, Any]) -> Maker:
+    def _own_async(self, dsn: str, options: dict[str, Any]) -> Maker:
         from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
         async def connect() -> Any:
             conn = await psycopg.AsyncConnection.connect(dsn, **options)
-            await make_fit_async(conn)
+            await make_fit(conn)
             await conn.set_autocommit(False)
             return conn
 
@@ -150,32 +108,33 @@ class AsyncSessions:
 
         session = self._maker()
         try:
-            guard = _Guard(session.sync_session)
-            await session.begin()
-            conn = await session.connection()
-            await session.execute(text(MARK))
+            guard = _Guard(session.sync_session if self._is_async else session)
+            await got(session.begin())
+            conn = await got(session.connection())
+            await got(session.execute(text(MARK)))
         except BaseException:
-            await session.invalidate()
+            await got(session.invalidate())
             raise
-        return Begun(conn if self._connection else session, (session, guard))
+        driver = None if self._is_async else conn.connection.driver_connection
+        return Begun(conn if self._connection else session, (session, guard), driver)
 
     async def flush(self, begun: Begun) -> None:
-        await begun.handle[0].flush()
+        await got(begun.handle[0].flush())
 
     async def commit(self, begun: Begun) -> None:
         session, guard = begun.handle
         guard.open = True
-        await session.commit()
+        await got(session.commit())
 
     async def rollback(self, begun: Begun) -> None:
-        await begun.handle[0].rollback()
+        await got(begun.handle[0].rollback())
 
     async def keep(self, begun: Begun) -> None:
-        await begun.handle[0].close()
+        await got(begun.handle[0].close())
 
     async def drop(self, begun: Begun) -> None:
-        await begun.handle[0].invalidate()
+        await got(begun.handle[0].invalidate())
 
     async def close(self) -> None:
         if self._engine is not None:
-            await self._engine.dispose()
+            await got(self._engine.dispose())

@@ -43,17 +43,17 @@ def _psycopg(conn: Any, call: Call[Any]) -> Any:
 
 
 def _session(session: Any, call: Call[Any]) -> Any:
-    _demand_postgres(session, session.get_bind().dialect.name, call)
+    demand_postgres(session, session.get_bind().dialect.name, call)
     return session.execute(sqlalchemy_text(call.sql), call.params).fetchone()
 
 
 def _connection(conn: Any, call: Call[Any]) -> Any:
-    _demand_postgres(conn, conn.dialect.name, call)
+    demand_postgres(conn, conn.dialect.name, call)
     return conn.execute(sqlalchemy_text(call.sql), call.params).fetchone()
 
 
 def _django(conn: Any, call: Call[Any]) -> Any:
-    _demand_postgres(conn, conn.vendor, call)
+    demand_postgres(conn, conn.vendor, call)
     with conn.cursor() as cursor:
         cursor.execute(call.sql, call.params)
         return cursor.fetchone()
@@ -70,9 +70,9 @@ def _alias(alias: str, call: Call[Any]) -> Any:
     return _django(django.connections[alias], call)
 
 
-def _demand_postgres(conn: object, name: str, call: Call[Any]) -> None:
+def demand_postgres(conn: object, name: str, call: Call[Any], *, sync: bool = True) -> None:
     if name != "postgresql":
-        raise refused(conn, call.verb, sync=True, postgres=False)
+        raise refused(conn, call.verb, sync=sync, postgres=False)
 
 
 @cache

@@ -13,19 +13,18 @@ from __future__ import annotations
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 from urllib.parse import urlencode
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import tuple_row
 
+from tallybook._db.both import got
 from tallybook._db.kinds import chain
 from tallybook._db.link import CONNECT, is_gone
-from tallybook._db.pooler import ask_asyncpg, make_fit, make_fit_async
+from tallybook._db.pooler import ask_asyncpg, make_fit
 from tallybook.errors import TransactionError
-
-Conn = TypeVar("Conn")
 
 MARK = "set local tallybook.atomic = on"
 _BEGIN = "begin; set local tallybook.atomic = on"
@@ -51,8 +50,8 @@ class Begun:
     """A connection that another thread may cancel."""
 
 
-class AsyncLibrary(Protocol):
-    """Transactions of an asynchronous library."""
+class Library(Protocol):
+    """Transactions of one library. A synchronous one never waits: see both.py. Its methods run in the job's thread."""
 
     async def begin(self) -> Begun: ...
     async def flush(self, begun: Begun) -> None: ...
@@ -61,18 +60,6 @@ class AsyncLibrary(Protocol):
     async def keep(self, begun: Begun) -> None: ...
     async def drop(self, begun: Begun) -> None: ...
     async def close(self) -> None: ...
-
-
-class Library(Protocol):
-    """The same for a synchronous one; all methods except `close` are called in the job's thread."""
-
-    def begin(self) -> Begun: ...
-    def flush(self, begun: Begun) -> None: ...
-    def commit(self, begun: Begun) -> None: ...
-    def rollback(self, begun: Begun) -> None: ...
-    def keep(self, begun: Begun) -> None: ...
-    def drop(self, begun: Begun) -> None: ...
-    def close(self) -> None: ...
 
 
 def gone(error: BaseException) -> bool:
@@ -110,143 +97,95 @@ def own_to_commit(what: str) -> TransactionError:
     )
 
 
-class _GivenAsync(psycopg.AsyncConnection[Any]):
-    async def commit(self) -> None:
+class _Open:
+    """A connection whose transaction the worker ends, not the handler."""
+
+    def commit(self) -> Any:
         raise own_to_commit("commit()")
 
-    async def rollback(self) -> None:
+    def rollback(self) -> Any:
         raise own_to_commit("rollback()")
 
 
-class _Given(psycopg.Connection[Any]):
-    def commit(self) -> None:
-        raise own_to_commit("commit()")
-
-    def rollback(self) -> None:
-        raise own_to_commit("rollback()")
+class GivenAsync(_Open, psycopg.AsyncConnection[Any]): ...
 
 
-class _Idle(Generic[Conn]):
+class Given(_Open, psycopg.Connection[Any]): ...
+
+
+class _Idle:
     """Connections that wait for the next job. After close none is kept."""
 
     def __init__(self) -> None:
-        self._conns: list[Conn] = []
+        self._conns: list[Any] = []
         self._lock = threading.Lock()
         self._closed = False
 
-    def take(self) -> Conn | None:
+    def take(self) -> Any:
         with self._lock:
             return self._conns.pop() if self._conns else None
 
-    def put(self, conn: Conn) -> bool:
+    def put(self, conn: Any) -> bool:
         with self._lock:
             if not self._closed:
                 self._conns.append(conn)
             return not self._closed
 
-    def close(self) -> list[Conn]:
+    def close(self) -> list[Any]:
         with self._lock:
             self._closed = True
             conns, self._conns = self._conns, []
             return conns
 
 
-class AsyncPsycopg:
-    """psycopg.AsyncConnection."""
+class Psycopg:
+    """psycopg.AsyncConnection, or psycopg.Connection."""
 
-    def __init__(self, dsn: str, name: str) -> None:
-        self._dsn, self._options = dsn, {**CONNECT, "application_name": name}
-        self._idle: _Idle[_GivenAsync] = _Idle()
+    def __init__(self, given: type[GivenAsync | Given], dsn: str, name: str) -> None:
+        self._given, self._dsn, self._options = given, dsn, {**CONNECT, "application_name": name}
+        self._idle = _Idle()
 
     async def begin(self) -> Begun:
         while (conn := self._idle.take()) is not None:
             try:
-                await conn.execute(_BEGIN)
-                return Begun(conn, conn)
+                await got(conn.execute(_BEGIN))
+                return Begun(conn, conn, conn)
             except psycopg.Error as error:
-                await conn.close()
+                await got(conn.close())
                 if not gone(error):
                     raise
-        conn = await _GivenAsync.connect(self._dsn, **self._options)
+        conn = await got(self._given.connect(self._dsn, **self._options))
         try:
-            await make_fit_async(conn)
-            await conn.execute(_BEGIN)
+            await make_fit(conn)
+            await got(conn.execute(_BEGIN))
         except BaseException:
-            await conn.close()
+            await got(conn.close())
             raise
-        return Begun(conn, conn)
+        return Begun(conn, conn, conn)
 
     async def flush(self, begun: Begun) -> None:
         """Nothing to do: everything was sent."""
 
     async def commit(self, begun: Begun) -> None:
-        await psycopg.AsyncConnection.commit(begun.handle)
+        await got(super(_Open, begun.handle).commit())  # type: ignore[misc]
 
     async def rollback(self, begun: Begun) -> None:
-        await psycopg.AsyncConnection.rollback(begun.handle)
+        await got(super(_Open, begun.handle).rollback())  # type: ignore[misc]
 
     async def keep(self, begun: Begun) -> None:
-        conn: _GivenAsync = begun.handle
-        await conn.execute(RESET)
-        conn.row_factory, conn.cursor_factory = tuple_row, psycopg.AsyncCursor
+        conn = begun.handle
+        await got(conn.execute(RESET))
+        conn.row_factory = tuple_row
+        conn.cursor_factory = psycopg.Cursor if isinstance(conn, Given) else psycopg.AsyncCursor
         if not self._idle.put(conn):
-            await conn.close()
+            await got(conn.close())
 
     async def drop(self, begun: Begun) -> None:
-        await begun.handle.close()
+        await got(begun.handle.close())
 
     async def close(self) -> None:
         for conn in self._idle.close():
-            await conn.close()
-
-
-class Psycopg:
-    """psycopg.Connection."""
-
-    def __init__(self, dsn: str, name: str) -> None:
-        self._dsn, self._options = dsn, {**CONNECT, "application_name": name}
-        self._idle: _Idle[_Given] = _Idle()
-
-    def begin(self) -> Begun:
-        while (conn := self._idle.take()) is not None:
-            try:
-                conn.execute(_BEGIN)
-                return Begun(conn, conn, conn)
-            except psycopg.Error as error:
-                conn.close()
-                if not gone(error):
-                    raise
-        conn = _Given.connect(self._dsn, **self._options)
-        try:
-            make_fit(conn)
-            conn.execute(_BEGIN)
-        except BaseException:
-            conn.close()
-            raise
-        return Begun(conn, conn, conn)
-
-    def flush(self, begun: Begun) -> None:
-        """Nothing to do: everything was sent."""
-
-    def commit(self, begun: Begun) -> None:
-        psycopg.Connection.commit(begun.handle)
-
-    def rollback(self, begun: Begun) -> None:
-        psycopg.Connection.rollback(begun.handle)
-
-    def keep(self, begun: Begun) -> None:
-        conn: _Given = begun.handle
-        conn.execute(RESET)
-        conn.row_factory, conn.cursor_factory = tuple_row, psycopg.Cursor
-        if not self._idle.put(conn):
-            conn.close()
-
-    def drop(self, begun: Begun) -> None:
-        begun.handle.close()
-
-    def close(self) -> None:
-        for conn in self._idle.close():
-            conn.close()
+            await got(conn.close())
 
 
 class Asyncpg:
@@ -254,7 +193,7 @@ class Asyncpg:
 
     def __init__(self, dsn: str, name: str) -> None:
         self._url, self._options = asyncpg_url(dsn), {"timeout": 10, "server_settings": {"application_name": name}}
-        self._idle: _Idle[Any] = _Idle()
+        self._idle = _Idle()
 
     async def begin(self) -> Begun:
         import asyncpg
@@ -312,7 +251,7 @@ class Django:
     def __init__(self, alias: str) -> None:
         self._alias = alias
 
-    def begin(self) -> Begun:
+    async def begin(self) -> Begun:
         from django.db import connections, transaction
 
         conn = connections[self._alias]
@@ -329,23 +268,23 @@ class Django:
             raise
         return Begun(conn, atomic, conn.connection)
 
-    def flush(self, begun: Begun) -> None:
+    async def flush(self, begun: Begun) -> None:
         """Nothing to do: everything was sent."""
 
-    def commit(self, begun: Begun) -> None:
+    async def commit(self, begun: Begun) -> None:
         begun.handle.__exit__(None, None, None)
 
-    def rollback(self, begun: Begun) -> None:
+    async def rollback(self, begun: Begun) -> None:
         error = RuntimeError("rolled back")  # the argument for `atomic`, which checks only the type
         begun.handle.__exit__(type(error), error, None)
 
-    def keep(self, begun: Begun) -> None:
+    async def keep(self, begun: Begun) -> None:
         begun.given.close_if_unusable_or_obsolete()
 
-    def drop(self, begun: Begun) -> None:
+    async def drop(self, begun: Begun) -> None:
         begun.given.close()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Nothing to do: the connections are Django's."""
 
 

@@ -18,16 +18,18 @@ import logging
 import random
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from tallybook._db import aio, ends, sync, transactions
+from tallybook._db.both import done
 from tallybook._db.declared import Call
 from tallybook._db.kinds import chain
 from tallybook._db.link import backoff, dsn_for_people
-from tallybook._db.transactions import AsyncLibrary, Begun, Library, conflicts, gone, interrupted
+from tallybook._db.transactions import Begun, Library, conflicts, gone, interrupted
 from tallybook._model.failure import safe_text
 from tallybook._model.outcome import Cancel, Dead, Outcome, Snooze
 from tallybook._model.subject_outcome import Reject, SubjectOutcome
@@ -44,9 +46,11 @@ log = logging.getLogger("tallybook.worker")
 # A handler whose transaction lost against another one (40001, 40P01) reruns at once; this many runs per attempt.
 _RUNS = 4
 _ROLLBACK_S = 5.0
-_DRIVERS: dict[str, Callable[[str, str], Any]] = {
-    "async psycopg": transactions.AsyncPsycopg, "psycopg": transactions.Psycopg, "async asyncpg": transactions.Asyncpg,
-}  # fmt: skip
+_DRIVERS: dict[str, Callable[[str, str], Library]] = {
+    "async psycopg": partial(transactions.Psycopg, transactions.GivenAsync),
+    "psycopg": partial(transactions.Psycopg, transactions.Given),
+    "async asyncpg": transactions.Asyncpg,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,69 +69,72 @@ class Atomic:
         self._app = app
         self._dsn = dsn
         self._name = f"tallybook {name}"[:63]
-        self._libraries: dict[str, Any] = {}
+        self._libraries: dict[str, Library] = {}
         self._lock = threading.Lock()
         self._closing = threading.Event()
 
     def wrap(self, job: Running, known: ServedTask) -> Callable[..., Any]:
         """Return the function that the runner calls instead of the task's; it takes the args after the connection."""
-        kind = known.transaction
-        if kind.startswith("async"):
 
-            async def run(*positional: Any, **named: Any) -> Ended:
-                return await self._again(job, known, kind, positional, named)
+        async def run(*positional: Any, **named: Any) -> Ended:
+            return await self._again(job, known, positional, named)
 
-            return run
-
-        def run_sync(*positional: Any, **named: Any) -> Ended:
-            return self._again_sync(job, known, kind, positional, named)
-
-        return run_sync
+        return run if _is_async(known) else lambda *positional, **named: done(run(*positional, **named))
 
     async def close(self) -> None:
         """Close idle connections; one in use is closed when its job has ended."""
         self._closing.set()
         for library in list(self._libraries.values()):
             with suppress(Exception):
-                closed = library.close()
-                if inspect.isawaitable(closed):
-                    await closed
+                await library.close()
 
-    # Asynchronous
-
-    async def _again(self, job: Running, known: ServedTask, kind: str, positional: Any, named: Any) -> Ended:
+    async def _again(self, job: Running, known: ServedTask, positional: Any, named: Any) -> Ended:
         args = json.dumps(job.args)  # the handler may change its args
-        library: AsyncLibrary = self._library(kind, known)
+        library = self._library(known)
         for run in range(1, _RUNS + 1):
             try:
                 return await self._run(library, job, known, positional, named)
             except Exception as error:
                 if run == _RUNS or not self._may_run_again(job, known, error):
                     raise
-            await asyncio.sleep(_pause(run))
-            positional, named = _reloaded(known, args, positional)
+            await self._wait(known, random.uniform(0.005, 0.02) * 2**run)
+            fresh, named = known.args.load(json.loads(args))
+            positional = [*positional[: int(known.wants_context)], *fresh]
         raise AssertionError("not reached")
 
-    async def _run(self, library: AsyncLibrary, job: Running, known: ServedTask, positional: Any, named: Any) -> Ended:
-        begun = await self._begin(library)
+    async def _run(self, library: Library, job: Running, known: ServedTask, positional: Any, named: Any) -> Ended:
+        begun = await self._begin(library, known)
+        interrupt = _Interrupt(begun.driver)
+        if not _is_async(known):
+            job.interrupt = interrupt
         well = False
         try:
-            handler = known.fn(begun.given, *positional, **named)
-            value = await (handler if job.guard is None else Leavable(handler, job))
+            value = known.fn(begun.given, *positional, **named)
+            if _is_async(known):
+                value = await (value if job.guard is None else Leavable(value, job))
+            elif inspect.iscoroutine(value):
+                value.close()
+                reason = "an async function behind a plain decorator cannot run in a plain transaction"
+                raise SignatureError(known.name, reason)
             verb, call, wake_in = _end(job, known, value)
             await library.flush(begun)
             job.in_doubt = True
-            said = _checked(await aio.run(begun.given, call), job, known)
+            said = await aio.run(begun.given, call) if _is_async(known) else sync.run(begun.given, call)
+            _check(said, job, known)
             await library.commit(begun)
             job.in_doubt, well = False, True
-        except BaseException:
-            well = not job.in_doubt and await self._rolled_back(library, begun)
+        except BaseException as error:
+            well = not job.in_doubt and await _rolled_back(library, begun, known)
+            if interrupt.used and interrupted(error):
+                raise asyncio.CancelledError from error
             raise
         finally:
-            await self._give_back(library, begun, well=well)
+            job.interrupt = None
+            # A cancel can arrive late, and would then hit the next job.
+            await _give_back(library, begun, well=interrupt.over() and well)
         return Ended(verb, said, wake_in)
 
-    async def _begin(self, library: AsyncLibrary) -> Begun:
+    async def _begin(self, library: Library, known: ServedTask) -> Begun:
         failures = 0
         while True:
             try:
@@ -137,80 +144,16 @@ class Atomic:
                     raise
                 failures += 1
                 self._not_reached(failures, error)
-            await asyncio.sleep(backoff(failures))
+                lost = error
+            if await self._wait(known, backoff(failures)):
+                raise QueueUnavailable(dsn_for_people(self._dsn), "the worker stops") from lost
 
-    async def _rolled_back(self, library: AsyncLibrary, begun: Begun) -> bool:
-        with suppress(Exception):
-            async with asyncio.timeout(_ROLLBACK_S):
-                await library.rollback(begun)
-                return True
+    async def _wait(self, known: ServedTask, seconds: float) -> bool:
+        """Wait; return whether the worker stops meanwhile, which cancels an async handler."""
+        if not _is_async(known):
+            return self._closing.wait(seconds)
+        await asyncio.sleep(seconds)
         return False
-
-    async def _give_back(self, library: AsyncLibrary, begun: Begun, *, well: bool) -> None:
-        try:
-            if well:
-                await library.keep(begun)
-        except BaseException as error:
-            well = False
-            if not isinstance(error, Exception):
-                raise
-        finally:
-            if not well:
-                with suppress(Exception):
-                    await library.drop(begun)
-
-    # In a thread
-
-    def _again_sync(self, job: Running, known: ServedTask, kind: str, positional: Any, named: Any) -> Ended:
-        args = json.dumps(job.args)
-        library: Library = self._library(kind, known)
-        for run in range(1, _RUNS + 1):
-            try:
-                return self._run_sync(library, job, known, positional, named)
-            except Exception as error:
-                if run == _RUNS or not self._may_run_again(job, known, error):
-                    raise
-            self._closing.wait(_pause(run))
-            positional, named = _reloaded(known, args, positional)
-        raise AssertionError("not reached")
-
-    def _run_sync(self, library: Library, job: Running, known: ServedTask, positional: Any, named: Any) -> Ended:
-        begun = self._begin_sync(library)
-        interrupt = job.interrupt = _Interrupt(begun.driver)
-        well = False
-        try:
-            value = _no_coroutine(known, known.fn(begun.given, *positional, **named))
-            verb, call, wake_in = _end(job, known, value)
-            library.flush(begun)
-            job.in_doubt = True
-            said = _checked(sync.run(begun.given, call), job, known)
-            library.commit(begun)
-            job.in_doubt, well = False, True
-        except BaseException as error:
-            well = not job.in_doubt and _rolled_back_sync(library, begun)
-            if interrupt.used and interrupted(error):
-                raise asyncio.CancelledError from error
-            raise
-        finally:
-            job.interrupt = None
-            # A cancel can arrive late, and would then hit the next job.
-            _give_back_sync(library, begun, well=interrupt.over() and well)
-        return Ended(verb, said, wake_in)
-
-    def _begin_sync(self, library: Library) -> Begun:
-        failures = 0
-        while True:
-            try:
-                return library.begin()
-            except Exception as error:
-                if not gone(error):
-                    raise
-                failures += 1
-                self._not_reached(failures, error)
-                if self._closing.wait(backoff(failures)):
-                    raise QueueUnavailable(dsn_for_people(self._dsn), "the worker stops") from error
-
-    # Both
 
     def _not_reached(self, failures: int, error: Exception) -> None:
         if failures in (2, 10):  # the first is silent: a restarted server answers the second try
@@ -218,32 +161,28 @@ class Atomic:
             log.warning("no transaction for atomic tasks: cannot reach %s: %s", dsn_for_people(self._dsn), said)
 
     def _may_run_again(self, job: Running, known: ServedTask, error: Exception) -> bool:
-        if job.in_doubt and not conflicts(error):
-            return False
         if not conflicts(error) or job.cancel_reason is not None or self._closing.is_set():
             return False
         job.in_doubt = False  # the server reported that it rolled back
         log.info("%s %s: its transaction conflicted with another one; retrying at once", known.name, job.job_id)
         return True
 
-    def _library(self, kind: str, known: ServedTask) -> Any:
-        alias = known.atomic if isinstance(known.atomic, str) else "default"
+    def _library(self, known: ServedTask) -> Library:
+        kind, alias = known.transaction, known.atomic if isinstance(known.atomic, str) else "default"
         key = f"django {alias}" if kind == "django" else kind
         with self._lock:
             if key not in self._libraries:
                 self._libraries[key] = self._made(kind, alias)
             return self._libraries[key]
 
-    def _made(self, kind: str, alias: str) -> Any:
-        dsn, name = self._dsn, self._name
+    def _made(self, kind: str, alias: str) -> Library:
         if kind in _DRIVERS:
-            return _DRIVERS[kind](dsn, name)
+            return _DRIVERS[kind](self._dsn, self._name)
         if kind == "django":
             return transactions.Django(alias)
-        from tallybook._db.sqlalchemy_sessions import AsyncSessions, Sessions
+        from tallybook._db.sqlalchemy_sessions import Sessions
 
-        library = AsyncSessions if kind.startswith("async") else Sessions
-        return library(dsn, name, self._app._sessions, connection=kind.endswith("connection"))
+        return Sessions(self._dsn, self._name, self._app._sessions, kind)
 
 
 class _Interrupt:
@@ -270,27 +209,30 @@ class _Interrupt:
             return not self.used
 
 
-def _rolled_back_sync(library: Library, begun: Begun) -> bool:
+def _is_async(known: ServedTask) -> bool:
+    return known.transaction.startswith("async")
+
+
+async def _rolled_back(library: Library, begun: Begun, known: ServedTask) -> bool:
     with suppress(Exception):
-        library.rollback(begun)
-        return True
+        async with asyncio.timeout(_ROLLBACK_S) if _is_async(known) else nullcontext():
+            await library.rollback(begun)
+            return True
     return False
 
 
-def _give_back_sync(library: Library, begun: Begun, *, well: bool) -> None:
-    with suppress(Exception):
+async def _give_back(library: Library, begun: Begun, *, well: bool) -> None:
+    try:
         if well:
-            library.keep(begun)
-            return
-    with suppress(Exception):
-        library.drop(begun)
-
-
-def _no_coroutine(known: ServedTask, value: Any) -> Any:
-    if inspect.iscoroutine(value):
-        value.close()
-        raise SignatureError(known.name, "an async function behind a plain decorator cannot run in a plain transaction")
-    return value
+            await library.keep(begun)
+    except BaseException as error:
+        well = False
+        if not isinstance(error, Exception):
+            raise
+    finally:
+        if not well:
+            with suppress(Exception):
+                await library.drop(begun)
 
 
 def _end(job: Running, known: ServedTask, value: Any) -> tuple[str, Call[str], timedelta | None]:
@@ -327,7 +269,7 @@ def _end_of_subject(
     return end.verb, end.atomic(attempt), end.wake_in
 
 
-def _checked(said: str, job: Running, known: ServedTask) -> str:
+def _check(said: str, job: Running, known: ServedTask) -> None:
     if said == "refused":
         raise LeaseLost(job.job_id, job.attempt)
     if said == "left":
@@ -337,13 +279,3 @@ def _checked(said: str, job: Running, known: ServedTask) -> str:
             detail="What it committed stays; the job's end can no longer be committed with it",
             hint="Leave COMMIT and ROLLBACK to the worker; use savepoints, or a task that is not atomic",
         )
-    return said
-
-
-def _reloaded(known: ServedTask, args: str, positional: Any) -> tuple[list[Any], dict[str, Any]]:
-    fresh, named = known.args.load(json.loads(args))
-    return [*positional[: int(known.wants_context)], *fresh], named
-
-
-def _pause(run: int) -> float:
-    return float(random.uniform(0.005, 0.02) * 2**run)

@@ -10,7 +10,7 @@ from typing import Any
 
 from tallybook._db.driver import AsyncConnection, Error
 from tallybook._db.link import Link
-from tallybook._db.pooler import make_fit_async
+from tallybook._db.pooler import make_fit
 from tallybook._model.durations import parse_duration
 from tallybook._model.options import check_name
 from tallybook.errors import LockNotAvailable, NotSupported
@@ -38,7 +38,7 @@ class Lock:
         check_name("name", name, 200)
         self._name = name
         self._seconds = None if wait is None else parse_duration(wait, option="wait").total_seconds()
-        self._link = Link(dsn, "lock", on_connect=make_fit_async)
+        self._link = Link(dsn, "lock", on_connect=make_fit)
         self._told, self._here = told, here
 
     async def __aenter__(self) -> None:
