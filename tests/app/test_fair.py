@@ -142,7 +142,7 @@ async def test_claims_add_up_to_a_run(
     slots: int, workers: int, remain: bool, claims: list[tuple[int, bool]], runs: bool
 ) -> None:
     """The line is filled when a worker's share of half of it was claimed, or a claim has found too little while some wait."""
-    release = FairRelease(Link("", "w"), asyncio.Event(), slots=slots, on_released=lambda: None)
+    release = FairRelease(Link("", "w"), asyncio.Event(), lambda: None, slots=slots)
     release.run_at, release._remain = math.inf, remain
     release.pause(workers)
     for jobs, short in claims:

@@ -281,8 +281,8 @@ def test_queue_verbs_name_the_queue(db: Any) -> None:
     from tallybook._db import calls, sync
 
     with pytest.raises(UnknownQueue, match="nowhere"):
-        sync.run(db, calls.pause("nowhere"))
+        sync.run(db, calls.pause("nowhere", None))
     send_welcome.enqueue_sync(db, 1)
     assert [sync.run(db, calls.pause("mail", "me")) for _ in range(2)] == [True, False]
-    assert [sync.run(db, calls.resume("mail")) for _ in range(2)] == [True, False]
+    assert [sync.run(db, calls.resume("mail", None)) for _ in range(2)] == [True, False]
     assert timedelta(0) <= datetime.now(UTC) - app.get(ids(db)[0]).sync(db).enqueued_at < timedelta(minutes=5)

@@ -236,14 +236,13 @@ async def test_looks_behind_the_mark_take_a_tenth_of_the_time(monkeypatch: pytes
             self.now, self.next_in = 100.0, 0.005
             self.marks: list[Any] = []
 
-        async def run(self, call: Any) -> Any:
-            _, mark, _ = call.__closure__[[*call.__code__.co_freevars].index("params")].cell_contents
-            self.marks.append(mark)
+        async def rows(self, _: str, *params: Any) -> Any:
+            self.marks.append(params[1])
             self.now += 0.02
             return [(0, datetime(2031, 1, 1, tzinfo=UTC), self.next_in)]
 
     link = SlowLink()
-    promoter = Promoter(cast(Link, link), on_promoted=lambda: None)
+    promoter = Promoter(cast(Link, link), lambda: None)
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: link.now)
     start = link.now
     for _ in range(100):

@@ -65,7 +65,7 @@ class Fleet:
         parts = conninfo_to_dict(dsn)
         address = " ".join(f"{key}={parts[key]}" for key in ("host", "port", "dbname") if parts.get(key))
         with self.connect(1) as conn:
-            sync.run(conn, _nodes.add(name, address, number))
+            sync.run(conn, _nodes.add(name, address, number, None))
 
     def connect(self, number: int) -> Connection:
         """Open an autocommit connection to a node; the caller closes it."""

@@ -286,16 +286,9 @@ def test_a_child_without_the_kernels_help_ends_as_well(tmp_path: Path, monkeypat
         hello = {"argv": [], "main_name": None, "main_path": None, "worker": "w", "log_format": "text", "log_level": 20}
         ours.sendall(pack(hello))
         assert receive(ours) == {"kind": "ready"}
-        words = {"task": "deaf", "job_id": 1, "attempt": 1, "headers": None, "failures": 0, "crashes": 0, "queue": "q"}
-        rest = {
-            "max_attempts": None,
-            "options": None,
-            "worker": "w",
-            "memory": None,
-            "timeout": None,
-            "args": {"path": str(path)},
-        }
-        ours.sendall(pack({"kind": "run", "module": "support.zoo", "name": "deaf", **words, **rest}))
+        row = [1, 1, "deaf", {"path": str(path)}, None, 0, 0, None, None, None, None]
+        words = {"task": "deaf", "attempt": 1, "row": row, "queue": "q", "worker": "w", "memory": None, "timeout": None}
+        ours.sendall(pack({"kind": "run", "module": "support.zoo", "name": "deaf", **words}))
         assert receive(ours) == {"kind": "started"}
         assert number_in(path) == child.pid
         ours.close()

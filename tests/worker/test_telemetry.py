@@ -24,8 +24,8 @@ from support.waiting import wait_until
 from support.workers import QUICK, SLEEPY, Jobs, eventually, working
 from tallybook import App, Constant, __version__
 from tallybook._db import numbers as _numbers
-from tallybook._model.exposition import COLUMNS, METRICS, MOST, OTHERS, Numbers, Shown
-from tallybook._worker.life import exposition, telemetry
+from tallybook._model.exposition import COLUMNS, METRICS, MOST, OTHERS, Numbers, Shown, of_the_database, text
+from tallybook._worker.life import telemetry
 from tallybook._worker.life.worker import Worker
 from tallybook._worker.settings import WorkerSettings
 from tallybook.errors import ConfigError
@@ -401,7 +401,7 @@ def test_the_series_are_bounded() -> None:
 
 
 def _text(numbers: Numbers, shown: Shown) -> str:
-    return exposition.exposition(name="w", worker=None, ready=True, lag=0.0, numbers=numbers, shown=shown)
+    return text(of_the_database(numbers, shown))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ class Breakers(Noun):
 
         for breaker in await app.breakers.list(): print(breaker.name, breaker.state)
         """
-        return self._verb(breakers.breakers())
+        return self._verb(breakers.breakers)
 
     def set(self, name: str, failures: int, *, per: timedelta | str, open_for: timedelta | str) -> Verb[str]:
         """Create or change a breaker in the database; return "created", "changed" or "unchanged".

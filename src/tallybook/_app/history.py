@@ -22,7 +22,7 @@ class History(Noun):
 
         for kept in await app.history.list(): print(kept.name, kept.keep)
         """
-        return self._verb(retention.retentions())
+        return self._verb(retention.retentions)
 
     def set(self, name: str, keep: str | timedelta) -> Verb[bool]:
         """Change a retention period, 1 minute to 100 years; False: nothing changed.
@@ -50,7 +50,7 @@ class Services(Noun):
 
         for service in await app.services.list(): print(service.name, service.last_run_at)
         """
-        return self._verb(services.services())
+        return self._verb(services.services)
 
     def set(self, name: str, every: str | timedelta) -> Verb[bool]:
         """Change the maximum interval of a service, 100 ms to 1 day; False: nothing changed.

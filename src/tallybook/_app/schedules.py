@@ -39,7 +39,7 @@ class Schedules(Noun):
 
     def list(self) -> Verb[ListOf[ScheduleInfo]]:
         """List all schedules, from code and from the database, by name."""
-        return self._verb(schedules.listed())
+        return self._verb(schedules.listed)
 
     def set(
         self,

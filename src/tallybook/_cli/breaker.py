@@ -35,7 +35,7 @@ _COLUMNS: Columns = {
 @listing(_COLUMNS, of=breaker, empty="no breakers")
 def list_(db: Db) -> list[BreakerInfo]:
     """List the breakers and their keys. JSON has seconds."""
-    return db.run(breakers.breakers())
+    return db.run(breakers.breakers)
 
 
 @command("set", of=breaker, nodes="each")

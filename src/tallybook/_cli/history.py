@@ -22,7 +22,7 @@ def history() -> None:
 @listing({"class": "name", "kept": "keep", "what": "what"}, of=history, empty="none")
 def list_(db: Db) -> list[RetentionInfo]:
     """Show retention periods. JSON has seconds."""
-    return db.run(calls.retentions())
+    return db.run(calls.retentions)
 
 
 @command("set", of=history)

@@ -208,7 +208,7 @@ _TESTED: Columns = {
 def test(db: Db, name: str | None, as_json: bool) -> None:
     """Decrypt the secrets of a provider, or of all. Exit code 1 if one does not open."""
     keys = KeySource()
-    names = [name] if name is not None else db.run(calls.names())
+    names = [name] if name is not None else db.run(calls.names)
     found: list[Tested] = [tested for one in names for tested in _do(db, steps.test(one, keys))]
     if as_json:
         print_json([row_json({**asdict(one), "problem": one.problem and one.problem.reason}) for one in found])
@@ -254,7 +254,7 @@ def drop(db: Db, name: str, yes: bool) -> str | None:
 def _one(db: Db, name: str) -> Listed:
     found = db.run(calls.listed(name))
     if not found:
-        known = db.run(calls.names())
+        known = db.run(calls.names)
         raise UnknownProvider(name, known)
     return found[0]
 

@@ -26,7 +26,7 @@ def set_(db: Db, data_type: str, name: str, symbol: str | None, active: bool | N
     try:
         what = db.run(calls.route_set(data_type, name, symbol, active))
     except UnknownProvider:
-        known = db.run(calls.names())
+        known = db.run(calls.names)
         raise UnknownProvider(name, known) from None
     return f"the route of {_shown(data_type, symbol)} is {what}"
 

@@ -79,7 +79,7 @@ _EMPTY = "no schedules: declare one by @app.task(schedule=...), or by tallybook 
 @listing(_COLUMNS, of=schedule, home=True, empty=_EMPTY, plain=_plain)
 def list_(db: Db) -> list[ScheduleInfo]:
     """List the schedules with their next tick and their counts."""
-    return db.run(schedules.listed())
+    return db.run(schedules.listed)
 
 
 def _job(fire: Fire) -> object:

@@ -32,7 +32,7 @@ _COLUMNS: Columns = {
 @listing(_COLUMNS, of=service, empty="no services")
 def list_(db: Db) -> list[ServiceInfo]:
     """List the services with their last run. JSON has seconds."""
-    return db.run(services.services())
+    return db.run(services.services)
 
 
 @command(of=service)

@@ -172,12 +172,8 @@ async def _reachable_with_probes(dsn: str, settings: WorkerSettings, stop: signa
     """Serve probes while waiting for the server: the process is alive, but not ready."""
     if settings.metrics_port is None:
         return await _reachable(dsn, settings.name, stop)
-    telemetry = Telemetry(settings, dsn)
-    telemetry.listen()
-    try:
+    async with Telemetry(settings, dsn):
         return await _reachable(dsn, settings.name, stop)
-    finally:
-        await telemetry.close()
 
 
 async def _reachable(dsn: str, name: str, stop: signals.Stop) -> None:

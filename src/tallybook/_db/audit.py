@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Literal, cast
 
 from tallybook._db.declared import Call, Declared
 from tallybook._db.texts import records
@@ -26,11 +26,9 @@ select cast(coalesce(json_agg(a order by a.id desc), '[]') as text) from (
      and (cast(%(actor)s as text) is null or x.actor = cast(%(actor)s as text))
      and (cast(%(action)s as text) is null or x.action = cast(%(action)s as text))
    order by x.id desc limit cast(cast(%(max_rows)s as text) as int)) as a"""
-_OF_ACTOR = _AUDITS.replace(
-    "(cast(%(actor)s as text) is null or x.actor = cast(%(actor)s as text))", "x.actor = cast(%(actor)s as text)"
-)
-_OF_ACTION = _AUDITS.replace(
-    "(cast(%(action)s as text) is null or x.action = cast(%(action)s as text))", "x.action = cast(%(action)s as text)"
+_EITHER = "(cast(%({0})s as text) is null or x.{0} = cast(%({0})s as text))"
+_OF_ACTOR, _OF_ACTION = (
+    _AUDITS.replace(_EITHER.format(name), f"x.{name} = cast(%({name})s as text)") for name in ("actor", "action")
 )
 
 
@@ -42,8 +40,8 @@ def add(
     done: Mapping[str, object] | None = None,
 ) -> Call[int]:
     """Record a change; returns the row's id."""
-    details = {"target": json.dumps(dict(target or {})), "done": json.dumps(dict(done or {}))}
-    return _ADD.call(int, actor=actor, via=via, action=action, **details)
+    target_text, done_text = json.dumps(dict(target or {})), json.dumps(dict(done or {}))
+    return _ADD.call(int, actor=actor, via=via, action=action, target=target_text, done=done_text)
 
 
 def audits(*, actor: str | None, action: str | None, before: int | None, max_rows: int) -> Call[list[AuditRow]]:
@@ -70,7 +68,6 @@ def audits(*, actor: str | None, action: str | None, before: int | None, max_row
 def nonce_take(key: str, nonce: str, signed_at: datetime) -> Call[Taken]:
     """Check whether a signed request may be served; "fresh" uses its nonce up, with the transaction."""
 
-    def read(found: str) -> Taken:
-        return found  # type: ignore[return-value]
-
-    return _NONCE.call(read, key=key, nonce=nonce, signed_at=signed_at.astimezone(UTC).isoformat())
+    return _NONCE.call(
+        lambda found: cast(Taken, found), key=key, nonce=nonce, signed_at=signed_at.astimezone(UTC).isoformat()
+    )

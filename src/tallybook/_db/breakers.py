@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import datetime, timedelta
 
-from tallybook._db.declared import Call, Declared
+from tallybook._db.declared import Call, Declared, Simple
 from tallybook._db.stored import loads
 from tallybook._db.texts import at, records
 from tallybook._model.breaker import BreakerInfo, BreakerRule
@@ -13,9 +12,9 @@ from tallybook._model.durations import format_duration, parse_duration
 from tallybook._model.options import check_name
 
 _SET = Declared("breaker_set(name text, failures int, per interval, open_for interval) -> text")
-_DROP = Declared("breaker_drop(name text) -> boolean")
 _OPEN = Declared("breaker_open(name text, duration interval) -> timestamptz")
-_CLOSE = Declared("breaker_close(name text) -> boolean")
+drop = Simple("breaker_drop(name text) -> boolean", bool, names={"name": ("name", 200)})
+close = Simple("breaker_close(name text) -> boolean", bool, names={"name": ("name", 200)})
 _BREAKERS = """\
 select cast(coalesce(json_agg(json_build_object(
   'name', b.name, 'rule', b.rule, 'failures', b.failures, 'per', extract(epoch from b.per), 'state', b.state,
@@ -25,10 +24,10 @@ select cast(coalesce(json_agg(json_build_object(
 
 
 def set_(rule: BreakerRule) -> Call[str]:
-    return _SET.call(str, **_named(rule))
+    return _SET.call(str, **named(rule))
 
 
-def _named(rule: BreakerRule) -> dict[str, str]:
+def named(rule: BreakerRule) -> dict[str, str]:
     return {
         "name": rule.name,
         "failures": str(rule.failures),
@@ -37,29 +36,12 @@ def _named(rule: BreakerRule) -> dict[str, str]:
     }
 
 
-def drop(name: str) -> Call[bool]:
-    check_name("name", name, 200)
-    return _DROP.call(bool, name=name)
-
-
 def open_(name: str, duration: timedelta | str | None) -> Call[datetime]:
     check_name("name", name, 200)
     text = None if duration is None else format_duration(parse_duration(duration, option="duration"))
     return _OPEN.call(lambda text: at(loads(text)), name=name, duration=text)
 
 
-def close(name: str) -> Call[bool]:
-    check_name("name", name, 200)
-    return _CLOSE.call(bool, name=name)
-
-
-def breakers() -> Call[list[BreakerInfo]]:
-    """All used keys, and the rules without a used key of their own name."""
-    return Call(
-        "breakers", _BREAKERS, {}, records(BreakerInfo, "changed_at", "open_until", seconds=["per", "open_for"])
-    )
-
-
-def registered(rules: Iterable[BreakerRule]) -> list[dict[str, str]]:
-    """Return the rules that a worker registers at its start."""
-    return [_named(rule) for rule in rules]
+_read = records(BreakerInfo, "changed_at", "open_until", seconds=["per", "open_for"])
+breakers = Call("breakers", _BREAKERS, {}, _read)
+"""All used keys, and the rules without a used key of their own name."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from tallybook._db.declared import Call, Declared
+from tallybook._db.declared import Call, Declared, Simple
 from tallybook._db.stored import loads
-from tallybook._db.texts import quoted, record, text_array
+from tallybook._db.texts import known, quoted, record, text_array
 from tallybook._model.job import Job, JobCall, JobInfo
 from tallybook._model.options import Options
 from tallybook.errors import UnknownJob, UnknownQueue
@@ -29,11 +29,12 @@ _ENQUEUE_MORE = Declared(
 )
 _ENQUEUE_MANY = Declared(f"enqueue_many({JOBS}) -> row (job_ids bigint[], created boolean[])", run_ats=RUN_ATS)
 STATE = Declared("state(job_id bigint) -> text")
-_CANCEL = Declared("cancel(job_id bigint, reason text) -> text")
-_RETRY = Declared("retry(job_id bigint) -> int")
-_PAUSE = Declared("pause(queue text, who text) -> boolean", unknown=UnknownQueue, who=ME)
-_RESUME = Declared("resume(queue text, who text) -> boolean", unknown=UnknownQueue, who=ME)
+cancel = Simple("cancel(job_id bigint, reason text) -> text", str)
+retry = Simple("retry(job_id bigint) -> int", int)
+pause = Simple("pause(queue text, who text) -> boolean", bool, unknown=UnknownQueue, who=ME)
+resume = Simple("resume(queue text, who text) -> boolean", bool, unknown=UnknownQueue, who=ME)
 
+_INSTANTS = ("enqueued_at", "run_at", "started_at", "ended_at", "expires_at", "updated_at", "last_attempt_at")
 _GET = """\
 select cast(to_json(j) as text) from tallybook.job as j where j.id = cast(cast(%(job_id)s as text) as bigint)"""
 
@@ -42,22 +43,25 @@ def enqueue(job: JobCall) -> Call[Job]:
     """Enqueue one job. A job with a unique key uses enqueue_many, which reports whether it was `created`."""
     if job.unique_key is not None:
         many = enqueue_many([job])
-        return Call("enqueue", many.sql, many.params, _only_job)
+        return Call("enqueue", many.sql, many.params, lambda found: _jobs(found)[0])
     options = job.options
-    params = {
+    params = {"task": job.task, "args": job.args, **common(options)}
+    more = {"order_key": options.order_key, "expires_at": options.expires_text, "options": options.options_text}
+    if not any(more.values()):
+        return Call("enqueue", _ENQUEUE.sql, params, Job)
+    return Call("enqueue", _ENQUEUE_MORE.sql, {**params, **more}, Job)
+
+
+def common(options: Options) -> dict[str, str | None]:
+    """Return the parameters that jobs and subjects have in common."""
+    return {
         "queue": options.queue,
-        "task": job.task,
-        "args": job.args,
         "run_at": options.run_at_text,
         "delay": options.delay_text,
         "priority": str(options.priority),
         "max_attempts": None if options.max_attempts is None else str(options.max_attempts),
         "headers": options.headers,
     }
-    more = {"order_key": options.order_key, "expires_at": options.expires_text, "options": options.options_text}
-    if not any(more.values()):
-        return Call("enqueue", _ENQUEUE.sql, params, Job)
-    return Call("enqueue", _ENQUEUE_MORE.sql, {**params, **more}, Job)
 
 
 def enqueue_many(jobs: Sequence[JobCall]) -> Call[list[Job]]:
@@ -101,57 +105,15 @@ def _columns(options: Options) -> tuple[tuple[str, str | None], ...]:
 
 def get(job_id: int) -> Call[JobInfo]:
     """Read one job. Raises UnknownJob if there is none."""
-    return Call("get", _GET, {"job_id": str(job_id)}, partial(_job_info, job_id))
+    read = known(partial(UnknownJob, job_id), lambda found: record(JobInfo, loads(found), *_INSTANTS))
+    return Call("get", _GET, {"job_id": str(job_id)}, read)
 
 
 def state(job_id: int) -> Call[str]:
     """Read the state of one job. Raises UnknownJob if there is none."""
-    return STATE.call(partial(_known_state, job_id), job_id=job_id)
-
-
-def _known_state(job_id: int, found: str | None) -> str:
-    if found is None:
-        raise UnknownJob(job_id)
-    return found
-
-
-def cancel(job_id: int, reason: str | None = None) -> Call[str]:
-    return _CANCEL.call(str, job_id=job_id, reason=reason)
-
-
-def retry(job_id: int) -> Call[int]:
-    return _RETRY.call(int, job_id=job_id)
-
-
-def pause(queue: str, who: str | None = None) -> Call[bool]:
-    return _PAUSE.call(bool, queue=queue, who=who)
-
-
-def resume(queue: str, who: str | None = None) -> Call[bool]:
-    return _RESUME.call(bool, queue=queue, who=who)
-
-
-def _only_job(found: str) -> Job:
-    (job,) = _jobs(found)
-    return job
+    return STATE.call(known(partial(UnknownJob, job_id), str), job_id=job_id)
 
 
 def _jobs(found: str) -> list[Job]:
     report = loads(found)
     return list(map(Job, report["job_ids"], report["created"]))
-
-
-def _job_info(job_id: int, found: str | None) -> JobInfo:
-    if found is None:
-        raise UnknownJob(job_id)
-    return record(
-        JobInfo,
-        loads(found),
-        "enqueued_at",
-        "run_at",
-        "started_at",
-        "ended_at",
-        "expires_at",
-        "updated_at",
-        "last_attempt_at",
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
-from tallybook._db.declared import Call, Declared
+from tallybook._db.declared import Call, Declared, Simple
 from tallybook._db.stored import loads
 from tallybook._db.texts import at, records
 from tallybook._model.counting import Counts, Difference, Level, Throughput, Timings
@@ -16,11 +16,11 @@ from tallybook.errors import InvalidArgument
 T = TypeVar("T")
 Since = datetime | timedelta | str
 
-COUNTS = Declared("""
+counts = Simple("""
   counts()
   -> rows (queue task text,
            scheduled retrying waiting available running dead completed failed snoozed cancelled lost moved died bigint)
-     order by r.queue, r.task""")
+     order by r.queue, r.task""", records(Counts))  # fmt: skip
 _THROUGHPUT = Declared("""
   throughput(span interval)
   -> rows (queue task text, since timestamptz, came completed failed died cancelled bigint,
@@ -36,21 +36,22 @@ _LEVELS = Declared("""
      order by r.begins""", since=_SINCE)  # fmt: skip
 COMPLETED = Declared("""
   completed_since(since timestamptz) -> rows (queue text, task text, completed bigint) order by r.queue, r.task""")
-_VERIFY = Declared("""
-  verify() -> rows (queue text, task text, what text, counted bigint, found bigint) order by r.queue, r.task, r.what""")
-_RECOUNT = Declared("recount() -> bigint")
+verify = Simple(
+    "verify() -> rows (queue text, task text, what text, counted bigint, found bigint) order by r.queue, r.task, r.what",
+    records(Difference),
+)
+recount = Simple("recount() -> bigint", int)
 _EVENT = Declared("count_event(name text, n int) -> void")
 _EVENT_SET = Declared("event_set(name text, n bigint) -> bigint")
-_EVENTS = Declared("event_counts() -> rows (name text, n bigint) order by r.name")
+event_counts = Simple(
+    "event_counts() -> rows (name text, n bigint) order by r.name",
+    lambda text: {str(row["name"]): int(row["n"]) for row in loads(text)},
+)
 _EVENT_SERIES = Declared(
     "event_series(name text, step interval, since timestamptz) -> rows (begins timestamptz, n bigint) order by r.begins",
     since=_SINCE,
 )
 _KEEP = Declared("series_keep(step int, keep interval) -> boolean")
-
-
-def counts() -> Call[list[Counts]]:
-    return COUNTS.call(records(Counts))
 
 
 def throughput(span: timedelta | str) -> Call[list[Throughput]]:
@@ -68,19 +69,10 @@ def levels(step: timedelta | str, since: Since | None, queue: str | None) -> Cal
 
 
 def completed_since(since: datetime) -> Call[dict[tuple[str, str], int]]:
-
-    def read(text: str) -> dict[tuple[str, str], int]:
-        return {(row["queue"], row["task"]): int(row["completed"]) for row in loads(text)}
-
-    return COMPLETED.call(read, since=_instant("since", since))
-
-
-def verify() -> Call[list[Difference]]:
-    return _VERIFY.call(records(Difference))
-
-
-def recount() -> Call[int]:
-    return _RECOUNT.call(int)
+    return COMPLETED.call(
+        lambda text: {(row["queue"], row["task"]): int(row["completed"]) for row in loads(text)},
+        since=_instant("since", since),
+    )
 
 
 def count_event(name: str, n: int) -> Call[None]:
@@ -95,10 +87,6 @@ def event_set(name: str, n: int) -> Call[int]:
     if isinstance(n, bool) or not isinstance(n, int) or not -(1 << 63) <= n < 1 << 63:
         raise InvalidArgument(f"n must be a whole number of at most 63 bits, not {n!r}")
     return _EVENT_SET.call(int, name=name, n=n)
-
-
-def event_counts() -> Call[dict[str, int]]:
-    return _EVENTS.call(lambda text: {row["name"]: int(row["n"]) for row in loads(text)})
 
 
 def event_series(name: str, step: timedelta | str, since: Since | None) -> Call[list[tuple[datetime, int]]]:

@@ -13,8 +13,8 @@ sync.py and aio.py run it on the user's own connection, on every driver, with an
 
 Arrays are sent as PostgreSQL's array literal, which takes a fifth of the time of the drivers' list adaptation.
 
-Other modules of this folder have a function for each verb, which checks its values and returns the Call. The verb
-itself is documented once, at the App's noun that people call it by.
+Other modules of this folder have a function for each verb, which checks its values and returns the Call; without such
+checks it is a Simple. The verb itself is documented once, at the App's noun that people call it by.
 
 A worker has its own psycopg connections: `CANCEL.worker` is a statement with `%s`, for values in the declared order.
 tests/db/test_declared.py compares each declaration with pg_proc.
@@ -29,6 +29,7 @@ from functools import cache, cached_property
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from tallybook._db.texts import text_array
+from tallybook._model.options import check_name
 from tallybook.errors import TallybookError, UnknownJob
 
 T = TypeVar("T")
@@ -147,6 +148,34 @@ class Declared:
     def select(self, columns: str, dialect: str = "order") -> str:
         """Return the same statement with these columns."""
         return f"select {columns} from {self.called(dialect)}"  # noqa: S608
+
+
+class Simple(Declared, Generic[T]):
+    """A verb that passes its values on unchanged: `cancel(42, None)` is its Call, with the values in order.
+
+    `row` is as in Call. `names` has the parameters that are names: the option that an error shows, and the most
+    characters.
+    """
+
+    def __init__(
+        self,
+        signature: str,
+        row: Callable[[Any], T],
+        /,
+        *,
+        names: Mapping[str, tuple[str, int]] = {},
+        verb: str | None = None,
+        unknown: type[TallybookError] = UnknownJob,
+        **sent: str,
+    ) -> None:
+        super().__init__(signature, verb=verb, unknown=unknown, **sent)
+        self._row, self._names = row, names
+
+    def __call__(self, *values: Value) -> Call[T]:
+        given = dict(zip(self.nulls, values, strict=True))
+        for param, (option, longest) in self._names.items():
+            check_name(option, given[param], longest)
+        return self.call(self._row, **given)
 
 
 def _columns(listed: str) -> dict[str, str]:

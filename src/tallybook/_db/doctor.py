@@ -29,6 +29,7 @@ PATIENCE = timedelta(seconds=5)
 _RECOUNT = timedelta(minutes=10)
 
 Conn = psycopg.Connection[Any]
+Found = Finding | list[Finding]
 _DOCTOR = Declared("doctor(about text) -> rows (name text, level text, finding text, advice text, details jsonb)")
 _COUNTERS = Declared("""
   _doctor_counters(p_asked boolean) -> rows (name level finding advice text, details jsonb)""", p_asked="false")  # fmt: skip
@@ -50,8 +51,8 @@ def doctor(dsn: str, *, verify: bool = False) -> list[Finding]:
 
 def examine(conn: Conn, *, verify: bool = False, patience: timedelta = PATIENCE) -> Iterator[Finding]:
     """Run all checks in order, on a connection in autocommit."""
-    for name, check in _CHECKS.items():
-        yield from _bounded(conn, name, patience, check)
+    for check in (_connection, _schema, clock, _pooler):
+        yield from _bounded(conn, check.__name__.removeprefix("_"), patience, check)
     there = _bounded(conn, "checks", patience, _missing)
     yield from there
     for group in GROUPS if not there else ():
@@ -66,13 +67,14 @@ def _missing(conn: Conn) -> list[Finding]:
     return [Finding(name="checks", level="note", finding=text, advice="See schema.")]
 
 
-def _bounded(conn: Conn, name: str, patience: timedelta, look: Callable[[Conn], list[Finding]]) -> list[Finding]:
+def _bounded(conn: Conn, name: str, patience: timedelta, look: Callable[[Conn], Found]) -> list[Finding]:
     """Return the findings of `look` in a transaction with a time limit; an error or a timeout is a finding, too."""
     milliseconds = f"{int(patience.total_seconds() * 1000)}ms"
     try:
         with conn.transaction():
             conn.execute(_LIMITS, (milliseconds,))
-            return look(conn)
+            found = look(conn)
+            return found if isinstance(found, list) else [found]
     except psycopg.errors.QueryCanceled:
         text = f"could not be checked within {patience.total_seconds():g} s"
         level, advice = "note", "The server is busy, or something holds a lock. Run it again."
@@ -90,13 +92,10 @@ def _bounded(conn: Conn, name: str, patience: timedelta, look: Callable[[Conn], 
 
 def _group(conn: Conn, *, group: str, verify: bool) -> list[Finding]:
     # Requested by name, counters are recounted at any size; without --verify they run with the other checks.
-    if group == "counters" and not verify:
-        rows = conn.execute(_COUNTERS.worker).fetchall()
-    else:
-        rows = conn.execute(_DOCTOR.worker, (group,)).fetchall()
+    query, params = (_COUNTERS, ()) if group == "counters" and not verify else (_DOCTOR, (group,))
     return [
         Finding(name=name, level=level, finding=text, advice=advice, details=more)
-        for name, level, text, advice, more in rows
+        for name, level, text, advice, more in conn.execute(query.worker, params).fetchall()
     ]
 
 
@@ -110,15 +109,15 @@ def _connection(conn: Conn) -> Finding:
         "standby": row[0],
     }
     text = f"PostgreSQL {details['server_version']}, database {info.dbname!r}, as {info.user!r}"
+    level, advice = "ok", None
     if row[0]:
+        level, text = "problem", f"{text}: a standby"
         advice = (
             "Nothing can be enqueued or claimed here. Connect to the primary: target_session_attrs=read-write finds it."
         )
-        return Finding(name="connection", level="problem", finding=f"{text}: a standby", advice=advice, details=details)
-    if info.server_version < _OLDEST:
-        advice = "Upgrade the server to 15 or newer."
-        return Finding(name="connection", level="problem", finding=f"{text}: too old", advice=advice, details=details)
-    return Finding(name="connection", level="ok", finding=text, details=details)
+    elif info.server_version < _OLDEST:
+        level, text, advice = "problem", f"{text}: too old", "Upgrade the server to 15 or newer."
+    return Finding(name="connection", level=level, finding=text, advice=advice, details=details)
 
 
 def _schema(conn: Conn) -> Finding:
@@ -138,11 +137,8 @@ def _schema(conn: Conn) -> Finding:
         elif found.version > found.expected:
             advice = error.hint or "Update the package tallybook here."
     elif found.version > found.expected:
-        level, text, advice = (
-            "note",
-            f"{shown}: they work together",
-            "Update the package tallybook here when it suits you.",
-        )
+        level, text = "note", f"{shown}: they work together"
+        advice = "Update the package tallybook here when it suits you."
     elif not found.routines_current:
         level, text = "warning", f"version {found.version}, with functions of another release"
         advice = "Run `tallybook migrate`."
@@ -175,11 +171,9 @@ def clock(conn: Conn, now: Callable[[], float] = time.time) -> Finding:
 
 
 def _pooler(conn: Conn) -> Finding:
-    pooled = is_behind_pooler(conn)
-    if not pooled:
-        return Finding(
-            name="pooler", level="ok", finding="there is no pooler in transaction mode", details={"pooled": False}
-        )
+    if not is_behind_pooler(conn):
+        text = "there is no pooler in transaction mode"
+        return Finding(name="pooler", level="ok", finding=text, details={"pooled": False})
     # The session's value, not the time limit of this check.
     wrong = [
         {"setting": name, "value": value, "wanted": wanted}
@@ -194,11 +188,3 @@ def _pooler(conn: Conn) -> Finding:
         advice = f"Set for the role of the workers: {wanted}. {advice}"
     details = {"pooled": True, "settings": wrong}
     return Finding(name="pooler", level="warning" if wrong else "note", finding=text, advice=advice, details=details)
-
-
-_CHECKS: dict[str, Callable[[Conn], list[Finding]]] = {
-    "connection": lambda conn: [_connection(conn)],
-    "schema": lambda conn: [_schema(conn)],
-    "clock": lambda conn: [clock(conn)],
-    "pooler": lambda conn: [_pooler(conn)],
-}

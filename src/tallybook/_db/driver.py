@@ -20,24 +20,10 @@ from psycopg.errors import (
 )
 
 __all__ = [
-    "AsyncConnection",
-    "Connection",
-    "DataError",
-    "Error",
-    "InsufficientPrivilege",
-    "InvalidSchemaName",
-    "LockNotAvailable",
-    "Notify",
-    "OperationalError",
-    "QueryCanceled",
-    "Rollback",
-    "UndefinedFunction",
-    "UndefinedTable",
-    "connect",
-    "connect_async",
-    "conninfo_to_dict",
-    "make_conninfo",
-]
+    "AsyncConnection", "Connection", "DataError", "Error", "InsufficientPrivilege", "InvalidSchemaName", "LockNotAvailable",
+    "Notify", "OperationalError", "QueryCanceled", "Rollback", "UndefinedFunction", "UndefinedTable", "connect",
+    "connect_async", "conninfo_to_dict", "make_conninfo",
+]  # fmt: skip
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 AsyncConnection = psycopg.AsyncConnection[tuple[Any, ...]]

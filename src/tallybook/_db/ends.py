@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
 from functools import cache
 
 from tallybook._db.declared import Call, Declared
@@ -35,32 +34,8 @@ def complete(attempt: Attempt, result: str | None = None) -> Call[bool]:
 
 def atomic_complete(attempt: Attempt, result: str | None) -> Call[str]:
     """Complete in an atomic task's transaction: completed, refused or left. The result is as in complete_many."""
-    if result is None:
-        return Call("complete", _completed(), named(attempt), str)
-    return Call("complete", _completed_with(), {**named(attempt), "result": result}, str)
-
-
-def atomic_snooze(attempt: Attempt, seconds: float) -> Call[str]:
-    """Run the job again after this many seconds: scheduled, available, refused or left."""
-    return atomic(SNOOZE, attempt, delay=f"{seconds:.6f} s")
-
-
-def atomic_cancelled(attempt: Attempt, reason: str | None) -> Call[str]:
-    """End the attempt as cancelled: cancelled, refused or left."""
-    return atomic(CANCEL_RUNNING, attempt, reason=reason)
-
-
-def atomic_dead(attempt: Attempt, error: str) -> Call[str]:
-    """Give the job up, with an error as JSON text: dead, refused or left."""
-    return atomic(FAIL, attempt, error=error, retry_in=None, max_attempts=None, final=True)
-
-
-def atomic_fail(
-    attempt: Attempt, error: str, retry_in: timedelta | None, limit: int | None, *, final: bool
-) -> Call[str]:
-    """End the attempt as failed, its writes committed: scheduled, available, dead, refused or left."""
-    delay = None if retry_in is None else f"{retry_in.total_seconds():.6f} s"
-    return atomic(FAIL, attempt, error=error, retry_in=delay, max_attempts=limit, final=final)
+    values = {} if result is None else {"result": result}
+    return Call("complete", _completed(result is None), {**named(attempt), **values}, str)
 
 
 def named(attempt: Attempt) -> dict[str, str]:
@@ -70,7 +45,10 @@ def named(attempt: Attempt) -> dict[str, str]:
 
 
 def atomic(verb: Declared, attempt: Attempt, **values: str | int | None) -> Call[str]:
-    """End an attempt in an atomic task's transaction; "left" if the handler has left it: no other may be used."""
+    """End an attempt in an atomic task's transaction; "left" if the handler has left it: no other may be used.
+
+    Else the answer of the verb: scheduled, available, cancelled, dead, completed or refused.
+    """
     return replace(verb.call(str, **named(attempt), **values), sql=_unless_left(verb))
 
 
@@ -80,16 +58,11 @@ def _unless_left(verb: Declared) -> str:
 
 
 @cache
-def _completed() -> str:
-    return _UNLESS_LEFT.format(_ANSWERED.format(COMPLETE.called(result="null")))
-
-
-@cache
-def _completed_with() -> str:
-    # By complete_many, which also accepts the reason why there is no result.
+def _completed(plain: bool) -> str:
+    # With a result by complete_many, which also accepts the reason why there is no result.
     many = COMPLETE_MANY_WITH.called(**AS_ARRAYS, results="array[{result:text}]")
-    return _UNLESS_LEFT.format(_ANSWERED.format(f"{many} = '{{}}'"))
+    done = COMPLETE.called(result="null") if plain else f"{many} = '{{}}'"
+    return _UNLESS_LEFT.format(f"case when {done} then 'completed' else 'refused' end")
 
 
 _UNLESS_LEFT = "select case when not tallybook._atomic() then 'left' else {} end"
-_ANSWERED = "case when {} then 'completed' else 'refused' end"

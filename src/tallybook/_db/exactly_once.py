@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextlib import AbstractAsyncContextManager
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
@@ -20,6 +20,7 @@ import psycopg
 from psycopg.rows import tuple_row
 
 from tallybook._db import aio, sync
+from tallybook._db.both import got
 from tallybook._db.declared import Call, Declared
 from tallybook._db.kinds import refusal
 from tallybook._db.policy import Action, action_for, backoff, first_line
@@ -99,19 +100,24 @@ class _Saying(Generic[T]):
         return min(backoff(self._failures - 1), 1.0)
 
 
-async def run(connection: Callable[[], AbstractAsyncContextManager[Any]], call: Call[T], server: str) -> T:
-    """Return the result of `call`, run once. Raises QueueUnavailable, CommitUnknown; otherwise as aio.run."""
+async def run(
+    connection: Callable[[], AbstractAsyncContextManager[Any]], call: Call[T], server: str, *, sync: bool = False
+) -> T:
+    """Return the result of `call`, run once; `sync`: without waiting, see both.py.
+
+    Raises QueueUnavailable, CommitUnknown; otherwise as aio.run.
+    """
     saying = _Saying(call, server)
     while True:
         try:
             async with connection() as conn:
                 if not (saying.committing and await _is_there(conn, saying)):
                     saying.begin()
-                    await _say(conn, saying)
+                    _say_sync(conn, saying) if sync else await _say(conn, saying)
                 return saying.said  # type: ignore[no-any-return]
         except (psycopg.Error, OSError, QueueUnavailable) as error:
             pause = saying.failed(error)
-        await asyncio.sleep(pause)
+        await got((time.sleep if sync else asyncio.sleep)(pause))
 
 
 async def _say(conn: psycopg.AsyncConnection[Any], saying: _Saying[T]) -> None:
@@ -126,45 +132,30 @@ async def _say(conn: psycopg.AsyncConnection[Any], saying: _Saying[T]) -> None:
                 saying.commit(await cursor.fetchone())
                 await cursor.execute("commit")
     except BaseException as error:
-        await _leave(conn)
+        if not conn.closed and conn.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+            await conn.rollback()
         if ours := refusal(error, saying.call):
             raise ours from error
         raise
 
 
-async def _leave(conn: psycopg.AsyncConnection[Any]) -> None:
-    if not conn.closed and conn.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
-        await conn.rollback()
-
-
-async def _is_there(conn: psycopg.AsyncConnection[Any], saying: _Saying[Any]) -> bool:
+async def _is_there(conn: Any, saying: _Saying[Any]) -> bool:
     assert saying.mark is not None
     try:
-        status = await (await conn.execute(_STATUS, (saying.mark[0],))).fetchone()
+        status = await _row(conn, _STATUS, saying.mark[0])
     except psycopg.Error as error:
         if error.sqlstate == _NOT_ASSIGNED:
             return False
         raise
-    _check_ended(status)
+    if status == ("in progress",):  # the server has not noticed the loss of its client, or waits for a standby
+        raise psycopg.OperationalError("the transaction has not ended yet")
     if not saying.ids:
         return bool(status == ("committed",))
-    there = await (await conn.execute(_THERE.worker, (saying.ids, saying.mark[1]))).fetchone()
-    return bool(there == (len(saying.ids),))
+    return bool(await _row(conn, _THERE.worker, saying.ids, saying.mark[1]) == (len(saying.ids),))
 
 
-def run_sync(connection: Callable[[], AbstractContextManager[Any]], call: Call[T], server: str) -> T:
-    """The same on synchronous connections."""
-    saying = _Saying(call, server)
-    while True:
-        try:
-            with connection() as conn:
-                if not (saying.committing and _is_there_sync(conn, saying)):
-                    saying.begin()
-                    _say_sync(conn, saying)
-                return saying.said  # type: ignore[no-any-return]
-        except (psycopg.Error, OSError, QueueUnavailable) as error:
-            pause = saying.failed(error)
-        time.sleep(pause)
+async def _row(conn: Any, sql: str, *params: object) -> Any:
+    return await got((await got(conn.execute(sql, params))).fetchone())
 
 
 def _say_sync(conn: psycopg.Connection[Any], saying: _Saying[T]) -> None:
@@ -182,23 +173,3 @@ def _say_sync(conn: psycopg.Connection[Any], saying: _Saying[T]) -> None:
         if ours := refusal(error, saying.call):
             raise ours from error
         raise
-
-
-def _is_there_sync(conn: psycopg.Connection[Any], saying: _Saying[Any]) -> bool:
-    assert saying.mark is not None
-    try:
-        status = conn.execute(_STATUS, (saying.mark[0],)).fetchone()
-    except psycopg.Error as error:
-        if error.sqlstate == _NOT_ASSIGNED:
-            return False
-        raise
-    _check_ended(status)
-    if not saying.ids:
-        return bool(status == ("committed",))
-    there = conn.execute(_THERE.worker, (saying.ids, saying.mark[1])).fetchone()
-    return bool(there == (len(saying.ids),))
-
-
-def _check_ended(status: Any) -> None:
-    if status == ("in progress",):  # the server has not noticed the loss of its client, or waits for a standby
-        raise psycopg.OperationalError("the transaction has not ended yet")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
-from tallybook._db.declared import Call, Declared
+from tallybook._db.declared import Call, Declared, Simple
 from tallybook._db.stored import loads
-from tallybook._db.texts import checked, moment, record, records
+from tallybook._db.texts import checked, known, moment, record, records
 from tallybook._model.job import Cancelled, DeadLetter, Retried
 from tallybook._model.options import whole
 from tallybook._model.payload import encode
@@ -25,7 +26,7 @@ _DEAD_LETTERS = Declared(f"""
            enqueued_at timestamptz, job_args jsonb, summary text, last_error jsonb)""")
 _RETRY_DEAD = Declared(f"retry_dead({_FILTER}) -> row (retried int, refused int)")
 _DROP_DEAD_MANY = Declared(f"drop_dead_many({_FILTER}) -> int")
-_DROP_DEAD = Declared("drop_dead(job_id bigint) -> boolean")
+drop_dead = Simple("drop_dead(job_id bigint) -> boolean", bool)
 _RESULT = Declared("result(job_id bigint) -> row (task text, state text, result jsonb, error jsonb)")
 
 STATES = ("scheduled", "waiting", "available", "running", "dead")
@@ -117,22 +118,13 @@ def retry_dead(which: DeadFilter, max_jobs: int) -> Call[Retried]:
     return _RETRY_DEAD.call(lambda found: record(Retried, loads(found)), **which.params(max_jobs))
 
 
-def drop_dead(job_id: int) -> Call[bool]:
-    return _DROP_DEAD.call(bool, job_id=job_id)
-
-
 def drop_dead_many(which: DeadFilter, max_jobs: int) -> Call[int]:
     return _DROP_DEAD_MANY.call(int, **which.params(max_jobs))
 
 
 def result(job_id: int) -> Call[Ended]:
     """Return how a job ended, if it has. Raises UnknownJob if there is none, or it is not committed."""
-
-    def read(found: str | None) -> Ended:
-        if found is None:
-            raise UnknownJob(job_id)
-        return record(Ended, loads(found))
-
+    read = known(partial(UnknownJob, job_id), lambda found: record(Ended, loads(found)))
     return _RESULT.call(read, job_id=job_id)
 
 

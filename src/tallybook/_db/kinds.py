@@ -82,19 +82,24 @@ def chain(error: BaseException) -> list[BaseException]:
     return seen
 
 
-def refusal(error: BaseException, call: Call[Any]) -> TallybookError | None:
+def state_of(error: BaseException) -> str | None:
+    """Return the SQLSTATE of a driver's error."""
+    state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    return state if isinstance(state, str) else None
+
+
+def refusal(error: BaseException, call: Call[Any] | None = None) -> TallybookError | None:
     """Return the Tallybook error for a refusal by the server (SQLSTATE TB0xx); None for any other driver error.
 
     SQLAlchemy and Django wrap the driver's error, and only the innermost one has some of its data.
     """
     for inner in reversed(chain(error)):
-        sqlstate = getattr(inner, "sqlstate", None) or getattr(inner, "pgcode", None)
-        if isinstance(sqlstate, str) and sqlstate.startswith("TB"):
+        if (sqlstate := state_of(inner) or "").startswith("TB"):
             diag = getattr(inner, "diag", inner)
             message = getattr(diag, "message_primary", None) or getattr(diag, "message", None) or str(inner)
             detail = getattr(diag, "message_detail", None) or getattr(diag, "detail", None)
             hint = getattr(diag, "message_hint", None) or getattr(diag, "hint", None)
-            if sqlstate == "TB002" and call.unknown is not UnknownJob:
+            if sqlstate == "TB002" and call is not None and call.unknown is not UnknownJob:
                 return call.unknown.of_server(sqlstate, message, detail, hint)
             return from_sqlstate(sqlstate, message, detail, hint)
     return None

@@ -16,11 +16,12 @@ from typing import Any, TypeVar
 import psycopg
 
 from tallybook._db.aside import aside
+from tallybook._db.kinds import refusal
 from tallybook._db.policy import Action, Outage, action_for, backoff, first_line, is_final, is_gone
 from tallybook._db.socket_timeout import NoAnswer, SocketTimeout, cut
-from tallybook.errors import QueueUnavailable, from_sqlstate
+from tallybook.errors import QueueUnavailable
 
-__all__ = ["CONNECT", "SESSION", "Link", "backoff", "dsn_for_people", "is_final", "is_gone", "own"]
+__all__ = ["CONNECT", "SESSION", "Link", "backoff", "dsn_for_people", "is_final", "is_gone"]
 
 T = TypeVar("T")
 log = logging.getLogger("tallybook.db")
@@ -146,7 +147,7 @@ class Link:
                 found = await aside(what)
             except (psycopg.Error, OSError) as error:
                 if action_for(error) not in _COMES_BACK:
-                    raise own(error) from error
+                    raise refusal(error) or error from error
                 await self._pause(self._outage.failed(error), error)
             else:
                 self._outage.over()
@@ -176,13 +177,21 @@ class Link:
                 elif action in _COMES_BACK:
                     await self._lost(error, action)
                 else:
-                    raise own(error) from error
+                    raise refusal(error) or error from error
             else:
                 if self._outage.failures:
                     self._outage.over()
                 if not limit.passed:
                     self._answer = _ANSWER
                 return said
+
+    async def rows(self, sql: str, *params: object) -> list[Any]:
+        """Return the rows of one statement, as `run` does."""
+
+        async def call(conn: psycopg.AsyncConnection[Any]) -> list[Any]:
+            return await (await conn.execute(sql, params)).fetchall()
+
+        return await self.run(call)
 
     async def _lost(self, error: BaseException, action: Action) -> None:
         pause = self._outage.failed(error, self.conn)
@@ -223,13 +232,3 @@ class Link:
         if self._on_close:
             self._on_close()
         await conn.close()
-
-
-def own(error: BaseException) -> BaseException:
-    """Return the Tallybook error for an error of its functions, or the error itself."""
-    if isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith("TB"):
-        found = from_sqlstate(
-            error.sqlstate or "", error.diag.message_primary or "", error.diag.message_detail, error.diag.message_hint
-        )
-        return found or error
-    return error

@@ -71,11 +71,11 @@ class SchemaInfo:
 def migrations() -> list[tuple[int, str, str]]:
     """Return number, name and text of every migration of this release, in order."""
     folder = resources.files("tallybook") / "sql" / "migrations"
-    found = []
-    for file in folder.iterdir():
-        if match := re.fullmatch(r"(\d{4})_\w+\.sql", file.name):
-            found.append((int(match[1]), file.name, _included(file.read_text("utf-8"))))
-    return sorted(found)
+    return sorted(
+        (int(match[1]), file.name, _included(file.read_text("utf-8")))
+        for file in folder.iterdir()
+        if (match := re.fullmatch(r"(\d{4})_\w+\.sql", file.name))
+    )
 
 
 def _included(text: str) -> str:
@@ -121,10 +121,7 @@ def script(*, node: int = 0, since: int = 0) -> str:
     parts = ["begin;", f"{_LOCK};", "set local check_function_bodies = off;"]
     parts += [f"-- {name}\n{aside(text).strip()}" for number, name, text in migrations() if number > since]
     parts += [f"-- {name}\n{text.strip()}" for name, text in routines()]
-    if since == 0:
-        parts.append(_FIRST.format(version=latest(), routines=digest(), node=node, start=_start(node), end=_end(node)))
-    else:
-        parts.append(_AGAIN.format(version=latest(), routines=digest()))
+    parts.append(_recorded(node, first=since == 0))
     return "\n\n".join([*parts, "commit;\n"])
 
 
@@ -137,12 +134,10 @@ update tallybook.installation set version = {version}, routines = '{routines}', 
 select tallybook._roles_apply();"""
 
 
-def _start(node: int) -> int:
-    return (node << 43) or 1
-
-
-def _end(node: int) -> int:
-    return (node << 43) + (1 << 43) - 1
+def _recorded(node: int, *, first: bool) -> str:
+    """Return the statements that record the installation, or its new version."""
+    ids = {"start": (node << 43) or 1, "end": ((node + 1) << 43) - 1}
+    return (_FIRST if first else _AGAIN).format(version=latest(), routines=digest(), node=node, **ids)
 
 
 def info(conn: psycopg.Connection) -> SchemaInfo:
@@ -214,11 +209,7 @@ def _migrate(conn: psycopg.Connection, node: int, on_step: Callable[[str], None]
             on_step(name)
             conn.execute(_trusted(aside(text)))
             done.append(name)
-        first = found.version == 0
-        last = _FIRST if first else _AGAIN
-        conn.execute(
-            _trusted(last.format(version=latest(), routines=digest(), node=node, start=_start(node), end=_end(node)))
-        )
+        conn.execute(_trusted(_recorded(node, first=found.version == 0)))
     return done
 
 

@@ -13,7 +13,7 @@ from tallybook._db import counting, nodes, sync
 from tallybook._db.declared import Declared
 from tallybook._db.link import CONNECT, dsn_for_people
 from tallybook._db.nodes import VARIABLE, Node, asked, at, named, written
-from tallybook._db.policy import first_line
+from tallybook._db.policy import unreached
 from tallybook.errors import ConfigError, QueueUnavailable
 
 _GIVE = Declared("_schedules_give() -> jsonb")
@@ -57,7 +57,8 @@ def add(dsn: str, name: str, address: str, number: int | None = None) -> Changed
     here = _seen(dsn, needed=True)
     assert here is not None
     with psycopg.connect(dsn, **CONNECT) as conn:
-        before = [node for node in written(dsn) if _is_on_record(conn, node)]
+        listed = {name for (name,) in conn.execute("select n.name from tallybook.nodes n")}
+        before = [node for node in written(dsn) if node.name in listed]
         if not before and (seen is None or seen.identity != here.identity):
             own = re.sub(r"[^A-Za-z0-9_.:-]", "-", conn.info.dbname).strip("-_.:") or "first"
             sync.run(conn, nodes.add(own, "", here.number or 0, here.identity[0]))
@@ -101,7 +102,7 @@ def remove(dsn: str, name: str, *, anyway: bool = False) -> Changed:
             hint = "Retire it and let its workers finish them; with --anyway they stay there"
             raise ConfigError("node", name, f"{answer.value} jobs are open there", hint=hint)
     with psycopg.connect(dsn, **CONNECT) as conn:
-        what = sync.run(conn, nodes.remove(node.name, anyway=anyway))
+        what = sync.run(conn, nodes.remove(node.name, anyway))
     moved = 0 if answer.value is None or what == "unchanged" else _move(node, _home(dsn))
     return Changed(what, node, moved)
 
@@ -121,19 +122,13 @@ def unpin(dsn: str, key: str) -> bool:
 
 def _open(conn: psycopg.Connection[Any]) -> int:
     """Return the number of jobs that have not ended, 0 without a schema."""
-    installed = conn.execute("select to_regclass('tallybook.installed') is not null").fetchone() == (True,)
-    return sum(one.open for one in sync.run(conn, counting.counts())) if installed else 0
+    return sum(one.open for one in sync.run(conn, counting.counts())) if nodes.has_schema(conn) else 0
 
 
 def _in_table() -> None:
     if os.environ.get(VARIABLE):
         reason = "the nodes are listed in this variable, not in the table"
         raise ConfigError(VARIABLE, "(set)", reason, hint="Change it there, or unset it to use the table")
-
-
-def _is_on_record(conn: psycopg.Connection[Any], node: Node) -> bool:
-    row = conn.execute("select exists (select from tallybook.nodes n where n.name = %s)", (node.name,)).fetchone()
-    return row == (True,)
 
 
 def _home(dsn: str) -> Node:
@@ -151,7 +146,7 @@ def _seen(dsn: str, *, needed: bool) -> _Seen | None:
     except psycopg.OperationalError as error:
         if needed:
             hint = "Pass its number with --number to add a node that does not answer"
-            raise QueueUnavailable(dsn_for_people(dsn), _reason(error), hint=hint) from error
+            raise QueueUnavailable(dsn_for_people(dsn), unreached(error), hint=hint) from error
         return None
 
 
@@ -172,8 +167,4 @@ def _move(old: Node, home: Node) -> int:
                 return sync.run(taking, _TAKE.call(int, schedules=sync.run(giving, _GIVE.call(str))))
     except psycopg.OperationalError as error:
         hint = f"Its state has changed, but its schedules are still on {old.name!r}: repeat it when both nodes answer"
-        raise QueueUnavailable(f"node {old.name!r} or {home.name!r}", _reason(error), hint=hint) from error
-
-
-def _reason(error: BaseException) -> str:
-    return first_line(error).removeprefix("connection failed: ")
+        raise QueueUnavailable(f"node {old.name!r} or {home.name!r}", unreached(error), hint=hint) from error

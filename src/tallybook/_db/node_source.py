@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import psycopg
 
+from tallybook._db.both import done
 from tallybook._db.declared import Call
 from tallybook._db.link import CONNECT
 from tallybook._db.nodes import INSTALLED, VARIABLE, Node, at, node_of, nodes, numbered, of_job, written
@@ -31,28 +32,44 @@ class At(Source):
         return super().conninfo(dsn or self.dsn)
 
 
-class AtHome(Source):
+class _Led(Source):
+    """A source of other sources: `_led` runs the call on them; `sync`: without waiting, see both.py."""
+
+    async def _led(self, call: Call[T], *, sync: bool) -> T:
+        raise NotImplementedError
+
+    async def _run(self, call: Call[T]) -> T:
+        return await self._led(call, sync=False)
+
+    def _run_sync(self, call: Call[T]) -> T:
+        return done(self._led(call, sync=True))
+
+
+async def _on(source: Source, call: Call[T], *, sync: bool) -> T:
+    return source._run_sync(call) if sync else await source._run(call)
+
+
+async def _aside(look: Callable[..., T], *args: Any, sync: bool) -> T:
+    return look(*args) if sync else await asyncio.to_thread(look, *args)
+
+
+class AtHome(_Led):
     """The home node, which has an app's schedules; with its own connection unless it is the app's database."""
 
     def __init__(self, app: Source) -> None:
         super().__init__(app.name, app.dsn)
         self._app = app
 
-    async def _run(self, call: Call[T]) -> T:
-        address = None if os.environ.get(VARIABLE) else await self._app._run(_HOME)
-        return await self._home(address)._run(call)
-
-    def _run_sync(self, call: Call[T]) -> T:
-        address = None if os.environ.get(VARIABLE) else self._app._run_sync(_HOME)
-        return self._home(address)._run_sync(call)
-
-    def _home(self, address: str | None) -> Source:
+    async def _led(self, call: Call[Any], *, sync: bool) -> Any:
+        home = self._app
         if os.environ.get(VARIABLE):
-            return At(self.name, written("")[0].dsn)
-        return At(self.name, at(self._app.conninfo(), address)) if address else self._app
+            home = At(self.name, written("")[0].dsn)
+        elif address := await _on(self._app, _HOME, sync=sync):
+            home = At(self.name, at(self._app.conninfo(), address))
+        return await _on(home, call, sync=sync)
 
 
-class AtJob(Source):
+class AtJob(_Led):
     """The node of one job: if the app's own database does not know it, the node that the id names is asked."""
 
     def __init__(self, app: Source, job_id: int, no_job: Callable[[Any], bool] | None = None) -> None:
@@ -60,27 +77,16 @@ class AtJob(Source):
         super().__init__(app.name, app.dsn)
         self._at, self._job_id, self._looked, self._no_job = app, job_id, False, no_job
 
-    async def _run(self, call: Call[T]) -> T:
+    async def _led(self, call: Call[Any], *, sync: bool) -> Any:
         try:
-            found = await self._at._run(call)
+            found = await _on(self._at, call, sync=sync)
         except UnknownJob:
-            if not await asyncio.to_thread(self._leads_on):
+            if not await _aside(self._leads_on, sync=sync):
                 raise
         else:
-            if self._no_job is None or not self._no_job(found) or not await asyncio.to_thread(self._may_lead_on):
+            if self._no_job is None or not self._no_job(found) or not await _aside(self._may_lead_on, sync=sync):
                 return found
-        return await self._at._run(call)
-
-    def _run_sync(self, call: Call[T]) -> T:
-        try:
-            found = self._at._run_sync(call)
-        except UnknownJob:
-            if not self._leads_on():
-                raise
-        else:
-            if self._no_job is None or not self._no_job(found) or not self._may_lead_on():
-                return found
-        return self._at._run_sync(call)
+        return await _on(self._at, call, sync=sync)
 
     def _may_lead_on(self) -> bool:
         """Return `_leads_on`, or False for an id without a node."""
@@ -98,7 +104,7 @@ class AtJob(Source):
         return node is not None
 
 
-class AtJobs(Source):
+class AtJobs(_Led):
     """The nodes of many jobs: unknown jobs of the app's own database are looked up on their nodes, one after the other.
 
     The jobs of a node that does not answer are refused, with its name.
@@ -109,25 +115,17 @@ class AtJobs(Source):
         super().__init__(app.name, app.dsn)
         self._app, self._verb = app, verb
 
-    async def _run(self, call: Call[Any]) -> Any:
-        done = await self._app._run(call)
-        by_node, nowhere = await asyncio.to_thread(self._elsewhere, done)
+    async def _led(self, call: Call[Any], *, sync: bool) -> Any:
+        done = await _on(self._app, call, sync=sync)
+        by_node, nowhere = await _aside(self._elsewhere, done, sync=sync)
         for node, ids in by_node:
             try:
-                done += await At(self.name, node.dsn)._run(self._verb(ids))
+                done += await _on(At(self.name, node.dsn), self._verb(ids), sync=sync)
             except QueueUnavailable as error:
-                done += _refused(node, ids, error)
-        return _last([*done, *nowhere])
-
-    def _run_sync(self, call: Call[Any]) -> Any:
-        done = self._app._run_sync(call)
-        by_node, nowhere = self._elsewhere(done)
-        for node, ids in by_node:
-            try:
-                done += At(self.name, node.dsn)._run_sync(self._verb(ids))
-            except QueueUnavailable as error:
-                done += _refused(node, ids, error)
-        return _last([*done, *nowhere])
+                reason = f"node {node.name} does not answer: {error.reason}"
+                done += [JobDone(job, "refused", reason) for job in ids]
+        found = {one.job: one for one in [*done, *nowhere]}  # the last result for each job
+        return [found[job] for job in sorted(found)]
 
     def _elsewhere(self, done: list[JobDone]) -> tuple[list[tuple[Node, list[int]]], list[JobDone]]:
         """Return the nodes of the jobs still unknown, with their ids; and the results for ids without a node."""
@@ -146,16 +144,6 @@ class AtJobs(Source):
             else:
                 by_node.setdefault(node.name, (node, []))[1].append(job)
         return list(by_node.values()), nowhere
-
-
-def _refused(node: Node, ids: list[int], error: QueueUnavailable) -> list[JobDone]:
-    return [JobDone(job, "refused", f"node {node.name} does not answer: {error.reason}") for job in ids]
-
-
-def _last(done: list[JobDone]) -> list[JobDone]:
-    """Return the last result for each job, ordered by id."""
-    found = {one.job: one for one in done}
-    return [found[job] for job in sorted(found)]
 
 
 def _number(dsn: str) -> int | None:

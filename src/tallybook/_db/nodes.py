@@ -22,9 +22,9 @@ from typing import Any, Generic, TypeVar
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from tallybook._db.declared import Call, Declared
+from tallybook._db.declared import Call, Simple
 from tallybook._db.link import CONNECT, dsn_for_people
-from tallybook._db.policy import first_line
+from tallybook._db.policy import first_line, unreached
 from tallybook._db.socket_timeout import ThreadSocketTimeout
 from tallybook._db.source import Source
 from tallybook._db.stored import READER, loads
@@ -48,11 +48,11 @@ select n.nodename, n.nodeport, n.groupid = l.groupid
 _IS_COORDINATOR = "select groupid = 0 from pg_catalog.pg_dist_local_group"
 INSTALLED = "select node from tallybook.installed"
 
-_ADD = Declared("node_add(name text, address text, number int, system_identifier bigint) -> text")
-_RETIRE = Declared("node_retire(name text) -> text", unknown=UnknownNode)
-_REMOVE = Declared("node_remove(name text, anyway boolean) -> text", unknown=UnknownNode)
-_PIN = Declared("node_pin(key text, node text) -> text", unknown=UnknownNode)
-_UNPIN = Declared("node_unpin(key text) -> boolean")
+add = Simple("node_add(name text, address text, number int, system_identifier bigint) -> text", str)
+retire = Simple("node_retire(name text) -> text", str, unknown=UnknownNode)
+remove = Simple("node_remove(name text, anyway boolean) -> text", str, unknown=UnknownNode)
+pin = Simple("node_pin(key text, node text) -> text", str, unknown=UnknownNode)
+unpin = Simple("node_unpin(key text) -> boolean", bool)
 _PINS = """\
 select cast(coalesce(json_object_agg(p.key, p.node order by p.key), '{}') as text) from tallybook.node_pins as p
  where p.key = coalesce(cast(%(key)s as text), p.key)"""
@@ -158,8 +158,7 @@ def _found(dsn: str) -> list[Node]:
             row = conn.execute(INSTALLED).fetchone() if installed else None
             return [Node(database, row[0] if row else None, dsn, home=True)]
     except psycopg.OperationalError as error:
-        reason = first_line(error).removeprefix("connection failed: ")
-        raise QueueUnavailable(dsn_for_people(dsn), reason) from error
+        raise QueueUnavailable(dsn_for_people(dsn), unreached(error)) from error
 
 
 def _citus(conn: psycopg.Connection[Any], dsn: str) -> list[Node]:
@@ -230,7 +229,7 @@ def asked(
         try:
             answer = Answer(places[place], _ask(places[place].dsn, question, seconds))
         except Exception as error:
-            answer = Answer(places[place], None, first_line(error).removeprefix("connection failed: "))
+            answer = Answer(places[place], None, unreached(error))
         arrived.put((place, answer))
 
     for place in range(len(places)):  # daemons: the end of the program does not wait for silent ones
@@ -288,29 +287,12 @@ def number_for(node: Node, among: Sequence[Node]) -> int:
 
 
 def _number(conn: psycopg.Connection[Any]) -> int | None:
-    there = conn.execute("select to_regclass('tallybook.installed') is not null").fetchone() == (True,)
-    row = conn.execute(INSTALLED).fetchone() if there else None
+    row = conn.execute(INSTALLED).fetchone() if has_schema(conn) else None
     return None if row is None else int(row[0])
 
 
-def add(name: str, address: str, number: int, system_identifier: int | None = None) -> Call[str]:
-    return _ADD.call(str, name=name, address=address, number=number, system_identifier=system_identifier)
-
-
-def retire(name: str) -> Call[str]:
-    return _RETIRE.call(str, name=name)
-
-
-def remove(name: str, *, anyway: bool = False) -> Call[str]:
-    return _REMOVE.call(str, name=name, anyway="true" if anyway else "false")
-
-
-def pin(key: str, node: str) -> Call[str]:
-    return _PIN.call(str, key=key, node=node)
-
-
-def unpin(key: str) -> Call[bool]:
-    return _UNPIN.call(bool, key=key)
+def has_schema(conn: psycopg.Connection[Any]) -> bool:
+    return conn.execute("select to_regclass('tallybook.installed') is not null").fetchone() == (True,)
 
 
 def pins(key: str | None = None) -> Call[dict[str, str]]:

@@ -10,7 +10,8 @@ from typing import Any, Generic, TypeVar
 
 import psycopg
 
-from tallybook._db.counting import COUNTS
+from tallybook._db.both import done, got
+from tallybook._db.counting import counts
 from tallybook._db.declared import Declared
 from tallybook._db.policy import first_line
 from tallybook._model.exposition import COLUMNS, Numbers
@@ -22,21 +23,24 @@ FRESH = 1.0
 """Seconds for which an answer of the database, or its absence, serves all requests."""
 ANSWER = 3.0
 """Time limit of the database in seconds."""
-_COUNTS = COUNTS.select(f"queue, task, {', '.join(COLUMNS)}")
+_COUNTS = counts.select(f"queue, task, {', '.join(COLUMNS)}")
 _BACKLOG = Declared("backlog() -> rows (queue text, state text, oldest_run_at timestamptz)")
 _AGE = "greatest(0, extract(epoch from clock_timestamp() - oldest_run_at))::float8"
 _AGES = f"{_BACKLOG.select(f'queue, state, {_AGE}')} where isfinite(oldest_run_at)"
 _LIMIT = "select set_config('statement_timeout', %s, true)"
-Rows = list[tuple[Any, ...]]
 T = TypeVar("T")
 
 
-async def ask(conn: psycopg.AsyncConnection[Any]) -> Numbers:
+async def ask(conn: Any) -> Numbers:
     """Read the current numbers."""
     began = time.monotonic()
-    counts = await (await conn.execute(_COUNTS)).fetchall()
-    ages = await (await conn.execute(_AGES)).fetchall()
-    return _numbers(counts, ages, began)
+    found = await got((await got(conn.execute(_COUNTS))).fetchall())
+    ages = await got((await got(conn.execute(_AGES))).fetchall())
+    return Numbers(
+        {(row[0], row[1]): tuple(map(int, row[2:])) for row in found},
+        {(row[0], row[1]): float(row[2]) for row in ages},
+        time.monotonic() - began,
+    )
 
 
 def ask_sync(dsn: str, name: str) -> Numbers:
@@ -45,16 +49,7 @@ def ask_sync(dsn: str, name: str) -> Numbers:
     with psycopg.connect(dsn, prepare_threshold=None, **connect) as conn:  # type: ignore[arg-type]  # of the values
         conn.read_only = True
         conn.execute(_LIMIT, (f"{ANSWER:g}s",))
-        began = time.monotonic()
-        return _numbers(conn.execute(_COUNTS).fetchall(), conn.execute(_AGES).fetchall(), began)
-
-
-def _numbers(counts: Rows, ages: Rows, began: float) -> Numbers:
-    return Numbers(
-        {(row[0], row[1]): tuple(map(int, row[2:])) for row in counts},
-        {(row[0], row[1]): float(row[2]) for row in ages},
-        time.monotonic() - began,
-    )
+        return done(ask(conn))
 
 
 class Asked(Generic[T]):

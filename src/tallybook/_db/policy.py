@@ -104,6 +104,11 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
+def unreached(error: BaseException) -> str:
+    """Return why a server was not reached."""
+    return first_line(error).removeprefix("connection failed: ")
+
+
 class Outage:
     """The consecutive failures of one connection: how long to wait, and when to log.
 

@@ -15,17 +15,22 @@ from tallybook._db.both import got
 
 IS_SESSION = "select pg_backend_pid() = %s::int"
 
-# The server finds a lost client and ends its transaction; set only on a session of our own.
+# The server finds a lost client within 25 s and ends its transaction, which releases its locks. Set only on a session of
+# our own.
 _KEEPALIVES = """\
 select set_config('tcp_keepalives_idle', '10', false), set_config('tcp_keepalives_interval', '5', false),
        set_config('tcp_keepalives_count', '3', false), set_config('tcp_user_timeout', '15000', false)
  where pg_backend_pid() = %s::int"""
+KEEPALIVES = (
+    "set tcp_keepalives_idle = 10; set tcp_keepalives_interval = 5; set tcp_keepalives_count = 3;"
+    " set tcp_user_timeout = 15000"
+)
 # asyncpg prepares every statement with a result by name, which is not possible yet.
-_KEEPALIVES_ASYNCPG = """\
+_KEEPALIVES_ASYNCPG = f"""\
 do $$ begin
-  if pg_backend_pid() <> {pid:d} then raise exception 'a pooler is between' using errcode = '26000'; end if;
+  if pg_backend_pid() <> {{pid:d}} then raise exception 'a pooler is between' using errcode = '26000'; end if;
 end $$;
-set tcp_keepalives_idle = 10; set tcp_keepalives_interval = 5; set tcp_keepalives_count = 3; set tcp_user_timeout = 15000"""
+{KEEPALIVES}"""
 
 # The settings that a session of our own would have changed, see SESSION in link.py: (name, value, wanted) if it
 # differs.

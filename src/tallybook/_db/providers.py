@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from tallybook._db.declared import Call, Declared
+from tallybook._db.declared import Call, Declared, Simple
 from tallybook._db.stored import loads
 from tallybook._db.texts import record, records
 from tallybook._model.keyring import Place, Sealed
@@ -63,11 +63,25 @@ class Listed:
     routes: int = 0
 
 
-_READ = Declared("_provider_read(p_name text) -> jsonb", verb="provider")
+def _sealed(row: Mapping[str, str]) -> Sealed:
+    return Sealed(row["key_id"], bytes.fromhex(row["nonce"]), bytes.fromhex(row["ciphertext"]))
+
+
+def _stored(row: Mapping[str, Any]) -> Stored:
+    secrets = {Place(row["name"], one["field"], one["slot"]): _sealed(one) for one in row["secrets"]}
+    return Stored(row["name"], row["kind"], row["settings"], row["active"], secrets)
+
+
+def _stored_or_none(found: str | None) -> Stored | None:
+    return None if found is None else _stored(loads(found))
+
+
+read = Simple("_provider_read(p_name text) -> jsonb", _stored_or_none, verb="provider")
+"""One provider with its ciphertexts, or None."""
 # One statement, so that the route and the provider are of one snapshot.
 _RESOLVE = Declared("provider_resolve(data_type text, symbol text) -> text")
 _ACTIVE = f"""\
-select cast(coalesce(json_agg({_READ.called(p_name="p.name")} order by p.name), '[]') as text)
+select cast(coalesce(json_agg({read.called(p_name="p.name")} order by p.name), '[]') as text)
   from tallybook.providers as p where p.active"""  # noqa: S608
 _NAMES = "select cast(coalesce(json_agg(p.name order by p.name), '[]') as text) from tallybook.providers as p"
 _LIST = """\
@@ -84,18 +98,19 @@ select cast(coalesce(json_agg(json_build_object('data_type', r.data_type, 'symbo
   from tallybook.provider_routes as r
  where r.data_type = coalesce(cast(%(data_type)s as text), r.data_type)"""
 _SET = Declared("provider_set(name text, kind text, settings jsonb, active boolean) -> text")
-_DROP = Declared("provider_drop(name text) -> boolean")
-_ROUTE_SET = Declared(
-    "route_set(data_type text, provider text, symbol text, active boolean) -> text", unknown=UnknownProvider
+drop = Simple("provider_drop(name text) -> boolean", bool)
+route_set = Simple(
+    "route_set(data_type text, provider text, symbol text, active boolean) -> text", str, unknown=UnknownProvider
 )
-_ROUTE_DROP = Declared("route_drop(data_type text, symbol text) -> boolean")
+route_drop = Simple("route_drop(data_type text, symbol text) -> boolean", bool)
 _SECRET_SET = Declared("""
   _provider_secret_set(p_provider p_field text, p_was bytea, p_key_id text, p_nonce p_ciphertext bytea, p_former_key_id text,
                        p_former_nonce p_former_ciphertext bytea) -> boolean""", unknown=UnknownProvider)  # fmt: skip
 _RESEAL = Declared("""
   _provider_secret_reseal(p_provider p_field p_slot text, p_was bytea, p_key_id text, p_nonce p_ciphertext bytea)
   -> boolean""", verb="provider_rotate")  # fmt: skip
-_SECRET_DROP = Declared("_provider_secret_drop(p_provider p_field p_slot text) -> boolean")
+secret_drop = Simple("_provider_secret_drop(p_provider p_field p_slot text) -> boolean", bool)
+"""Deletes a slot of a secret, or all slots."""
 _OTHER_KEYS = Declared("""
   _provider_secrets_under_others(p_key_id p_provider p_field p_slot text) -> jsonb""", verb="provider_rotate")  # fmt: skip
 _KEYS_IN_USE = """\
@@ -104,29 +119,20 @@ select cast(coalesce(json_object_agg(k.key_id, k.n), '{}') as text)
          where s.provider = coalesce(cast(%(name)s as text), s.provider) group by s.key_id) as k"""
 
 
-def read(name: str) -> Call[Stored | None]:
-    """Return one provider with its ciphertexts, or None."""
-    return _READ.call(_stored_or_none, name=name)
-
-
 def resolve(data_type: str, symbol: str | None) -> Call[Stored | None]:
     """Return the provider selected by the routes, or None."""
     return Call(
         "provider_resolve",
-        f"select cast({_READ.called(p_name=_RESOLVE.called())} as text)",
+        f"select cast({read.called(p_name=_RESOLVE.called())} as text)",
         {"data_type": data_type, "symbol": symbol},
         _stored_or_none,
     )
 
 
-def active() -> Call[list[Stored]]:
-    """Return all active providers, in one snapshot."""
-    return Call("providers", _ACTIVE, {}, lambda found: list(map(_stored, loads(found))))
-
-
-def names() -> Call[list[str]]:
-    """Return the names of all providers, active or not."""
-    return Call("providers", _NAMES, {}, loads)
+active: Call[list[Stored]] = Call("providers", _ACTIVE, {}, lambda found: list(map(_stored, loads(found))))
+"""All active providers, in one snapshot."""
+names: Call[list[str]] = Call("providers", _NAMES, {}, loads)
+"""The names of all providers, active or not."""
 
 
 def listed(name: str | None = None) -> Call[list[Listed]]:
@@ -142,18 +148,6 @@ def routes(data_type: str | None = None) -> Call[list[Route]]:
 def set_(name: str, kind: str | None, settings: Mapping[str, Any] | None, active: bool | None) -> Call[str]:
     text = None if settings is None else json.dumps(settings, ensure_ascii=False, allow_nan=False)
     return _SET.call(str, name=name, kind=kind, settings=text, active=active)
-
-
-def drop(name: str) -> Call[bool]:
-    return _DROP.call(bool, name=name)
-
-
-def route_set(data_type: str, provider: str, symbol: str | None, active: bool | None) -> Call[str]:
-    return _ROUTE_SET.call(str, data_type=data_type, provider=provider, symbol=symbol, active=active)
-
-
-def route_drop(data_type: str, symbol: str | None) -> Call[bool]:
-    return _ROUTE_DROP.call(bool, data_type=data_type, symbol=symbol)
 
 
 def secret_set(place: Place, was: Sealed | None, sealed: Sealed, former: Sealed | None) -> Call[bool]:
@@ -172,11 +166,6 @@ def _parts(sealed: Sealed | None, prefix: str = "") -> dict[str, Any]:
     return {prefix + name: getattr(sealed, name, None) for name in ("key_id", "nonce", "ciphertext")}
 
 
-def secret_drop(provider: str, field: str, slot: str | None) -> Call[bool]:
-    """Delete a slot of a secret, or all slots."""
-    return _SECRET_DROP.call(bool, provider=provider, field=field, slot=slot)
-
-
 def under_other_keys(key_id: str, after: Place | None) -> Call[list[tuple[Place, Sealed]]]:
     """Return at most 100 secrets that are encrypted with another key than this one, in order, after a place."""
     at = after or Place("", "", "")
@@ -188,21 +177,8 @@ def keys_in_use(name: str | None = None) -> Call[dict[str, int]]:
     return Call("providers", _KEYS_IN_USE, {"name": name}, loads)
 
 
-def _sealed(row: Mapping[str, str]) -> Sealed:
-    return Sealed(row["key_id"], bytes.fromhex(row["nonce"]), bytes.fromhex(row["ciphertext"]))
-
-
 def _sealed_rows(found: str) -> list[tuple[Place, Sealed]]:
     return [(Place(row["provider"], row["field"], row["slot"]), _sealed(row)) for row in loads(found)]
-
-
-def _stored(row: Mapping[str, Any]) -> Stored:
-    secrets = {Place(row["name"], one["field"], one["slot"]): _sealed(one) for one in row["secrets"]}
-    return Stored(row["name"], row["kind"], row["settings"], row["active"], secrets)
-
-
-def _stored_or_none(found: str | None) -> Stored | None:
-    return None if found is None else _stored(loads(found))
 
 
 def _listed(found: str) -> list[Listed]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from tallybook._db.declared import Call, Declared, Value
+from tallybook._db.declared import Call, Declared, Simple, Value
 from tallybook._db.stored import loads
 from tallybook._db.texts import record, records, text_array
 from tallybook._model.durations import format_duration, parse_duration
@@ -20,7 +20,7 @@ _BY = "coalesce({by}, session_user)"
 _SET = Declared("""
   queue_set(queue text, retention text, max_attempts int, notify boolean, by text, error_retention interval,
             metrics_retention interval, own_names boolean) -> text""", by=_BY)  # fmt: skip
-_DROP = Declared("queue_drop(queue text, by text) -> boolean", by=_BY)
+drop = Simple("queue_drop(queue text, by text) -> boolean", bool, names={"queue": ("queue", 64)}, by=_BY)
 _TRUNCATE = Declared("""
   queue_truncate(queue text, states text[], running boolean, by text, max_jobs int, mark jsonb)
   -> row (cancelled int, cancelling int, busy boolean, remain boolean, mark jsonb)""", unknown=UnknownQueue, by=_BY)  # fmt: skip
@@ -62,11 +62,6 @@ def set_(
         for name, value in kept.items()
     }
     return _SET.call(str, queue=queue, retention=retention, max_attempts=max_attempts, by=by, **flags, **times)
-
-
-def drop(queue: str, by: str | None) -> Call[bool]:
-    check_name("queue", queue, 64)
-    return _DROP.call(bool, queue=queue, by=by)
 
 
 @dataclass(frozen=True, slots=True)

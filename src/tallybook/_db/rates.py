@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from tallybook._db import breakers
-from tallybook._db.declared import Call, Declared
+from tallybook._db.declared import Call, Declared, Simple
 from tallybook._db.stored import loads
 from tallybook._db.texts import at, records
 from tallybook._model.breaker import BreakerRule
@@ -16,10 +16,10 @@ from tallybook._model.options import check_instant, check_name
 from tallybook._model.rate import ConcurrencyInfo, ConcurrencyRule, RateInfo, RateRule
 
 _SET = Declared("rate_limit_set(name text, calls int, per interval, burst int) -> text")
-_DROP = Declared("rate_limit_drop(name text) -> boolean")
+drop = Simple("rate_limit_drop(name text) -> boolean", bool, names={"name": ("name", 200)})
 PUSH = Declared("rate_limit_push(name text, until timestamptz) -> timestamptz")
 _SET_CONCURRENCY = Declared("concurrency_limit_set(name text, most int) -> text")
-_DROP_CONCURRENCY = Declared("concurrency_limit_drop(name text) -> boolean")
+drop_concurrency = Simple("concurrency_limit_drop(name text) -> boolean", bool, names={"name": ("name", 200)})
 # Durations as numbers, because the format of an interval depends on the user's settings.
 _RATES = """\
 select cast(coalesce(json_agg(json_build_object(
@@ -36,12 +36,11 @@ select cast(coalesce(json_agg(json_build_object(
 
 
 def set_(rule: RateRule) -> Call[str]:
-    return _SET.call(str, name=rule.name, calls=rule.calls, per=format_duration(rule.per), burst=rule.burst)
+    return _SET.call(str, **_named(rule))
 
 
-def drop(name: str) -> Call[bool]:
-    check_name("name", name, 200)
-    return _DROP.call(bool, name=name)
+def _named(rule: RateRule) -> dict[str, str | int]:
+    return {"name": rule.name, "calls": rule.calls, "per": format_duration(rule.per), "burst": rule.burst}
 
 
 def push(name: str, until: datetime) -> Call[datetime]:
@@ -62,11 +61,6 @@ def set_concurrency(rule: ConcurrencyRule) -> Call[str]:
     return _SET_CONCURRENCY.call(str, name=rule.name, most=rule.most)
 
 
-def drop_concurrency(name: str) -> Call[bool]:
-    check_name("name", name, 200)
-    return _DROP_CONCURRENCY.call(bool, name=name)
-
-
 def concurrency(name: str | None = None) -> Call[list[ConcurrencyInfo]]:
     """Return all keys in use, and rules without a used key of their own name; or the one of this name."""
     return Call("concurrency", _CONCURRENCY, {"name": name}, records(ConcurrencyInfo))
@@ -76,15 +70,10 @@ def registered(
     rates: Iterable[RateRule], concurrency: Iterable[ConcurrencyRule], breaker_rules: Iterable[BreakerRule]
 ) -> str:
     """Return the rules that a worker registers at its start, from its app's code, as JSON."""
-    of_rates = [
-        {"name": rule.name, "calls": rule.calls, "per": format_duration(rule.per), "burst": rule.burst}
-        for rule in rates
-    ]
-    of_breakers = breakers.registered(breaker_rules)
     return json.dumps(
         {
-            "rates": of_rates,
+            "rates": list(map(_named, rates)),
             "concurrency": [{"name": rule.name, "most": rule.most, "skips": rule.skips} for rule in concurrency],
-            "breakers": of_breakers,
+            "breakers": list(map(breakers.named, breaker_rules)),
         }
     )

@@ -34,11 +34,8 @@ class Done:
 def names(prefix: str = PREFIX) -> list[str]:
     """Return the five names, in the order of KINDS. Raises ConfigError for an invalid prefix."""
     if not re.fullmatch(r"[a-z_][a-z0-9_]{0,40}", prefix) or prefix.startswith("pg_"):
-        raise ConfigError(
-            "prefix",
-            prefix,
-            "must have 1 to 41 lower-case letters, digits and underscores, and not begin with a digit or pg_",
-        )
+        rule = "must have 1 to 41 lower-case letters, digits and underscores, and not begin with a digit or pg_"
+        raise ConfigError("prefix", prefix, rule)
     return [prefix + kind for kind in KINDS]
 
 
@@ -66,18 +63,15 @@ def create(conn: psycopg.Connection[Any], prefix: str = PREFIX, *, existing: boo
     with conn.transaction():
         conn.execute("set local client_min_messages = warning")
         conn.execute(_LOCK)
-        there = {
-            row[0] for row in conn.execute("select rolname from pg_roles where rolname = any (%s::name[])", (wanted,))
-        }
+        rows = conn.execute("select rolname from pg_roles where rolname = any (%s::name[])", (wanted,))
+        there = {row[0] for row in rows}
         ours = {row[0] for row in conn.execute("select name from tallybook.role")}
         missing = [name for name in wanted if name not in there]
         if existing and missing:
             raise RoleError(missing, "do not exist", _by_administrator(missing))
         if not existing and (taken := [name for name in wanted if name in there and name not in ours]):
-            reason = "exist already, but are not used by this database"
-            raise RoleError(
-                taken, reason, "Pass --existing to grant them their rights here as well, or choose another --prefix"
-            )
+            hint = "Pass --existing to grant them their rights here as well, or choose another --prefix"
+            raise RoleError(taken, "exist already, but are not used by this database", hint)
         listed = statements(prefix, missing)
         for statement in listed:
             try:

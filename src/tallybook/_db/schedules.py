@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from tallybook._db.calls import ME
-from tallybook._db.declared import Call, Declared
+from tallybook._db.declared import Call, Declared, Simple
 from tallybook._db.stored import loads
-from tallybook._db.texts import at, record, records
+from tallybook._db.texts import at, known, record, records
 from tallybook._model.job import JobCall
 from tallybook._model.options import check_name, whole
 from tallybook._model.schedule import Timing, rule_text
@@ -100,11 +101,14 @@ _SET = Declared("""
   schedule_set(name text, task text, args jsonb, cron text, every interval, tz text, queue text, priority int, max_attempts int,
                jitter interval, missed text, catch_up int, overlap boolean, headers jsonb, options jsonb, query text)
   -> text""", unknown=UnknownSchedule)  # fmt: skip
-_DROP = Declared("schedule_drop(name text) -> boolean")
-_PAUSE = Declared("schedule_pause(name text, who text) -> boolean", unknown=UnknownSchedule, who=ME)
-_RESUME = Declared("schedule_resume(name text) -> boolean", unknown=UnknownSchedule)
-_RUN = Declared(
+_NAMES = {"name": ("schedule", 200)}
+drop = Simple("schedule_drop(name text) -> boolean", bool, names=_NAMES)
+pause = Simple("schedule_pause(name text, who text) -> boolean", bool, names=_NAMES, unknown=UnknownSchedule, who=ME)
+resume = Simple("schedule_resume(name text) -> boolean", bool, names=_NAMES, unknown=UnknownSchedule)
+run = Simple(
     "schedule_run(name text) -> row (what text, reason text, job_id bigint, jobs bigint, tick timestamptz)",
+    lambda found: record(Fired, loads(found), "tick"),
+    names=_NAMES,
     unknown=UnknownSchedule,
 )
 
@@ -157,34 +161,14 @@ def set_(name: str, job: JobCall, timing: Timing, query: str | None = None) -> C
     return _SET.call(str, **found)
 
 
-def drop(name: str) -> Call[bool]:
-    return _DROP.call(bool, name=_named(name))
-
-
-def pause(name: str, who: str | None) -> Call[bool]:
-    return _PAUSE.call(bool, name=_named(name), who=who)
-
-
-def resume(name: str) -> Call[bool]:
-    return _RESUME.call(bool, name=_named(name))
-
-
-def run(name: str) -> Call[Fired]:
-    return _RUN.call(_fired, name=_named(name))
-
-
-def listed() -> Call[list[ScheduleInfo]]:
-    return Call("schedule_list", _LIST, {}, lambda found: [_info(row)[0] for row in loads(found)])
+listed: Call[list[ScheduleInfo]] = Call(
+    "schedule_list", _LIST, {}, lambda found: [_info(row)[0] for row in loads(found)]
+)
 
 
 def show(name: str) -> Call[tuple[ScheduleInfo, datetime]]:
     """Return one schedule, and the server's time. Raises UnknownSchedule if there is none."""
-
-    def read(found: str | None) -> tuple[ScheduleInfo, datetime]:
-        if found is None:
-            raise UnknownSchedule(name)
-        return _info(loads(found))
-
+    read = known(partial(UnknownSchedule, name), lambda found: _info(loads(found)))
     return Call("schedule_list", _SHOW, {"name": _named(name)}, read, unknown=UnknownSchedule)
 
 
@@ -198,14 +182,7 @@ def _named(name: str) -> str:
     return name
 
 
-def _fired(found: str) -> Fired:
-    return record(Fired, loads(found), "tick")
-
-
-_LENGTHS = ("every", "jitter")
-
-
 def _info(row: dict[str, Any]) -> tuple[ScheduleInfo, datetime]:
-    lengths = {name: None if row[name] is None else timedelta(microseconds=row[name]) for name in _LENGTHS}
+    lengths = {name: None if row[name] is None else timedelta(microseconds=row[name]) for name in ("every", "jitter")}
     found = record(ScheduleInfo, row | lengths, "paused_at", "since", "tick", "due_at", "last_tick")
     return found, at(row["now"])

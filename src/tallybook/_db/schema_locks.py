@@ -52,9 +52,8 @@ def take(conn: psycopg.Connection[Any], tables: set[str], *, patient: bool) -> N
 
     Raises one of BUSY if that takes too long. `patient`: wait long enough for an autovacuum to be ended.
     """
-    (deadlock,) = conn.execute("select setting::int from pg_settings where name = 'deadlock_timeout'").fetchone() or (
-        0,
-    )
+    asked = "select setting::int from pg_settings where name = 'deadlock_timeout'"
+    (deadlock,) = conn.execute(asked).fetchone() or (0,)
     limit = max(_FOR_VACUUM * 1000, deadlock * 2) if patient else min(2000, deadlock * _SHARE)
     names = [row[0] for row in conn.execute(_TABLES, (sorted(tables),)).fetchall()]
     conn.execute("select set_config('statement_timeout', %s, true)", (str(int(limit)),))

@@ -18,8 +18,7 @@ select cast(coalesce(json_agg(json_build_object(
 _EVERY = Declared("service_every(service text, every interval) -> boolean")
 
 
-def services() -> Call[list[ServiceInfo]]:
-    return Call("services", _SERVICES, {}, records(ServiceInfo, "last_run_at", seconds=["every", "last_took"]))
+services = Call("services", _SERVICES, {}, records(ServiceInfo, "last_run_at", seconds=["every", "last_took"]))
 
 
 def service_every(name: str, every: timedelta) -> Call[bool]:

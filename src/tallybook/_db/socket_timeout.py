@@ -28,27 +28,17 @@ def cut(conn: Any) -> None:
         same.shutdown(socket.SHUT_RDWR)
 
 
-class SocketTimeout:
-    """`with SocketTimeout(conn, 5.0): await ...`: cut the connection after the given seconds, and raise NoAnswer."""
+class _Limit:
+    __slots__ = ("_conn", "_seconds", "_timer", "passed")
 
-    __slots__ = ("_conn", "_due", "_loop", "_seconds", "_timer", "passed")
+    _timer: asyncio.TimerHandle | threading.Timer
 
     def __init__(self, conn: Any, seconds: float) -> None:
         self._conn = conn
         self._seconds = seconds
-        self._loop = asyncio.get_running_loop()
         self.passed = False
 
-    def __enter__(self) -> Self:
-        self._due = self._loop.time() + self._seconds
-        self._timer = self._loop.call_at(self._due, self._over)
-        return self
-
-    def _over(self) -> None:
-        # Late by more than a second: the loop was blocked. The answer may already be there.
-        if self._loop.time() > self._due + 1.0:
-            self.__enter__()
-            return
+    def _cut(self) -> None:
         self.passed = True
         cut(self._conn)
 
@@ -60,27 +50,30 @@ class SocketTimeout:
             raise NoAnswer(f"no answer within {self._seconds:g} s") from error
 
 
-class ThreadSocketTimeout:
-    """The same for a synchronous connection in a thread."""
+class SocketTimeout(_Limit):
+    """`with SocketTimeout(conn, 5.0): await ...`: cut the connection after the given seconds, and raise NoAnswer."""
 
-    def __init__(self, conn: Any, seconds: float) -> None:
-        self._conn = conn
-        self._seconds = seconds
-        self._passed = threading.Event()
-        self._timer = threading.Timer(seconds, self._over)
-        self._timer.daemon = True
+    __slots__ = ("_due",)
 
     def __enter__(self) -> Self:
-        self._timer.start()
+        loop = asyncio.get_running_loop()
+        self._due = loop.time() + self._seconds
+        self._timer = loop.call_at(self._due, self._over)
         return self
 
     def _over(self) -> None:
-        self._passed.set()
-        cut(self._conn)
+        # Late by more than a second: the loop was blocked. The answer may already be there.
+        if asyncio.get_running_loop().time() > self._due + 1.0:
+            self.__enter__()
+        else:
+            self._cut()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._timer.cancel()
-        if self._passed.is_set() and isinstance(error, psycopg.Error | OSError):
-            raise NoAnswer(f"no answer within {self._seconds:g} s") from error
+
+class ThreadSocketTimeout(_Limit):
+    """The same for a synchronous connection in a thread."""
+
+    def __enter__(self) -> Self:
+        self._timer = threading.Timer(self._seconds, self._cut)
+        self._timer.daemon = True
+        self._timer.start()
+        return self

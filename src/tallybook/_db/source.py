@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tallybook._db.both import done, got
 from tallybook._db.declared import Call
 from tallybook._model.at_node import at_node
 from tallybook._model.tracing import Tracing
@@ -75,10 +77,12 @@ class Source:
         from psycopg_pool import AsyncConnectionPool
 
         from tallybook._db.link import CONNECT
+        from tallybook._db.pooler import IS_SESSION
 
         conninfo = self.conninfo(dsn)
         async with self._connect(conninfo) as conn:  # the pool's own error would only be a time-out
-            pooled = await _is_pooled(conn)
+            cursor = await conn.execute(IS_SESSION, (conn.info.backend_pid,))
+            pooled = await cursor.fetchone() != (True,)
         pool = AsyncConnectionPool(
             conninfo,
             min_size=1,
@@ -109,21 +113,17 @@ class Source:
         return self._pool
 
     async def _run(self, call: Call[T]) -> T:
-        from psycopg.errors import InvalidSchemaName
-
-        from tallybook._db import exactly_once
-        from tallybook._db.link import dsn_for_people
-
-        conninfo = self.conninfo()
-        try:
-            return await exactly_once.run(self._connection, call, dsn_for_people(conninfo))
-        except InvalidSchemaName as error:
-            raise SchemaMissing(_database(conninfo)) from error
+        return await self._once(call, self._connection, sync=False)
 
     def _run_sync(self, call: Call[T]) -> T:
         if _in_loop():
             hint = "Await it: `await task.enqueue(app, ...)`, another verb without its .sync()"
             raise NotSupported(f"waiting for {call.verb} inside a running event loop, which would block it,", hint=hint)
+        return done(self._once(call, partial(self._connect, self.conninfo(), sync=True), sync=True))
+
+    async def _once(
+        self, call: Call[T], connection: Callable[[], AbstractAsyncContextManager[Any]], *, sync: bool
+    ) -> T:
         from psycopg.errors import InvalidSchemaName
 
         from tallybook._db import exactly_once
@@ -131,7 +131,7 @@ class Source:
 
         conninfo = self.conninfo()
         try:
-            return exactly_once.run_sync(lambda: self._connect_sync(conninfo), call, dsn_for_people(conninfo))
+            return await exactly_once.run(connection, call, dsn_for_people(conninfo), sync=sync)
         except InvalidSchemaName as error:
             raise SchemaMissing(_database(conninfo)) from error
 
@@ -160,30 +160,25 @@ class Source:
             await pool.putconn(conn)
 
     @asynccontextmanager
-    async def _connect(self, conninfo: str) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+    async def _connect(self, conninfo: str, *, sync: bool = False) -> AsyncIterator[Any]:
+        conn = await self._opened(conninfo, sync=sync)
+        try:
+            yield conn
+        finally:
+            await got(conn.close())
+
+    async def _opened(self, conninfo: str, *, sync: bool) -> Any:
+        """Return a new connection of psycopg; `sync`: without waiting, see both.py."""
         import psycopg
 
         from tallybook._db.link import CONNECT, dsn_for_people
+        from tallybook._db.policy import unreached
 
+        library = psycopg.Connection if sync else psycopg.AsyncConnection
         try:
-            conn = await psycopg.AsyncConnection.connect(conninfo, **CONNECT)
+            return await got(library.connect(conninfo, **CONNECT))
         except psycopg.OperationalError as error:
-            raise QueueUnavailable(dsn_for_people(conninfo), _reason(error), hint=self._hint()) from error
-        async with conn:
-            yield conn
-
-    @contextmanager
-    def _connect_sync(self, conninfo: str) -> Iterator[psycopg.Connection[Any]]:
-        import psycopg
-
-        from tallybook._db.link import CONNECT, dsn_for_people
-
-        try:
-            conn = psycopg.Connection.connect(conninfo, **CONNECT)
-        except psycopg.OperationalError as error:
-            raise QueueUnavailable(dsn_for_people(conninfo), _reason(error), hint=self._hint()) from error
-        with conn:
-            yield conn
+            raise QueueUnavailable(dsn_for_people(conninfo), unreached(error), hint=self._hint()) from error
 
     def _hint(self) -> str | None:
         """Return a hint for programs that nobody has given a database."""
@@ -205,17 +200,6 @@ def demand_loop(verb: str) -> None:
     if not _in_loop():
         hint = f"Write .{verb}_sync(...), or await it in an async function"
         raise NotSupported(f"{verb} where no event loop runs", hint=hint)
-
-
-def _reason(error: Exception) -> str:
-    return str(error).strip().splitlines()[0].removeprefix("connection failed: ")
-
-
-async def _is_pooled(conn: psycopg.AsyncConnection[Any]) -> bool:
-    from tallybook._db.pooler import IS_SESSION
-
-    row = await (await conn.execute(IS_SESSION, (conn.info.backend_pid,))).fetchone()
-    return row != (True,)
 
 
 def _database(conninfo: str) -> str:

@@ -14,7 +14,7 @@ from tallybook._db.both import done, got
 from tallybook._db.kinds import kind_of
 from tallybook._db.link import CONNECT
 from tallybook._db.pooler import make_fit
-from tallybook._db.transactions import MARK, RESET, Begun, own_to_commit
+from tallybook._db.transactions import MARK, RESET, Begun, Library, own_to_commit
 from tallybook.errors import ConfigError
 
 Maker = Callable[[], Any]
@@ -65,7 +65,7 @@ class _Guard:
             raise own_to_commit("commit()")
 
 
-class Sessions:
+class Sessions(Library):
     """An AsyncSession or a Session of sqlalchemy, or its Connection."""
 
     def __init__(self, dsn: str, name: str, makers: tuple[Maker, ...], kind: str) -> None:

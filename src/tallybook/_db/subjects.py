@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from functools import cache, partial
 from typing import Any
 
-from tallybook._db.calls import RUN_AT
-from tallybook._db.declared import Call, Declared
+from tallybook._db.calls import RUN_AT, common
+from tallybook._db.declared import Call, Declared, Simple
 from tallybook._db.stored import loads
 from tallybook._db.texts import checked, record, some_of, text_array
 from tallybook._model.options import Options, check_instant, whole
@@ -17,6 +17,7 @@ from tallybook._model.subject import SubjectCall, SubjectInfo, SubjectPage, Subj
 _JOB = "priority int, max_attempts int, headers jsonb, options jsonb"
 _NAMED = f"queue text, task text, subject text, args jsonb, run_at timestamptz, {_JOB}"
 _MOVED = "report text, old_run_at timestamptz, new_run_at timestamptz"
+_MOVES = ("old_run_at", "new_run_at")
 _PUSH = Declared(f"subject_push({_NAMED}) -> row (job_id bigint, created boolean)", run_at=RUN_AT)
 _UPSERT = Declared(f"subject_upsert({_NAMED}) -> row (job_id bigint, {_MOVED})", run_at=RUN_AT)
 _APPEND = Declared(f"subject_append(queue text, task text, args jsonb, {_JOB}) -> row (job_id bigint, subject text)")
@@ -26,7 +27,8 @@ headers text[]"""
 _PUSH_MANY = Declared(f"subject_push_many({_PLURALS}) -> rows (subject text, job_id bigint, {_MOVED})")
 _UPSERT_MANY = Declared(f"subject_upsert_many({_PLURALS}) -> rows (subject text, job_id bigint, {_MOVED})")
 _MOVE = Declared("subject_move(task text, subject text, run_at timestamptz, queue text) -> text")
-_FORGET = Declared("subject_forget(task text, subject text, queue text) -> text")
+forget = Simple("subject_forget(task text, subject text, queue text) -> text", str)
+"""Without a queue: of any queue that has the name."""
 LISTED = Declared("""
   subjects(task text, queue text, states text[], prefix text, after text, max_subjects int, max_looked int)
   -> rows (task_name text, subject text, job_id bigint, queue_name text, state text, priority int, args jsonb, iterations int,
@@ -97,30 +99,14 @@ def get(task: str, name: str, queue: str | None) -> Call[SubjectInfo | None]:
     return Call("subject", _GET, {"task": task, "subject": name, "queue": queue}, _info)
 
 
-def forget(task: str, name: str, queue: str | None) -> Call[str]:
-    """`queue` None: of any queue that has the name."""
-    return _FORGET.call(str, task=task, subject=name, queue=queue)
-
-
 def move(task: str, name: str, run_at: datetime, queue: str | None) -> Call[str]:
     check_instant("run_at", run_at)
     return _MOVE.call(str, task=task, subject=name, run_at=run_at.astimezone(UTC).isoformat(), queue=queue)
 
 
-def listed(
-    *,
-    task: str | None,
-    queue: str | None,
-    states: Sequence[str] | None,
-    prefix: str | None,
-    after: str | None,
-    max_subjects: int,
-) -> Call[SubjectPage]:
-    """Return one page of the matching subjects."""
-    params = list_params(
-        task=task, queue=queue, states=states, prefix=prefix, after=after, max_subjects=max_subjects, max_looked=_LOOKED
-    )
-    return LISTED.call(_page, **params)
+def listed(**which: Any) -> Call[SubjectPage]:
+    """Return one page of the matching subjects; the filters are those of list_params."""
+    return LISTED.call(_page, **list_params(**which, max_looked=_LOOKED))
 
 
 def list_params(
@@ -135,13 +121,11 @@ def list_params(
 ) -> dict[str, str | None]:
     """Return the parameters of the statement. Raises ConfigError for invalid values."""
     those = some_of("states", states, STATES)
-    whole("max_subjects", max_subjects, 1, MOST)
+    most = str(whole("max_subjects", max_subjects, 1, MOST))
     texts = {"task": task, "queue": queue, "prefix": prefix, "after": after}
-    for option, value in texts.items():
-        checked(option, value)
-    return texts | {
+    return {option: checked(option, value) for option, value in texts.items()} | {
         "states": None if those is None else text_array(those),
-        "max_subjects": str(max_subjects),
+        "max_subjects": most,
         "max_looked": str(max_looked),
     }
 
@@ -154,19 +138,8 @@ def _page(found: str) -> SubjectPage:
 
 
 def _params(call: SubjectCall) -> dict[str, str | None]:
-    options = call.options
-    return {
-        "queue": options.queue,
-        "task": call.task,
-        "subject": call.name,
-        "args": call.args,
-        "run_at": options.run_at_text,
-        "delay": options.delay_text,
-        "priority": str(options.priority),
-        "max_attempts": None if options.max_attempts is None else str(options.max_attempts),
-        "headers": options.headers,
-        "options": options.options_text,
-    }
+    own = {"task": call.task, "subject": call.name, "args": call.args, "options": call.options.options_text}
+    return {**own, **common(call.options)}
 
 
 def _columns(calls: Sequence[SubjectCall]) -> dict[str, str | None]:
@@ -184,15 +157,11 @@ def _pushed(name: str, found: str) -> SubjectReport:
 
 
 def _report(name: str, found: str) -> SubjectReport:
-    return _of_row({"subject": name, **loads(found)})
+    return record(SubjectReport, {"subject": name, **loads(found)}, *_MOVES)
 
 
 def _reports(found: str) -> list[SubjectReport]:
-    return [_of_row(row) for row in sorted(loads(found), key=lambda row: row["n"])]
-
-
-def _of_row(row: dict[str, Any]) -> SubjectReport:
-    return record(SubjectReport, row, "old_run_at", "new_run_at")
+    return [record(SubjectReport, row, *_MOVES) for row in sorted(loads(found), key=lambda row: row["n"])]
 
 
 def _info(found: str | None) -> SubjectInfo | None:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from tallybook._db.stored import edge, loads
 from tallybook._model.options import check_instant, text_problem
-from tallybook.errors import ConfigError
+from tallybook.errors import ConfigError, TallybookError
 
 T = TypeVar("T")
 
@@ -44,6 +44,17 @@ def record(made: type[T], row: dict[str, Any], *instants: str, seconds: Sequence
 def records(made: type[T], *instants: str, seconds: Sequence[str] = (), **names: str) -> Callable[[str], list[T]]:
     """Return a function that reads a list of such rows."""
     return lambda text: [record(made, row, *instants, seconds=seconds, **names) for row in loads(text)]
+
+
+def known(unknown: Callable[[], TallybookError], read: Callable[[str], T]) -> Callable[[str | None], T]:
+    """Return a function that reads one row; for none it raises the error."""
+
+    def reads(text: str | None) -> T:
+        if text is None:
+            raise unknown()
+        return read(text)
+
+    return reads
 
 
 def some_of(option: str, given: str | Sequence[str] | None, all_: Sequence[str]) -> list[str] | None:

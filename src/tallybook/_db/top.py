@@ -11,12 +11,11 @@ from typing import Any
 
 import psycopg
 
+from tallybook._db.both import done, got
 from tallybook._db.declared import Declared
 from tallybook._db.stored import loads
 from tallybook._db.texts import at
 from tallybook._model.counting import Throughput
-
-Conn = psycopg.Connection[Any]
 
 _LIMITS = """\
 select set_config('statement_timeout', '5s', true), set_config('lock_timeout', '1s', true), set_config('jit', 'off', true),
@@ -102,46 +101,31 @@ class Rates:
     """Completed jobs per second."""
 
 
-def read(conn: Conn, before: Reading | None = None) -> Reading:
+def read(conn: psycopg.Connection[Any], before: Reading | None = None) -> Reading:
     """Read once, in a transaction of its own: nothing is set on a session that a pooler may share.
 
     If reading the running jobs takes long, those of the reading `before` are reused for a while.
     """
     with conn.transaction():
-        row = conn.execute(_LIMITS, prepare=False).fetchone()
-        assert row is not None
-        raw = _json(conn, _read(row[-1]))
-        began = time.monotonic()
-        runs = _still_good(before) or _runs(_json(conn, _RUNNING), began)
-    return _reading(raw, runs)
+        return done(_reading(conn, _LIMITS, before))
 
 
 async def read_async(conn: psycopg.AsyncConnection[Any], before: Reading | None = None) -> Reading:
     """The same on a connection that is in a transaction with its own limits."""
-    row = await (await conn.execute(_MAY_SEE, prepare=False)).fetchone()
-    assert row is not None
-    raw = await _json_async(conn, _read(row[0]))
-    return _reading(raw, await runs_async(conn, before.runs if before else None))
+    return await _reading(conn, _MAY_SEE, before)
 
 
-async def runs_async(conn: psycopg.AsyncConnection[Any], before: Runs | None = None) -> Runs:
+async def runs_async(conn: Any, before: Runs | None = None) -> Runs:
     """Read the running jobs; if that takes long, the result `before` is reused for a while."""
     if before and time.monotonic() < before.good_until:
         return before
     began = time.monotonic()
-    return _runs(await _json_async(conn, _RUNNING), began)
+    return _runs(loads(await _last(conn, _RUNNING)), began)
 
 
-def _read(may_see: bool) -> str:
-    """Return the statement; the role reader does not see the texts of failures."""
-    return _READ.replace("{failures}", "_failures_said" if may_see else "_failures")
-
-
-def _still_good(before: Reading | None) -> Runs | None:
-    return before.runs if before and time.monotonic() < before.runs.good_until else None
-
-
-def _reading(raw: dict[str, Any], runs: Runs) -> Reading:
+async def _reading(conn: Any, first: str, before: Reading | None) -> Reading:
+    may_see = await _last(conn, first)  # the role reader does not see the texts of failures
+    raw = loads(await _last(conn, _READ.replace("{failures}", "_failures_said" if may_see else "_failures")))
     return Reading(
         now=at(raw["now"]),
         database=raw["database"],
@@ -150,27 +134,20 @@ def _reading(raw: dict[str, Any], runs: Runs) -> Reading:
         queues={one["name"]: one for one in raw["queues"] or []},
         workers=raw["workers"] or [],
         failures=raw["failures"] or [],
-        runs=runs,
+        runs=await runs_async(conn, before.runs if before else None),
         horizon=raw["horizon"],
     )
+
+
+async def _last(conn: Any, query: str) -> Any:
+    """Return the last column of the row."""
+    return (await got((await got(conn.execute(query, prepare=False))).fetchone()))[-1]
 
 
 def _runs(raw: dict[str, Any], began: float) -> Runs:
     ended = time.monotonic()
     of_workers = {one["worker_id"]: one["jobs"] for one in raw["workers"] or []}
     return Runs(raw["running"], raw["longest"] or [], of_workers, ended + _SHARE * (ended - began))
-
-
-def _json(conn: Conn, query: str) -> Any:
-    row = conn.execute(query.encode(), prepare=False).fetchone()
-    assert row is not None
-    return loads(row[0])
-
-
-async def _json_async(conn: psycopg.AsyncConnection[Any], query: str) -> Any:
-    row = await (await conn.execute(query.encode(), prepare=False)).fetchone()
-    assert row is not None
-    return loads(row[0])
 
 
 def merged(readings: Mapping[str, Reading]) -> Reading:

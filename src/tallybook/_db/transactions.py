@@ -21,18 +21,13 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import tuple_row
 
 from tallybook._db.both import got
-from tallybook._db.kinds import chain
+from tallybook._db.kinds import chain, state_of
 from tallybook._db.link import CONNECT, is_gone
-from tallybook._db.pooler import ask_asyncpg, make_fit
+from tallybook._db.pooler import KEEPALIVES, ask_asyncpg, make_fit
 from tallybook.errors import TransactionError
 
 MARK = "set local tallybook.atomic = on"
 _BEGIN = "begin; set local tallybook.atomic = on"
-# The server detects a worker that was cut off within 25 s and ends its transaction, which releases the locks.
-KEEPALIVES = (
-    "set tcp_keepalives_idle = 10; set tcp_keepalives_interval = 5; set tcp_keepalives_count = 3;"
-    " set tcp_user_timeout = 15000"
-)
 # Session settings of one job must not affect the next one.
 RESET = (
     "reset session authorization; reset all; close all; unlisten *; discard temp;"
@@ -51,10 +46,14 @@ class Begun:
 
 
 class Library(Protocol):
-    """Transactions of one library. A synchronous one never waits: see both.py. Its methods run in the job's thread."""
+    """Transactions of one library. A synchronous one never waits (see both.py): all but `close` is in the job's thread."""
 
     async def begin(self) -> Begun: ...
-    async def flush(self, begun: Begun) -> None: ...
+
+    async def flush(self, begun: Begun) -> None:
+        """Send what the library still holds back: most send everything at once."""
+        return None
+
     async def commit(self, begun: Begun) -> None: ...
     async def rollback(self, begun: Begun) -> None: ...
     async def keep(self, begun: Begun) -> None: ...
@@ -65,8 +64,7 @@ class Library(Protocol):
 def gone(error: BaseException) -> bool:
     """Whether this is a library's error for a lost connection or server."""
     for inner in chain(error):
-        state = getattr(inner, "sqlstate", None)
-        if is_gone(inner) or (isinstance(state, str) and state.startswith(("08", "57P", "53"))):
+        if is_gone(inner) or (state_of(inner) or "").startswith(("08", "57P", "53")):
             return True
         if type(inner).__module__.startswith("asyncpg") and type(inner).__name__ == "InterfaceError":
             return True  # "connection is closed"
@@ -84,8 +82,7 @@ def interrupted(error: BaseException) -> bool:
 
 
 def _state(error: BaseException) -> str | None:
-    states = (getattr(inner, "sqlstate", None) or getattr(inner, "pgcode", None) for inner in chain(error))
-    return next((state for state in states if isinstance(state, str)), None)
+    return next(filter(None, map(state_of, chain(error))), None)
 
 
 def own_to_commit(what: str) -> TransactionError:
@@ -138,7 +135,7 @@ class _Idle:
             return conns
 
 
-class Psycopg:
+class Psycopg(Library):
     """psycopg.AsyncConnection, or psycopg.Connection."""
 
     def __init__(self, given: type[GivenAsync | Given], dsn: str, name: str) -> None:
@@ -163,9 +160,6 @@ class Psycopg:
             raise
         return Begun(conn, conn, conn)
 
-    async def flush(self, begun: Begun) -> None:
-        """Nothing to do: everything was sent."""
-
     async def commit(self, begun: Begun) -> None:
         await got(super(_Open, begun.handle).commit())  # type: ignore[misc]
 
@@ -188,7 +182,7 @@ class Psycopg:
             await got(conn.close())
 
 
-class Asyncpg:
+class Asyncpg(Library):
     """asyncpg.Connection."""
 
     def __init__(self, dsn: str, name: str) -> None:
@@ -223,9 +217,6 @@ class Asyncpg:
         await conn.execute(MARK)
         return Begun(conn, transaction)
 
-    async def flush(self, begun: Begun) -> None:
-        """Nothing to do: everything was sent."""
-
     async def commit(self, begun: Begun) -> None:
         await begun.handle.commit()
 
@@ -245,7 +236,7 @@ class Asyncpg:
             conn.terminate()
 
 
-class Django:
+class Django(Library):
     """A Django connection, inside `transaction.atomic()`. Django keeps a connection per thread, by its own settings."""
 
     def __init__(self, alias: str) -> None:
@@ -268,9 +259,6 @@ class Django:
             raise
         return Begun(conn, atomic, conn.connection)
 
-    async def flush(self, begun: Begun) -> None:
-        """Nothing to do: everything was sent."""
-
     async def commit(self, begun: Begun) -> None:
         begun.handle.__exit__(None, None, None)
 
@@ -289,27 +277,11 @@ class Django:
 
 
 # The keys that asyncpg reads from a URL; it treats all others as settings of the server.
-_ASYNCPG = [
-    "host",
-    "port",
-    "dbname",
-    "user",
-    "password",
-    "passfile",
-    "service",
-    "sslmode",
-    "sslcert",
-    "sslkey",
-    "sslrootcert",
-    "sslcrl",
-    "sslpassword",
-    "sslnegotiation",
-    "ssl_min_protocol_version",
-    "ssl_max_protocol_version",
-    "target_session_attrs",
-    "krbsrvname",
-    "options",
-]
+_ASYNCPG = (
+    "host", "port", "dbname", "user", "password", "passfile", "service", "sslmode", "sslcert", "sslkey", "sslrootcert", "sslcrl",
+    "sslpassword", "sslnegotiation", "ssl_min_protocol_version", "ssl_max_protocol_version", "target_session_attrs",
+    "krbsrvname", "options",
+)  # fmt: skip
 
 
 def asyncpg_url(dsn: str) -> str:

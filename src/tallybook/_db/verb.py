@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from tallybook._db import aio, sync
+from tallybook._db.both import done, got
 from tallybook._db.declared import Call
 from tallybook._db.source import Source
 from tallybook._model.lists import JobDone
@@ -189,7 +190,7 @@ def do(conn: Any, made: Made[T]) -> Coroutine[Any, Any, T]:
 
 def do_sync(conn: Any, made: Made[T]) -> T:
     """The same on a synchronous connection."""
-    return run_sync(conn, made) if isinstance(made, Call) else _drive_sync(conn, made())
+    return run_sync(conn, made) if isinstance(made, Call) else done(_drive(conn, made(), sync=True))
 
 
 def traced(tracing: Tracing | None, what: What, verb: Callable[[What], Call[T]], *, keeps: bool = False) -> Made[T]:
@@ -205,19 +206,13 @@ def _traced(tracing: Tracing, what: What, verb: Callable[[What], Call[T]], keeps
     return found
 
 
-async def _drive(conn: Any, steps: Steps[T]) -> T:
-    async def step(asked: Call[Any] | Pause | Beside) -> Any:
-        if isinstance(asked, Call):
-            return await run(conn, asked)
-        return await (
-            asyncio.sleep(asked.seconds) if isinstance(asked, Pause) else asyncio.to_thread(_own(conn, asked))
-        )
-
+async def _drive(conn: Any, steps: Steps[T], *, sync: bool = False) -> T:
+    """Run the steps; `sync`: without waiting, see both.py."""
     try:
         asked = next(steps)
         while True:
             try:
-                answer = await step(asked)
+                answer = await got((_step_sync if sync else _step)(conn, asked))
             except BaseException as error:
                 asked = steps.throw(error)
             else:
@@ -227,24 +222,16 @@ async def _drive(conn: Any, steps: Steps[T]) -> T:
         return found
 
 
-def _drive_sync(conn: Any, steps: Steps[T]) -> T:
-    def step(asked: Call[Any] | Pause | Beside) -> Any:
-        if isinstance(asked, Call):
-            return run_sync(conn, asked)
-        return time.sleep(asked.seconds) if isinstance(asked, Pause) else _own(conn, asked)()
+def _step(conn: Any, asked: Call[Any] | Pause | Beside) -> Any:
+    if isinstance(asked, Call):
+        return run(conn, asked)
+    return asyncio.sleep(asked.seconds) if isinstance(asked, Pause) else asyncio.to_thread(_own(conn, asked))
 
-    try:
-        asked = next(steps)
-        while True:
-            try:
-                answer = step(asked)
-            except BaseException as error:
-                asked = steps.throw(error)
-            else:
-                asked = steps.send(answer)
-    except StopIteration as end:
-        found: T = end.value
-        return found
+
+def _step_sync(conn: Any, asked: Call[Any] | Pause | Beside) -> Any:
+    if isinstance(asked, Call):
+        return run_sync(conn, asked)
+    return time.sleep(asked.seconds) if isinstance(asked, Pause) else _own(conn, asked)()
 
 
 def _own(conn: Any, asked: Beside) -> Callable[[], Any]:

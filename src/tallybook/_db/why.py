@@ -5,21 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from tallybook._db.declared import Call, Declared
+from tallybook._db.declared import Call, Declared, Simple
 from tallybook._db.texts import checked, records
 from tallybook._model.options import check_name, whole
 from tallybook._model.why import Reason, TraceEvent, checked_links
 from tallybook.errors import InvalidArgument
 
-_WHY = Declared("why(job_id bigint) -> rows (state text, reason text, explanation text, details jsonb)")
+why = Simple("why(job_id bigint) -> rows (state text, reason text, explanation text, details jsonb)", records(Reason))
 _TRACE = Declared("""
   trace(subject text, unique_key text, links jsonb, job bigint, task text, max_events int, newest_first boolean)
   -> rows (at timestamptz, job_id bigint, queue text, task_name text, attempt int, event text, worker text, details jsonb,
            error jsonb)""")
-
-
-def why(job_id: int) -> Call[list[Reason]]:
-    return _WHY.call(records(Reason), job_id=job_id)
 
 
 def trace(

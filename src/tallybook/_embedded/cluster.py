@@ -111,7 +111,8 @@ class Cluster:
                 return lock
             starter = None
             if lock is None:
-                starter = _number_in(self.beside(".lock"))
+                with suppress(OSError, ValueError):
+                    starter = int(self.beside(".lock").read_text())
             else:
                 os.close(lock)  # another program, for example pg_ctl, started the server
             if postmaster is not None and (starter is None or is_running(starter)):
@@ -195,10 +196,3 @@ class Cluster:
         elsewhere = Path(tempfile.mkdtemp(prefix=f"{self.path.name}-", dir=redirected_parent(account)))
         self.path.symlink_to(elsewhere)
         return elsewhere
-
-
-def _number_in(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None

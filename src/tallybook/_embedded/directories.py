@@ -27,12 +27,13 @@ from .errors import EmbeddedError, EmbeddedUnavailable
 
 _RUN_PREFIX = "tallybook-run-"
 _LONGEST_RUN_PARENT = 60  # a socket's path may have 107 bytes on Linux and 103 on macOS
+_LOCK_FILE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _PLAIN = frozenset(string.ascii_letters + string.digits + "/._-+")
 
 
 def try_lock(path: Path) -> int | None:
     """Take the lock file and return its descriptor, or None while another process holds it."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(path, _LOCK_FILE, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -44,7 +45,7 @@ def try_lock(path: Path) -> int | None:
 @contextmanager
 def locked(path: Path) -> Iterator[int]:
     """Wait for the lock file without a limit, and hold it; yields its descriptor."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(path, _LOCK_FILE, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield descriptor
@@ -151,20 +152,18 @@ class RunDirectory:
             with suppress(FileNotFoundError):
                 lock = try_lock(path / "lock")
             if lock is not None and path.exists():
-                return cls(path, lock)._open_to(account)
+                made = cls(path, lock)
+                made.sockets.mkdir(0o700)
+                if account is not None:
+                    # The server's user must be able to reach its sockets, but not root's own files in here (log, locks).
+                    path.chmod(0o711)
+                    account.owns(made.sockets)
+                return made
             # Another process removed it just before it was locked.
             if lock is not None:
                 os.close(lock)
             time.sleep(0.01)
         raise EmbeddedError(f"run directories in {parent} are taken away while they are being made")
-
-    def _open_to(self, account: Account | None) -> RunDirectory:
-        self.sockets.mkdir(0o700)
-        if account is not None:
-            # The server's user must be able to reach its sockets, but not root's own files in here (log, locks).
-            self.path.chmod(0o711)
-            account.owns(self.sockets)
-        return self
 
     def release(self) -> None:
         """Release the lock. The guard removes the directory; if it cannot, a later process does."""

@@ -219,10 +219,5 @@ class Guard:
             os.write(1, text.encode() + b"\n")
 
 
-def _main() -> None:
-    run_directory, uid, gid = sys.argv[1:4]
-    Guard(run_directory, None if uid == "-" else int(uid), None if gid == "-" else int(gid)).run()
-
-
 if __name__ == "__main__":
-    _main()
+    Guard(sys.argv[1], *(None if number == "-" else int(number) for number in sys.argv[2:4])).run()

@@ -21,7 +21,7 @@ from tallybook._db.declared import Declared
 from tallybook._db.driver import AsyncConnection
 from tallybook._db.link import Link
 from tallybook._maintenance.queries import Queries
-from tallybook._maintenance.service import Service, asked, happens
+from tallybook._maintenance.service import Service, happens
 from tallybook._model.cron import rule
 from tallybook._model.schedule import Plan, plan
 from tallybook.errors import ConfigError
@@ -114,7 +114,7 @@ class Clock:
         declared = self._declared
         said = json.dumps(declared())
         busy = False
-        for name, what, detail in await asked(self._link, _REGISTER.worker, self._app, said, at):
+        for name, what, detail in await self._link.rows(_REGISTER.worker, self._app, said, at):
             busy |= what == "busy"
             if what in ("created", "changed", "removed"):
                 log.info("schedule %r of app %r is %s", name, self._app, what, extra={"event": f"schedule {what}"})
@@ -131,7 +131,7 @@ class Clock:
         now = time.monotonic()
         if now - self._looked_behind > self._every:
             self._after, self._looked_behind = None, now
-        ((due_in, self._queries_due, queries_in, self._every),) = await asked(self._link, _LOOK.worker, self._after)
+        ((due_in, self._queries_due, queries_in, self._every),) = await self._link.rows(_LOOK.worker, self._after)
         if self._declared is not None and now >= self._register_at:
             return 0.0
         alone = now - self._watched_at > 2 * self._every
@@ -177,7 +177,7 @@ class Clock:
 
     async def start_queries(self, *, at: datetime | None = None) -> list[asyncio.Task[int]]:
         """Start firing the query-driven schedules that are due, as many as may run at the same time."""
-        rows = {row[2]: row for row in await asked(self._link, _DUE.worker, _BATCH, None, True, at)}
+        rows = {row[2]: row for row in await self._link.rows(_DUE.worker, _BATCH, None, True, at)}
         found = [rows[name] for name in self.queries.wanted(list(rows))]
         plans = await asyncio.to_thread(self._plans, found)
         return [self.queries.start(one, row[0]) for one, row in zip(plans, found, strict=False)]
@@ -194,26 +194,13 @@ class Clock:
         until = time.monotonic() + _COMPUTING
         found = []
         for row in rows:
-            found.append(self._plan(*row))
+            found.append(self._plan(row))
             if time.monotonic() > until:
                 break
         return found
 
-    def _plan(
-        self,
-        at: datetime,
-        _upto: datetime,
-        name: str,
-        revision: str,
-        cron: str | None,
-        every: int | None,
-        tz: str,
-        jitter: int,
-        missed: str,
-        catch_up: int,
-        since: datetime,
-        tick: datetime | None,
-    ) -> dict[str, Any]:
+    def _plan(self, row: Sequence[Any]) -> dict[str, Any]:
+        at, _, name, revision, cron, every, tz, jitter, missed, catch_up, since, tick = row
         said: dict[str, Any] = {"name": name, "revision": revision, "tick": tick and tick.isoformat()}
         try:
             ticks = rule(cron, None if every is None else timedelta(microseconds=every), tz)

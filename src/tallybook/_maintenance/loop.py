@@ -11,6 +11,7 @@ import asyncio
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import cast
 
@@ -41,30 +42,19 @@ _AGAIN = 0.1
 Row = tuple[list[str], float | None, datetime | None, bool, int, list[str], list[timedelta], float | None, float]
 
 
+@dataclass(eq=False)
 class MaintenanceLoop:
-    def __init__(
-        self,
-        link: Link,
-        services: Sequence[Service],
-        promoter: Promoter,
-        rescuer: Rescuer,
-        watch: ClockWatch,
-        *,
-        worker_id: Callable[[], int],
-        idle_queues: Callable[[], Sequence[str]],
-        on_looked: Callable[[float, bool], None],
-    ) -> None:
-        self._link = link
-        self._services = list(services)
-        self._promoter = promoter
-        self._rescuer = rescuer
-        self._watch = watch
-        self._worker_id = worker_id
-        self._idle_queues = idle_queues
-        self._on_looked = on_looked
-        self._look_at = 0.0
-        self._clock = (math.inf, 0.0)
-        """The server's clock and the loop's clock at the last check."""
+    _link: Link
+    _services: Sequence[Service]
+    _promoter: Promoter
+    _rescuer: Rescuer
+    _watch: ClockWatch
+    _worker_id: Callable[[], int]
+    _idle_queues: Callable[[], Sequence[str]]
+    _on_looked: Callable[[float, bool], None]
+    _look_at: float = 0.0
+    _clock: tuple[float, float] = (math.inf, 0.0)
+    """The server's clock and the loop's clock at the last check."""
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()

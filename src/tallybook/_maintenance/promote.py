@@ -30,9 +30,8 @@ class Promoter(Service):
 
     name = "promote"
 
-    def __init__(self, link: Link, *, on_promoted: Callable[[], None]) -> None:
-        super().__init__(link)
-        self._on_promoted = on_promoted
+    def __init__(self, link: Link, on_work: Callable[[], object]) -> None:
+        super().__init__(link, on_work)
         self.after: datetime | None = None
         """The mark: no job is scheduled before it, except for late commits; None: check all."""
         self.told = asyncio.Event()
@@ -81,7 +80,7 @@ class Promoter(Service):
             self._behind_again = clock() + (clock() - self._ran_at) * (1 / _SHARE - 1)
         self.after = last or self.after
         if promoted:
-            self._on_promoted()
+            self._on_work()
         return promoted, next_in
 
     async def serve(self) -> float | None:

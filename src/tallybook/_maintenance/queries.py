@@ -49,12 +49,11 @@ class Queries:
         *,
         on_fired: Callable[[], None] = lambda: None,
         on_end: Callable[[], None] = lambda: None,
-        longest: float = LONGEST,
     ) -> None:
         self._dsn, self._name = link.dsn, link.name
         self._on_fired = on_fired
         self._on_end = on_end
-        self._longest = longest
+        self._longest = LONGEST
         self._running: dict[str, asyncio.Task[int]] = {}
         self._free = [link]
         self._not_before: dict[str, float] = {}

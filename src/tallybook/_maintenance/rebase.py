@@ -8,12 +8,10 @@ A worker checks on each new connection, before it claims anything there, and eve
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from tallybook._db.declared import Declared
 from tallybook._db.driver import AsyncConnection, Connection, InvalidSchemaName, UndefinedFunction
-from tallybook._db.link import Link
 from tallybook._maintenance.service import REFUSED, Service
 
 log = logging.getLogger("tallybook.worker")
@@ -81,25 +79,17 @@ class Rebaser(Service):
 
     name = "rebase"
 
-    def __init__(self, link: Link, *, on_rebased: Callable[[], None]) -> None:
-        super().__init__(link)
-        self._on_rebased = on_rebased
-
-    async def look(self, *, cursors: bool = False) -> Rebased:
-        """Run once, even beside other workers. cursors: after TB004."""
-        return self._told(Rebased(*await self._row(_REBASE.worker, cursors, False)))
-
     async def foreign_cursor(self) -> bool:
-        """Rebase after a claim was refused with TB004; return whether this run did it.
+        """Rebase after a claim was refused with TB004, even beside other workers; return whether this run did it.
 
         The database was replaced, or its data came without its row in `installation`.
         """
-        return (await self.look(cursors=True)).rebased
+        return self._told(Rebased(*await self._row(_REBASE.worker, True, False))).rebased
 
     def _told(self, found: Rebased) -> Rebased:
         found.told()
         if found.rebased or found.late:
-            self._on_rebased()
+            self._on_work()
         return found
 
     async def serve(self) -> str | None:

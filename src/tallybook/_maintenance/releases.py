@@ -51,7 +51,7 @@ class Parents(Release):
     async def _run(self, parents: list[int] | None, after: int | None, *, as_service: bool) -> Any:
         row = await self._row(_RESOLVE.worker, parents, after, as_service)
         if row[1]:
-            self._on_released()
+            self._on_work()
         return row
 
     async def serve(self) -> str | float | None:
@@ -88,7 +88,7 @@ class Permits(Release):
     async def _run(self, names: list[str] | None, *, as_service: bool) -> Any:
         row = await self._row(_PERMITS.worker, names, as_service)
         if row[0]:
-            self._on_released()
+            self._on_work()
         return row
 
     async def serve(self) -> str | float | None:
@@ -120,8 +120,8 @@ class FairRelease(Release):
     _claimed = 0
     _workers = 1
 
-    def __init__(self, link: Link, told: asyncio.Event, *, slots: int, on_released: Callable[[], None]) -> None:
-        super().__init__(link, told, on_released=on_released)
+    def __init__(self, link: Link, told: asyncio.Event, on_work: Callable[[], object], *, slots: int) -> None:
+        super().__init__(link, told, on_work)
         self._line = min(max(_LINE, 4 * slots), _LONGEST_LINE)
         self.run_at = 0.0  # a check sees new jobs only; this run finds what an earlier worker left
 
@@ -149,7 +149,7 @@ class FairRelease(Release):
         self._claimed = 0
         self._known, released, busy, self._remain = await self._row(_FAIR_RELEASE, self._known, self._line, as_service)
         if released:
-            self._on_released()
+            self._on_work()
         return released, busy, self._remain
 
     async def serve(self) -> str | float | None:

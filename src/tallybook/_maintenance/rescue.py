@@ -32,13 +32,10 @@ class Rescuer(Service):
 
     name = "rescue"
 
-    def __init__(
-        self, link: Link, *, lease: timedelta, every: timedelta | None, on_rescued: Callable[[], None]
-    ) -> None:
-        super().__init__(link)
+    def __init__(self, link: Link, on_work: Callable[[], object], *, lease: timedelta, every: timedelta | None) -> None:
+        super().__init__(link, on_work)
         self._lease = lease
         self._own = every
-        self._on_rescued = on_rescued
         self._conn: object = None
         self._since = -math.inf
 
@@ -75,7 +72,7 @@ class Rescuer(Service):
         lost, suspects = await self._link.run(call)
         if lost:
             log.warning("returned %s jobs of dead workers to their lines", lost)
-            self._on_rescued()
+            self._on_work()
         return lost, suspects
 
     async def serve(self) -> str | float | None:

@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Final
 
-from tallybook._db.driver import AsyncConnection
 from tallybook._db.link import Link
 
 REFUSED: Final = "refused"
@@ -26,11 +25,13 @@ async def happens(event: asyncio.Event, seconds: float | None) -> bool:
     return True  # although another waiter may have cleared it since
 
 
-async def asked(link: Link, sql: str, *params: object) -> list[Any]:
-    async def call(conn: AsyncConnection) -> list[Any]:
-        return await (await conn.execute(sql, params)).fetchall()
-
-    return await link.run(call)
+async def ends_or(task: asyncio.Future[Any], event: asyncio.Event) -> None:
+    """Wait until the task ends or the event happens."""
+    waiting = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
 
 
 class Service(ABC):
@@ -40,8 +41,10 @@ class Service(ABC):
     every = 5.0
     """Seconds; updated from `tallybook.service` at each check."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, on_work: Callable[[], object] = lambda: None) -> None:
         self._link = link
+        self._on_work = on_work
+        """Called when jobs can be claimed."""
         self.look_at = 0.0
         """When to check for work, on the loop's clock."""
         self.run_at = math.inf
@@ -50,7 +53,7 @@ class Service(ABC):
 
     async def _row(self, sql: str, *params: object) -> Any:
         """Return the row of a statement, over the connection of all services."""
-        return (await asked(self._link, sql, *params))[0]
+        return (await self._link.rows(sql, *params))[0]
 
     def pause(self, workers: int) -> float:
         """Return the seconds to the next check; random, so that workers started together do not check together."""
@@ -68,10 +71,9 @@ class Service(ABC):
 class Release(Service):
     """A service that releases waiting jobs: at once when notified, and about once a second while any wait."""
 
-    def __init__(self, link: Link, told: asyncio.Event, *, on_released: Callable[[], None]) -> None:
-        super().__init__(link)
+    def __init__(self, link: Link, told: asyncio.Event, on_work: Callable[[], object]) -> None:
+        super().__init__(link, on_work)
         self._told = told
-        self._on_released = on_released
         self._ended: set[Any] = set()
 
     def ended(self, keys: Iterable[Any]) -> None:

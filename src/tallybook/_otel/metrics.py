@@ -7,6 +7,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
@@ -17,7 +18,6 @@ from tallybook._model.exposition import COLUMNS, MOST, OTHERS, STATES, Numbers, 
 
 log = logging.getLogger("tallybook.telemetry")
 
-SYSTEM = "tallybook"
 # In seconds, from the conventions.
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 Labels = dict[str, str]
@@ -71,22 +71,13 @@ class Metrics:
         self._processed.record(seconds, {**labels, "error.type": error} if error else labels)
 
     def _labels(self, operation: str, queue: str | None, task: str | None) -> Labels:
-        labels = {
-            "messaging.system": SYSTEM,
-            "messaging.operation.name": operation,
-            "messaging.operation.type": operation,
-        }
-        if queue is not None:
-            pair = (queue, task or "")
-            if pair not in self._known:
-                if len(self._known) < 2 * MOST:  # with and without the task
-                    self._known.add(pair)
-                else:
-                    queue, task = OTHERS, task and OTHERS
-            labels["messaging.destination.name"] = queue
-        if task is not None:
-            labels["tallybook.task"] = task
-        return labels
+        if queue is not None and (pair := (queue, task or "")) not in self._known:
+            if len(self._known) < 2 * MOST:  # with and without the task
+                self._known.add(pair)
+            else:
+                queue, task = OTHERS, task and OTHERS
+        labels = attributes(operation, queue)
+        return labels if task is None else {**labels, "tallybook.task": task}
 
     def opened(self, dsn: str, name: str, node: str | None = None) -> None:
         self._workers[name] = (node, dsn)
@@ -129,6 +120,16 @@ class Metrics:
             return None
         self._away.discard(node)
         return found
+
+
+def attributes(operation: str, queue: str | None) -> dict[str, Any]:
+    """Return what spans and metrics of an operation have in common."""
+    words = {"messaging.operation.name": operation, "messaging.operation.type": operation}
+    return {
+        "messaging.system": "tallybook",
+        **words,
+        **({"messaging.destination.name": queue} if queue is not None else {}),
+    }
 
 
 def _of(node: str | None) -> Labels:

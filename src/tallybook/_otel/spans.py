@@ -18,7 +18,7 @@ from tallybook._model.job import Job, JobCall
 from tallybook._model.subject import SubjectCall, SubjectReport
 from tallybook._model.tracing import Attempt, What
 from tallybook._otel.headers import Headers
-from tallybook._otel.metrics import SYSTEM, Metrics
+from tallybook._otel.metrics import Metrics, attributes
 
 _MOST_LINKS = 100
 _ENDS = {
@@ -64,18 +64,18 @@ class Traces:
         kinds = Counter((call.options.queue, call.task) for call in batch)
         queues, tasks = {queue for queue, _ in kinds}, {task for _, task in kinds}
         queue = queues.pop() if len(queues) == 1 else None
-        attributes = _attributes("send", queue)
+        labels = attributes("send", queue)
         if len(tasks) == 1:
-            attributes["tallybook.task"] = tasks.pop()
+            labels["tallybook.task"] = tasks.pop()
         if isinstance(what, list):
-            attributes["messaging.batch.message_count"] = len(batch)
+            labels["messaging.batch.message_count"] = len(batch)
         elif isinstance(what, SubjectCall):
-            attributes["tallybook.subject"] = what.name
+            labels["tallybook.subject"] = what.name
         began, failed = time.perf_counter(), None
         with self._tracer.start_as_current_span(
             _name("send", queue),
             kind=SpanKind.PRODUCER,
-            attributes=attributes,
+            attributes=labels,
             links=self._links(batch),
             record_exception=True,
             set_status_on_exception=True,
@@ -114,7 +114,7 @@ class Traces:
         before = self._headers.context_of(attempt.headers)
         creator = trace.get_current_span(before).get_span_context()
         ambient = trace.get_current_span().get_span_context()  # of a caller that drains inside its own span
-        attributes = _attributes("process", attempt.queue) | {
+        labels = attributes("process", attempt.queue) | {
             "messaging.message.id": str(attempt.job_id),
             "messaging.client.id": attempt.worker_name,
             "tallybook.task": attempt.task_name,
@@ -126,7 +126,7 @@ class Traces:
             _name("process", attempt.queue),
             context=over,
             kind=SpanKind.CONSUMER,
-            attributes=attributes,
+            attributes=labels,
             links=[Link(found) for found in (creator, ambient) if found.is_valid],
         )
         told = _Told(span, attempt, self._metrics)
@@ -181,17 +181,6 @@ class _Told:
             self._span.add_event("exception", event)
         self._metrics.ended(self._attempt.queue, self._attempt.task_name, time.perf_counter() - self._began, kind)
         self._span.end()
-
-
-def _attributes(operation: str, queue: str | None) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "messaging.system": SYSTEM,
-        "messaging.operation.name": operation,
-        "messaging.operation.type": operation,
-    }
-    if queue is not None:
-        found["messaging.destination.name"] = queue
-    return found
 
 
 def _name(operation: str, queue: str | None) -> str:

@@ -41,11 +41,6 @@ def app_queues(app: ServedApp) -> list[str]:
     return sorted({"default", *app._also_serves, *(task.queue for task in app.tasks.values())})
 
 
-def _served(app: ServedApp, queues: Mapping[str, int] | Iterable[str] | str | None) -> dict[str, int]:
-    """Return the requested queues; None: every queue that the app's tasks name, and default."""
-    return parse_queues(app_queues(app) if queues is None else queues)
-
-
 def demand_tasks(app: ServedApp) -> None:
     if not app.tasks:
         hint = "Import the module that declares them where the App is made, or app.include(...) them"
@@ -64,7 +59,7 @@ def prepared(
     dsn = _dsn(app, dsn)
     if direct := options.get("direct_dsn") or os.environ.get("TALLYBOOK_DIRECT_DSN"):
         options["direct_dsn"] = app.conninfo(direct)
-    settings = WorkerSettings(queues=_served(app, queues), **options)
+    settings = WorkerSettings(queues=parse_queues(app_queues(app) if queues is None else queues), **options)
     return Worker(app, dsn, settings) if nodes is None else Fleet(app, dsn, nodes, settings)
 
 
@@ -107,7 +102,7 @@ async def drain(
     nodes that do not answer are skipped.
     """
     seconds = max_seconds.total_seconds() if isinstance(max_seconds, timedelta) else max_seconds
-    settings = WorkerSettings(queues=_served(app, queues), notify=False)
+    settings = WorkerSettings(queues=parse_queues(app_queues(app) if queues is None else queues), notify=False)
     if nodes is not None:
         drained = drain_nodes(
             app, _dsn(app, dsn), nodes, settings, max_jobs, seconds, raise_on_failure=raise_on_failure

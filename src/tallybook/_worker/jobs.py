@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -20,6 +20,13 @@ log = logging.getLogger("tallybook.worker")
 
 current_job: ContextVar[Running | None] = ContextVar("tallybook_job", default=None)
 """The job that runs in this context: each log line of a job is marked with it."""
+
+
+def spawn(kept: set[asyncio.Task[None]], running: Coroutine[Any, Any, None], name: str | None = None) -> None:
+    """Run this in an asyncio task of its own; the set keeps the task until it ends."""
+    task = asyncio.get_running_loop().create_task(running, name=name)
+    kept.add(task)
+    task.add_done_callback(kept.discard)
 
 
 def _nothing(*_: object) -> None:

@@ -86,12 +86,8 @@ class WorkerSettings:
                 raise ConfigError(option, given, "must be at least 1")
         self._check_metrics()
         if self.lease < 2 * self.heartbeat:
-            raise ConfigError(
-                "lease",
-                self.lease,
-                "must be at least twice the heartbeat",
-                hint="Else one late heartbeat loses all jobs",
-            )
+            hint = "Else one late heartbeat loses all jobs"
+            raise ConfigError("lease", self.lease, "must be at least twice the heartbeat", hint=hint)
 
     def _check_metrics(self) -> None:
         port, host = self.metrics_port, self.metrics_host

@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -36,6 +36,7 @@ except ImportError as error:  # pragma: no cover - shown to people
 
 from tallybook._app import App
 from tallybook._cli import cli, errors
+from tallybook._db.both import done
 from tallybook.errors import ConfigError
 
 __all__ = ["Tallybook"]
@@ -84,11 +85,9 @@ class Tallybook:
                 send_welcome.enqueue_sync(conn, 42)
         """
         if "_tallybook" not in g:
-            stack = ExitStack()
-            g._tallybook_conn = stack.enter_context(self.app._connect_sync(self.app.conninfo()))
-            g._tallybook = stack
-        with g._tallybook_conn.transaction():
-            yield g._tallybook_conn
+            g._tallybook = done(self.app._opened(self.app.conninfo(), sync=True))
+        with g._tallybook.transaction():
+            yield g._tallybook
 
     async def _in_context(self, _: object) -> AsyncIterator[None]:
         if self._flask is None:
@@ -98,8 +97,8 @@ class Tallybook:
 
 
 def _close(_: BaseException | None) -> None:
-    if (stack := g.pop("_tallybook", None)) is not None:
-        stack.close()
+    if (conn := g.pop("_tallybook", None)) is not None:
+        conn.close()
 
 
 class _Commands(click.Group):

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from datetime import timedelta
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from tallybook._worker.claim.suspects import Suspects
 from tallybook._worker.finish.finisher import Finisher
-from tallybook._worker.jobs import Book, Running
+from tallybook._worker.jobs import Book, Running, spawn
 from tallybook._worker.run.runner import Runner
 from tallybook._worker.settings import FAR_AHEAD
 from tallybook.errors import QueueUnavailable
@@ -34,30 +34,24 @@ _BUSY_AHEAD = 0.3
 _LARGEST_QUESTION = 100
 
 
+@dataclass(eq=False)
 class Admission:
-    def __init__(
-        self,
-        suspects: Suspects,
-        finisher: Finisher,
-        book: Book,
-        runner: Runner,
-        ask: Callable[[str, Sequence[bytes | None]], Awaitable[tuple[float, list[tuple[Any, ...]]]]],
-    ) -> None:
-        self._suspects = suspects
-        self._finisher = finisher
-        self._book = book
-        self._runner = runner
-        book.on.missed = self.missed
-        self._ask = ask
-        self._waiting: dict[int, Running] = {}
-        book.held = self._waiting
-        self._missed: list[Running] = []
-        self._ahead = 0.0
-        self._looks: set[asyncio.Task[None]] = set()
-        self.moved = asyncio.Event()
-        """Set when a job has left the admission."""
-        self.started = 0
-        """How many jobs were started from here."""
+    _suspects: Suspects
+    _finisher: Finisher
+    _book: Book
+    _runner: Runner
+    _ask: Callable[[str, Sequence[bytes | None]], Awaitable[tuple[float, list[tuple[Any, ...]]]]]
+    started: int = 0
+    """How many jobs were started from here."""
+    moved: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a job has left the admission."""
+    _waiting: dict[int, Running] = field(default_factory=dict)
+    _missed: list[Running] = field(default_factory=list)
+    _ahead: float = 0.0
+    _looks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._book.on.missed, self._book.held = self.missed, self._waiting
 
     @property
     def waiting(self) -> int:
@@ -65,24 +59,17 @@ class Admission:
 
     def admit(self, jobs: list[Running]) -> list[Running]:
         """Return the jobs that may start now; the others end here, or start later."""
-        start: list[Running] = []
-        later: list[Running] = []
-        for job in jobs:
-            (start if job.blocked_by is None else later).append(job)
-        if later:
-            for job in later:
-                if (old := self._waiting.get(job.job_id)) is not None:  # a server crash undid its claim
-                    self._let_go(old)
-                    self._book.ended(old.lease)
-                self._waiting[job.job_id] = job
-            later.sort(key=lambda job: job.job_id)  # every caller that ends jobs uses this order
-            self._follow(self._look(later, [job.blocked_by for job in later]))
-        return start
-
-    def _follow(self, looking: Coroutine[Any, Any, None]) -> None:
-        look = asyncio.create_task(looking, name="tallybook-admission")
-        self._looks.add(look)
-        look.add_done_callback(self._looks.discard)
+        later = [job for job in jobs if job.blocked_by is not None]
+        if not later:
+            return jobs
+        for job in later:
+            if (old := self._waiting.get(job.job_id)) is not None:  # a server crash undid its claim
+                self._let_go(old)
+                self._book.ended(old.lease)
+            self._waiting[job.job_id] = job
+        later.sort(key=lambda job: job.job_id)  # every caller that ends jobs uses this order
+        spawn(self._looks, self._look(later, [job.blocked_by for job in later]), "tallybook-admission")
+        return [job for job in jobs if job.blocked_by is None]
 
     def _let_go(self, job: Running) -> None:
         self._waiting.pop(job.job_id, None)
@@ -118,10 +105,10 @@ class Admission:
         """Start the jobs that may start, each at its time; return the rest, which must be asked for again."""
         loop = asyncio.get_running_loop()
         params = (
-            _array([job.lease.lease for job in jobs]),
-            _array([job.job_id for job in jobs]),
-            _array([job.attempt for job in jobs]),
-            None if known is None else _array(known),
+            array([job.lease.lease for job in jobs]),
+            array([job.job_id for job in jobs]),
+            array([job.attempt for job in jobs]),
+            None if known is None else array(known),
             b"t" if patient else b"f",
             b"%.4f s" % self._ahead,
             b"t" if missed else b"f",
@@ -138,7 +125,9 @@ class Admission:
             if verdict == "wait":
                 left.append(job)
             elif verdict == "unknown":
-                self._runner.cannot_start(job, _no_such_limit(said))
+                hint = "declare it with app.rate_limit, app.concurrency_limit or app.breaker"
+                error = {"type": "UnknownLimit", "message": f"there is no limit {said!r}: {hint}"}
+                self._runner.cannot_start(job, error)
                 self._let_go(job)
             elif verdict == "ended":
                 self._end(job, said)
@@ -184,7 +173,7 @@ class Admission:
         self._ahead = max(self._ahead, min(2 * late, _BUSY_AHEAD))
         self._missed.append(job)
         if len(self._missed) == 1:  # the first late job in this turn of the loop asks for all
-            self._follow(self._ask_again())
+            spawn(self._looks, self._ask_again(), "tallybook-admission")
 
     async def _ask_again(self) -> None:
         jobs, self._missed = [job for job in self._missed if self._waiting.get(job.job_id) is job], []
@@ -195,8 +184,7 @@ class Admission:
             for job in jobs:
                 del self._waiting[job.job_id]
             for job in self._book.surplus(jobs):
-                self._finisher.unclaim(job, timedelta(0))
-                self._book.freed(job)
+                self._suspects.give_back(job)
             self.started += len(jobs)
             self.moved.set()
             self._suspects.admit(jobs)
@@ -216,12 +204,5 @@ class Admission:
             self._book.ended(job.lease, 1)
 
 
-def _array(values: Sequence[object]) -> bytes:
+def array(values: Sequence[object]) -> bytes:
     return ("{" + ",".join("null" if value is None else str(value) for value in values) + "}").encode()
-
-
-def _no_such_limit(name: str) -> dict[str, Any]:
-    return {
-        "type": "UnknownLimit",
-        "message": f"there is no limit {name!r}: declare it with app.rate_limit, app.concurrency_limit or app.breaker",
-    }

@@ -6,16 +6,16 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import timedelta
 from typing import Any
 
 from tallybook._db.declared import Declared
 from tallybook._db.driver import AsyncConnection
 from tallybook._db.link import Link
 from tallybook._db.roundtrip import RoundTrips
+from tallybook._db.texts import text_array
 from tallybook._maintenance import rebase
 from tallybook._maintenance.service import happens
-from tallybook._worker.claim.admission import Admission
+from tallybook._worker.claim.admission import Admission, array
 from tallybook._worker.claim.shares import PATIENCE
 from tallybook._worker.claim.sleeper import Sleeper, jittered
 from tallybook._worker.claim.suspects import Suspects
@@ -55,11 +55,6 @@ _BUSY = 8
 _MANY = 500
 
 
-def _array(values: Sequence[str | int]) -> bytes:
-    quoted = (str(value).replace("\\", "\\\\").replace('"', '\\"') for value in values)
-    return ("{" + ",".join(f'"{value}"' for value in quoted) + "}").encode()
-
-
 class Claimer:
     def __init__(
         self,
@@ -78,16 +73,16 @@ class Claimer:
         self._settings = settings
         self._book = book
         self._finisher = finisher
-        self._sleeper = sleeper
+        self.sleeper = sleeper
+        """The session to be woken on; None: only poll."""
         self._worker_id = worker_id
         self._on_foreign = on_foreign
         self._foreign = 0
         self._order = list(settings.queues)
         self._most_unsaid = max(2000, 2 * settings.slots)
         self.stopping = asyncio.Event()
-        self.suspects = Suspects(
-            book, runner, finisher, patience=settings.suspect_wait, stopping=self.stopping, on_found=self.wake
-        )
+        patience = settings.suspect_wait.total_seconds()
+        self.suspects = Suspects(book, runner, finisher, patience, self.stopping, on_found=self.wake)
         self.admission = Admission(self.suspects, finisher, book, runner, self._ask)
         self.awake = asyncio.Event()
         book.on.room = self.wake
@@ -124,14 +119,10 @@ class Claimer:
         if self._trips:
             self._trips.close()
 
-    def only_poll(self) -> None:
-        """Use no session to be woken on; call before `run`."""
-        self._sleeper = None
-
     def wake(self) -> None:
         self.awake.set()
-        if self._sleeper:
-            self._sleeper.woken.set()
+        if self.sleeper:
+            self.sleeper.woken.set()
 
     async def run(self) -> None:
         in_a_row = 0
@@ -142,15 +133,15 @@ class Claimer:
             await self.suspects.start_found()
             woken = False
             self.awake.clear()
-            if self._sleeper:
-                woken = self._sleeper.woken.is_set()
-                self._sleeper.woken.clear()
+            if self.sleeper:
+                woken = self.sleeper.woken.is_set()
+                self.sleeper.woken.clear()
             jobs = await self.claim(expect_work=woken or in_a_row > 0, most=self.suspects.most())
             if jobs:
                 in_a_row += 1
                 await self.suspects.start(jobs)
-                if in_a_row == _BUSY and self._sleeper:
-                    await self._sleeper.listen_end()
+                if in_a_row == _BUSY and self.sleeper:
+                    await self.sleeper.listen_end()
                 # Handlers that never wait end in this turn of the loop, and the next claim can use their slots at once.
                 await asyncio.sleep(0)
                 continue
@@ -198,20 +189,20 @@ class Claimer:
 
     async def _sleep(self) -> None:
         poll = self._settings.poll.total_seconds()
-        if self._sleeper is None:
+        if self.sleeper is None:
             await self._poll(self.awake)
             return
-        if not self._sleeper.clear:
-            if not await self._sleeper.listen_begin():
+        if not self.sleeper.clear:
+            if not await self.sleeper.listen_begin():
                 # A transaction that checked before we armed is still open: its job would wake nobody.
                 # It may stay open for long: check less and less often.
                 self._unclear += 1
-                await happens(self._sleeper.woken, min(0.05 * 1.2 ** max(0, self._unclear - 20), poll))
+                await happens(self.sleeper.woken, min(0.05 * 1.2 ** max(0, self._unclear - 20), poll))
                 return
             self._unclear = 0
-            if not self._sleeper.woken.is_set():
+            if not self.sleeper.woken.is_set():
                 return  # claim once more, now that producers wake us; then come back here
-        await self._poll(self._sleeper.woken)
+        await self._poll(self.sleeper.woken)
 
     async def claim(self, *, expect_work: bool, most: int | None = None) -> list[Running]:
         """Claim one batch, of at most `most` jobs; an empty list means no work for a free slot."""
@@ -236,7 +227,7 @@ class Claimer:
         if most is not None:
             free = [min(slots, most) for slots in free]
         lease, worker_id = str(uuid.uuid4()), self._worker_id()
-        params = [b"%d" % worker_id, _array(self._order), _array(free), lease.encode(), b"f"]
+        params = [b"%d" % worker_id, text_array(self._order).encode(), array(free), lease.encode(), b"f"]
 
         async def call(_: object) -> tuple[tuple[Any, ...], list[tuple[Any, ...]]]:
             trips = self._trips
@@ -283,6 +274,5 @@ class Claimer:
             self._book.on.many()
         running = [Running(row, taken, self._settings.name) for row in rows]
         for job in self._book.surplus(running):
-            self._finisher.unclaim(job, timedelta(0))
-            self._book.freed(job)
+            self.suspects.give_back(job)
         return self.admission.admit(running)

@@ -17,6 +17,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from tallybook._maintenance.service import happens
@@ -34,30 +35,21 @@ _AGAIN = (3.0, 6.0)
 _BUSY_FOR = 10
 
 
+@dataclass(eq=False)
 class Suspects:
-    """Starts claimed jobs; a suspect only when it is alone."""
+    """Starts claimed jobs; a suspect only when it is alone. `patience` is in seconds."""
 
-    def __init__(
-        self,
-        book: Book,
-        runner: Runner,
-        finisher: Finisher,
-        *,
-        patience: timedelta,
-        stopping: asyncio.Event,
-        on_found: Callable[[], object],
-    ) -> None:
-        self._book = book
-        self._runner = runner
-        self._finisher = finisher
-        self._patience = patience.total_seconds()
-        self._stopping = stopping
-        self._busy_until = 0.0
-        self._found: list[Running] = []
-        self._on_found = on_found
-        self._first: Running | None = None
-        self.careful = False
-        """More suspects may be in line: claim one job at a time."""
+    book: Book
+    runner: Runner
+    finisher: Finisher
+    patience: float
+    stopping: asyncio.Event
+    on_found: Callable[[], object]
+    careful: bool = False
+    """More suspects may be in line: claim one job at a time."""
+    _busy_until: float = 0.0
+    _found: list[Running] = field(default_factory=list)
+    _first: Running | None = None
 
     def most(self, limit: int | None = None) -> int | None:
         """Return how many of `limit` jobs the next claim may take; None: as many as there are slots."""
@@ -65,14 +57,12 @@ class Suspects:
 
     def admit(self, jobs: list[Running]) -> None:
         """Start these jobs, for a caller that cannot wait; keep suspects among them for `start_found`."""
-        suspects = self.among(jobs)
+        suspects, others = self._apart(jobs)
         if suspects:
             self._found.extend(suspects)
-            held = set(map(id, suspects))
-            jobs = [job for job in jobs if id(job) not in held]
-            self._book.changed.set()
-            self._on_found()
-        self._runner.start(jobs)
+            self.book.changed.set()
+            self.on_found()
+        self.runner.start(others)
 
     @property
     def found(self) -> bool:
@@ -81,95 +71,93 @@ class Suspects:
 
     def take(self) -> list[Running]:
         """Return the suspects that are held here, for a caller that gives them back."""
-        found, self._found = self._found, []
-        if self._first is not None:
-            found.append(self._first)
-            self._first = None
+        found = [*self._found, *filter(None, (self._first,))]
+        self._found, self._first = [], None
         return found
 
     async def start_found(self, *, until: float | None = None) -> None:
         """Start the suspects that `admit` has kept."""
-        while self._found and not self._stopping.is_set():
+        while self._found and not self.stopping.is_set():
             found, self._found = self._found, []
             await self.start(found, until=until)
 
-    def among(self, jobs: list[Running]) -> list[Running]:
-        """Return those of these jobs that have to run alone."""
+    def _apart(self, jobs: list[Running]) -> tuple[list[Running], list[Running]]:
+        """Return those of these jobs that have to run alone, and the others."""
         # If another node's suspect may run beside it, a process of its own is not enough: see take_turn.
-        shared = self._book.shared
-        return [j for j in jobs if j.crashes >= CRASH_LIMIT - 1 and (shared or not self._runner.isolated(j))]
+        shared = self.book.shared
+        alone = [j for j in jobs if j.crashes >= CRASH_LIMIT - 1 and (shared or not self.runner.isolated(j))]
+        return (alone, [job for job in jobs if job not in alone]) if alone else ([], jobs)
 
     async def start(self, jobs: list[Running], *, until: float | None = None) -> None:
         """Start these jobs; with a suspect among them, return when it has ended or was given back.
 
         `until`, on the monotonic clock: give the suspect back if the process is not idle by then.
         """
-        suspects = self.among(jobs)
+        suspects, rest = self._apart(jobs)
+        self.runner.start(rest)
         if not suspects:
             self.careful = False
-            self._runner.start(jobs)
             return
-        held = set(map(id, suspects))
-        self._runner.start([job for job in jobs if id(job) not in held])
         first, *others = suspects
         for job in others:  # in this process they would die with it
-            self._give_back(job, timedelta(0))
+            self.give_back(job)
         self.careful = bool(others) or self.careful
-        self._book.rests()
+        self.book.rests()
         try:
             await self._start_alone(first, until)
         finally:
-            self._book.end_turn()
+            self.book.end_turn()
 
     async def _start_alone(self, first: Running, until: float | None) -> None:
         self._first = first
-        alone = self._book.take_turn() and await self._idle_but_for(first, until)
+        alone = self.book.take_turn() and await self._idle_but_for(first, until)
         if self._first is not first:  # given back, or taken over by now
             return
         self._first = None
         if not alone:
-            later = 0.0 if self._stopping.is_set() else random.uniform(*_AGAIN)
-            self._give_back(first, timedelta(seconds=later))
+            later = 0.0 if self.stopping.is_set() else random.uniform(*_AGAIN)
+            self.give_back(first, timedelta(seconds=later))
             self.careful = False
             return
         log.warning(
             "%s %s was running when %s workers died: it runs alone now, and nothing is claimed meanwhile",
             first.task_name, first.job_id, first.crashes, extra={"event": "suspect", "job": first.job_id},
         )  # fmt: skip
-        self._runner.start([first])
-        await self._until(lambda: first.job_id not in self._book.running, until)
+        self.runner.start([first])
+        await self._until(lambda: first.job_id not in self.book.running, until)
 
-    def _give_back(self, job: Running, delay: timedelta) -> None:
-        self._finisher.unclaim(job, delay)
-        self._book.freed(job)
+    def give_back(self, job: Running, delay: timedelta = timedelta(0)) -> None:
+        """Give back a job that was claimed but never started."""
+        self.finisher.unclaim(job, delay)
+        self.book.freed(job)
 
     async def _idle_but_for(self, job: Running, until: float | None) -> bool:
         """Wait until this process has no other attempt, running or unstored; return whether that came in time."""
 
         def alone() -> bool:
-            leases = self._book.leases.values()
-            return self._first is not job or (not self._book.running and sum(lease.left for lease in leases) == 1)
+            leases = self.book.leases.values()
+            return self._first is not job or (not self.book.running and sum(lease.left for lease in leases) == 1)
 
         if alone():
             return True
         now = time.monotonic()
-        limit = min(now + (self._patience if now >= self._busy_until else 0.0), until or now + self._patience)
+        limit = min(now + (self.patience if now >= self._busy_until else 0.0), until or now + self.patience)
         if await self._until(alone, limit):
-            return not self._stopping.is_set()
-        if now >= self._busy_until and not self._stopping.is_set() and until is None:
+            return not self.stopping.is_set()
+        if now >= self._busy_until and not self.stopping.is_set() and until is None:
             log.warning(
                 "%s %s must run alone, but this process did not become idle in %g s: the job is returned behind others",
-                job.task_name, job.job_id, self._patience,
+                job.task_name, job.job_id, self.patience,
             )  # fmt: skip
-            self._busy_until = time.monotonic() + _BUSY_FOR * self._patience
+            self._busy_until = time.monotonic() + _BUSY_FOR * self.patience
         return False
 
     async def _until(self, condition: Callable[[], bool], limit: float | None) -> bool:
         while not condition():
             left = None if limit is None else limit - time.monotonic()
-            if self._stopping.is_set() or (left is not None and left <= 0):
+            if self.stopping.is_set() or (left is not None and left <= 0):
                 return False
-            self._book.changed.clear()
-            if not await happens(self._book.changed, left):
+            self.book.changed.clear()
+            if not await happens(self.book.changed, left):
                 return condition()
         return True

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -21,7 +21,7 @@ from tallybook._db.driver import AsyncConnection, LockNotAvailable
 from tallybook._db.ends import ENDED, FAIL
 from tallybook._db.link import Link
 from tallybook._db.subject_ends import SubjectEnd
-from tallybook._worker.jobs import Running
+from tallybook._worker.jobs import Running, spawn
 from tallybook.errors import QueueUnavailable
 
 log = logging.getLogger("tallybook.worker")
@@ -63,12 +63,7 @@ class DoubtfulEnds:
         self._asked.append(end)
         if not self._looking:
             self._looking = True
-            self._start(self._look())
-
-    def _start(self, settling: Coroutine[Any, Any, None]) -> None:
-        started = asyncio.get_running_loop().create_task(settling, name="tallybook-settle")
-        self._open.add(started)
-        started.add_done_callback(self._open.discard)
+            spawn(self._open, self._look(), "tallybook-settle")
 
     async def _look(self) -> None:
         # Nearly all of them have ended normally. While one check runs, the next ends gather.
@@ -76,7 +71,8 @@ class DoubtfulEnds:
             while self._asked:
                 ends, self._asked = self._asked[:_MOST_ASKED], self._asked[_MOST_ASKED:]
                 try:
-                    states = await self._link.run(partial(self._states, ends))
+                    columns = zip(*(end.params[:3] for end in ends), strict=True)
+                    ((states,),) = await self._link.rows(_ALL_ENDED, *map(list, columns))
                 except QueueUnavailable:
                     return  # the worker stops and cannot reach the server: they will be rescued
                 except Exception as error:
@@ -84,16 +80,11 @@ class DoubtfulEnds:
                     states = [None] * len(ends)
                 for end, state in zip(ends, states, strict=True):
                     if state in (None, "running"):
-                        self._start(self._settle(end))
+                        spawn(self._open, self._settle(end), "tallybook-settle")
                     else:
                         self._tell(end, _found(end, state) or "refused")
         finally:
             self._looking = False
-
-    async def _states(self, ends: list[End], conn: AsyncConnection) -> list[str | None]:
-        columns = zip(*(end.params[:3] for end in ends), strict=True)
-        row = await (await conn.execute(_ALL_ENDED, [list(column) for column in columns])).fetchone()
-        return list(row[0]) if row else [None] * len(ends)
 
     async def settled(self) -> None:
         while self._open:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Protocol
 
 from tallybook._db.link import Link
-from tallybook._model.exposition import Numbers, Sample, Shown, of_the_database, text
+from tallybook._model.exposition import Sample
 from tallybook._worker.claim.claimer import Claimer
 from tallybook._worker.finish.finisher import Finisher
 from tallybook._worker.jobs import Book
-from tallybook._worker.life.heartbeat import version
 from tallybook._worker.life.watchdog import Watchdog
 from tallybook._worker.run.runner import Runner
 from tallybook._worker.settings import WorkerSettings
@@ -29,28 +28,6 @@ class ShownWorker(Protocol):
     watchdog: Watchdog | None
 
     def why_not_ready(self) -> str: ...
-
-
-def exposition(
-    *, name: str, worker: ShownWorker | None, ready: bool, lag: float, numbers: Numbers | None, shown: Shown
-) -> str:
-    """Return the whole text. Without numbers: that the database is away, and the process's own metrics."""
-    found: dict[str, list[Sample]] = {
-        **of_the_database(numbers, shown),
-        **of_itself(name, lag),
-        "tallybook_worker_ready": [((), float(ready))],
-    }
-    if worker:
-        found |= of_the_process(worker) | of_the_node(worker)
-    return text(found)
-
-
-def of_itself(name: str, lag: float) -> dict[str, list[Sample]]:
-    """Return the metrics of a process that has no worker yet."""
-    return {
-        "tallybook_worker_info": [((name, version() or ""), 1.0)],
-        "tallybook_worker_loop_lag_seconds": [((), lag)],
-    }
 
 
 # Called from another thread than the loop's: each of these is one read of a number, or an atomic copy.

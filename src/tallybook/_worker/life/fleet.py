@@ -21,7 +21,7 @@ from tallybook._db.aside import aside
 from tallybook._db.link import Link
 from tallybook._db.nodes import Node, asked, nodes, numbered
 from tallybook._db.policy import first_line
-from tallybook._maintenance.service import happens
+from tallybook._maintenance.service import ends_or, happens
 from tallybook._model.at_node import At, at_node
 from tallybook._model.rate import ConcurrencyRule, RateRule
 from tallybook._worker.claim.shares import Shares
@@ -115,7 +115,7 @@ class Fleet:
         self.settings = settings
         self.each = replace(settings, metrics_port=None, metrics_host=LOOPBACK)
         self.shares = Shares(settings.queues)
-        self.common = Common(app, slots=settings.slots, children=settings.most_children, worker_name=settings.name)
+        self.common = Common(app, settings)
         self.lives: dict[str, Life] = {}
         self.stopping = asyncio.Event()
         self.telemetry = FleetTelemetry(settings, dsn, self.shown) if settings.metrics_port is not None else None
@@ -204,11 +204,9 @@ class Fleet:
         verbs.loop = asyncio.get_running_loop()
         context = self.app._contexts(self.common.state, verbs)()
         opening = asyncio.create_task(self.common.open(context), name="tallybook-start")
-        stopping = asyncio.create_task(self.stopping.wait())
         try:
-            await asyncio.wait((opening, stopping), return_when=asyncio.FIRST_COMPLETED)
+            await ends_or(opening, self.stopping)
         finally:
-            stopping.cancel()
             opening.cancel()  # unless it is done
         with contextlib.suppress(asyncio.CancelledError):
             await opening
@@ -240,14 +238,12 @@ class Fleet:
         """Stop for good if every node has refused its worker and none ever served: waiting does not help then."""
         if self.lives and all(life.error is not None and not life.served for life in self.lives.values()):
             self._fatal = next(life.error for life in self.lives.values())
-            self.stopping.set()
-            self._stop_lives()
+            self._stop_once()
 
     def wear_out(self) -> None:
         """Stop, to be started again: too many abandoned handlers are left."""
         self._worn_out = True
-        if not self.stopping.is_set():
-            self.stop()
+        self._stop_once()
 
     def stop(self) -> None:
         """Claim nothing more and finish the running jobs, on all nodes; on a second call, abort them."""
@@ -258,10 +254,9 @@ class Fleet:
             if again or not life.stopping.is_set():
                 life.stop()
 
-    def _stop_lives(self) -> None:
-        for life in self.lives.values():
-            if not life.stopping.is_set():
-                life.stop()
+    def _stop_once(self) -> None:
+        if not self.stopping.is_set():
+            self.stop()
 
     async def _end(self) -> None:
         tasks = [life.task for life in self.lives.values()]
@@ -304,15 +299,9 @@ async def drain_nodes(
         elif (jobs := most - total.processed) > 0 and (seconds := until - time.monotonic()) > 0:
             token = at_node.set(At(name, answer.node.dsn))
             try:
-                total += await drain(
-                    app,
-                    answer.node.dsn,
-                    settings,
-                    None if max_jobs is None else int(jobs),
-                    None if max_seconds is None else seconds,
-                    raise_on_failure=raise_on_failure,
-                    part=parts[name],
-                )
+                left = (None if max_jobs is None else int(jobs), None if max_seconds is None else seconds)
+                at = app, answer.node.dsn, settings
+                total += await drain(*at, *left, raise_on_failure=raise_on_failure, part=parts[name])
             finally:
                 at_node.reset(token)
     return total

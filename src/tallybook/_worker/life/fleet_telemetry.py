@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
-from tallybook._model.exposition import Sample, Shown, at_node, of_the_database, text
+from tallybook._model.exposition import Shown, at_node, of_the_database, text
 from tallybook._worker.life.exposition import ShownWorker, of_the_node, of_the_process
 from tallybook._worker.life.telemetry import Database, Telemetry
 from tallybook._worker.settings import WorkerSettings
@@ -39,7 +39,7 @@ class FleetTelemetry(Telemetry):
                 self._databases[name] = (dsn, Database(dsn, self._settings.name), Shown())
         asked = [self._databases[name] for name in nodes]
         numbers = await asyncio.gather(*(database.numbers() for _, database, _ in asked))
-        found: dict[str, list[Sample]] = {**self._of_itself()}
+        found = self._of_itself()
         for (name, (_, worker)), (_, _, shown), answer in zip(nodes.items(), asked, numbers, strict=True):
             of_one = of_the_database(answer, shown) | {
                 "tallybook_worker_ready": [((), float(not _why_not(worker)))],

@@ -238,11 +238,8 @@ class Heartbeat(threading.Thread):
         A worker is given up for dead when it was stopped, or cut off, for longer than the lease.
         """
         old = self._beats_as
-        log.warning(
-            "worker %s was given up for dead, and others have taken its jobs; starting again: %s",
-            old,
-            error.diag.message_primary,
-        )
+        message = "worker %s was given up for dead, and others have taken its jobs; starting again: %s"
+        log.warning(message, old, error.diag.message_primary)
         try:
             assert self._conn is not None
             with ThreadSocketTimeout(self._conn, 2 * _MOST_ANSWER):

@@ -35,12 +35,12 @@ class Maintenance:
         home: bool,
     ) -> None:
         wake = claimer.wake
-        self.promoter = Promoter(link, on_promoted=wake)
-        self.rescuer = Rescuer(link, lease=settings.lease, every=settings.rescue_look, on_rescued=wake)
+        self.promoter = Promoter(link, wake)
+        self.rescuer = Rescuer(link, wake, lease=settings.lease, every=settings.rescue_look)
         self.rebaser = rebaser
-        self.parents = Parents(link, self.promoter.told, on_released=wake)
-        self.permits = Permits(link, self.promoter.told, on_released=wake)
-        self.fairness = FairRelease(link, self.promoter.told, slots=settings.slots, on_released=wake)
+        self.parents = Parents(link, self.promoter.told, wake)
+        self.permits = Permits(link, self.promoter.told, wake)
+        self.fairness = FairRelease(link, self.promoter.told, wake, slots=settings.slots)
         self.clock = Clock(
             link,
             Link(link.dsn, settings.name),
@@ -57,16 +57,8 @@ class Maintenance:
             self.promoter, self.rescuer, rebaser, self.parents, self.permits, self.fairness, Folder(link), Pruner(link),
             watch,
         ]  # fmt: skip
-        self.loop = MaintenanceLoop(
-            link,
-            services,
-            self.promoter,
-            self.rescuer,
-            watch,
-            worker_id=worker_id,
-            idle_queues=claimer.idle_queues,
-            on_looked=claimer.looked,
-        )
+        parts = link, services, self.promoter, self.rescuer, watch
+        self.loop = MaintenanceLoop(*parts, worker_id, claimer.idle_queues, claimer.looked)
 
     def heard(self, word: str) -> None:
         """Run the service that this notification of the listening session names."""

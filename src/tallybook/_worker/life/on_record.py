@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from tallybook._db import migrate, rates
-from tallybook._db.driver import AsyncConnection, Connection, Error, connect
+from tallybook._db.driver import Connection, Error, connect
 from tallybook._db.link import CONNECT, Link, dsn_for_people
 from tallybook._db.pooler import UNGUARDED, is_behind_pooler, shares_sessions
 from tallybook._db.schema import UNDEFINED, refusal
@@ -40,11 +40,6 @@ def limits(app: ServedApp, part: Part) -> str:
         (rule.part(part.at, part.of) for rule in app._concurrency_rules.values()),
         app._breaker_rules.values(),
     )
-
-
-async def register(app: str, declared: str, conn: AsyncConnection) -> None:
-    """Store limits, for a worker that runs already."""
-    await conn.execute(rates.REGISTER.worker, (app, declared))
 
 
 def checked(app: ServedApp, dsn: str, queues: Iterable[str], part: Part, *, lives: bool) -> int:
@@ -116,8 +111,6 @@ def _check_arguments(task: ServedTask, key: str) -> None:
             raise ConfigError(f"limits of task {task.name!r}", key, f"it has no argument {wanted!r}", hint=hint)
 
 
-log = logging.getLogger("tallybook.worker")
-
 # An equal name does not mean the same database: another server may have one with that name.
 _WHERE = "select s.system_identifier, current_database()::text from pg_control_system() s"
 
@@ -129,12 +122,17 @@ async def holds_session(link: Link, settings: WorkerSettings) -> bool:
     one.
     """
     if link.pooled:
-        await link.run(_say_unguarded)
+        for name, value, wanted in await link.rows(UNGUARDED):
+            log.warning(
+                "%s is %r for this role or database, and a worker behind a pooler cannot override it; "
+                "recommended: alter role ... set %s = %r",
+                name, value, name, wanted,
+            )  # fmt: skip
     if not settings.notify:
         return False
     if settings.direct_dsn:
         direct: str = settings.direct_dsn
-        here = await link.run(_where)
+        (here,) = await link.rows(_WHERE)
         session = await link.until(lambda: _is_direct(direct, here))
         if session:
             return True
@@ -150,10 +148,6 @@ async def holds_session(link: Link, settings: WorkerSettings) -> bool:
     return False
 
 
-async def _where(conn: AsyncConnection) -> Any:
-    return await (await conn.execute(_WHERE)).fetchone()
-
-
 def _is_direct(dsn: str, here: Any) -> bool:
     with connect(dsn, **CONNECT) as conn:
         if conn.execute(_WHERE).fetchone() != here:
@@ -161,12 +155,3 @@ def _is_direct(dsn: str, here: Any) -> bool:
         if not is_behind_pooler(conn):
             return True
     return not shares_sessions(dsn, connect_timeout=10)  # a pooler in session mode is as good
-
-
-async def _say_unguarded(conn: AsyncConnection) -> None:
-    for name, value, wanted in await (await conn.execute(UNGUARDED)).fetchall():
-        log.warning(
-            "%s is %r for this role or database, and a worker behind a pooler cannot override it; "
-            "recommended: alter role ... set %s = %r",
-            name, value, name, wanted,
-        )  # fmt: skip

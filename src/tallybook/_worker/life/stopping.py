@@ -38,17 +38,15 @@ class WorkerReport:
     """The same for each node, from a worker of several nodes."""
 
 
+@dataclass(eq=False)
 class Stopping:
-    def __init__(
-        self, settings: WorkerSettings, book: Book, admission: Admission, runner: Runner, finisher: Finisher
-    ) -> None:
-        self._settings = settings
-        self._book = book
-        self._admission = admission
-        self._runner = runner
-        self._finisher = finisher
-        self.aborted = asyncio.Event()
-        """Set by a second stop: running jobs are aborted now."""
+    _settings: WorkerSettings
+    _book: Book
+    _admission: Admission
+    _runner: Runner
+    _finisher: Finisher
+    aborted: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set by a second stop: running jobs are aborted now."""
 
     async def finish(self, *, worn_out: bool = False) -> WorkerReport:
         """Give back unstarted jobs, let handlers end, abort them after `stop_timeout`; return the worker's report."""

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 
-from tallybook._maintenance.service import happens
+from tallybook._maintenance.service import ends_or, happens
 from tallybook._worker.run.children import how
 
 log = logging.getLogger("tallybook.supervisor")
@@ -132,10 +132,8 @@ class _Supervisor:
     def stop(self) -> None:
         """Stop the children at the first signal and abort them at the second; the children count the signals."""
         if not self.stopping.is_set():
-            log.info(
-                "stopping %s worker processes (a second signal aborts their jobs)",
-                sum(child.running for child in self.children),
-            )
+            running = sum(child.running for child in self.children)
+            log.info("stopping %s worker processes (a second signal aborts their jobs)", running)
             self.stopping.set()
         for child in self.children:
             child.send(signal.SIGTERM)
@@ -169,9 +167,7 @@ class _Supervisor:
     async def _ended(self, child: Child) -> int:
         """Wait for its end and return its exit code; kill it if a stop takes longer than the patience."""
         ending = asyncio.ensure_future(child.ended())
-        stopping = asyncio.ensure_future(self.stopping.wait())
-        await asyncio.wait((ending, stopping), return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
+        await ends_or(ending, self.stopping)
         if not ending.done() and not (await asyncio.wait((ending,), timeout=self.patience))[0]:
             log.error("worker process %s does not end; killing it", child.pid)
             child.send(signal.SIGKILL)

@@ -22,8 +22,10 @@ from tallybook._db.driver import Error
 from tallybook._db.link import Link
 from tallybook._db.numbers import ANSWER, Asked, ask
 from tallybook._db.socket_timeout import SocketTimeout
-from tallybook._model.exposition import CONTENT_TYPE, Numbers, Sample, Shown
-from tallybook._worker.life.exposition import ShownWorker, exposition, of_itself
+from tallybook._model.exposition import CONTENT_TYPE, Numbers, Sample, Shown, of_the_database
+from tallybook._model.exposition import text as exposition
+from tallybook._worker.life.exposition import ShownWorker, of_the_node, of_the_process
+from tallybook._worker.life.heartbeat import version
 from tallybook._worker.settings import WorkerSettings
 from tallybook.errors import ConfigError
 
@@ -84,7 +86,7 @@ class Database:
 
 
 class Telemetry(threading.Thread):
-    """Listens from `listen` to `close`. `worker` is None while the process still waits for the server."""
+    """Listens while it is entered. `worker` is None while the process still waits for the server."""
 
     def __init__(self, settings: WorkerSettings, dsn: str, worker: ShownWorker | None = None) -> None:
         super().__init__(name="tallybook-telemetry", daemon=True)
@@ -97,7 +99,7 @@ class Telemetry(threading.Thread):
         self._connections = 0
         self.port = 0
 
-    def listen(self) -> None:
+    async def __aenter__(self) -> None:
         """Bind the port, in the worker's own loop; raises ConfigError if that fails."""
         host, port = self._settings.metrics_host, self._settings.metrics_port
         assert port is not None
@@ -113,17 +115,11 @@ class Telemetry(threading.Thread):
         log.info("metrics and probes on http://%s:%s", f"[{host}]" if ":" in host else host, self.port)
         self.start()
 
-    async def __aenter__(self) -> None:
-        self.listen()
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
     def run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._own) as runner:
             runner.run(self._serve())
 
-    async def close(self) -> None:
+    async def __aexit__(self, *_: object) -> None:
         with suppress(RuntimeError):  # its loop has ended already
             self._own.call_soon_threadsafe(self._closing.set)
         await aside(self.join, ANSWER)
@@ -217,18 +213,18 @@ class Telemetry(threading.Thread):
         raise _Refused(404, "not found; this port serves /metrics, /healthz and /readyz")
 
     async def _metrics(self) -> str:
-        numbers = await self._database.numbers()
-        return exposition(
-            name=self._settings.name,
-            worker=self._worker,
-            ready=not self.why_not_ready(),
-            lag=self.lag,
-            numbers=numbers,
-            shown=self._shown,
-        )
+        found = of_the_database(await self._database.numbers(), self._shown) | self._of_itself()
+        found["tallybook_worker_ready"] = [((), float(not self.why_not_ready()))]
+        if self._worker:
+            found |= of_the_process(self._worker) | of_the_node(self._worker)
+        return exposition(found)
 
     def _of_itself(self) -> dict[str, list[Sample]]:
-        return of_itself(self._settings.name, self.lag)
+        """Return the metrics of a process that has no worker yet."""
+        return {
+            "tallybook_worker_info": [((self._settings.name, version() or ""), 1.0)],
+            "tallybook_worker_loop_lag_seconds": [((), self.lag)],
+        }
 
 
 def _parsed(head: bytes) -> tuple[str, str]:

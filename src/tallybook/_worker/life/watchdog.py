@@ -79,14 +79,11 @@ class Watchdog(threading.Thread):
             name, stack = _job_of(frame), "".join(_lines(frame))
         finally:
             del frame  # else the handler's locals live as long as this frame
-        log.warning(
+        message = (
             "%s has blocked the event loop for %.1f s, and nothing else runs meanwhile. Use await, or make it a plain"
-            " function or a process\n%s",
-            name,
-            seconds,
-            stack,
-            extra={"event": "blocked"},
+            " function or a process\n%s"
         )
+        log.warning(message, name, seconds, stack, extra={"event": "blocked"})
 
     def stop(self) -> None:
         self._ended.set()

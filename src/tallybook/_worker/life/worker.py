@@ -8,9 +8,11 @@ import logging
 from functools import partial
 from typing import Any
 
+from tallybook._db import rates
 from tallybook._db.aside import aside
 from tallybook._db.link import Link, dsn_for_people
 from tallybook._maintenance import rebase
+from tallybook._maintenance.service import ends_or
 from tallybook._model.at_node import at_node
 from tallybook._worker.claim.claimer import Claimer
 from tallybook._worker.claim.sleeper import CANCEL, Sleeper
@@ -62,28 +64,13 @@ class Worker:
         finishes, handlers = Link(dsn, settings.name), Link(dsn, settings.name)
         self.finisher = Finisher(finishes, self.book)
         self.atomic = Atomic(app, dsn, settings.name)
-        self.runner = Runner(
-            app,
-            self.book,
-            self.finisher,
-            Verbs(handlers, settings.direct_dsn or dsn),
-            common=place.common if place else None,
-            slots=settings.slots,
-            children=settings.most_children,
-            worker_name=settings.name,
-            grace=settings.abort_timeout,
-            slot_pause=settings.slot_pause,
-            atomic=self.atomic,
-            keeps_error=keeps_error,
-        )
         self._session_dsn = settings.direct_dsn or dsn
-        self.sleeper = (
-            Sleeper(self._session_dsn, settings.name, list(settings.queues), on_word=self._on_word)
-            if settings.notify
-            else None
-        )
+        runs = app, self.book, self.finisher, Verbs(handlers, self._session_dsn), self.atomic, settings
+        self.runner = Runner(*runs, common=place.common if place else None, keeps_error=keeps_error)
+        listens = self._session_dsn, settings.name, list(settings.queues)
+        self.sleeper = Sleeper(*listens, on_word=self._on_word) if settings.notify else None
         self.maintenance_link = Link(dsn, settings.name, on_connect=rebase.on_connect)
-        rebaser = rebase.Rebaser(self.maintenance_link, on_rebased=self._wake)
+        rebaser = rebase.Rebaser(self.maintenance_link, self._wake)
         parts = self.book, self.runner, self.finisher, self.sleeper
         self.claimer = Claimer(dsn, settings, *parts, worker_id=self._id, on_foreign=rebaser.foreign_cursor)
         looks = self.maintenance_link, settings, self.claimer, rebaser, self.book.on
@@ -130,7 +117,7 @@ class Worker:
             moved, self.part = part.home != self.part.home, part
             if not self._id():  # still starting: it registers this part there, or an older one
                 await self.maintenance_link.first()
-            await self.maintenance_link.run(partial(on_record.register, self._app.name, declared))
+            await self.maintenance_link.rows(rates.REGISTER.worker, self._app.name, declared)
             if moved:
                 self.maintenance.clock.declare(self._app._declared_schedules if part.home else list)
 
@@ -173,8 +160,7 @@ class Worker:
         self._expected = await self.maintenance_link.until(check)
         session = await on_record.holds_session(self.maintenance_link, self.settings)
         if not session:
-            self.sleeper = None
-            self.claimer.only_poll()
+            self.sleeper = self.claimer.sleeper = None
         await self.claimer.link.first()
         await self.runner.handlers.open()
         if self.runner.tracing is not None:
@@ -276,13 +262,11 @@ class Worker:
 
     async def _claim(self) -> None:
         claiming = asyncio.create_task(self.claimer.run(), name="tallybook-claimer")
-        stopping = asyncio.create_task(self.claimer.stopping.wait())
         try:
-            await asyncio.wait((claiming, stopping), return_when=asyncio.FIRST_COMPLETED)
+            await ends_or(claiming, self.claimer.stopping)
             # A server that does not answer does not delay a stop; the jobs of that claim are rescued.
             await asyncio.wait((claiming,), timeout=self.settings.abort_timeout.total_seconds())
         finally:
-            stopping.cancel()
             claiming.cancel()
             self.book.rests()
         with contextlib.suppress(asyncio.CancelledError):

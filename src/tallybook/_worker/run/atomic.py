@@ -29,6 +29,7 @@ from tallybook._db.both import done
 from tallybook._db.declared import Call
 from tallybook._db.kinds import chain
 from tallybook._db.link import backoff, dsn_for_people
+from tallybook._db.policy import first_line
 from tallybook._db.transactions import Begun, Library, conflicts, gone, interrupted
 from tallybook._model.failure import safe_text
 from tallybook._model.outcome import Cancel, Dead, Outcome, Snooze
@@ -79,7 +80,7 @@ class Atomic:
         async def run(*positional: Any, **named: Any) -> Ended:
             return await self._again(job, known, positional, named)
 
-        return run if _is_async(known) else lambda *positional, **named: done(run(*positional, **named))
+        return run if known.is_async else lambda *positional, **named: done(run(*positional, **named))
 
     async def close(self) -> None:
         """Close idle connections; one in use is closed when its job has ended."""
@@ -105,12 +106,12 @@ class Atomic:
     async def _run(self, library: Library, job: Running, known: ServedTask, positional: Any, named: Any) -> Ended:
         begun = await self._begin(library, known)
         interrupt = _Interrupt(begun.driver)
-        if not _is_async(known):
+        if not known.is_async:
             job.interrupt = interrupt
         well = False
         try:
             value = known.fn(begun.given, *positional, **named)
-            if _is_async(known):
+            if known.is_async:
                 value = await (value if job.guard is None else Leavable(value, job))
             elif inspect.iscoroutine(value):
                 value.close()
@@ -119,7 +120,7 @@ class Atomic:
             verb, call, wake_in = _end(job, known, value)
             await library.flush(begun)
             job.in_doubt = True
-            said = await aio.run(begun.given, call) if _is_async(known) else sync.run(begun.given, call)
+            said = await aio.run(begun.given, call) if known.is_async else sync.run(begun.given, call)
             _check(said, job, known)
             await library.commit(begun)
             job.in_doubt, well = False, True
@@ -143,22 +144,19 @@ class Atomic:
                 if not gone(error):
                     raise
                 failures += 1
-                self._not_reached(failures, error)
                 lost = error
+            if failures in (2, 10):  # the first is silent: a restarted server answers the second try
+                message = "no transaction for atomic tasks: cannot reach %s: %s"
+                log.warning(message, dsn_for_people(self._dsn), first_line(chain(lost)[-1]))
             if await self._wait(known, backoff(failures)):
                 raise QueueUnavailable(dsn_for_people(self._dsn), "the worker stops") from lost
 
     async def _wait(self, known: ServedTask, seconds: float) -> bool:
         """Wait; return whether the worker stops meanwhile, which cancels an async handler."""
-        if not _is_async(known):
+        if not known.is_async:
             return self._closing.wait(seconds)
         await asyncio.sleep(seconds)
         return False
-
-    def _not_reached(self, failures: int, error: Exception) -> None:
-        if failures in (2, 10):  # the first is silent: a restarted server answers the second try
-            said = (str(chain(error)[-1]).strip() or type(error).__name__).splitlines()[0]
-            log.warning("no transaction for atomic tasks: cannot reach %s: %s", dsn_for_people(self._dsn), said)
 
     def _may_run_again(self, job: Running, known: ServedTask, error: Exception) -> bool:
         if not conflicts(error) or job.cancel_reason is not None or self._closing.is_set():
@@ -209,13 +207,9 @@ class _Interrupt:
             return not self.used
 
 
-def _is_async(known: ServedTask) -> bool:
-    return known.transaction.startswith("async")
-
-
 async def _rolled_back(library: Library, begun: Begun, known: ServedTask) -> bool:
     with suppress(Exception):
-        async with asyncio.timeout(_ROLLBACK_S) if _is_async(known) else nullcontext():
+        async with asyncio.timeout(_ROLLBACK_S) if known.is_async else nullcontext():
             await library.rollback(begun)
             return True
     return False
@@ -244,11 +238,12 @@ def _end(job: Running, known: ServedTask, value: Any) -> tuple[str, Call[str], t
     match value:
         case Snooze():
             delay = put_off(value)
-            return "snooze", ends.atomic_snooze(attempt, delay.total_seconds()), delay
+            return "snooze", ends.atomic(ends.SNOOZE, attempt, delay=_seconds(delay)), delay
         case Cancel():
-            return "cancel", ends.atomic_cancelled(attempt, safe_text(value.reason, LONGEST_REASON) or None), None
+            reason = safe_text(value.reason, LONGEST_REASON) or None
+            return "cancel", ends.atomic(ends.CANCEL_RUNNING, attempt, reason=reason), None
         case Dead():
-            return "fail", ends.atomic_dead(attempt, json.dumps(given_up(value, job.worker_name))), None
+            return "fail", _fail(attempt, given_up(value, job.worker_name), None, None, final=True), None
         case SubjectOutcome():
             return _end_of_subject(job, known, value)
         case _:
@@ -261,12 +256,23 @@ def _end_of_subject(
     attempt = (job.lease.lease, job.job_id, job.attempt)
     if isinstance(outcome, Reject):
         then = after_rejection(job, known, outcome)
-        error = json.dumps(rejection(job, known, outcome))
-        return "fail", ends.atomic_fail(attempt, error, then.delay, known.max_attempts, final=then.final), then.delay
+        error = rejection(job, known, outcome)
+        return "fail", _fail(attempt, error, then.delay, known.max_attempts, final=then.final), then.delay
     end = end_of(job, known, outcome)
     if end is None or isinstance(end, Dead):
         return _end(job, known, end)
     return end.verb, end.atomic(attempt), end.wake_in
+
+
+def _fail(
+    attempt: ends.Attempt, error: dict[str, Any], delay: timedelta | None, limit: int | None, *, final: bool
+) -> Call[str]:
+    values = {"retry_in": None if delay is None else _seconds(delay), "max_attempts": limit, "final": final}
+    return ends.atomic(ends.FAIL, attempt, error=json.dumps(error), **values)
+
+
+def _seconds(delay: timedelta) -> str:
+    return f"{delay.total_seconds():.6f} s"
 
 
 def _check(said: str, job: Running, known: ServedTask) -> None:

@@ -28,14 +28,6 @@ def is_newer(options: dict[str, Any], known: ServedTask) -> bool:
     return type(version) is int and known.contract.version < version <= LAST_VERSION
 
 
-def _upgraded(job: Running, known: ServedTask) -> Any:
-    """Return the job's args in the task's current version. Raises PayloadError if they cannot be upgraded."""
-    version = job.options.get("version", 1) if job.options else 1
-    if version == known.contract.version and type(version) is int:
-        return job.args
-    return known.contract.upgraded(known.name, job.args, version)
-
-
 def _surrounded(
     fn: Callable[..., Any], hooks: Sequence[Callable[[Any], Iterator[Any]]], ctx: Context
 ) -> Callable[..., Any]:
@@ -83,7 +75,9 @@ class Handlers:
         except (ValueError, RecursionError) as error:
             raise PayloadError("$", f"it cannot be read: {error}", task=known.name, verb="read") from error
         if job.options or known.contract.version != 1:
-            job.args = _upgraded(job, known)
+            version = job.options.get("version", 1) if job.options else 1
+            if version != known.contract.version or type(version) is not int:
+                job.args = known.contract.upgraded(known.name, job.args, version)
         positional, named = known.args.load(job.args)
         context = contextvars.copy_context()
         context.run(current_job.set, job)

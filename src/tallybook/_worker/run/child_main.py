@@ -175,12 +175,7 @@ class _Child:
         return self._found[module, name]
 
     def _run(self, found: _Found, message: dict[str, Any]) -> dict[str, Any]:
-        row = [message[word] for word in ("job_id", "attempt", "task", "args", "headers", "failures", "crashes")]
-        running = Running(
-            (*row, message["max_attempts"], None, None, message["options"]),
-            Lease("", 0, message["queue"]),
-            message["worker"],
-        )
+        running = Running(tuple(message["row"]), Lease("", 0, message["queue"]), message["worker"])
         running.guard = Guard(running)
         if message["timeout"] is not None:
             running.guard.deadline = datetime.now(UTC) + timedelta(seconds=message["timeout"])

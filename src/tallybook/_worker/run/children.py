@@ -28,7 +28,7 @@ from tallybook._model.at_node import at_node
 from tallybook._model.failure import safe_text
 from tallybook._worker import logs
 from tallybook._worker.deadline import deadline_passed
-from tallybook._worker.jobs import Running
+from tallybook._worker.jobs import Running, spawn
 from tallybook._worker.run import frames
 from tallybook._worker.run.frames import from_frame
 from tallybook._worker.run.retrying import Next
@@ -165,26 +165,20 @@ class Child:
         self._exit = asyncio.ensure_future(self._process.wait())
         self._reader, self._writer = await asyncio.open_connection(sock=ours)
         name, path = _main_module() if with_main else (None, None)
-        self._send({"argv": sys.argv, "main_name": name, "main_path": path, "worker": worker_name, **logs.current()})
+        self.send({"argv": sys.argv, "main_name": name, "main_path": path, "worker": worker_name, **logs.current()})
 
     @property
     def usable(self) -> bool:
         return not self.killed and self._exit is not None and not self._exit.done()
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def send(self, message: dict[str, Any]) -> None:
         assert self._writer is not None
         with suppress(ConnectionError, RuntimeError):  # its death is detected elsewhere
             self._writer.write(frames.pack(message))
 
-    def run(self, message: dict[str, Any]) -> None:
-        self._send({"kind": "run", **message})
-
     def tell_cancel(self) -> None:
         """Ask the handler to stop: sets ctx.cancelled."""
-        self._send({"kind": "cancel"})
-
-    def answer(self, message: dict[str, Any]) -> None:
-        self._send({"kind": "answer", **message})
+        self.send({"kind": "cancel"})
 
     def kill(self) -> None:
         """Kill it, and every process that it has started, now."""
@@ -255,7 +249,7 @@ class Children:
         try:
             if guard.left or job.cancel_reason is not None:
                 raise asyncio.CancelledError
-            child.run(_message(job, task, carried))
+            child.send(_message(job, task, carried))
             async with asyncio.timeout(_START_LIMIT):
                 answer = await child.next()
                 while answer["kind"] == "ask":
@@ -264,9 +258,7 @@ class Children:
             if answer["kind"] == "started":  # the import does not count as the job's time
                 guard.start()
                 while (answer := await child.next())["kind"] not in ("ended", "failed"):
-                    answering = asyncio.ensure_future(self._answer(job, child, verbs, answer))
-                    self._answers.add(answering)
-                    answering.add_done_callback(self._answers.discard)
+                    spawn(self._answers, self._answer(job, child, verbs, answer))
         except ProcessDied:
             if child.killed:  # by us: raise the reason
                 if guard.timed_out and guard.timeout is not None and job.cancel_reason is None:
@@ -291,9 +283,10 @@ class Children:
                 raise LeaseLost(*question["job"])
             value = await verb(verbs, job, *values)
         except Exception as error:
-            child.answer({"id": question["id"], "error": type(error).__name__, "message": safe_text(error)})
+            answer = {"error": type(error).__name__, "message": safe_text(error)}
         else:
-            child.answer({"id": question["id"], "value": value})
+            answer = {"value": value}
+        child.send({"kind": "answer", "id": question["id"], **answer})
 
     def _back(self, child: Child, answer: dict[str, Any] | None) -> None:
         """Keep a child for the next job, if it is as good as new."""
@@ -335,9 +328,7 @@ class Children:
 
     def _discard(self, child: Child) -> None:
         self._all.discard(child)
-        ending = asyncio.ensure_future(child.close())
-        self._ending.add(ending)
-        ending.add_done_callback(self._ending.discard)
+        spawn(self._ending, child.close())
 
     async def close(self) -> None:
         for child in list(self._all):
@@ -352,19 +343,18 @@ class Children:
 def _message(job: Running, task: ServedTask, carried: dict[str, str] | None) -> dict[str, Any]:
     timeout, at = task.execution.timeout, at_node.get()
     credentials = at is not None and "TALLYBOOK_DSN" in task.execution.env
+    row = (
+        job.job_id, job.attempt, task.name, job.args, job.headers, job.failures, job.crashes, job.max_attempts, None, None,
+        json.dumps(job.options) if job.options else None,
+    )  # fmt: skip
     return {
+        "kind": "run",
         "node": at and [at.name, at.dsn if credentials else ""],
         "module": task.fn.__module__,
         "name": task.fn.__qualname__,
         "task": task.name,
-        "job_id": job.job_id,
         "attempt": job.attempt,
-        "args": job.args,
-        "headers": job.headers,
-        "failures": job.failures,
-        "crashes": job.crashes,
-        "max_attempts": job.max_attempts,
-        "options": json.dumps(job.options) if job.options else None,
+        "row": row,
         "queue": job.queue,
         "worker": job.worker_name,
         "memory": task.execution.memory,

@@ -9,15 +9,16 @@ from tallybook._worker.run.children import Children
 from tallybook._worker.run.context import Context
 from tallybook._worker.run.served import ServedApp
 from tallybook._worker.run.threads import DaemonThreads
+from tallybook._worker.settings import WorkerSettings
 
 
 class Common:
     """The threads (one per slot), the child processes, and the state that the app's lifespans opened."""
 
-    def __init__(self, app: ServedApp, *, slots: int, children: int, worker_name: str) -> None:
+    def __init__(self, app: ServedApp, settings: WorkerSettings) -> None:
         self._app = app
-        self.threads = DaemonThreads(slots, "tallybook-job")
-        self.children = Children(worker_name, children)
+        self.threads = DaemonThreads(settings.slots, "tallybook-job")
+        self.children = Children(settings.name, settings.most_children)
         self.state = SimpleNamespace()
         self._lifespan = AsyncExitStack()
 

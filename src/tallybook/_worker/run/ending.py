@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +15,7 @@ from tallybook._worker.finish.finisher import Finisher
 from tallybook._worker.jobs import Running
 from tallybook._worker.run.atomic import Ended
 from tallybook._worker.run.children import ChildResult, FailedInChild, ProcessDied
-from tallybook._worker.run.retrying import LONGEST_REASON, after_failure, after_rejection, given_up, put_off
+from tallybook._worker.run.retrying import LONGEST_REASON, Next, after_failure, after_rejection, given_up, put_off
 from tallybook._worker.run.served_task import ServedTask
 from tallybook._worker.run.subjects import end_of, rejection
 from tallybook._worker.run.verbs import Postponed
@@ -23,15 +24,15 @@ from tallybook.errors import TallybookError, TransactionError
 log = logging.getLogger("tallybook.worker")
 
 
+@dataclass(eq=False)
 class Ends:
-    def __init__(self, finisher: Finisher, worker_name: str, *, keeps_error: bool) -> None:
-        self._finisher = finisher
-        self._worker_name = worker_name
-        self.keeps_error = keeps_error
-        """Whether to keep the first exception of a handler, for a drain; it keeps everything that its frames hold."""
-        self.first_error: BaseException | None = None
-        self.aborting = False
-        """A stop cancels handlers: their jobs are given back without a failure."""
+    _finisher: Finisher
+    _worker_name: str
+    keeps_error: bool
+    """Whether to keep the first exception of a handler, for a drain; it keeps everything that its frames hold."""
+    first_error: BaseException | None = None
+    aborting: bool = False
+    """A stop cancels handlers: their jobs are given back without a failure."""
 
     def returned(self, job: Running, known: ServedTask, value: Any) -> None:
         """End the attempt of a handler that returned, or raised an Outcome."""
@@ -48,9 +49,7 @@ class Ends:
 
     def broken(self, job: Running, known: ServedTask, error: BaseException) -> None:
         """Fail an attempt whose end could not be stored as it was: every attempt gets an end."""
-        job.raised = error
-        described = describe(error, attempt=job.attempt, worker=self._worker_name)
-        self._finisher.fail(job, described, delay=None, limit=known.max_attempts, final=False)
+        self._failed(job, known, error, Next())
 
     def not_started(self, job: Running, known: ServedTask | None, error: dict[str, Any]) -> None:
         """Fail an attempt that has not started; its task's own limit of attempts applies."""
@@ -66,23 +65,22 @@ class Ends:
             hint="Commit it before the handler returns",
         )
         error.no_retry = False  # nothing was committed
+        self._failed(job, known, error, after_failure(job, known, error))
+
+    def _failed(self, job: Running, known: ServedTask, error: BaseException, then: Next) -> None:
         job.raised = error
         described = describe(error, attempt=job.attempt, worker=self._worker_name)
-        then = after_failure(job, known, error)
         self._finisher.fail(job, described, delay=then.delay, limit=known.max_attempts, final=then.final)
 
     def _completed(self, job: Running, known: ServedTask, value: Any) -> None:
         if isinstance(value, ChildResult):
-            value = value.text if known.store_result else None
-            if value is not None:
-                self._finisher.complete_with(job, value)
-                return
-        if value is None:
-            self._finisher.complete(job)
-        elif (result := known.result_text(value)) is not None:
-            self._finisher.complete_with(job, result)
+            result = value.text if known.store_result else None
         else:
+            result = None if value is None else known.result_text(value)
+        if result is None:
             self._finisher.complete(job)
+        else:
+            self._finisher.complete_with(job, result)
 
     def _outcome(self, job: Running, known: ServedTask, outcome: Outcome) -> None:
         match outcome:

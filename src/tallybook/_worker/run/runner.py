@@ -19,7 +19,7 @@ from typing import Any
 from tallybook._model.outcome import Outcome
 from tallybook._worker.deadline import Guard, deadline_passed
 from tallybook._worker.finish.finisher import Finisher
-from tallybook._worker.jobs import Book, Running
+from tallybook._worker.jobs import Book, Running, spawn
 from tallybook._worker.run.atomic import Atomic
 from tallybook._worker.run.calling import Handlers, is_newer
 from tallybook._worker.run.common import Common
@@ -28,6 +28,7 @@ from tallybook._worker.run.served import ServedApp
 from tallybook._worker.run.served_task import ServedTask
 from tallybook._worker.run.threads import DaemonThreads
 from tallybook._worker.run.verbs import Verbs
+from tallybook._worker.settings import WorkerSettings
 
 log = logging.getLogger("tallybook.worker")
 
@@ -48,29 +49,25 @@ class Runner:
         book: Book,
         finisher: Finisher,
         verbs: Verbs,
-        *,
-        common: Common | None = None,
-        slots: int,
-        children: int,
-        worker_name: str,
         atomic: Atomic,
-        grace: timedelta = timedelta(seconds=5),
-        slot_pause: timedelta = timedelta(0),
-        keeps_error: bool = False,
+        settings: WorkerSettings,
+        *,
+        common: Common | None,
+        keeps_error: bool,
     ) -> None:
         self._app = app
         self._book = book
         self._finisher = finisher
         self._ready: deque[tuple[Running, ServedTask]] = deque()
         self._relays: set[asyncio.Task[None]] = set()
-        self._grace = grace.total_seconds()
-        self._slot_pause = slot_pause.total_seconds()
-        self._freed = self._rest if slot_pause else book.freed
-        shared = common or Common(app, slots=slots, children=children, worker_name=worker_name)
+        self._grace = settings.abort_timeout.total_seconds()
+        self._slot_pause = settings.slot_pause.total_seconds()
+        self._freed = self._rest if self._slot_pause else book.freed
+        shared = common or Common(app, settings)
         self.handlers = Handlers(app, verbs, atomic, shared, owns=common is None)
         self._call, self._threads = self.handlers.call, shared.threads
         self._interrupts = DaemonThreads(4, "tallybook-interrupt")
-        self.ends = Ends(finisher, worker_name, keeps_error=keeps_error)
+        self.ends = Ends(finisher, settings.name, keeps_error)
         self._left: set[asyncio.Task[None]] = set()
         self._unclosed = 0
         self._unknown: dict[str, float] = {}
@@ -193,9 +190,7 @@ class Runner:
 
     def _spawn(self) -> None:
         if self._ready:
-            relay = asyncio.get_running_loop().create_task(self._relay())
-            self._relays.add(relay)
-            relay.add_done_callback(self._relays.discard)
+            spawn(self._relays, self._relay())
 
     async def _relay(self) -> None:
         loop = asyncio.get_running_loop()

@@ -51,11 +51,7 @@ class Verbs:
 
     async def ask(self, call: Call[T]) -> T:
         """Run a verb of the App on this connection; return its result."""
-
-        async def say(conn: Any) -> T:
-            return await aio.run(conn, call)
-
-        return await self._link.run(say)
+        return await self._link.run(lambda conn: aio.run(conn, call))
 
     async def progress(self, job: Running, done: float | None, message: str | None) -> None:
         if done is not None and (isinstance(done, bool) or not isinstance(done, int | float) or not 0 <= done <= 1):
@@ -68,12 +64,7 @@ class Verbs:
 
     async def get_checkpoint(self, job: Running) -> Any:
         """Return the last checkpoint of any attempt; None: there is none."""
-
-        async def ask(conn: Any) -> Any:
-            cursor = await conn.execute(f"{_CHECKPOINT_OF.worker}::text", (job.job_id,))
-            return (await cursor.fetchone())[0]
-
-        text = await self._link.run(ask)
+        ((text,),) = await self._link.rows(f"{_CHECKPOINT_OF.worker}::text", job.job_id)
         return None if text is None else json.loads(text)
 
     async def limit(self, job: Running, keys: Sequence[str]) -> None:
@@ -109,19 +100,11 @@ class Verbs:
 
     async def push(self, job: Running, key: str, by: timedelta) -> None:
         """Allow no call of a key within this time."""
-        checked_push(by)
-
-        async def say(conn: Any) -> None:
-            await conn.execute(_PUSH, (key, by))
-
-        await self._link.run(say)
+        await self._link.rows(_PUSH, key, checked_push(by))
 
     async def _say(self, job: Running, sql: str, *values: object) -> None:
-        async def say(conn: Any) -> bool:
-            cursor = await conn.execute(sql, (job.lease.lease, job.job_id, job.attempt, *values))
-            return bool((await cursor.fetchone())[0])
-
-        if not await self._link.run(say):
+        ((held,),) = await self._link.rows(sql, job.lease.lease, job.job_id, job.attempt, *values)
+        if not held:
             raise LeaseLost(job.job_id, job.attempt)
 
 

@@ -63,7 +63,7 @@ def resolve(data_type: str, symbol: str | None, keys: KeySource) -> Steps[Provid
 
 
 def load(keys: KeySource) -> Steps[dict[str, Provider]]:
-    found: list[Stored] = yield calls.active()
+    found: list[Stored] = yield calls.active
     return {stored.name: _decrypted(stored, keys) for stored in found}
 
 
@@ -159,7 +159,7 @@ def drive_sync(steps: Steps[T], say: Callable[[Call[Any]], Any]) -> T:
 def _known(name: str) -> Steps[Stored]:
     stored: Stored | None = yield calls.read(name)
     if stored is None:
-        raise UnknownProvider(name, (yield calls.names()))
+        raise UnknownProvider(name, (yield calls.names))
     return stored
 
 
