@@ -125,7 +125,9 @@ async def _told(worker: Worker, until: float | None) -> None:
     """Wait until the database has every end, up to the limit; stop waiting if the finisher has failed."""
     drained = asyncio.create_task(worker.finisher.drained())
     try:
-        await asyncio.wait({drained, *worker._services}, timeout=_left(until), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            {drained, *worker._background.tasks}, timeout=_left(until), return_when=asyncio.FIRST_COMPLETED
+        )
     finally:
         drained.cancel()
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 from functools import partial
-from typing import Any
 
 from tallybook._db import rates
 from tallybook._db.aside import aside
@@ -19,6 +18,7 @@ from tallybook._worker.claim.sleeper import CANCEL, Sleeper
 from tallybook._worker.finish.finisher import Finisher
 from tallybook._worker.jobs import Book
 from tallybook._worker.life import on_record
+from tallybook._worker.life.background import Background
 from tallybook._worker.life.heartbeat import Heartbeat
 from tallybook._worker.life.maintenance import Maintenance
 from tallybook._worker.life.place import WHOLE, Part, Place
@@ -86,10 +86,9 @@ class Worker:
         self.watchdog: Watchdog | None = None
         self.telemetry = Telemetry(settings, dsn, self) if settings.metrics_port is not None else None
         self.worn_out = False
-        self._services: list[asyncio.Task[None]] = []
+        self._background = Background(self._fail)
         self._failed: BaseException | None = None
         self._expected = 0
-        self._closing = False
         self._lives = False
         """Whether it runs for more than one drain: then errors in the program stop it now."""
         self._starting: asyncio.Task[None] | None = None
@@ -130,7 +129,7 @@ class Worker:
         self.claimer.admission.forget()
         assert self.heartbeat is not None
         self.heartbeat.worker_id = worker_id
-        self._wake()  # the last wake-up may have gone into a claim that was refused
+        self.claimer.wake()  # the last wake-up may have gone into a claim that was refused
 
     def _beat_now(self) -> None:
         if self.heartbeat:
@@ -148,10 +147,7 @@ class Worker:
             self._place.worn_out() if self._place else self.stop()
 
     def _on_word(self, word: str) -> None:
-        if word == CANCEL:
-            self._beat_now()
-        else:
-            self.maintenance.heard(word)
+        self._beat_now() if word == CANCEL else self.maintenance.heard(word)
 
     async def start(self) -> None:
         """Connect, check the schema, register, open the lifespans. Waits for a server that is not up."""
@@ -185,7 +181,7 @@ class Worker:
         if not self._place:
             self.watchdog.start()
         self.heartbeat.start()
-        self._serve(self.finisher.run(), "finisher")
+        self._background.start(self.finisher.run(), "finisher")
 
     def _schema_changed(self, error: SchemaError) -> None:
         if self._failed is None and not self.claimer.stopping.is_set():
@@ -199,18 +195,7 @@ class Worker:
     def _claim_no_more(self) -> None:
         self.claimer.stopping.set()
         self.book.changed.set()
-        self._wake()
-
-    def _serve(self, service: Any, name: str) -> None:
-        running = asyncio.create_task(service, name=f"tallybook-{name}")
-        running.add_done_callback(self._service_ended)
-        self._services.append(running)
-
-    def _service_ended(self, service: asyncio.Task[None]) -> None:
-        if not service.cancelled() and (error := service.exception()) and not self._closing:
-            # A service that ends is a bug: do not continue without it.
-            log.critical("%s failed, the worker stops", service.get_name(), exc_info=error)
-            self._fail(error)
+        self.claimer.wake()
 
     async def run(self) -> WorkerReport:
         """Start, claim until stopped, end the running jobs. Raises ConfigError for a limit that is declared nowhere."""
@@ -222,13 +207,13 @@ class Worker:
         try:
             await self._begin()
             served = ", ".join(f"{q}={n}" for q, n in self.settings.queues.items())
-            said = (self._id(), self.settings.name, served, len(self._app.tasks))
-            log.info("worker %s (%s) serves %s, tasks: %s", *said, extra={"event": "started"})
+            about = self._id(), self.settings.name, served, len(self._app.tasks)
+            log.info("worker %s (%s) serves %s, tasks: %s", *about, extra={"event": "started"})
             if self.sleeper:
-                self._serve(self.sleeper.run(), "listener")
+                self._background.start(self.sleeper.run(), "listener")
             if self.settings.maintenance:
-                self._serve(self.maintenance.loop.run(), "maintenance")
-                self._serve(self.maintenance.clock.serve(), "schedules")
+                self._background.start(self.maintenance.loop.run(), "maintenance")
+                self._background.start(self.maintenance.clock.serve(), "schedules")
             else:
                 log.info("no maintenance here: another worker must promote, rescue, fire schedules and prune")
             await self._claim()
@@ -293,16 +278,13 @@ class Worker:
             self._starting.cancel()  # a lifespan may wait for something that never comes
 
     async def _close(self) -> None:
-        self._closing = True
         if self.watchdog and not self._place:
             self.watchdog.stop()
-        for service in self._services:
-            service.cancel()
-        if self._services:
-            await asyncio.wait(self._services, timeout=_A_MOMENT)
+        self._background.cancel()
+        await self._background.ended(_A_MOMENT)
         for link in self.links.values():  # if the server does not answer, nothing waits for it any more
             link.cut()
-        await asyncio.gather(*self._services, return_exceptions=True)
+        await self._background.ended()
         if self.heartbeat and self.heartbeat.worker_id:
             await self.heartbeat.leave(self.maintenance_link)
         if self.runner.tracing is not None:
