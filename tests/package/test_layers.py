@@ -65,3 +65,9 @@ def test_examples_import_what_is_public() -> None:
     shown = [*ROOT.glob("examples/**/*.py"), *ROOT.glob("docs/*.md"), ROOT / "README.md"]
     private = re.compile(r"^\s*(from|import) tallybook(\.\w+)*\._", re.MULTILINE)
     assert len(shown) > 60 and [path.name for path in shown if private.search(path.read_text(encoding="utf-8"))] == []
+
+
+@pytest.mark.parametrize("module", ["life/worker.py", "run/runner.py"])
+def test_the_worker_and_the_runner_fit_on_a_few_screens(module: str) -> None:
+    """The two modules that were longest have at most 300 lines."""
+    assert len((ROOT / "src/tallybook/_worker" / module).read_text(encoding="utf-8").splitlines()) <= 300
