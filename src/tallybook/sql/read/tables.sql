@@ -5,8 +5,8 @@ create type tallybook.job_line as (
   reason text, last_error text, subject text, unique_key text, progress float4, unserved boolean, last jsonb
 );
 
--- One reason found by a part of why; place is its order within the part.
-create type tallybook._reason as (reason text, explanation text, details jsonb, place int);
+-- One reason found by a part of why. A part returns them in the order in which they have to be solved.
+create type tallybook._reason as (reason text, explanation text, details jsonb);
 
 -- The row in which a job is now: see _job_place.
 create type tallybook._job_place as (

@@ -3,33 +3,42 @@
 --
 -- Counts from the lane's cursor on, in the order of claims (see _take): former holes, then the window, then the rest.
 -- Cancelled jobs count as well. Reads lane, claim, entry, installation.
-create or replace function tallybook._why_behind(w record) returns setof tallybook._reason
+create or replace function tallybook._why_behind(w tallybook._job_place) returns setof tallybook._reason
 language plpgsql stable
 -- profile: nested
 as $$
 declare
-  c record; l record; v_own bigint; v_lower bigint := 0;
+  c record; l record; v_phase int; v_own bigint; v_lower bigint := 0;
 begin
   if w.retired or tallybook._is_foreign_cluster(false) then
     return query
     select 'not_rebased', 'The database has moved to another cluster, and this job has not been moved yet. A worker '
-                          'does that when it starts, and every few seconds.', '{}'::jsonb, 0;
+                          'does that when it starts, and every few seconds.', '{}'::jsonb;
     return;
   end if;
   if w.xid = pg_current_xact_id_if_assigned() then
     return query
-    select 'uncommitted', 'This transaction has enqueued it and has not committed.', '{}'::jsonb, 1;
+    select 'uncommitted', 'This transaction has enqueued it and has not committed.', '{}'::jsonb;
     return;
   end if;
   select * into c from tallybook._cursor_of(w.lane_id);
-  v_own := tallybook._before(w.lane_id, case when w.xid = any (c.closed) then 0 when w.xid = any (c.holes) then 2
-                                             when w.xid >= c.hi and c.holes <> '{}' then 3 else 1 end, w.xid, w.seq,
-                             10000);
+  v_phase := case when w.xid = any (c.closed) then 0 when w.xid = any (c.holes) then 2
+                  when w.xid >= c.hi and c.holes <> '{}' then 3 else 1 end;
+  v_own := (select count(*) from (
+    select from tallybook._line_ranges(w.lane_id) r, lateral (
+      select from tallybook.entry e
+       where e.lane_id = r.lane_id and e.retention = r.retention
+         and e.xid >= r.from_xid and (e.xid, e.seq) > (r.from_xid, r.from_seq)
+         and e.xid <= case when r.phase = v_phase then least(r.to_xid, w.xid) else r.to_xid end
+         and (e.xid, e.seq) < (r.to_xid, r.to_seq) and e.xid <> all (r.holes)
+         and (r.phase < v_phase or (e.xid, e.seq) < (w.xid, w.seq))
+       order by e.xid, e.seq limit 10000) e
+     where r.phase <= v_phase limit 10000) n);
   if w.xid = any (c.holes) then
     return query
     select 'late_commit', format('Its transaction committed after later jobs were claimed. It is claimed with the next '
                                  'part of its line, after %s.', tallybook._others(v_own)),
-           jsonb_build_object('transaction', w.xid::text, 'before', v_own), 2;
+           jsonb_build_object('transaction', w.xid::text, 'before', v_own);
     return;
   end if;
   for l in select x.lane_id from tallybook.lane x
@@ -44,24 +53,6 @@ begin
            case when v_lower > 0 then format(', and behind %s in its queue with a lower priority number than its %s',
                                              tallybook._others(v_lower), w.priority) end),
          tallybook._counted_before(v_own) || jsonb_build_object('of_lower_priority', v_lower, 'priority', w.priority)
-           || case when v_lower >= 10000 then '{"more": true}' else '{}'::jsonb end, 3
+           || case when v_lower >= 10000 then '{"more": true}' else '{}'::jsonb end
    where v_own + v_lower > 0;
-end $$;
-
--- _before(lane, phase, xid, seq, most): count the entries between the lane's cursor and this one, in claim order.
-create or replace function tallybook._before(p_lane_id int, p_phase int, p_xid xid8, p_seq bigint, p_most int)
-returns bigint language plpgsql stable
--- profile: nested
-as $$
-begin
-  return (select count(*) from (
-    select from tallybook._line_ranges(p_lane_id) r, lateral (
-      select from tallybook.entry e
-       where e.lane_id = r.lane_id and e.retention = r.retention
-         and e.xid >= r.from_xid and (e.xid, e.seq) > (r.from_xid, r.from_seq)
-         and e.xid <= case when r.phase = p_phase then least(r.to_xid, p_xid) else r.to_xid end
-         and (e.xid, e.seq) < (r.to_xid, r.to_seq) and e.xid <> all (r.holes)
-         and (r.phase < p_phase or (e.xid, e.seq) < (p_xid, p_seq))
-       order by e.xid, e.seq limit p_most) e
-     where r.phase <= p_phase limit p_most) n);
 end $$;

@@ -1,5 +1,5 @@
 -- _why_late(place, at): why a job's time has not come, if that is why it does not run. A part of why.
-create or replace function tallybook._why_late(w record, p_at timestamptz) returns setof tallybook._reason
+create or replace function tallybook._why_late(w tallybook._job_place, p_at timestamptz) returns setof tallybook._reason
 language plpgsql stable
 -- profile: hot
 as $$
@@ -14,7 +14,7 @@ begin
   if w.place = 'entry' then
     return query
     select 'postponed', format('A later enqueue with its unique key moved it to %s.', v_at),
-           jsonb_build_object('until', v_run_at), 1 where v_other > p_at;
+           jsonb_build_object('until', v_run_at) where v_other > p_at;
     return;
   end if;
   select o.state::text into v_last
@@ -23,25 +23,25 @@ begin
     return query
     select 'service_pending', format('It has been due since %s. A worker moves it to its line within seconds.', v_at),
            jsonb_build_object('service', 'promote', 'due_at', v_run_at, 'last_run_at',
-                              (select s.last_run_at from tallybook.service s where s.name = 'promote')), 1;
+                              (select s.last_run_at from tallybook.service s where s.name = 'promote'));
   elsif w.options ? 'turn' and v_last = 'snoozed' then
-    return query select * from tallybook._why_rate(w.options ->> 'turn', v_run_at, p_at, 1);
+    return query select * from tallybook._why_rate(w.options ->> 'turn', v_run_at, p_at);
   elsif w.failures > 0 and v_last = 'failed' then
     return query
     select 'retrying', format('It is retried at %s, after failure %s%s.', v_at, w.failures,
                               ': ' || left(w.error ->> 'message', 200)),
-           jsonb_build_object('until', v_run_at, 'failures', w.failures, 'error', w.error - 'traceback'), 1;
+           jsonb_build_object('until', v_run_at, 'failures', w.failures, 'error', w.error - 'traceback');
   else
     return query
     select 'not_due', format('It is not due before %s%s.', v_at,
                              case when v_last = 'snoozed' then ': its handler returned Snooze' end),
-           jsonb_build_object('until', v_run_at, 'after', v_last), 1;
+           jsonb_build_object('until', v_run_at, 'after', v_last);
   end if;
 end $$;
 
--- _why_rate(key, run_at, at, place): a job waits for its turn at a rate limit: behind how many, and whether the key was
+-- _why_rate(key, run_at, at): a job waits for its turn at a rate limit: behind how many, and whether the key was
 -- pushed back.
-create or replace function tallybook._why_rate(p_key text, p_run_at timestamptz, p_at timestamptz, p_place int)
+create or replace function tallybook._why_rate(p_key text, p_run_at timestamptz, p_at timestamptz)
 returns setof tallybook._reason language plpgsql stable
 -- profile: hot
 as $$
@@ -51,7 +51,7 @@ begin
                               tallybook._moment(p_run_at), tallybook._others(b.n),
                               '; the key is closed until ' || tallybook._moment(s.pushed_to)),
          jsonb_build_object('key', p_key, 'rule', r.name, 'calls', r.most, 'per', r.per, 'until', p_run_at,
-                            'pushed_to', s.pushed_to) || tallybook._counted_before(b.n), p_place
+                            'pushed_to', s.pushed_to) || tallybook._counted_before(b.n)
     from (select count(*) as n from (
             select from tallybook.scheduled w
              where w.options ? 'turn' and w.options ->> 'turn' = p_key and w.run_at < p_run_at limit 10000) x) b

@@ -1,6 +1,6 @@
 -- _why_waiting(place, at): what a job in waiting waits for: a permit, a breaker, its turn by a key, its parents. A part
 -- of why.
-create or replace function tallybook._why_waiting(w record, p_at timestamptz) returns setof tallybook._reason
+create or replace function tallybook._why_waiting(w tallybook._job_place, p_at timestamptz) returns setof tallybook._reason
 language plpgsql stable
 -- profile: nested
 as $$
@@ -13,10 +13,10 @@ begin
     select count(*) into v_n from (
       select from tallybook.concurrency_line x where x.name = l.name and (x.priority, x.seq) < (l.priority, l.seq)
              limit 10000) x;
-    return query select r.reason, r.explanation, r.details || tallybook._counted_before(v_n), 1
-                   from tallybook._why_permit(v_key, p_at, 1) r;
+    return query select r.reason, r.explanation, r.details || tallybook._counted_before(v_n)
+                   from tallybook._why_permit(v_key, p_at) r;
     if not found then
-      return query select * from tallybook._why_service('concurrency_release', 1, format(
+      return query select * from tallybook._why_service('concurrency_release', format(
         'The key %s has room for it, behind %s', to_json(v_key), tallybook._others(v_n)));
     end if;
   elsif w.fair_key is not null then
@@ -27,14 +27,14 @@ begin
     return query
     select 'fair_key', format('The turn of its fair key %s has not come: %s with this key are before it, and '
                               '%s of all keys are in line.', to_json(w.fair_key), tallybook._others(v_n), v_room),
-           jsonb_build_object('key', w.fair_key, 'in_line', v_room) || tallybook._counted_before(v_n), 1;
+           jsonb_build_object('key', w.fair_key, 'in_line', v_room) || tallybook._counted_before(v_n);
     if v_n = 0 and v_room < 200 then
-      return query select * from tallybook._why_service('fair_release', 2, 'There is room in the line');
+      return query select * from tallybook._why_service('fair_release', 'There is room in the line');
     end if;
   elsif w.order_key is not null then
-    return query select * from tallybook._why_order(w.job_id, w.order_key, 1);
+    return query select * from tallybook._why_order(w.job_id, w.order_key);
     if not found then
-      return query select * from tallybook._why_service('rescue', 1, format('Its turn by the order key %s has come',
+      return query select * from tallybook._why_service('rescue', format('Its turn by the order key %s has come',
                                                                            to_json(w.order_key)));
     end if;
   else
@@ -47,25 +47,25 @@ begin
       select 'parents', format('It waits for its parents: %s of them have not ended, among them %s.',
                                case when v_n = 10000 then 'at least 10000' else v_n::text end,
                                array_to_string(v_ids, ', ')),
-             jsonb_build_object('open', v_n, 'jobs', v_ids) || tallybook._counted_before(v_n) - 'before', 1;
+             jsonb_build_object('open', v_n, 'jobs', v_ids) || tallybook._counted_before(v_n) - 'before';
     else
-      return query select * from tallybook._why_service('parents_resolve', 1, 'Its parents have ended');
+      return query select * from tallybook._why_service('parents_resolve', 'Its parents have ended');
     end if;
   end if;
 end $$;
 
--- _why_service(service, place, because): nothing holds the job; a service moves it to its line at its next run.
-create or replace function tallybook._why_service(p_service text, p_place int, p_because text)
+-- _why_service(service, because): nothing holds the job; a service moves it to its line at its next run.
+create or replace function tallybook._why_service(p_service text, p_because text)
 returns setof tallybook._reason language sql stable as $$
   select 'service_pending', format('%s. The maintenance service %s moves it to its line at its next run.', p_because,
                                    p_service),
          jsonb_build_object('service', p_service, 'last_run_at',
-                            (select s.last_run_at from tallybook.service s where s.name = p_service)), p_place
+                            (select s.last_run_at from tallybook.service s where s.name = p_service))
 $$;
 
--- _why_permit(key, at, place): what prevents the next job of a key from starting: its breaker, or taken permits. No
+-- _why_permit(key, at): what prevents the next job of a key from starting: its breaker, or taken permits. No
 -- row: nothing.
-create or replace function tallybook._why_permit(p_key text, p_at timestamptz, p_place int)
+create or replace function tallybook._why_permit(p_key text, p_at timestamptz)
 returns setof tallybook._reason language plpgsql stable
 -- profile: nested
 as $$
@@ -84,24 +84,23 @@ begin
     return query
     select 'breaker', format('The breaker of %s has been open since %s and stays open until %s.', to_json(p_key),
                              tallybook._moment(b.changed_at), tallybook._moment(b.open_until)),
-           jsonb_build_object('key', p_key, 'state', 'open', 'since', b.changed_at, 'until', b.open_until), p_place;
+           jsonb_build_object('key', p_key, 'state', 'open', 'since', b.changed_at, 'until', b.open_until);
   elsif b.state in ('open', 'half-open') and v_probe is not null then
     return query
     select 'breaker', format('The breaker of %s has started job %s as a probe. The others start when it completes.',
                              to_json(p_key), v_probe),
-           jsonb_build_object('key', p_key, 'state', 'half-open', 'since', b.changed_at, 'job', v_probe), p_place;
+           jsonb_build_object('key', p_key, 'state', 'half-open', 'since', b.changed_at, 'job', v_probe);
   elsif v_held >= v_most then
     return query
     select 'concurrency_limit', format('All permits of the limit %s are taken: %s of %s, by job %s%s.', to_json(p_key),
                                        v_held, v_most, array_to_string(v_jobs, ', '), case when v_held > 10
                                        then ', ...' end),
-           jsonb_build_object('key', p_key, 'most', v_most, 'held', v_held, 'jobs', v_jobs), p_place;
+           jsonb_build_object('key', p_key, 'most', v_most, 'held', v_held, 'jobs', v_jobs);
   end if;
 end $$;
 
--- _why_order(job_id, order_key, place): which job of the order key is before this one. No row: none.
-
-create or replace function tallybook._why_order(p_job_id bigint, p_key text, p_place int)
+-- _why_order(job_id, order_key): which job of the order key is before this one. No row: none.
+create or replace function tallybook._why_order(p_job_id bigint, p_key text)
 returns setof tallybook._reason language plpgsql stable
 -- profile: hot
 as $$
@@ -125,5 +124,5 @@ begin
   return query
   select 'order_key', format('Jobs with order key %s run one at a time: %s first, %s are before it.', to_json(p_key),
                              coalesce('job ' || v_holder || ' runs', 'another job runs'), tallybook._others(v_n)),
-         jsonb_build_object('key', p_key, 'job', v_holder) || tallybook._counted_before(v_n), p_place;
+         jsonb_build_object('key', p_key, 'job', v_holder) || tallybook._counted_before(v_n);
 end $$;

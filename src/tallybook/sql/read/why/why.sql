@@ -20,47 +20,57 @@ language plpgsql stable
 -- profile: nested
 as $$
 declare
-  w record; k tallybook.tombstone; v_worker int; v_claimed_at timestamptz; v_state text;
+  w tallybook._job_place; k tallybook.tombstone; c record; v_state text; v_open boolean; v_expired boolean;
 begin
   select * into w from tallybook._job_place(why.job_id);
-  if w.place is null or w.place = 'dead' or w.state is not null then
-    return query
-    select case when w.place = 'dead' then 'dead' when w.state in ('completed', 'cancelled') then w.state end, r.reason,
-           r.explanation, jsonb_strip_nulls(r.details) from tallybook._why_ended(w, why.job_id) r;
-    return;
-  end if;
-  select x.* into k from tallybook._cancel_of(w.job_id, w.attempt) x;
-  if w.place = 'entry' then
-    select x.worker_id, x.claimed_at into v_worker, v_claimed_at
-      from tallybook._claim_of(w.lane_id, w.retention, w.xid, w.seq) x;
-  end if;
-  if v_claimed_at is not null then
-    return query select 'running'::text, r.reason, r.explanation, jsonb_strip_nulls(r.details)
-                   from tallybook._why_running(w, v_worker, v_claimed_at, k.created_at, k.reason, why.at) r;
-    return;
-  end if;
-  v_state := case when k.created_at is not null then 'cancelled' when w.place = 'entry' then 'available'
+  v_open := w.place <> 'dead' and w.state is null;
+  select x.* into k from tallybook._cancel_of(w.job_id, w.attempt) x where v_open;
+  select x.worker_id, x.claimed_at into c from (select) o
+    left join lateral tallybook._claim_of(w.lane_id, w.retention, w.xid, w.seq) x on v_open and w.place = 'entry';
+  v_state := case when w.place = 'dead' then 'dead' when w.state in ('completed', 'cancelled') then w.state
+                  when v_open is not true then null when c.claimed_at is not null then 'running'
+                  when k.created_at is not null then 'cancelled' when w.place = 'entry' then 'available'
                   when w.place = 'waiting' then 'waiting' when w.failures > 0 then 'retrying' else 'scheduled' end;
+  v_open := coalesce(v_open and v_state not in ('running', 'cancelled'), false);
+  v_expired := coalesce(w.expires_at <= greatest(why.at, case when w.place = 'scheduled' then w.run_at end), false);
   return query
   select v_state, r.reason, r.explanation, jsonb_strip_nulls(r.details) from (
-    select 'cancel_pending', format('It was cancelled at %s and will not start. The next claim of its line '
-                                    'records that.', tallybook._moment(k.created_at)),
-           jsonb_build_object('since', k.created_at, 'reason', k.reason), 1, 1 where v_state = 'cancelled'
+    select 1, x.* from tallybook._why_ended(w, why.job_id) with ordinality x
+     where w.place is null or w.place = 'dead' or w.state is not null
     union all
-    select x.*, 2 from tallybook._why_late(w, why.at) x where v_state in ('available', 'scheduled', 'retrying')
+    select 2, x.* from tallybook._why_running(w, c.worker_id, c.claimed_at, k, why.at) with ordinality x
+     where v_state = 'running'
     union all
-    select x.*, 3 from tallybook._why_waiting(w, why.at) x where v_state = 'waiting'
+    select 3, 'cancel_pending', format('It was cancelled at %s and will not start. The next claim of its line '
+                                       'records that.', tallybook._moment(k.created_at)),
+           jsonb_build_object('since', k.created_at, 'reason', k.reason), 1 where v_state = 'cancelled' and w.state is null
     union all
-    select x.*, 4 from tallybook._why_unserved(w, why.at) x where v_state <> 'cancelled'
+    select 4, x.* from tallybook._why_late(w, why.at) with ordinality x where v_open and v_state <> 'waiting'
     union all
-    select x.*, 5 from tallybook._why_behind(w) x where v_state = 'available'
+    select 5, x.* from tallybook._why_waiting(w, why.at) with ordinality x where v_state = 'waiting'
     union all
-    select x.*, 6 from tallybook._why_start(w, why.at) x where v_state <> 'cancelled'
-    ) r(reason, explanation, details, place, part)
+    select 6, x.* from tallybook._why_unserved(w, why.at) with ordinality x where v_open
+    union all
+    select 7, x.* from tallybook._why_behind(w) with ordinality x where v_state = 'available'
+    union all
+    select 8, 'expired', format('It expired at %s, so it does not start. The next claim makes it a dead letter.',
+                                tallybook._moment(w.expires_at)), jsonb_build_object('since', w.expires_at), 1
+     where v_open and v_expired
+    union all
+    select 9, x.* from tallybook._why_order(w.job_id, w.order_key) with ordinality x
+     where v_state = 'available' and w.order_key is not null and not v_expired
+    union all
+    select 10, x.* from tallybook._why_limits(w, why.at) with ordinality x where v_open and not v_expired
+    union all
+    select 11, 'busy', format('An open transaction of a producer changes it or depends on it, or on hundreds of jobs of '
+                              'its task. It starts when that transaction has ended%s.',
+                              case when v_state = 'running' then ', if it has not started before' end), '{}', 1
+     where (v_state = 'running' or v_open and not v_expired) and w.unique_key is not null
+           and (tallybook._amendment_state(w.job_id, w.task, tallybook._crowd())).busy
+    ) r(part, reason, explanation, details, place)
    order by r.part, r.place;
   if not found then
-    return query select v_state, 'should_start'::text, 'Nothing prevents it: it should start at any moment.'::text,
-           '{}'::jsonb;
+    return query select v_state, 'should_start', 'Nothing prevents it: it should start at any moment.', '{}'::jsonb;
   end if;
 end $$;
 
@@ -83,7 +93,7 @@ $$;
 
 -- _why_ended(place, job_id): the answer for a job that has ended or is in no table. A subject's end outlives its
 -- history.
-create or replace function tallybook._why_ended(w record, p_job_id bigint) returns setof tallybook._reason
+create or replace function tallybook._why_ended(w tallybook._job_place, p_job_id bigint) returns setof tallybook._reason
 language plpgsql stable
 -- profile: hot
 as $$
@@ -97,12 +107,11 @@ begin
       return query
       select 'history_gone', format('The subject %s ended as %s at %s; the history of its job has been deleted.',
                                     to_json(s.subject), s.ended_as, tallybook._moment(s.ended_at)),
-             jsonb_build_object('subject', s.subject, 'task', s.task, 'ended_as', s.ended_as, 'ended_at', s.ended_at),
-             1;
+             jsonb_build_object('subject', s.subject, 'task', s.task, 'ended_as', s.ended_as, 'ended_at', s.ended_at);
     else
       return query
       select 'unknown', format('There is no job %s. Its transaction has not committed or was rolled back, or it '
-                               'ended and its history has been deleted.', p_job_id), '{}'::jsonb, 1;
+                               'ended and its history has been deleted.', p_job_id), '{}'::jsonb;
     end if;
   elsif w.place = 'dead' then
     return query
@@ -111,21 +120,21 @@ begin
                            when 'expired' then 'because it had not started by its expires_at'
                            else 'killed by its handler' end
              || case when v_said is not null and w.reason in ('failed', 'killed') then ': ' || v_said else '' end),
-           v || jsonb_build_object('reason', w.reason, 'error', w.error - 'traceback'), 1;
+           v || jsonb_build_object('reason', w.reason, 'error', w.error - 'traceback');
   elsif w.state = 'completed' then
-    return query select 'completed', format('It completed at %s.', v_at), v, 1;
+    return query select 'completed', format('It completed at %s.', v_at), v;
   elsif w.state = 'cancelled' then
     return query select 'cancelled', format('It was cancelled at %s%s.', v_at, ': ' || v_said),
-                        v || jsonb_build_object('reason', w.error ->> 'message'), 1;
+                        v || jsonb_build_object('reason', w.error ->> 'message');
   else
     return query select 'dropped', format('It became a dead letter at %s, which was dropped.', v_at),
-                        v || jsonb_build_object('error', w.error - 'traceback'), 1;
+                        v || jsonb_build_object('error', w.error - 'traceback');
   end if;
 end $$;
 
--- _why_running(place, worker, claimed_at, cancelled_at, cancel_reason, at): the answer for a claimed job.
-create or replace function tallybook._why_running(w record, p_worker int, p_claimed_at timestamptz,
-  p_cancelled_at timestamptz, p_cancel_reason text, p_at timestamptz) returns setof tallybook._reason
+-- _why_running(place, worker, claimed_at, cancel, at): the answer for a claimed job.
+create or replace function tallybook._why_running(w tallybook._job_place, p_worker int, p_claimed_at timestamptz,
+  c tallybook.tombstone, p_at timestamptz) returns setof tallybook._reason
 language plpgsql stable
 -- profile: hot
 as $$
@@ -138,24 +147,19 @@ begin
   select 'running', format('It runs on worker %s since %s, attempt %s%s.', to_json(coalesce(k.name, p_worker::text)),
                            tallybook._moment(p_claimed_at), w.attempt, ': ' || round((g.done * 100)::numeric) || ' %'),
          jsonb_build_object('worker', k.name, 'worker_id', p_worker, 'since', p_claimed_at, 'attempt', w.attempt,
-                            'progress', g.done, 'message', g.message), 1;
+                            'progress', g.done, 'message', g.message);
   if k.id is null or k.ended_at is not null or k.gone_at is not null or k.seen_at < p_at - k.lease then
     k.seen_at := nullif(k.seen_at, '-infinity');
     return query
     select 'worker_silent', format('Its worker is silent%s. Rescue returns the job to its line if the worker is dead.',
                                    ' since ' || tallybook._moment(k.seen_at)),
            jsonb_build_object('worker', k.name, 'worker_id', p_worker, 'seen_at', k.seen_at, 'gone_at', k.gone_at,
-                              'lease', k.lease), 2;
+                              'lease', k.lease);
   end if;
-  if p_cancelled_at is not null then
+  if c.created_at is not null then
     return query
     select 'cancelling', format('It was cancelled while it ran, at %s. Its worker stops it at its next '
-                                'heartbeat.', tallybook._moment(p_cancelled_at)),
-           jsonb_build_object('since', p_cancelled_at, 'reason', p_cancel_reason), 3;
-  end if;
-  if w.unique_key is not null and (tallybook._amendment_state(w.job_id, w.task, tallybook._crowd())).busy then
-    return query
-    select 'busy', 'An open transaction of a producer changes it or depends on it, or on hundreds of jobs of its '
-                   'task. It starts when that transaction has ended, if it has not started before.', '{}'::jsonb, 4;
+                                'heartbeat.', tallybook._moment(c.created_at)),
+           jsonb_build_object('since', c.created_at, 'reason', c.reason);
   end if;
 end $$;
