@@ -339,7 +339,7 @@ def test_the_reasons_of_the_why_page_are_those_of_the_functions() -> None:
     listed = set(words(table(text("docs/why.md"), "reason")))
     folder = ROOT / "src/tallybook/sql/read/why"
     source = "".join(file.read_text(encoding="utf-8") for file in folder.glob("*.sql"))
-    given = set(re.findall(r"select (?:v_state, )?'(\w+)'", source)) | set(
+    given = set(re.findall(r"select (?:v_state, |\d+, )?'(\w+)'", source)) | set(
         re.findall(r"(?:then|else) '([a-z]+_[a-z]+)'", source)
     )
     assert listed == given

@@ -44,12 +44,11 @@ create or replace function tallybook._provider_secret_reseal(p_provider text, p_
   p_key_id text, p_nonce bytea, p_ciphertext bytea, p_at timestamptz default clock_timestamp())
 returns boolean language plpgsql as $$
 begin
-  perform from tallybook.provider_secret s
-   where s.provider = p_provider and s.field = p_field and s.slot = p_slot and s.nonce = p_was for update skip locked;
-  if not found then return false; end if;
   update tallybook.provider_secret s set key_id = p_key_id, nonce = p_nonce, ciphertext = p_ciphertext, sealed_at = p_at
-   where s.provider = p_provider and s.field = p_field and s.slot = p_slot;
-  return true;
+   where s.ctid = any (array(
+     select x.ctid from tallybook.provider_secret x where x.provider = p_provider and x.field = p_field
+        and x.slot = p_slot and x.nonce = p_was for update skip locked));
+  return found;
 end $$;
 
 -- _provider_secret_drop(provider, field, slot): delete one slot of a secret, or both if slot is null. Returns false if

@@ -9,8 +9,6 @@
 create or replace function tallybook.provider_set(name text, kind text default null, settings jsonb default null,
   active boolean default null, at timestamptz default clock_timestamp())
 returns text language plpgsql as $$
-declare
-  p tallybook.provider;
 begin
   perform tallybook._check_name('provider name', provider_set.name, 64);
   if kind is not null then perform tallybook._check_name('kind of provider', kind, 64); end if;
@@ -18,7 +16,7 @@ begin
             format('settings of a provider must be a JSON object, not %s', jsonb_typeof(settings)));
   perform tallybook._refuse(octet_length(settings::text) > 100000, 'settings of a provider are above 100,000 bytes');
   loop
-    select k.* into p from tallybook.provider k where k.name = provider_set.name for no key update;
+    perform from tallybook.provider k where k.name = provider_set.name for no key update;
     exit when found;
     perform tallybook._refuse(kind is null, format('there is no provider %s', to_json(provider_set.name)),
               'Pass a kind to create it, such as market-data.');

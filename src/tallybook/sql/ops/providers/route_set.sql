@@ -8,8 +8,6 @@
 create or replace function tallybook.route_set(data_type text, provider text, symbol text default null,
   active boolean default null, at timestamptz default clock_timestamp())
 returns text language plpgsql as $$
-declare
-  r tallybook.provider_route;
 begin
   perform tallybook._check_name('data type', route_set.data_type, 64);
   if symbol is not null then perform tallybook._check_name('symbol', route_set.symbol, 200); end if;
@@ -17,7 +15,7 @@ begin
   perform tallybook._refuse(not found, format('there is no provider %s', coalesce(to_json(provider)::text, 'null')),
                             null, 'TB002');
   loop
-    select k.* into r from tallybook.provider_route k
+    perform from tallybook.provider_route k
      where k.data_type = route_set.data_type and k.symbol is not distinct from route_set.symbol for update;
     exit when found;
     insert into tallybook.provider_route (data_type, symbol, provider, active, created_at, changed_at)

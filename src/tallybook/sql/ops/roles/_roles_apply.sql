@@ -9,14 +9,12 @@
 create or replace function tallybook._roles_apply() returns int
 language plpgsql as $$
 declare
-  v_kinds text[]; v_names text[]; v_to text; r record;
+  v_names text[]; r record;
 begin
-  select array_agg(k.kind order by k.kind), array_agg(k.name order by k.kind) into v_kinds, v_names
-    from tallybook.role k join pg_catalog.pg_roles p on p.rolname = k.name;
-  if v_kinds is null then return 0; end if;
+  v_names := array(select k.name from tallybook.role k join pg_catalog.pg_roles p on p.rolname = k.name);
+  if v_names = '{}' then return 0; end if;
   perform tallybook._roles_revoke(v_names);
-  v_to := (select string_agg(format('%I', n), ', ' order by n) from unnest(v_names) n);
-  execute 'grant usage on schema tallybook to ' || v_to;
+  execute 'grant usage on schema tallybook to ' || tallybook._roles_named(array(select k.kind from tallybook.role k));
   for r in
     select p.oid::regprocedure::text as call, g.kind, tallybook._roles_named(g.roles) as names, p.prosecdef as definer
       from pg_catalog.pg_proc p left join tallybook._rights() g on g.name = p.proname
@@ -35,7 +33,7 @@ begin
     continue when r.names is null;
     execute format('grant select %s on tallybook.%I to %s', '(' || r.columns || ')', r.name, r.names);
   end loop;
-  return cardinality(v_kinds);
+  return cardinality(v_names);
 end $$;
 
 -- _roles_named(kinds): return the names of these roles as an SQL list, or null if this cluster has none of them.

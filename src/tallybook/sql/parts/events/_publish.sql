@@ -18,28 +18,10 @@ as $$
    where coalesce(current_setting('tallybook.notify', true), 'on') <> 'off'
 $$;
 
--- _publish_jobs(): trigger for new rows in a table of jobs. In line: available. In scheduled: scheduled, or retrying if
--- it has failed. In dead: dead.
-create or replace function tallybook._publish_jobs() returns trigger language plpgsql
--- profile: nojit
-as $$
-begin
-  -- A job that enters its line together with its end (see _cancel_aside) was not available.
-  perform tallybook._publish(array_agg(l.queue), array_agg(r.task),
-                             array_agg(case when tg_table_name = 'entry' then 'available'
-                                            when tg_table_name = 'dead' then 'dead'
-                                            when r.failures > 0 then 'retrying' else 'scheduled' end),
-                             array_agg(r.job_id))
-    from come r join tallybook.lane l on l.lane_id = r.lane_id join tallybook.queue q on q.name = l.queue and q.notify
-    left join tallybook.tombstone t on tg_table_name = 'entry' and t.job_id = r.job_id and t.attempt = r.attempt
-         and t.taken
-   where t.job_id is null having count(*) > 0;
-  return null;
-end $$;
-
--- _publish_ledger(): trigger for claims: started; and for outcomes: completed, cancelled;
--- a failure is published as its result: retrying, available or dead.
-create or replace function tallybook._publish_ledger() returns trigger language plpgsql
+-- _publish_rows(): trigger for new rows. In line: available. In scheduled: scheduled, or retrying if it has failed. In
+-- dead: dead. Claims: started. Outcomes: completed, cancelled; a failure is published as its result: retrying, available
+-- or dead.
+create or replace function tallybook._publish_rows() returns trigger language plpgsql
 -- profile: lookup
 as $$
 begin
@@ -56,7 +38,7 @@ begin
                       and case when c.closed <> '{}' then x.xid = any (c.closed) else x.xid <> all (c.holes) end end
          order by x.xid, x.seq limit c.jobs) e
      where c.lease is not null having count(*) > 0;
-  else
+  elsif tg_table_name = 'outcome' then
     perform tallybook._publish(array_agg(l.queue), array_agg(e.task), array_agg(o.state::text), array_agg(e.job_id))
       from come o join tallybook.queue q on q.notify join tallybook.lane l on l.queue = q.name
            and l.retention = o.retention, lateral (
@@ -64,6 +46,17 @@ begin
          where x.lane_id = l.lane_id and x.retention = o.retention and x.xid = o.entry_xid and x.seq = o.entry_seq
          limit 1) e
      where o.state in ('completed', 'cancelled') having count(*) > 0;
+  else
+    -- A job that enters its line together with its end (see _cancel_aside) was not available.
+    perform tallybook._publish(array_agg(l.queue), array_agg(r.task),
+                               array_agg(case when tg_table_name = 'entry' then 'available'
+                                              when tg_table_name = 'dead' then 'dead'
+                                              when r.failures > 0 then 'retrying' else 'scheduled' end),
+                               array_agg(r.job_id))
+      from come r join tallybook.lane l on l.lane_id = r.lane_id join tallybook.queue q on q.name = l.queue and q.notify
+      left join tallybook.tombstone t on tg_table_name = 'entry' and t.job_id = r.job_id and t.attempt = r.attempt
+           and t.taken
+     where t.job_id is null having count(*) > 0;
   end if;
   return null;
 end $$;
@@ -86,15 +79,15 @@ begin
      then return; end if;
   if v_on then
     create trigger publish after insert on tallybook.claim referencing new table as come
-      for each statement execute function tallybook._publish_ledger();
+      for each statement execute function tallybook._publish_rows();
     create trigger publish after insert on tallybook.dead referencing new table as come
-      for each statement execute function tallybook._publish_jobs();
+      for each statement execute function tallybook._publish_rows();
     create trigger publish after insert on tallybook.entry referencing new table as come
-      for each statement execute function tallybook._publish_jobs();
+      for each statement execute function tallybook._publish_rows();
     create trigger publish after insert on tallybook.outcome referencing new table as come
-      for each statement execute function tallybook._publish_ledger();
+      for each statement execute function tallybook._publish_rows();
     create trigger publish after insert on tallybook.scheduled referencing new table as come
-      for each statement execute function tallybook._publish_jobs();
+      for each statement execute function tallybook._publish_rows();
   else
     drop trigger publish on tallybook.claim;
     drop trigger publish on tallybook.dead;

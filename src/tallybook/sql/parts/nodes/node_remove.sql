@@ -6,17 +6,10 @@
 -- Errors: TB002 unknown node, TB005 the last live one, or keys are pinned to it. Reads and writes node, node_pin.
 -- rights: operator
 create or replace function tallybook.node_remove(name text, anyway boolean default false,
-  at timestamptz default clock_timestamp())
-returns text language plpgsql as $$
-declare
-  v_pins bigint;
-begin
-  if anyway then
-    delete from tallybook.node_pin p where p.node = node_remove.name;
-  else
-    select count(*) into v_pins from tallybook.node_pin p where p.node = node_remove.name;
-    perform tallybook._refuse(v_pins > 0, format('%s keys are pinned to node %s', v_pins, to_json(node_remove.name)),
-      'Pin them to another node, or unpin them, first.');
-  end if;
-  return tallybook._node_leaves(node_remove.name, 'gone', at);
-end $$;
+  at timestamptz default clock_timestamp()) returns text language sql as $$
+  delete from tallybook.node_pin p where anyway and p.node = node_remove.name;
+  select tallybook._refuse(count(*) > 0, format('%s keys are pinned to node %s', count(*), to_json(node_remove.name)),
+                           'Pin them to another node, or unpin them, first.')
+    from tallybook.node_pin p where p.node = node_remove.name;
+  select tallybook._node_leaves(name, 'gone', at)
+$$;

@@ -4,10 +4,7 @@
 -- node.
 -- rights: operator
 create or replace function tallybook.node_retire(name text, at timestamptz default clock_timestamp()) returns text
-language plpgsql as $$
-begin
-  return tallybook._node_leaves(node_retire.name, 'retiring', at);
-end $$;
+language sql as $$ select tallybook._node_leaves(name, 'retiring', at) $$;
 
 -- _node_leaves(name, state, at): set a node's state to another than live; returns retired, removed or unchanged.
 create or replace function tallybook._node_leaves(p_name text, p_state text, p_at timestamptz) returns text

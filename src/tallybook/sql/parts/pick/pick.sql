@@ -22,7 +22,7 @@ returns table (lease uuid, job_id bigint, attempt int, task text, args jsonb, he
                unique_key text, options jsonb, enqueued_at timestamptz, start_at timestamptz, locked_until timestamptz)
 language plpgsql as $$
 declare
-  v_worker int; v_taken int; j record; a record; v_name text := concat_ws(', version ', 'pick', version);
+  v_worker int; v_taken int; v_blocked text; a record; v_name text := concat_ws(', version ', 'pick', version);
 begin
   perform tallybook._check_range('max_jobs', max_jobs::text, max_jobs between 1 and 10000, 'Use 1 to 10000.');
   perform tallybook._check_range('lock', lock::text, lock between '1 s' and '7 days', 'It must be from 1 s to 7 days.');
@@ -46,21 +46,21 @@ begin
   select c.jobs into v_taken
     from tallybook.claim(v_worker, array[pick.queue], array[max_jobs], lease, at => pick.at, retried => false) c;
   if coalesce(v_taken, 0) = 0 then return; end if;
-  for j in select * from tallybook.claimed_jobs(lease, at => pick.at) loop
-    job_id := j.job_id; attempt := j.attempt; task := j.task; args := j.args; headers := j.headers;
-    failures := j.failures; unique_key := j.unique_key; options := j.options; enqueued_at := j.enqueued_at;
+  for job_id, attempt, task, args, headers, failures, unique_key, options, enqueued_at, v_blocked in
+    select j.job_id, j.attempt, j.task, j.args, j.headers, j.failures, j.unique_key, j.options, j.enqueued_at, j.blocked_by
+      from tallybook.claimed_jobs(lease, at => pick.at) j loop
     start_at := pick.at;
     if coalesce(options ->> 'version', '1') <> version::text then
       perform tallybook.move(lease, job_id, attempt, pick.at);
       continue;
     end if;
-    if j.blocked_by is not null then
-      select x.* into a from tallybook.admit(array[lease], array[job_id], array[attempt], array[j.blocked_by],
+    if v_blocked is not null then
+      select x.* into a from tallybook.admit(array[lease], array[job_id], array[attempt], array[v_blocked],
                                              patient => false, at => pick.at) x;
-      if a.verdict = 'unknown' then
-        raise exception 'job % names the limit %, which has no rule', job_id, a.said using errcode = 'TB005',
-          hint = 'Create it with tallybook limit set, or concurrency_limit_set.';
-      elsif a.verdict = 'wait' then
+      perform tallybook._refuse(a.verdict = 'unknown',
+        format('job %s names the limit %s, which has no rule', job_id, a.said),
+        'Create it with tallybook limit set, or concurrency_limit_set.');
+      if a.verdict = 'wait' then
         perform tallybook.unclaim(lease, job_id, attempt, interval '1 s', pick.at);
       end if;
       continue when a.verdict is distinct from 'start';
