@@ -6,9 +6,7 @@
 --            and waiting ones
 create or replace function tallybook._jobs_by_end(p_endings tallybook.ending[], p_filter jsonb, p_below bigint,
   p_below_id bigint, p_most int, p_looks int)
-returns table (place text, line tallybook.job_line, at timestamptz, n int) language plpgsql stable
--- profile: nested
-as $$
+returns table (place text, line tallybook.job_line, at timestamptz, n int) language plpgsql stable as $$
 declare
   v_at timestamptz := coalesce('epoch'::timestamptz + p_below * interval '1 microsecond', 'infinity');
   v_id bigint := coalesce(p_below_id, 0); v_piece int := p_most + 1; v_left int := p_looks; v_rows int; v_n int := 0;

@@ -8,9 +8,7 @@
 -- Rows are read in pieces that grow while few match.
 create or replace function tallybook._jobs_by_id(p_sources text[], p_given bigint[], p_mine text[], p_filter jsonb,
   p_low bigint, p_high bigint, p_below bigint, p_most int, p_looks int)
-returns table (place text, line tallybook.job_line, at timestamptz, n int) language plpgsql stable
--- profile: nested
-as $$
+returns table (place text, line tallybook.job_line, at timestamptz, n int) language plpgsql stable as $$
 declare
   v_below bigint := least(coalesce(p_below, 9223372036854775807), p_high); v_low bigint := coalesce(p_low, 0);
   v_piece int := least(p_most + 1, 256); v_left int := p_looks; v_rows int; v_last bigint; v_ids bigint[]; r record;
@@ -90,9 +88,7 @@ end $$;
 -- nth: its number among the given jobs.
 create or replace function tallybook._job_lines(p_ids bigint[], p_attempts int[], p_errors jsonb[],
   p_ends timestamptz[], p_mine text[], p_filter jsonb, p_most int)
-returns table (nth bigint, line tallybook.job_line) language plpgsql stable
--- profile: nested
-as $$
+returns table (nth bigint, line tallybook.job_line) language plpgsql stable as $$
 declare
   v_queue text := p_filter ->> 'queue'; v_task text := p_filter ->> 'task'; v_error text := lower(p_filter ->> 'error');
   v_states text[] := case when p_filter ? 'states'
@@ -134,9 +130,7 @@ end $$;
 -- is not recorded yet).
 create or replace function tallybook._job_kind(p_job_id bigint, p_state text, p_attempt int,
   p_ended_at timestamptz) returns text
-language plpgsql stable
--- profile: hot
-as $$
+language plpgsql stable as $$
 begin
   if p_state in ('scheduled', 'retrying', 'waiting', 'dead') then return 'aside'; end if;
   if p_state = 'cancelled' and p_ended_at is null then

@@ -5,9 +5,7 @@
 --   lanes  null: all
 create or replace function tallybook._jobs_by_line(p_what text, p_lanes int[], p_filter jsonb, p_xid xid8, p_seq bigint,
   p_most int, p_looks int)
-returns table (place text, line tallybook.job_line, at timestamptz, n int) language plpgsql stable
--- profile: nested
-as $$
+returns table (place text, line tallybook.job_line, at timestamptz, n int) language plpgsql stable as $$
 declare
   v_xid xid8 := coalesce(p_xid, '9223372036854775807'); v_seq bigint := coalesce(p_seq, 0); v_piece int := p_most + 1;
   v_left int := p_looks; v_rows int; v_n int := 0; v_found int; v_at timestamptz; v_xids xid8[]; v_seqs bigint[];
@@ -71,9 +69,7 @@ end $$;
 -- _jobs_by_line.
 create or replace function tallybook._line_rows(p_lane_id int, p_what text, p_xid xid8, p_seq bigint, p_most int)
 returns table (xid xid8, seq bigint, job_id bigint, attempt int, task text, enqueued_at timestamptz)
-  language plpgsql stable
--- profile: nested
-as $$
+  language plpgsql stable as $$
 declare
   l tallybook.lane; c record;
 begin
@@ -111,9 +107,7 @@ end $$;
 -- above it; the lane has no other entries before. One statement for all lanes, because a list may
 -- read thousands.
 create or replace function tallybook._line_heads(p_lanes int[], p_what text, p_xid xid8, p_seq bigint)
-returns table (lane_id int, xid xid8, seq bigint) language plpgsql stable
--- profile: nested
-as $$
+returns table (lane_id int, xid xid8, seq bigint) language plpgsql stable as $$
 begin
   return query
   select l.lane_id, e.xid, e.seq

@@ -105,9 +105,7 @@ $$;
 create or replace function tallybook._job_sources(p_queue text, p_states text[], p_links jsonb, p_error text,
   p_unserved boolean, p_since timestamptz, p_before timestamptz, out ids text[], out given bigint[], out mine text[],
   out line text, out lanes int[], out endings tallybook.ending[], out low bigint, out high bigint)
-language plpgsql stable
--- profile: nested
-as $$
+language plpgsql stable as $$
 declare
   s text[] := coalesce(p_states, tallybook._job_states());
 begin
@@ -160,9 +158,7 @@ end $$;
 
 -- _job_id_at(at): the lowest id of a job enqueued at this time or later; null: at is null, or there is
 -- none.
-create or replace function tallybook._job_id_at(p_at timestamptz) returns bigint language plpgsql stable
--- profile: nested
-as $$
+create or replace function tallybook._job_id_at(p_at timestamptz) returns bigint language plpgsql stable as $$
 declare
   v_low bigint := 0; v_high bigint; v_middle bigint; v_id bigint; v_at timestamptz;
 begin

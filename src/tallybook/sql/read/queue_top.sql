@@ -78,9 +78,7 @@ end $$;
 -- _line_of(lane, phase, xid, seq, most): the next entries of a lane in claim order, behind this one, at
 -- most `most`. phase: see _line_ranges.
 create or replace function tallybook._line_of(p_lane_id int, p_phase int, p_xid xid8, p_seq bigint, p_most int)
-returns table (lane_id int, retention "char", phase int, xid xid8, seq bigint) language plpgsql stable
--- profile: nested
-as $$
+returns table (lane_id int, retention "char", phase int, xid xid8, seq bigint) language plpgsql stable as $$
 begin
   return query
   select r.lane_id, r.retention, r.phase, e.xid, e.seq

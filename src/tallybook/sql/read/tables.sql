@@ -8,6 +8,9 @@ create type tallybook.job_line as (
 -- One reason found by a part of why. A part returns them in the order in which they have to be solved.
 create type tallybook._reason as (reason text, explanation text, details jsonb);
 
+-- The answer of one check of the doctor: see doctor.
+create type tallybook._check as (name text, level text, finding text, advice text, details jsonb);
+
 -- The row in which a job is now: see _job_place.
 create type tallybook._job_place as (
   place text, job_id bigint, lane_id int, queue text, priority int, part text, retired boolean, retention "char",

@@ -10,7 +10,8 @@ create or replace function tallybook.audit_add(actor text, via text, action text
            format('the %s of an audit row has %s characters', n.what, coalesce(length(n.name), 0)),
            format('It must have 1 to %s.', n.most))
     from (values ('actor', actor, 200), ('via', via, 32), ('action', action, 64)) n(what, name, most);
-  select tallybook._refuse(o.object is null or jsonb_typeof(o.object) <> 'object' or octet_length(o.object::text) > 8192,
+  select tallybook._refuse(o.object is null or jsonb_typeof(o.object) <> 'object'
+                           or octet_length(o.object::text) > 8192,
            format('the %s of an audit row must be a JSON object of at most 8 KB', o.what),
            'Store ids and counts instead of the changed values.')
     from (values ('target', target), ('done', done)) o(what, object);

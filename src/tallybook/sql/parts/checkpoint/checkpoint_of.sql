@@ -9,9 +9,7 @@ $$;
 
 -- _running(lease, job_id, attempt): whether this attempt belongs to the lease and has not ended.
 create or replace function tallybook._running(p_lease uuid, p_job_id bigint, p_attempt int) returns boolean
-language plpgsql
--- profile: lookup
-as $$
+language plpgsql as $$
 begin
   return exists (select from tallybook._lease_entries(array[p_lease], array[p_job_id], array[p_attempt]) h
                   where not exists (select from tallybook._outcome_of(h.retention, h.xid, h.seq)));

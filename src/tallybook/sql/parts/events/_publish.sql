@@ -19,8 +19,8 @@ as $$
 $$;
 
 -- _publish_rows(): trigger for new rows. In line: available. In scheduled: scheduled, or retrying if it has failed. In
--- dead: dead. Claims: started. Outcomes: completed, cancelled; a failure is published as its result: retrying, available
--- or dead.
+-- dead: dead. Claims: started. Outcomes: completed, cancelled; a failure is published as its result: retrying,
+-- available or dead.
 create or replace function tallybook._publish_rows() returns trigger language plpgsql
 -- profile: lookup
 as $$

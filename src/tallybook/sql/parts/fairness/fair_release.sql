@@ -63,9 +63,7 @@ end $$;
 -- the first time, for every 3 s, after a flood of more than 1000 new jobs, and while there are more than 400 keys.
 create or replace function tallybook._fair_keys(p_lane_id int, p_state jsonb, p_room int,
   p_at timestamptz) returns jsonb
-language plpgsql stable
--- profile: nested
-as $$
+language plpgsql stable as $$
 declare
   v_now numeric := extract(epoch from p_at);
   v_all boolean := p_state is null or v_now not between (p_state ->> 'looked')::numeric
@@ -134,9 +132,7 @@ end $$;
 
 -- _in_line(lane_id, most): how many entries of a lane no claim has passed yet; no more than most are counted.
 create or replace function tallybook._in_line(p_lane_id int, p_most int) returns int
-language plpgsql stable
--- profile: nested
-as $$
+language plpgsql stable as $$
 begin
   return (select count(*) from (select from tallybook._line_entries(p_lane_id) limit p_most) n);
 end $$;
@@ -145,9 +141,7 @@ end $$;
 -- many. The caller has the lane's lock.
 create or replace function tallybook._fair_release_lane(p_lane_id int, p_queue text, p_retention "char", p_keys jsonb,
   p_room int, p_at timestamptz, out released int, out keys jsonb)
-language plpgsql
--- profile: nested
-as $$
+language plpgsql as $$
 declare
   t record; w tallybook.waiting; v_ring text[]; v_each int; v_tids tid[]; v_last text; v_later boolean; v_short boolean;
   v_moved int;

@@ -24,12 +24,6 @@ language sql stable as $$
    order by 2
 $$;
 
--- _range_leaves(parents, lower): the partitions of a family that begin at lower, in the family's order.
-create or replace function tallybook._range_leaves(p_parents regclass[], p_lower numeric) returns regclass[]
-language sql stable as $$
-  select r.leaves from tallybook._family_ranges(p_parents) r where r.lower = p_lower
-$$;
-
 -- _family_ranges(parents): the ranges of a family: their bounds, their partitions in the family's order, and how large
 -- these are.
 create or replace function tallybook._family_ranges(p_parents regclass[]) returns table (lower numeric, upper numeric,
@@ -96,9 +90,10 @@ create or replace function tallybook._range_split(p_parents regclass[], p_lower 
 language plpgsql as $$
 declare
   c_small constant bigint := 1048576; c_check constant name := 'what lies in a range that is being cut';
-  v_leaves regclass[] := tallybook._range_leaves(p_parents, p_lower); v_new regclass[] := '{}'; v_name name;
-  v_large regclass[]; v_todo regclass[]; v_upper numeric; v_next numeric; v_cut numeric; v_why text := 'a reader';
+  v_leaves regclass[]; v_new regclass[] := '{}'; v_name name; v_large regclass[]; v_todo regclass[]; v_upper numeric;
+  v_next numeric; v_cut numeric; v_why text := 'a reader';
 begin
+  select r.leaves, r.upper into v_leaves, v_upper from tallybook._family_ranges(p_parents) r where r.lower = p_lower;
   v_large := array(select l from unnest(v_leaves) l where pg_relation_size(l) > c_small);
   if v_large <> '{}' and tallybook._range_foreign(v_large) then
     return tallybook._range_held(v_leaves[1], 'jobs of another cluster') is not null;
@@ -107,7 +102,7 @@ begin
   v_todo := array(select l from unnest(v_large) l where not exists (
                     select from pg_catalog.pg_constraint c where c.conrelid = l and c.conname = c_check));
   if v_todo <> '{}' then
-    if not tallybook._range_lock(v_todo) then return tallybook._range_held(v_leaves[1], v_why) is not null; end if;
+    if not tallybook._range_lock(v_todo) then raise lock_not_available; end if;
     execute (select string_agg(format('alter table only %s add constraint %I check (%s) not valid', l, c_check,
                                       concat_ws(' and ',
                                  pg_get_partition_constraintdef(i.inhparent), format('%I >= %L::xid8', k.key, p_lower),
@@ -119,54 +114,47 @@ begin
   v_todo := array(select c.conrelid::regclass from pg_catalog.pg_constraint c
                    where c.conrelid = any (v_large::oid[]) and c.conname = c_check and not c.convalidated);
   if v_todo <> '{}' then
-    begin
-      execute format('lock table only %s in share update exclusive mode nowait', v_todo[1]);
-    exception when lock_not_available then
-      return tallybook._range_held(v_leaves[1], v_why) is not null;
-    end;
+    execute format('lock table only %s in share update exclusive mode nowait', v_todo[1]);
     execute format('alter table only %s validate constraint %I', v_todo[1], c_check);
     return true;
   end if;
 
-  -- What takes long is done before anything is locked. In a block, so that nothing of it stays where the locks are not
-  -- to be had.
-  begin
-    select r.upper into v_upper from tallybook._ranges(p_parents[1]) r where r.lower = p_lower;
-    for n in 1..cardinality(p_parents) loop
-      select c.relname || '_' || (
-               select coalesce(max(substring(k.relname from '_(\d+)$')::int), 0) + 1
-                 from pg_catalog.pg_inherits i join pg_catalog.pg_class k on k.oid = i.inhrelid
-                      where i.inhparent = p_parents[n])
-        into v_name from pg_catalog.pg_class c where c.oid = p_parents[n];
-      execute format('create table tallybook.%I (like %s including all)', v_name, p_parents[n]);
-      execute format('alter table tallybook.%I replica identity full', v_name);  -- LIKE leaves it out
-      v_new := v_new || format('tallybook.%I', v_name)::regclass;
-    end loop;
-    if not tallybook._range_lock(p_parents || v_leaves) then raise lock_not_available; end if;
-    v_next := greatest(pg_snapshot_xmax(pg_current_snapshot())::text::numeric, pg_current_xact_id()::text::numeric + 1);
-    v_cut := coalesce(p_cut, v_next);
-    if v_cut < v_next or v_cut >= v_upper then
-      v_why := null;
-      raise lock_not_available;
+  -- What takes long is done before anything is locked. Nothing of it stays where the locks are not to be had.
+  for n in 1..cardinality(p_parents) loop
+    select c.relname || '_' || (
+             select coalesce(max(substring(k.relname from '_(\d+)$')::int), 0) + 1
+               from pg_catalog.pg_inherits i join pg_catalog.pg_class k on k.oid = i.inhrelid
+                    where i.inhparent = p_parents[n])
+      into v_name from pg_catalog.pg_class c where c.oid = p_parents[n];
+    execute format('create table tallybook.%I (like %s including all)', v_name, p_parents[n]);
+    execute format('alter table tallybook.%I replica identity full', v_name);  -- LIKE leaves it out
+    v_new := v_new || format('tallybook.%I', v_name)::regclass;
+  end loop;
+  if not tallybook._range_lock(p_parents || v_leaves) then raise lock_not_available; end if;
+  v_next := greatest(pg_snapshot_xmax(pg_current_snapshot())::text::numeric, pg_current_xact_id()::text::numeric + 1);
+  v_cut := coalesce(p_cut, v_next);
+  if v_cut < v_next or v_cut >= v_upper then
+    v_why := null;
+    raise lock_not_available;
+  end if;
+  perform set_config('tallybook.range_cut', v_cut::text, true);
+  for n in 1..cardinality(p_parents) loop
+    execute format('alter table %s detach partition %s', p_parents[n], v_leaves[n]);
+    execute format('alter table %s attach partition %s for values %s', p_parents[n], v_leaves[n],
+                   tallybook._range_bounds(p_lower, v_cut));
+    execute format('alter table %s attach partition %s for values %s', p_parents[n], v_new[n],
+                   tallybook._range_bounds(v_cut, v_upper));
+    if v_leaves[n] = any (v_large) then
+      execute format('alter table only %s drop constraint %I', v_leaves[n], c_check);
     end if;
-    perform set_config('tallybook.range_cut', v_cut::text, true);
-    for n in 1..cardinality(p_parents) loop
-      execute format('alter table %s detach partition %s', p_parents[n], v_leaves[n]);
-      execute format('alter table %s attach partition %s for values %s', p_parents[n], v_leaves[n],
-                     tallybook._range_bounds(p_lower, v_cut));
-      execute format('alter table %s attach partition %s for values %s', p_parents[n], v_new[n],
-                     tallybook._range_bounds(v_cut, v_upper));
-      if v_leaves[n] = any (v_large) then execute format('alter table only %s drop constraint %I', v_leaves[n],
-                                                         c_check); end if;
-    end loop;
-    perform set_config('tallybook.range_cut', '', true);
-    -- nobody waits for the disk; what a crash takes back it takes back whole
-    perform set_config('synchronous_commit', 'off', true);
-    return true;
-  exception
-    when lock_not_available then return tallybook._range_held(v_leaves[1], v_why) is not null;
-    when check_violation then return tallybook._range_held(v_leaves[1], 'jobs of another cluster') is not null;
-  end;
+  end loop;
+  perform set_config('tallybook.range_cut', '', true);
+  -- nobody waits for the disk; what a crash takes back it takes back whole
+  perform set_config('synchronous_commit', 'off', true);
+  return true;
+exception
+  when lock_not_available then return tallybook._range_held(v_leaves[1], v_why) is not null;
+  when check_violation then return tallybook._range_held(v_leaves[1], 'jobs of another cluster') is not null;
 end $$;
 
 -- _range_key(leaf): the column that its ranges go by.
@@ -204,18 +192,18 @@ end $$;
 create or replace function tallybook._range_merge(p_parents regclass[], p_lower numeric, p_next numeric) returns boolean
 language plpgsql as $$
 declare
-  v_first regclass[] := tallybook._range_leaves(p_parents, p_lower); v_upper numeric;
-  v_second regclass[] := tallybook._range_leaves(p_parents, p_next);
+  a record; b record;
 begin
-  if not tallybook._range_lock(p_parents || v_first || v_second) then return false; end if;
-  if exists (select from unnest(v_first || v_second) l where pg_relation_size(l) > 0) then return false; end if;
-  select r.upper into v_upper from tallybook._ranges(p_parents[1]) r where r.lower = p_next;
+  select r.* into a from tallybook._family_ranges(p_parents) r where r.lower = p_lower;
+  select r.* into b from tallybook._family_ranges(p_parents) r where r.lower = p_next;
+  if not tallybook._range_lock(p_parents || a.leaves || b.leaves) then return false; end if;
+  if exists (select from unnest(a.leaves || b.leaves) l where pg_relation_size(l) > 0) then return false; end if;
   for n in 1..cardinality(p_parents) loop
-    execute format('alter table %s detach partition %s', p_parents[n], v_first[n]);
-    execute format('alter table %s detach partition %s', p_parents[n], v_second[n]);
-    execute format('drop table %s', v_second[n]);
-    execute format('alter table %s attach partition %s for values %s', p_parents[n], v_first[n],
-                   tallybook._range_bounds(p_lower, v_upper));
+    execute format('alter table %s detach partition %s', p_parents[n], a.leaves[n]);
+    execute format('alter table %s detach partition %s', p_parents[n], b.leaves[n]);
+    execute format('drop table %s', b.leaves[n]);
+    execute format('alter table %s attach partition %s for values %s', p_parents[n], a.leaves[n],
+                   tallybook._range_bounds(p_lower, b.upper));
   end loop;
   return true;
 end $$;

@@ -74,9 +74,7 @@ language sql stable as $$ select r.keep from tallybook.retention_class r where r
 
 -- _job_known(job_id): whether there is anything left of a job but names.
 create or replace function tallybook._job_known(p_job_id bigint) returns boolean
-language plpgsql stable
--- profile: lookup
-as $$
+language plpgsql stable as $$
 begin
   return exists (select from tallybook.entry e where e.job_id = p_job_id)
       or exists (select from tallybook._aside a where a.job_id = p_job_id);
@@ -95,9 +93,7 @@ $$;
 
 -- _sweep_progress(): progress and checkpoints of jobs that have left.
 create or replace function tallybook._sweep_progress() returns bigint
-language plpgsql
--- profile: lookup
-as $$
+language plpgsql as $$
 declare
   v_ids bigint[]; v_n bigint;
 begin
@@ -109,8 +105,7 @@ begin
              select y.job_id from tallybook.progress y where y.job_id = i.id for update skip locked) x
      where not tallybook._job_known(i.id)));
   get diagnostics v_n = row_count;
-  perform tallybook._sweep_to('progress', to_jsonb(v_ids[500]))
-    where v_ids[500] is not null or exists (select from tallybook.sweep s where s.kind = 'progress');
+  perform tallybook._sweep_to('progress', to_jsonb(v_ids[500]));
   return v_n;
 end $$;
 
@@ -120,11 +115,9 @@ end $$;
 -- generation for the newest, and inserts the next one: an existing row stops it. If that is deleted, the one that it
 -- saw is deleted, too, and it notices that when it locks it (see _claim_key).
 create or replace function tallybook._sweep_keys() returns bigint
-language plpgsql
--- profile: lookup
-as $$
+language plpgsql as $$
 declare
-  c_batch constant int := 500; v_place jsonb := tallybook._sweep_place('unique_key'); v_n bigint; v_last jsonb;
+  c_batch constant int := 500; v_place jsonb := tallybook._sweep_place('unique_key'); v_n bigint;
   v_keys tallybook.unique_key[];
 begin
   v_keys := array(select x from tallybook.unique_key x
@@ -147,8 +140,8 @@ begin
      and not exists (select from tallybook.unique_key l where l.task = g.task and l.key = g.key
                      and l.generation < g.first);
   get diagnostics v_n = row_count;
-  select jsonb_build_array(u.task, u.key, u.generation) into v_last from unnest(v_keys[c_batch:]) u;
-  perform tallybook._sweep_to('unique_key', v_last) where v_last is not null or v_place is not null;
+  perform tallybook._sweep_to('unique_key', (
+    select jsonb_build_array(u.task, u.key, u.generation) from unnest(v_keys[c_batch:]) u));
   return v_n;
 end $$;
 
@@ -156,13 +149,10 @@ end $$;
 -- only tried:
 -- who takes a turn holds it, and looks after he has it.
 create or replace function tallybook._sweep_turns() returns bigint
-language plpgsql
--- profile: lookup
-as $$
+language plpgsql as $$
 declare
   c_batch constant int := 100; v_key text := tallybook._sweep_place('order_turn') #>> '{}'; v_newest bigint;
   v_job bigint; v_n bigint; v_all bigint := 0;
-  v_place jsonb := to_jsonb(v_key);
 begin
   for turn in 1..c_batch loop
     v_key := (select t.key from tallybook.order_turn t where v_key is null or t.key > v_key order by t.key limit 1);
@@ -177,6 +167,6 @@ begin
     get diagnostics v_n = row_count;
     v_all := v_all + v_n;
   end loop;
-  perform tallybook._sweep_to('order_turn', to_jsonb(v_key)) where v_key is not null or v_place is not null;
+  perform tallybook._sweep_to('order_turn', to_jsonb(v_key));
   return v_all;
 end $$;

@@ -8,19 +8,19 @@ create or replace function tallybook.held_ranges(at timestamptz default clock_ti
 returns table (class text, lower xid8, upper xid8, due_at timestamptz, open_jobs bigint, why text)
 language sql stable as $$
   select f.name, r.lower::text::xid8, r.upper::text::xid8, d.due_at, nullif(h.open, 0),
-         case h.held when 'a reader' then coalesce('a reader: ' || tallybook._range_readers(
-                            tallybook._range_leaves(f.parents, r.lower) || case when h.quiet_since is null
-                            then f.parents else '{}' end),
-                            'a reader that has gone: it goes with the next run')
-                     when 'an open transaction' then coalesce('an open transaction: '
-                                                              || tallybook._range_writers(r.upper),
-                            'an open transaction that has ended: it goes with the next run')
-                     else h.held end
-    from tallybook._families() f, lateral tallybook._ranges(f.parents[1]) r
-    join pg_catalog.pg_class c on c.oid = r.leaf
+         case h.held
+           when 'a reader' then coalesce(
+             'a reader: ' || tallybook._range_readers(r.leaves || case when h.quiet_since is null then f.parents end),
+             'a reader that has gone: it goes with the next run')
+           when 'an open transaction' then coalesce(
+             'an open transaction: ' || tallybook._range_writers(r.upper),
+             'an open transaction that has ended: it goes with the next run')
+           else h.held end
+    from tallybook._families() f, lateral tallybook._family_ranges(f.parents) r
+    join pg_catalog.pg_class c on c.oid = r.leaves[1]
     join tallybook.history_range h on h.leaf = c.relname,
          lateral (select coalesce(h.newest_end, least(h.quiet_since, h.begun_at + f.keep / 4)) + f.keep) d(due_at)
-   where h.held is not null and d.due_at <= held_ranges.at
+   where h.held is not null and d.due_at <= held_ranges.at order by f.name, r.lower
 $$;
 
 -- _range_readers(tables): the sessions that hold one of these tables, or null.

@@ -15,27 +15,22 @@ create or replace function tallybook.prune(at timestamptz default clock_timestam
   out effect bigint, out again boolean)
 language plpgsql as $$
 declare
-  f record; r record; v_piece bigint;
+  r record;
 begin
   perform tallybook._read_committed('prune needs READ COMMITTED',
                                     'An older snapshot does not show which jobs are open.');
   again := false;
   if as_service and not tallybook._service_claim('prune', at) then return; end if;
   if not pg_try_advisory_xact_lock(1413565449, hashtext('prune: one at a time')) then return; end if;
-  effect := 0;
-  <<pieces>>
-  for f in select x.* from tallybook._families() x order by x.name loop
-    for r in select x.* from tallybook._family_ranges(f.parents) x where x.bytes > 0 order by x.lower loop
-      v_piece := tallybook._prune_range(f.code, f.keep, r.lower, r.upper, r.leaves, at);
-      again := v_piece is not null;
-      if again then
-        effect := v_piece;
-        exit pieces;
-      end if;
-    end loop;
+  for r in select f.code, f.keep, x.* from tallybook._families() f, lateral tallybook._family_ranges(f.parents) x
+            where x.bytes > 0 order by f.name, x.lower loop
+    effect := tallybook._prune_range(r.code, r.keep, r.lower, r.upper, r.leaves, at);
+    again := effect is not null;
+    exit when again;
   end loop;
-  for f in select x.* from tallybook._families() x where not again order by x.name loop
-    again := tallybook._ranges_kept(f.parents, f.keep, at);
+  effect := coalesce(effect, 0);
+  for r in select x.* from tallybook._families() x where not again order by x.name loop
+    again := tallybook._ranges_kept(r.parents, r.keep, at);
     exit when again;
   end loop;
   if not again then

@@ -47,8 +47,8 @@ begin
     from tallybook.claim(v_worker, array[pick.queue], array[max_jobs], lease, at => pick.at, retried => false) c;
   if coalesce(v_taken, 0) = 0 then return; end if;
   for job_id, attempt, task, args, headers, failures, unique_key, options, enqueued_at, v_blocked in
-    select j.job_id, j.attempt, j.task, j.args, j.headers, j.failures, j.unique_key, j.options, j.enqueued_at, j.blocked_by
-      from tallybook.claimed_jobs(lease, at => pick.at) j loop
+    select j.job_id, j.attempt, j.task, j.args, j.headers, j.failures, j.unique_key, j.options, j.enqueued_at,
+           j.blocked_by from tallybook.claimed_jobs(lease, at => pick.at) j loop
     start_at := pick.at;
     if coalesce(options ->> 'version', '1') <> version::text then
       perform tallybook.move(lease, job_id, attempt, pick.at);

@@ -1,10 +1,8 @@
 -- _doctor_counters(asked): whether the counters agree with a recount. A recount reads the whole history, so without
 -- `asked` it runs only if the history is small.
 -- rights: operator
-create or replace function tallybook._doctor_counters(p_asked boolean)
-returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable
--- profile: nojit
-as $$
+create or replace function tallybook._doctor_counters(p_asked boolean) returns setof tallybook._check
+language plpgsql stable as $$
 declare
   v_bytes numeric;
 begin

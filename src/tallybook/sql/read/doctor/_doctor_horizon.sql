@@ -44,10 +44,8 @@ $$;
 -- _doctor_horizon(at): what pins the horizon of vacuum; long uncommitted transactions; sessions idle in a
 -- transaction; replication slots.
 -- rights: operator, as the caller
-create or replace function tallybook._doctor_horizon(p_at timestamptz)
-returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable
--- profile: nojit
-as $$
+create or replace function tallybook._doctor_horizon(p_at timestamptz) returns setof tallybook._check
+language plpgsql stable as $$
 declare
   v_hidden text := ''; v_jobs text[]; v_idle text := current_setting('idle_in_transaction_session_timeout');
 begin

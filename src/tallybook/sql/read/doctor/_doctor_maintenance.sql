@@ -1,10 +1,8 @@
 -- _doctor_maintenance(at): another cluster, services that do not run, steps of the server's clock, schedules that do
 -- not fire, ranges of history that cannot be deleted.
 -- rights: operator
-create or replace function tallybook._doctor_maintenance(p_at timestamptz)
-returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable
--- profile: nojit
-as $$
+create or replace function tallybook._doctor_maintenance(p_at timestamptz) returns setof tallybook._check
+language plpgsql stable as $$
 declare
   v_since timestamptz;
 begin

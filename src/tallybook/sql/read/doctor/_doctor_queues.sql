@@ -2,8 +2,8 @@
 --
 -- Looks for the next job of each lane, as a claim does, at most 10,000 lanes; the counters count the jobs behind it.
 -- rights: operator
-create or replace function tallybook._doctor_queues(p_at timestamptz)
-returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable
+create or replace function tallybook._doctor_queues(p_at timestamptz) returns setof tallybook._check
+language plpgsql stable
 -- profile: hot
 set enable_nestloop = on  -- also if the caller has switched it off
 as $$

@@ -1,9 +1,6 @@
 -- _doctor_roles(): whether the recorded roles have the rights of _rights. Only grants count, not the rights of PUBLIC.
 -- rights: operator
-create or replace function tallybook._doctor_roles()
-returns table (name text, level text, finding text, advice text, details jsonb) language sql stable
--- profile: nojit
-as $$
+create or replace function tallybook._doctor_roles() returns setof tallybook._check language sql stable as $$
   select * from tallybook._finding('roles', (
       select jsonb_agg(jsonb_build_object('level', 'warning', 'text', x.text) order by x.text) from (
         select format('role %s is recorded and does not exist in this cluster', k.name) as text

@@ -1,9 +1,6 @@
 -- _doctor_settings(): settings of the server and of this session that can lose or block jobs.
 -- rights: operator, as the caller
-create or replace function tallybook._doctor_settings()
-returns table (name text, level text, finding text, advice text, details jsonb) language sql stable
--- profile: nojit
-as $$
+create or replace function tallybook._doctor_settings() returns setof tallybook._check language sql stable as $$
   select f.* from tallybook._finding('settings', (
       select jsonb_agg(jsonb_build_object('level', v.level, 'text', format('%s is %s: %s', s.name, s.setting, v.why),
                'setting', s.name, 'value', s.setting, 'source', s.source,

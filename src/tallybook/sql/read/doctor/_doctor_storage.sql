@@ -2,10 +2,7 @@
 --
 -- Reads file sizes and the server's statistics only, so its cost does not grow with history.
 -- rights: operator, as the caller
-create or replace function tallybook._doctor_storage()
-returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable
--- profile: nojit
-as $$
+create or replace function tallybook._doctor_storage() returns setof tallybook._check language plpgsql stable as $$
 declare
   v_tables jsonb; v_freeze numeric := current_setting('autovacuum_freeze_max_age')::numeric;
 begin

@@ -11,7 +11,9 @@
 -- views; writes nothing.
 -- rights: operator, as the caller
 create or replace function tallybook.doctor(about text default null, at timestamptz default clock_timestamp())
-returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable as $$
+returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable
+-- profile: nojit
+as $$
 declare
   v_group text; v_groups text[] := '{horizon,storage,settings,workers,queues,maintenance,counters,roles}';
 begin
@@ -44,8 +46,7 @@ end $$;
 -- is a command that fixes the item. Without items the level is ok and the finding is `fine`.
 -- rights: operator, as the caller
 create or replace function tallybook._finding(p_name text, p_items jsonb, p_fine text, p_advice text,
-  p_details jsonb default '{}')
-returns table (name text, level text, finding text, advice text, details jsonb) language sql immutable as $$
+  p_details jsonb default '{}') returns setof tallybook._check language sql immutable as $$
   select p_name, coalesce(f.level, 'ok'),
          coalesce(f.texts || case when f.n > 3 then format('; and %s more', f.n - 3) else '' end, p_fine),
          case when f.n > 0 then concat_ws(' ', p_advice, f.commands) end,

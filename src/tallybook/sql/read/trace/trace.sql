@@ -55,9 +55,7 @@ end $$;
 -- _of_name(subject, unique_key, task): the jobs of a subject or a unique key, the newest 1000 of each task,
 -- of one task or of all. Goes from task to task by the index.
 create or replace function tallybook._of_name(p_subject text, p_key text, p_task text) returns bigint[]
-language plpgsql stable
--- profile: hot
-as $$
+language plpgsql stable as $$
 declare
   v_task text := ''; v_jobs bigint[] := array(
     select e.job_id from tallybook.entry e
@@ -83,9 +81,7 @@ end $$;
 create or replace function tallybook._trace_job(p_job_id bigint, p_most int)
 returns table (at timestamptz, job_id bigint, queue text, task text, attempt int, place int, event text, worker text,
   details jsonb, error jsonb)
-language plpgsql stable
--- profile: nested
-as $$
+language plpgsql stable as $$
 begin
   return query
   with tries as materialized (

@@ -4,9 +4,7 @@
 -- Counts from the lane's cursor on, in the order of claims (see _take): former holes, then the window, then the rest.
 -- Cancelled jobs count as well. Reads lane, claim, entry, installation.
 create or replace function tallybook._why_behind(w tallybook._job_place) returns setof tallybook._reason
-language plpgsql stable
--- profile: nested
-as $$
+language plpgsql stable as $$
 declare
   c record; l record; v_phase int; v_own bigint; v_lower bigint := 0;
 begin

@@ -1,8 +1,6 @@
 -- _why_late(place, at): why a job's time has not come, if that is why it does not run. A part of why.
 create or replace function tallybook._why_late(w tallybook._job_place, p_at timestamptz) returns setof tallybook._reason
-language plpgsql stable
--- profile: hot
-as $$
+language plpgsql stable as $$
 declare
   v_run_at timestamptz := w.run_at; v_last text; v_other timestamptz; v_at text;
 begin
@@ -42,9 +40,7 @@ end $$;
 -- _why_rate(key, run_at, at): a job waits for its turn at a rate limit: behind how many, and whether the key was
 -- pushed back.
 create or replace function tallybook._why_rate(p_key text, p_run_at timestamptz, p_at timestamptz)
-returns setof tallybook._reason language plpgsql stable
--- profile: hot
-as $$
+returns setof tallybook._reason language plpgsql stable as $$
 begin
   return query
   select 'rate_limit', format('Its turn at the rate limit %s comes at about %s, behind %s%s.', to_json(p_key),

@@ -2,9 +2,7 @@
 --
 -- The answer at the start can differ, because limits change until then. Reads what why reads.
 create or replace function tallybook._why_limits(w tallybook._job_place, p_at timestamptz)
-returns setof tallybook._reason language plpgsql stable
--- profile: nested
-as $$
+returns setof tallybook._reason language plpgsql stable as $$
 declare
   v_key text; v_next timestamptz; v_turn boolean := coalesce(w.options ? 'turn', false);
 begin

@@ -1,10 +1,8 @@
 -- _why_unserved(place, at): whether the queue is paused, and whether a live worker would run this job. A part of why.
 --
 -- A worker without tasks is one in another language and runs all tasks. Reads queue, worker.
-create or replace function tallybook._why_unserved(w tallybook._job_place, p_at timestamptz) returns setof tallybook._reason
-language plpgsql stable
--- profile: hot
-as $$
+create or replace function tallybook._why_unserved(w tallybook._job_place, p_at timestamptz)
+returns setof tallybook._reason language plpgsql stable as $$
 declare
   k record; v_version text := (regexp_match(w.options ->> 'version', '^([2-9]|[1-9][0-9]{1,2})$'))[1];
   v_aside boolean := w.part not in ('', 'turn', 'fair');

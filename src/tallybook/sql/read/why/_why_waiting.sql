@@ -1,9 +1,7 @@
 -- _why_waiting(place, at): what a job in waiting waits for: a permit, a breaker, its turn by a key, its parents. A part
 -- of why.
-create or replace function tallybook._why_waiting(w tallybook._job_place, p_at timestamptz) returns setof tallybook._reason
-language plpgsql stable
--- profile: nested
-as $$
+create or replace function tallybook._why_waiting(w tallybook._job_place, p_at timestamptz)
+returns setof tallybook._reason language plpgsql stable as $$
 declare
   l record; v_n bigint; v_ids bigint[]; v_room int; v_key text;
 begin
@@ -66,9 +64,7 @@ $$;
 -- _why_permit(key, at): what prevents the next job of a key from starting: its breaker, or taken permits. No
 -- row: nothing.
 create or replace function tallybook._why_permit(p_key text, p_at timestamptz)
-returns setof tallybook._reason language plpgsql stable
--- profile: nested
-as $$
+returns setof tallybook._reason language plpgsql stable as $$
 declare
   b tallybook.breaker_state; v_most int; v_held bigint; v_jobs bigint[]; v_probe bigint;
 begin
@@ -101,9 +97,7 @@ end $$;
 
 -- _why_order(job_id, order_key): which job of the order key is before this one. No row: none.
 create or replace function tallybook._why_order(p_job_id bigint, p_key text)
-returns setof tallybook._reason language plpgsql stable
--- profile: hot
-as $$
+returns setof tallybook._reason language plpgsql stable as $$
 declare
   v_holder bigint; v_seq bigint; v_n bigint; l record;
 begin

@@ -43,7 +43,8 @@ begin
     union all
     select 3, 'cancel_pending', format('It was cancelled at %s and will not start. The next claim of its line '
                                        'records that.', tallybook._moment(k.created_at)),
-           jsonb_build_object('since', k.created_at, 'reason', k.reason), 1 where v_state = 'cancelled' and w.state is null
+           jsonb_build_object('since', k.created_at, 'reason', k.reason), 1
+     where v_state = 'cancelled' and w.state is null
     union all
     select 4, x.* from tallybook._why_late(w, why.at) with ordinality x where v_open and v_state <> 'waiting'
     union all
@@ -62,8 +63,8 @@ begin
     union all
     select 10, x.* from tallybook._why_limits(w, why.at) with ordinality x where v_open and not v_expired
     union all
-    select 11, 'busy', format('An open transaction of a producer changes it or depends on it, or on hundreds of jobs of '
-                              'its task. It starts when that transaction has ended%s.',
+    select 11, 'busy', format('An open transaction of a producer changes it or depends on it, or on hundreds of jobs '
+                              'of its task. It starts when that transaction has ended%s.',
                               case when v_state = 'running' then ', if it has not started before' end), '{}', 1
      where (v_state = 'running' or v_open and not v_expired) and w.unique_key is not null
            and (tallybook._amendment_state(w.job_id, w.task, tallybook._crowd())).busy
@@ -94,9 +95,7 @@ $$;
 -- _why_ended(place, job_id): the answer for a job that has ended or is in no table. A subject's end outlives its
 -- history.
 create or replace function tallybook._why_ended(w tallybook._job_place, p_job_id bigint) returns setof tallybook._reason
-language plpgsql stable
--- profile: hot
-as $$
+language plpgsql stable as $$
 declare
   s tallybook.subject_job; v_at text := tallybook._moment(w.since); v_said text := left(w.error ->> 'message', 200);
   v jsonb := jsonb_build_object('since', w.since, 'attempt', w.attempt);
@@ -135,9 +134,7 @@ end $$;
 -- _why_running(place, worker, claimed_at, cancel, at): the answer for a claimed job.
 create or replace function tallybook._why_running(w tallybook._job_place, p_worker int, p_claimed_at timestamptz,
   c tallybook.tombstone, p_at timestamptz) returns setof tallybook._reason
-language plpgsql stable
--- profile: hot
-as $$
+language plpgsql stable as $$
 declare
   k tallybook.worker; g tallybook.progress;
 begin
