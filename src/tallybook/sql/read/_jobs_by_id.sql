@@ -1,13 +1,14 @@
--- _jobs_by_id(sources, given, mine, filter, low, high, below, most, looks): the matching jobs by id, highest first, at
--- most `most` and one more.
+-- _jobs_by_id(sources, given, lanes, mine, filter, low, high, below, most, looks): the matching jobs by id, highest
+-- first, at most `most` and one more.
 --
 --   sources  of entry (all jobs that were ever in line), scheduled, scheduled_failed (with an error history), waiting,
---            waiting_failed, dead, running,
+--            waiting_failed, dead,
 --            intent (cancelled, not recorded yet), taken (claimed by id, ahead of the cursor), given (ids)
+--   lanes    jobs in others may be skipped
 --   looks    most rows to skip; then the last row has no job, and place is where to continue
 -- Rows are read in pieces that grow while few match.
-create or replace function tallybook._jobs_by_id(p_sources text[], p_given bigint[], p_mine text[], p_filter jsonb,
-  p_low bigint, p_high bigint, p_below bigint, p_most int, p_looks int)
+create or replace function tallybook._jobs_by_id(p_sources text[], p_given bigint[], p_lanes int[], p_mine text[],
+  p_filter jsonb, p_low bigint, p_high bigint, p_below bigint, p_most int, p_looks int)
 returns table (place text, line tallybook.job_line, at timestamptz, n int) language plpgsql stable as $$
 declare
   v_below bigint := least(coalesce(p_below, 9223372036854775807), p_high); v_low bigint := coalesce(p_low, 0);
@@ -15,14 +16,7 @@ declare
   v_n int := 0; v_found int; v_xids xid8[]; v_seqs bigint[];
   v_task text := p_filter ->> 'task'; v_error text := lower(p_filter ->> 'error');
   v_line boolean := 'entry' = any (p_sources) and not coalesce(p_filter -> 'states' ? 'available', true);
-  v_lanes int[] := case when p_filter ? 'queue' then array(select l.lane_id from tallybook.lane l
-                                                           where l.queue = p_filter ->> 'queue') end;
 begin
-  if 'running' = any (p_sources) then
-    p_given := p_given || array(select o.job_id from tallybook.worker w cross
-                                join lateral tallybook._open_attempts(w.id, w.open_from) o
-                                 where w.ended_at is null);
-  end if;
   if v_line then  -- without the jobs ahead of the cursors: they may be a million
     for r in select x.lane_id, e.xid, e.seq from tallybook.lane x, tallybook._line_up_to(x.lane_id) e loop
       v_xids[r.lane_id] := r.xid; v_seqs[r.lane_id] := r.seq;
@@ -31,7 +25,7 @@ begin
   loop
     select count(*), min(u.job_id),
            array_agg(distinct u.job_id order by u.job_id desc) filter (
-             where (v_lanes is null or u.lane_id is null or u.lane_id = any (v_lanes))
+             where (p_lanes is null or u.lane_id is null or u.lane_id = any (p_lanes))
                and (v_task is null or u.task is null or u.task = v_task)
                and (u.xid is null or (u.xid, u.seq) <= (v_xids[u.lane_id], v_seqs[u.lane_id]))
                and (v_error is null or u.error is null

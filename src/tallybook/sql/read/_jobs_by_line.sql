@@ -71,30 +71,27 @@ create or replace function tallybook._line_rows(p_lane_id int, p_what text, p_xi
 returns table (xid xid8, seq bigint, job_id bigint, attempt int, task text, enqueued_at timestamptz)
   language plpgsql stable as $$
 declare
-  l tallybook.lane; c record;
+  l tallybook.lane; v record;
 begin
   select x.* into l from tallybook.lane x where x.lane_id = p_lane_id;
   if p_what = 'past' then
-    select x.xid, x.seq into c from tallybook._line_up_to(p_lane_id) x;
-    if (c.xid, c.seq) < (p_xid, p_seq) then p_xid := c.xid; p_seq := c.seq + 1; end if;  -- including the last one
+    select x.xid, x.seq into v from tallybook._line_up_to(p_lane_id) x;
+    if (v.xid, v.seq) < (p_xid, p_seq) then p_xid := v.xid; p_seq := v.seq + 1; end if;  -- including the last one
   end if;
-  if p_what <> 'line' then
-    return query
-    select e.xid, e.seq, e.job_id, e.attempt, e.task, e.enqueued_at from tallybook.entry e
-     where e.lane_id = l.lane_id and e.retention = l.retention and e.xid <= p_xid and (e.xid, e.seq) < (p_xid, p_seq)
-     order by e.xid desc, e.seq desc limit p_most;
-    return;
+  if p_what = 'line' then
+    select * into v from tallybook._line_from(p_lane_id);
+  else
+    select '0'::xid8 as xid, 0::bigint as seq, '{}'::xid8[] as others into v;
   end if;
-  select * into c from tallybook._line_from(p_lane_id);
   return query
   select f.xid, f.seq, f.job_id, f.attempt, f.task, f.enqueued_at from (
     (select e.xid, e.seq, e.job_id, e.attempt, e.task, e.enqueued_at from tallybook.entry e
-      where e.lane_id = l.lane_id and e.retention = l.retention and e.xid >= c.xid and (e.xid, e.seq) > (c.xid, c.seq)
+      where e.lane_id = l.lane_id and e.retention = l.retention and e.xid >= v.xid and (e.xid, e.seq) > (v.xid, v.seq)
             and e.xid <= p_xid and (e.xid, e.seq) < (p_xid, p_seq)
       order by e.xid desc, e.seq desc limit p_most)
     union all  -- late commits
     (select e.xid, e.seq, e.job_id, e.attempt, e.task, e.enqueued_at
-       from (select x from unnest(c.others) x where x < c.xid and x <= p_xid order by x desc) o(xid), lateral (
+       from (select x from unnest(v.others) x where x < v.xid and x <= p_xid order by x desc) o(xid), lateral (
          select y.* from tallybook.entry y
           where y.lane_id = l.lane_id and y.retention = l.retention and y.xid = o.xid
                 and (y.xid, y.seq) < (p_xid, p_seq)

@@ -28,7 +28,7 @@ language plpgsql stable
 -- profile: nested
 as $$
 declare
-  v_sources record; v_filter jsonb; v_n int := 0; v_cursor text := jobs.after; v_end boolean; r record;
+  v record; v_filter jsonb; v_n int := 0; v_cursor text := jobs.after; v_end boolean; r record;
   v_lines tallybook.job_line[]; v_cursors text[];
 begin
   perform tallybook._refuse(not jobs.states <@ tallybook._job_states() or jobs.states = '{}',
@@ -45,28 +45,26 @@ begin
   v_filter := jsonb_strip_nulls(jsonb_build_object('queue', jobs.queue, 'task', jobs.task, 'states', jobs.states,
                                                    'links', jobs.links, 'error', jobs.error,
     'unserved', nullif(jobs.unserved, false), 'since', jobs.since, 'before', jobs.before));
-  select * into v_sources from tallybook._job_sources(jobs.queue, jobs.states, jobs.links, jobs.error,
-                                                      jobs.unserved is true, jobs.since, jobs.before);
+  select * into v from tallybook._job_sources(jobs.queue, jobs.states, jobs.links, jobs.error, jobs.unserved is true,
+                                              jobs.since, jobs.before);
   perform tallybook._refuse(
-    (jobs.after ~ 'i' and v_sources.ids = '{}' or jobs.after ~ 'l' and v_sources.line is null
-     or jobs.after ~ 'e' and v_sources.endings = '{}')
-    and (v_sources.ids <> '{}' or v_sources.line is not null or v_sources.endings <> '{}'),
+    (jobs.after ~ 'i' and v.ids = '{}' or jobs.after ~ 'l' and v.line is null or jobs.after ~ 'e' and v.endings = '{}')
+    and (v.ids <> '{}' or v.line is not null or v.endings <> '{}'),
     format('%s is the cursor of a list with other filters', to_json(jobs.after)), 'Pass the same filters again.');
   for r in
     select s.source, s.place, s.line, min(s.at) over (partition by s.source order by s.n) as at, s.n
-      from (select 'i' as source, i.* from tallybook._jobs_by_id(v_sources.ids, v_sources.given, v_sources.mine,
-                                                                 v_filter, v_sources.low, v_sources.high,
-              substring(jobs.after, 'i(\d+)')::bigint, jobs.max_jobs, jobs.max_looked) i where v_sources.ids <> '{}'
+      from (select 'i' as source, i.* from tallybook._jobs_by_id(
+                v.ids, v.given, v.lanes, v.mine, v_filter, v.low, v.high, substring(jobs.after, 'i(\d+)')::bigint,
+                jobs.max_jobs, jobs.max_looked) i where v.ids <> '{}'
             union all
-            select 'l', l.* from tallybook._jobs_by_line(v_sources.line, v_sources.lanes, v_filter,
-                                                         substring(jobs.after, 'l(\d+)')::xid8,
-              substring(jobs.after, 'l\d+\.(\d+)')::bigint, jobs.max_jobs, jobs.max_looked) l
-              where v_sources.line is not null
+            select 'l', l.* from tallybook._jobs_by_line(
+                v.line, v.lanes, v_filter, substring(jobs.after, 'l(\d+)')::xid8,
+                substring(jobs.after, 'l\d+\.(\d+)')::bigint, jobs.max_jobs, jobs.max_looked) l where v.line is not null
             union all
-            select 'e', e.* from tallybook._jobs_by_end(v_sources.endings, v_filter,
-                                                        substring(jobs.after, 'e(\d+)')::bigint,
-              substring(jobs.after, 'e\d+\.(\d+)')::bigint, jobs.max_jobs, jobs.max_looked) e
-              where v_sources.endings <> '{}') s
+            select 'e', e.* from tallybook._jobs_by_end(
+                v.endings, v_filter, substring(jobs.after, 'e(\d+)')::bigint,
+                substring(jobs.after, 'e\d+\.(\d+)')::bigint, jobs.max_jobs, jobs.max_looked) e
+             where v.endings <> '{}') s
      order by at desc nulls last, s.source, s.n
   loop
     v_end := v_n = jobs.max_jobs or r.line is null;
@@ -97,7 +95,7 @@ $$;
 --
 --   ids      sources in the order of ids: see _jobs_by_id; mine: the kinds of jobs that are listed from there (see
 --            _job_kind)
---   given    the jobs with the links, if they are few
+--   given    the jobs with the links, if they are few, or the running ones
 --   line     the part of the lanes to read: line (not yet claimed), past (claimed), all; null: nothing;
 --            lanes: only these; null: all
 --   endings  kinds of outcomes to read by time
@@ -150,7 +148,11 @@ begin
   else
     if s && '{available}' then line := 'line'; end if;
     if s && '{completed}' then line := 'past'; ids := ids || 'taken'::text; mine := mine || 'beyond'::text; end if;
-    if s && '{running}' then ids := ids || 'running'::text; mine := mine || 'running'::text; end if;
+    if s && '{running}' then
+      given := array(select o.job_id from tallybook.worker w, lateral tallybook._open_attempts(w.id, w.open_from) o
+                      where w.ended_at is null);
+      ids := ids || 'given'::text; mine := mine || 'running'::text;
+    end if;
     if s && '{cancelled}' then mine := mine || 'unmet'::text; endings := '{cancelled}'; end if;
   end if;
   if s && '{cancelled}' and p_error is null then ids := ids || 'intent'::text; end if;

@@ -37,18 +37,26 @@ begin
               group by l.priority, (l.part <> 'turn')::int order by l.priority, turn loop
       if a is not null and (g.priority, g.turn) > (a[3]::int, a[4]::int) then a := null; end if;  -- from its start
       return query
-      select v_at + row_number() over (order by n.phase, n.xid, n.seq), e.job_id, e.task, 'available', g.priority::int,
-             coalesce(e.run_at, e.enqueued_at), e.enqueued_at,
-             concat_ws(' ', 'line', v_at + row_number() over (order by n.phase, n.xid, n.seq), g.priority, g.turn,
-                       n.phase, n.xid, n.seq)
-        from (select k.* from unnest(g.lanes) x(lane_id) cross join lateral
-                     tallybook._line_of(x.lane_id, coalesce(a[5]::int, 0), coalesce(a[6]::xid8, '0'),
-                                        coalesce(a[7]::bigint, 0), v_left) k
-               order by k.phase, k.xid, k.seq limit v_left) n
+      select n.nth, e.job_id, e.task, 'available', g.priority::int, coalesce(e.run_at, e.enqueued_at), e.enqueued_at,
+             concat_ws(' ', 'line', n.nth, g.priority, g.turn, n.phase, n.xid, n.seq)
+        from (select r.lane_id, r.retention, r.phase, e.xid, e.seq,
+                     v_at + row_number() over (order by r.phase, e.xid, e.seq) as nth
+                from unnest(g.lanes) x(lane_id), lateral tallybook._line_ranges(x.lane_id) r, lateral (
+                  select y.xid, y.seq from tallybook.entry y
+                   where y.lane_id = r.lane_id and y.retention = r.retention
+                     and y.xid >= greatest(r.from_xid, case when r.phase = a[5]::int then a[6]::xid8 end)
+                     and (y.xid, y.seq) > (r.from_xid, r.from_seq)
+                     and y.xid <= r.to_xid and (y.xid, y.seq) < (r.to_xid, r.to_seq) and y.xid <> all (r.holes)
+                     and (a is null or r.phase > a[5]::int or (y.xid, y.seq) > (a[6]::xid8, a[7]::bigint))
+                     and not exists (select from tallybook.tombstone t
+                                      where t.job_id = y.job_id and t.attempt = y.attempt and t.taken)
+                     and not exists (select from tallybook._cancel_of(y.job_id, y.attempt))
+                   order by y.xid, y.seq limit v_left) e
+               where a is null or r.phase >= a[5]::int order by nth limit v_left) n
        cross join lateral (select y.job_id, y.task, y.run_at, y.enqueued_at from tallybook.entry y
-                      where y.lane_id = n.lane_id and y.retention = n.retention and y.xid = n.xid and y.seq = n.seq
-                            limit 1) e
-       order by n.phase, n.xid, n.seq;
+                            where y.lane_id = n.lane_id and y.retention = n.retention and y.xid = n.xid
+                              and y.seq = n.seq limit 1) e
+       order by n.nth;
       get diagnostics v_n = row_count;
       v_at := v_at + v_n; v_left := v_left - v_n; a := null;
       if v_left = 0 then return; end if;
@@ -57,11 +65,12 @@ begin
   if states is null or states && array['scheduled', 'retrying'] then
     if a[1] = 'line' then a := null; end if;
     return query
-    select v_at + row_number() over (order by s.run_at, s.job_id), s.job_id, s.task,
-           case when s.failures > 0 then 'retrying' else 'scheduled' end, s.priority::int, s.run_at, s.enqueued_at,
-           concat_ws(' ', 'later', v_at + row_number() over (order by s.run_at, s.job_id),
-                     to_char(s.run_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'), s.job_id)
-      from (select d.*, l.priority from tallybook.lane l cross join lateral (
+    select s.nth, s.job_id, s.task, case when s.failures > 0 then 'retrying' else 'scheduled' end, s.priority::int,
+           s.run_at, s.enqueued_at,
+           concat_ws(' ', 'later', s.nth, to_char(s.run_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'),
+                     s.job_id)
+      from (select d.*, l.priority, v_at + row_number() over (order by d.run_at, d.job_id) as nth
+              from tallybook.lane l cross join lateral (
               select x.job_id, x.task, x.failures, x.run_at, x.enqueued_at from tallybook.scheduled x
                -- ordered by it; otherwise all scheduled rows are read for a few
                where x.lane_id >= l.lane_id and x.lane_id <= l.lane_id
@@ -70,29 +79,7 @@ begin
                       else 'scheduled' end = any (queue_top.states))
                  and not exists (select from tallybook._cancel_of(x.job_id, x.attempt))
                order by x.lane_id, x.run_at, x.job_id limit v_left) d
-             where l.queue = queue_top.queue order by d.run_at, d.job_id limit v_left) s
-     order by s.run_at, s.job_id;
+             where l.queue = queue_top.queue order by nth limit v_left) s
+     order by s.nth;
   end if;
-end $$;
-
--- _line_of(lane, phase, xid, seq, most): the next entries of a lane in claim order, behind this one, at
--- most `most`. phase: see _line_ranges.
-create or replace function tallybook._line_of(p_lane_id int, p_phase int, p_xid xid8, p_seq bigint, p_most int)
-returns table (lane_id int, retention "char", phase int, xid xid8, seq bigint) language plpgsql stable as $$
-begin
-  return query
-  select r.lane_id, r.retention, r.phase, e.xid, e.seq
-    from tallybook._line_ranges(p_lane_id) r,
-         lateral (select case when r.phase = p_phase then greatest(r.from_xid, p_xid) else r.from_xid end as xid) f,
-         lateral (
-           select y.xid, y.seq from tallybook.entry y
-            where y.lane_id = r.lane_id and y.retention = r.retention
-              and y.xid >= f.xid and (y.xid, y.seq) > (r.from_xid, r.from_seq)
-              and y.xid <= r.to_xid and (y.xid, y.seq) < (r.to_xid, r.to_seq) and y.xid <> all (r.holes)
-              and (r.phase > p_phase or (y.xid, y.seq) > (p_xid, p_seq))
-              and not exists (select from tallybook.tombstone t
-                               where t.job_id = y.job_id and t.attempt = y.attempt and t.taken)
-              and not exists (select from tallybook._cancel_of(y.job_id, y.attempt))
-            order by y.xid, y.seq limit p_most) e
-   where r.phase >= p_phase order by r.phase, e.xid, e.seq limit p_most;
 end $$;

@@ -12,21 +12,22 @@ create or replace function tallybook.queue_drop(queue text, truncate boolean def
   by text default session_user, at timestamptz default clock_timestamp())
 returns boolean language plpgsql as $$
 declare
-  v_mark jsonb; v_remain boolean := truncate; v_jobs bigint; v_workers bigint; v_schedules bigint;
+  v_mark jsonb; v_remain boolean := truncate;
 begin
   if not exists (select from tallybook.queues q where q.name = queue_drop.queue) then return false; end if;
-  select count(*) into v_workers from tallybook.worker w where w.ended_at is null and queue_drop.queue = any (w.queues);
-  select count(*) into v_schedules from tallybook.schedule s where s.queue = queue_drop.queue;
-  perform tallybook._refuse(v_workers + v_schedules > 0,
-            format('queue %s is in use: %s workers serve it, %s schedules enqueue into it', to_json(queue), v_workers,
-                   v_schedules), 'Stop these workers and drop these schedules first.');
+  perform tallybook._refuse(w.n + s.n > 0,
+            format('queue %s is in use: %s workers serve it, %s schedules enqueue into it', to_json(queue), w.n, s.n),
+            'Stop these workers and drop these schedules first.')
+     from (select count(*) as n from tallybook.worker k
+            where k.ended_at is null and queue_drop.queue = any (k.queues)) w,
+          (select count(*) as n from tallybook.schedule k where k.queue = queue_drop.queue) s;
   while v_remain loop
-    select t.mark, t.remain into v_mark, v_remain from tallybook.queue_truncate(queue, mark => v_mark, by => by,
-        at => at) t;
+    select t.mark, t.remain into v_mark, v_remain
+      from tallybook.queue_truncate(queue, mark => v_mark, by => by, at => at) t;
   end loop;
-  select count(*) into v_jobs from tallybook._open_jobs(queue_drop.queue, null, null, null, null, null);
-  perform tallybook._refuse(v_jobs > 0, format('queue %s has %s open jobs', to_json(queue), v_jobs),
-            'Wait for them, or truncate the queue; running jobs must end or be cancelled.');
+  perform tallybook._refuse(count(*) > 0, format('queue %s has %s open jobs', to_json(queue), count(*)),
+            'Wait for them, or truncate the queue; running jobs must end or be cancelled.')
+     from tallybook._open_jobs(queue_drop.queue, null, null, null, null, null);
   perform tallybook._queue_changed(queue, 'dropped', by);
   delete from tallybook.queue q where q.name = queue_drop.queue;
   perform tallybook._queue_lanes(queue);
