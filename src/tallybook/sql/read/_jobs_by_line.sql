@@ -21,10 +21,24 @@ begin
                                      or l.retired_at is null));
   -- one look at a lane costs as much as skipping this many
   v_left := greatest(v_left - 10 * cardinality(p_lanes), v_left / 4);
-  select array_agg(h.lane_id order by h.xid desc, h.seq desc), array_agg(h.xid order by h.xid desc, h.seq desc),
-         array_agg(h.seq order by h.xid desc, h.seq desc)
-    into v_lanes, v_head_xids, v_head_seqs
-    from tallybook._line_heads(p_lanes, p_what, v_xid, v_seq) h;
+  -- For each lane the place of its last entry below this one, or a place above it; the lane has no other entries
+  -- before. One statement for all lanes, because a list may read thousands.
+  select array_agg(h.lane_id), array_agg(h.xid), array_agg(h.seq) into v_lanes, v_head_xids, v_head_seqs
+    from (select l.lane_id, e.xid, e.seq
+            from unnest(p_lanes) i(lane_id) join tallybook.lane l on l.lane_id = i.lane_id
+            left join lateral (select x.xid, x.seq from tallybook._line_up_to(l.lane_id) x
+                                where p_what = 'past' offset 0) u on true
+            left join lateral (select x.xid, x.seq, x.others from tallybook._line_from(l.lane_id) x
+                                where p_what = 'line' offset 0) c on true,
+                 -- One bound that the index takes: u itself belongs to it.
+                 lateral (select case when (u.xid, u.seq) < (v_xid, v_seq) then u.xid else v_xid end,
+                                 case when (u.xid, u.seq) < (v_xid, v_seq) then u.seq + 1 else v_seq end) b(xid, seq),
+                 lateral (select e.xid, e.seq from tallybook.entry e
+                           where e.lane_id = l.lane_id and e.retention = l.retention and e.xid <= b.xid
+                                 and (e.xid, e.seq) < (b.xid, b.seq)
+                           order by e.xid desc, e.seq desc limit 1) e
+           where c.xid is null or c.others <> '{}' or (e.xid, e.seq) > (c.xid, c.seq)
+           order by e.xid desc, e.seq desc) h;
   while v_lanes is not null loop
     -- Entries after the next lane's head are in the first lanes only.
     select count(*), min(u.enqueued_at), array_agg(u.xid) filter (where u.ok), array_agg(u.seq) filter (where u.ok),
@@ -49,13 +63,12 @@ begin
     exit when v_n > p_most;
     v_left := v_left - case p_what when 'past' then 8 else 3 end * v_rows - 60 * least(v_ways, cardinality(v_lanes))
               - 100 * coalesce(cardinality(v_ids), 0);
-    select array_agg(h.lane_id order by h.xid desc, h.seq desc), array_agg(h.xid order by h.xid desc, h.seq desc),
-           array_agg(h.seq order by h.xid desc, h.seq desc)
-      into v_lanes, v_head_xids, v_head_seqs
+    select array_agg(h.lane_id), array_agg(h.xid), array_agg(h.seq) into v_lanes, v_head_xids, v_head_seqs
       from (select i.lane_id, x.xid, x.seq from unnest(v_lanes[:v_ways]) i(lane_id),
-            lateral tallybook._line_rows(i.lane_id, p_what, v_xid, v_seq, 1) x
+                   lateral tallybook._line_rows(i.lane_id, p_what, v_xid, v_seq, 1) x
             union all
-            select * from unnest(v_lanes[v_ways + 1:], v_head_xids[v_ways + 1:], v_head_seqs[v_ways + 1:])) h;
+            select * from unnest(v_lanes[v_ways + 1:], v_head_xids[v_ways + 1:], v_head_seqs[v_ways + 1:])
+             order by 2 desc, 3 desc) h;
     if v_left <= 0 and v_lanes is not null then
       return query select v_xid || '.' || v_seq, null::tallybook.job_line, v_at, v_n + 1;
       return;
@@ -98,29 +111,6 @@ begin
           order by y.seq desc limit p_most) e
       limit p_most)) f
    order by f.xid desc, f.seq desc limit p_most;
-end $$;
-
--- _line_heads(lanes, what, xid, seq): for each lane the place of its last entry below this one, or a place
--- above it; the lane has no other entries before. One statement for all lanes, because a list may
--- read thousands.
-create or replace function tallybook._line_heads(p_lanes int[], p_what text, p_xid xid8, p_seq bigint)
-returns table (lane_id int, xid xid8, seq bigint) language plpgsql stable as $$
-begin
-  return query
-  select l.lane_id, e.xid, e.seq
-    from unnest(p_lanes) i(lane_id) join tallybook.lane l on l.lane_id = i.lane_id
-    left join lateral (select x.xid, x.seq from tallybook._line_up_to(l.lane_id) x
-                        where p_what = 'past' offset 0) u on true
-    left join lateral (select x.xid, x.seq, x.others from tallybook._line_from(l.lane_id) x
-                        where p_what = 'line' offset 0) c on true,
-         -- One bound that the index takes: u itself belongs to it.
-         lateral (select case when (u.xid, u.seq) < (p_xid, p_seq) then u.xid else p_xid end,
-                         case when (u.xid, u.seq) < (p_xid, p_seq) then u.seq + 1 else p_seq end) b(xid, seq),
-         lateral (select e.xid, e.seq from tallybook.entry e
-                   where e.lane_id = l.lane_id and e.retention = l.retention and e.xid <= b.xid
-                         and (e.xid, e.seq) < (b.xid, b.seq)
-                   order by e.xid desc, e.seq desc limit 1) e
-   where c.xid is null or c.others <> '{}' or (e.xid, e.seq) > (c.xid, c.seq);
 end $$;
 
 -- _line_up_to(lane): an upper bound of its cursor: entries behind it are claimed by id or not at all.

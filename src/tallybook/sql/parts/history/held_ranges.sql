@@ -10,10 +10,22 @@ language sql stable as $$
   select f.name, r.lower::text::xid8, r.upper::text::xid8, d.due_at, nullif(h.open, 0),
          case h.held
            when 'a reader' then coalesce(
-             'a reader: ' || tallybook._range_readers(r.leaves || case when h.quiet_since is null then f.parents end),
+             (select 'a reader: ' || string_agg(distinct coalesce(
+                       'pid ' || l.pid, 'the prepared transaction ' || quote_literal(p.gid)), ', ')
+                from pg_catalog.pg_locks l
+                left join pg_catalog.pg_prepared_xacts p on l.virtualtransaction = '-1/' || p.transaction
+               where l.locktype = 'relation' and l.granted and l.pid is distinct from pg_backend_pid()
+                 and l.database = (select d.oid from pg_catalog.pg_database d where d.datname = current_database())
+                 and l.relation = any ((r.leaves || case when h.quiet_since is null then f.parents end)::oid[])),
              'a reader that has gone: it goes with the next run')
            when 'an open transaction' then coalesce(
-             'an open transaction: ' || tallybook._range_writers(r.upper),
+             (select 'an open transaction: ' || string_agg(coalesce(  -- of any database
+                       'pid ' || a.pid, 'the prepared transaction ' || quote_literal(p.gid), 'transaction ' || x), ', '
+                       order by x)
+                from pg_snapshot_xip(pg_current_snapshot()) x
+                left join pg_catalog.pg_stat_activity a on a.backend_xid::text = (x::text::numeric % 4294967296)::text
+                left join pg_catalog.pg_prepared_xacts p on p.transaction::text = (x::text::numeric % 4294967296)::text
+               where x::text::numeric < r.upper),
              'an open transaction that has ended: it goes with the next run')
            else h.held end
     from tallybook._families() f, lateral tallybook._family_ranges(f.parents) r
@@ -21,25 +33,4 @@ language sql stable as $$
     join tallybook.history_range h on h.leaf = c.relname,
          lateral (select coalesce(h.newest_end, least(h.quiet_since, h.begun_at + f.keep / 4)) + f.keep) d(due_at)
    where h.held is not null and d.due_at <= held_ranges.at order by f.name, r.lower
-$$;
-
--- _range_readers(tables): the sessions that hold one of these tables, or null.
-create or replace function tallybook._range_readers(p_tables regclass[]) returns text
-language sql stable as $$
-  select string_agg(distinct coalesce('pid ' || l.pid, 'the prepared transaction ' || quote_literal(p.gid)), ', ')
-    from pg_catalog.pg_locks l left join pg_catalog.pg_prepared_xacts p on l.virtualtransaction = '-1/' || p.transaction
-   where l.locktype = 'relation' and l.granted and l.pid is distinct from pg_backend_pid()
-     and l.database = (select d.oid from pg_catalog.pg_database d where d.datname = current_database())
-     and l.relation = any (p_tables::oid[])
-$$;
-
--- _range_writers(upper): the open transactions, of any database, that began before upper, or null.
-create or replace function tallybook._range_writers(p_upper numeric) returns text
-language sql stable as $$
-  select string_agg(coalesce('pid ' || a.pid, 'the prepared transaction ' || quote_literal(p.gid), 'transaction ' || x),
-                    ', ' order by x)
-    from pg_snapshot_xip(pg_current_snapshot()) x
-    left join pg_catalog.pg_stat_activity a on a.backend_xid::text = (x::text::numeric % 4294967296)::text
-    left join pg_catalog.pg_prepared_xacts p on p.transaction::text = (x::text::numeric % 4294967296)::text
-   where x::text::numeric < p_upper
 $$;

@@ -12,7 +12,7 @@ create or replace function tallybook.queue_drop(queue text, truncate boolean def
   by text default session_user, at timestamptz default clock_timestamp())
 returns boolean language plpgsql as $$
 declare
-  v_mark jsonb; v_remain boolean := truncate;
+  v_mark jsonb; v_remain boolean := truncate; s pg_snapshot; v_own numeric; v_to numeric;
 begin
   if not exists (select from tallybook.queues q where q.name = queue_drop.queue) then return false; end if;
   perform tallybook._refuse(w.n + s.n > 0,
@@ -31,21 +31,12 @@ begin
   perform tallybook._queue_changed(queue, 'dropped', by);
   delete from tallybook.queue q where q.name = queue_drop.queue;
   perform tallybook._queue_lanes(queue);
-  -- Open transactions of producers are not in it: their jobs create the queue again. The caller's own is in it.
-  update tallybook.lane l set dropped = s.now from (select tallybook._settled() as now offset 0) s
-    where l.queue = queue_drop.queue;
-  return true;
-end $$;
-
--- _settled(): all commits so far and the caller's own transaction, as a snapshot.
-create or replace function tallybook._settled() returns pg_snapshot
-language plpgsql as $$
-declare
-  v_own numeric := pg_current_xact_id()::text::numeric; s pg_snapshot := pg_current_snapshot();
-  v_to numeric := pg_snapshot_xmax(s)::text::numeric;
-begin
-  return format('%s:%s:%s', pg_snapshot_xmin(s), greatest(v_to, v_own + 1), (
+  -- All commits so far and the caller's own transaction. Open transactions of producers are not in it: their jobs
+  -- create the queue again.
+  v_own := pg_current_xact_id()::text::numeric; s := pg_current_snapshot(); v_to := pg_snapshot_xmax(s)::text::numeric;
+  update tallybook.lane l set dropped = format('%s:%s:%s', pg_snapshot_xmin(s), greatest(v_to, v_own + 1), (
     select string_agg(x::text, ',' order by x) from (
       select i::text::numeric as x from pg_snapshot_xip(s) i
-      union select generate_series(v_to, v_own - 1)) r where x <> v_own))::pg_snapshot;
+      union select generate_series(v_to, v_own - 1)) r where x <> v_own))::pg_snapshot where l.queue = queue_drop.queue;
+  return true;
 end $$;

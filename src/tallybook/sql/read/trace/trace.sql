@@ -45,8 +45,76 @@ begin
   return query
   select f.at, f.job_id, f.queue, f.task, f.attempt, f.event, f.worker, f.details, f.error from (
     select e.*, row_number() over (order by e.at desc, e.job_id desc, e.attempt desc, e.place desc) as back
-      from (select j from unnest(v_jobs) j order by j desc limit 1000) j(id),
-           lateral tallybook._trace_job(j.id, max_events) e
+      from (select j from unnest(v_jobs) j order by j desc limit 1000) j(id), lateral (
+        with tries as materialized (
+          select t.*, lag(t.state) over (order by t.attempt) as was, lag(t.args) over (order by t.attempt) as old_args,
+                 coalesce(lag(t.ended_at) over (order by t.attempt),
+                          case when t.attempt = 1 then t.enqueued_at end) as before
+            from (select e.attempt, e.task, e.args, e.enqueued_at, e.run_at, e.crashes, l.queue, o.state, o.ended_at,
+                         o.error, o.result, c.claimed_at, (select k.name from tallybook.worker k where k.id = c.worker_id) as worker
+                    from ((select x.* from tallybook.entry x where x.job_id = j.id and x.attempt > 1
+                           order by x.attempt desc limit max_events)
+                          union all
+                          (select x.* from tallybook.entry x where x.job_id = j.id and x.attempt = 1 limit 1)) e
+                    cross join lateral (select n.queue from tallybook.lane n where n.lane_id = e.lane_id) l
+                    left join lateral tallybook._outcome_of(e.retention, e.xid, e.seq) o on true
+                    left join lateral (select x.claimed_at, x.worker_id
+                                       from tallybook._claim_of(e.lane_id, e.retention, e.xid, e.seq) x
+                                        where x.lease is not null) c on true) t
+        ), now as materialized (select n.* from tallybook._job_place(j.id) n)
+        -- Enqueued: as in the oldest record.
+        select f.enqueued_at, j.id, f.queue, f.task, 1, 0, 'enqueued', null::text, jsonb_build_object('args', f.args),
+               null::jsonb
+          from (select t.enqueued_at, t.queue, t.task, t.args, t.attempt from tries t
+                union all
+                select n.enqueued_at, n.queue, n.task, n.args, n.attempt from now n where n.place <> 'entry' order by 5
+                       limit 1) f
+        union all
+        select k.at, j.id, t.queue, t.task, t.attempt, k.place, k.event, k.worker, k.details, k.error
+          from tries t, lateral (
+            select t.run_at as at, 1 as place, 'retried' as event, null as worker, null::jsonb as details,
+                   null::jsonb as error
+             -- null: a dead letter's cancel
+             where (t.was in ('dead', 'cancelled') or t.was = 'lost' and t.crashes = 0) and t.run_at is not null
+            union all
+            select t.before, 2, 'scheduled', null, jsonb_build_object('run_at', t.run_at), null
+             where t.run_at > t.before and coalesce(t.was, 'failed') not in ('dead', 'cancelled', 'moved')
+                   and not (t.was = 'lost' and t.crashes = 0)
+            union all
+            select t.claimed_at, 3, 'started', t.worker, case when t.args <> t.old_args
+                   then jsonb_build_object('args', t.args) end, null
+             where t.claimed_at is not null and t.state is distinct from 'moved'
+            union all
+            select t.ended_at, 4, t.state::text, case when t.claimed_at is not null then t.worker end,
+                   case when t.result is not null then jsonb_build_object('result', t.result)
+                        when t.state = 'cancelled' then jsonb_build_object('reason', t.error ->> 'message') end,
+                   case when t.state <> 'cancelled' then t.error end
+             where t.state is not null) k
+        union all
+        -- Where it is now, if no attempt shows it.
+        select case n.place when 'scheduled' then coalesce((select max(t.ended_at) from tries t), n.enqueued_at)
+               else n.since end, j.id, n.queue, n.task, n.attempt, 5, n.place, null,
+               case n.place when 'scheduled' then jsonb_build_object('run_at', n.run_at)
+                 when 'dead' then jsonb_build_object('reason', n.reason)
+                 else nullif(jsonb_strip_nulls(jsonb_build_object(
+                        'order_key', n.order_key, 'fair_key', n.fair_key, 'held', n.options -> 'held')), '{}') end,
+               case n.place when 'dead' then n.error end
+          from now n
+         where n.place in ('scheduled', 'waiting') or n.place = 'dead'
+               and not exists (select from tries t where t.attempt = n.attempt and t.state = 'dead')
+        union all
+        select x.created_at, j.id, n.queue, n.task, n.attempt, 6, 'cancelling', null,
+               jsonb_build_object('reason', x.reason), null
+          from now n, lateral tallybook._cancel_of(j.id, n.attempt) x
+         where n.state is null and n.place <> 'dead'
+        union all
+        -- A subject's job of which only this is left.
+        select s.ended_at, j.id, s.queue, s.task, coalesce(s.attempts, 1), 7, case s.ended_as when 'completed'
+               then 'completed' else 'dead' end, null,
+               jsonb_build_object('reason', s.ended_as, 'args', s.args), s.error
+          from tallybook.subject_job s
+         where s.job_id = j.id and s.ended_at is not null and not exists (select from now))
+           e(at, job_id, queue, task, attempt, place, event, worker, details, error)
      where trace.task is null or e.task = trace.task) f
    where f.back <= max_events
    order by case when newest_first then f.back else -f.back end;
@@ -74,83 +142,4 @@ begin
                 where u.task = v_task and u.key = p_key order by u.generation desc limit 1000);
   end loop;
   return array(select distinct j from unnest(v_jobs) j);
-end $$;
-
--- _trace_job(job_id, most): the events of one job from its newest attempts, at most `most`, unordered. place: the order
--- within one moment.
-create or replace function tallybook._trace_job(p_job_id bigint, p_most int)
-returns table (at timestamptz, job_id bigint, queue text, task text, attempt int, place int, event text, worker text,
-  details jsonb, error jsonb)
-language plpgsql stable as $$
-begin
-  return query
-  with tries as materialized (
-    select t.*, lag(t.state) over (order by t.attempt) as was, lag(t.args) over (order by t.attempt) as old_args,
-           coalesce(lag(t.ended_at) over (order by t.attempt), case when t.attempt = 1 then t.enqueued_at end) as before
-      from (select e.attempt, e.task, e.args, e.enqueued_at, e.run_at, e.crashes, l.queue, o.state, o.ended_at, o.error,
-            o.result,
-                   c.claimed_at, (select k.name from tallybook.worker k where k.id = c.worker_id) as worker
-              from ((select x.* from tallybook.entry x where x.job_id = p_job_id and x.attempt > 1
-                     order by x.attempt desc limit p_most)
-                    union all
-                    (select x.* from tallybook.entry x where x.job_id = p_job_id and x.attempt = 1 limit 1)) e
-              cross join lateral (select n.queue from tallybook.lane n where n.lane_id = e.lane_id) l
-              left join lateral tallybook._outcome_of(e.retention, e.xid, e.seq) o on true
-              left join lateral (select x.claimed_at, x.worker_id
-                                 from tallybook._claim_of(e.lane_id, e.retention, e.xid, e.seq) x
-                                  where x.lease is not null) c on true) t
-  ), now as materialized (select n.* from tallybook._job_place(p_job_id) n)
-  -- Enqueued: as in the oldest record.
-  select f.enqueued_at, p_job_id, f.queue, f.task, 1, 0, 'enqueued', null::text, jsonb_build_object('args', f.args),
-         null::jsonb
-    from (select t.enqueued_at, t.queue, t.task, t.args, t.attempt from tries t
-          union all
-          select n.enqueued_at, n.queue, n.task, n.args, n.attempt from now n where n.place <> 'entry' order by 5
-                 limit 1) f
-  union all
-  select k.at, p_job_id, t.queue, t.task, t.attempt, k.place, k.event, k.worker, k.details, k.error
-    from tries t, lateral (
-      select t.run_at as at, 1 as place, 'retried' as event, null as worker, null::jsonb as details,
-             null::jsonb as error
-       -- null: a dead letter's cancel
-       where (t.was in ('dead', 'cancelled') or t.was = 'lost' and t.crashes = 0) and t.run_at is not null
-      union all
-      select t.before, 2, 'scheduled', null, jsonb_build_object('run_at', t.run_at), null
-       where t.run_at > t.before and coalesce(t.was, 'failed') not in ('dead', 'cancelled', 'moved')
-             and not (t.was = 'lost' and t.crashes = 0)
-      union all
-      select t.claimed_at, 3, 'started', t.worker, case when t.args <> t.old_args
-             then jsonb_build_object('args', t.args) end, null
-       where t.claimed_at is not null and t.state is distinct from 'moved'
-      union all
-      select t.ended_at, 4, t.state::text, case when t.claimed_at is not null then t.worker end,
-             case when t.result is not null then jsonb_build_object('result', t.result)
-                  when t.state = 'cancelled' then jsonb_build_object('reason', t.error ->> 'message') end,
-             case when t.state <> 'cancelled' then t.error end
-       where t.state is not null) k
-  union all
-  -- Where it is now, if no attempt shows it.
-  select case n.place when 'scheduled' then coalesce((select max(t.ended_at) from tries t), n.enqueued_at)
-         else n.since end, p_job_id, n.queue, n.task,
-         n.attempt, 5, n.place, null,
-         case n.place when 'scheduled' then jsonb_build_object('run_at', n.run_at) when 'dead'
-              then jsonb_build_object('reason', n.reason)
-           else nullif(jsonb_strip_nulls(jsonb_build_object('order_key', n.order_key, 'fair_key', n.fair_key, 'held',
-                                                            n.options -> 'held')), '{}') end,
-         case n.place when 'dead' then n.error end
-    from now n
-   where n.place in ('scheduled', 'waiting') or n.place = 'dead'
-         and not exists (select from tries t where t.attempt = n.attempt and t.state = 'dead')
-  union all
-  select x.created_at, p_job_id, n.queue, n.task, n.attempt, 6, 'cancelling', null,
-         jsonb_build_object('reason', x.reason), null
-    from now n, lateral tallybook._cancel_of(p_job_id, n.attempt) x
-   where n.state is null and n.place <> 'dead'
-  union all
-  -- A subject's job of which only this is left.
-  select s.ended_at, p_job_id, s.queue, s.task, coalesce(s.attempts, 1), 7, case s.ended_as when 'completed'
-         then 'completed' else 'dead' end, null,
-         jsonb_build_object('reason', s.ended_as, 'args', s.args), s.error
-    from tallybook.subject_job s
-   where s.job_id = p_job_id and s.ended_at is not null and not exists (select from now);
 end $$;
