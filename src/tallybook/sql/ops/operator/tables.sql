@@ -14,8 +14,6 @@ create index audit_of_actor on tallybook.audit (actor, id);
 create index audit_of_action on tallybook.audit (action, id);
 comment on table tallybook.audit is
   'Changes by people and programs. Rows are never updated; they are deleted after the retention of the class audit.';
-comment on column tallybook.audit.target is 'The object of the change; no args, no secrets.';
-comment on column tallybook.audit.done is 'The result; no args, no secrets.';
 
 -- Not UNLOGGED: a crash would empty it, and a captured request could be sent again.
 create table tallybook.api_nonce (

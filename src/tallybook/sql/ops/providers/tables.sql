@@ -9,8 +9,6 @@ create table tallybook.provider (
 );
 comment on table tallybook.provider is
   'Providers that jobs call, without secrets. Secrets are in provider_secret.';
-comment on column tallybook.provider.kind is 'Its purpose, in your words: market-data, webhook, smtp.';
-comment on column tallybook.provider.active is 'False: it is not loaded, and no route leads to it.';
 
 create table tallybook.provider_secret (
   provider   text not null references tallybook.provider on delete cascade,
@@ -32,7 +30,6 @@ comment on table tallybook.provider_secret is
   'provider_field.';
 comment on column tallybook.provider_secret.slot is
   'previous: what it was before its last change, where that is still good.';
-comment on column tallybook.provider_secret.key_id is 'The key that encrypts it.';
 comment on column tallybook.provider_secret.ciphertext is
   'AES-256-GCM with the tag at its end; bound to provider, field, slot and key_id.';
 comment on column tallybook.provider_secret.set_at is

@@ -96,9 +96,6 @@ begin
     drop trigger publish on tallybook.scheduled;
   end if;
 exception when lock_not_available then
-  if v_on then
-    raise exception 'notify cannot be switched on now' using errcode = '55P03',
-      hint = 'It needs a moment without open transactions that have enqueued or ended jobs: try again, or end the long '
-             'ones.';
-  end if;
+  perform tallybook._refuse(v_on, 'notify cannot be switched on now', 'It needs a moment without open transactions '
+            'that have enqueued or ended jobs: try again, or end the long ones.', '55P03');
 end $$;

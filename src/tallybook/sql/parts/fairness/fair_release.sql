@@ -147,7 +147,6 @@ declare
   v_moved int;
 begin
   released := 0; keys := p_keys;
-  if p_room <= 0 then return; end if;
   select x.number, x.fair_key into t from tallybook.fair_turn x where x.lane_id = p_lane_id order by x.number desc
          limit 1;
   v_ring := array(select k from jsonb_object_keys(p_keys) k

@@ -37,10 +37,8 @@ begin
     update tallybook.history_range r set begun_at = p_at where r.leaf = v_leaf;
   end if;
   if not v_quiet then
-    if p_upper <= pg_snapshot_xmax(pg_current_snapshot())::text::numeric then
-      return tallybook._range_held(p_leaves[1], 'an open transaction');
-    end if;
-    return null;
+    return case when p_upper <= pg_snapshot_xmax(pg_current_snapshot())::text::numeric
+                then tallybook._range_held(p_leaves[1], 'an open transaction') end;
   end if;
   if h.quiet_since is null then
     update tallybook.history_range r set quiet_since = p_at, held = null where r.leaf = v_leaf returning * into h;

@@ -8,8 +8,11 @@ language plpgsql
 -- profile: lookup
 as $$
 declare
-  c_batch constant int := 1000;
+  c_batch constant int := 1000; v_ids bigint[];
 begin
+  v_ids := array(select p.job_id from tallybook.progress p
+                  where p.job_id > coalesce((tallybook._sweep_place('progress') #>> '{}')::bigint, -1)
+                  order by p.job_id limit 500);
   with dead as (
     delete from tallybook.dead d where d.job_id = any (array(
       select x.job_id from tallybook.dead x where x.died_at < p_at - tallybook._keep('dead') order by x.died_at
@@ -59,13 +62,19 @@ begin
     delete from tallybook.api_nonce n where n.ctid = any (array(
       select x.ctid from tallybook.api_nonce x where x.seen_at < p_at - interval '600 s' order by x.seen_at
              limit c_batch for update skip locked)) returning 1
+  ), progress as (  -- and checkpoints, of jobs that have left
+    delete from tallybook.progress p where p.job_id = any (array(
+      select x.job_id from unnest(v_ids) i(id), lateral (
+               select y.job_id from tallybook.progress y where y.job_id = i.id for update skip locked) x
+       where not tallybook._job_known(i.id))) returning 1
   )
   select sum(g.n), bool_or(g.n = c_batch) into swept, more
     from (select count(*) as n from dead union all select count(*) from fire union all select count(*) from rate_call
           union all select count(*) from worker union all select count(*) from audit
-          union all select count(*) from nonce
-          union all select count(*) from error) g;
-  swept := swept + tallybook._sweep_progress() + tallybook._sweep_keys() + tallybook._sweep_turns();
+          union all select count(*) from nonce union all select count(*) from error
+          union all select count(*) from progress) g;
+  perform tallybook._sweep_to('progress', to_jsonb(v_ids[500]));
+  swept := swept + tallybook._sweep_keys() + tallybook._sweep_turns();
 end $$;
 
 -- _keep(name): how long what of this name is kept.
@@ -90,24 +99,6 @@ language sql as $$
   insert into tallybook.sweep (kind, place) select p_kind, p_place where p_place is not null
   on conflict (kind) do update set place = excluded.place
 $$;
-
--- _sweep_progress(): progress and checkpoints of jobs that have left.
-create or replace function tallybook._sweep_progress() returns bigint
-language plpgsql as $$
-declare
-  v_ids bigint[]; v_n bigint;
-begin
-  v_ids := array(select p.job_id from tallybook.progress p
-                 where p.job_id > coalesce((tallybook._sweep_place('progress') #>> '{}')::bigint, -1)
-                  order by p.job_id limit 500);
-  delete from tallybook.progress p where p.job_id = any (array(
-    select x.job_id from unnest(v_ids) i(id), lateral (
-             select y.job_id from tallybook.progress y where y.job_id = i.id for update skip locked) x
-     where not tallybook._job_known(i.id)));
-  get diagnostics v_n = row_count;
-  perform tallybook._sweep_to('progress', to_jsonb(v_ids[500]));
-  return v_n;
-end $$;
 
 -- _sweep_keys(): older generations of unique keys whose jobs have left. The newest stays: producers go by it.
 --

@@ -13,8 +13,6 @@ create table tallybook.node (
 );
 comment on table tallybook.node is
   'The databases of one app, stored in one of them; empty if there is only one. Read the view nodes.';
-comment on column tallybook.node.address is
-  'The difference to the DSN that leads to this table: host, port, dbname. Never a password.';
 comment on column tallybook.node.state is
   'retiring: no key is routed there any more. gone: removed; its number is not given out again.';
 comment on column tallybook.node.system_identifier is

@@ -4,6 +4,4 @@
 -- rights: operator
 create or replace function tallybook.pause(queue text, who text default session_user,
   at timestamptz default clock_timestamp())
-returns boolean language sql as $$
-  select tallybook._queue_pause(pause.queue, true, pause.who, pause.at)
-$$;
+returns boolean language sql as $$ select tallybook._queue_pause(queue, true, who, at) $$;

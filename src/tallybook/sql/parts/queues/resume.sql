@@ -1,9 +1,7 @@
 -- resume(queue, who): let a paused queue run again, and wake its workers. Returns false if it was not paused.
 -- rights: operator
 create or replace function tallybook.resume(queue text, who text default session_user) returns boolean
-language sql as $$
-  select tallybook._queue_pause(resume.queue, false, resume.who)
-$$;
+language sql as $$ select tallybook._queue_pause(queue, false, who) $$;
 
 -- _queue_pause(queue, paused, who, at): pause or resume a queue; false: nothing changed. Creates the settings row
 -- of a queue that producers have used; TB002 for an unknown queue.

@@ -51,7 +51,8 @@ begin
                  coalesce(lag(t.ended_at) over (order by t.attempt),
                           case when t.attempt = 1 then t.enqueued_at end) as before
             from (select e.attempt, e.task, e.args, e.enqueued_at, e.run_at, e.crashes, l.queue, o.state, o.ended_at,
-                         o.error, o.result, c.claimed_at, (select k.name from tallybook.worker k where k.id = c.worker_id) as worker
+                         o.error, o.result, c.claimed_at,
+                         (select k.name from tallybook.worker k where k.id = c.worker_id) as worker
                     from ((select x.* from tallybook.entry x where x.job_id = j.id and x.attempt > 1
                            order by x.attempt desc limit max_events)
                           union all

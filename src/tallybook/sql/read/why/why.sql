@@ -20,13 +20,15 @@ language plpgsql stable
 -- profile: nested
 as $$
 declare
-  w tallybook._job_place; k tallybook.tombstone; c record; v_state text; v_open boolean; v_expired boolean;
+  w tallybook._job_place; k tallybook.tombstone; r tallybook.worker; c record; v_state text; v_open boolean;
+  v_expired boolean;
 begin
   select * into w from tallybook._job_place(why.job_id);
   v_open := w.place <> 'dead' and w.state is null;
   select x.* into k from tallybook._cancel_of(w.job_id, w.attempt) x where v_open;
   select x.worker_id, x.claimed_at into c from (select) o
     left join lateral tallybook._claim_of(w.lane_id, w.retention, w.xid, w.seq) x on v_open and w.place = 'entry';
+  select x.* into r from tallybook.worker x where x.id = c.worker_id;
   v_state := case when w.place = 'dead' then 'dead' when w.state in ('completed', 'cancelled') then w.state
                   when v_open is not true then null when c.claimed_at is not null then 'running'
                   when k.created_at is not null then 'cancelled' when w.place = 'entry' then 'available'
@@ -34,42 +36,59 @@ begin
   v_open := coalesce(v_open and v_state not in ('running', 'cancelled'), false);
   v_expired := coalesce(w.expires_at <= greatest(why.at, case when w.place = 'scheduled' then w.run_at end), false);
   return query
-  select v_state, r.reason, r.explanation, jsonb_strip_nulls(r.details) from (
+  select v_state, x.reason, x.explanation, jsonb_strip_nulls(x.details) from (
     select 1, x.* from tallybook._why_ended(w, why.job_id) with ordinality x
      where w.place is null or w.place = 'dead' or w.state is not null
     union all
-    select 2, x.* from tallybook._why_running(w, c.worker_id, c.claimed_at, k, why.at) with ordinality x
+    select 2, 'running', format('It runs on worker %s since %s, attempt %s%s.',
+                                to_json(coalesce(r.name, c.worker_id::text)), tallybook._moment(c.claimed_at),
+                                w.attempt, ': ' || round((g.done * 100)::numeric) || ' %'),
+           jsonb_build_object('worker', r.name, 'worker_id', c.worker_id, 'since', c.claimed_at, 'attempt', w.attempt,
+                              'progress', g.done, 'message', g.message), 1
+      from (select) o left join tallybook.progress g on g.job_id = w.job_id and g.attempt = w.attempt
      where v_state = 'running'
     union all
-    select 3, 'cancel_pending', format('It was cancelled at %s and will not start. The next claim of its line '
+    select 3, 'worker_silent', format('Its worker is silent%s. Rescue returns the job to its line if the worker is '
+                                      'dead.', ' since ' || tallybook._moment(nullif(r.seen_at, '-infinity'))),
+           jsonb_build_object('worker', r.name, 'worker_id', c.worker_id, 'seen_at', nullif(r.seen_at, '-infinity'),
+                              'gone_at', r.gone_at, 'lease', r.lease), 1
+     where v_state = 'running' and (r.id is null or r.ended_at is not null or r.gone_at is not null
+                                    or r.seen_at < why.at - r.lease)
+    union all
+    select 4, 'cancelling', format('It was cancelled while it ran, at %s. Its worker stops it at its next heartbeat.',
+                                   tallybook._moment(k.created_at)),
+           jsonb_build_object('since', k.created_at, 'reason', k.reason), 1
+     where v_state = 'running' and k.created_at is not null
+    union all
+    select 5, 'cancel_pending', format('It was cancelled at %s and will not start. The next claim of its line '
                                        'records that.', tallybook._moment(k.created_at)),
            jsonb_build_object('since', k.created_at, 'reason', k.reason), 1
      where v_state = 'cancelled' and w.state is null
     union all
-    select 4, x.* from tallybook._why_late(w, why.at) with ordinality x where v_open and v_state <> 'waiting'
+    select 6, x.* from tallybook._why_late(w, why.at) with ordinality x where v_open and v_state <> 'waiting'
     union all
-    select 5, x.* from tallybook._why_waiting(w, why.at) with ordinality x where v_state = 'waiting'
+    select 7, x.* from tallybook._why_waiting(w, why.at) with ordinality x where v_state = 'waiting'
     union all
-    select 6, x.* from tallybook._why_unserved(w, why.at) with ordinality x where v_open
+    select 8, x.* from tallybook._why_unserved(w, why.at) with ordinality x where v_open
     union all
-    select 7, x.* from tallybook._why_behind(w) with ordinality x where v_state = 'available'
+    select 9, x.* from tallybook._why_behind(w) with ordinality x where v_state = 'available'
     union all
-    select 8, 'expired', format('It expired at %s, so it does not start. The next claim makes it a dead letter.',
+    select 10, 'expired', format('It expired at %s, so it does not start. The next claim makes it a dead letter.',
                                 tallybook._moment(w.expires_at)), jsonb_build_object('since', w.expires_at), 1
      where v_open and v_expired
     union all
-    select 9, x.* from tallybook._why_order(w.job_id, w.order_key) with ordinality x
+    select 11, x.* from tallybook._why_order(w.job_id, w.order_key) with ordinality x
      where v_state = 'available' and w.order_key is not null and not v_expired
     union all
-    select 10, x.* from tallybook._why_limits(w, why.at) with ordinality x where v_open and not v_expired
+    select 12, x.* from tallybook._why_limits(w, why.at) with ordinality x where v_open and not v_expired
     union all
-    select 11, 'busy', format('An open transaction of a producer changes it or depends on it, or on hundreds of jobs '
+    select 13, 'busy', format('An open transaction of a producer changes it or depends on it, or on hundreds of jobs '
                               'of its task. It starts when that transaction has ended%s.',
                               case when v_state = 'running' then ', if it has not started before' end), '{}', 1
      where (v_state = 'running' or v_open and not v_expired) and w.unique_key is not null
            and (tallybook._amendment_state(w.job_id, w.task, tallybook._crowd())).busy
-    ) r(part, reason, explanation, details, place)
-   order by r.part, r.place;
+    ) x(part, reason, explanation, details, place)
+   order by x.part, x.place;
   if not found then
     return query select v_state, 'should_start', 'Nothing prevents it: it should start at any moment.', '{}'::jsonb;
   end if;
@@ -128,35 +147,5 @@ begin
   else
     return query select 'dropped', format('It became a dead letter at %s, which was dropped.', v_at),
                         v || jsonb_build_object('error', w.error - 'traceback');
-  end if;
-end $$;
-
--- _why_running(place, worker, claimed_at, cancel, at): the answer for a claimed job.
-create or replace function tallybook._why_running(w tallybook._job_place, p_worker int, p_claimed_at timestamptz,
-  c tallybook.tombstone, p_at timestamptz) returns setof tallybook._reason
-language plpgsql stable as $$
-declare
-  k tallybook.worker; g tallybook.progress;
-begin
-  select x.* into k from tallybook.worker x where x.id = p_worker;
-  select x.* into g from tallybook.progress x where x.job_id = w.job_id and x.attempt = w.attempt;
-  return query
-  select 'running', format('It runs on worker %s since %s, attempt %s%s.', to_json(coalesce(k.name, p_worker::text)),
-                           tallybook._moment(p_claimed_at), w.attempt, ': ' || round((g.done * 100)::numeric) || ' %'),
-         jsonb_build_object('worker', k.name, 'worker_id', p_worker, 'since', p_claimed_at, 'attempt', w.attempt,
-                            'progress', g.done, 'message', g.message);
-  if k.id is null or k.ended_at is not null or k.gone_at is not null or k.seen_at < p_at - k.lease then
-    k.seen_at := nullif(k.seen_at, '-infinity');
-    return query
-    select 'worker_silent', format('Its worker is silent%s. Rescue returns the job to its line if the worker is dead.',
-                                   ' since ' || tallybook._moment(k.seen_at)),
-           jsonb_build_object('worker', k.name, 'worker_id', p_worker, 'seen_at', k.seen_at, 'gone_at', k.gone_at,
-                              'lease', k.lease);
-  end if;
-  if c.created_at is not null then
-    return query
-    select 'cancelling', format('It was cancelled while it ran, at %s. Its worker stops it at its next '
-                                'heartbeat.', tallybook._moment(c.created_at)),
-           jsonb_build_object('since', c.created_at, 'reason', c.reason);
   end if;
 end $$;
