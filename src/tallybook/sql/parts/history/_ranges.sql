@@ -174,17 +174,16 @@ language plpgsql
 -- profile: nojit
 as $$
 declare
-  v_leaf regclass; v_found boolean;
+  v_found boolean := tallybook._is_foreign_cluster(true)
+                     or exists (select from tallybook.lane l where l.retired_at is not null);
 begin
-  if not tallybook._is_foreign_cluster(true) and not exists (select from tallybook.lane l
-                                                             where l.retired_at is not null) then return false; end if;
-  foreach v_leaf in array p_leaves loop
-    execute format('select exists (select from %s where %2$I >= pg_snapshot_xmax(pg_current_snapshot())
-                                                    and %2$I is distinct from pg_current_xact_id_if_assigned())',
-                   v_leaf, tallybook._range_key(v_leaf)) into v_found;
-    if v_found then return true; end if;
-  end loop;
-  return false;
+  if v_found then
+    execute (select 'select ' || string_agg(format(
+               'exists (select from %s where %2$I >= pg_snapshot_xmax(pg_current_snapshot())
+                                         and %2$I is distinct from pg_current_xact_id_if_assigned())',
+               l, tallybook._range_key(l)), ' or ') from unnest(p_leaves) l) into v_found;
+  end if;
+  return v_found;
 end $$;
 
 -- _range_merge(parents, lower, next): two neighbouring ranges in which nothing is become one, or nothing is done

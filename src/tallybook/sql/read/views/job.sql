@@ -62,7 +62,9 @@ select j.job_id as id, j.queue, j.task, j.state, j.priority, j.args, j.headers, 
            coalesce(o.ended_at, c.claimed_at, t.created_at, greatest(e.run_at, e.enqueued_at))
       from tallybook.entry e
       join tallybook.lane l on l.lane_id = e.lane_id
-      left join lateral tallybook._outcome_of(e.retention, e.xid, e.seq) o on true
+      left join lateral (  -- one at a time: a join reads all outcomes while the planner has no statistics
+        select o.state, o.error, o.ended_at, o.result from tallybook.outcome o
+         where o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq limit 1) o on true
       left join lateral (select t.cancelled, t.reason, t.created_at from tallybook.tombstone t
                           where o.state is null and t.job_id = e.job_id and t.cancelled
                                 and (t.attempt = e.attempt or t.attempt < e.attempt and not t.once) limit 1) t on true
