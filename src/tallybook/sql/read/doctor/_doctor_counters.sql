@@ -4,21 +4,17 @@
 create or replace function tallybook._doctor_counters(p_asked boolean) returns setof tallybook._check
 language plpgsql stable as $$
 declare
-  v_bytes numeric;
+  v_bytes numeric := (select sum(pg_relation_size(c.oid)) from pg_class c
+                       where c.relnamespace = 'tallybook'::regnamespace and c.relkind = 'r'
+                             and c.relname ~ '^(entry|claim|outcome)_');
+  v_asked boolean := p_asked or v_bytes <= 67108864;
 begin
-  select sum(pg_relation_size(c.oid)) into v_bytes from pg_class c
-   where c.relnamespace = 'tallybook'::regnamespace and c.relkind = 'r' and c.relname ~ '^(entry|claim|outcome)_';
-  if not p_asked and v_bytes > 67108864 then
-    return query select * from tallybook._finding('counters', null,
-                                                  format('not recounted: it would read %s; `tallybook doctor --verify` '
-                                                         'does', pg_size_pretty(v_bytes)), null);
-    return;
-  end if;
   return query select * from tallybook._finding('counters', (
       select jsonb_agg(jsonb_build_object('level', 'problem', 'text', format('%s%s: %s counted, %s found',
                          coalesce(case when v.queue is not null then format('queue %s, task %s, ', to_json(v.queue),
                              to_json(v.task)) end, ''), v.what, v.counted, v.found)) || to_jsonb(v)
-                       order by v.queue, v.task, v.what) from tallybook.verify() v),
-    'the counters agree with a recount',
+                       order by v.queue, v.task, v.what) from tallybook.verify() v where v_asked),
+    case when v_asked then 'the counters agree with a recount'
+         else format('not recounted: it would read %s; `tallybook doctor --verify` does', pg_size_pretty(v_bytes)) end,
     'This is a defect: please report it with these lines. `select tallybook.recount()` corrects the counters.');
 end $$;

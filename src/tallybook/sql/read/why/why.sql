@@ -113,39 +113,33 @@ $$;
 
 -- _why_ended(place, job_id): the answer for a job that has ended or is in no table. A subject's end outlives its
 -- history.
-create or replace function tallybook._why_ended(w tallybook._job_place, p_job_id bigint) returns setof tallybook._reason
-language plpgsql stable as $$
-declare
-  s tallybook.subject_job; v_at text := tallybook._moment(w.since); v_said text := left(w.error ->> 'message', 200);
-  v jsonb := jsonb_build_object('since', w.since, 'attempt', w.attempt);
-begin
-  if w.place is null then
-    select x.* into s from tallybook.subject_job x where x.job_id = p_job_id and x.ended_at is not null limit 1;
-    if found then
-      return query
-      select 'history_gone', format('The subject %s ended as %s at %s; the history of its job has been deleted.',
-                                    to_json(s.subject), s.ended_as, tallybook._moment(s.ended_at)),
-             jsonb_build_object('subject', s.subject, 'task', s.task, 'ended_as', s.ended_as, 'ended_at', s.ended_at);
-    else
-      return query
-      select 'unknown', format('There is no job %s. Its transaction has not committed or was rolled back, or it '
-                               'ended and its history has been deleted.', p_job_id), '{}'::jsonb;
-    end if;
-  elsif w.place = 'dead' then
-    return query
-    select 'dead', format('It has been dead since %s, %s. You can retry it.', v_at,
+create or replace function tallybook._why_ended(w tallybook._job_place, p_job_id bigint)
+returns setof tallybook._reason language sql stable as $$
+  select r.* from (
+    select tallybook._moment(w.since) as at, left(w.error ->> 'message', 200) as said, w.error - 'traceback' as error,
+           jsonb_build_object('since', w.since, 'attempt', w.attempt) as place) v, lateral (
+    select 'history_gone', format('The subject %s ended as %s at %s; the history of its job has been deleted.',
+                                  to_json(s.subject), s.ended_as, tallybook._moment(s.ended_at)),
+           jsonb_build_object('subject', s.subject, 'task', s.task, 'ended_as', s.ended_as, 'ended_at', s.ended_at)
+      from tallybook.subject_job s where w.place is null and s.job_id = p_job_id and s.ended_at is not null
+    union all
+    select 'unknown', format('There is no job %s. Its transaction has not committed or was rolled back, or it ended '
+                             'and its history has been deleted.', p_job_id), '{}'
+     where w.place is null and not exists (
+       select from tallybook.subject_job s where s.job_id = p_job_id and s.ended_at is not null)
+    union all
+    select 'dead', format('It has been dead since %s, %s. You can retry it.', v.at,
              case w.reason when 'failed' then 'out of attempts' when 'crashed' then 'because it crashed its workers'
                            when 'expired' then 'because it had not started by its expires_at'
                            else 'killed by its handler' end
-             || case when v_said is not null and w.reason in ('failed', 'killed') then ': ' || v_said else '' end),
-           v || jsonb_build_object('reason', w.reason, 'error', w.error - 'traceback');
-  elsif w.state = 'completed' then
-    return query select 'completed', format('It completed at %s.', v_at), v;
-  elsif w.state = 'cancelled' then
-    return query select 'cancelled', format('It was cancelled at %s%s.', v_at, ': ' || v_said),
-                        v || jsonb_build_object('reason', w.error ->> 'message');
-  else
-    return query select 'dropped', format('It became a dead letter at %s, which was dropped.', v_at),
-                        v || jsonb_build_object('error', w.error - 'traceback');
-  end if;
-end $$;
+             || case when v.said is not null and w.reason in ('failed', 'killed') then ': ' || v.said else '' end),
+           v.place || jsonb_build_object('reason', w.reason, 'error', v.error) where w.place = 'dead'
+    union all
+    select 'completed', format('It completed at %s.', v.at), v.place where w.state = 'completed'
+    union all
+    select 'cancelled', format('It was cancelled at %s%s.', v.at, ': ' || v.said),
+           v.place || jsonb_build_object('reason', w.error ->> 'message') where w.state = 'cancelled'
+    union all
+    select 'dropped', format('It became a dead letter at %s, which was dropped.', v.at),
+           v.place || jsonb_build_object('error', v.error) where w.state not in ('completed', 'cancelled')) r
+$$;
