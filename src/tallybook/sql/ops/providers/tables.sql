@@ -1,22 +1,28 @@
+--> Providers that jobs call, without secrets. Secrets are in provider_secret.
 create table tallybook.provider (
   name       text primary key,
+  --> Its purpose, in your words: market-data, webhook, smtp.
   kind       text not null,
   settings   jsonb not null default '{}',
+  --> False: it is not loaded, and no route leads to it.
   active     boolean not null default true,
   created_at timestamptz not null,
   changed_at timestamptz not null,
   constraint "settings are one JSON object" check (jsonb_typeof(settings) = 'object')
 );
-comment on table tallybook.provider is
-  'Providers that jobs call, without secrets. Secrets are in provider_secret.';
 
+--> Secrets of providers, encrypted by programs with keys that the database never sees. See the view provider_field.
 create table tallybook.provider_secret (
   provider   text not null references tallybook.provider on delete cascade,
   field      text not null,
+  --> previous: what it was before its last change, where that is still good.
   slot       text not null,
+  --> The key that encrypts it.
   key_id     text not null,
   nonce      bytea not null,
+  --> AES-256-GCM with the tag at its end; bound to provider, field, slot and key_id.
   ciphertext bytea not null,
+  --> When the secret was set. sealed_at: when it was last encrypted, for example by a rotation of keys.
   set_at     timestamptz not null,
   sealed_at  timestamptz not null,
   primary key (provider, field, slot),
@@ -25,16 +31,8 @@ create table tallybook.provider_secret (
   constraint "a ciphertext has a tag of 16 bytes" check (octet_length(ciphertext) between 16 and 65552)
 );
 create index provider_secret_key on tallybook.provider_secret (key_id);
-comment on table tallybook.provider_secret is
-  'Secrets of providers, encrypted by programs with keys that the database never sees. See the view '
-  'provider_field.';
-comment on column tallybook.provider_secret.slot is
-  'previous: what it was before its last change, where that is still good.';
-comment on column tallybook.provider_secret.ciphertext is
-  'AES-256-GCM with the tag at its end; bound to provider, field, slot and key_id.';
-comment on column tallybook.provider_secret.set_at is
-  'When the secret was set. sealed_at: when it was last encrypted, for example by a rotation of keys.';
 
+--> Which provider serves a kind of data. A route for one symbol has precedence over the broad one (symbol is null).
 create table tallybook.provider_route (
   data_type  text not null,
   symbol     text,
@@ -46,6 +44,4 @@ create table tallybook.provider_route (
 create unique index provider_route_broad on tallybook.provider_route (data_type) where symbol is null;
 create unique index provider_route_specific on tallybook.provider_route (data_type, symbol) where symbol is not null;
 create index provider_route_provider on tallybook.provider_route (provider);
-comment on table tallybook.provider_route is
-  'Which provider serves a kind of data. A route for one symbol has precedence over the broad one (symbol is null).';
 alter table tallybook.provider_route replica identity full;

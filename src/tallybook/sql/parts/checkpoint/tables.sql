@@ -1,3 +1,4 @@
+--> The progress of a job, and the checkpoint for its next attempt.
 create table tallybook.progress (
   job_id     bigint primary key,
   attempt    int not null,
@@ -7,4 +8,3 @@ create table tallybook.progress (
   updated_at timestamptz not null,
   constraint "done goes from 0 to 1" check (done between 0 and 1)
 );
-comment on table tallybook.progress is 'The progress of a job, and the checkpoint for its next attempt.';

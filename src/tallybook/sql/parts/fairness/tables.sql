@@ -1,13 +1,12 @@
 -- One row per fair lane, the newest: whom the last fair_release came to. Each one appends one and takes the one before
 -- away.
+--> The key that was served last in each lane of fair jobs.
 create table tallybook.fair_turn (
   lane_id  int not null,
   number   bigint not null,
   fair_key text collate "C" not null,
   primary key (lane_id, number)
 );
-comment on table tallybook.fair_turn is
-  'The key that was served last in each lane of fair jobs.';
 
 create index lane_fair on tallybook.lane (lane_id) where part = 'fair';
 

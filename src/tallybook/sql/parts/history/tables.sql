@@ -1,4 +1,5 @@
 -- The numbers that prune has removed from the ledgers, so that a recount can still be compared with the totals.
+--> One row per dropped range of the ledgers: the number of attempts, and of each end.
 create table tallybook.pruned (
   pruned_at timestamptz not null,
   retention "char" not null,
@@ -7,12 +8,12 @@ create table tallybook.pruned (
   entries   bigint not null,
   ended     jsonb not null
 );
-comment on table tallybook.pruned is
-  'One row per dropped range of the ledgers: the number of attempts, and of each end.';
 alter table tallybook.pruned replica identity full;
 
+--> Retention periods. For people: the view retentions and the verb retention_set.
 create table tallybook.retention_class (
   name text primary key,
+  --> The letter of the class in the ledgers; null: rows are deleted in small batches.
   code "char" unique,
   keep interval not null,
   what text not null,
@@ -25,17 +26,16 @@ insert into tallybook.retention_class (name, code, keep, what) values
   ('dead', null, '30 days', 'dead letters'),
   ('fires', null, '90 days', 'what became of the ticks of schedules'),
   ('audit', null, '90 days', 'what people have changed, and who');
-comment on table tallybook.retention_class is
-  'Retention periods. For people: the view retentions and the verb retention_set.';
-comment on column tallybook.retention_class.code is
-  'The letter of the class in the ledgers; null: rows are deleted in small batches.';
 
 -- What prune knows about a range of transaction ids whose transactions have all ended: it is
 -- counted piece by piece, and the counts do not change any more.
 create table tallybook.history_range (
   leaf        name primary key,
+  --> The database and the files that were counted: after a restore, or a rewrite of a table, counting starts anew.
   files       oid[] not null,
+  --> When prune first found that no transaction can write to it any more.
   quiet_since timestamptz,
+  --> How many blocks of the entries were counted; outcomes_to: of the outcomes.
   entries_to  bigint not null default 0,
   entries     bigint not null default 0,
   outcomes_to bigint not null default 0,
@@ -43,34 +43,26 @@ create table tallybook.history_range (
   states      jsonb not null default '{}',
   newest_end  timestamptz,
   open        bigint,
+  --> Each entry has its outcome: nothing in it is open, for ever.
   complete    boolean not null default false,
   again_at    timestamptz,
+  --> By worker: all of its claims in the range up to this one have ended.
   checked     jsonb not null default '{}',
+  --> Why it was not dropped when that was tried last. For people there is held_ranges().
   held        text,
+  --> When prune first found something in it: an eighth of the retention later it is cut.
   begun_at    timestamptz not null default clock_timestamp()
 );
-comment on column tallybook.history_range.files is
-  'The database and the files that were counted: after a restore, or a rewrite of a table, counting starts anew.';
-comment on column tallybook.history_range.entries_to is
-  'How many blocks of the entries were counted; outcomes_to: of the outcomes.';
-comment on column tallybook.history_range.complete is 'Each entry has its outcome: nothing in it is open, for ever.';
-comment on column tallybook.history_range.checked is
-  'By worker: all of its claims in the range up to this one have ended.';
-comment on column tallybook.history_range.held is
-  'Why it was not dropped when that was tried last. For people there is held_ranges().';
-comment on column tallybook.history_range.begun_at is
-  'When prune first found something in it: an eighth of the retention later it is cut.';
-comment on column tallybook.history_range.quiet_since is
-  'When prune first found that no transaction can write to it any more.';
 
+--> Where the next sweep of a small table continues.
 create table tallybook.sweep (
   kind  text primary key,
   place jsonb not null
 );
-comment on table tallybook.sweep is 'Where the next sweep of a small table continues.';
 
 insert into tallybook.service (name, every) values ('prune', '1 min');
 
+--> Failures of dropped ranges, of queues with a longer error_retention. For people: the view error.
 create table tallybook.error_kept (
   ended_at timestamptz not null,
   state    tallybook.ending not null,
@@ -84,5 +76,3 @@ create table tallybook.error_kept (
 create index error_kept_of_queue on tallybook.error_kept (queue, ended_at);
 create index error_kept_newest on tallybook.error_kept (ended_at);
 alter table tallybook.error_kept replica identity full;
-comment on table tallybook.error_kept is
-  'Failures of dropped ranges, of queues with a longer error_retention. For people: the view error.';

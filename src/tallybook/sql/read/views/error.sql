@@ -2,6 +2,7 @@
 -- queue's error_retention; if that is longer, it was copied into error_kept.
 -- Newest first by index: "order by ended_at desc limit 50". One branch per state, because the index of outcomes that
 -- are not completed begins with the state.
+--> Every recorded failure. Newest first by index.
 -- rights: operator; reader (ended_at, queue, task, job_id, attempt, state, type)
 create or replace view tallybook.error as
 select o.ended_at, coalesce((o.kept).queue, l.queue) as queue, coalesce((o.kept).task, e.task) as task,
@@ -21,4 +22,3 @@ select o.ended_at, coalesce((o.kept).queue, l.queue) as queue, coalesce((o.kept)
   left join tallybook.queue q on q.name = coalesce((o.kept).queue, l.queue)
  where coalesce(o.ended_at > now() - q.error_retention, (o.kept).queue is null)
    and coalesce((o.kept).task, e.task) is not null;
-comment on view tallybook.error is 'Every recorded failure. Newest first by index.';

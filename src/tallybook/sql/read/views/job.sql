@@ -4,6 +4,7 @@
 -- A job is in scheduled, in dead, or it is its newest entry, whose state follows from the claims and the outcome.
 -- attempts counts its starts. unserved: no live worker knows its task. updated_at: since when it is in its state;
 -- last_attempt_at: its last start. Both are computed only for a query that selects them.
+--> Every job of every state. A look-up by id is an index look-up.
 -- rights: operator; reader (id, queue, task, state, priority, attempt, attempts, failures, crashes, max_attempts,
 --   enqueued_at, run_at, started_at, ended_at, worker_id, worker, unserved, expires_at, progress,
 --   updated_at, last_attempt_at)
@@ -80,4 +81,3 @@ select j.job_id as id, j.queue, j.task, j.state, j.priority, j.args, j.headers, 
               (select false from tallybook.entry n where n.job_id = e.job_id and n.attempt > e.attempt limit 1),
               (select false from tallybook.scheduled n where n.job_id = e.job_id limit 1),
               (select false from tallybook.waiting n where n.job_id = e.job_id limit 1), true))) j;
-comment on view tallybook.job is 'Every job of every state. A look-up by id is an index look-up.';

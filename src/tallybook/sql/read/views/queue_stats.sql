@@ -2,6 +2,7 @@
 --
 --   oldest     since when the next job of the queue's lines could run; only the head of each line is checked
 --   unserved   jobs in line whose task or version no live worker knows; they have lines of their own
+--> Per queue: jobs by state, ends by kind, and since when the oldest job in line could run.
 -- rights: operator, reader, metrics
 create or replace view tallybook.queue_stats as
 select q.name as queue,
@@ -23,5 +24,3 @@ select q.name as queue,
   from tallybook.queues q
   left join (tallybook._counted() n join tallybook.lane l on l.lane_id = n.lane_id) on l.queue = q.name
  group by q.name, q.paused_at, q.paused_by;
-comment on view tallybook.queue_stats is
-  'Per queue: jobs by state, ends by kind, and since when the oldest job in line could run.';

@@ -5,8 +5,7 @@
 --                      null if none of these is of the task
 --   average_attempts   how often a job in this state has entered its line; one that has not started counts without the
 --                      attempt that it waits for
+--> Per queue, task and state: number of jobs, the oldest, the newest, attempts on average.
 -- rights: operator, reader, metrics
 create or replace view tallybook.queue_status as
 select s.queue, s.task, s.state, s.jobs, s.oldest, s.newest, s.average_attempts from tallybook._status_of(null) s;
-comment on view tallybook.queue_status is
-  'Per queue, task and state: number of jobs, the oldest, the newest, attempts on average.';

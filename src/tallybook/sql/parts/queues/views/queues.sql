@@ -1,4 +1,5 @@
 -- queues: all queues that have settings or have had a job.
+--> All queues that have settings or have had a job.
 -- rights: worker, operator, reader
 create or replace view tallybook.queues as
 select n.name, q.retention, q.paused_at, q.paused_by, q.created_at, q.max_attempts, q.notify, q.changed_at,
@@ -7,4 +8,3 @@ select n.name, q.retention, q.paused_at, q.paused_by, q.created_at, q.max_attemp
         union
         select u.queue from tallybook._queue_used u) n
   left join tallybook.queue q on q.name = n.name;
-comment on view tallybook.queues is 'All queues that have settings or have had a job.';
