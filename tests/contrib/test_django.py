@@ -104,12 +104,12 @@ def test_what_is_wrong_is_found_by_the_checks(tmp_path: Path, empty_dsn: str) ->
 def test_the_command_line_has_the_projects_database_and_app(site: Site, empty_dsn: str) -> None:
     """manage.py tallybook: database and App of the settings, whatever TALLYBOOK_DSN says; errors and codes as ever."""
     elsewhere = {"TALLYBOOK_DSN": "host=nowhere.invalid"}
-    assert "not installed" in site.manage("tallybook", "info", code=1, **elsewhere)
+    assert "not installed" in site.manage("tallybook", "doctor", "--info", code=1, **elsewhere)
     assert "installed schema tallybook" in site.manage("tallybook", "--database", "other", "migrate", **elsewhere)
-    assert "up to date" in site.manage("tallybook", "info", "--settings=project.settings", **elsewhere)
+    assert "up to date" in site.manage("tallybook", "doctor", "--info", "--settings=project.settings", **elsewhere)
     assert "manage.py tallybook" in site.manage("help", "tallybook")
     assert "No such command 'wrk'" in site.manage("tallybook", "wrk", code=2)
-    assert "nowhere" in site.manage("tallybook", "--database", "nowhere", "info", code=1)
+    assert "nowhere" in site.manage("tallybook", "--database", "nowhere", "doctor", "--info", code=1)
 
 
 @pytest.mark.slow

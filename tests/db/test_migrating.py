@@ -240,7 +240,7 @@ def test_a_newer_schema_that_works_with_this_release(dsn: str, db: Any) -> None:
     ping.enqueue_sync(db)
     assert drain(app, dsn=dsn).completed == 1
     assert invoke("job", "list", to=dsn).exit_code == 0
-    info = invoke("info", to=dsn)
+    info = invoke("doctor", "--info", to=dsn)
     assert info.exit_code == 0 and "newer than this program: they work together" in info.output
     migrated = invoke("migrate", to=dsn)  # as an old pod's start would
     assert migrated.exit_code == 0 and "and supports it" in migrated.output
@@ -256,7 +256,7 @@ def test_a_newer_schema_that_does_not(dsn: str, db: Any) -> None:
     for words in (["migrate"], ["job", "list"], ["task", "list"]):
         result = invoke(*words, to=dsn)
         assert result.exit_code != 0
-    assert invoke("info", to=dsn).exit_code == 1
+    assert invoke("doctor", "--info", to=dsn).exit_code == 1
 
 
 def test_an_older_schema_is_told(dsn: str, next_release: None) -> None:

@@ -188,7 +188,7 @@ def test_a_schema_from_before_the_first_release_is_refused(project: Path, tmp_pa
     """No command works on it: each says what it is and how to go on, and `uninstall` removes it."""
     assert tallybook(source(UNRELEASED, tmp_path), project, "migrate", "--dsn", empty_dsn)[0] == 0
     new = ROOT / "src"
-    for words in (["migrate"], ["worker", "-A", "jobs:app"], ["info"]):
+    for words in (["migrate"], ["worker", "-A", "jobs:app"], ["doctor", "--info"]):
         code, said = tallybook(new, project, *words, "--dsn", empty_dsn)
         assert code != 0 and "unreleased version of Tallybook" in said and "tallybook uninstall" in said
     code, said = tallybook(new, project, "uninstall", "--yes", "--dsn", empty_dsn)

@@ -145,7 +145,7 @@ def test_the_command_line_as_operator_and_producer(at: House) -> None:
         ["job", "list"], ["job", "show", "1"], ["queue", "list"], ["queue", "pause", "mail"], ["queue", "resume", "mail"],
         ["task", "list"], ["schedule", "set", "s", "greet", "--every", "1 h"], ["schedule", "list"], ["schedule", "show", "s"],
         ["schedule", "run", "s"], ["schedule", "pause", "s"], ["schedule", "drop", "s", "--yes"], ["service", "list"],
-        ["subject", "list"], ["dead", "list"], ["info"], ["job", "cancel", "1"], ["job", "retry", "1"],
+        ["subject", "list"], ["dead", "list"], ["doctor", "--info"], ["job", "cancel", "1"], ["job", "retry", "1"],
     ):  # fmt: skip
         result = run(at, operator, *words)
         assert result.exit_code == 0, f"{words}: {result.output}"

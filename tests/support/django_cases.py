@@ -188,7 +188,7 @@ class ConnectionsTest(Clean):
 
     def test_commands_run_in_this_process(self) -> None:
         with mock.patch.dict("os.environ"):
-            call_command("tallybook", "info", "--json", stdout=(out := _Text()))
+            call_command("tallybook", "doctor", "--info", "--json", stdout=(out := _Text()))
         self.assertTrue(json.loads(out.text)["database"].startswith("test_"))
         with mock.patch.dict("os.environ"), self.assertRaisesMessage(Exception, "tallybook nothing has failed"):
             call_command("tallybook", "nothing", stderr=_Text())

@@ -21,10 +21,10 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Run": ("dev", "worker", "web", "mcp", "demo"),
     "Look": ("top", "job", "dead", "count", "event", "task", "audit", "doctor"),
     "Change": ("enqueue", "queue", "schedule", "subject", "limit", "breaker", "provider"),
-    "Maintain": ("migrate", "info", "node", "service", "history", "roles", "uninstall"),
+    "Maintain": ("migrate", "node", "service", "history", "roles", "uninstall"),
 }
 """The groups of commands in the help."""
-_FILES = {"count": "counting", "event": "counting", "uninstall": "migrate", "info": "migrate"}
+_FILES = {"count": "counting", "event": "counting", "uninstall": "migrate"}
 """The files of the commands that have none with their own name."""
 
 

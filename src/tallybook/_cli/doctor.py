@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import click
 
-from tallybook._cli.common import command, print_json, row_json
+from tallybook._cli.common import command, print_json, print_pairs, row_json
 from tallybook._cli.database import Db
-from tallybook._cli.text import clean
+from tallybook._cli.text import clean, yes_no
+from tallybook._db import migrate as schema
 from tallybook._db.doctor import examine
 from tallybook._model.finding import LEVELS, Finding
 
@@ -19,12 +21,18 @@ _COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "red"
 @command(json=True, schema=False, nodes="each")
 @click.option("--verify", is_flag=True, help="Verify the counters even if the history is large.")
 @click.option("--quiet", is_flag=True, help="Hide checks that are ok.")
-def doctor(db: Db, as_json: bool, verify: bool, quiet: bool) -> None:
+@click.option("--info", is_flag=True, help="Check nothing: show what is installed in the database.")
+def doctor(db: Db, as_json: bool, verify: bool, quiet: bool, info: bool) -> None:
     """Find problems of the database and advise on each.
 
     Changes nothing, and takes seconds: each check has a time limit. Exit code 0 if all is ok or a note, 1 if there is a
-    warning or a problem.
+    warning or a problem. With --info, exit code 1 unless this release can work with what is installed.
     """
+    if info:
+        if verify or quiet:
+            raise click.UsageError("--info cannot be combined with --verify or --quiet")
+        _show_installed(db, as_json)
+        return
     found: list[Finding] = []
     for one in examine(db.conn, verify=verify):
         found.append(one)
@@ -50,3 +58,49 @@ def _summary(found: list[Finding]) -> None:
     counts = {level: sum(one.level == level for one in found) for level in reversed(LEVELS)}
     told = [f"{n} {level if n == 1 or level == 'ok' else level + 's'}" for level, n in counts.items() if n]
     click.echo(f"\n{len(found)} checks: {', '.join(told)}")
+
+
+_INSTALLED = """\
+select jsonb_build_object(
+  'installed_at', i.installed_at, 'migrated_at', i.migrated_at,
+  'cluster', case when i.system_identifier = c.system_identifier then 'this one' else 'another one' end,
+  'queues', (select count(*) from tallybook.queues),
+  'workers', (select count(*) from tallybook.workers w where w.ended_at is null),
+  'bytes', (select sum(pg_total_relation_size(c.oid)) from pg_class c
+             where c.relnamespace = 'tallybook'::regnamespace and c.relkind = 'r'))::text
+  from tallybook.installed i, pg_control_system() c"""
+
+
+def _show_installed(db: Db, as_json: bool) -> None:
+    found = schema.info(db.conn)
+    values: dict[str, object] = {
+        "schema_version": found.version or None,
+        "expected_version": found.expected,
+        "routines_current": found.routines_current,
+        "server_version": found.server,
+        "database": db.conn.info.dbname,
+        "node": found.node if found.version else None,
+    }
+    if found.version:
+        values |= json.loads(next(iter(db.texts(_INSTALLED)), "{}"))
+    if as_json:
+        print_json(json.dumps(values, indent=1))
+    else:
+        print_pairs(
+            [(name.replace("_", " "), "-" if value is None else yes_no(value)) for name, value in values.items()]
+        )
+        click.echo(_verdict(found))
+        if values.get("cluster") == "another one":
+            click.echo("this database came from another cluster: run `tallybook migrate`, or start a worker")
+    if not found.works:
+        sys.exit(1)
+
+
+def _verdict(found: schema.SchemaInfo) -> str:
+    if found.version == 0:
+        return "not installed: run `tallybook migrate`"
+    if found.version > found.expected:
+        return "newer than this program: " + (
+            "they work together" if found.works else "update the package tallybook here"
+        )
+    return "up to date" if found.current else "behind this program: run `tallybook migrate`"

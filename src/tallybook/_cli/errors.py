@@ -62,7 +62,9 @@ def problem(error: BaseException) -> Problem | None:
         hint = near(error) or f"See `{where} --help`"
         if isinstance(error, click.MissingParameter) and error.param and error.param.name == "target":
             hint = "Write -A module:app, as in -A shop.jobs:app for `app = App(...)` in shop/jobs.py"
-        return Problem(error.format_message().removesuffix("."), hint=hint, exit_code=_USAGE)
+        # Click's own suggestion of an option is left out: the hint has ours.
+        text = error.message if isinstance(error, click.NoSuchOption) else error.format_message()
+        return Problem(text.removesuffix("."), hint=hint, exit_code=_USAGE)
     if isinstance(error, click.ClickException):
         return Problem(error.format_message(), exit_code=error.exit_code)
     if isinstance(error, TallybookError):
@@ -90,26 +92,25 @@ _OPTIONS = {
 
 
 def near(error: click.UsageError) -> str | None:
-    """Suggest the nearest option, choice or command of a noun, or None. Click itself suggests misspelt commands."""
-    group = error.ctx.command if error.ctx else None
-    if isinstance(group, click.Group) and (given := re.match(r"No such command '([^']*)'", error.message)):
-        nouns = [name for name, one in group.commands.items() if given[1] in getattr(one, "commands", {})]
-        found = " or ".join(f"`tallybook {noun} {given[1]}`" for noun in nouns)
-        return f"Did you mean {found}?" if 0 < len(nouns) < 4 else None
-    if isinstance(error, click.NoSuchOption) and error.ctx is not None:
-        known = [
-            name for param in error.ctx.command.get_params(error.ctx) for name in (*param.opts, *param.secondary_opts)
-        ]
-        close = get_close_matches(error.option_name, [*known, *_OPTIONS], 1)
-        return f"Did you mean {_OPTIONS.get(close[0], close[0])}?" if close else None
-    if isinstance(error, click.BadParameter) and error.param is not None and isinstance(error.param.type, click.Choice):
-        given = re.match(r"'([^']*)'", error.message)
-        choices = [str(choice) for choice in error.param.type.choices]
-        if given is not None:
-            theirs = _MEANT if "dead" in choices else {}
-            close = get_close_matches(given[1], [*choices, *theirs], 1)
-            return f"Did you mean {theirs.get(close[0], close[0])}?" if close else None
-    return None
+    """Suggest the nearest option or choice, or a noun with this command or option. Click suggests misspelt commands."""
+    command, theirs = error.ctx.command if error.ctx else None, _OPTIONS
+    quoted = re.match(r"(?:No such command )?'([^']*)'", error.message)
+    if isinstance(command, click.Group) and quoted and error.message.startswith("No such command"):
+        word, nouns = quoted[1], command.commands.items()
+        found = [f"`tallybook {noun} {word}`" for noun, one in nouns if word in getattr(one, "commands", {})]
+        found += [f"`tallybook {noun} --{word}`" for noun, one in nouns for of in one.params if f"--{word}" in of.opts]
+        return f"Did you mean {' or '.join(found)}?" if 0 < len(found) < 4 else None
+    if isinstance(error, click.NoSuchOption) and command is not None:
+        given, known = error.option_name, [name for of in command.params for name in (*of.opts, *of.secondary_opts)]
+    elif (
+        isinstance(error, click.BadParameter) and error.param and isinstance(error.param.type, click.Choice) and quoted
+    ):
+        given, known = quoted[1], [str(choice) for choice in error.param.type.choices]
+        theirs = _MEANT if "dead" in known else {}
+    else:
+        return None
+    close = get_close_matches(given, [*known, *theirs], 1)
+    return f"Did you mean {theirs.get(close[0], close[0])}?" if close else None
 
 
 def _of_tallybook(error: TallybookError) -> Problem:

@@ -1,14 +1,13 @@
-"""tallybook migrate, info, uninstall: the schema in the database."""
+"""tallybook migrate, uninstall: the schema in the database."""
 
 from __future__ import annotations
 
-import json
 import sys
 from datetime import timedelta
 
 import click
 
-from tallybook._cli.common import DURATION, command, dsn_option, print_json, print_pairs, yes_option
+from tallybook._cli.common import DURATION, command, dsn_option, yes_option
 from tallybook._cli.database import Conn, Db, connect, conninfo
 from tallybook._cli.errors import Problem, problem, say
 from tallybook._cli.text import clean
@@ -91,61 +90,6 @@ def _one(dsn: str | None, node: int | None, wait: timedelta | None, label: str =
     if node is not None and node != after.node:
         hint = "It is part of all existing job ids. A new number needs a new installation"
         raise Problem(f"the node number stays {after.node}: it is set at the first installation", hint=hint)
-
-
-_INFO = """\
-select jsonb_build_object(
-  'installed_at', i.installed_at, 'migrated_at', i.migrated_at,
-  'cluster', case when i.system_identifier = c.system_identifier then 'this one' else 'another one' end,
-  'queues', (select count(*) from tallybook.queues),
-  'workers', (select count(*) from tallybook.workers w where w.ended_at is null),
-  'bytes', (select sum(pg_total_relation_size(c.oid)) from pg_class c
-             where c.relnamespace = 'tallybook'::regnamespace and c.relkind = 'r'))::text
-  from tallybook.installed i, pg_control_system() c"""
-
-
-@command(json=True, schema=False)
-def info(db: Db, as_json: bool) -> None:
-    """Show what is installed in the database.
-
-    Exit code 1 unless this release can work with it.
-    """
-    found = schema.info(db.conn)
-    values: dict[str, object] = {
-        "schema_version": found.version or None,
-        "expected_version": found.expected,
-        "routines_current": found.routines_current,
-        "server_version": found.server,
-        "database": db.conn.info.dbname,
-        "node": found.node if found.version else None,
-    }
-    if found.version:
-        values |= json.loads(next(iter(db.texts(_INFO)), "{}"))
-    if as_json:
-        print_json(json.dumps(values, indent=1))
-    else:
-        print_pairs([(name.replace("_", " "), _shown(value)) for name, value in values.items()])
-        click.echo(_verdict(found))
-        if values.get("cluster") == "another one":
-            click.echo("this database came from another cluster: run `tallybook migrate`, or start a worker")
-    if not found.works:
-        sys.exit(1)
-
-
-def _shown(value: object) -> object:
-    if value is None:
-        return "-"
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
-
-
-def _verdict(found: schema.SchemaInfo) -> str:
-    if found.version == 0:
-        return "not installed: run `tallybook migrate`"
-    if found.version > found.expected:
-        return "newer than this program: " + (
-            "they work together" if found.works else "update the package tallybook here"
-        )
-    return "up to date" if found.current else "behind this program: run `tallybook migrate`"
 
 
 @command(schema=False)

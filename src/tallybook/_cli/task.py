@@ -11,7 +11,7 @@ import click
 from tallybook._cli.common import Columns, command, listing, print_json, print_pairs
 from tallybook._cli.database import Db
 from tallybook._cli.loading import load_app
-from tallybook._cli.text import clean, local
+from tallybook._cli.text import clean, local, yes_no
 from tallybook._db.stored import loads
 from tallybook.errors import UnknownTask
 
@@ -158,14 +158,12 @@ def show(db: Db, name: str, target: str | None, as_json: bool) -> None:
         ("on dead", one.get("on_dead") or "-"),
     ]
     told = ("args", "queue", "priority", "retry", "retry_name", "max_attempts")
-    pairs += [(key.replace("_", " "), _plain(value)) for key, value in said.items() if key not in told]
+    pairs += [
+        (key.replace("_", " "), ", ".join(map(str, value)) if isinstance(value, list) else yes_no(value))
+        for key, value in said.items()
+        if key not in told
+    ]
     if one["workers"] is not None:
         served = [f"{worker['name']} ({', '.join(worker['queues'])})" for worker in one["workers"]]
         pairs += [("served by", ", ".join(served) or "nobody"), ("registered", local(one["registered_at"]) or "-")]
     print_pairs(pairs)
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else value

@@ -34,6 +34,11 @@ def local(text: str | datetime | None) -> str:
         return clean(text)
 
 
+def yes_no(value: object) -> object:
+    """Return a truth value as a word, and any other value as it is."""
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
+
+
 def short(text: str, most: int = 100) -> str:
     """Shorten a text to one line."""
     text = clean(text)
