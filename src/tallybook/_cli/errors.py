@@ -93,19 +93,24 @@ _OPTIONS = {
 
 def near(error: click.UsageError) -> str | None:
     """Suggest the nearest option or choice, or a noun with this command or option. Click suggests misspelt commands."""
-    command, theirs = error.ctx.command if error.ctx else None, _OPTIONS
-    quoted = re.match(r"(?:No such command )?'([^']*)'", error.message)
-    if isinstance(command, click.Group) and quoted and error.message.startswith("No such command"):
-        word, nouns = quoted[1], command.commands.items()
+    if error.ctx is None:
+        return None
+    command, theirs = error.ctx.command, _OPTIONS
+    quoted = re.match(r"(No such command )?'([^']*)'", error.message)
+    if quoted and quoted[1] and isinstance(command, click.Group):
+        word, nouns = quoted[2], command.commands.items()
         found = [f"`tallybook {noun} {word}`" for noun, one in nouns if word in getattr(one, "commands", {})]
         found += [f"`tallybook {noun} --{word}`" for noun, one in nouns for of in one.params if f"--{word}" in of.opts]
         return f"Did you mean {' or '.join(found)}?" if 0 < len(found) < 4 else None
-    if isinstance(error, click.NoSuchOption) and command is not None:
-        given, known = error.option_name, [name for of in command.params for name in (*of.opts, *of.secondary_opts)]
+    if isinstance(error, click.NoSuchOption):
+        options = command.get_params(error.ctx)
+        given, known = error.option_name, [name for one in options for name in (*one.opts, *one.secondary_opts)]
     elif (
-        isinstance(error, click.BadParameter) and error.param and isinstance(error.param.type, click.Choice) and quoted
+        quoted
+        and isinstance(error, click.BadParameter)
+        and isinstance(kind := error.param and error.param.type, click.Choice)
     ):
-        given, known = quoted[1], [str(choice) for choice in error.param.type.choices]
+        given, known = quoted[2], [str(choice) for choice in kind.choices]
         theirs = _MEANT if "dead" in known else {}
     else:
         return None
