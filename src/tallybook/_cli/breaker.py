@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import click
 
-from tallybook._cli.common import DURATION, Columns, command, gone, listing
+from tallybook._cli.common import DURATION, Columns, command, fail, listing
 from tallybook._cli.database import Db
 from tallybook._cli.text import clean, local
 from tallybook._db import breakers
@@ -53,7 +53,9 @@ def set_(db: Db, name: str, failures: int, per: timedelta, open_for: timedelta) 
 @click.argument("name")
 def drop(db: Db, name: str) -> str:
     """Drop a breaker; jobs that wait for it continue."""
-    return gone(db.run(breakers.drop(name)), "breaker", name)
+    if not db.run(breakers.drop(name)):
+        fail(f"there is no breaker {clean(name)!r}")
+    return f"breaker {clean(name)!r} is removed"
 
 
 @command("open", of=breaker, nodes="each")

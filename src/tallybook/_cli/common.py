@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, is_dataclass
 from datetime import datetime, timedelta
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar
 
 import click
 
@@ -155,19 +155,11 @@ def listing(
         def run(db: Db, as_json: bool, **given: Any) -> None:
             found: Found = []
             if db.nodes:
-                lists = gathered(db, lambda one: fn(one, **given))
-                found = [(node, row) for node, rows in lists for row in rows]
+                found = [(node, row) for node, rows in gathered(db, lambda one: fn(one, **given)) for row in rows]
                 found = found if merge is None else merge(found, given)
             rows = [row for _, row in found] if db.nodes else fn(db, **given)
-            if as_json:
-                print_json(
-                    [with_node(node, row_json(row, plain)) for node, row in found]
-                    if db.nodes
-                    else [row_json(row, plain) for row in rows]
-                )
-                return
-            print_rows(shown, rows, empty=empty, nodes=[node for node, _ in found])
-            if newest and len(rows) == given["limit"]:
+            print_rows(shown, rows, empty=empty, nodes=[node for node, _ in found], as_json=as_json, plain=plain)
+            if newest and not as_json and len(rows) == given["limit"]:
                 click.echo(f"the newest {len(rows)}; --limit shows more", err=True)
 
         return command(name, of=of, json=True, nodes=True, home=home, reads=True)(run)
@@ -175,8 +167,20 @@ def listing(
     return made
 
 
-def print_rows(shown: Columns, rows: Sequence[Any], *, empty: str, nodes: Sequence[str] = ()) -> None:
-    """Print a table of rows, with their nodes if any; parse rows that are JSON texts of the server."""
+def print_rows(
+    shown: Columns,
+    rows: Sequence[Any],
+    *,
+    empty: str,
+    nodes: Sequence[str] = (),
+    as_json: bool = False,
+    plain: Callable[[Any], object] | None = None,
+) -> None:
+    """Print rows, with their nodes if any, as a table or as JSON; a row may be a JSON text of the server."""
+    if as_json:
+        texts = [row_json(row, plain) for row in rows]
+        print_json([with_node(*pair) for pair in zip(nodes, texts, strict=True)] if nodes else texts)
+        return
     read = [loads(row) if isinstance(row, str) else row for row in rows]
     cells = [[_cell(row, of) for of in shown.values()] for row in read]
     if nodes:
@@ -202,12 +206,10 @@ def _plain(value: datetime | timedelta) -> object:
     return value.total_seconds() if isinstance(value, timedelta) else value.isoformat()
 
 
-def gone(found: bool, what: str, name: str) -> str:
-    """Return the line for the result of a drop; exit with code 1 if there was nothing to remove."""
-    if not found:
-        click.echo(f"there is no {what} {clean(name)!r}")
-        raise SystemExit(1)
-    return f"{what} {clean(name)!r} is removed"
+def fail(line: str, *, err: bool = False) -> Never:
+    """Print a line and exit with code 1."""
+    click.echo(line, err=err)
+    raise SystemExit(1)
 
 
 class _Duration(DurationType):
@@ -300,12 +302,10 @@ def print_pairs(pairs: Sequence[tuple[str, object]]) -> None:
         click.echo(f"{name.ljust(width)}  {clean(value)}".rstrip())
 
 
-def print_json(rows: str | Sequence[str]) -> None:
-    """Print one JSON document: one text, or an array of such texts, one per line.
+def print_json(found: Any) -> None:
+    """Print one JSON document: one row, or an array of rows, one per line.
 
     Texts of the server are not parsed, since numbers of jsonb are exact and Python's floats are not.
     """
-    if isinstance(rows, str):
-        click.echo(json_safe(rows))
-    else:
-        click.echo("[" + ",\n ".join(map(json_safe, rows)) + "]")
+    rows = [json_safe(row_json(row)) for row in (found if isinstance(found, list | tuple) else [found])]
+    click.echo("[" + ",\n ".join(rows) + "]" if isinstance(found, list | tuple) else rows[0])

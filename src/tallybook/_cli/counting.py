@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from datetime import timedelta
+from typing import Any
 
 import click
 
-from tallybook._cli.common import (
-    DURATION,
-    Columns,
-    command,
-    listing,
-    print_json,
-    print_rows,
-    print_table,
-    row_json,
-    working,
-)
+from tallybook._cli.common import DURATION, Columns, command, listing, print_json, print_rows, print_table, working
 from tallybook._cli.database import Db
 from tallybook._cli.over_nodes import gathered
 from tallybook._cli.text import clean, local
 from tallybook._db import counting
 from tallybook._model.counting import Counts, Level, Throughput, Timings
 from tallybook._model.options import check_name
-from tallybook.errors import UnknownQueue
 
 _STATES = ("scheduled", "retrying", "waiting", "available", "running", "dead")
 _OLDEST = "select q.queue, extract(epoch from clock_timestamp() - q.oldest)::float8 from tallybook.queue_stats q"
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _NUMBERS = tuple(field.name for field in fields(Counts) if field.name not in ("queue", "task"))
+_RATES = ("completed_per_s", "failed_per_s")
+_TIMES = ("waited_p50", "waited_p95", "took_p50", "took_p95")
 
 
 @click.group()
@@ -56,7 +48,7 @@ def list_(db: Db, by_task: bool, as_json: bool) -> None:
         since = oldest.get(str(line["queue"]))
         line["oldest"] = None if since is None or by_task else max(0.0, round(since, 3))
     if as_json:
-        print_json([row_json(line) for line in lines])
+        print_json(lines)
         return
     rate = ("completed/s", "failed/s")
     titles = ("queue", *(["task"] if by_task else ["oldest"]), *_STATES, *rate, "waited p50", "p95", "took p50", "p95")
@@ -84,38 +76,30 @@ def _counted(db: Db) -> _Counted:
 
 def _lines(
     found: Sequence[Counts], rates: Sequence[Throughput], timings: Sequence[Timings], by_task: bool
-) -> list[dict[str, object]]:
+) -> list[dict[str, Any]]:
     """Build the lines to show, per queue or per queue and task."""
-    lines: dict[tuple[str, str], dict[str, object]] = {}
-    numbers: dict[tuple[str, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    lines: dict[tuple[str, str], dict[str, Any]] = {}
 
-    def key(one: Counts | Throughput | Timings) -> tuple[str, str]:
-        return (one.queue, one.task if by_task else "")
+    def add(one: Counts | Throughput | Timings, names: Sequence[str], how: Callable[[Any, Any], Any]) -> None:
+        if line := lines.get((one.queue, one.task if by_task else "")):
+            line.update({name: how(getattr(one, name), line[name] or 0) for name in names})
 
-    for one in found:
-        for name in _NUMBERS:
-            numbers[key(one)][name] += getattr(one, name)
+    for count in sorted(found, key=lambda one: (one.queue, one.task)):
+        named = {"queue": count.queue, **({"task": count.task} if by_task else {})}
+        zero = dict.fromkeys(_NUMBERS, 0) | dict.fromkeys(_RATES, 0.0) | dict.fromkeys(_TIMES)
+        lines.setdefault((count.queue, named.get("task", "")), {**named, **zero})
+        add(count, _NUMBERS, operator.add)
     for rate in rates:
-        for name in ("completed_per_s", "failed_per_s"):
-            numbers[key(rate)][name] += getattr(rate, name)
-    slowest: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
+        add(rate, _RATES, operator.add)
     for timing in timings:
-        for name in ("waited_p50", "waited_p95", "took_p50", "took_p95"):
-            slowest[key(timing)][name] = max(slowest[key(timing)].get(name, 0.0), getattr(timing, name))
-    for which in sorted({key(one) for one in found}):
-        named: dict[str, object] = {"queue": which[0], **({"task": which[1]} if by_task else {})}
-        whole = {name: int(numbers[which][name]) for name in _NUMBERS}
-        per_s = {name: round(numbers[which][name], 3) for name in ("completed_per_s", "failed_per_s")}
-        times = {name: slowest[which].get(name) for name in ("waited_p50", "waited_p95", "took_p50", "took_p95")}
-        lines[which] = {**named, **whole, **per_s, **times}
-    return list(lines.values())
+        add(timing, _TIMES, max)
+    return [one | {name: round(one[name], 3) for name in _RATES} for one in lines.values()]
 
 
-def _cells(line: dict[str, object], by_task: bool) -> tuple[object, ...]:
+def _cells(line: dict[str, Any], by_task: bool) -> tuple[object, ...]:
     second = line["task"] if by_task else _span(line["oldest"])
-    times = (_ms(line[name]) for name in ("waited_p50", "waited_p95", "took_p50", "took_p95"))
-    rates = (f"{line[name]:.1f}" for name in ("completed_per_s", "failed_per_s"))
-    return (line["queue"], second, *(line[state] for state in _STATES), *rates, *times)
+    rates = (f"{line[name]:.1f}" for name in _RATES)
+    return (line["queue"], second, *(line[state] for state in _STATES), *rates, *(_ms(line[name]) for name in _TIMES))
 
 
 def _span(seconds: object) -> str:
@@ -144,12 +128,10 @@ def series(db: Db, queue: str | None, step: timedelta, since: timedelta | None, 
     """Show the counters of QUEUE, or of all queues, over time."""
     if queue is not None:
         check_name("queue", queue, 64)
-        known = db.texts("select q.name from tallybook.queues q")
-        if queue not in known:
-            raise UnknownQueue(queue, known)
+        db.known_queue(queue)
     found = db.run(counting.levels(step, since, queue))
     if as_json:
-        print_json([row_json(level) for level in found])
+        print_json(found)
         return
     most_open = max((level.open for level in found), default=0)
     most_done = max((level.completed for level in found), default=0)
@@ -195,12 +177,8 @@ def verify(db: Db, as_json: bool) -> None:
     """
     with working("recounting all stored jobs ..."):
         found = db.run(counting.verify())
-    if as_json:
-        print_json([row_json(one) for one in found])
-    elif not found:
-        click.echo("the counters agree")
-    else:
-        print_rows(_DIFFERENCES, found, empty="")
+    print_rows(_DIFFERENCES, found, empty="the counters agree", as_json=as_json)
+    if found and not as_json:
         click.echo(
             "the counters differ from a recount, which is a defect of Tallybook: please report it with these lines."
             " `tallybook count recount` sets them right",

@@ -21,10 +21,16 @@ from tallybook._db.nodes import Node, nodes, numbered, of_job
 from tallybook._db.source import Source
 from tallybook._db.standby import LAG, Standby
 from tallybook._db.stored import READER
-from tallybook.errors import QueueUnavailable
+from tallybook.errors import QueueUnavailable, UnknownJob, UnknownProvider, UnknownQueue, UnknownSchedule
 
 Conn = Connection
 T = TypeVar("T")
+_NAMES = {
+    UnknownProvider: "select p.name from tallybook.providers p",
+    UnknownQueue: "select q.name from tallybook.queues q",
+    UnknownSchedule: "select s.name from tallybook.schedules s",
+}
+"""The known names for the error about an unknown one."""
 
 
 read_dsn_option = click.option(
@@ -55,6 +61,7 @@ class Db:
             raise click.UsageError("--read-dsn is a standby of one database, --nodes are several: pass one of the two")
         self._dsn, self._stack, self._schema, self._which, self._home = dsn, stack, schema, which, home
         self._read_dsn = read_dsn
+        self._at: dict[str, Db] = {}
         self.node = node
         """The name of its node with --nodes."""
 
@@ -69,10 +76,10 @@ class Db:
         return () if self._which is None else nodes(self.conninfo, self._which)
 
     def of(self, job_id: int) -> Db:
-        """Return the node of a job among those of --nodes, or this database without --nodes. Raises UnknownNode."""
-        if not self.nodes:
-            return self
-        return self.at(of_job(self._numbered, job_id))
+        """Return the node of a job among those of --nodes, or this database without --nodes. Raises UnknownNode and UnknownJob."""
+        if not 0 < job_id < 1 << 63:
+            raise UnknownJob(job_id)
+        return self.at(of_job(self._numbered, job_id)) if self.nodes else self
 
     @cached_property
     def _numbered(self) -> tuple[Node, ...]:
@@ -83,10 +90,6 @@ class Db:
         if node.name not in self._at:
             self._at[node.name] = Db(node.dsn, self._stack, self._schema, node=node.name)
         return self._at[node.name]
-
-    @cached_property
-    def _at(self) -> dict[str, Db]:
-        return {}
 
     def over(self, conn: Conn, node: Node) -> Db:
         """Return the database of a node, on an open connection."""
@@ -107,9 +110,19 @@ class Db:
             click.echo(standby_of(conn), err=True)
         return conn
 
-    def run(self, call: Call[T]) -> T:
-        """Run a verb and return its result."""
-        return sync.run(self.conn, call)
+    def run(self, call: Call[T], name: str | None = None) -> T:
+        """Run a verb and return its result. If there is nothing with this name, the error has the known names."""
+        try:
+            return sync.run(self.conn, call)
+        except (UnknownProvider, UnknownQueue, UnknownSchedule) as error:
+            if name is None:
+                raise
+            raise type(error)(name, self.texts(_NAMES[type(error)])) from None
+
+    def known_queue(self, name: str) -> None:
+        """Raise UnknownQueue unless there is a queue of this name."""
+        if name not in (known := self.texts(_NAMES[UnknownQueue])):
+            raise UnknownQueue(name, known)
 
     def texts(self, sql: str, params: Sequence[object] | Mapping[str, object] = ()) -> list[str]:
         """Return the first column of a query: rows as JSON, or names."""

@@ -7,16 +7,7 @@ from typing import Any
 
 import click
 
-from tallybook._cli.common import (
-    Columns,
-    agreed,
-    command,
-    json_object,
-    limit_option,
-    listing,
-    options,
-    yes_option,
-)
+from tallybook._cli.common import Columns, agreed, command, json_object, limit_option, listing, options, yes_option
 from tallybook._cli.database import Db
 from tallybook._cli.job import MANY, said_of, show
 from tallybook._cli.job_list import WHEN

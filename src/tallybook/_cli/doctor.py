@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
+from collections.abc import Iterable
 
 import click
 
-from tallybook._cli.common import command, print_json, print_pairs, row_json
+from tallybook._cli.common import command, print_json, print_pairs
 from tallybook._cli.database import Db
 from tallybook._cli.text import clean, yes_no
 from tallybook._db import migrate as schema
@@ -33,31 +35,32 @@ def doctor(db: Db, as_json: bool, verify: bool, quiet: bool, info: bool) -> None
             raise click.UsageError("--info cannot be combined with --verify or --quiet")
         _show_installed(db, as_json)
         return
-    found: list[Finding] = []
-    for one in examine(db.conn, verify=verify):
-        found.append(one)
-        if not as_json and not (quiet and one.level == "ok"):
-            show_finding(one)
+    show_findings(examine(db.conn, verify=verify), as_json, quiet=quiet, summary=not as_json)
+
+
+def show_findings(found: Iterable[Finding], as_json: bool, *, quiet: bool = False, summary: bool = False) -> None:
+    """Print findings as they come, each with its remedy below it. Exit with code 1 unless all are good."""
+    counts: Counter[str] = Counter()
+    shown, good = [], True
+    for one in found:
+        counts[one.level] += 1
+        good = good and one.good
+        if quiet and one.level == "ok":
+            continue
+        shown.append(one)
+        if not as_json:
+            mark = click.style(_MARKS[one.level].ljust(8), fg=_COLOURS[one.level])
+            click.echo(f"{mark} {clean(one.name)}: {clean(one.finding)}")
+            if one.advice:
+                click.echo(f"{'':8}   -> {clean(one.advice)}")
     if as_json:
-        print_json([row_json(one) for one in found if not (quiet and one.level == "ok")])
-    else:
-        _summary(found)
-    if not all(one.good for one in found):
+        print_json(shown)
+    if summary:
+        levels = [(counts[level], level) for level in reversed(LEVELS) if counts[level]]
+        told = [f"{n} {level if n == 1 or level == 'ok' else level + 's'}" for n, level in levels]
+        click.echo(f"\n{counts.total()} checks: {', '.join(told)}")
+    if not good:
         sys.exit(1)
-
-
-def show_finding(one: Finding) -> None:
-    """Print a finding: a line, and the remedy below it."""
-    mark = click.style(_MARKS[one.level].ljust(8), fg=_COLOURS[one.level])
-    click.echo(f"{mark} {clean(one.name)}: {clean(one.finding)}")
-    if one.advice:
-        click.echo(f"{'':8}   -> {clean(one.advice)}")
-
-
-def _summary(found: list[Finding]) -> None:
-    counts = {level: sum(one.level == level for one in found) for level in reversed(LEVELS)}
-    told = [f"{n} {level if n == 1 or level == 'ok' else level + 's'}" for level, n in counts.items() if n]
-    click.echo(f"\n{len(found)} checks: {', '.join(told)}")
 
 
 _INSTALLED = """\

@@ -30,10 +30,9 @@ from tallybook._db.driver import Rollback
 from tallybook._db.node_source import unknown
 from tallybook._db.stored import loads
 from tallybook._model.job import Cancelled
-from tallybook.errors import TallybookError, UnknownJob
+from tallybook.errors import TallybookError
 
 MANY = 2**31 - 1
-_LARGEST = 2**63 - 1
 
 # The effective value of a job: its own, else that of its task, then of its queue.
 _SHOW = """\
@@ -73,7 +72,7 @@ _ATTEMPTS: Columns = {
 @click.argument("job_id", metavar="ID", type=int)
 def show(db: Db, job_id: int, as_json: bool) -> None:
     """Show all about one job: its columns, its errors, its attempts."""
-    row = db.of(_within(job_id)).conn.execute(_SHOW, (job_id,)).fetchone()
+    row = db.of(job_id).conn.execute(_SHOW, (job_id,)).fetchone()
     if row is None:
         raise unknown(db.conninfo, job_id)
     if as_json:
@@ -90,12 +89,6 @@ def show(db: Db, job_id: int, as_json: bool) -> None:
         print_rows(_ATTEMPTS, history, empty="")
     for error in errors:
         _print_error(error)
-
-
-def _within(job_id: int) -> int:
-    if not 0 < job_id <= _LARGEST:
-        raise UnknownJob(job_id)
-    return job_id
 
 
 def value_of(name: str, value: object) -> object:
@@ -141,7 +134,7 @@ def cancel(db: Db, job_ids: Sequence[int], reason: str | None, yes: bool, as_jso
     if filtered:
         each(db, lambda one: _cancel_many(one, reason, yes, as_json, dict(which)), as_json=as_json)
     else:
-        _each(db, job_ids, lambda one: db.of(_within(one)).run(calls.cancel(one, reason)), as_json, "state", _cancelled)
+        _each(db, job_ids, lambda one: db.of(one).run(calls.cancel(one, reason)), as_json, "state", _cancelled)
 
 
 def _cancel_many(db: Db, reason: str | None, yes: bool, as_json: bool, which: dict[str, Any]) -> None:
@@ -162,7 +155,7 @@ def _cancel_many(db: Db, reason: str | None, yes: bool, as_json: bool, which: di
     if not yes:
         return
     if as_json:
-        print_json(json.dumps({"cancelled": done.cancelled, "cancelling": done.cancelling}))
+        print_json({"cancelled": done.cancelled, "cancelling": done.cancelling})
         return
     click.echo(f"{done.cancelled} jobs will not start, {done.cancelling} run and are asked to stop")
 
@@ -193,7 +186,7 @@ def _cancelled(state: object) -> str:
 def retry(db: Db, job_ids: Sequence[int], as_json: bool) -> None:
     """Retry dead or cancelled jobs now, each in its own transaction."""
     told = "retried, attempt {}".format
-    _each(db, job_ids, lambda one: db.of(_within(one)).run(calls.retry(one)), as_json, "attempt", told)
+    _each(db, job_ids, lambda one: db.of(one).run(calls.retry(one)), as_json, "attempt", told)
 
 
 def _each(

@@ -9,21 +9,12 @@ from typing import Any
 
 import click
 
-from tallybook._cli.common import (
-    DURATION,
-    Columns,
-    InstantType,
-    command,
-    limit_option,
-    print_json,
-    print_rows,
-    state_option,
-)
+from tallybook._cli.common import DURATION, Columns, InstantType, command, limit_option, print_rows, state_option
 from tallybook._cli.database import Db
 from tallybook._cli.enqueue import INSTANT
-from tallybook._cli.over_nodes import gathered, with_node
+from tallybook._cli.over_nodes import gathered
 from tallybook._cli.text import local, short
-from tallybook._cli.why import read_links
+from tallybook._cli.why import link_option
 from tallybook._db.jobs import JOBS, MOST, STATES, JobFilter
 from tallybook._model.job import JobInfo
 from tallybook._model.merged import Part, goes_on, merged, places
@@ -69,9 +60,7 @@ class _Row:
 @click.option("--task", help="Of this task.")
 @state_option(*STATES)
 @click.option("--unserved", is_flag=True, help="No live worker knows their task.")
-@click.option(
-    "--link", "links", metavar="KIND=KEY", multiple=True, callback=read_links, help="With this link; repeatable."
-)
+@link_option("With this link; repeatable.")
 @click.option("--error", metavar="TEXT", help="Last error contains this text, ignoring case.")
 @click.option("--since", type=WHEN, metavar="WHEN", help="Enqueued since then: '2 hours' ago, or 2026-01-31T09:00Z.")
 @click.option("--before", type=WHEN, metavar="WHEN", help="Enqueued before then.")
@@ -87,11 +76,8 @@ def list_(db: Db, as_json: bool, after: str | None, limit: int, **given: Any) ->
     else:
         found, more, looked_to = _read(db, which, after, limit)
         rows = [row.text for row in found]
-    if as_json:
-        print_json([with_node(name, row) for name, row in zip(names, rows, strict=True)] if names else rows)
-    else:
-        empty = "no such jobs" if chosen or after else "no jobs"
-        print_rows(_COLUMNS, rows, empty=empty if more is None else f"{empty} so far", nodes=names)
+    empty = ("no such jobs" if chosen or after else "no jobs") + ("" if more is None else " so far")
+    print_rows(_COLUMNS, rows, empty=empty, nodes=names, as_json=as_json)
     if more is None:
         return
     if len(rows) == limit:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import click
 
-from tallybook._cli.common import DURATION, Columns, command, listing
+from tallybook._cli.common import DURATION, Columns, command, fail, listing
 from tallybook._cli.database import Db
 from tallybook._cli.text import clean, local
 from tallybook._db import rates
@@ -83,8 +83,7 @@ def drop(db: Db, name: str) -> None:
     for kind in gone:
         click.echo(f"{kind} limit {clean(name)!r} is removed")
     if not gone:
-        click.echo(f"there is no limit {clean(name)!r}")
-        raise SystemExit(1)
+        fail(f"there is no limit {clean(name)!r}")
 
 
 @command(of=limit, nodes="each")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
-from tallybook._cli.common import Columns, command, print_json, print_rows, row_json
+from tallybook._cli.common import Columns, command, fail, print_rows
 from tallybook._cli.database import Db
-from tallybook._cli.doctor import show_finding
+from tallybook._cli.doctor import show_findings
 from tallybook._cli.node_plproxy import plproxy
 from tallybook._cli.text import clean
 from tallybook._db import node_changes, node_check, nodes
@@ -35,20 +33,12 @@ _COLUMNS: Columns = {
 @command("list", of=node, json=True)
 def list_(db: Db, as_json: bool) -> None:
     """List the nodes, removed ones included."""
+    named = ("name", "number", "state", "home")
     rows = [
-        {
-            "name": one.name,
-            "number": one.number,
-            "state": one.state,
-            "home": one.home,
-            "address": dsn_for_people(one.dsn),
-        }
+        {**{name: getattr(one, name) for name in named}, "address": dsn_for_people(one.dsn)}
         for one in nodes.numbered(nodes.written(db.conninfo))
     ]
-    if as_json:
-        print_json([row_json(one) for one in rows])
-    else:
-        print_rows(_COLUMNS, rows, empty="no nodes")
+    print_rows(_COLUMNS, rows, empty="no nodes", as_json=as_json)
 
 
 @command(of=node, json=True)
@@ -57,14 +47,7 @@ def check(db: Db, as_json: bool) -> None:
 
     Exit code 0 if all is ok or a note, 1 if there is a warning or a problem.
     """
-    found = node_check.check(db.conninfo)
-    if as_json:
-        print_json([row_json(one) for one in found])
-    else:
-        for one in found:
-            show_finding(one)
-    if not all(one.good for one in found):
-        sys.exit(1)
+    show_findings(node_check.check(db.conninfo), as_json)
 
 
 @command(of=node)
@@ -128,6 +111,5 @@ def pin(db: Db, key: str, name: str) -> str:
 def unpin(db: Db, key: str) -> str:
     """Unpin a key: the hash chooses its node again."""
     if not node_changes.unpin(db.conninfo, key):
-        click.echo(f"{clean(key)!r} is not pinned")
-        raise SystemExit(1)
+        fail(f"{clean(key)!r} is not pinned")
     return f"{clean(key)!r} is no longer pinned"

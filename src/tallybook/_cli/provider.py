@@ -17,7 +17,6 @@ from tallybook._cli.common import (
     print_json,
     print_pairs,
     print_rows,
-    row_json,
     yes_option,
 )
 from tallybook._cli.database import Db
@@ -136,7 +135,7 @@ def show(db: Db, name: str, as_json: bool) -> None:
     one = _one(db, name)
     routes = [found for found in db.run(calls.routes()) if found.provider == name]
     if as_json:
-        print_json(row_json({**asdict(one), "routes": [asdict(found) for found in routes]}))
+        print_json({**asdict(one), "routes": [asdict(found) for found in routes]})
         return
     print_pairs(
         [
@@ -160,13 +159,7 @@ def show(db: Db, name: str, as_json: bool) -> None:
 @click.option("--drop-previous", is_flag=True, help="Set nothing; drop the previous value.")
 @click.argument("more", nargs=-1, metavar="")
 def set_secret(
-    db: Db,
-    name: str,
-    field: str,
-    variable: str | None,
-    no_previous: bool,
-    drop_previous: bool,
-    more: tuple[str, ...],
+    db: Db, name: str, field: str, variable: str | None, no_previous: bool, drop_previous: bool, more: tuple[str, ...]
 ) -> str | None:
     """Set a secret from a prompt, stdin or a variable; keep the former as previous."""
     nothing_else(more)
@@ -199,7 +192,7 @@ def drop_secret(db: Db, name: str, field: str, yes: bool) -> str | None:
 
 _TESTED: Columns = {
     "provider": "provider", "secret": "field", "slot": "slot", "key": "key_id",
-    "result": lambda one: "opens" if one.problem is None else one.problem.reason,
+    "result": lambda row: row["problem"] or "opens",
 }  # fmt: skip
 
 
@@ -210,10 +203,8 @@ def test(db: Db, name: str | None, as_json: bool) -> None:
     keys = KeySource()
     names = [name] if name is not None else db.run(calls.names)
     found: list[Tested] = [tested for one in names for tested in _do(db, steps.test(one, keys))]
-    if as_json:
-        print_json([row_json({**asdict(one), "problem": one.problem and one.problem.reason}) for one in found])
-    else:
-        print_rows(_TESTED, found, empty="no secrets")
+    rows = [{**asdict(one), "problem": one.problem and one.problem.reason} for one in found]
+    print_rows(_TESTED, rows, empty="no secrets", as_json=as_json)
     if any(one.problem for one in found):
         raise SystemExit(1)
 

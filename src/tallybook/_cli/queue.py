@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import getpass
-import json
 import socket
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -29,12 +27,8 @@ from tallybook._cli.database import Db
 from tallybook._cli.over_nodes import summed
 from tallybook._cli.text import clean, local
 from tallybook._db import calls, counting, queues
-from tallybook._db.declared import Call
 from tallybook._model.queue import TopJob, Truncated
-from tallybook.errors import InvalidArgument, UnknownQueue
-
-T = TypeVar("T")
-_NAMES = "select q.name from tallybook.queues q"
+from tallybook.errors import InvalidArgument
 
 _LIST = """\
 select json_build_object(
@@ -72,7 +66,7 @@ def list_(db: Db) -> list[str]:
 @by_option
 def pause(db: Db, name: str, by: str | None) -> str:
     """Start no more jobs of a queue until resume. Running jobs continue."""
-    changed = _steer(db, name, calls.pause(name, by or me()))
+    changed = db.run(calls.pause(name, by or me()), name)
     return f"queue {clean(name)!r} is paused" if changed else f"queue {clean(name)!r} was paused already"
 
 
@@ -81,7 +75,7 @@ def pause(db: Db, name: str, by: str | None) -> str:
 @by_option
 def resume(db: Db, name: str, by: str | None) -> str:
     """Resume a paused queue."""
-    changed = _steer(db, name, calls.resume(name, by or me()))
+    changed = db.run(calls.resume(name, by or me()), name)
     return f"queue {clean(name)!r} is resumed" if changed else f"queue {clean(name)!r} was not paused"
 
 
@@ -116,14 +110,14 @@ def set_(db: Db, name: str, as_json: bool, by: str | None, **settings: Any) -> N
     """Change settings of a queue; others stay as they are."""
     if all(value is None for value in settings.values()):
         raise click.UsageError("pass a setting to change: --retention, --max-attempts, --notify, ... (see --help)")
-    _known(db, name)
+    db.known_queue(name)
     said = db.run(queues.set_(name, **settings, by=by or me()))
     _said(name, "changed" if said == "created" else said, as_json)
 
 
 def _said(name: str, said: str, as_json: bool) -> None:
     if as_json:
-        print_json(json.dumps({"queue": name, "said": said}))
+        print_json({"queue": name, "said": said})
     else:
         click.echo(f"queue {clean(name)!r} is {said}")
 
@@ -152,14 +146,14 @@ def truncate(
     if (name is None) is not every:
         raise click.UsageError("name one queue, or pass --all")
     if name is not None:
-        _known(db, name)
+        db.known_queue(name)
     which = "all queues" if name is None else f"queue {clean(name)!r}"
     wanted = (*(states or _OPEN), *(["running"] if running else []))
     if not agreed(db.named(f"Cancel {_holds(db, name, wanted)} of {which}?"), yes):
         return None
     done = _emptied(db, name, states or None, running, by or me())
     if as_json:
-        print_json(json.dumps(asdict(done)))
+        print_json(done)
         return None
     told = f", {done.cancelling} run and are asked to stop" if done.cancelling else ""
     left = "; some remain because an open transaction has locked them: run the command again later" if done.busy else ""
@@ -198,7 +192,7 @@ def _emptied(db: Db, name: str | None, states: Sequence[str] | None, running: bo
 @yes_option
 def drop(db: Db, name: str, first: bool, by: str | None, yes: bool, as_json: bool) -> None:
     """Drop an unused queue. Its history stays until it is pruned."""
-    _known(db, name)
+    db.known_queue(name)
     held = _holds(db, name, (*_OPEN, "running"))
     what = f"cancel its {held}" if first else f"it holds {held}"
     if not agreed(db.named(f"Drop queue {clean(name)!r} ({what})?"), yes):
@@ -223,20 +217,7 @@ _TOP: Columns = {
 @click.option("--after", metavar="PLACE", help="Continue after this place, as printed by --json.")
 def top(db: Db, name: str, states: tuple[str, ...], max_jobs: int, after: str | None) -> list[TopJob]:
     """Show the next jobs of a queue, in the order in which they would run."""
-    return _steer(db, name, queues.top(name, states=states or None, max_jobs=max_jobs, after=after))
-
-
-def _known(db: Db, name: str) -> None:
-    known = db.texts(_NAMES)
-    if name not in known:
-        raise UnknownQueue(name, known)
-
-
-def _steer(db: Db, name: str, call: Call[T]) -> T:
-    try:
-        return db.run(call)
-    except UnknownQueue:
-        raise UnknownQueue(name, db.texts(_NAMES)) from None
+    return db.run(queues.top(name, states=states or None, max_jobs=max_jobs, after=after), name)
 
 
 def me() -> str:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import click
 
-from tallybook._cli.common import Columns, command, listing
+from tallybook._cli.common import Columns, command, fail, listing
 from tallybook._cli.database import Db
 from tallybook._cli.text import clean
 from tallybook._db import providers as calls
-from tallybook.errors import UnknownProvider
 
 
 @click.group()
@@ -23,11 +22,7 @@ def route() -> None:
 @click.option("--active/--inactive", default=None, help="Whether the route applies.")
 def set_(db: Db, data_type: str, name: str, symbol: str | None, active: bool | None) -> str:
     """Route a kind of data to a provider. Workers follow within seconds."""
-    try:
-        what = db.run(calls.route_set(data_type, name, symbol, active))
-    except UnknownProvider:
-        known = db.run(calls.names)
-        raise UnknownProvider(name, known) from None
+    what = db.run(calls.route_set(data_type, name, symbol, active), name)
     return f"the route of {_shown(data_type, symbol)} is {what}"
 
 
@@ -37,8 +32,7 @@ def set_(db: Db, data_type: str, name: str, symbol: str | None, active: bool | N
 def drop(db: Db, data_type: str, symbol: str | None) -> str:
     """Remove a route. Exit code 1 if there is none."""
     if not db.run(calls.route_drop(data_type, symbol)):
-        click.echo(f"there is no route of {_shown(data_type, symbol)}", err=True)
-        raise SystemExit(1)
+        fail(f"there is no route of {_shown(data_type, symbol)}", err=True)
     return f"the route of {_shown(data_type, symbol)} is removed"
 
 
@@ -67,8 +61,7 @@ def which(db: Db, data_type: str, symbol: str | None) -> str:
     """Print the provider of a kind of data and a symbol. Exit code 1 if there is none."""
     found = db.run(calls.resolve(data_type, symbol))
     if found is None:
-        click.echo(f"no provider serves {_shown(data_type, symbol)}", err=True)
-        raise SystemExit(1)
+        fail(f"no provider serves {_shown(data_type, symbol)}", err=True)
     return clean(found.name)
 
 

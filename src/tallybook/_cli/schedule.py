@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -16,6 +16,7 @@ from tallybook._cli.common import (
     agreed,
     by_option,
     command,
+    fail,
     json_object,
     listing,
     print_json,
@@ -28,7 +29,6 @@ from tallybook._cli.database import Db
 from tallybook._cli.queue import me
 from tallybook._cli.text import clean, local, short
 from tallybook._db import schedules
-from tallybook._db.declared import Call
 from tallybook._db.schedules import Fire, ScheduleInfo
 from tallybook._model.cron import zone
 from tallybook._model.durations import format_duration, iso_duration
@@ -36,11 +36,6 @@ from tallybook._model.job import JobCall
 from tallybook._model.options import Options, check_name
 from tallybook._model.payload import encode
 from tallybook._model.schedule import MISSED, Timing, check_query
-from tallybook.errors import UnknownSchedule
-
-T = TypeVar("T")
-
-_NAMES = "select s.name from tallybook.schedules s"
 
 
 @click.group()
@@ -97,7 +92,7 @@ _FIRES: Columns = {
 @click.option("-n", "fires", type=click.IntRange(1, 1000), default=20, show_default=True, help="Number of ticks.")
 def show(db: Db, name: str, fires: int, as_json: bool) -> None:
     """Show one schedule and its latest ticks."""
-    one, _ = _known(db, name, schedules.show(name))
+    one, _ = db.run(schedules.show(name), name)
     happened = db.run(schedules.fires(name, fires))
     if as_json:
         print_json(row_json({**asdict(one), "fires": [asdict(fire) for fire in happened]}, _plain))
@@ -125,7 +120,7 @@ def show(db: Db, name: str, fires: int, as_json: bool) -> None:
 @click.option("-n", "count", type=click.IntRange(1, 1000), default=5, show_default=True, help="Number of ticks.")
 def next_(db: Db, name: str, count: int, as_json: bool) -> None:
     """Show the next ticks of a schedule, in its own time zone."""
-    one, now = _known(db, name, schedules.show(name))
+    one, now = db.run(schedules.show(name), name)
     ticks = [tick.astimezone(zone(one.tz)).isoformat() for tick in preview(one, now, count)]
     if as_json:
         print_json(json.dumps(ticks))
@@ -185,7 +180,7 @@ def set_(
 @by_option
 def pause(db: Db, name: str, by: str | None) -> str:
     """Pause a schedule until resume."""
-    changed = _known(db, name, schedules.pause(name, by or me()))
+    changed = db.run(schedules.pause(name, by or me()), name)
     return f"schedule {clean(name)!r} is paused" if changed else f"schedule {clean(name)!r} was paused already"
 
 
@@ -193,7 +188,7 @@ def pause(db: Db, name: str, by: str | None) -> str:
 @click.argument("name")
 def resume(db: Db, name: str) -> str:
     """Resume a paused schedule from its next tick on."""
-    changed = _known(db, name, schedules.resume(name))
+    changed = db.run(schedules.resume(name), name)
     return f"schedule {clean(name)!r} is resumed" if changed else f"schedule {clean(name)!r} was not paused"
 
 
@@ -202,7 +197,7 @@ def resume(db: Db, name: str) -> str:
 @yes_option
 def drop(db: Db, name: str, yes: bool) -> None:
     """Drop a schedule. A schedule in code returns when a worker of its app starts."""
-    one, _ = _known(db, name, schedules.show(name))
+    one, _ = db.run(schedules.show(name), name)
     if not agreed(f"Remove schedule {clean(name)!r} ({clean(one.rule)})?", yes):
         return
     db.run(schedules.drop(name))
@@ -215,17 +210,9 @@ def drop(db: Db, name: str, yes: bool) -> None:
 @click.argument("name")
 def run(db: Db, name: str) -> str:
     """Fire a schedule now, as at a tick. Exit code 1 if no job was enqueued."""
-    fired = _known(db, name, schedules.run(name))
+    fired = db.run(schedules.run(name), name)
     if fired.what == "enqueued":
         return f"job {fired.job_id}" if fired.job_id is not None else f"{fired.jobs} jobs"
     busy = "the job of its last fire has not ended, or its query is running now"
     why = busy if fired.reason == "overlap" else clean(fired.reason)
-    click.echo(f"schedule {clean(name)!r}: {fired.what}: {why}", err=True)
-    raise SystemExit(1)
-
-
-def _known(db: Db, name: str, call: Call[T]) -> T:
-    try:
-        return db.run(call)
-    except UnknownSchedule:
-        raise UnknownSchedule(name, db.texts(_NAMES)) from None
+    fail(f"schedule {clean(name)!r}: {fired.what}: {why}", err=True)

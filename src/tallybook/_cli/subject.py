@@ -82,10 +82,9 @@ def list_(db: Db, as_json: bool, after: str | None, limit: int, **given: Any) ->
     A list of only completed, killed and dead ones has the latest end first: tallybook subject list --state killed
     """
     rows, more = _read(db, {**given, "states": given["states"] or None}, after, limit)
+    print_rows(_COLUMNS, rows, empty="no such subjects", as_json=as_json)
     if as_json:
-        print_json(rows)
         return
-    print_rows(_COLUMNS, rows, empty="no such subjects")
     if len(rows) == limit:
         click.echo(f"the first {len(rows)}; --limit shows more", err=True)
     elif more is not None:
@@ -197,7 +196,7 @@ _SAID = {
 
 def _told(report: SubjectReport, as_json: bool) -> None:
     if as_json:
-        print_json(row_json(report))
+        print_json(report)
         return
     at = f", runs at {local(report.new_run_at)}" if report.new_run_at is not None else ""
     click.echo(f"subject {clean(report.subject)!r}, job {report.job_id}, {_SAID.get(report.report, report.report)}{at}")
@@ -206,7 +205,7 @@ def _told(report: SubjectReport, as_json: bool) -> None:
 def _upsert_file(db: Db, path: str, task: str, options: Options, as_json: bool) -> None:
     counts: Counter[str] = Counter()
     with _opened(path) as (stream, size), _bar(size) as advance:
-        separator, read, batch = "[", 0, list[SubjectCall]()
+        separator, done, batch = "[", 0, list[SubjectCall]()
 
         def flush() -> None:
             nonlocal separator
@@ -218,17 +217,17 @@ def _upsert_file(db: Db, path: str, task: str, options: Options, as_json: bool) 
             batch.clear()
 
         try:
-            for row in rows_of(path, stream, task, options):
-                batch.append(row.call)
+            for call, read in rows_of(path, stream, task, options):
+                batch.append(call)
                 if len(batch) == _BATCH:
                     flush()
-                    advance(row.read - read)
-                    read = row.read
+                    advance(read - done)
+                    done = read
             flush()
-            advance(max(0, size - read))
+            advance(max(0, size - done))
         except Problem:
-            if done := counts.total():
-                click.echo(f"the {done} subjects before it are stored", err=True)
+            if counts:
+                click.echo(f"the {counts.total()} subjects before it are stored", err=True)
             raise
         finally:
             if as_json:

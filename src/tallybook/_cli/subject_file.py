@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TextIO
@@ -17,29 +17,20 @@ from tallybook._model.subject import SubjectCall, check_subject
 from tallybook.errors import TallybookError
 
 COLUMNS = ("subject", "args", "run_at", "priority")
-_KNOWN = ", ".join(COLUMNS)
 _FORMS = (
     """Write CSV with the header `subject,args`, or lines like '{"subject": "asset:42", "args": {"asset_id": 42}}'"""
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One subject, and the position of its line's end in the file, in bytes."""
-
-    call: SubjectCall
-    read: int
-
-
-def rows_of(path: str, stream: TextIO, task: str, options: Options) -> Iterator[Row]:
-    """Yield the subjects of a file in order; a name ending in .csv means CSV.
+def rows_of(path: str, stream: TextIO, task: str, options: Options) -> Iterator[tuple[SubjectCall, int]]:
+    """Yield the subjects of a file in order, each with the position of its line's end in bytes. *.csv is CSV.
 
     Raises Problem with the number of a wrong line.
     """
     lines = _Counted(stream)
     found = _csv(path, lines) if Path(path).suffix.lower() == ".csv" else _json_lines(path, lines)
     for number, fields in found:
-        yield Row(_at(path, number, _call, fields, task, options), lines.read)
+        yield _at(path, number, _call, fields, task, options), lines.read
 
 
 class _Counted:
@@ -67,9 +58,9 @@ def _csv_rows(path: str, reader: csv.DictReader[str]) -> Iterator[tuple[int, Map
     titles = _at(path, 1, lambda: reader.fieldnames) or ()
     if "subject" not in titles or set(titles) - set(COLUMNS):
         odd = next((title for title in titles if title not in COLUMNS), None)
-        what = (
-            "there is no column `subject`" if odd is None else f"unknown column {odd!r}; the known columns are {_KNOWN}"
-        )
+        what = "there is no column `subject`"
+        if odd is not None:
+            what = f"unknown column {odd!r}; the known columns are {', '.join(COLUMNS)}"
         raise Problem(f"{path}: line 1: {what}", hint="Write args to one column `args`, as a JSON object", exit_code=2)
     while True:
         row = _at(path, reader.line_num + 1, lambda: next(reader, None))

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
 
-from tallybook._cli.common import Columns, command, limit_option, listing, print_json, row_json
+from tallybook._cli.common import Columns, F, command, limit_option, listing, print_json
 from tallybook._cli.database import Db
 from tallybook._cli.over_nodes import Found, newest
 from tallybook._cli.text import clean, local, short
 from tallybook._db import why as verbs
 from tallybook._model.why import TraceEvent
-from tallybook.errors import InvalidArgument, UnknownJob
+from tallybook.errors import InvalidArgument
 
 _DO = {
     "queue_paused": "resume it: tallybook queue resume {queue}",
@@ -32,7 +32,7 @@ _DO = {
 }
 
 
-def read_links(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> dict[str, str] | None:
+def _read_links(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> dict[str, str] | None:
     """Parse KIND=KEY as links; raise a usage error for anything else."""
     for text in value:
         if "=" not in text:
@@ -40,15 +40,18 @@ def read_links(ctx: click.Context, param: click.Parameter, value: tuple[str, ...
     return {kind: key for kind, _, key in (text.partition("=") for text in value)} or None
 
 
+def link_option(says: str) -> Callable[[F], F]:
+    """Add a repeatable --link."""
+    return click.option("--link", "links", metavar="KIND=KEY", multiple=True, callback=_read_links, help=says)
+
+
 @command(json=True, nodes=True, reads=True)
 @click.argument("job_id", metavar="ID", type=int)
 def why(db: Db, job_id: int, as_json: bool) -> None:
     """Explain why a job does not run, with advice."""
-    if not 0 < job_id < 1 << 63:
-        raise UnknownJob(job_id)
     found = db.of(job_id).run(verbs.why(job_id))
     if as_json:
-        print_json([row_json(one) for one in found])
+        print_json(found)
         return
     click.echo(f"job {job_id}: {found[0].state or 'unknown'}")
     for one in found:
@@ -85,14 +88,7 @@ def _merged(found: Found, given: Mapping[str, Any]) -> Found:
 @click.argument("job", metavar="[ID]", type=click.IntRange(1, (1 << 63) - 1), required=False)
 @click.option("--subject", help="Of the jobs of this subject.")
 @click.option("--unique", metavar="KEY", help="Of the jobs that have had this unique key.")
-@click.option(
-    "--link",
-    "links",
-    metavar="KIND=KEY",
-    multiple=True,
-    callback=read_links,
-    help="Of the jobs with this link, like submission=42; of several, with all of them.",
-)
+@link_option("Of the jobs with this link, like submission=42; of several, with all of them.")
 @click.option("--task", help="Of this task only.")
 @limit_option(10_000, 1000, "Only the newest this many.")
 @click.option("--newest-first", is_flag=True, help="Newest first.")

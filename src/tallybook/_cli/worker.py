@@ -56,11 +56,7 @@ _LEVELS = click.Choice(["debug", "info", "warning", "error", "critical"], case_s
 @click.option(
     "--stop-timeout", type=DURATION, metavar="DURATION", help="Time that a stop waits for running jobs. [25 s]"
 )
-@click.option(
-    "--metrics-port",
-    type=click.IntRange(0, 65_535),
-    help="Port for /metrics, /healthz and /readyz. [none]",
-)
+@click.option("--metrics-port", type=click.IntRange(0, 65_535), help="Port for /metrics, /healthz and /readyz. [none]")
 @click.option("--metrics-host", metavar="ADDRESS", help="Address for the metrics; there is no password. [127.0.0.1]")
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("--log-level", type=_LEVELS, default="info", show_default=True)

@@ -23,11 +23,7 @@ READ_TIMEOUT = "3s"
 """The time limit of a page's statements: a slow page shows an error and delays nobody else."""
 ACTION_TIMEOUT = "30s"
 
-IN_THE_WAY = (
-    psycopg.errors.LockNotAvailable,
-    psycopg.errors.DeadlockDetected,
-    psycopg.errors.SerializationFailure,
-)
+IN_THE_WAY = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
 """Errors of lock conflicts: nothing was changed, and another try may succeed."""
 
 # Local to the transaction: no setting stays in a session that a pooler may share.

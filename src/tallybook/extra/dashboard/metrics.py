@@ -22,11 +22,7 @@ _READY = "select to_regclass('tallybook.entry') is not null"
 
 
 def metrics_route(
-    nodes: Nodes,
-    *,
-    path: str = "/metrics",
-    token: str | None = None,
-    admits: Callable[[Request], bool] | None = None,
+    nodes: Nodes, *, path: str = "/metrics", token: str | None = None, admits: Callable[[Request], bool] | None = None
 ) -> Route:
     """Return a route with the metrics of the database, as in a worker's /metrics. They are read at most once a second.
 

@@ -40,13 +40,7 @@ class Site(Shared):
     """An ASGI application. Made by tallybook.web.dashboard."""
 
     def __init__(
-        self,
-        app: App,
-        access: Access,
-        nodes: Nodes,
-        *,
-        secret: str | None = None,
-        metrics_token: str | None = None,
+        self, app: App, access: Access, nodes: Nodes, *, secret: str | None = None, metrics_token: str | None = None
     ) -> None:
         super().__init__(app, access, nodes, secret=secret)
         self._metrics_token = metrics_token

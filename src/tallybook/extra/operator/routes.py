@@ -23,13 +23,7 @@ def _by_node(operation: Operation) -> Operation:
 OPERATIONS: tuple[Operation, ...] = tuple(
     map(
         _by_node,
-        (
-            *jobs.OPERATIONS,
-            *dead_letters.OPERATIONS,
-            *queues.OPERATIONS,
-            *schedules.OPERATIONS,
-            *workers.OPERATIONS,
-        ),
+        (*jobs.OPERATIONS, *dead_letters.OPERATIONS, *queues.OPERATIONS, *schedules.OPERATIONS, *workers.OPERATIONS),
     )
 )
 

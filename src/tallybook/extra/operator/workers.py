@@ -37,10 +37,7 @@ def _shown(row: dict[str, Any], key: Key) -> dict[str, Any]:
 
 async def _audits(ask: Ask, conn: Conn) -> dict[str, Any]:
     found = await ask.app.audit.list(
-        actor=ask.get("actor"),
-        action=ask.get("action"),
-        before=ask.get("before"),
-        max_rows=ask.get("max_rows", 50),
+        actor=ask.get("actor"), action=ask.get("action"), before=ask.get("before"), max_rows=ask.get("max_rows", 50)
     ).on(conn)
     return {"audits": [plain(row) for row in found]}
 
