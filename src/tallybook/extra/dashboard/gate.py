@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import hmac
 import logging
-from dataclasses import dataclass, field
-from typing import Protocol
 from urllib.parse import parse_qs, unquote_plus, urlsplit
 
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tallybook.extra.dashboard.access import Access
-from tallybook.extra.dashboard.session import Session, Sessions
-from tallybook.extra.dashboard.users import User
+from tallybook.extra.dashboard.metrics import knows_token
+from tallybook.extra.dashboard.session import Visit
+from tallybook.extra.dashboard.shared import Shared
+from tallybook.extra.dashboard.view import View
 
 log = logging.getLogger("tallybook.web")
 
@@ -36,46 +35,25 @@ _HEADERS = {
 _LARGEST_FORM = 256 * 1024
 _OPEN = ("/login", "/healthz", "/readyz")
 """Paths without access check, in addition to static files."""
+_UNREADABLE = "This address cannot be read."
 _FRESH = {"/static/vendor/": "public, max-age=31536000, immutable"}  # their names carry their versions
-
-
-@dataclass
-class Visit:
-    """One request: its user, its session and its form."""
-
-    session: Session
-    user: User | None
-    root: str
-    form: dict[str, list[str]] = field(default_factory=dict)
-    notice: tuple[str, str] | None = None
-
-
-class GatedSite(Protocol):
-    """The part of a Site that its gate uses."""
-
-    access: Access
-    sessions: Sessions
-
-    def is_scraper(self, request: Request) -> bool: ...
-    def nobody(self, request: Request, visit: Visit) -> ASGIApp: ...
-    def refused(self, request: Request, visit: Visit, status: int, why: str) -> Response: ...
-    def why_read_only(self, user: User | None) -> str: ...
 
 
 class Gate:
     """ASGI middleware that adds its headers to every answer."""
 
-    def __init__(self, inner: ASGIApp, site: GatedSite) -> None:
-        self._inner = inner
-        self._site = site
+    def __init__(self, inner: ASGIApp, site: Shared, metrics_token: str | None) -> None:
+        self._inner, self._site, self._metrics_token = inner, site, metrics_token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._inner(scope, receive, send)
             return
-        readable = _is_text(scope.get("query_string", b""))
-        if not readable:  # any code that reads the address would fail, also the error page
-            scope["query_string"] = b""
+        readable = True
+        try:
+            scope.get("query_string", b"").decode()
+        except UnicodeDecodeError:  # any code that reads the address would fail, also the error page
+            scope["query_string"], readable = b"", False
         request = Request(scope, receive)
         root = scope.get("root_path", "").rstrip("/")
         path = scope["path"].removeprefix(root) if root else scope["path"]
@@ -97,78 +75,82 @@ class Gate:
                     headers.append("set-cookie", self._site.sessions.written(session, host, root=root, secure=secure))
             await send(message)
 
+        answer: ASGIApp | None
         try:
-            answer = (
-                await self._answer(request, path, visit, static)
-                if readable
-                else self._site.refused(request, visit, 400, "This address cannot be read.")
-            )
+            if not readable:
+                raise HTTPException(400, _UNREADABLE)
+            answer = await self._answer(request, path, visit, static)
         except ClientDisconnect:
             return
-        except HTTPException as error:  # the host's hook may raise its own refusal
-            answer = self._site.refused(request, visit, error.status_code, error.detail)
+        except HTTPException as error:  # the host's hook may raise one as well
+            answer = View(request, self._site).refused(error.status_code, error.detail)
             answer.headers.update(error.headers or {})
         except Exception:
             log.exception("access denied: the function that identifies users failed")
-            answer = self._site.refused(request, visit, 500, "You could not be identified. See the log of the server.")
+            answer = View(request, self._site).refused(500, "You could not be identified. See the log of the server.")
         await (answer or self._inner)(scope, receive, headed)
 
     async def _answer(self, request: Request, path: str, visit: Visit, static: bool) -> ASGIApp | None:
-        """Return the answer that replaces the page, or None to serve the page."""
+        """Return the answer that replaces the page, or None to serve the page. HTTPException for a refusal."""
         if path == "":
             return RedirectResponse(f"{visit.root}/", 307)
         # The token of the metrics is checked before the host's hook, which knows people and may refuse the request.
-        if static or path in _OPEN[1:] or (path == "/metrics" and self._site.is_scraper(request)):
+        if static or path in _OPEN[1:] or (path == "/metrics" and self._is_scraper(request)):
             return None
         if _is_embedded(request):
-            return self._site.refused(
-                request, visit, 403, "Another site may link to this dashboard, but not load from it."
-            )
+            raise HTTPException(403, "Another site may link to this dashboard, but not load from it.")
         if "\0" in path or "\0" in unquote_plus(request.url.query):  # PostgreSQL's texts cannot contain it
-            return self._site.refused(request, visit, 400, "This address cannot be read.")
+            raise HTTPException(400, _UNREADABLE)
         visit.user = await self._site.access.user(request, visit.session)
         if visit.user is None and path not in (_OPEN[0], "/metrics"):  # the metrics have their own access check
-            return self._site.nobody(request, visit)
-        return None if request.method in ("GET", "HEAD") else await self._change(request, path, visit)
-
-    async def _change(self, request: Request, path: str, visit: Visit) -> ASGIApp | None:
-        """Check a request that changes something. Return a refusal, or None to serve it."""
-        site = self._site
-        try:
+            return self._nobody(request)
+        if request.method not in ("GET", "HEAD"):
             visit.form = await _form(request)
-        except _BadForm as error:
-            return site.refused(request, visit, error.status, str(error))
-        if not _is_same_origin(request) or not _has_token(visit):
-            why = "This form did not come from this dashboard, or its session has ended. Reload the page and repeat it."
-            return site.refused(request, visit, 403, why)
-        if path not in ("/login", "/logout") and not (visit.user and visit.user.operate):
-            return site.refused(request, visit, 403, site.why_read_only(visit.user))
+            if not _is_same_origin(request) or not _has_token(visit):
+                why = "This form did not come from this dashboard, or its session has ended. Reload the page and repeat it."
+                raise HTTPException(403, why)
+            if path not in ("/login", "/logout") and not (visit.user and visit.user.operate):
+                raise HTTPException(403, self._site.why_read_only(visit.user))
         return None
 
+    def _is_scraper(self, request: Request) -> bool:
+        """Return whether the request has the token of the metrics, which gives access to the metrics only."""
+        token = self._metrics_token
+        return token is not None and request.method in ("GET", "HEAD") and knows_token(request, token)
 
-class _BadForm(Exception):
-    def __init__(self, status: int, why: str) -> None:
-        super().__init__(why)
-        self.status = status
+    def _nobody(self, request: Request) -> ASGIApp:
+        """Lead a person without a user to the login, and refuse all others."""
+        if self._site.access.users is not None:
+            if request.method == "GET" and "text/html" in request.headers.get("accept", ""):
+                view = View(request, self._site)
+                return RedirectResponse(view.url("/login", next=view.here), 303)
+            raise HTTPException(401, "Log in first.")
+        if self._site.access.is_local:
+            raise HTTPException(
+                403,
+                "Without users or a hook of the application, this dashboard answers only this machine, by its own name."
+                " Use --users, or authenticate=, to give others access.",
+            )
+        raise HTTPException(403, "You may not see this dashboard.")
 
 
 async def _form(request: Request) -> dict[str, list[str]]:
     if request.method != "POST":
-        raise _BadForm(405, "Use GET to read pages and POST to change something.")
+        raise HTTPException(405, "Use GET to read pages and POST to change something.")
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
-        raise _BadForm(415, "A form was expected.")
+        raise HTTPException(415, "A form was expected.")
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > _LARGEST_FORM:
-            raise _BadForm(413, "This form is too large.")
+            raise HTTPException(413, "This form is too large.")
     try:
         found = parse_qs(body.decode(), keep_blank_values=True, max_num_fields=2000, errors="strict")
+        if any("\0" in value for values in found.values() for value in values):
+            raise ValueError("a NUL")
     except ValueError:
-        raise _BadForm(400, "This form cannot be read.") from None
-    if any("\0" in value for values in found.values() for value in values):
-        raise _BadForm(400, "This form cannot be read.")
+        raise HTTPException(400, "This form cannot be read.") from None
     return found
 
 
@@ -198,14 +180,6 @@ def _has_token(visit: Visit) -> bool:
     given = (visit.form.get("token") or [""])[0]
     held = visit.session.get("token")
     return isinstance(held, str) and hmac.compare_digest(given.encode(), held.encode())
-
-
-def _is_text(query: bytes) -> bool:
-    try:
-        query.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _cached(path: str, status: int) -> str:

@@ -23,11 +23,9 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    env.filters |= {
-        "when": when, "duration": duration, "number": number, "compact": compact, "shown": shown, "redact": redact, "query": query,
-        "rate": rate, "plain_duration": plain_duration, "moment": moment, "instant": instant, "size": size,
-    }  # fmt: skip
-    env.globals |= {"clock": lambda: datetime.now(UTC)}
+    filters = (when, duration, number, compact, shown, redact, query, rate, plain_duration, moment, instant, size)
+    env.filters |= {one.__name__: one for one in filters}
+    env.globals["clock"] = lambda: datetime.now(UTC)
     return env
 
 

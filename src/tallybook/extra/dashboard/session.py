@@ -6,9 +6,12 @@ import hashlib
 import secrets
 import time
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from itsdangerous import BadData, URLSafeTimedSerializer
+
+from tallybook.extra.dashboard.users import User
 
 COOKIE = "tallybook"
 LONGEST = 12 * 3600
@@ -60,6 +63,17 @@ class Session:
         return isinstance(since, int) and time.time() - since < LONGEST
 
 
+@dataclass
+class Visit:
+    """One request: its user, its session and its form."""
+
+    session: Session
+    user: User | None
+    root: str
+    form: dict[str, list[str]] = field(default_factory=dict)
+    notice: tuple[str, str] | None = None
+
+
 def cookie_name(host: str) -> str:
     """Return the cookie's name for a host. It contains the port, because browsers share cookies between ports.
 
@@ -94,11 +108,9 @@ class Sessions:
         return Session(values if isinstance(values, dict) else {})
 
     def written(self, session: Session, host: str, *, root: str, secure: bool) -> str:
-        value = self._signer.dumps(session.values)
-        text = value if isinstance(value, str) else value.decode()
+        text = self._signer.dumps(session.values)
         if len(text) > _MOST:
             session.values.pop("notice", None)
-            again = self._signer.dumps(session.values)
-            text = again if isinstance(again, str) else again.decode()
+            text = self._signer.dumps(session.values)
         safe = "; Secure" if secure else ""
         return f"{cookie_name(host)}={text}; Path={root or '/'}; Max-Age={LONGEST}; HttpOnly; SameSite=Lax{safe}"

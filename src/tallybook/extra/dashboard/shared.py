@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,8 @@ _STATUS: dict[type[Exception], int] = {
     errors.CommitUnknown: 503, errors.SchemaError: 503, errors.UnknownNode: 404,
 }  # fmt: skip
 
+_AT_ONCE = 2
+"""Passwords that are checked at the same time, at 0.1 s and 32 MB each."""
 _IN_DOUBT = "The connection was lost at the commit: the change may have been made. Check before you repeat it."
 
 
@@ -39,6 +42,8 @@ class Shared:
         self.overview = Readings(nodes)
         """The readings of the overview."""
         self.env = environment()
+        self.turns, self.waiting = asyncio.Semaphore(_AT_ONCE), 0
+        """The turns of the checks of passwords, and the number of logins that have one or wait."""
         self.root = ""
         """The path where the dashboard is mounted, known from a request. Fragments for all viewers use it."""
 

@@ -12,7 +12,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -21,8 +21,8 @@ from tallybook._app import App
 from tallybook._db.driver import Error
 from tallybook.errors import TallybookError
 from tallybook.extra.dashboard.access import Access
-from tallybook.extra.dashboard.gate import Gate, Visit
-from tallybook.extra.dashboard.metrics import health_routes, knows_token, metrics_route
+from tallybook.extra.dashboard.gate import Gate
+from tallybook.extra.dashboard.metrics import health_routes, metrics_route
 from tallybook.extra.dashboard.nodes import Nodes
 from tallybook.extra.dashboard.shared import Shared
 from tallybook.extra.dashboard.view import View
@@ -43,11 +43,10 @@ class Site(Shared):
         self, app: App, access: Access, nodes: Nodes, *, secret: str | None = None, metrics_token: str | None = None
     ) -> None:
         super().__init__(app, access, nodes, secret=secret)
-        self._metrics_token = metrics_token
         pages = self._starlette(metrics_token)
         self.routes: list[BaseRoute] = pages.routes
         """All routes."""
-        self._asgi: ASGIApp = Gate(pages, self)
+        self._asgi: ASGIApp = Gate(pages, self, metrics_token)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, as a standalone or mounted ASGI application."""
@@ -58,30 +57,6 @@ class Site(Shared):
         """Close the connections. The lifespan of a standalone dashboard calls this; a host that mounts it can do so."""
         await self.live.close()
         await self.nodes.close()
-
-    def is_scraper(self, request: Request) -> bool:
-        """Return whether the request has the token of the metrics, which gives access to the metrics only."""
-        token = self._metrics_token
-        return token is not None and request.method in ("GET", "HEAD") and knows_token(request, token)
-
-    def nobody(self, request: Request, visit: Visit) -> ASGIApp:
-        """Return the answer for a request without a user."""
-        if self.access.users is not None:
-            if request.method == "GET" and "text/html" in request.headers.get("accept", ""):
-                view = View(request, self)
-                return RedirectResponse(view.url("/login", next=view.here), 303)
-            return self.refused(request, visit, 401, "Log in first.")
-        why = (
-            "Without users or a hook of the application, this dashboard answers only this machine, by its own name."
-            " Use --users, or authenticate=, to give others access."
-            if self.access.is_local
-            else "You may not see this dashboard."
-        )
-        return self.refused(request, visit, 403, why)
-
-    def refused(self, request: Request, visit: Visit, status: int, why: str) -> Response:
-        """Return the page of a refusal, with its reason."""
-        return View(request, self).render("error.html", status=status, title="Not this way", message=why, hint=None)
 
     def _starlette(self, metrics_token: str | None) -> Starlette:
         routes: list[Mount | Route] = [
@@ -114,7 +89,7 @@ class Site(Shared):
 
     async def _http_error(self, request: Request, error: HTTPException) -> Response:
         message = "There is no such page." if error.status_code == 404 else str(error.detail)
-        return self.refused(request, request.scope["tallybook"], error.status_code, message)
+        return View(request, self).refused(error.status_code, message)
 
     async def _error(self, request: Request, error: Exception) -> Response:
         status, message, hint = self.explain(error)

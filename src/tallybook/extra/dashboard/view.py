@@ -18,9 +18,9 @@ from tallybook._db.verb import Verb, run
 from tallybook.errors import InvalidArgument, TallybookError
 from tallybook.extra.dashboard.asked import job_of
 from tallybook.extra.dashboard.database import IN_THE_WAY, READ_TIMEOUT, Conn
-from tallybook.extra.dashboard.gate import Visit
 from tallybook.extra.dashboard.nodes import At, Said
 from tallybook.extra.dashboard.render import address
+from tallybook.extra.dashboard.session import Visit
 from tallybook.extra.dashboard.shared import Shared
 
 T = TypeVar("T")
@@ -92,6 +92,10 @@ class View:
 
     def render(self, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
         return HTMLResponse(self.text(template, **values), status)
+
+    def refused(self, status: int, why: str) -> HTMLResponse:
+        """Return the page of a refusal, with its reason."""
+        return self.render("error.html", status=status, title="Not this way", message=why, hint=None)
 
     def text(self, template: str, **values: Any) -> str:
         notice = self.visit.session.pop("notice") if self.visit.session.get("notice") else None
@@ -202,14 +206,14 @@ class Pages:
     def __init__(self) -> None:
         self.routes: list[Route] = []
 
-    def page(self, path: str) -> Callable[[Page], Page]:
-        """Register a read-only page: GET."""
+    def page(self, path: str, method: str = "GET") -> Callable[[Page], Page]:
+        """Register a page."""
 
         def add(fn: Page) -> Page:
             async def endpoint(request: Request) -> Response:
                 return await fn(View(request, request.app.state.site))
 
-            self.routes.append(Route(path, endpoint, methods=["GET"]))
+            self.routes.append(Route(path, endpoint, methods=[method]))
             return fn
 
         return add

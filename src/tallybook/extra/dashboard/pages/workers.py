@@ -94,8 +94,7 @@ async def worker(view: View) -> Response:
     async with view.read() as conn:
         found = await _worker(conn, view.asked("id"))
     if found is None:
-        message = f"There is no worker {view.asked('id')[:20]!r}."
-        return view.render("error.html", status=404, title="Not this way", message=message, hint=None)
+        return view.refused(404, f"There is no worker {view.asked('id')[:20]!r}.")
     return view.render("worker.html", **found)
 
 
