@@ -73,7 +73,6 @@ class _Cli(click.Group):
         return list(self.commands)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write each of the four groups under its heading."""
         width = formatter.width - 6 - max(map(len, self.commands))
         for title, names in GROUPS.items():
             with formatter.section(title):

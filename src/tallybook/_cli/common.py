@@ -65,7 +65,6 @@ _BEFORE = "tallybook.dsn"
 
 
 def json_option(command: F) -> F:
-    """--json."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")(command)
 
 
@@ -218,7 +217,6 @@ class _Duration(DurationType):
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        """Return the timedelta; an error names the option."""
         try:
             return parse_duration(value)
         except ConfigError as error:

@@ -39,7 +39,6 @@ read_dsn_option = click.option(
 
 
 def standby_of(conn: Conn) -> str:
-    """Describe the lag of the server in a line."""
     return str(Standby.of(conn.execute(f"select {LAG}".encode()).fetchone() or ()))
 
 
@@ -86,7 +85,6 @@ class Db:
         return numbered(self.nodes)
 
     def at(self, node: Node) -> Db:
-        """Return the database of a node."""
         if node.name not in self._at:
             self._at[node.name] = Db(node.dsn, self._stack, self._schema, node=node.name)
         return self._at[node.name]

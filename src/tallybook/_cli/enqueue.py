@@ -28,7 +28,6 @@ class _Instant(InstantType):
     name = "instant"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        """Return an aware datetime; an error names the option."""
         try:
             at = value if isinstance(value, datetime) else datetime.fromisoformat(value)
         except ValueError:

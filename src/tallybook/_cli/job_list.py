@@ -35,7 +35,6 @@ class _When(InstantType):
     name = "when"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        """Return an aware datetime; an error names the option."""
         if isinstance(value, str) and not value[:4].isdigit():
             value = DURATION.convert(value, param, ctx)
         if isinstance(value, timedelta):
@@ -87,7 +86,6 @@ def list_(db: Db, as_json: bool, after: str | None, limit: int, **given: Any) ->
 
 
 def _read_all(db: Db, which: JobFilter, after: str | None, limit: int) -> Part[tuple[str, _Row]]:
-    """Read the jobs of all nodes."""
     at = places(after)
     parts = dict(gathered(db, lambda one: _read_on(one, which, at, limit)))
     return merged(parts, at, limit)

@@ -24,7 +24,6 @@ _FORM = "Write -A module:app, as in -A shop.jobs:app for `app = App(...)` in sho
 
 
 def app_option(command: F) -> F:
-    """-A, --app."""
     text = "The App, as module:app. [TALLYBOOK_APP]"
     return click.option(
         "-A", "--app", "target", metavar="MODULE:APP", envvar="TALLYBOOK_APP", required=True, help=text

@@ -42,7 +42,6 @@ def migrate(dsn: str | None, only_sql: bool, node: int | None, which: str | None
 
 
 def _each(dsn: str, which: str, wait: timedelta | None) -> None:
-    """Migrate every node in turn, and print a line for each result."""
     failed = 0
     everyone = nodes.numbered(nodes.nodes(dsn))
     chosen = nodes.nodes(dsn, which)

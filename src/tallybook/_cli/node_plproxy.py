@@ -69,7 +69,6 @@ def _enough(nodes: int) -> int:
 
 
 def _mapped(one: Node, owners: Sequence[Node]) -> str:
-    """Return the comment with the partitions of a node."""
     mine = ", ".join(f"p{at}" for at, owner in enumerate(owners) if owner == one)
     note = "" if one.state == "live" else f", is {one.state}: move its keys, then print this again"
     return f"--   node {one.number} ({one.name}): {mine}{note}"

@@ -50,7 +50,6 @@ def several(fields: Sequence[str], variables: Sequence[str]) -> dict[str, Secret
 
 
 def given(field: str, variable: str, option: str) -> Secret:
-    """Return the secret in an environment variable."""
     if variable not in os.environ:  # its name is not shown: it may be the secret
         raise click.UsageError(f"{option} for {field}: there is no environment variable of that name (not shown)")
     return Secret(os.environ[variable])

@@ -107,7 +107,6 @@ def _signature(args: Any) -> str:
 
 
 def _retry(said: dict[str, Any]) -> str:
-    """Describe the retry policy."""
     policy = said.get("retry")
     if not isinstance(policy, dict) or len(policy) != 1:
         return "-"

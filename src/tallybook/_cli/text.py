@@ -40,7 +40,6 @@ def yes_no(value: object) -> object:
 
 
 def short(text: str, most: int = 100) -> str:
-    """Shorten a text to one line."""
     text = clean(text)
     return text if len(text) <= most else text[: most - 3] + "..."
 

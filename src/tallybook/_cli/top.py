@@ -36,7 +36,6 @@ class _Seconds(DurationType):
     name = "seconds"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        """Return the timedelta, from 0.1 s to 1 h."""
         try:
             found = timedelta(seconds=float(value))
         except (ValueError, OverflowError):

@@ -223,7 +223,6 @@ def _rate(value: float | None) -> str:
 
 
 def _lag(seconds: float | None) -> str:
-    """Format the lag of an event loop."""
     if seconds is None:
         return "-"
     return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"

@@ -118,7 +118,6 @@ def web(
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """Return the listening socket. Raises ConfigError for a wrong address or port."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listening = socket.create_server(found[4][:2], family=found[0], backlog=2048)
@@ -136,7 +135,6 @@ def _server(kind: type[Any], config: Any, host: str) -> Any:
         """Prints its address once it listens."""
 
         async def startup(self, sockets: Any = None) -> None:
-            """Listen, then print the address."""
             await super().startup(sockets)
             for one in sockets or ():
                 shown = f"[{host}]" if ":" in host else host

@@ -41,7 +41,6 @@ def _read_links(ctx: click.Context, param: click.Parameter, value: tuple[str, ..
 
 
 def link_option(says: str) -> Callable[[F], F]:
-    """Add a repeatable --link."""
     return click.option("--link", "links", metavar="KIND=KEY", multiple=True, callback=_read_links, help=says)
 
 

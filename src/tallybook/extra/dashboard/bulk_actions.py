@@ -175,7 +175,6 @@ async def do(act: Act, verb: Verb) -> str:
 
 
 async def _do(act: Act, verb: Verb, at: At, ids: list[int], until: float) -> str:
-    """Apply a verb to the jobs of one node."""
     reason, about = text_of("the reason", act.form("reason")), _filter_of(act)
     said: Counter[str] = Counter()
     refusals: list[str] = []
@@ -215,7 +214,6 @@ async def _do(act: Act, verb: Verb, at: At, ids: list[int], until: float) -> str
 
 
 def serve(pages: Pages, at: str, preview: Callable[[View], Awaitable[Response]]) -> None:
-    """Add the routes of a list's preview and of its actions."""
     pages.page(f"{at}/preview")(preview)
     pages.page(f"{at}/preview/further")(preview)
     for verb in VERBS.values():

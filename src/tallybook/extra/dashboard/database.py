@@ -75,7 +75,6 @@ class Database:
 
     @property
     def _server(self) -> str:
-        """The name of the server for messages."""
         return f"{'the standby ' if self._is_standby else ''}{dsn_for_people(self.conninfo)}"
 
     async def open(self) -> AsyncConnectionPool[Conn]:

@@ -166,7 +166,6 @@ class Live:
         self._said.clear()
 
     async def _ask_all(self) -> None:
-        """Read all topics once."""
         self.polls += 1
         topics = [(topic, *topic.partition(":")[::2]) for topic in list(self._watched)]
         places: dict[str, tuple[At, list[str]]] = {}

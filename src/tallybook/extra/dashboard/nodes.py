@@ -151,8 +151,6 @@ class Nodes:
         return [await self.named(only)] if only else await self.known()
 
     async def ask_one(self, at: At, question: Callable[[Conn, str], Awaitable[T]]) -> Said[T]:
-        """Call `question` for one node."""
-
         async def read() -> T:
             async with at.database.read() as conn:
                 return await question(conn, at.name)
@@ -182,7 +180,6 @@ class Nodes:
         return at.away is None
 
     def lost(self, at: At, error: Exception) -> None:
-        """Mark a node as away."""
         reason = error.reason if isinstance(error, QueueUnavailable) else None  # pages name the node, not the server
         at.away = _NO_ANSWER if isinstance(error, TimeoutError) else reason or first_line(error)
         at.looked_at = time.monotonic()
@@ -203,7 +200,6 @@ class Nodes:
         task.add_done_callback(self._beside.discard)
 
     async def close(self) -> None:
-        """Close all connections."""
         for task in list(self._beside):
             task.cancel()
         for database in (self.first, *(at.database for at in self._at.values())):

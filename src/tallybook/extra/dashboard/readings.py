@@ -92,7 +92,6 @@ class Readings:
         }
 
     def last(self, name: str) -> Look | None:
-        """Return the last reading of a node."""
         return self._of[name].last if name in self._of else None
 
     def age(self, name: str) -> float | None:

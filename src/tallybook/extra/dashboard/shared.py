@@ -60,7 +60,6 @@ class Shared:
         return next((at.name for at in self.nodes.read if at.node.number == number), f"node {number}")
 
     def why_read_only(self, user: User | None) -> str:
-        """Return why a user cannot change anything."""
         if self.access.read_only:
             return "This dashboard is read-only. Start it with --operate, or with read_only=False, to change things from here."
         return f"{user.name if user else 'You'} may view the dashboard, but not change anything."

@@ -78,7 +78,6 @@ class View:
         return self.request.query_params.get(name, default).strip()
 
     def asked_all(self, name: str) -> list[str]:
-        """Return all values of a repeatable parameter."""
         return [value.strip() for value in self.request.query_params.getlist(name) if value.strip()]
 
     def url(self, path: str, **query: Any) -> str:
@@ -94,7 +93,6 @@ class View:
         return HTMLResponse(self.text(template, **values), status)
 
     def refused(self, status: int, why: str) -> HTMLResponse:
-        """Return the page of a refusal, with its reason."""
         return self.render("error.html", status=status, title="Not this way", message=why, hint=None)
 
     def text(self, template: str, **values: Any) -> str:
@@ -155,7 +153,6 @@ class Act(View):
         return int(text)
 
     def form_all(self, name: str) -> list[str]:
-        """Return all values of a repeatable field."""
         return self.visit.form.get(name, [])
 
     async def audit(
@@ -207,8 +204,6 @@ class Pages:
         self.routes: list[Route] = []
 
     def page(self, path: str, method: str = "GET") -> Callable[[Page], Page]:
-        """Register a page."""
-
         def add(fn: Page) -> Page:
             async def endpoint(request: Request) -> Response:
                 return await fn(View(request, request.app.state.site))

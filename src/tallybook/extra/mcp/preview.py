@@ -44,7 +44,6 @@ class Previews:
         self._by_token: dict[str, _Preview] = {}
 
     def add(self, verb: str, arguments: Mapping[str, Any], outcome: Outcome) -> str:
-        """Store a preview and return its new token."""
         while len(self._by_token) >= _MOST:
             del self._by_token[next(iter(self._by_token))]
         token = secrets.token_urlsafe(18)

@@ -49,7 +49,6 @@ def given(operation: Operation) -> tuple[Field, ...]:
 
 
 def listed(allowed: Collection[str]) -> list[Tool]:
-    """Return the tools as they are listed for an agent."""
     return [_tool(one) for one in OPERATION.values() if one.changes is None or one.name in allowed]
 
 

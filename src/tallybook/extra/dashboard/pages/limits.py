@@ -83,7 +83,6 @@ async def rate_set(act: Act) -> str:
 
 @pages.action("/limit/rate/push")
 async def rate_push(act: Act) -> str:
-    """Delay the next call of a key by a duration."""
     name, wait = act.form("name"), act.form("wait")
     try:
         until = datetime.now(UTC) + parse_duration(wait, option="wait")

@@ -41,7 +41,6 @@ def spans_of(view: View) -> dict[str, Any]:
 
 @pages.page("/")
 async def overview(view: View) -> Response:
-    """Show the page, with one reading for its live part."""
     return view.render("overview.html", **spans_of(view), **await view.site.overview.read(view.asked("node")))
 
 

@@ -136,8 +136,6 @@ async def queue(view: View) -> Response:
 
 
 async def _by_node(view: View, name: str) -> list[dict[str, Any]]:
-    """Return the numbers of a queue on each node that has it."""
-
     async def read(conn: Conn, node: str) -> list[dict[str, Any]]:
         return [one | {"node": node} for one in await rows(conn, _STATS, name)]
 

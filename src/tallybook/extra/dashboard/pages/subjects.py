@@ -95,7 +95,6 @@ def _merged(parts: Iterable[Found]) -> Found:
 
 
 async def _page(conn: Conn, said: dict[str, Any], node: str) -> Found:
-    """Return the page of one node."""
     await conn.execute(_PLAN)
     most = _LOOKED if said["state"] or said["prefix"] else _PAGE + 1
     looked = await rows(
@@ -153,7 +152,6 @@ def _subject(act: Act) -> tuple[str, str, str | None]:
 
 @pages.action("/subject/forget")
 async def forget(act: Act) -> str:
-    """Delete a subject; the next push creates a new one."""
     task, name, queue = _subject(act)
     became = await run(act.conn, calls.forget(task, name, queue))
     if became != "forgotten":
@@ -168,7 +166,6 @@ async def forget(act: Act) -> str:
 
 @pages.action("/subject/move")
 async def move(act: Act) -> str:
-    """Move the next run of a planned subject."""
     task, name, queue = _subject(act)
     run_at = time_to_come(act.form("run_at"))
     became = await run(act.conn, calls.move(task, name, run_at, queue))
@@ -190,7 +187,6 @@ async def _job_of(act: Act, task: str, name: str, queue: str | None) -> int:
 
 @pages.action("/subject/retry")
 async def retry(act: Act) -> str:
-    """Give a dead or killed subject another attempt."""
     task, name, queue = _subject(act)
     job = await _job_of(act, task, name, queue)
     attempt = await act.app.retry(job).on(act.conn)

@@ -54,7 +54,6 @@ class Workers:
 
 
 def listed(found: Iterable[tuple[list[dict[str, Any]], list[dict[str, Any]]]]) -> dict[str, Any]:
-    """Return the workers of all nodes for the page."""
     alive, ended = [], []
     for living, gone in found:
         alive += living
