@@ -20,7 +20,7 @@ _FORWARDED = (
     "x-amzn-trace-id", "true-client-ip", "client-ip", "cf-", "fly-", "fastly-", "x-appengine-", "x-arr-", "x-azure-",
 )  # fmt: skip
 """Prefixes of the headers of proxies, in lower case."""
-_LONGEST_NAME = 200  # the limit of the audit
+_LONGEST = 200  # the limit of the audit
 
 
 class Access:
@@ -39,10 +39,8 @@ class Access:
             found = await said if inspect.isawaitable(said) else said
             if found is not None and not isinstance(found, User):
                 raise TypeError(f"authenticate returned {type(found).__name__}, not a tallybook.web.User or None")
-            if found is not None and not (isinstance(found.name, str) and 1 <= len(found.name) <= _LONGEST_NAME):
-                raise TypeError(
-                    f"authenticate returned a User whose name is not a text of 1 to {_LONGEST_NAME} characters"
-                )
+            if found is not None and not (isinstance(found.name, str) and 1 <= len(found.name) <= _LONGEST):
+                raise TypeError(f"authenticate returned a User whose name is not a text of 1 to {_LONGEST} characters")
         elif self.users is not None:
             name, mark = session.get("user"), session.get("mark")
             known = isinstance(name, str) and isinstance(mark, str) and session.is_young

@@ -63,12 +63,7 @@ VERBS = {
     )
 }  # fmt: skip
 _CANCELLED = f"select i from unnest(cast(%s as bigint[])) as i where {STATE.called(job_id='i')} = 'cancelled'"  # noqa: S608
-_SAID = {
-    "retried": "{} retried",
-    "cancelled": "{} cancelled",
-    "cancelling": "{} asked to stop",
-    "dropped": "{} dropped",
-}
+_SAID = {"retried": "retried", "cancelled": "cancelled", "cancelling": "asked to stop", "dropped": "dropped"}
 
 
 @dataclass(slots=True)
@@ -150,10 +145,10 @@ def ids_of(act: Act) -> list[int]:
     named = said.split() if said else act.form_all("job")
     if not named:
         raise InvalidArgument("No job is chosen. Nothing was changed.")
-    ids = [job_of(one) for one in dict.fromkeys(named)]
-    if len(ids) > MOST or None in ids:
+    ids = [job for one in dict.fromkeys(named) if (job := job_of(one)) is not None]
+    if len(ids) > MOST or len(ids) < len(set(named)):
         raise InvalidArgument(f"The form must name 1 to {MOST:,} jobs. Nothing was changed.")
-    return [one for one in ids if one is not None]
+    return ids
 
 
 async def do(act: Act, verb: Verb) -> str:
@@ -204,7 +199,7 @@ async def _do(act: Act, verb: Verb, at: At, ids: list[int], until: float) -> str
         met += len(batch)
         said += became
         refusals += [one.detail for one in done if not one.changed and one.detail]
-    changed = ", ".join(text.format(_jobs(said[key])) for key, text in _SAID.items() if said[key])
+    changed = ", ".join(f"{_jobs(said[key])} {word}" for key, word in _SAID.items() if said[key])
     answer = f"{changed}." if changed else "Nothing was changed."
     if refusals:
         answer += f" {_jobs(len(refusals))} unchanged: {refusals[0][:200]}"

@@ -135,12 +135,9 @@ class Live:
             for topic in topics:
                 if self._watched[topic] <= 0:
                     del self._watched[topic]
-                    self._forget(topic)  # a later viewer must not get an outdated text
-
-    def _forget(self, topic: str) -> None:
-        self._said.pop(topic, None)
-        self._asked.discard(topic)
-        self._failing.pop(topic, None)
+                    self._said.pop(topic, None)  # a later viewer must not get an outdated text
+                    self._asked.discard(topic)
+                    self._failing.pop(topic, None)
 
     def _health(self, topics: list[str]) -> bytes:
         """Return the health event for these topics, empty until all of them have been read."""
@@ -209,21 +206,17 @@ class Live:
                     until = loop.time() + _SNAPSHOT
                     while left and (topic is None or loop.time() < until):
                         topic = left.pop(0)
-                        await self._ask(conn, topic)
+                        name, _, rest = topic.partition(":")
+                        self._tells(topic, await self._asks[name](conn, rest))
             except Exception as error:
-                # Without a connection none of them can be read.
-                for one in [topic, *left] if topic is None or isinstance(error, QueueUnavailable) else [topic]:
-                    if one is not None:
+                away = error if isinstance(error, QueueUnavailable) else None
+                if topic is not None:
+                    self._fails(topic, error)
+                if topic is None or away:  # without a connection none of the others can be read
+                    for one in left:
                         self._fails(one, error)
-                if isinstance(error, QueueUnavailable):
-                    return error
-                if topic is None:
-                    return None
+                    return away
         return None
-
-    async def _ask(self, conn: Conn, topic: str) -> None:
-        name, _, rest = topic.partition(":")
-        self._tells(topic, await self._asks[name](conn, rest))
 
     def _tells(self, topic: str, text: str | None) -> None:
         if topic not in self._watched:

@@ -35,9 +35,8 @@ def metrics_route(
 
         Starlette(routes=[metrics_route(nodes, token=os.environ["METRICS_TOKEN"])])
     """
-    expected = None if token is None else _checked(token)
-    is_open = token is None and admits is None
-
+    if token is not None:
+        _check(token)
     asked: dict[str, tuple[Asked[Numbers], Shown]] = {}
 
     async def numbers(at: At) -> dict[str, list[Sample]]:
@@ -54,19 +53,17 @@ def metrics_route(
         return found
 
     async def metrics(request: Request) -> Response:
-        is_known = expected is not None and knows_token(request, expected)
-        if not (is_known or is_open or (admits is not None and admits(request))):
-            return PlainTextResponse(
-                "a bearer token is required\n", 401, {**_HEADERS, "WWW-Authenticate": 'Bearer realm="tallybook"'}
-            )
+        is_known = (token is not None and knows_token(request, token)) or (admits is not None and admits(request))
+        if not is_known and (token is not None or admits is not None):
+            headers = {**_HEADERS, "WWW-Authenticate": 'Bearer realm="tallybook"'}
+            return PlainTextResponse("a bearer token is required\n", 401, headers)
         known = await nodes.known()
         found = await asyncio.gather(*map(numbers, known))
         whole: dict[str, list[Sample]] = {}
         for at, one in zip(known, found, strict=True):
             for name, samples in (at_node(at.name, one) if nodes.many else one).items():
                 whole.setdefault(name, []).extend(samples)
-        page = text(whole)
-        return Response(page, headers={**_HEADERS, "Content-Type": CONTENT_TYPE})
+        return Response(text(whole), headers={**_HEADERS, "Content-Type": CONTENT_TYPE})
 
     return Route(path, metrics, methods=["GET"], name="metrics")
 
@@ -95,16 +92,12 @@ def health_routes(nodes: Nodes) -> list[Route]:
         return PlainTextResponse("ok\n", headers=_HEADERS)
 
     async def readyz(request: Request) -> Response:
-        found = await asked.now()
-        if found:
-            return PlainTextResponse("ok\n", headers=_HEADERS)
+        if found := await asked.now():
+            return await healthz(request)
         why = "no connection to the database" if found is None else "Tallybook is not installed in the database"
         return PlainTextResponse(f"{why}\n", 503, _HEADERS)
 
-    return [
-        Route("/healthz", healthz, methods=["GET"], name="healthz"),
-        Route("/readyz", readyz, methods=["GET"], name="readyz"),
-    ]
+    return [Route(f"/{one.__name__}", one, methods=["GET"], name=one.__name__) for one in (healthz, readyz)]
 
 
 def knows_token(request: Request, token: str) -> bool:
@@ -113,11 +106,10 @@ def knows_token(request: Request, token: str) -> bool:
     return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode())
 
 
-def _checked(token: str) -> str:
+def _check(token: str) -> None:
     shown = "(not shown)"
     if not isinstance(token, str) or len(token) < _FEWEST:
         hint = 'Make one with python -c "import secrets; print(secrets.token_urlsafe(32))"'
         raise ConfigError("token", shown, f"must have at least {_FEWEST} characters", hint=hint)
     if not (token.isascii() and token.isprintable()) or " " in token:
         raise ConfigError("token", shown, "has characters that a header cannot carry")
-    return token

@@ -104,16 +104,16 @@ class Readings:
 
         The point has the time, the rates of the last minute and the jobs by state.
         """
-        found = [self.last(at.name) for at in await self._nodes.chosen(only)]
-        if not any(one and time.monotonic() - one.at < _SAME_LOOK for one in found):
+        names = [at.name for at in await self._nodes.chosen(only)]
+        if all((age := self.age(name)) is None or age >= _SAME_LOOK for name in names):
             await self.read(only)
-            found = [self.last(at.name) for at in await self._nodes.chosen(only)]
-        queues = [queue for one in found if one for queue in one.reading.queues.values()]
+        found = [one for name in names if (one := self.last(name))]
+        queues = [queue for one in found for queue in one.reading.queues.values()]
         sums = {state: sum(one[state] or 0 for one in queues) for state in STATES}
-        rates = top.added([one.rates for one in found if one])
-        at = max(one.reading.now.timestamp() for one in found if one)
+        rates = top.added([one.rates for one in found])
+        at = max(one.reading.now.timestamp() for one in found)
         sums |= {"open": sums["available"] + sums["running"], "queues": len({one["name"] for one in queues})}
-        sums["workers"] = sum(one.reading.alive for one in found if one)
+        sums["workers"] = sum(one.reading.alive for one in found)
         return json.dumps({"at": at, "completed": rates.completed, "failed": rates.failed, **sums})
 
 

@@ -63,9 +63,7 @@ def duration(value: timedelta | float | int | None, empty: str = "–") -> str:
 
 def number(value: float | int | None, empty: str = "–") -> str:
     """Return a number with commas between its thousands."""
-    if value is None:
-        return empty
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+    return empty if value is None else f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
 
 
 def compact(value: float | int | None) -> str:

@@ -52,8 +52,7 @@ def hashed(password: str, salt: bytes | None = None) -> str:
 
 
 def _fits(password: str, kept: str) -> bool:
-    salt = base64.b64decode(kept.split("$")[2])
-    return hmac.compare_digest(hashed(password, salt).encode(), kept.encode())
+    return hmac.compare_digest(hashed(password, base64.b64decode(kept.split("$")[2])).encode(), kept.encode())
 
 
 class Users:
@@ -139,14 +138,12 @@ def read_private(path: Path, option: str) -> dict[str, Any]:
 
 
 def _is_hash(text: object) -> bool:
-    if not isinstance(text, str):
-        return False
-    parts = text.split("$")
+    parts = text.split("$") if isinstance(text, str) else []
     try:
-        return len(parts) == 4 and parts[0] == "scrypt" and parts[1] == str(_N) and all(map(_b64, parts[2:]))
+        return (
+            parts[:2] == ["scrypt", str(_N)]
+            and len(parts) == 4
+            and all(base64.b64decode(one, validate=True) for one in parts[2:])
+        )
     except ValueError:
         return False
-
-
-def _b64(text: str) -> bytes:
-    return base64.b64decode(text, validate=True)

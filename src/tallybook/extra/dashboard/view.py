@@ -237,30 +237,31 @@ class Pages:
 
         return add
 
-    def button(
+    def form(
         self,
         path: str,
         action: str,
-        do: Callable[[App, str, str], Verb[bool]],
+        do: Callable[..., Verb[Any]],
         done: str,
-        told: tuple[str, str],
+        told: tuple[str, ...],
         *,
         target: str | None = None,
         then: str | None = None,
+        **fields: Callable[[Act, str], Any],
     ) -> None:
-        """Register the action of a button, which calls `do(app, name, who)` with the name in its form.
+        """Register the action of a form, which calls `do(app, name, who)` with the name and other fields of the form.
 
-        The audit row has `action`, and the name under `target`, by default the part of `action` before the dot. `told`
-        has the notices for a change and for no change; `then` is the page to go to afterwards.
+        The audit row has `action`, the fields, and the name under `target`, by default the part of `action` before the
+        dot. `told` has the notices for a change and for no change; `then` is the page to go to afterwards.
         """
 
         async def press(act: Act) -> str:
-            name = act.form("name")
-            changed = await do(act.app, name, act.user).on(act.conn)
-            target_ = {target or action.partition(".")[0]: name}
-            await act.audit(action, target_, {done: changed}, changed=changed)
+            name, values = act.form("name"), {field: read(act, field) for field, read in fields.items()}
+            became = await do(act.app, name, act.user, **values).on(act.conn)
+            about = {target or action.partition(".")[0]: name, **values}
+            await act.audit(action, about, {done: became}, changed=became)
             if then is not None:
                 act.go(then)
-            return told[0 if changed else 1].format(name)
+            return told[0 if became else 1].format(name, became, **values)
 
         self.action(path)(press)

@@ -98,12 +98,8 @@ class Tools:
         if changed.action is None:
             return {"preview": "nothing would change", **found}
         token = self._previews.add(operation.name, arguments, outcome)
-        return {
-            "preview": "nothing was changed yet",
-            "confirm": token,
-            "within": format_duration(self._lifetime),
-            **found,
-        }
+        within = format_duration(self._lifetime)
+        return {"preview": "nothing was changed yet", "confirm": token, "within": within, **found}
 
     async def _confirm(
         self, operation: Operation, ask: Ask, arguments: dict[str, Any], token: object

@@ -60,21 +60,16 @@ def parsed(body: bytes, content_types: list[bytes]) -> dict[str, Any]:
     try:
         found = json.loads(body.decode(), parse_constant=_no_number, object_pairs_hook=_no_twins)
     except (ValueError, RecursionError):
-        raise Problem(
-            "malformed", "the body is not JSON in UTF-8, or has a duplicate name or an invalid number"
-        ) from None
+        reason = "the body is not JSON in UTF-8, or has a duplicate name or an invalid number"
+        raise Problem("malformed", reason) from None
     if not isinstance(found, dict):
         raise Problem("invalid", "the body must be one JSON object")
     return found
 
 
 def _is_json(value: bytes) -> bool:
-    kind, _, more = value.decode("latin-1").partition(";")
-    return kind.strip().lower() == "application/json" and more.strip().lower() in (
-        "",
-        "charset=utf-8",
-        'charset="utf-8"',
-    )
+    kind, _, more = (part.strip() for part in value.decode("latin-1").lower().partition(";"))
+    return kind == "application/json" and more in ("", "charset=utf-8", 'charset="utf-8"')
 
 
 def _is_too_deep(body: bytes) -> bool:

@@ -80,20 +80,15 @@ async def _do(ask: Ask, conn: Conn, *, verb: str) -> Changed:
 
 
 _LETTER = record(
+    "Args, summary and the last error; only for keys with the scope admin.",
     job="integer", died_at="instant", queue="string", task="string", reason="string", failures="integer", crashes="integer",
     attempt="integer", enqueued_at="instant", error_type="string?",
 )  # fmt: skip
-_LETTER["properties"]["details"] = {
-    "type": "object",
-    "description": "Args, summary and the last error; only for keys with the scope admin.",
-}
 
 
 def _counted(**done: str) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "oneOf": [record(dry_run={"const": False}, **done), record(dry_run={"const": True}, matched="integer")],
-    }
+    either = [record(dry_run={"const": False}, **done), record(dry_run={"const": True}, matched="integer")]
+    return {"type": "object", "oneOf": either}
 
 
 OPERATIONS = (

@@ -46,8 +46,11 @@ def text(*, most: int = 200, least: int = 1, **field: Any) -> Field:
             raise ValueError(f"must have {least} to {most} bytes")
         return value
 
-    schema = {"type": "string", "minLength": least, "maxLength": most, "format": "tallybook-text"}
-    return Field(schema=schema, read=read, **field)
+    return Field(schema=_text_schema(least, most), read=read, **field)
+
+
+def _text_schema(least: int, most: int, format: str = "text") -> dict[str, Any]:  # noqa: A002 - JSON Schema's name
+    return {"type": "string", "minLength": least, "maxLength": most, "format": f"tallybook-{format}"}
 
 
 def name(*, most: int = 200, **field: Any) -> Field:
@@ -57,8 +60,7 @@ def name(*, most: int = 200, **field: Any) -> Field:
         check_name(field["name"], value, most)
         return value
 
-    schema = {"type": "string", "minLength": 1, "maxLength": most, "format": "tallybook-name"}
-    return Field(schema=schema, read=read, **field)
+    return Field(schema=_text_schema(1, most, "name"), read=read, **field)
 
 
 def choice(*, words: Sequence[str], **field: Any) -> Field:
@@ -101,10 +103,9 @@ def flag(**field: Any) -> Field:
             raise ValueError("must be true or false")
         return value
 
-    of_text = {"true": True, "false": False}.get
-    return Field(
-        schema={"type": "boolean", "default": False}, read=read, of_text=lambda text: read(of_text(text)), **field
-    )
+    words = {"true": True, "false": False}
+    schema = {"type": "boolean", "default": False}
+    return Field(schema=schema, read=read, of_text=lambda text: read(words.get(text)), **field)
 
 
 _INSTANT = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
@@ -129,8 +130,7 @@ def duration(**field: Any) -> Field:
             raise ValueError('must be a duration like "5 min"')
         return parse_duration(value, option=field["name"])
 
-    schema = {"type": "string", "minLength": 1, "maxLength": 100, "format": "tallybook-duration"}
-    return Field(schema=schema, read=read, **field)
+    return Field(schema=_text_schema(1, 100, "duration"), read=read, **field)
 
 
 def mapping(**field: Any) -> Field:
@@ -151,10 +151,7 @@ def links(**field: Any) -> Field:
         "type": "object",
         "propertyNames": {"pattern": "^[a-z0-9_]{1,50}$"},
         "additionalProperties": {
-            "anyOf": [
-                {"type": "string", "minLength": 1, "maxLength": 200, "format": "tallybook-text"},
-                {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
-            ]
+            "anyOf": [_text_schema(1, 200), {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}]
         },
         "minProperties": 1,
         "maxProperties": 10,
@@ -176,13 +173,8 @@ def _integer(value: object) -> object:
 def read_query(fields: Sequence[Field], query: bytes) -> dict[str, Any]:
     """Return the values of a query. A duplicate name is refused, because the order of the pieces is not signed."""
     try:
-        pieces = parse_qsl(
-            query.decode("ascii"),
-            keep_blank_values=True,
-            strict_parsing=bool(query),
-            errors="strict",
-            max_num_fields=50,
-        )
+        text, strict = query.decode("ascii"), bool(query)
+        pieces = parse_qsl(text, keep_blank_values=True, strict_parsing=strict, errors="strict", max_num_fields=50)
     except ValueError:
         raise Problem("invalid", "the query does not have the form name=value&name=value in UTF-8") from None
     given = dict(pieces)

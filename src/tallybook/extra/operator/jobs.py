@@ -24,15 +24,12 @@ _DETAILS = (
 _DIED = ("failed", "crashed", "expired", "killed")
 
 _JOB = record(
+    "Args, result, errors and the like; only for keys with the scope admin.",
     id="integer", queue="string", task="string", state="string", priority="integer", attempt="integer", attempts="integer",
     failures="integer", crashes="integer", max_attempts="integer?", enqueued_at="instant", run_at="instant?",
     started_at="instant?", ended_at="instant?", expires_at="instant?", worker_id="integer?", worker="string?",
     unserved="boolean", progress="number?", updated_at="instant?", last_attempt_at="instant?", died_of="string?",
 )  # fmt: skip
-_JOB["properties"]["details"] = {
-    "type": "object",
-    "description": "Args, result, errors and the like; only for keys with the scope admin.",
-}
 _JOB_EXAMPLE = {
     "id": 4711, "queue": "mail", "task": "send_welcome", "state": "dead", "priority": 2, "attempt": 5, "attempts": 5,
     "failures": 5, "crashes": 0, "max_attempts": None, "enqueued_at": "2026-01-31T09:00:00Z", "run_at": None,
@@ -82,8 +79,7 @@ def _reason(found: Reason, *, admin: bool) -> dict[str, Any]:
     return answer
 
 
-_REASON = record(state="string?", reason="string", explanation="string")
-_REASON["properties"]["details"] = {"type": "object", "description": "Only for keys with the scope admin."}
+_REASON = record("Only for keys with the scope admin.", state="string?", reason="string", explanation="string")
 
 _ENQUEUE = (
     fields.name(name="queue", about="Its queue.", required=True, most=64, example="mail"),
@@ -130,9 +126,8 @@ async def _enqueue(ask: Ask, conn: Conn) -> Changed:
 
 
 def _described(ask: Ask) -> JobCall:
-    given = {
-        field.name: ask.get(field.name) for field in _ENQUEUE if field.name not in ("task", "args", "headers", "links")
-    }
+    apart = ("task", "args", "headers", "links")
+    given = {field.name: ask.get(field.name) for field in _ENQUEUE if field.name not in apart}
     if given["on_conflict"] == "push_run_at" and given["run_at"] is None and given["delay"] is None:
         given["delay"] = "0 s"
     task = ask["task"]

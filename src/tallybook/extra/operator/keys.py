@@ -43,10 +43,8 @@ class Key:
             raise ConfigError("key", self.id, "an id has 1 to 64 characters: A-Z, a-z, 0-9, '.', '_', '@' and '-'")
         if not isinstance(self.secret, str) or not _HEX.fullmatch(self.secret) or len(set(self.secret)) < 6:
             # Not shown: it may be a real secret with a typing error.
-            hint = "Make one with `tallybook web key`"
-            raise ConfigError(
-                f"secret of key {self.id}", Hidden(), "is not 64 to 256 random hexadecimal digits", hint=hint
-            )
+            what, hint = f"secret of key {self.id}", "Make one with `tallybook web key`"
+            raise ConfigError(what, Hidden(), "is not 64 to 256 random hexadecimal digits", hint=hint)
         object.__setattr__(self, "scopes", _names(f"scopes of key {self.id}", self.scopes))
         if not self.scopes or not set(self.scopes) <= set(SCOPES):
             raise ConfigError(f"scopes of key {self.id}", self.scopes, f"choose from {', '.join(SCOPES)}")

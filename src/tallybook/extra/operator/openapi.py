@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from http import HTTPStatus
 from typing import Any
 
 from tallybook.extra.operator.fields import Field
 from tallybook.extra.operator.keys import SCOPES
 from tallybook.extra.operator.operations import Operation, record
-from tallybook.extra.operator.problems import CODES
+from tallybook.extra.operator.problems import CODES, Problem
 from tallybook.extra.operator.routes import NODE, OPERATIONS
 
 PATH = "/openapi.json"
@@ -61,19 +60,10 @@ def document(prefix: str = "", *, many: bool = False) -> dict[str, Any]:
     }
 
 
-_PROBLEM = {
-    "type": "object",
-    "description": "RFC 9457. Programs check code.",
-    "properties": {
-        "type": {"type": "string"},
-        "title": {"type": "string"},
-        "status": {"type": "integer"},
-        "code": {"type": "string", "enum": list(CODES)},
-        "detail": {"type": "string"},
-        "hint": {"type": "string"},
-    },
-    "required": ["type", "title", "status", "code", "detail"],
-}
+_CODE = {"type": "string", "enum": list(CODES)}
+_PROBLEM = record(type="string", title="string", status="integer", code=_CODE, detail="string")
+_PROBLEM["properties"]["hint"] = {"type": "string"}
+_PROBLEM["description"] = "RFC 9457. Programs check code."
 
 
 def _operation(operation: Operation, many: bool) -> dict[str, Any]:
@@ -94,9 +84,8 @@ def _operation(operation: Operation, many: bool) -> dict[str, Any]:
         content: dict[str, Any] = {"schema": schema}
         if operation.in_body:
             chosen = (field for field in operation.in_body if field.required or not field.admin)
-            content["example"] = {
-                field.name: field.example for field in chosen if field.name not in ("delay", "expires_at")
-            }
+            hidden = ("delay", "expires_at")
+            content["example"] = {field.name: field.example for field in chosen if field.name not in hidden}
         required = any(field.required for field in operation.in_body)
         found["requestBody"] = {"required": required, "content": {"application/json": content}}
     return found
@@ -148,7 +137,7 @@ def _responses(operation: Operation, many: bool) -> dict[str, Any]:
         if code in codes:
             by_status.setdefault(CODES[code][0], []).append(code)
     for status, of_status in by_status.items():
-        found[str(status)] = _problem(status, of_status)
+        found[str(status)] = _problem(of_status)
     return found
 
 
@@ -165,18 +154,8 @@ def _of_nodes(answer: dict[str, Any], example: dict[str, Any]) -> tuple[dict[str
     )
 
 
-def _problem(status: int, codes: list[str]) -> Mapping[str, Any]:
-    code = codes[0]
-    example = {
-        "type": "about:blank",
-        "title": HTTPStatus(status).phrase,
-        "status": status,
-        "code": code,
-        "detail": CODES[code][1],
-    }
-    return {
-        "description": " ".join(f"{code}: {CODES[code][1]}" for code in codes),
-        "content": {
-            "application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}, "example": example}
-        },
-    }
+def _problem(codes: list[str]) -> Mapping[str, Any]:
+    example = Problem(codes[0], CODES[codes[0]][1]).document
+    shown = {"schema": {"$ref": "#/components/schemas/Problem"}, "example": example}
+    about = " ".join(f"{code}: {CODES[code][1]}" for code in codes)
+    return {"description": about, "content": {"application/problem+json": shown}}

@@ -9,6 +9,7 @@ from typing import Any
 
 from tallybook._app import App
 from tallybook._db import aio, audit
+from tallybook._db.declared import Call
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.operator.fields import Field
 from tallybook.extra.operator.keys import Key
@@ -64,6 +65,7 @@ class Changed:
 
 Reads = Callable[[Ask, Conn], Awaitable[dict[str, Any]]]
 Changes = Callable[[Ask, Conn], Awaitable[Changed]]
+Reach = Callable[[Ask, Conn], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,10 +105,14 @@ class Operation:
         return done
 
 
-def record(**properties: Mapping[str, Any] | str) -> dict[str, Any]:
-    """Return the schema of an object with all these properties. A string is a type; "?" makes it nullable."""
+def record(details: str | None = None, /, **properties: Mapping[str, Any] | str) -> dict[str, Any]:
+    """Return the schema of an object with all these properties. A string is a type; "?" makes it nullable.
+
+    With a text about its `details`, the object may also have these.
+    """
     found = {name: _typed(kind) if isinstance(kind, str) else dict(kind) for name, kind in properties.items()}
-    return {"type": "object", "properties": found, "required": list(found)}
+    more = {} if details is None else {"details": {"type": "object", "description": details}}
+    return {"type": "object", "properties": found | more, "required": list(found)}
 
 
 def _typed(kind: str) -> dict[str, Any]:
@@ -119,6 +125,26 @@ def _typed(kind: str) -> dict[str, Any]:
 
 def listed(name: str, item: Mapping[str, Any]) -> dict[str, Any]:
     return record(**{name: {"type": "array", "items": dict(item)}})
+
+
+def steering(
+    field: Field, verb: str, about: str, action: str, reach: Reach, call: Callable[[Ask], Call[bool]]
+) -> Operation:
+    """Return the operation that pauses or resumes what a field names. `reach` checks that the key may do that."""
+    noun, paused = field.name, verb == "pause"
+
+    async def change(ask: Ask, conn: Conn) -> Changed:
+        await reach(ask, conn)
+        changed = await aio.run(conn, call(ask))
+        await reach(ask, conn)  # again under the lock: a Problem here rolls everything back
+        answer = {noun: ask[noun], "paused": paused, "changed": changed}
+        return Changed(answer, action if changed else None, {noun: ask[noun]})
+
+    return Operation(
+        name=f"{verb}_{noun}", method="POST", path=f"/{noun}s/{{{noun}}}/{verb}", scope="operate", about=about,
+        in_path=(field,), codes=("unknown", "queue"), answer=record(**{noun: "string"}, paused="boolean", changed="boolean"),
+        example={noun: field.example, "paused": paused, "changed": True}, changes=change,
+    )  # fmt: skip
 
 
 def merged(

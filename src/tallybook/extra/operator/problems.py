@@ -55,17 +55,18 @@ class Problem(Exception):
         if self.status == 503:
             self.headers["Retry-After"] = "1"
 
-    def response(self) -> Response:
-        document: dict[str, Any] = {
+    @property
+    def document(self) -> dict[str, Any]:
+        shown = {
             "type": "about:blank",
             "title": HTTPStatus(self.status).phrase,
             "status": self.status,
             "code": self.code,
-            "detail": self.detail,
         }
-        if self.hint:
-            document["hint"] = self.hint
-        return Response(json.dumps(document), self.status, self.headers, media_type="application/problem+json")
+        return shown | {"detail": self.detail} | ({"hint": self.hint} if self.hint else {})
+
+    def response(self) -> Response:
+        return Response(json.dumps(self.document), self.status, self.headers, media_type="application/problem+json")
 
 
 _UNKNOWN = (errors.UnknownJob, errors.UnknownQueue, errors.UnknownSchedule, errors.UnknownTask, errors.UnknownNode)
@@ -85,13 +86,9 @@ def problem_of(error: Exception) -> Problem:
 
 
 def _ours(error: errors.TallybookError) -> Problem:
-    text = str(error).removesuffix(".")
-    if isinstance(error, _UNKNOWN):
-        return Problem("unknown", text)
-    if isinstance(error, errors.KeyTaken):
-        return Problem("conflict", text)
-    if isinstance(error, _INVALID):
-        return Problem("invalid", text)
+    for kinds, code in ((_UNKNOWN, "unknown"), (errors.KeyTaken, "conflict"), (_INVALID, "invalid")):
+        if isinstance(error, kinds):
+            return Problem(code, str(error).removesuffix("."))
     if isinstance(error, errors.CommitUnknown):
         return Problem("in_doubt", "the connection was lost at the commit; the change may or may not have been made")
     if isinstance(error, errors.QueueUnavailable | errors.SchemaError):

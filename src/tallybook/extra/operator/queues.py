@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from typing import Any
 
-from tallybook._db import aio, calls
+from tallybook._db import calls
 from tallybook._model.counting import Counts
 from tallybook._model.queue import QueueInfo
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.operator import fields
-from tallybook.extra.operator.operations import Ask, Changed, Operation, listed, plain, record
+from tallybook.extra.operator.operations import Ask, Operation, listed, plain, record, steering
 
 _QUEUE = fields.name(name="queue", about="The queue's name.", required=True, most=64, example="mail")
 
@@ -32,11 +31,8 @@ async def _counts(ask: Ask, conn: Conn) -> dict[str, Any]:
     return {"counts": found}
 
 
-async def _steer(ask: Ask, conn: Conn, verb: str) -> Changed:
+async def _reach(ask: Ask, _: Conn) -> None:
     ask.reach(ask["queue"])
-    changed = await aio.run(conn, (calls.pause if verb == "pause" else calls.resume)(ask["queue"], ask.key.id))
-    answer = {"queue": ask["queue"], "paused": verb == "pause", "changed": changed}
-    return Changed(answer, verb if changed else None, {"queue": ask["queue"]})
 
 
 _INFO = record(
@@ -48,7 +44,6 @@ assert _INFO["required"] == [field.name for field in dataclasses.fields(QueueInf
 _COUNT = record(
     **{field.name: "string" if field.name in ("queue", "task") else "integer" for field in dataclasses.fields(Counts)}
 )
-_STEERED = record(queue="string", paused="boolean", changed="boolean")
 
 OPERATIONS = (
     Operation(
@@ -75,16 +70,12 @@ OPERATIONS = (
         }]},
         reads=_counts,
     ),
-    Operation(
-        name="pause_queue", method="POST", path="/queues/{queue}/pause", scope="operate",
-        about="Start no more jobs of a queue; running jobs continue.",
-        in_path=(_QUEUE,), codes=("unknown", "queue"), answer=_STEERED,
-        example={"queue": "mail", "paused": True, "changed": True}, changes=partial(_steer, verb="pause"),
+    steering(
+        _QUEUE, "pause", "Start no more jobs of a queue; running jobs continue.", "pause", _reach,
+        lambda ask: calls.pause(ask["queue"], ask.key.id),
     ),
-    Operation(
-        name="resume_queue", method="POST", path="/queues/{queue}/resume", scope="operate",
-        about="Start jobs of a paused queue again.",
-        in_path=(_QUEUE,), codes=("unknown", "queue"), answer=_STEERED,
-        example={"queue": "mail", "paused": False, "changed": True}, changes=partial(_steer, verb="resume"),
+    steering(
+        _QUEUE, "resume", "Start jobs of a paused queue again.", "resume", _reach,
+        lambda ask: calls.resume(ask["queue"], ask.key.id),
     ),
 )  # fmt: skip

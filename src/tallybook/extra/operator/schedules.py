@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from tallybook._db import aio, schedules
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.operator import fields
-from tallybook.extra.operator.operations import Ask, Changed, Operation, listed, plain, record
+from tallybook.extra.operator.operations import Ask, Changed, Operation, listed, plain, record, steering
 
 _NAME = fields.name(name="schedule", about="The schedule's name.", required=True, most=200, example="report-de")
 
@@ -40,17 +39,6 @@ async def _run(ask: Ask, conn: Conn) -> Changed:
     return Changed(answer, "schedule_run", {"schedule": ask["schedule"]}, done)
 
 
-async def _steer(ask: Ask, conn: Conn, verb: str) -> Changed:
-    await _reach(ask, conn)
-    name = ask["schedule"]
-    changed = await aio.run(conn, schedules.pause(name, ask.key.id) if verb == "pause" else schedules.resume(name))
-    await _reach(ask, conn)
-    answer = {"schedule": name, "paused": verb == "pause", "changed": changed}
-    return Changed(answer, f"schedule_{verb}" if changed else None, {"schedule": name})
-
-
-_STEERED = record(schedule="string", paused="boolean", changed="boolean")
-
 OPERATIONS = (
     Operation(
         name="list_schedules", method="GET", path="/schedules", scope="read",
@@ -72,16 +60,12 @@ OPERATIONS = (
         answer=record(schedule="string", what="string", job="integer?", jobs="integer?", reason="string?"),
         example={"schedule": "report-de", "what": "enqueued", "job": 4713, "jobs": 1, "reason": None}, changes=_run,
     ),
-    Operation(
-        name="pause_schedule", method="POST", path="/schedules/{schedule}/pause", scope="operate",
-        about="Stop firing a schedule.",
-        in_path=(_NAME,), codes=("unknown", "queue"), answer=_STEERED,
-        example={"schedule": "report-de", "paused": True, "changed": True}, changes=partial(_steer, verb="pause"),
+    steering(
+        _NAME, "pause", "Stop firing a schedule.", "schedule_pause", _reach,
+        lambda ask: schedules.pause(ask["schedule"], ask.key.id),
     ),
-    Operation(
-        name="resume_schedule", method="POST", path="/schedules/{schedule}/resume", scope="operate",
-        about="Start firing a schedule again, from its next tick on.",
-        in_path=(_NAME,), codes=("unknown", "queue"), answer=_STEERED,
-        example={"schedule": "report-de", "paused": False, "changed": True}, changes=partial(_steer, verb="resume"),
+    steering(
+        _NAME, "resume", "Start firing a schedule again, from its next tick on.", "schedule_resume", _reach,
+        lambda ask: schedules.resume(ask["schedule"]),
     ),
 )  # fmt: skip

@@ -88,10 +88,7 @@ class OperatorApi:
     """An ASGI app. Call `close()` if no server closes its connections with the lifespan protocol."""
 
     def __init__(self, app: App, ring: KeyRing, nodes: Nodes, *, read_only: bool = False) -> None:
-        self._app = app
-        self._ring = ring
-        self._nodes = nodes
-        self._read_only = read_only
+        self._app, self._ring, self._nodes, self._read_only = app, ring, nodes, read_only
 
     async def close(self) -> None:
         """Close the connections; the next request opens them again."""
@@ -140,13 +137,10 @@ class OperatorApi:
             raise Problem("read_only", "this server is read-only")
         if operation.whole and key.queues is not None:
             raise Problem("queue", "this is about all queues, and the key is limited to some")
-        types = [value for name, value in headers if name.lower() == b"content-type"]
-        sent = parsed(body, types)
-        values = {
-            **read(operation.in_path, in_path, text=True),
-            **read_query(operation.in_query, scope.get("query_string", b"")),
-            **read(operation.in_body, sent),
-        }
+        sent = parsed(body, [value for name, value in headers if name.lower() == b"content-type"])
+        values = read(operation.in_path, in_path, text=True)
+        values |= read_query(operation.in_query, scope.get("query_string", b""))
+        values |= read(operation.in_body, sent)
         for field in (*operation.in_query, *operation.in_body):
             if field.admin and field.name in values and "admin" not in key.scopes:
                 raise Problem("scope", f"{field.name} needs the scope admin: with it, args and errors could be guessed")
@@ -215,14 +209,12 @@ class OperatorApi:
 async def _fresh(conn: Conn, signed: Signed) -> None:
     """Use up the nonce. Raise a Problem if the request is late or early by the database's clock, or replayed."""
     said = await aio.run(conn, audit.nonce_take(signed.key, signed.nonce, signed.at))
-    if said == "late":
-        raise Problem("late", "this was signed more than 300 s ago, by the clock of the database")
-    if said == "early":
-        raise Problem("early", "this was signed more than 300 s ahead, by the clock of the database")
+    if said in ("late", "early"):
+        off = "ago" if said == "late" else "ahead"
+        raise Problem(said, f"this was signed more than 300 s {off}, by the clock of the database")
     if said != "fresh":
-        raise Problem(
-            "replayed", "a request with this nonce was served before", hint="Use a new nonce for each request"
-        )
+        hint = "Use a new nonce for each request"
+        raise Problem("replayed", "a request with this nonce was served before", hint=hint)
 
 
 def _document(scope: Scope, *, many: bool) -> Response:

@@ -26,13 +26,8 @@ async def _list(ask: Ask, conn: Conn) -> dict[str, Any]:
 
 
 def _shown(row: dict[str, Any], key: Key) -> dict[str, Any]:
-    queues = [queue for queue in row["queues"] if key.reaches(queue)]
-    return {
-        **row,
-        "queues": queues,
-        "started_at": plain(instant(row["started_at"])),
-        "seen_at": plain(instant(row["seen_at"])),
-    }
+    times = {name: plain(instant(row[name])) for name in ("started_at", "seen_at")}
+    return {**row, "queues": [queue for queue in row["queues"] if key.reaches(queue)], **times}
 
 
 async def _audits(ask: Ask, conn: Conn) -> dict[str, Any]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.responses import Response
 
@@ -21,23 +20,13 @@ pages = Pages()
 _PAGE = 50
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
+class _Line(NamedTuple):
     """A row with the fields by which the rows of all nodes are merged."""
 
     row: AuditRow
-
-    @property
-    def id(self) -> int:
-        return self.row.id
-
-    @property
-    def enqueued_at(self) -> datetime:
-        return self.row.at
-
-    @property
-    def cursor(self) -> str:
-        return str(self.row.id)
+    id: int
+    enqueued_at: datetime
+    cursor: str
 
 
 @pages.page("/audit")
@@ -53,7 +42,7 @@ async def audit(view: View) -> Response:
         rows = await view.app.audit.list(
             actor=actor or None, action=action or None, before=job_of(place.get(node, "")), max_rows=_PAGE + 1
         ).on(conn)
-        lines = [_Line(row) for row in rows[:_PAGE]]
+        lines = [_Line(row, row.id, row.at, str(row.id)) for row in rows[:_PAGE]]
         return lines, lines[-1].cursor if len(rows) > _PAGE else None, None
 
     found = await view.ask(read)

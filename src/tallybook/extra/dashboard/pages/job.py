@@ -169,15 +169,8 @@ async def trace(view: View) -> Response:
             events = events_of(found)
     except TallybookError as error:
         problem = str(error)
-    return view.render(
-        "trace.html",
-        status=400 if problem else 200,
-        events=events,
-        asked=asked,
-        problem=problem,
-        most=most,
-        larger=5000,
-    )
+    status = 400 if problem else 200
+    return view.render("trace.html", status=status, events=events, asked=asked, problem=problem, most=most, larger=5000)
 
 
 def _job(act: Act) -> int:

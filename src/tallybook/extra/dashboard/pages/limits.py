@@ -63,24 +63,6 @@ def _of_use(one: dict[str, Any], kind: str) -> bool:
     return bool(one["source"] is not None or used)
 
 
-@pages.action("/limit/concurrency/set")
-async def concurrency_set(act: Act) -> str:
-    name, most = act.form("name"), act.whole("most")
-    done = await act.app.concurrency_limits.set(name, most).on(act.conn)
-    await act.audit("concurrency_limit.set", {"limit": name, "most": most}, {"limit": done}, changed=done)
-    return f"Concurrency limit {name} is {done}: at most {most} at the same time."
-
-
-@pages.action("/limit/rate/set")
-async def rate_set(act: Act) -> str:
-    name, calls, per = act.form("name"), act.whole("calls"), act.form("per")
-    burst = act.whole("burst") if act.form("burst") else 1
-    done = await act.app.rate_limits.set(name, calls, per=per, burst=burst).on(act.conn)
-    target = {"limit": name, "calls": calls, "per": per, "burst": burst}
-    await act.audit("rate_limit.set", target, {"limit": done}, changed=done)
-    return f"Rate limit {name} is {done}: {calls} in {per}."
-
-
 @pages.action("/limit/rate/push")
 async def rate_push(act: Act) -> str:
     name, wait = act.form("name"), act.form("wait")
@@ -91,15 +73,6 @@ async def rate_push(act: Act) -> str:
     starts = await act.app.rate_limits.push(name, until).on(act.conn)
     await act.audit("rate_limit.push", {"limit": name, "wait": wait}, {"next_call_at": starts.isoformat()})
     return f"No call of {name} starts before {starts:%Y-%m-%d %H:%M:%S} UTC."
-
-
-@pages.action("/limit/breaker/set")
-async def breaker_set(act: Act) -> str:
-    name, failures, per, open_for = act.form("name"), act.whole("failures"), act.form("per"), act.form("open_for")
-    done = await act.app.breakers.set(name, failures, per=per, open_for=open_for).on(act.conn)
-    target = {"breaker": name, "failures": failures, "per": per, "open_for": open_for}
-    await act.audit("breaker.set", target, {"breaker": done}, changed=done)
-    return f"Breaker {name} is {done}: {failures} failures in {per} open it for {open_for}."
 
 
 @pages.action("/limit/breaker/open")
@@ -118,15 +91,34 @@ async def breaker_close(act: Act) -> str:
     return f"Breaker {name} is closed." if done else f"Breaker {name} was already closed."
 
 
-pages.button(
+def _burst(act: Act, field: str) -> int:
+    return act.whole(field) if act.form(field) else 1
+
+
+pages.form(
+    "/limit/concurrency/set", "concurrency_limit.set", lambda app, name, _, most: app.concurrency_limits.set(name, most),
+    "limit", ("Concurrency limit {} is {}: at most {most} at the same time.",), target="limit", most=Act.whole,
+)  # fmt: skip
+pages.form(
+    "/limit/rate/set", "rate_limit.set",
+    lambda app, name, _, calls, per, burst: app.rate_limits.set(name, calls, per=per, burst=burst), "limit",
+    ("Rate limit {} is {}: {calls} in {per}.",), target="limit", calls=Act.whole, per=Act.form, burst=_burst,
+)  # fmt: skip
+pages.form(
+    "/limit/breaker/set", "breaker.set",
+    lambda app, name, _, failures, per, open_for: app.breakers.set(name, failures, per=per, open_for=open_for), "breaker",
+    ("Breaker {} is {}: {failures} failures in {per} open it for {open_for}.",),
+    failures=Act.whole, per=Act.form, open_for=Act.form,
+)  # fmt: skip
+pages.form(
     "/limit/concurrency/drop", "concurrency_limit.drop", lambda app, name, _: app.concurrency_limits.drop(name), "dropped",
     ("Concurrency limit {} is dropped.", "There is no concurrency limit {}."), target="limit",
 )  # fmt: skip
-pages.button(
+pages.form(
     "/limit/rate/drop", "rate_limit.drop", lambda app, name, _: app.rate_limits.drop(name), "dropped",
     ("Rate limit {} is dropped.", "There is no rate limit {}."), target="limit",
 )  # fmt: skip
-pages.button(
+pages.form(
     "/limit/breaker/drop", "breaker.drop", lambda app, name, _: app.breakers.drop(name), "dropped",
     ("Breaker {} is dropped.", "There is no breaker {}."),
 )  # fmt: skip

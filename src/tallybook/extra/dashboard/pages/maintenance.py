@@ -53,17 +53,11 @@ async def _findings(view: View) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pages.action("/maintenance/service")
-async def service(act: Act) -> str:
-    name, every = act.form("name"), act.form("every")
-    done = await act.app.services.set(name, every).on(act.conn)
-    await act.audit("service.every", {"service": name, "every": every}, {"changed": done}, changed=done)
-    return f"Service {name} runs every {every}." if done else f"Service {name} is unchanged."
-
-
-@pages.action("/maintenance/retention")
-async def retention(act: Act) -> str:
-    name, keep = act.form("name"), act.form("keep")
-    done = await act.app.history.set(name, keep).on(act.conn)
-    await act.audit("retention.set", {"retention": name, "keep": keep}, {"changed": done}, changed=done)
-    return f"The retention of class {name} is {keep}." if done else f"Class {name} is unchanged."
+pages.form(
+    "/maintenance/service", "service.every", lambda app, name, _, every: app.services.set(name, every), "changed",
+    ("Service {} runs every {every}.", "Service {} is unchanged."), every=Act.form,
+)  # fmt: skip
+pages.form(
+    "/maintenance/retention", "retention.set", lambda app, name, _, keep: app.history.set(name, keep), "changed",
+    ("The retention of class {} is {keep}.", "Class {} is unchanged."), keep=Act.form,
+)  # fmt: skip

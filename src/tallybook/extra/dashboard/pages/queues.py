@@ -149,31 +149,24 @@ async def _info(conn: Conn, name: str) -> QueueInfo:
     return found[0]
 
 
-pages.button(
+pages.form(
     "/queue/pause", "queue.pause", lambda app, name, who: app.queues.pause(name, by=who), "paused",
     ("Queue {} is paused.", "Queue {} was already paused."),
 )  # fmt: skip
-pages.button(
+pages.form(
     "/queue/resume", "queue.resume", lambda app, name, who: app.queues.resume(name, by=who), "resumed",
     ("Queue {} runs again.", "Queue {} was not paused."),
 )  # fmt: skip
-pages.button(
+pages.form(
     "/queue/drop", "queue.drop", lambda app, name, who: app.queues.drop(name, by=who), "dropped",
     ("Queue {} is dropped.", "There is no queue {}."), then="/queues",
 )  # fmt: skip
-
-
-@pages.action("/queue/set")
-async def set_(act: Act) -> str:
-    name, attempts = act.form("name"), act.form("max_attempts")
-    said: dict[str, Any] = {
-        "retention": act.form("retention") or None,
-        "max_attempts": act.whole("max_attempts") if attempts else 0,
-        "notify": act.form("notify") == "on",
-    }
-    done = await act.app.queues.set(name, **said, by=act.user).on(act.conn)
-    await act.audit("queue.set", {"queue": name, **said}, {"queue": done}, changed=done)
-    return f"The settings of queue {name} are saved."
+pages.form(
+    "/queue/set", "queue.set", lambda app, name, who, **said: app.queues.set(name, **said, by=who), "queue",
+    ("The settings of queue {} are saved.",), retention=lambda act, field: act.form(field) or None,
+    max_attempts=lambda act, field: act.whole(field) if act.form(field) else 0,
+    notify=lambda act, field: act.form(field) == "on",
+)  # fmt: skip
 
 
 @pages.action("/queue/truncate", steps=True)

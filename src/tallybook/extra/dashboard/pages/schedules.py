@@ -137,22 +137,18 @@ async def run_now(act: Act) -> str:
         return f"Schedule {name} was skipped: the job of its last fire has not ended, or its query runs."
     if fired.what == "failed":
         return f"Schedule {name} failed; its newest fire shows the reason."
-    return (
-        f"Schedule {name} enqueued job {fired.job_id}."
-        if fired.job_id
-        else f"Schedule {name} enqueued {fired.jobs} jobs."
-    )
+    return f"Schedule {name} enqueued {f'job {fired.job_id}' if fired.job_id else f'{fired.jobs} jobs'}."
 
 
-pages.button(
+pages.form(
     "/schedule/pause", "schedule.pause", lambda app, name, who: app.schedules.pause(name, who), "paused",
     ("Schedule {} is paused.", "Schedule {} was already paused."),
 )  # fmt: skip
-pages.button(
+pages.form(
     "/schedule/resume", "schedule.resume", lambda app, name, _: app.schedules.resume(name), "resumed",
     ("Schedule {} ticks again.", "Schedule {} was not paused."),
 )  # fmt: skip
-pages.button(
+pages.form(
     "/schedule/drop", "schedule.drop", lambda app, name, _: app.schedules.drop(name), "dropped",
     ("Schedule {} is dropped.", "There is no schedule {}."), then="/schedules",
 )  # fmt: skip

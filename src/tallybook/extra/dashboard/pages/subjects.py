@@ -20,6 +20,7 @@ from tallybook.extra.dashboard.view import Act, Pages, View
 pages = Pages()
 
 STATES = ("planned", "pending", "active", "completed", "killed", "dead")
+_NONE = "There is no such subject."
 _PAGE = 100
 _LOOKED = 500
 """Maximum number of subjects that one page reads."""
@@ -110,12 +111,8 @@ async def _page(conn: Conn, said: dict[str, Any], node: str) -> Found:
 
 
 def _place(one: dict[str, Any]) -> dict[str, str]:
-    return {
-        "after_node": one["node"],
-        "after_task": one["task"],
-        "after_name": one["subject"],
-        "after_scope": one["scope"],
-    }
+    names = {"node": "node", "task": "task", "name": "subject", "scope": "scope"}
+    return {f"after_{name}": one[column] for name, column in names.items()}
 
 
 @pages.page("/subject")
@@ -156,9 +153,7 @@ async def forget(act: Act) -> str:
     became = await run(act.conn, calls.forget(task, name, queue))
     if became != "forgotten":
         act.nothing()
-        return (
-            "It runs: cancel its job first. Nothing was changed." if became == "active" else "There is no such subject."
-        )
+        return "It runs: cancel its job first. Nothing was changed." if became == "active" else _NONE
     await act.audit("subject.forget", {"task": task, "subject": name}, {"forgotten": True})
     act.go("/subjects")
     return "The subject is forgotten: the next push creates a new one."
@@ -171,9 +166,8 @@ async def move(act: Act) -> str:
     became = await run(act.conn, calls.move(task, name, run_at, queue))
     if became != "moved":
         act.nothing()
-        return {
-            "unknown": "There is no such subject.", "pending": "It is already in line: it runs once a worker claims it.",
-        }.get(became, f"It is {became}: only a planned subject can be moved.")  # fmt: skip
+        why = {"unknown": _NONE, "pending": "It is already in line: it runs once a worker claims it."}
+        return why.get(became, f"It is {became}: only a planned subject can be moved.")
     await act.audit("subject.move", {"task": task, "subject": name, "run_at": run_at.isoformat()}, {"moved": True})
     return f"It runs at {run_at:%Y-%m-%d %H:%M:%S} UTC."
 
@@ -181,7 +175,7 @@ async def move(act: Act) -> str:
 async def _job_of(act: Act, task: str, name: str, queue: str | None) -> int:
     found = await run(act.conn, calls.get(task, name, queue))
     if found is None:
-        raise InvalidArgument("There is no such subject.")
+        raise InvalidArgument(_NONE)
     return found.job_id
 
 
