@@ -9,10 +9,11 @@ import click
 
 from tallybook._cli.common import Columns, agreed, command, json_object, limit_option, listing, options, yes_option
 from tallybook._cli.database import Db
-from tallybook._cli.job import MANY, said_of, show
+from tallybook._cli.job import MANY, show
 from tallybook._cli.job_list import WHEN
 from tallybook._cli.over_nodes import each, newest
 from tallybook._cli.text import clean, short
+from tallybook._cli.why import said_of
 from tallybook._db import calls, filters
 from tallybook._db.filters import REASONS, DeadFilter
 from tallybook._model.job import DeadLetter
@@ -77,70 +78,67 @@ _chosen = options(
 @_chosen
 def retry(db: Db, job_ids: Sequence[int], everything: bool, yes: bool, **given: Any) -> str | None:
     """Retry dead letters now: these jobs, or all that match every filter."""
-    which = _one_way(job_ids, everything, given)
-    if which is None:
-        _each(db, job_ids, lambda job_id: f"retried, attempt {db.of(job_id).run(calls.retry(job_id))}")
-        return None
-    return each(db, lambda one: _retry_many(one, which, yes))
 
+    def one(job_id: int) -> str:
+        return f"retried, attempt {db.of(job_id).run(calls.retry(job_id))}"
 
-def _retry_many(db: Db, which: DeadFilter, yes: bool) -> str | None:
-    if not _many_agreed(db, which, "retry", yes):
-        return None
-    done = db.run(filters.retry_dead(which, MANY))
-    refused = f", {done.refused} are not: another live job has their unique key" if done.refused else ""
-    return f"{done.retried} jobs are retried{refused}"
+    def many(db: Db, which: DeadFilter) -> str:
+        done = db.run(filters.retry_dead(which, MANY))
+        refused = f", {done.refused} are not: another live job has their unique key" if done.refused else ""
+        return f"{done.retried} jobs are retried{refused}"
+
+    return _change(db, "retry", one, many, job_ids, everything, yes, given)
 
 
 @command(of=dead, nodes=True)
 @_chosen
 def drop(db: Db, job_ids: Sequence[int], everything: bool, yes: bool, **given: Any) -> str | None:
     """Drop dead letters for good: these jobs, or all that match every filter."""
-    which = _one_way(job_ids, everything, given)
-    if which is None:
-        said = {True: "dropped", False: "not changed: it is not dead"}
-        _each(db, job_ids, lambda job_id: said[db.of(job_id).run(filters.drop_dead(job_id))])
-        return None
-    return each(db, lambda one: _drop_many(one, which, yes))
+
+    def one(job_id: int) -> str:
+        return "dropped" if db.of(job_id).run(filters.drop_dead(job_id)) else "not changed: it is not dead"
+
+    def many(db: Db, which: DeadFilter) -> str:
+        return f"{db.run(filters.drop_dead_many(which, MANY))} dead letters dropped"
+
+    return _change(db, "drop", one, many, job_ids, everything, yes, given)
 
 
-def _drop_many(db: Db, which: DeadFilter, yes: bool) -> str | None:
-    if not _many_agreed(db, which, "drop", yes):
-        return None
-    return f"{db.run(filters.drop_dead_many(which, MANY))} dead letters dropped"
-
-
-def _one_way(job_ids: Sequence[int], everything: bool, given: dict[str, Any]) -> DeadFilter | None:
-    """Return the filter, or None if ids are given. Exactly one of ids, filters and --all is allowed."""
+def _change(
+    db: Db,
+    verb: str,
+    one: Callable[[int], str],
+    many: Callable[[Db, DeadFilter], str],
+    job_ids: Sequence[int],
+    everything: bool,
+    yes: bool,
+    given: dict[str, Any],
+) -> str | None:
+    """Change each of these jobs, or on each node all that match. Exactly one of ids, filters and --all is allowed."""
     filtered = any(value is not None for value in given.values())
     if bool(job_ids) + filtered + everything != 1:
-        raise click.UsageError(
-            "pass ids, or filters (--queue, --task, --reason, --error, --args, --since, --before), or --all"
-        )
-    return None if job_ids else _which(given)
-
-
-def _many_agreed(db: Db, which: DeadFilter, verb: str, yes: bool) -> bool:
-    if yes:
-        return True
-    found = db.run(filters.dead_count(which, 1001))
-    if not found:
-        click.echo("no such dead letters")
-        return False
-    if not agreed(db.named(f"{verb} {found if found <= 1000 else 'more than 1000'} dead letters?"), yes):
-        click.echo("nothing done", err=True)
-        return False
-    return True
-
-
-def _each(db: Db, job_ids: Sequence[int], verb: Callable[[int], str]) -> None:
+        filters_ = "--queue, --task, --reason, --error, --args, --since, --before"
+        raise click.UsageError(f"pass ids, or filters ({filters_}), or --all")
+    if not job_ids:
+        which = _which(given)
+        return each(db, lambda at: many(at, which) if _may_change(at, which, verb, yes) else None)
     _ = db.nodes or db.conn  # a problem of the database is not an error of one job
     failed = False
     for job_id in dict.fromkeys(job_ids):
         try:
-            click.echo(f"job {job_id}: {verb(job_id)}")
+            click.echo(f"job {job_id}: {one(job_id)}")
         except TallybookError as error:
             failed = True
             click.echo(f"job {job_id}: {clean(error)}", err=True)
     if failed:
         raise SystemExit(1)
+    return None
+
+
+def _may_change(db: Db, which: DeadFilter, verb: str, yes: bool) -> bool:
+    found = 0 if yes else db.run(filters.dead_count(which, 1001))
+    if not yes and not found:
+        click.echo("no such dead letters")
+    elif not (yes := agreed(db.named(f"{verb} {found if found <= 1000 else 'more than 1000'} dead letters?"), yes)):
+        click.echo("nothing done", err=True)
+    return yes

@@ -26,6 +26,7 @@ from tallybook._worker.life.supervisor import DSN_OF_PARENT, WRONG, Child
 from tallybook._worker.run.children import how
 from tallybook.errors import TallybookError
 
+_WAITING = "select count(*) from tallybook.job where state in ('available', 'scheduled')"
 _LOOK_EVERY = 0.5
 _PATIENCE = 12.0  # above the child's own 2 s for running jobs and 5 s for aborted ones
 _MOST_FILES = 20_000
@@ -51,9 +52,7 @@ def dev(target: str, dsn: str | None, data: Path, queues: str | None, no_reload:
     root = home(target)
     with _database(dsn or os.environ.get("TALLYBOOK_DSN"), data) as found:
         with connect(found) as conn:
-            jobs = conn.execute(
-                "select count(*) from tallybook.job where state in ('available', 'scheduled')"
-            ).fetchone()
+            jobs = conn.execute(_WAITING).fetchone()
         _greet(found, jobs[0] if jobs else 0)
         words = ["worker", "-A", target, "--stop-timeout", "2 s"]
         words += ["--queues", queues] if queues else []
@@ -132,8 +131,7 @@ class _Dev:
     """One worker process, and a watcher of the code."""
 
     def __init__(self, child: Child, root: Path | None) -> None:
-        self._child = child
-        self._root = root
+        self._child, self._root = child, root
         self._stopping = asyncio.Event()
         self._seen: dict[str, tuple[int, int]] = {}
 
@@ -155,7 +153,8 @@ class _Dev:
             ended = asyncio.ensure_future(self._child.ended())
             await asyncio.wait((stopping, changed, ended), return_when=asyncio.FIRST_COMPLETED)
             if ended.done() and not self._stopping.is_set() and not changed.done():
-                self._tell_end(ended.result())
+                then = "Ctrl-C ends this" if self._root is None else "it restarts when the code changes"
+                click.echo(f"the worker {how(ended.result())}; {then}", err=True)
                 await asyncio.wait((stopping, changed), return_when=asyncio.FIRST_COMPLETED)
             if changed.done():
                 click.echo(f"{clean(changed.result())} changed, restarting the worker", err=True)
@@ -163,10 +162,6 @@ class _Dev:
             code = await self._child.stop(_PATIENCE)
             await ended
         return 1 if code not in (0, WRONG) else 0
-
-    def _tell_end(self, code: int) -> None:
-        then = "Ctrl-C ends this" if self._root is None else "it restarts when the code changes"
-        click.echo(f"the worker {how(code)}; {then}", err=True)
 
     async def _changed(self) -> str:
         """Wait until a file is added, removed or changed; return its name."""
@@ -183,11 +178,8 @@ class _Dev:
         """Return time and size of every .py file below the root, without hidden directories and environments."""
         found: dict[str, tuple[int, int]] = {}
         for folder, folders, files in os.walk(self._root or "/nowhere"):
-            folders[:] = [
-                name
-                for name in folders
-                if not name.startswith(".") and name not in _NOT_CODE and not Path(folder, name, "pyvenv.cfg").exists()
-            ]
+            code = (name for name in folders if not name.startswith(".") and name not in _NOT_CODE)
+            folders[:] = [name for name in code if not Path(folder, name, "pyvenv.cfg").exists()]
             for name in files:
                 if name.endswith(".py"):
                     with suppress(OSError):

@@ -77,13 +77,10 @@ select jsonb_build_object(
 def _show_installed(db: Db, as_json: bool) -> None:
     found = schema.info(db.conn)
     values: dict[str, object] = {
-        "schema_version": found.version or None,
-        "expected_version": found.expected,
-        "routines_current": found.routines_current,
-        "server_version": found.server,
-        "database": db.conn.info.dbname,
+        "schema_version": found.version or None, "expected_version": found.expected,
+        "routines_current": found.routines_current, "server_version": found.server, "database": db.conn.info.dbname,
         "node": found.node if found.version else None,
-    }
+    }  # fmt: skip
     if found.version:
         values |= json.loads(next(iter(db.texts(_INSTALLED)), "{}"))
     if as_json:
@@ -103,7 +100,6 @@ def _verdict(found: schema.SchemaInfo) -> str:
     if found.version == 0:
         return "not installed: run `tallybook migrate`"
     if found.version > found.expected:
-        return "newer than this program: " + (
-            "they work together" if found.works else "update the package tallybook here"
-        )
+        then = "they work together" if found.works else "update the package tallybook here"
+        return f"newer than this program: {then}"
     return "up to date" if found.current else "behind this program: run `tallybook migrate`"

@@ -65,7 +65,7 @@ def enqueue(db: Db, queue: str, task: str, args: str, unique: str | None, as_jso
     text = args_text(args, task)
     job = db.run(calls.enqueue(JobCall(task, text, unique, options)))
     if as_json:
-        print_json(json.dumps({"id": job.id, "created": job.created}))
+        print_json({"id": job.id, "created": job.created})
     elif job.created:
         click.echo(f"job {job.id} is in queue {clean(queue)!r}")
     else:
@@ -111,12 +111,11 @@ def _no_number(word: str) -> float:
 
 
 def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twin = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{twin!r} is a duplicate key")
-    return found
+    names = [name for name, _ in pairs]
+    for name in names if len(set(names)) < len(names) else ():
+        if names.count(name) > 1:
+            raise ValueError(f"{name!r} is a duplicate key")
+    return dict(pairs)
 
 
 def _bad_json(text: str, error: json.JSONDecodeError) -> Problem:
@@ -126,13 +125,9 @@ def _bad_json(text: str, error: json.JSONDecodeError) -> Problem:
     around = clean(line[start : error.colno - 1]) + " >>> " + clean(line[error.colno - 1 : error.colno + 20])
     where = f"line {error.lineno}, column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
     shown = f": {around.strip()}" if line else ""
-    hint = (
-        "JSON has double quotes, so put single ones around it for the shell"
-        if "double quotes" in error.msg
-        else _EXAMPLE
-    )
-    reason = error.msg[:1].lower() + error.msg[1:]
-    return _wrong(f"ARGS_JSON is not JSON: {reason} at {where}{shown}", hint)
+    quotes = "JSON has double quotes, so put single ones around it for the shell"
+    hint = quotes if "double quotes" in error.msg else _EXAMPLE
+    return _wrong(f"ARGS_JSON is not JSON: {error.msg[:1].lower()}{error.msg[1:]} at {where}{shown}", hint)
 
 
 def note_unserved(db: Db, queue: str, task: str) -> None:

@@ -20,6 +20,9 @@ from tallybook.errors import ConfigError, PayloadError, QueueUnavailable, Schema
 _USAGE, _OTHER, _INTERRUPTED = 2, 1, 130
 
 
+APP_FORM = "Write -A module:app, as in -A shop.jobs:app for `app = App(...)` in shop/jobs.py"
+
+
 class Problem(click.ClickException):
     """A user error: a line, a hint and an exit code."""
 
@@ -61,7 +64,7 @@ def problem(error: BaseException) -> Problem | None:
         where = error.ctx.command_path if error.ctx else "tallybook"
         hint = near(error) or f"See `{where} --help`"
         if isinstance(error, click.MissingParameter) and error.param and error.param.name == "target":
-            hint = "Write -A module:app, as in -A shop.jobs:app for `app = App(...)` in shop/jobs.py"
+            hint = APP_FORM
         # Click's own suggestion of an option is left out: the hint has ours.
         text = error.message if isinstance(error, click.NoSuchOption) else error.format_message()
         return Problem(text.removesuffix("."), hint=hint, exit_code=_USAGE)

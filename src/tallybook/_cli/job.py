@@ -24,7 +24,7 @@ from tallybook._cli.errors import problem, say
 from tallybook._cli.job_list import list_
 from tallybook._cli.over_nodes import each
 from tallybook._cli.text import clean, local, short
-from tallybook._cli.why import trace, why
+from tallybook._cli.why import said_of, trace, why
 from tallybook._db import calls, filters
 from tallybook._db.driver import Rollback
 from tallybook._db.node_source import unknown
@@ -53,13 +53,6 @@ def job() -> None:
 job.add_command(list_)
 job.add_command(why)
 job.add_command(trace)
-
-
-def said_of(error: object) -> str:
-    """Format an error as one line."""
-    if not isinstance(error, dict):
-        return str(error)
-    return ": ".join(str(error[key]) for key in ("type", "message") if error.get(key))
 
 
 _ATTEMPTS: Columns = {
@@ -106,9 +99,8 @@ def _print_error(error: object) -> None:
         click.echo(f"\nerror: {clean(error)}")
         return
     at = local(str(error.get("at") or error.get("timestamp") or ""))
-    click.echo(
-        f"\nattempt {clean(error.get('attempt'))} {at} {clean(error.get('type'))}: {clean(error.get('message'))}"
-    )
+    attempt, kind, message = (clean(error.get(name)) for name in ("attempt", "type", "message"))
+    click.echo(f"\nattempt {attempt} {at} {kind}: {message}")
     for line in str(error.get("traceback") or error.get("trace") or "").splitlines():
         click.echo("  " + line[: len(line) - len(line.lstrip(" "))] + clean(line.strip()))
 
@@ -134,7 +126,14 @@ def cancel(db: Db, job_ids: Sequence[int], reason: str | None, yes: bool, as_jso
     if filtered:
         each(db, lambda one: _cancel_many(one, reason, yes, as_json, dict(which)), as_json=as_json)
     else:
-        _each(db, job_ids, lambda one: db.of(one).run(calls.cancel(one, reason)), as_json, "state", _cancelled)
+        _each(
+            db,
+            job_ids,
+            lambda one: db.of(one).run(calls.cancel(one, reason)),
+            as_json,
+            "state",
+            lambda state: _CANCELLED.get(state, state),
+        )
 
 
 def _cancel_many(db: Db, reason: str | None, yes: bool, as_json: bool, which: dict[str, Any]) -> None:
@@ -177,10 +176,6 @@ _CANCELLED = {
 }
 
 
-def _cancelled(state: object) -> str:
-    return _CANCELLED.get(str(state), str(state))
-
-
 @command(of=job, json=True, nodes=True)
 @click.argument("job_ids", metavar="ID...", type=int, nargs=-1, required=True)
 def retry(db: Db, job_ids: Sequence[int], as_json: bool) -> None:
@@ -195,7 +190,7 @@ def _each(
     verb: Callable[[int], object],
     as_json: bool,
     key: str,
-    told: Callable[[object], str],
+    told: Callable[[Any], str],
 ) -> None:
     """Call `verb` for each job; print a failure and continue with the others. Exit code 1 if any failed."""
     _ = db.nodes or db.conn  # a problem of the database is not an error of one job

@@ -13,21 +13,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from tallybook._cli.errors import Problem
+from tallybook._cli.errors import APP_FORM, Problem
 from tallybook.errors import TallybookError
 
 if TYPE_CHECKING:
     from tallybook._app import App
 
 F = TypeVar("F", bound=Callable[..., Any])
-_FORM = "Write -A module:app, as in -A shop.jobs:app for `app = App(...)` in shop/jobs.py"
 
 
 def app_option(command: F) -> F:
     text = "The App, as module:app. [TALLYBOOK_APP]"
-    return click.option(
-        "-A", "--app", "target", metavar="MODULE:APP", envvar="TALLYBOOK_APP", required=True, help=text
-    )(command)
+    names = ("-A", "--app", "target")
+    return click.option(*names, metavar="MODULE:APP", envvar="TALLYBOOK_APP", required=True, help=text)(command)
 
 
 def _split(target: str) -> tuple[str, str]:
@@ -36,7 +34,7 @@ def _split(target: str) -> tuple[str, str]:
         dotted = module.removesuffix(".py").removeprefix("./").strip("/").replace("/", ".")
         raise _wrong(f"{target!r} is a file, not a module", hint=f"Write -A {dotted}:{name or 'app'}")
     if not module or not all(part.isidentifier() for part in module.split(".")):
-        raise _wrong(f"{target!r} is not of the form module:app", hint=_FORM)
+        raise _wrong(f"{target!r} is not of the form module:app", hint=APP_FORM)
     return module, name
 
 
@@ -69,8 +67,7 @@ def load_app(target: str) -> App:
     module = _import(module_name)
     apps = {key: value for key, value in vars(module).items() if isinstance(value, App)}
     if not name:
-        distinct = {id(app): key for key, app in apps.items()}
-        if len(distinct) == 1:
+        if len({id(app) for app in apps.values()}) == 1:
             return next(iter(apps.values()))
         raise _which(module_name, apps)
     found: Any = module
@@ -82,21 +79,18 @@ def load_app(target: str) -> App:
             hint = f"Did you mean {module_name}:{near[0]}?" if near else f"Define `{name} = App(...)` there"
             raise _wrong(f"module {module_name!r} ({_file(module)}) has no {name!r}", hint=hint) from None
     if not isinstance(found, App):
-        hint = f"Did you mean {module_name}:{next(iter(apps))}?" if apps else _FORM
-        kind = f"the {type(found).__name__} {found.__name__!r}" if hasattr(found, "__name__") else _of_type(found)
-        raise _wrong(f"{target} is not an App but {kind}", hint=hint)
+        hint = f"Did you mean {module_name}:{next(iter(apps))}?" if apps else APP_FORM
+        of = type(found)
+        what = f"of type {f'{of.__module__}.{of.__qualname__}'.removeprefix('builtins.')}"
+        if hasattr(found, "__name__"):
+            what = f"the {of.__name__} {found.__name__!r}"
+        raise _wrong(f"{target} is not an App but {what}", hint=hint)
     return found
-
-
-def _of_type(found: object) -> str:
-    kind = type(found)
-    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return f"of type {name}"
 
 
 def _which(module_name: str, apps: dict[str, App]) -> Problem:
     if not apps:
-        return _wrong(f"there is no App in module {module_name!r}", hint=_FORM)
+        return _wrong(f"there is no App in module {module_name!r}", hint=APP_FORM)
     listed = ", ".join(f"{module_name}:{key}" for key in sorted(apps))
     return _wrong(f"there are {len(apps)} Apps in module {module_name!r}", hint=f"Pass one of: {listed}")
 
@@ -145,11 +139,9 @@ def _broken(name: str, error: BaseException) -> Problem:
 
 def _place(error: BaseException) -> str:
     """Return file and line of the innermost frame of the user's code, else of the innermost frame."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith("<frozen") and frame.filename != __file__ and "importlib" not in frame.filename
-    ]
+    skipped = ("<frozen", __file__)
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(skipped)]
+    frames = [frame for frame in frames if "importlib" not in frame.filename]
     own = [frame for frame in frames if "site-packages" not in frame.filename and "/tallybook/_" not in frame.filename]
     last = (own or frames)[-1:]
     return f" ({last[0].filename}:{last[0].lineno})" if last else ""

@@ -36,9 +36,8 @@ def mcp(dsn: str | None, allow: tuple[str, ...], by: str | None, lifetime: timed
     try:
         from tallybook.extra.mcp.server import Tools
     except ImportError as error:
-        raise Problem(
-            f"the MCP server needs more packages: {error}", hint="pip install 'tallybook[mcp]'", exit_code=2
-        ) from error
+        hint = "pip install 'tallybook[mcp]'"
+        raise Problem(f"the MCP server needs more packages: {error}", hint=hint, exit_code=2) from error
     tools = Tools(App("tallybook", dsn=conninfo(dsn)), by=by or me(), allow=allow, lifetime=lifetime)
     with connect(dsn):
         pass  # a wrong DSN, or a database without the schema, is named here

@@ -105,14 +105,10 @@ def set_(db: Db, name: str, kind: str | None, settings: str | None, active: bool
     return f"provider {clean(name)!r} is {db.run(calls.set_(name, kind, known, active))}"
 
 
-def _state(one: Listed) -> str:
-    return "active" if one.active else "inactive"
-
-
 _COLUMNS: Columns = {
     "provider": "name",
     "kind": "kind",
-    "state": _state,
+    "state": lambda one: "active" if one.active else "inactive",
     "secrets": lambda one: ", ".join(found.field for found in one.fields if found.slot == "current"),
     "keys": lambda one: ", ".join(sorted({found.key_id for found in one.fields})),
     "routes": "routes",
@@ -141,7 +137,7 @@ def show(db: Db, name: str, as_json: bool) -> None:
         [
             ("provider", one.name),
             ("kind", one.kind),
-            ("state", _state(one)),
+            ("state", "active" if one.active else "inactive"),
             ("settings", json.dumps(one.settings, ensure_ascii=False)),
             ("changed", local(one.changed_at)),
             ("routes", ", ".join(f"{found.data_type} {found.symbol or '(all)'}" for found in routes)),
@@ -243,8 +239,7 @@ def drop(db: Db, name: str, yes: bool) -> str | None:
 
 
 def _one(db: Db, name: str) -> Listed:
-    found = db.run(calls.listed(name))
-    if not found:
+    if not (found := db.run(calls.listed(name))):
         known = db.run(calls.names)
         raise UnknownProvider(name, known)
     return found[0]

@@ -31,13 +31,8 @@ select json_build_object(
  order by n.name"""
 
 
-_app_option = click.option(
-    "-A",
-    "--app",
-    "target",
-    metavar="MODULE:APP",
-    help="Show the tasks in the code of this App instead of the recorded ones.",
-)
+_SAYS = "Show the tasks in the code of this App instead of the recorded ones."
+_app_option = click.option("-A", "--app", "target", metavar="MODULE:APP", help=_SAYS)
 
 
 @click.group()
@@ -98,12 +93,8 @@ def list_(db: Db, target: str | None) -> list[dict[str, Any]]:
 def _signature(args: Any) -> str:
     if not isinstance(args, list):
         return "..."
-    return ", ".join(
-        arg["name"]
-        + (f": {arg['type']}" if "type" in arg else "")
-        + (f" = {arg['default']}" if "default" in arg else "")
-        for arg in args
-    )
+    marks = {"name": "", "type": ": ", "default": " = "}
+    return ", ".join("".join(f"{mark}{arg[of]}" for of, mark in marks.items() if of in arg) for arg in args)
 
 
 def _retry(said: dict[str, Any]) -> str:
@@ -133,10 +124,9 @@ def show(db: Db, name: str, target: str | None, as_json: bool) -> None:
     # An alias leads to its task, even if older releases have registered the old name.
     by_name = {one["name"]: one for one in found} | {alias: one for one in found for alias in one["aliases"] or ()}
     if name not in by_name:
-        near = get_close_matches(name, by_name, 1)
-        hint = None if near else "`tallybook task list` shows the registered ones"
         error = UnknownTask(name, by_name)
-        error.hint = hint or error.hint
+        if not get_close_matches(name, by_name, 1):
+            error.hint = "`tallybook task list` shows the registered ones"
         raise error
     one = by_name[name]
     if as_json:

@@ -48,11 +48,9 @@ def columns(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the lines of a plain table: columns two spaces apart, numbers right-aligned, no padding at the end."""
     widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
     numeric = [bool(rows) and all(row[at].lstrip("-").isdigit() for row in rows) for at in range(len(titles))]
-    lines = []
-    for row in (titles, *rows):
-        cells = [
-            cell.rjust(width) if number else cell.ljust(width)
-            for cell, width, number in zip(row, widths, numeric, strict=True)
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return lines
+
+    def line(row: Sequence[str]) -> str:
+        cells = zip(row, widths, numeric, strict=True)
+        return "  ".join(cell.rjust(width) if number else cell.ljust(width) for cell, width, number in cells).rstrip()
+
+    return [line(row) for row in (titles, *rows)]

@@ -73,8 +73,8 @@ def _head(reading: Reading, rates: Rates, width: int, trouble: str | None) -> li
     if trouble:
         lines.append(_fit(clean(trouble), width, "bold red"))
     if reading.horizon:
-        since = instant(reading.horizon["since"])
-        held = "" if since is None else f" for {_age(reading.now, since)}"
+        since = _age(reading.now, reading.horizon["since"])
+        held = f" for {since}" if since else ""
         lines.append(_fit(f"horizon pinned{held} by {clean(reading.horizon['who'])}: see doctor", width, "yellow"))
     return lines
 
@@ -82,25 +82,16 @@ def _head(reading: Reading, rates: Rates, width: int, trouble: str | None) -> li
 def _queues(reading: Reading, rates: Rates) -> _Part:
     def busy(name: str) -> tuple[float, ...]:
         one = reading.queues[name]
-        return (
-            -rates.of_queues.get(name, 0.0),
-            -one["running"],
-            -one["available"],
-            -sum(one[state] for state in _STATES),
-        )
+        total = sum(one[state] for state in _STATES)
+        return (-rates.of_queues.get(name, 0.0), -one["running"], -one["available"], -total)
 
     rows = []
     for name in sorted(reading.queues, key=lambda name: (*busy(name), name)):
         one = reading.queues[name]
-        oldest = instant(one["oldest"])
         done = _rate(rates.of_queues.get(name)) if rates.completed is not None else "-"
-        cells = [
-            clean(name),
-            *(_number(one[state]) for state in _STATES),
-            done,
-            "" if oldest is None else _age(reading.now, oldest),
-        ]
-        rows.append(([*cells, "paused" if one["paused_at"] else ""], "yellow" if one["paused_at"] else ""))
+        counts = [_number(one[state]) for state in _STATES]
+        paused, style = ("paused", "yellow") if one["paused_at"] else ("", "")
+        rows.append(([clean(name), *counts, done, _age(reading.now, one["oldest"]), paused], style))
     titles = ("avail", "run", "sched", "retry", "wait", "dead", "done/s", "oldest")
     columns = [_Column("QUEUE", 1), *(_Column(title, right=True) for title in titles), _Column("")]
     return _Part(columns, rows, "queues", "no queues yet")
@@ -110,36 +101,19 @@ def _workers(reading: Reading) -> _Part:
     rows = []
     of = reading.runs.of_workers
     for one in sorted(reading.workers, key=lambda one: (-of.get(one["id"], 0), one["id"])):
-        seen = instant(one["seen_at"])
-        cells = [
-            clean(one["name"]),
-            _number(of.get(one["id"], 0)),
-            clean(", ".join(one["queues"])),
-            _lag(one["lag"]),
-            _bytes(one["memory"]),
-            "" if seen is None else _age(reading.now, seen),
-        ]
+        cells = [clean(one["name"]), _number(of.get(one["id"], 0)), clean(", ".join(one["queues"])), _lag(one["lag"])]
+        cells += [_bytes(one["memory"]), _age(reading.now, one["seen_at"])]
         rows.append((cells, "red" if one["silent"] else ""))
-    columns = [
-        _Column("WORKER", 2),
-        _Column("run", right=True),
-        _Column("queues", 3),
-        *(_Column(title, right=True) for title in ("lag", "memory", "seen")),
-    ]
+    columns = [_Column("WORKER", 2), _Column("run", right=True), _Column("queues", 3)]
+    columns += [_Column(title, right=True) for title in ("lag", "memory", "seen")]
     return _Part(columns, rows, "workers", "no live worker: start one with `tallybook worker`")
 
 
 def _longest(reading: Reading) -> _Part:
-    rows = []
-    for one in reading.runs.longest:
-        since = instant(one["started_at"])
-        cells = [
-            str(one["job_id"]),
-            clean(one["task"]),
-            clean(one["worker"]),
-            "" if since is None else _age(reading.now, since),
-        ]
-        rows.append((cells, ""))
+    rows = [
+        ([str(one["job_id"]), clean(one["task"]), clean(one["worker"]), _age(reading.now, one["started_at"])], "")
+        for one in reading.runs.longest
+    ]
     columns = [_Column("RUNNING", right=True), _Column("task", 3), _Column("worker", 2), _Column("for", right=True)]
     return _Part(columns, rows, "running jobs", "nothing runs", max(0, reading.runs.jobs - len(rows)))
 
@@ -147,9 +121,8 @@ def _longest(reading: Reading) -> _Part:
 def _failures(reading: Reading) -> _Part:
     rows = []
     for one in reading.failures:
-        ended = instant(one["ended_at"])
         said = ": ".join(clean(part) for part in (one["type"], one["message"]) if part) or clean(one["state"])
-        cells = [str(one["job_id"]), clean(one["task"]), said, "" if ended is None else _age(reading.now, ended)]
+        cells = [str(one["job_id"]), clean(one["task"]), said, _age(reading.now, one["ended_at"])]
         rows.append((cells, "red" if one["state"] == "dead" else ""))
     columns = [_Column("FAILED", right=True), _Column("task", 2), _Column("error", 5), _Column("ago", right=True)]
     return _Part(columns, rows, "failures", "no failures")
@@ -171,11 +144,8 @@ def _table(part: _Part, width: int, room: int) -> list[Text]:
 
 def _widths(columns: Sequence[_Column], rows: Sequence[Sequence[str]], width: int) -> list[int]:
     content = [max(cell_len(row[at]) for row in rows) for at in range(len(columns))]
-    left = (
-        width
-        - _GAP * (len(columns) - 1)
-        - sum(size for size, column in zip(content, columns, strict=True) if not column.share)
-    )
+    fixed = sum(size for size, column in zip(content, columns, strict=True) if not column.share)
+    left = width - _GAP * (len(columns) - 1) - fixed
     shares = sum(column.share for column in columns)
     widths = []
     for size, column in zip(content, columns, strict=True):
@@ -234,7 +204,10 @@ def _bytes(value: int | None) -> str:
     return f"{value / 2**20:.0f} MiB" if value < 2**30 else f"{value / 2**30:.1f} GiB"
 
 
-def _age(now: datetime, then: datetime) -> str:
+def _age(now: datetime, text: str | None) -> str:
+    """Return the time since an instant of the server's JSON."""
+    if (then := instant(text)) is None:
+        return ""
     seconds = max(0.0, (now - then).total_seconds())
     for limit, divisor, unit in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
         if seconds < limit:

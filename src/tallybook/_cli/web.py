@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -19,9 +19,6 @@ from tallybook._cli.over_nodes import nodes_option
 from tallybook._cli.secret_input import one_secret
 from tallybook._db.nodes import nodes, numbered
 from tallybook.errors import ConfigError
-
-if TYPE_CHECKING:
-    from tallybook._app import App
 
 _INSTALL = "pip install 'tallybook[web]'"
 
@@ -71,6 +68,7 @@ def web(
     try:
         import uvicorn
 
+        from tallybook._app import App
         from tallybook.extra.dashboard.access import is_loopback
         from tallybook.extra.operator.serve import beside
         from tallybook.web import dashboard, operator_api
@@ -78,12 +76,10 @@ def web(
         raise Problem(f"the dashboard needs more packages: {error}", hint=_INSTALL, exit_code=2) from error
     if operate and (users or read_only):
         raise click.UsageError("--operate is for a dashboard without --users and without --read-only")
-    if (
-        users is None and api_keys is None and not is_loopback(host)
-    ):  # without users it shows pages to this machine only
+    if users is None and api_keys is None and not is_loopback(host):  # it shows pages to this machine only
         hint = "Pass --users FILE; `tallybook web user NAME` prints its lines"
         raise ConfigError("host", host, "other machines could reach it without a login", hint=hint)
-    app = _app(target)
+    app = load_app(target) if target else App("tallybook")
     site = dashboard(
         app,
         users=users,
@@ -94,11 +90,9 @@ def web(
         nodes=nodes_,
         read_dsn=read_dsn,
     )
-    served: Any = (
-        site
-        if api_keys is None
-        else beside(site, operator_api(app, keys=api_keys, dsn=dsn, read_only=read_only, nodes=nodes_))
-    )
+    served: Any = site
+    if api_keys is not None:
+        served = beside(site, operator_api(app, keys=api_keys, dsn=dsn, read_only=read_only, nodes=nodes_))
     if nodes_ is None:
         with connect(site.nodes.first.conninfo):
             pass  # a wrong DSN, or a database without the schema, is reported here
@@ -141,12 +135,6 @@ def _server(kind: type[Any], config: Any, host: str) -> Any:
                 click.echo(f"the dashboard is at http://{shown}:{one.getsockname()[1]}/  (Ctrl-C ends it)")
 
     return Server(config)
-
-
-def _app(target: str | None) -> App:
-    from tallybook._app import App
-
-    return load_app(target) if target else App("tallybook")
 
 
 @web.command()

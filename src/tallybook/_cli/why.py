@@ -44,6 +44,13 @@ def link_option(says: str) -> Callable[[F], F]:
     return click.option("--link", "links", metavar="KIND=KEY", multiple=True, callback=_read_links, help=says)
 
 
+def said_of(error: object) -> str:
+    """Format an error as one line."""
+    if not isinstance(error, dict):
+        return str(error)
+    return ": ".join(str(error[key]) for key in ("type", "message") if error.get(key))
+
+
 @command(json=True, nodes=True, reads=True)
 @click.argument("job_id", metavar="ID", type=int)
 def why(db: Db, job_id: int, as_json: bool) -> None:
@@ -62,7 +69,7 @@ def why(db: Db, job_id: int, as_json: bool) -> None:
 
 def _note(one: TraceEvent) -> str:
     if one.error:
-        text = ": ".join(str(one.error[key]) for key in ("type", "message") if one.error.get(key))
+        text = said_of(one.error)
     elif one.event == "scheduled" and one.details:
         text = f"for {local(str(one.details['run_at']))}"
     else:

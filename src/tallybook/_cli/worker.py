@@ -70,12 +70,9 @@ def worker(
     no_notify: bool,
     no_maintenance: bool,
     direct_dsn: str | None,
-    metrics_port: int | None,
-    metrics_host: str | None,
-    children: int | None,
     log_format: str,
     log_level: str,
-    **durations: timedelta | None,
+    **more: Any,
 ) -> None:
     """Run jobs until stopped.
 
@@ -84,25 +81,25 @@ def worker(
     Exit code 0 after a stop, 2 for a wrong option or setting, 3 if a restart is needed because too many handlers did
     not end after their deadline, 1 for all other errors.
     """
-    patience = (durations["stop_timeout"] or WorkerSettings.stop_timeout) + _AFTER_STOP
+    patience = (more["stop_timeout"] or WorkerSettings.stop_timeout) + _AFTER_STOP
     supervisor.watch_parent(patience)
     inherited = os.environ.pop(supervisor.DSN_OF_PARENT, None)
     dsn = dsn or inherited
     logs.setup(log_format, log_level)
-    given: dict[str, Any] = {"name": name, "queues": parse_queues(queues), "notify": not no_notify, **durations}
-    given["children"] = children
+    given: dict[str, Any] = {"name": name, "queues": parse_queues(queues), **more}
+    given |= {"notify": not no_notify, "maintenance": not no_maintenance}
     given["direct_dsn"] = conninfo(direct_dsn) if direct_dsn else None
-    given |= {"metrics_port": metrics_port, "metrics_host": metrics_host, "maintenance": not no_maintenance}
     settings = WorkerSettings(**{option: value for option, value in given.items() if value is not None})
+    metrics_port: int | None = more["metrics_port"]
     if dsn:
         conninfo(dsn)  # an error here, not N times below
     if metrics_port and metrics_port + processes - 1 > 65_535:
         raise ConfigError("metrics_port", metrics_port, f"leaves no port for each of {processes} processes")
     if processes > 1:
-        life = supervisor.supervise(
-            _child_args(processes), name, processes, patience=patience, metrics_port=metrics_port
+        words = _child_args()
+        sys.exit(
+            asyncio.run(supervisor.supervise(words, name, processes, patience=patience, metrics_port=metrics_port))
         )
-        sys.exit(asyncio.run(life))
     app = load_app(target)
     _check(app)
     if dsn:
@@ -112,7 +109,7 @@ def worker(
     sys.exit(asyncio.run(_run(app, app.conninfo(), settings, nodes)))
 
 
-def _child_args(processes: int) -> list[str]:
+def _child_args() -> list[str]:
     """Return this command line's arguments without --processes, --name and --metrics-port, which differ per child."""
     context = click.get_current_context()
     words: list[str] = []
@@ -120,13 +117,10 @@ def _child_args(processes: int) -> list[str]:
         value = context.params.get(param.name or "")
         if param.name in ("processes", "name", "metrics_port") or value in (None, False, ()):
             continue
-        flag = param.opts[-1]
-        words += [flag] if value is True else [flag, _word(value)]
+        words.append(param.opts[-1])
+        if value is not True:
+            words.append(format_duration(value) if isinstance(value, timedelta) else str(value))
     return words
-
-
-def _word(value: object) -> str:
-    return format_duration(value) if isinstance(value, timedelta) else str(value)
 
 
 def _check(app: App) -> None:

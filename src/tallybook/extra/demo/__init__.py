@@ -20,9 +20,7 @@ __all__ = ["run"]
 
 
 class _Interrupted(BaseException):
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
+    """A signal; its number is the argument."""
 
 
 def run(input: Path | None = None, *, plain: bool | None = None) -> int:  # noqa: A002 - it is the option's name
@@ -36,16 +34,16 @@ def run(input: Path | None = None, *, plain: bool | None = None) -> int:  # noqa
     from tallybook.errors import TallybookError
     from tallybook.extra.demo import rows
 
-    given = input or (Path(os.environ["DEMO_INPUT"]) if os.environ.get("DEMO_INPUT") else None)
     try:
-        taken = rows.read(given or rows.SHIPPED)
+        taken = rows.read(Path(input or os.environ.get("DEMO_INPUT") or rows.SHIPPED))
     except rows.InputError as error:
         return _fail(2, str(error))
     try:
         with _interruptible():
             return _play(taken, plain)
     except _Interrupted as stopped:
-        return _fail(128 + stopped.number, f"stopped by {signal.Signals(stopped.number).name}; everything was removed")
+        number = stopped.args[0]
+        return _fail(128 + number, f"stopped by {signal.Signals(number).name}; everything was removed")
     except BrokenPipeError:  # the reader has stopped, as in `make demo | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -62,11 +60,10 @@ def _play(taken: list[dict[str, str]], plain: bool | None) -> int:
             display.event(f"using the first {rows.MOST} rows, so that the demo ends within a minute")
         outcome = stage.play(taken, display)
     print("\n".join(stage.summary(outcome)))
-    problems = outcome.figures.problems
-    for problem in problems:
+    for problem in outcome.figures.problems:
         print(f"demo: error: {problem}", file=sys.stderr)
     print(outcome.figures.line, flush=True)
-    return 1 if problems else 0
+    return 1 if outcome.figures.problems else 0
 
 
 def _fail(status: int, text: str) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tallybook._db.driver import connect
 from tallybook.extra.demo.app import save
@@ -21,9 +21,8 @@ class Arrivals:
 
     def __init__(self, dsn: str, rows: Sequence[Row], *, seconds: float) -> None:
         self._dsn = dsn
-        self._rows = rows
         self._every = seconds / len(rows)
-        self._next = iter(range(len(rows)))
+        self._next: Iterator[tuple[int, Row | None]] = enumerate(rows)
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(_THREADS)]
@@ -68,10 +67,6 @@ class Arrivals:
 
     def _wait_for_one(self) -> Row | None:
         with self._lock:
-            at = next(self._next, None)
-        if at is None:
-            return None
+            at, row = next(self._next, (0, None))
         due = self._started + at * self._every
-        if self._stop.wait(max(0.0, due - time.monotonic())):
-            return None
-        return self._rows[at]
+        return None if row is None or self._stop.wait(max(0.0, due - time.monotonic())) else row

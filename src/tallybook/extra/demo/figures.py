@@ -54,7 +54,7 @@ class Figures:
         return (
             f"demo: {self.submissions} submissions, {self.delivered} delivered, {self.lost} lost,"
             f" {self.retries} retries, {self.duplicates} duplicate deliveries, rate {self.rate:.0f}/s,"
-            f" pickup p50 {_ms(percentile(self.pickup, 0.5))} ms p99 {_ms(percentile(self.pickup, 0.99))} ms"
+            f" pickup p50 {percentile(self.pickup, 0.5) * 1000:.1f} ms p99 {percentile(self.pickup, 0.99) * 1000:.1f} ms"
         )
 
 
@@ -85,7 +85,3 @@ def measure(conn: Connection, notes: Sequence[Note]) -> Figures:
 def percentile(ordered: Sequence[float], share: float) -> float:
     """Return the smallest value that this share of all values does not exceed; 0 if there are none."""
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1000:.1f}"

@@ -63,14 +63,8 @@ class Webhook(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def _note(self, key: str, attempt: int, status: int, body: bytes) -> None:
-        note = {
-            "at": time.time(),
-            "key": key,
-            "attempt": attempt,
-            "status": status,
-            "started_at": float(self.headers.get("Started-At") or 0),
-            "sha256": hashlib.sha256(body).hexdigest(),
-        }
+        note = {"at": time.time(), "key": key, "attempt": attempt, "status": status}
+        note |= {"started_at": float(self.headers.get("Started-At") or 0), "sha256": hashlib.sha256(body).hexdigest()}
         # One write of less than a pipe's atomic size: lines of several threads do not mix.
         os.write(sys.stdout.fileno(), json.dumps(note).encode() + b"\n")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,7 +26,7 @@ def read(path: Path) -> list[Row]:
     """Return the first MOST rows of the file. Raises InputError."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = list(_rows(path, file))
+            rows = list(islice(_rows(path, file), MOST))
     except UnicodeDecodeError:
         _not_utf8(path)
     except FileNotFoundError:
@@ -47,16 +48,11 @@ def _rows(path: Path, file: Iterator[str]) -> Iterator[Row]:
     header = _header(path, first, delimiter)
     lines = csv.reader(file, delimiter=delimiter, strict=True)
     line = 2
-    count = 0
     try:
         for cells in lines:
             at, line = line, lines.line_num + 2
-            if not cells:
-                continue
-            yield _row(path, at, header, cells)
-            count += 1
-            if count == MOST:
-                return
+            if cells:
+                yield _row(path, at, header, cells)
     except csv.Error as error:
         raise InputError(f"{path}, line {line}: not CSV: {error}") from None
 
@@ -80,10 +76,8 @@ def _header(path: Path, line: str, delimiter: str) -> list[str]:
 
 def _row(path: Path, line: int, header: list[str], cells: list[str]) -> Row:
     if len(cells) > len(header):
-        raise InputError(
-            f"{path}, line {line}: {len(cells)} columns, the header names {len(header)}",
-            hint='Put a value that contains a comma in quotes: "a, b"',
-        )
+        hint = 'Put a value that contains a comma in quotes: "a, b"'
+        raise InputError(f"{path}, line {line}: {len(cells)} columns, the header names {len(header)}", hint=hint)
     row = dict(zip(header, cells, strict=False))
     for name, value in row.items():
         if "\0" in value:

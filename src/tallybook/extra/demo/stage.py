@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -44,10 +44,6 @@ QUERIES = (
     "select id, attempts, crashes, last_error from tallybook.job where attempts > 1 order by attempts desc, id limit 3",
 )
 """Queries for a newcomer to try, shown with the answers of this run."""
-
-
-class StageError(TallybookError):
-    """The demo cannot continue."""
 
 
 class Seen(NamedTuple):
@@ -102,10 +98,7 @@ def play(rows: Sequence[Row], display: Display) -> Outcome:
 
 class _Stage:
     def __init__(self, conn: Connection, dsn: str, rows: Sequence[Row], processes: Processes, display: Display) -> None:
-        self._conn = conn
-        self._dsn = dsn
-        self._processes = processes
-        self._display = display
+        self._conn, self._dsn, self._processes, self._display = conn, dsn, processes, display
         self._seconds = min(max(len(rows) / RATE, SHORTEST), LONGEST)
         # With few submissions, hardly any would be running when the worker is killed, so the receiver is slower.
         rate = len(rows) / self._seconds
@@ -129,12 +122,16 @@ class _Stage:
         self._display.event(f"a receiver listens on {self._log.url}; some requests fail on purpose, some are slow")
         for name in ("worker A", "worker B"):
             self._start_worker(name)
-        self._wait_for(lambda: self._conn.execute(_LIVE).fetchone() == (2,), "both workers are up", deadline)
+        while self._conn.execute(_LIVE).fetchone() != (2,):
+            self._processes.check()
+            if time.monotonic() > deadline:
+                raise TallybookError(f"not done within {_DEADLINE:.0f} s: both workers are up")
+            time.sleep(0.05)
         self._display.event("worker A and worker B are up")
         rate = self._board.planned / self._seconds
         self._display.event(f"{self._board.planned} form submissions arrive, {rate:.0f} per second")
         self.arrivals.start()
-        while not self._over():
+        while not (self.arrivals.over and not self._open and self._kill):
             if time.monotonic() > deadline:
                 self._display.event(f"giving up: not done after {_DEADLINE:.0f} s")
                 break
@@ -148,16 +145,6 @@ class _Stage:
         env = {"TALLYBOOK_DSN": self._dsn, "WEBHOOK_URL": self._log.url}
         self._workers[name] = self._processes.start(name, "worker", name, env=env)
         self._board.workers[name] = "starts"
-
-    def _wait_for(self, condition: Callable[[], bool], what: str, deadline: float) -> None:
-        while not condition():
-            self._processes.check()
-            if time.monotonic() > deadline:
-                raise StageError(f"not done within {_DEADLINE:.0f} s: {what}")
-            time.sleep(0.05)
-
-    def _over(self) -> bool:
-        return self.arrivals.over and not self._open and self._kill is not None
 
     def _tick(self) -> None:
         self._processes.check()
@@ -297,8 +284,6 @@ def summary(outcome: Outcome) -> list[str]:
 
 def _table(columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> list[str]:
     cells = [list(columns), *([("" if value is None else str(value))[:60] for value in row] for row in rows)]
-    widths = [max(len(line[at]) for line in cells) for at in range(len(columns))]
-    return [
-        "    " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in cells
-    ]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    padded = (map(str.ljust, line, widths) for line in cells)
+    return ["    " + "  ".join(line).rstrip() for line in padded]

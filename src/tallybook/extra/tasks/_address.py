@@ -17,20 +17,15 @@ Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
 _NAT64 = IPv6Network("64:ff9b::/96")
-_SPECIAL: tuple[
-    tuple[Network, str], ...
-] = (  # in addition to the ranges of `ipaddress`, which differ between releases of Python
-    (IPv4Network("100.64.0.0/10"), "shared"),
-    (IPv4Network("192.0.0.0/24"), "reserved"),
-    (IPv4Network("168.63.129.16/32"), "a cloud's metadata"),
-    (IPv4Network("192.88.99.0/24"), "6to4"),
-    (IPv6Network("64:ff9b:1::/48"), "local NAT64"),
-    (IPv6Network("2001::/23"), "reserved"),
-    (IPv6Network("3fff::/20"), "documentation"),
-    (IPv6Network("5f00::/16"), "not public"),
-    (IPv6Network("2002::/16"), "6to4"),
-    (IPv6Network("fec0::/10"), "site-local"),
-)
+_SPECIAL = {
+    ip_network(network): what
+    for network, what in (
+        ("100.64.0.0/10", "shared"), ("192.0.0.0/24", "reserved"), ("168.63.129.16/32", "a cloud's metadata"),
+        ("192.88.99.0/24", "6to4"), ("64:ff9b:1::/48", "local NAT64"), ("2001::/23", "reserved"),
+        ("3fff::/20", "documentation"), ("5f00::/16", "not public"), ("2002::/16", "6to4"), ("fec0::/10", "site-local"),
+    )
+}  # fmt: skip
+"""Ranges in addition to those of `ipaddress`, which differ between releases of Python."""
 
 
 def problem(address: Address) -> str | None:
@@ -41,7 +36,7 @@ def problem(address: Address) -> str | None:
         if (inner := _inner(address)) is not None:
             found = problem(inner)
             return None if found is None else f"{found}, as {inner} in IPv6"
-    for network, what in _SPECIAL:
+    for network, what in _SPECIAL.items():
         if address in network:
             return what
     for what in ("unspecified", "loopback", "link_local", "multicast", "reserved", "private"):

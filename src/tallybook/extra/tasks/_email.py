@@ -162,14 +162,12 @@ def _add_headers(who: str, message: EmailMessage, headers: dict[str, str]) -> No
 
 
 def _add_content(who: str, message: EmailMessage, text: str | None, html: str | None) -> None:
-    if text is None and html is None:
-        raise _wrong(who, "pass text or html")
     if text is not None:
         message.set_content(text)
-        if html is not None:
-            message.add_alternative(html, subtype="html")
-    else:
-        message.set_content(html, subtype="html")
+    elif html is None:
+        raise _wrong(who, "pass text or html")
+    if html is not None:
+        (message.set_content if text is None else message.add_alternative)(html, subtype="html")
 
 
 def _wrong(who: str, what: str) -> CallFailed:

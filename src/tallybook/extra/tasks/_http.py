@@ -67,11 +67,8 @@ async def http(
         raise call.refusal(answer)
     if answer.headers.get("content-encoding", "identity").lower() != "identity":
         raise CallFailed(f"{who}: the answer is compressed, which was not requested", provider=provider, no_retry=True)
-    return {"status": answer.status, "headers": _headers(call, answer), **content_of(call, answer)}
-
-
-def _headers(call: Call, answer: Answer) -> dict[str, str]:
-    return {name: call.mask.text(answer.headers[name]) for name in _KEPT if name in answer.headers}
+    kept = {name: call.mask.text(answer.headers[name]) for name in _KEPT if name in answer.headers}
+    return {"status": answer.status, "headers": kept, **content_of(call, answer)}
 
 
 def content_of(call: Call, answer: Answer) -> dict[str, Any]:

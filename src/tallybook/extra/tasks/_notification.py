@@ -47,10 +47,8 @@ async def notification(
             sms={"provider": "sms", "to": "+4930123", "text": "Your form has come in."},
         )
     """
-    wanted: dict[str, tuple[ContextTask[..., Any], dict[str, Any]]] = {}
-    for name, task, args in (("email", email_task, email), ("sms", sms_task, sms)):
-        if args is not None:
-            wanted[name] = (task, _checked(name, task, args))
+    given = (("email", email_task, email), ("sms", sms_task, sms))
+    wanted = {name: (task, _checked(name, task, args)) for name, task, args in given if args is not None}
     if not wanted:
         raise CallFailed("notification: pass email, sms or both", no_retry=True)
     kept: dict[str, Any] = (await ctx.get_checkpoint() if ctx.attempt > 1 else None) or {}
@@ -84,7 +82,6 @@ def _failure(failed: dict[str, Exception], sent: list[str]) -> CallFailed:
     """Return one error for the failed channels. It is final only if none of them can still succeed."""
     text = "; ".join([*(f"{name} is sent" for name in sent), *(f"{name}: {error}" for name, error in failed.items())])
     over = all(getattr(error, "no_retry", False) for error in failed.values())
-    headers = next(
-        (error.headers for error in failed.values() if isinstance(error, CallFailed) and error.headers), None
-    )
+    waits = (error.headers for error in failed.values() if isinstance(error, CallFailed))
+    headers = next(filter(None, waits), None)
     return CallFailed(f"notification: {text}", headers=headers, no_retry=over)

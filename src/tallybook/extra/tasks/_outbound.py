@@ -176,11 +176,9 @@ class Call:
         found = bytearray()
         async for chunk in chunks:
             found += chunk
+            if len(found) > most and not cut:
+                raise self._failed(f"the answer has more than {most} bytes", no_retry=True)
             if len(found) > most:
-                if not cut:
-                    raise CallFailed(
-                        f"{self.who}: the answer has more than {most} bytes", provider=self._name, no_retry=True
-                    )
                 break
         return bytes(found[:most])
 
@@ -189,12 +187,11 @@ class Call:
         said = " ".join(self.mask.text(answer.text()).split())[:_SHOWN]
         text = f"{self.who}: status {answer.status}" + (f": {said}" if said else "")
         waits = {name: answer.headers[name] for name in ("retry-after", "date") if name in answer.headers}
-        return CallFailed(
-            text, provider=self._name, status=answer.status, headers=waits, no_retry=is_final(answer.status), hint=hint
-        )
+        status, final = answer.status, is_final(answer.status)
+        return CallFailed(text, provider=self._name, status=status, headers=waits, no_retry=final, hint=hint)
 
-    def _failed(self, what: str) -> CallFailed:
-        return CallFailed(f"{self.who}: {what}", provider=self._name)
+    def _failed(self, what: str, *, no_retry: bool = False) -> CallFailed:
+        return CallFailed(f"{self.who}: {what}", provider=self._name, no_retry=no_retry)
 
     @property
     def _name(self) -> str | None:
@@ -220,9 +217,8 @@ def checked_url(url: str, *, allow_http: bool) -> str:
         raise ValueError("it must be a URL like https://example.com/path")
     if parts.username is not None or parts.password is not None:
         raise ValueError("store user and password as the provider's setting user and secret password")
-    if ":" not in host and not (
-        _HOST.fullmatch(host) and all(0 < len(one) < 64 for one in host.removesuffix(".").split("."))
-    ):
+    labels = host.removesuffix(".").split(".")
+    if ":" not in host and not (_HOST.fullmatch(host) and all(0 < len(one) < 64 for one in labels)):
         raise ValueError("its host is not a valid name")
     if parts.scheme == "http" and not allow_http:
         raise ValueError("a provider with secrets needs https, unless its setting allow_http is true")
@@ -233,10 +229,8 @@ def _joined(who: str, url: str, path: str | None, pairs: list[tuple[str, str]]) 
     """Append a path and a query to the URL. They cannot lead to another host or above its path."""
     parts = urlsplit(url)
     if path is not None:
-        segments = (
-            path.replace("\\", "/").lower().replace("%2e", ".").replace("%2f", "/").replace("%5c", "/").split("/")
-        )
-        if not path.startswith("/") or not path.isprintable() or "?" in path or "#" in path or ".." in segments:
+        plain = path.lower().replace("%2e", ".").replace("%2f", "/").replace("%5c", "/").replace("\\", "/")
+        if not path.startswith("/") or not path.isprintable() or "?" in path or "#" in path or ".." in plain.split("/"):
             hint = 'It begins with / and has no ".."; pass a query as query'
             raise CallFailed(f"{who}: the path is not valid", no_retry=True, hint=hint)
         parts = parts._replace(path=parts.path.rstrip("/") + quote(path, safe="/%:@!$&'()*+,;=~"))

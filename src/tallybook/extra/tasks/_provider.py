@@ -94,10 +94,10 @@ def text_setting(provider: Provider, name: str, default: str | None = None) -> s
     return found
 
 
-def seconds(provider: Provider | None, default: float) -> float:
+def seconds(provider: Provider, default: float) -> float:
     """Return the setting `timeout` in seconds: a number of seconds or a text like "20 s", at most five minutes."""
-    said = provider.settings.get("timeout") if provider is not None else None
-    if provider is None or said is None:
+    said = provider.settings.get("timeout")
+    if said is None:
         return default
     where = option(provider, "timeout")
     if isinstance(said, str):

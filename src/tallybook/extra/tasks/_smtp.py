@@ -49,19 +49,12 @@ class Server:
         if password is not None and tls == "none":
             hint = "Leave tls at starttls"
             raise ConfigError(option(provider, "tls"), tls, "the password would be sent in clear text", hint=hint)
-        return cls(
-            who,
-            provider.name,
-            text_setting(provider, "host"),
-            port,
-            tls,
-            None if password is None else text_setting(provider, "user"),
-            password,
-            text_setting(provider, "ca") if "ca" in provider.settings else None,
-            text_setting(provider, "helo", "localhost"),
-            seconds(provider, 30.0),
-            _mask(provider, password),
-        )
+        host, user = text_setting(provider, "host"), None if password is None else text_setting(provider, "user")
+        ca = text_setting(provider, "ca") if "ca" in provider.settings else None
+        helo, timeout = text_setting(provider, "helo", "localhost"), seconds(provider, 30.0)
+        # Servers quote the line of the login when they refuse it.
+        mask = Mask.of(provider, *([] if password is None else [f"\0{user}\0{password.reveal()}"]))
+        return cls(who, provider.name, host, port, tls, user, password, ca, helo, timeout, mask)
 
     async def send(self, message: EmailMessage, sender: str, recipients: list[str]) -> dict[str, tuple[int, str]]:
         """Send the message. Return the server's answer for each refused recipient, by address.
@@ -111,14 +104,6 @@ class Server:
     def _said(self, answer: Any) -> str:
         said = " ".join(self.mask.text(str(answer.message)).split())
         return f"{answer.code} {said[:300]}"
-
-
-def _mask(provider: Provider, password: Secret | None) -> Mask:
-    """Return a mask that also covers the line of the login, which servers quote when they refuse it."""
-    if password is None:
-        return Mask.of(provider)
-    user = text_setting(provider, "user")
-    return Mask.of(provider, f"\0{user}\0{password.reveal()}")
 
 
 @lru_cache(maxsize=32)

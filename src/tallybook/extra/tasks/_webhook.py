@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import hmac
 import re
 import secrets
@@ -73,15 +72,13 @@ async def webhook(
     call = Call.to_provider(who, found)
     if (secret := found.secrets.get("signing_secret")) is None:
         raise ConfigError(option(found, "signing_secret"), None, "this secret is missing", hint=_HINT)
-    timestamp = int(time.time())
-    where = option(found, "signing_secret")
+    at = str(int(time.time()))
+    signature = _signatures(secret, (message_id, at), content, option(found, "signing_secret"))
     signed = {
         "Content-Type": content_type,
         "webhook-id": message_id,
-        "webhook-timestamp": str(timestamp),
-        "webhook-signature": _signatures(
-            secret, message_id=message_id, timestamp=timestamp, body=content, option=where
-        ),
+        "webhook-timestamp": at,
+        "webhook-signature": signature,
     }
     answer = await call.make(ctx, "POST", content, signed, more=headers, most=_MOST, cut=True)
     if 200 <= answer.status < 300:
@@ -131,18 +128,15 @@ def new_signing_secret() -> str:
 
 
 @quiet
-def _signatures(secret: Secret, *, message_id: str, timestamp: int, body: bytes, option: str) -> str:
-    """Return the header webhook-signature, made with the secret and, while it is being replaced, the previous one.
+def _signatures(secret: Secret, of: tuple[str, str], body: bytes, option: str) -> str:
+    """Return the header webhook-signature for an id and a time, by the secret and, while it is replaced, the previous one.
 
     ConfigError, without the secret, if it is not valid.
     """
-    signed = b".".join((message_id.encode("ascii"), str(timestamp).encode("ascii"), body))
-    made = []
-    for one in (secret, secret.previous):
-        if one is not None:
-            digest = hmac.new(_key(one, option), signed, hashlib.sha256).digest()
-            made.append(f"v1,{base64.b64encode(digest).decode()}")
-    return " ".join(dict.fromkeys(made))
+    signed = b".".join((*(part.encode("ascii") for part in of), body))
+    keys = [_key(one, option) for one in (secret, secret.previous) if one is not None]
+    made = (base64.b64encode(hmac.digest(key, signed, "sha256")).decode() for key in keys)
+    return " ".join(dict.fromkeys(f"v1,{one}" for one in made))
 
 
 def _key(secret: Secret, option: str) -> bytes:
