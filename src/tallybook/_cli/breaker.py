@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import click
 
-from tallybook._cli.common import DURATION, Columns, command, fail, listing
+from tallybook._cli.common import Columns, command, fail, listing
 from tallybook._cli.database import Db
 from tallybook._cli.text import clean, local
 from tallybook._db import breakers
@@ -39,10 +39,6 @@ def list_(db: Db) -> list[BreakerInfo]:
 
 
 @command("set", of=breaker, nodes="each")
-@click.argument("name")
-@click.argument("failures", type=int)
-@click.argument("per", type=DURATION)
-@click.argument("open_for", type=DURATION)
 def set_(db: Db, name: str, failures: int, per: timedelta, open_for: timedelta) -> str:
     """Set a breaker: FAILURES within PER open it for OPEN_FOR, like `acme 5 1min 30s`."""
     said = db.run(breakers.set_(BreakerRule.checked(name, failures, per, open_for)))
@@ -50,7 +46,6 @@ def set_(db: Db, name: str, failures: int, per: timedelta, open_for: timedelta) 
 
 
 @command(of=breaker, nodes="each")
-@click.argument("name")
 def drop(db: Db, name: str) -> str:
     """Drop a breaker; jobs that wait for it continue."""
     if not db.run(breakers.drop(name)):
@@ -59,15 +54,12 @@ def drop(db: Db, name: str) -> str:
 
 
 @command("open", of=breaker, nodes="each")
-@click.argument("name")
-@click.argument("duration", type=DURATION, required=False)
 def open_(db: Db, name: str, duration: timedelta | None) -> str:
     """Open the breaker of a key for DURATION, or as long as its rule sets."""
     return f"the breaker of {clean(name)!r} is open until {local(db.run(breakers.open_(name, duration)))}"
 
 
 @command(of=breaker, nodes="each")
-@click.argument("name")
 def close(db: Db, name: str) -> str:
     """Close the breaker of a key: its jobs continue."""
     changed = db.run(breakers.close(name))

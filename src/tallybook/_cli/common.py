@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, is_dataclass
 from datetime import datetime, timedelta
 from functools import wraps
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar
 
 import click
@@ -90,8 +91,20 @@ def limit_option(most: int = 1_000_000, default: int = 50, says: str = "Show at 
     return click.option("--limit", type=click.IntRange(1, most), default=default, show_default=True, help=says)
 
 
-by_option = click.option("--by", metavar="WHO", help="Your name for the record. [user@host]")
-yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+class _Duration(DurationType):
+    """A duration in PostgreSQL's syntax."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        try:
+            return parse_duration(value)
+        except ConfigError as error:
+            hint = "" if error.hint is None else f". {error.hint.removesuffix(', or pass a timedelta')}"
+            self.fail(f"{value!r}: {error.reason}{hint}", param, ctx)
+
+
+DURATION = _Duration()
 
 
 def command(
@@ -107,12 +120,15 @@ def command(
 ) -> Made:
     """Make a command from a function of a Db that returns the line to print, or None.
 
-    With `json` the function receives `as_json`. Without `schema` the database need not have a supported schema.
-    `nodes` adds the option --nodes for its Db; with "each" it runs on each node in turn. With `home` it uses the home
-    node of several. With `reads` it can read from a standby.
+    A parameter without an option is an argument; `by` and `yes` have theirs. With `json` the function receives `as_json`.
+    Without `schema` the database need not have a supported schema. `nodes` adds the option --nodes for its Db; with
+    "each" it runs on each node in turn. With `home` it uses the home node of several. With `reads` it can read from a
+    standby.
     """
 
     def made(fn: Callable[..., Any]) -> click.Command:
+        _add_parameters(fn)
+
         @wraps(fn)
         def run(dsn: str | None, nodes_: str | None = None, read_dsn: str | None = None, **given: Any) -> None:
             with ExitStack() as stack:
@@ -129,6 +145,35 @@ def command(
         return (click.command if of is None else of.command)(name, **settings)(nodes_option(found) if nodes else found)
 
     return made
+
+
+_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "str": {}, "int": {"type": int}, "timedelta": {"type": DURATION},
+    "str | None": {"required": False}, "timedelta | None": {"type": DURATION, "required": False},
+}  # fmt: skip
+
+
+_OPTIONS = {
+    "by": click.Option(["--by"], metavar="WHO", help="Your name for the record. [user@host]"),
+    "yes": click.Option(["--yes"], is_flag=True, help="Do not ask for confirmation."),
+}
+
+
+def _add_parameters(fn: Callable[..., Any]) -> None:
+    """Add --by, --yes, or an argument, as its annotation says, for each parameter that no decorator declares."""
+    declared = {one.name: one for one in reversed(getattr(fn, "__click_params__", []))}
+    arguments: list[click.Parameter] = []
+    for one in list(signature(fn).parameters.values())[1:]:
+        known = declared.get(one.name) or _OPTIONS.get(one.name)
+        if known is None and one.name != "as_json" and one.kind is not one.VAR_KEYWORD:
+            default = {} if one.default is one.empty else {"default": one.default}
+            known = click.Argument([one.name], **_ARGUMENTS[one.annotation], **default)
+        if isinstance(known, click.Argument):
+            arguments.append(known)
+        elif known is not None:
+            declared[one.name] = known
+    others = [one for one in declared.values() if one not in arguments]
+    fn.__click_params__ = [*arguments, *others][::-1]  # type: ignore[attr-defined]
 
 
 def listing(
@@ -209,22 +254,6 @@ def fail(line: str, *, err: bool = False) -> Never:
     """Print a line and exit with code 1."""
     click.echo(line, err=err)
     raise SystemExit(1)
-
-
-class _Duration(DurationType):
-    """A duration in PostgreSQL's syntax."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        try:
-            return parse_duration(value)
-        except ConfigError as error:
-            hint = "" if error.hint is None else f". {error.hint.removesuffix(', or pass a timedelta')}"
-            self.fail(f"{value!r}: {error.reason}{hint}", param, ctx)
-
-
-DURATION = _Duration()
 
 
 def json_object(option: str, text: str) -> dict[str, Any]:

@@ -121,7 +121,6 @@ def _ms(value: object) -> str:
 
 
 @command(of=count, json=True)
-@click.argument("queue", required=False)
 @click.option("--step", type=DURATION, default="1 min", show_default=True, help="Whole minutes.")
 @click.option("--since", type=DURATION, metavar="DURATION", help="Start, as an age. [60 steps]")
 def series(db: Db, queue: str | None, step: timedelta, since: timedelta | None, as_json: bool) -> None:
@@ -208,17 +207,13 @@ def list_events(db: Db) -> list[dict[str, object]]:
 
 
 @command("count", of=event)
-@click.argument("name")
-@click.argument("n", type=int, default=1)
-def count_event(db: Db, name: str, n: int) -> str:
+def count_event(db: Db, name: str, n: int = 1) -> str:
     """Count the event NAME N times; negative N subtracts (`event count NAME -- -1`)."""
     db.run(counting.count_event(name, n))
     return f"event {clean(name)!r} is counted" + ("" if n == 1 else f" {n} times" if n > 0 else f" back by {-n}")
 
 
 @command("set", of=event)
-@click.argument("name")
-@click.argument("n", type=int)
 def set_event(db: Db, name: str, n: int) -> str:
     """Set the count of the event NAME to N; 0 forgets it until its next count."""
     before = db.run(counting.event_set(name, n))

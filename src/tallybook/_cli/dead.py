@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from tallybook._cli.common import Columns, agreed, command, json_object, limit_option, listing, options, yes_option
+from tallybook._cli.common import Columns, agreed, command, json_object, limit_option, listing, options
 from tallybook._cli.database import Db
 from tallybook._cli.job import MANY, show
 from tallybook._cli.job_list import WHEN
@@ -70,7 +70,6 @@ _chosen = options(
     click.argument("job_ids", metavar="[ID...]", type=int, nargs=-1),
     _filters,
     click.option("--all", "everything", is_flag=True, help="All dead letters."),
-    yes_option,
 )
 
 

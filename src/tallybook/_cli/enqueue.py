@@ -49,8 +49,6 @@ job_options = options(
 
 
 @command(json=True)
-@click.argument("queue")
-@click.argument("task")
 @click.argument("args", metavar="[ARGS_JSON]", default="{}")
 @job_options
 @click.option("--unique", metavar="KEY", help="Unique key: at most one live job of the task has it.")

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import click
 
-from tallybook._cli.common import DURATION, Columns, command, listing
+from tallybook._cli.common import Columns, command, listing
 from tallybook._cli.database import Db
 from tallybook._cli.text import clean
 from tallybook._db import retention as calls
@@ -26,8 +26,6 @@ def list_(db: Db) -> list[RetentionInfo]:
 
 
 @command("set", of=history)
-@click.argument("name")
-@click.argument("keep", type=DURATION)
 def set_(db: Db, name: str, keep: timedelta) -> str:
     """Change a retention period, like `brief 2h`. Workers follow within a minute."""
     changed = db.run(calls.set_(name, keep))

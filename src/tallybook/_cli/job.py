@@ -17,7 +17,6 @@ from tallybook._cli.common import (
     print_pairs,
     print_rows,
     state_option,
-    yes_option,
 )
 from tallybook._cli.database import Db
 from tallybook._cli.errors import problem, say
@@ -114,7 +113,6 @@ def _print_error(error: object) -> None:
 @click.option("--order-key", help="With this order key.")
 @click.option("--args", metavar="JSON", help="Args contain this JSON object.")
 @state_option(*filters.STATES)
-@yes_option
 def cancel(db: Db, job_ids: Sequence[int], reason: str | None, yes: bool, as_json: bool, **which: Any) -> None:
     """Cancel jobs; running ones are asked to stop.
 

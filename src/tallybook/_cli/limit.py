@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import click
 
-from tallybook._cli.common import DURATION, Columns, command, fail, listing
+from tallybook._cli.common import Columns, command, fail, listing
 from tallybook._cli.database import Db
 from tallybook._cli.text import clean, local
 from tallybook._db import rates
@@ -55,9 +55,6 @@ def list_(db: Db) -> list[RateInfo | ConcurrencyInfo]:
 
 
 @command("set", of=limit, nodes="each")
-@click.argument("name")
-@click.argument("calls", type=int)
-@click.argument("per", type=DURATION)
 @click.option("--burst", type=int, default=1, show_default=True, help="Number of calls that may start together.")
 def set_(db: Db, name: str, calls: int, per: timedelta, burst: int) -> str:
     """Set a rate limit of CALLS in any window of PER, like `provider 8 1min`."""
@@ -66,8 +63,6 @@ def set_(db: Db, name: str, calls: int, per: timedelta, burst: int) -> str:
 
 
 @command("at-once", of=limit, nodes="each")
-@click.argument("name")
-@click.argument("most", type=int)
 def at_once(db: Db, name: str, most: int) -> str:
     """Set a concurrency limit of MOST jobs, like `customer 2`, `queue:reports 5`."""
     said = db.run(rates.set_concurrency(ConcurrencyRule(name, most)))
@@ -75,7 +70,6 @@ def at_once(db: Db, name: str, most: int) -> str:
 
 
 @command(of=limit, nodes="each")
-@click.argument("name")
 def drop(db: Db, name: str) -> None:
     """Drop the limits with this name, of both kinds. Jobs that still name it fail."""
     kinds = (("rate", rates.drop(name)), ("concurrency", rates.drop_concurrency(name)))
@@ -87,8 +81,6 @@ def drop(db: Db, name: str) -> None:
 
 
 @command(of=limit, nodes="each")
-@click.argument("name")
-@click.argument("duration", type=DURATION)
 def push(db: Db, name: str, duration: timedelta) -> str:
     """Block a key for a while, like `provider:acme 5min`: its calls wait."""
     until = db.run(rates.push(name, datetime.now(UTC) + duration))
@@ -105,7 +97,6 @@ _CALLED: Columns = {
 
 
 @listing(_CALLED, name="calls", of=limit, empty="no calls")
-@click.argument("name")
 @click.option(
     "-n", "most", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Show at most this many."
 )

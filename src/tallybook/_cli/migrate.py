@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import click
 
-from tallybook._cli.common import DURATION, command, dsn_option, yes_option
+from tallybook._cli.common import DURATION, command, dsn_option
 from tallybook._cli.database import Conn, Db, connect, conninfo
 from tallybook._cli.errors import Problem, problem, say
 from tallybook._cli.text import clean
@@ -92,7 +92,6 @@ def _one(dsn: str | None, node: int | None, wait: timedelta | None, label: str =
 
 
 @command(schema=False)
-@yes_option
 def uninstall(db: Db, yes: bool) -> str:
     """Remove the schema and all jobs.
 

@@ -51,8 +51,6 @@ def check(db: Db, as_json: bool) -> None:
 
 
 @command(of=node)
-@click.argument("name")
-@click.argument("address")
 @click.option("--number", type=click.IntRange(0, 1023), help="In its job ids. [that of its schema, else the next free]")
 def add(db: Db, name: str, address: str, number: int | None) -> str:
     """Add a node, or change its ADDRESS, like 'host=north dbname=shop'.
@@ -67,7 +65,6 @@ def add(db: Db, name: str, address: str, number: int | None) -> str:
 
 
 @command(of=node)
-@click.argument("name")
 def retire(db: Db, name: str) -> str:
     """Send no more keys to a node, and move its schedules to the home.
 
@@ -77,7 +74,6 @@ def retire(db: Db, name: str) -> str:
 
 
 @command(of=node)
-@click.argument("name")
 @click.option("--anyway", is_flag=True, help="Remove it despite open jobs, or if it does not answer.")
 def remove(db: Db, name: str, anyway: bool) -> str:
     """Remove a node from the list. Its database is not touched."""
@@ -90,7 +86,6 @@ def _said(done: Changed) -> str:
 
 
 @command(of=node)
-@click.argument("key")
 def of(db: Db, key: str) -> str:
     """Show the node of a key."""
     pins = db.run(nodes.pins(key))
@@ -99,15 +94,12 @@ def of(db: Db, key: str) -> str:
 
 
 @command(of=node)
-@click.argument("key")
-@click.argument("name")
 def pin(db: Db, key: str, name: str) -> str:
     """Pin the jobs of a key to this node. Existing jobs stay where they are."""
     return f"the pin of {clean(key)!r} to node {clean(name)!r} is {node_changes.pin(db.conninfo, key, name)}"
 
 
 @command(of=node)
-@click.argument("key")
 def unpin(db: Db, key: str) -> str:
     """Unpin a key: the hash chooses its node again."""
     if not node_changes.unpin(db.conninfo, key):

@@ -17,7 +17,6 @@ from tallybook._cli.common import (
     print_json,
     print_pairs,
     print_rows,
-    yes_option,
 )
 from tallybook._cli.database import Db
 from tallybook._cli.errors import Problem
@@ -52,7 +51,6 @@ provider.add_command(route)
 
 
 @command(of=provider, nodes=True, context_settings=_LOOSE)
-@click.argument("name")
 @click.option("--kind", required=True, help="Its kind, in your own words, like market-data or smtp.")
 @click.option("--settings", metavar="JSON", help="Settings that are not secret, one JSON object.")
 @click.option(
@@ -90,7 +88,6 @@ def add(
 
 
 @command("set", of=provider, nodes="each")
-@click.argument("name")
 @click.option("--kind", help="Its kind.")
 @click.option(
     "--settings", metavar="JSON", help="Settings that are not secret, one JSON object; replaces the former one."
@@ -125,7 +122,6 @@ _SECRETS: Columns = {"secret": "field", "slot": "slot", "key": "key_id", "set": 
 
 
 @command(of=provider, json=True)
-@click.argument("name")
 def show(db: Db, name: str, as_json: bool) -> None:
     """Show one provider: its settings, and names, keys and times of its secrets."""
     one = _one(db, name)
@@ -148,8 +144,6 @@ def show(db: Db, name: str, as_json: bool) -> None:
 
 
 @command("set-secret", of=provider, nodes=True, context_settings=_LOOSE)
-@click.argument("name")
-@click.argument("field")
 @click.option("--from-env", "variable", metavar="VARIABLE", help="Read it from this environment variable.")
 @click.option("--no-previous", is_flag=True, help="Do not keep the former value: it is lost or has leaked.")
 @click.option("--drop-previous", is_flag=True, help="Set nothing; drop the previous value.")
@@ -174,9 +168,6 @@ def set_secret(
 
 
 @command("drop-secret", of=provider, nodes="each")
-@click.argument("name")
-@click.argument("field")
-@yes_option
 def drop_secret(db: Db, name: str, field: str, yes: bool) -> str | None:
     """Drop a secret and its previous value."""
     steps.check_field(field)
@@ -193,7 +184,6 @@ _TESTED: Columns = {
 
 
 @command(of=provider, json=True)
-@click.argument("name", required=False)
 def test(db: Db, name: str | None, as_json: bool) -> None:
     """Decrypt the secrets of a provider, or of all. Exit code 1 if one does not open."""
     keys = KeySource()
@@ -227,8 +217,6 @@ def key(key_id: str | None) -> None:
 
 
 @command(of=provider, nodes="each")
-@click.argument("name")
-@yes_option
 def drop(db: Db, name: str, yes: bool) -> str | None:
     """Drop a provider with its secrets. Drop its routes first."""
     one = _one(db, name)

@@ -14,14 +14,12 @@ from tallybook._cli.common import (
     DURATION,
     Columns,
     agreed,
-    by_option,
     command,
     listing,
     options,
     print_json,
     state_option,
     working,
-    yes_option,
 )
 from tallybook._cli.database import Db
 from tallybook._cli.over_nodes import summed
@@ -62,8 +60,6 @@ def list_(db: Db) -> list[str]:
 
 
 @command(of=queue, nodes="each")
-@click.argument("name")
-@by_option
 def pause(db: Db, name: str, by: str | None) -> str:
     """Start no more jobs of a queue until resume. Running jobs continue."""
     changed = db.run(calls.pause(name, by or me()), name)
@@ -71,8 +67,6 @@ def pause(db: Db, name: str, by: str | None) -> str:
 
 
 @command(of=queue, nodes="each")
-@click.argument("name")
-@by_option
 def resume(db: Db, name: str, by: str | None) -> str:
     """Resume a paused queue."""
     changed = db.run(calls.resume(name, by or me()), name)
@@ -80,7 +74,6 @@ def resume(db: Db, name: str, by: str | None) -> str:
 
 
 _settings = options(
-    click.argument("name"),
     click.option("--retention", type=click.Choice(["brief", "default", "long"]), help="Retention class of ended jobs."),
     click.option("--max-attempts", type=int, help="Default for jobs and tasks without their own; 0 unsets it."),
     click.option("--notify/--no-notify", default=None, help="Publish its jobs' transitions on tallybook_jobs."),
@@ -89,7 +82,6 @@ _settings = options(
         "--own-names/--shared-names", default=None, help="Separate names of subjects; set before its first job."
     ),
     click.option("--metrics-retention", type=DURATION, help="Retention of its series; 0s: that of all series."),
-    by_option,
 )
 
 
@@ -126,12 +118,9 @@ _OPEN = ("available", "scheduled", "retrying", "waiting")
 
 
 @command(of=queue, json=True, nodes="each")
-@click.argument("name", required=False)
 @click.option("--all", "every", is_flag=True, help="Truncate all queues.")
 @state_option(*_OPEN)
 @click.option("--running", is_flag=True, help="Cancel running jobs too.")
-@by_option
-@yes_option
 def truncate(
     db: Db,
     name: str | None,
@@ -186,10 +175,7 @@ def _emptied(db: Db, name: str | None, states: Sequence[str] | None, running: bo
 
 
 @command(of=queue, json=True, nodes="each")
-@click.argument("name")
 @click.option("--truncate", "first", is_flag=True, help="Cancel its jobs first.")
-@by_option
-@yes_option
 def drop(db: Db, name: str, first: bool, by: str | None, yes: bool, as_json: bool) -> None:
     """Drop an unused queue. Its history stays until it is pruned."""
     db.known_queue(name)
@@ -209,7 +195,6 @@ _TOP: Columns = {
 
 
 @listing(_TOP, name="top", of=queue, empty="no jobs are available or scheduled")
-@click.argument("name")
 @state_option("available", "scheduled", "retrying")
 @click.option(
     "--max", "max_jobs", type=click.IntRange(1, 1000), default=20, show_default=True, help="Show at most this many."

@@ -16,8 +16,6 @@ def route() -> None:
 
 
 @command("set", of=route, nodes="each")
-@click.argument("data_type")
-@click.argument("name")
 @click.option("--symbol", help="Only for this symbol. [all symbols without their own route]")
 @click.option("--active/--inactive", default=None, help="Whether the route applies.")
 def set_(db: Db, data_type: str, name: str, symbol: str | None, active: bool | None) -> str:
@@ -27,7 +25,6 @@ def set_(db: Db, data_type: str, name: str, symbol: str | None, active: bool | N
 
 
 @command(of=route, nodes="each")
-@click.argument("data_type")
 @click.option("--symbol", help="The route of this symbol. [the general one]")
 def drop(db: Db, data_type: str, symbol: str | None) -> str:
     """Remove a route. Exit code 1 if there is none."""
@@ -48,15 +45,12 @@ _COLUMNS: Columns = {
 
 
 @listing(_COLUMNS, of=route, empty="no routes")
-@click.argument("data_type", required=False)
 def list_(db: Db, data_type: str | None) -> list[calls.Route]:
     """List the routes in the order in which they are tried."""
     return db.run(calls.routes(data_type))
 
 
 @command(of=route)
-@click.argument("data_type")
-@click.argument("symbol", required=False)
 def which(db: Db, data_type: str, symbol: str | None) -> str:
     """Print the provider of a kind of data and a symbol. Exit code 1 if there is none."""
     found = db.run(calls.resolve(data_type, symbol))

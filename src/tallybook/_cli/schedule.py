@@ -14,7 +14,6 @@ from tallybook._cli.common import (
     DURATION,
     Columns,
     agreed,
-    by_option,
     command,
     fail,
     json_object,
@@ -23,7 +22,6 @@ from tallybook._cli.common import (
     print_pairs,
     print_rows,
     row_json,
-    yes_option,
 )
 from tallybook._cli.database import Db
 from tallybook._cli.queue import me
@@ -88,7 +86,6 @@ _FIRES: Columns = {
 
 
 @command(of=schedule, home=True, json=True)
-@click.argument("name")
 @click.option("-n", "fires", type=click.IntRange(1, 1000), default=20, show_default=True, help="Number of ticks.")
 def show(db: Db, name: str, fires: int, as_json: bool) -> None:
     """Show one schedule and its latest ticks."""
@@ -116,7 +113,6 @@ def show(db: Db, name: str, fires: int, as_json: bool) -> None:
 
 
 @command("next", of=schedule, home=True, json=True)
-@click.argument("name")
 @click.option("-n", "count", type=click.IntRange(1, 1000), default=5, show_default=True, help="Number of ticks.")
 def next_(db: Db, name: str, count: int, as_json: bool) -> None:
     """Show the next ticks of a schedule, in its own time zone."""
@@ -131,8 +127,6 @@ def next_(db: Db, name: str, count: int, as_json: bool) -> None:
 
 
 @command("set", of=schedule, home=True)
-@click.argument("name")
-@click.argument("task")
 @click.option("--args", metavar="JSON", default="{}", help="Args of its jobs: one JSON object.")
 @click.option("--query", metavar="SQL", help="A SELECT: each row is a job, with columns args, key, run_at, priority.")
 @click.option("--cron", metavar="TEXT", help="Like '*/5 * * * *'; 5 fields, or 6 with seconds first; or @daily.")
@@ -176,8 +170,6 @@ def set_(
 
 
 @command(of=schedule, home=True)
-@click.argument("name")
-@by_option
 def pause(db: Db, name: str, by: str | None) -> str:
     """Pause a schedule until resume."""
     changed = db.run(schedules.pause(name, by or me()), name)
@@ -185,7 +177,6 @@ def pause(db: Db, name: str, by: str | None) -> str:
 
 
 @command(of=schedule, home=True)
-@click.argument("name")
 def resume(db: Db, name: str) -> str:
     """Resume a paused schedule from its next tick on."""
     changed = db.run(schedules.resume(name), name)
@@ -193,8 +184,6 @@ def resume(db: Db, name: str) -> str:
 
 
 @command(of=schedule, home=True)
-@click.argument("name")
-@yes_option
 def drop(db: Db, name: str, yes: bool) -> None:
     """Drop a schedule. A schedule in code returns when a worker of its app starts."""
     one, _ = db.run(schedules.show(name), name)
@@ -207,7 +196,6 @@ def drop(db: Db, name: str, yes: bool) -> None:
 
 
 @command(of=schedule, home=True)
-@click.argument("name")
 def run(db: Db, name: str) -> str:
     """Fire a schedule now, as at a tick. Exit code 1 if no job was enqueued."""
     fired = db.run(schedules.run(name), name)

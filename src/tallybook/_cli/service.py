@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import click
 
-from tallybook._cli.common import DURATION, Columns, command, listing
+from tallybook._cli.common import Columns, command, listing
 from tallybook._cli.database import Db
 from tallybook._cli.text import clean, local
 from tallybook._db import services
@@ -36,8 +36,6 @@ def list_(db: Db) -> list[ServiceInfo]:
 
 
 @command(of=service)
-@click.argument("name")
-@click.argument("duration", type=DURATION)
 def every(db: Db, name: str, duration: timedelta) -> str:
     """Set the longest interval of a service, like `rescue 10s`. Workers follow in 5 s."""
     changed = db.run(services.service_every(name, duration))

@@ -115,8 +115,6 @@ _queue_option = click.option("--queue", help="As this queue means the name, wher
 
 
 @command(of=subject, json=True)
-@click.argument("task")
-@click.argument("name")
 @_queue_option
 def show(db: Db, task: str, name: str, queue: str | None, as_json: bool) -> None:
     """Show all about one subject, and its errors."""
@@ -137,9 +135,6 @@ def show(db: Db, task: str, name: str, queue: str | None, as_json: bool) -> None
 
 
 @command(of=subject, json=True)
-@click.argument("queue")
-@click.argument("task")
-@click.argument("name")
 @click.argument("args", metavar="[ARGS_JSON]", default="{}")
 @job_options
 def push(db: Db, queue: str, task: str, name: str, args: str, as_json: bool, **given: Any) -> None:
@@ -156,9 +151,6 @@ def push(db: Db, queue: str, task: str, name: str, args: str, as_json: bool, **g
 
 
 @command(of=subject, json=True)
-@click.argument("queue")
-@click.argument("task")
-@click.argument("name", required=False)
 @click.argument("args", metavar="[ARGS_JSON]", default="{}")
 @click.option("--file", "path", metavar="FILE", help='CSV (by its name, .csv) or JSON lines; "-" is stdin.')
 @job_options
@@ -269,7 +261,6 @@ _FORGET = {
 
 
 @command(of=subject)
-@click.argument("task")
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @_queue_option
 def forget(db: Db, task: str, names: Sequence[str], queue: str | None) -> None:

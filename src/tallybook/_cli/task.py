@@ -116,7 +116,6 @@ def _retry(said: dict[str, Any]) -> str:
 
 
 @command(of=task, json=True)
-@click.argument("name")
 @_app_option
 def show(db: Db, name: str, target: str | None, as_json: bool) -> None:
     """Show all about one task."""
