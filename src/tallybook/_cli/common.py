@@ -160,7 +160,7 @@ _OPTIONS = {
 
 
 def _add_parameters(fn: Callable[..., Any]) -> None:
-    """Add --by, --yes, or an argument, as its annotation says, for each parameter that no decorator declares."""
+    """Add --by, --yes, or an argument of its annotation's type, for each parameter that no decorator declares."""
     declared = {one.name: one for one in reversed(getattr(fn, "__click_params__", []))}
     arguments: list[click.Parameter] = []
     for one in list(signature(fn).parameters.values())[1:]:

@@ -101,7 +101,7 @@ class _Jobs(JobActs, _Shown):
     @admin.display(description="Errors")
     def error_history(self, job: Job) -> str:
         """Return the errors, newest first."""
-        parts = ((f"{one.type}: {one.message}", one.traceback) for one in error_views(job.errors))
+        parts = ((f"{one['type']}: {one['message']}", one["traceback"]) for one in error_views(job.errors))
         return str(format_html_join("", "<p>{}</p><pre>{}</pre>", parts)) or "-"
 
     @admin.display(description="Args")

@@ -120,16 +120,21 @@ def looking(view: View, found: Preview) -> Iterator[None]:
 
 
 def preview(
-    view: View, found: Preview, *, at: str, to: str, back: str, asked: dict[str, Any], after: str | None
+    view: View, found: Preview, at: str, asked: dict[str, Any], said: dict[str, Any], after: str | None
 ) -> Response:
-    """Return the page with the number of jobs, a sample and the button, or for a further step its updated part."""
+    """Return the page with the number of jobs, a sample and the button, or for a further step its updated part.
+
+    `asked` has the filter of the list `at` as texts, and `said` has its times.
+    """
+    back, to = view.url(at, **asked), f"{at}/{found.verb.name}"
+    # "2 hours" must mean the same two hours in every step.
+    asked = asked | {name: said[name].isoformat() for name in ("since", "before") if said[name]}
     about = urlencode({name: value for name, value in asked.items() if value}, doseq=True)
     why_not = "" if view.may_operate else view.site.why_read_only(view.visit.user)
     if after and found.count < MOST and found.looks < _LOOKS:
         sums = [f"{state}:{n}" for state, n in found.states.items() if n]
-        found.next = view.url(
-            f"{at}/further", verb=found.verb.name, **asked, after=after, found=sums, looks=found.looks + 1
-        )
+        further = {"verb": found.verb.name, **asked, "after": after, "found": sums, "looks": found.looks + 1}
+        found.next = view.url(f"{at}/preview/further", **further)
     found.more = bool(found.problem) or (after is not None and not found.next)
     template = "preview_found.html" if _is_further(view) else "preview.html"
     return view.render(template, found=found, to=to, back=back, about=about, why_not=why_not, most=MOST)

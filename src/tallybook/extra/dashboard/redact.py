@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -58,34 +57,16 @@ _SAID = ("type", "message", "at", "started_at", "attempt", "worker", "traceback"
 _LONGEST = 20_000
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorView:
-    """One error for display."""
-
-    type: str
-    message: str
-    at: datetime | None
-    attempt: int | None
-    traceback: str
-    more: dict[str, Any] | None
-    """Details, a ref_id, and other fields."""
-
-
-def error_view(error: object) -> ErrorView:
+def error_view(error: object) -> dict[str, Any]:
+    """Return one error for display; `more` has details, a ref_id, and other fields."""
     found = error if isinstance(error, dict) else {"message": error}
-    attempt = found.get("attempt")
     more = {key: value for key, value in found.items() if key not in _SAID and value is not None}
-    return ErrorView(
-        type=_text(found.get("type")),
-        message=_text(found.get("message")),
-        at=instant(found.get("at")),
-        attempt=attempt if type(attempt) is int else None,
-        traceback=_text(found.get("traceback")),
-        more=more or None,
-    )
+    texts = {name: _text(found.get(name)) for name in ("type", "message", "traceback")}
+    attempt = found.get("attempt") if type(found.get("attempt")) is int else None
+    return {**texts, "at": instant(found.get("at")), "attempt": attempt, "more": more or None}
 
 
-def error_views(errors: object) -> list[ErrorView]:
+def error_views(errors: object) -> list[dict[str, Any]]:
     """Return an error history, newest first."""
     return [error_view(error) for error in reversed(errors)] if isinstance(errors, list) else []
 

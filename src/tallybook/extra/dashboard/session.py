@@ -71,7 +71,6 @@ class Visit:
     user: User | None
     root: str
     form: dict[str, list[str]] = field(default_factory=dict)
-    notice: tuple[str, str] | None = None
 
 
 def cookie_name(host: str) -> str:

@@ -96,10 +96,9 @@ class View:
         return self.render("error.html", status=status, title="Not this way", message=why, hint=None)
 
     def text(self, template: str, **values: Any) -> str:
-        notice = self.visit.session.pop("notice") if self.visit.session.get("notice") else None
         return self.site.env.get_template(template).render(
             url=self.url, root=self.visit.root, path=self.request.url.path.removeprefix(self.visit.root), user=self.user,
-            may_operate=self.may_operate, token=self.visit.session.token, notice=self.visit.notice or notice, site=self.site,
+            may_operate=self.may_operate, token=self.visit.session.token, notice=self.visit.session.pop("notice"), site=self.site,
             here=self.here, here_on=self.here_on, node=self.node, away=self.away, only=self.asked("node"), **values,
         )  # fmt: skip
 

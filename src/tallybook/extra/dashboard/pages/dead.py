@@ -118,12 +118,7 @@ async def preview(view: View) -> Response:
         after, found.looked_to = _place(mark), mark["died_at"]
     found.ids = [one["id"] for one in letters]
     found.states["dead"] += len(letters)
-    # "2 hours" must mean the same two hours in every step.
-    asked |= {name: filters[name].isoformat() for name in ("since", "before") if filters[name]}
-    back = view.url("/dead", **{name: view.asked(name) for name in _ASKED})
-    return bulk_actions.preview(
-        view, found, at="/dead/preview", to=f"/dead/{verb.name}", back=back, asked=asked, after=after
-    )
+    return bulk_actions.preview(view, found, "/dead", asked, filters, after)
 
 
 bulk_actions.serve(pages, "/dead", preview)

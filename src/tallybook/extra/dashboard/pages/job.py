@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from starlette.responses import Response
@@ -18,7 +18,7 @@ from tallybook.extra.dashboard.asked import job_of, links_of, number_of, text_of
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.dashboard.nodes import At
 from tallybook.extra.dashboard.pages.queues import rows
-from tallybook.extra.dashboard.redact import ErrorView, error_view, error_views
+from tallybook.extra.dashboard.redact import error_view, error_views
 from tallybook.extra.dashboard.shared import Shared
 from tallybook.extra.dashboard.view import Act, Pages, View
 
@@ -36,41 +36,24 @@ select p.child_id as id, {STATE.called(job_id="p.child_id")} as state from tally
  where p.parent_id = %s and p.ended_as is null order by p.child_id limit 50"""  # noqa: S608
 
 
-@dataclass(slots=True)
-class Event:
-    """One event of a timeline for the templates."""
+def events_of(found: list[TraceEvent]) -> list[dict[str, Any]]:
+    """Return a trace for a page, newest first, with the time `after` the previous event of the job.
 
-    at: datetime
-    job: int
-    queue: str
-    task: str
-    attempt: int
-    name: str
-    worker: str | None
-    after: timedelta | None = None
-    """Time since the previous event of the job."""
-    run_at: str | None = None
-    reason: str | None = None
-    details: dict[str, Any] | None = None
-    """All other details."""
-    error: ErrorView | None = None
-
-
-def events_of(found: list[TraceEvent]) -> list[Event]:
-    """Return a trace for a page, newest first, with the time between the events of each job."""
+    Of the details, `run_at` and `reason` are members of their own.
+    """
     before: dict[int, datetime] = {}
-    events: list[Event] = []
+    events: list[dict[str, Any]] = []
     for one in reversed(found):
         said = {key: value for key, value in (one.details or {}).items() if value is not None}
         run_at, reason = said.pop("run_at", None), said.pop("reason", None)
-        event = Event(one.at, one.job, one.queue, one.task, one.attempt, one.event, one.worker)
-        event.after = one.at - before[one.job] if one.job in before else None
+        events.append({
+            "at": one.at, "job": one.job, "queue": one.queue, "task": one.task, "attempt": one.attempt, "name": one.event,
+            "worker": one.worker, "after": one.at - before[one.job] if one.job in before else None,
+            "run_at": run_at if isinstance(run_at, str) else None, "reason": None if reason is None else str(reason),
+            "details": said or None, "error": None if one.error is None else error_view(one.error),
+        })  # fmt: skip
         before[one.job] = one.at
-        event.run_at = run_at if isinstance(run_at, str) else None
-        event.reason = None if reason is None else str(reason)
-        event.details, event.error = said or None, None if one.error is None else error_view(one.error)
-        events.insert(0, event)
-    return events
+    return events[::-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +64,9 @@ class Standing:
     info: JobInfo | None
     """None if the job does not exist or no longer exists."""
     reasons: list[Reason]
-    events: list[Event]
+    events: list[dict[str, Any]]
     attempts: list[dict[str, Any]]
-    errors: list[ErrorView]
+    errors: list[dict[str, Any]]
     """The errors. Each is shown once: events and reasons do not repeat them."""
 
 
@@ -98,11 +81,11 @@ async def standing(app: App, conn: Conn, job: int) -> Standing:
     found = await app.jobs.trace(job=job, max_events=_MOST_EVENTS, newest_first=True).on(conn)
     events, errors = events_of(found), error_views(info.errors if info else None)
     for event in events:
-        if event.attempt in (one.attempt for one in errors):
-            event.error = None
+        if event["attempt"] in (one["attempt"] for one in errors):
+            event["error"] = None
     if errors:
         reasons = [
-            replace(one, explanation=one.explanation.replace(f": {errors[0].message[:200]}", "")) for one in reasons
+            replace(one, explanation=one.explanation.replace(f": {errors[0]['message'][:200]}", "")) for one in reasons
         ]
     return Standing(job, info, reasons, events, await rows(conn, _ATTEMPTS, job), errors)
 

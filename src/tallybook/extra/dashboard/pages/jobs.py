@@ -200,8 +200,7 @@ async def preview(view: View) -> Response:
         raise InvalidArgument(f"The verb must be one of {', '.join(VERBS)}.")
     found, after = bulk_actions.begun(view, verb), None
     matching = List(view.site, view.ask, view.request.query_params)
-    asked = dict(matching.asked)
-    said = _filter(asked)
+    said = _filter(matching.asked)
     meant = said["states"] or [state for state in STATES if state not in verb.if_asked]
     said["states"] = [state for state in verb.states if state in meant]
     if said["states"]:
@@ -214,11 +213,7 @@ async def preview(view: View) -> Response:
                 error = error_view({"message": one.last_error}) if one.last_error else None
                 named = {name: getattr(one, name) for name in ("id", "state", "task", "queue", "enqueued_at")}
                 found.sample.append(named | {"error": error})
-    # "2 hours" must mean the same two hours in every step.
-    asked |= {name: said[name].isoformat() for name in ("since", "before") if said[name]}
-    return bulk_actions.preview(
-        view, found, at="/jobs/preview", to=f"/jobs/{verb.name}", back=view.url("/jobs", **matching.asked), asked=asked, after=after
-    )  # fmt: skip
+    return bulk_actions.preview(view, found, "/jobs", matching.asked, said, after)
 
 
 bulk_actions.serve(pages, "/jobs", preview)
