@@ -112,7 +112,11 @@ class Providers:
 
             await app.providers.set("acme", kind="market-data", settings={"base_url": "https://api.acme.example"})
         """
-        return await self._change(_set(name, kind, settings, active), conn)
+        try:
+            call = calls.set_(name, kind, settings, active)
+        except (TypeError, ValueError) as error:
+            raise InvalidArgument(f"settings of provider {name!r} are not JSON: {error}") from None
+        return await self._change(call, conn)
 
     async def drop(self, name: str, *, conn: object | None = None) -> bool:
         """Delete a provider with its secrets. False if it does not exist. InvalidArgument while routes lead to it."""
@@ -253,10 +257,3 @@ async def _said(say: Say, call: Call[Any]) -> Any:
 def _own(found: Provider) -> Provider:
     """Return a copy for one caller, so that its changes to the settings stay its own."""
     return replace(found, settings=deepcopy(found.settings), secrets=dict(found.secrets))
-
-
-def _set(name: str, kind: str | None, settings: Mapping[str, Any] | None, active: bool | None) -> Call[str]:
-    try:
-        return calls.set_(name, kind, settings, active)
-    except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"settings of provider {name!r} are not JSON: {error}") from None

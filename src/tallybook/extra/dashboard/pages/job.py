@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -56,22 +56,11 @@ def events_of(found: list[TraceEvent]) -> list[dict[str, Any]]:
     return events[::-1]
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """The current state of a job, for the live part of its page."""
+async def standing(app: App, conn: Conn, job: int) -> dict[str, Any]:
+    """Read the state of a job for its page; `info` is None if the job does not exist, or no longer: it may have a history.
 
-    id: int
-    info: JobInfo | None
-    """None if the job does not exist or no longer exists."""
-    reasons: list[Reason]
-    events: list[dict[str, Any]]
-    attempts: list[dict[str, Any]]
-    errors: list[dict[str, Any]]
-    """The errors. Each is shown once: events and reasons do not repeat them."""
-
-
-async def standing(app: App, conn: Conn, job: int) -> Standing:
-    """Read the state of a job. A job that no longer exists may have left a history."""
+    Each error is shown once: events and reasons do not repeat it.
+    """
     info: JobInfo | None
     try:
         info = await app.get(job).on(conn)
@@ -84,10 +73,10 @@ async def standing(app: App, conn: Conn, job: int) -> Standing:
         if event["attempt"] in (one["attempt"] for one in errors):
             event["error"] = None
     if errors:
-        reasons = [
-            replace(one, explanation=one.explanation.replace(f": {errors[0]['message'][:200]}", "")) for one in reasons
-        ]
-    return Standing(job, info, reasons, events, await rows(conn, _ATTEMPTS, job), errors)
+        said = f": {errors[0]['message'][:200]}"
+        reasons = [replace(one, explanation=one.explanation.replace(said, "")) for one in reasons]
+    attempts = await rows(conn, _ATTEMPTS, job)
+    return {"id": job, "info": info, "reasons": reasons, "events": events, "attempts": attempts, "errors": errors}
 
 
 def topics(site: Shared) -> None:
@@ -113,16 +102,16 @@ async def job(view: View) -> Response:
     wanted = job_of(view.path["id"])
     if wanted is None:
         why = [Reason(state=None, reason="unknown", explanation=f"No job can have the id {view.path['id'][:40]}.")]
-        return view.render("job_gone.html", status=404, now=Standing(0, None, why, [], [], []))
+        return view.render("job_gone.html", status=404, now={"id": 0, "reasons": why, "events": []})
     parents: list[dict[str, Any]] = []
     children: list[dict[str, Any]] = []
     async with view.read() as conn:
         now = await standing(view.app, conn, wanted)
-        if now.info is not None:
+        if now["info"] is not None:
             parents, children = await rows(conn, _PARENTS, wanted), await rows(conn, _CHILDREN, wanted)
-    if now.info is None:
-        return view.render("job_gone.html", status=200 if now.events else 404, now=now)
-    return view.render("job.html", now=now, job=now.info, parents=parents, children=children)
+    if now["info"] is None:
+        return view.render("job_gone.html", status=200 if now["events"] else 404, now=now)
+    return view.render("job.html", now=now, job=now["info"], parents=parents, children=children)
 
 
 @pages.page("/trace")
