@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 
@@ -125,6 +125,30 @@ class Db:
     def texts(self, sql: str, params: Sequence[object] | Mapping[str, object] = ()) -> list[str]:
         """Return the first column of a query: rows as JSON, or names."""
         return [row[0] for row in self.conn.execute(sql.encode(), params).fetchall()]
+
+    def paged(
+        self,
+        sql: str,
+        params: Callable[[str | None, int], Mapping[str, object]],
+        after: str | None,
+        limit: int,
+        most: int,
+    ) -> tuple[list[Any], Any]:
+        """Return the rows of a list that has at most `most` per call, and the last row of all if the list may go on.
+
+        That row has no id; the cursor is in the second column.
+        """
+        rows: list[Any] = []
+        last = None
+        while len(rows) < limit:
+            room = min(limit - len(rows), most)
+            found = self.conn.execute(sql.encode(), params(after, room)).fetchall()
+            last = found.pop() if found and found[-1][0] is None else None
+            rows += found
+            if last is None or len(found) < room:
+                break
+            after = last[1]
+        return rows, last
 
     def named(self, question: str) -> str:
         """Return a question with the name of the node before it."""

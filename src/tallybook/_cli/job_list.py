@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -24,7 +24,7 @@ _LOOKED = 1_000_000
 # All columns of the view, except those that need a search in the history of each job: `job show` has them.
 _READ = ", ".join(f"j.{one.name}" for one in fields(JobInfo) if one.name not in ("updated_at", "last_attempt_at"))
 _LIST = f"""\
-select r.id, r.enqueued_at, r.cursor, r.looked_to,
+select r.id, r.cursor, r.enqueued_at, r.looked_to,
        (select to_json(s)::text from (select {_READ} from tallybook.job j where j.id = r.id) s)
   from {JOBS.called()} with ordinality as r order by r.ordinality"""  # noqa: S608
 
@@ -45,11 +45,11 @@ class _When(InstantType):
 WHEN = _When()
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
+class _Row(NamedTuple):
     id: int
-    enqueued_at: datetime
     cursor: str
+    enqueued_at: datetime
+    looked_to: datetime
     text: str
     """The job's JSON, as the server writes it."""
 
@@ -98,18 +98,8 @@ def _read_on(db: Db, which: JobFilter, at: Mapping[str, str], limit: int) -> Par
 
 def _read(db: Db, which: JobFilter, after: str | None, limit: int) -> Part[_Row]:
     """Return the jobs, the cursor of the next page if there may be one, and the time back to which it has searched."""
-    rows: list[_Row] = []
-    looked_to: datetime | None = None
-    while len(rows) < limit:
-        most = min(limit - len(rows), MOST)
-        found = db.conn.execute(_LIST.encode(), which.params(after, most, _LOOKED)).fetchall()
-        after = None
-        if found and found[-1][0] is None:
-            _, _, after, looked_to, _ = found.pop()
-        rows += [_Row(row[0], row[1], row[2], row[4]) for row in found]
-        if after is None or len(found) < most:
-            break
-    return rows, after, looked_to
+    found, last = db.paged(_LIST, lambda after, most: which.params(after, most, _LOOKED), after, limit, MOST)
+    return [_Row(*row) for row in found], *((last[1], last[3]) if last else (None, None))
 
 
 def _note(row: dict[str, Any]) -> str:

@@ -81,28 +81,20 @@ def list_(db: Db, as_json: bool, after: str | None, limit: int, **given: Any) ->
 
     A list of only completed, killed and dead ones has the latest end first: tallybook subject list --state killed
     """
-    rows, more = _read(db, {**given, "states": given["states"] or None}, after, limit)
+    which = {**given, "states": given["states"] or None, "max_looked": _LOOKED}
+
+    def params(after: str | None, most: int) -> dict[str, Any]:
+        return subjects.list_params(**which, after=after, max_subjects=most)
+
+    found, last = db.paged(_LIST, params, after, limit, subjects.MOST)
+    rows = [row[-1] for row in found]
     print_rows(_COLUMNS, rows, empty="no such subjects", as_json=as_json)
     if as_json:
         return
     if len(rows) == limit:
         click.echo(f"the first {len(rows)}; --limit shows more", err=True)
-    elif more is not None:
-        click.echo(f"not all were searched; --after {shlex.quote(more)} continues", err=True)
-
-
-def _read(db: Db, which: dict[str, Any], after: str | None, limit: int) -> tuple[list[str], str | None]:
-    """Return the subjects as JSON, and the cursor of the next page if there may be one."""
-    rows: list[str] = []
-    while len(rows) < limit:
-        most = min(limit - len(rows), subjects.MOST)
-        params = subjects.list_params(**which, after=after, max_subjects=most, max_looked=_LOOKED)
-        found = db.conn.execute(_LIST.encode(), params).fetchall()
-        after = found.pop()[1] if found and found[-1][0] is None else None
-        rows += [row[-1] for row in found]
-        if after is None or len(found) < most:
-            break
-    return rows, after
+    elif last is not None:
+        click.echo(f"not all were searched; --after {shlex.quote(last[1])} continues", err=True)
 
 
 _FAILED: Columns = {

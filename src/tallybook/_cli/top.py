@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import select
 import shutil
@@ -12,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -23,9 +22,6 @@ from tallybook._cli.over_nodes import answers, nodes_option
 from tallybook._db.driver import Error
 from tallybook._db.top import Rates, Reading, added, merged, rates, read
 from tallybook.errors import TallybookError
-
-if TYPE_CHECKING:
-    from rich.text import Text
 
 Press = Callable[[float], bool]
 
@@ -56,7 +52,9 @@ def top(dsn: str | None, nodes_: str | None, every: timedelta, once: bool) -> No
     q or Ctrl-C ends it. Needs rich: pip install 'tallybook[rich]'. Without a terminal only --once works.
     """
     try:
-        importlib.import_module("rich")
+        import rich  # noqa: F401
+
+        from tallybook._cli.top_screen import screen
     except ImportError:
         raise Problem("top needs the package rich", hint="pip install 'tallybook[rich]'") from None
     if not once and not sys.stdout.isatty():
@@ -67,7 +65,7 @@ def top(dsn: str | None, nodes_: str | None, every: timedelta, once: bool) -> No
             first, _, trouble = look(None)
         if once:
             width, height = shutil.get_terminal_size((120, 40))
-            for line in _lines(first, Rates(), width, height, trouble):
+            for line in screen(first, Rates(), width=width, height=height, trouble=trouble):
                 click.echo(line.plain.rstrip())
         else:
             _watch(looks, every.total_seconds(), first)
@@ -116,16 +114,12 @@ def _all(db: Db) -> Looks:
     return lambda: nullcontext(look)
 
 
-def _lines(reading: Reading, rate: Rates, width: int, height: int, trouble: str | None = None) -> list[Text]:
-    from tallybook._cli.top_screen import screen
-
-    return screen(reading, rate, width=width, height=height, trouble=trouble)
-
-
 def _watch(looks: Looks, every: float, shown: Reading) -> None:
     """Run until the user ends it, and restore the terminal in every case."""
     from rich.console import Console, Group
     from rich.live import Live
+
+    from tallybook._cli.top_screen import screen
 
     console = Console(markup=False, highlight=False, emoji=False)
     with ExitStack() as stack:
@@ -135,7 +129,10 @@ def _watch(looks: Looks, every: float, shown: Reading) -> None:
         live = stack.enter_context(Live(console=console, screen=True, auto_refresh=False))
 
         def show(rate: Rates, trouble: str | None = None) -> None:
-            live.update(Group(*_ended(_lines(shown, rate, console.width, console.height, trouble))), refresh=True)
+            lines = screen(shown, rate, width=console.width, height=console.height, trouble=trouble)
+            for line in lines[:-1]:
+                line.end = "\n"
+            live.update(Group(*lines), refresh=True)
 
         rate, failed = Rates(), 0
         while True:
@@ -155,12 +152,6 @@ def _watch(looks: Looks, every: float, shown: Reading) -> None:
                 show(rate, f"no answer: {told.message if told else error}; trying again")
             if pressed(every):
                 return
-
-
-def _ended(lines: list[Text]) -> list[Text]:
-    for line in lines[:-1]:
-        line.end = "\n"
-    return lines
 
 
 @contextmanager

@@ -6,9 +6,10 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from tallybook.extra.demo.figures import percentile
 
@@ -43,12 +44,6 @@ class Display:
     def __init__(self) -> None:
         self._started = self._shown = time.monotonic()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
     def event(self, text: str) -> None:
         print(f"[{time.monotonic() - self._started:5.1f} s] {text}", flush=True)
 
@@ -74,14 +69,7 @@ class Live(Display):
         super().__init__()
         self._events: list[str] = []
         self._board: Board | None = None
-        self._live = RichLive(console=Console(), auto_refresh=False, vertical_overflow="visible")
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
+        self.screen = RichLive(console=Console(), auto_refresh=False, vertical_overflow="visible")
 
     def event(self, text: str) -> None:
         self._events.append(f"[dim]{time.monotonic() - self._started:5.1f} s[/]  {text}")
@@ -99,7 +87,7 @@ class Live(Display):
         parts: list[RenderableType] = [Text("Tallybook, live", style="bold"), Text()]
         if self._board:
             parts += [_bars(self._board), Text(), _counts(self._board), Text()]
-        self._live.update(Group(*parts, *events, Text()), refresh=True)
+        self.screen.update(Group(*parts, *events, Text()), refresh=True)
 
 
 def _bars(board: Board) -> RenderableType:
@@ -129,13 +117,14 @@ def _counts(board: Board) -> RenderableType:
     return table
 
 
-def chosen(plain: bool | None) -> Display:
-    """Return the live display if the terminal supports it. None decides by standard output."""
+@contextmanager
+def chosen(plain: bool | None) -> Iterator[Display]:
+    """Yield the live display if the terminal supports it. None decides by standard output."""
+    live = None
     if plain is None:
         plain = not sys.stdout.isatty() or os.environ.get("TERM", "dumb") == "dumb"
     if not plain:
-        try:
-            return Live()
-        except ImportError:
-            pass
-    return Display()
+        with suppress(ImportError):
+            live = Live()
+    with nullcontext() if live is None else live.screen:
+        yield live or Display()

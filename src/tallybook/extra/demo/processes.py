@@ -11,8 +11,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import IO, Self
+from typing import IO
 
 from tallybook.errors import TallybookError
 
@@ -88,14 +89,11 @@ class Process:
             file.close()
 
 
-class Processes:
+class Processes(AbstractContextManager["Processes"]):
     """All processes; leaving the block stops those that still run."""
 
     def __init__(self) -> None:
         self._all: list[Process] = []
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.stop(*self._all)

@@ -48,8 +48,8 @@ select {_COLUMNS}, s.args, s.priority, s.made_at from tallybook.subject as s
 async def subjects(view: View) -> Response:
     """Show the list, by task and name."""
     asked = {name: view.asked(name) for name in ("task", "state", "prefix")}
-    place = (view.request.query_params.get("after_task"), view.request.query_params.get("after_name"))
-    last = view.asked("after_node")
+    place = {name: view.request.query_params.get(name) for name in ("after_task", "after_name", "after_scope")}
+    is_first, last = place["after_task"] is place["after_name"] is None, view.asked("after_node")
     found: list[dict[str, Any]] = []
     problem, after, looked_to = None, None, None
     try:
@@ -57,9 +57,8 @@ async def subjects(view: View) -> Response:
             raise InvalidArgument(f"state must be one of stopped, {', '.join(STATES)}")
         said: dict[str, Any] = {name: text_of(name, asked[name]) for name in asked}
         begin: dict[str, Any] = {}
-        if place[0] is not None and place[1] is not None:
-            begin = {"after_task": text_of("the page", place[0]), "after_name": text_of("the page", place[1])}
-            begin["after_scope"] = text_of("the page", view.request.query_params.get("after_scope", ""))
+        if place["after_task"] is not None and place["after_name"] is not None:
+            begin = {name: text_of("the page", value or "") for name, value in place.items()}
         names = [at.name for at in await view.site.nodes.known()]
         passed = names[: names.index(last)] if last in names else []
 
@@ -75,7 +74,7 @@ async def subjects(view: View) -> Response:
         problem = str(error)
     return view.render(
         "subjects.html", status=400 if problem else 200, subjects=found, asked=asked, states=("stopped", *STATES),
-        problem=problem, after=after, further=asked | (after or {}), looked_to=looked_to, first=place == (None, None),
+        problem=problem, after=after, further=asked | (after or {}), looked_to=looked_to, first=is_first,
     )  # fmt: skip
 
 
