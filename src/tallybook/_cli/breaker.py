@@ -13,13 +13,10 @@ from tallybook._db import breakers
 from tallybook._model.breaker import BreakerInfo, BreakerRule
 from tallybook._model.durations import format_duration
 
-
-@click.group()
-def breaker() -> None:
-    """List, change, open and close circuit breakers.
-
-    After a number of failures the jobs of a key wait.
-    """
+breaker = click.Group(
+    "breaker",
+    help="List, change, open and close circuit breakers.\n\nAfter a number of failures the jobs of a key wait.",
+)
 
 
 def _rule(one: BreakerInfo) -> str:

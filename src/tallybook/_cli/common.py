@@ -38,7 +38,6 @@ Made = Callable[[Callable[..., Any]], click.Command]
 Columns = Mapping[str, str | Callable[[Any], object]]
 """Columns of a table: a title, and an attribute or a function that makes the cell of a row."""
 
-
 DSN = "Connection string or URL; else TALLYBOOK_DSN, else the PG* variables."
 
 
@@ -151,7 +150,6 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
     "str": {}, "int": {"type": int}, "timedelta": {"type": DURATION},
     "str | None": {"required": False}, "timedelta | None": {"type": DURATION, "required": False},
 }  # fmt: skip
-
 
 _OPTIONS = {
     "by": click.Option(["--by"], metavar="WHO", help="Your name for the record. [user@host]"),

@@ -25,10 +25,7 @@ _NUMBERS = tuple(field.name for field in fields(Counts) if field.name not in ("q
 _RATES = ("completed_per_s", "failed_per_s")
 _TIMES = ("waited_p50", "waited_p95", "took_p50", "took_p95")
 
-
-@click.group()
-def count() -> None:
-    """Show how many jobs there are, now and over time."""
+count = click.Group("count", help="Show how many jobs there are, now and over time.")
 
 
 @command("list", of=count, json=True, nodes=True, reads=True)
@@ -195,9 +192,7 @@ def recount(db: Db) -> str:
     return f"recounted: {sums} sum{'' if sums == 1 else 's'}"
 
 
-@click.group()
-def event() -> None:
-    """Count your own events and list the counts."""
+event = click.Group("event", help="Count your own events and list the counts.")
 
 
 @listing({"event": "name", "counted": "n"}, of=event, empty="no events: `tallybook event count NAME` counts one")

@@ -19,14 +19,9 @@ from tallybook._db.filters import REASONS, DeadFilter
 from tallybook._model.job import DeadLetter
 from tallybook.errors import TallybookError
 
-
-@click.group()
-def dead() -> None:
-    """List, show, retry and drop dead letters.
-
-    A dead letter is a job without attempts left.
-    """
-
+dead = click.Group(
+    "dead", help="List, show, retry and drop dead letters.\n\nA dead letter is a job without attempts left."
+)
 
 # The same command under both nouns: it shows any job, dead or not.
 dead.add_command(show)

@@ -39,7 +39,6 @@ class _Instant(InstantType):
 
 INSTANT = _Instant()
 
-
 job_options = options(
     click.option("--run-at", type=INSTANT, metavar="INSTANT", help="Not before, like 2026-01-31T09:00:00+01:00."),
     click.option("--delay", type=DURATION, metavar="DURATION", help='Start after this time, like "5 min".'),

@@ -19,7 +19,6 @@ from tallybook.errors import ConfigError, PayloadError, QueueUnavailable, Schema
 
 _USAGE, _OTHER, _INTERRUPTED = 2, 1, 130
 
-
 APP_FORM = "Write -A module:app, as in -A shop.jobs:app for `app = App(...)` in shop/jobs.py"
 
 
@@ -85,7 +84,6 @@ _MEANT = {
     "aborted": "cancelled", "revoked": "cancelled", "delayed": "scheduled", "blocked": "waiting",
 }  # fmt: skip
 """States of other libraries, and ours."""
-
 
 _OPTIONS = {
     "--concurrency": "--queues default=10", "--queue": "--queues", "--workers": "--processes", "--loglevel": "--log-level",

@@ -13,10 +13,7 @@ from tallybook._db import retention as calls
 from tallybook._model.durations import format_duration
 from tallybook._model.retention import HeldRange, RetentionInfo
 
-
-@click.group()
-def history() -> None:
-    """Show and change retention periods."""
+history = click.Group("history", help="Show and change retention periods.")
 
 
 @listing({"class": "name", "kept": "keep", "what": "what"}, of=history, empty="none")

@@ -43,16 +43,11 @@ select to_json(jsonb_populate_record(j, jsonb_build_object('max_attempts', coale
           from tallybook.attempt a where a.job_id = j.id)
   from tallybook.job j where j.id = %s"""
 
-
-@click.group()
-def job() -> None:
-    """List, show, explain, trace, cancel and retry jobs."""
-
+job = click.Group("job", help="List, show, explain, trace, cancel and retry jobs.")
 
 job.add_command(list_)
 job.add_command(why)
 job.add_command(trace)
-
 
 _ATTEMPTS: Columns = {
     "attempt": "attempt", "state": "state", "started": "started_at", "ended": "ended_at", "worker": "worker",

@@ -18,10 +18,7 @@ select to_json(c)::text from (
   select r.name, r.called_at, r.job_id, r.attempt, r.success from tallybook.rate_calls r
    where r.name = %s order by r.called_at desc limit %s) c"""
 
-
-@click.group()
-def limit() -> None:
-    """List and change rate limits and concurrency limits."""
+limit = click.Group("limit", help="List and change rate limits and concurrency limits.")
 
 
 def _rule(one: RateInfo | ConcurrencyInfo) -> str:

@@ -13,14 +13,9 @@ from tallybook._db import node_changes, node_check, nodes
 from tallybook._db.link import dsn_for_people
 from tallybook._db.node_changes import Changed
 
-
-@click.group()
-def node() -> None:
-    """List, check and change the databases of one app (nodes)."""
-
+node = click.Group("node", help="List, check and change the databases of one app (nodes).")
 
 node.add_command(plproxy)
-
 
 _COLUMNS: Columns = {
     "node": "name",

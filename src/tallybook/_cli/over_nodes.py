@@ -32,7 +32,6 @@ nodes_option = click.option(
     "--nodes", "nodes_", metavar="NAMES", help="Over these nodes: all, or names like north,south. [one database]"
 )
 
-
 Said = tuple[T | None, TallybookError | None]
 """The answer of a node, or the error that it returned."""
 

@@ -38,14 +38,10 @@ T = TypeVar("T")
 _LOOSE = {"ignore_unknown_options": True}
 """An unknown option may be a secret that begins with a dash; `nothing_else` refuses it without printing it."""
 
-
-@click.group()
-def provider() -> None:
-    """Manage providers: settings, secrets, routes.
-
-    A provider is a service that jobs call. Its secrets are encrypted.
-    """
-
+provider = click.Group(
+    "provider",
+    help="Manage providers: settings, secrets, routes.\n\nA provider is a service that jobs call. Its secrets are encrypted.",
+)
 
 provider.add_command(route)
 

@@ -36,10 +36,7 @@ select json_build_object(
   'paused_at', n.paused_at, 'paused_by', n.paused_by)::text
   from tallybook.queue_stats n order by n.queue"""
 
-
-@click.group()
-def queue() -> None:
-    """List, change, pause, truncate and drop queues."""
+queue = click.Group("queue", help="List, change, pause, truncate and drop queues.")
 
 
 def _paused(row: dict[str, Any]) -> str:
@@ -48,7 +45,6 @@ def _paused(row: dict[str, Any]) -> str:
 
 _COUNTED = ("available", "running", "scheduled", "retrying", "dead", "unserved", "workers")
 _COLUMNS: Columns = {"queue": "name", **{name: name for name in _COUNTED}, "paused": _paused}
-
 
 _EMPTY = "no queues: a queue is created by its first job, or by a worker that serves it"
 

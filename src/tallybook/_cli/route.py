@@ -9,10 +9,7 @@ from tallybook._cli.database import Db
 from tallybook._cli.text import clean
 from tallybook._db import providers as calls
 
-
-@click.group()
-def route() -> None:
-    """Choose a provider by kind of data and symbol; one for a symbol comes first."""
+route = click.Group("route", help="Choose a provider by kind of data and symbol; one for a symbol comes first.")
 
 
 @command("set", of=route, nodes="each")

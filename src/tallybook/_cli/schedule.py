@@ -35,13 +35,7 @@ from tallybook._model.options import Options, check_name
 from tallybook._model.payload import encode
 from tallybook._model.schedule import MISSED, Timing, check_query
 
-
-@click.group()
-def schedule() -> None:
-    """List, change and run schedules.
-
-    A schedule enqueues jobs by the clock.
-    """
+schedule = click.Group("schedule", help="List, change and run schedules.\n\nA schedule enqueues jobs by the clock.")
 
 
 def _last(one: ScheduleInfo) -> str:

@@ -13,10 +13,7 @@ from tallybook._db import services
 from tallybook._model.durations import format_duration
 from tallybook._model.service import ServiceInfo
 
-
-@click.group()
-def service() -> None:
-    """List and change the maintenance services."""
+service = click.Group("service", help="List and change the maintenance services.")
 
 
 def _took(one: ServiceInfo) -> str:

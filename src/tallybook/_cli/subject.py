@@ -54,14 +54,9 @@ select to_json(e)::text from tallybook.error e
    and (%(since)s::timestamptz is null or e.ended_at >= %(since)s) and (%(queue)s::text is null or e.queue = %(queue)s)
  order by e.ended_at desc limit %(limit)s"""
 
-
-@click.group()
-def subject() -> None:
-    """List, show, push, upsert and forget subjects.
-
-    A subject is a recurring job with a name.
-    """
-
+subject = click.Group(
+    "subject", help="List, show, push, upsert and forget subjects.\n\nA subject is a recurring job with a name."
+)
 
 _COLUMNS: Columns = {
     "task": "task", "subject": "subject", "state": "state", "iterations": "iterations", "failures": "failures",
@@ -101,7 +96,6 @@ _FAILED: Columns = {
     "ended": "ended_at", "task": "task", "subject": "subject", "attempt": "attempt", "message": "message",
     "details": lambda row: "" if row["details"] is None else json.dumps(row["details"], ensure_ascii=False), "ref": "ref_id",
 }  # fmt: skip
-
 
 _queue_option = click.option("--queue", help="As this queue means the name, where queues have own names.")
 

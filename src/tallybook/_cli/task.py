@@ -30,19 +30,13 @@ select json_build_object(
  where t.name is not null or a.name is null
  order by n.name"""
 
-
 _SAYS = "Show the tasks in the code of this App instead of the recorded ones."
 _app_option = click.option("-A", "--app", "target", metavar="MODULE:APP", help=_SAYS)
 
-
-@click.group()
-def task() -> None:
-    """Show the tasks that workers know.
-
-    With their arguments, policies, aliases and workers.
-
-    Workers record their tasks when they start.
-    """
+task = click.Group(
+    "task", help="Show the tasks that workers know.\n\nWith their arguments, policies, aliases and workers.\n\n"
+    "Workers record their tasks when they start.",
+)  # fmt: skip
 
 
 def _found(db: Db, target: str | None) -> list[dict[str, Any]]:
