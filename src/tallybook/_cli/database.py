@@ -133,7 +133,7 @@ class Db:
         limit: int,
         most: int,
     ) -> tuple[list[Any], Any]:
-        """Return the rows of a list that has at most `most` per call, and the last row of all if the list may go on.
+        """Return the rows of a list that has at most `most` per call, and the last row of all if the list may continue.
 
         That row has no id; the cursor is in the second column.
         """
