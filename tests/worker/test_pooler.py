@@ -137,7 +137,9 @@ async def test_a_direct_dsn_of_another_database(app: App, pooled: str, dsn: str,
     """A direct DSN of another database would put the worker on record there: refused at the start."""
     with pytest.raises(ConfigError, match="another database"):
         async with working(app, pooled, direct_dsn=server.dsn("postgres")) as worker:
-            await eventually(lambda: worker._background.tasks or worker._failed or worker.claimer.stopping.is_set(), "started")
+            await eventually(
+                lambda: worker._background.tasks or worker._failed or worker.claimer.stopping.is_set(), "started"
+            )
 
 
 @pytest.mark.slow
