@@ -20,10 +20,8 @@
 create or replace function tallybook.claimed_jobs(lease uuid, job bigint default null,
   at timestamptz default clock_timestamp())
 returns table (job_id bigint, attempt int, task text, args jsonb, headers jsonb, queue text, priority int, failures int,
-  crashes int,
-               max_attempts int, unique_key text, enqueued_at timestamptz, run_at timestamptz, order_key text,
-  options jsonb,
-               blocked_by text)
+  crashes int, max_attempts int, unique_key text, enqueued_at timestamptz, run_at timestamptz, order_key text,
+  options jsonb, blocked_by text)
 language plpgsql
 -- profile: nested
 as $$

@@ -1,7 +1,6 @@
 -- _enqueue_on_dead(entry, reason, at): enqueue the on_dead task of a dead job's task, with the facts for a person or a
 -- program. If the dead job's task is itself an on_dead task, it has no follow-up, so chains end.
-create or replace function tallybook._enqueue_on_dead(e tallybook.entry, p_reason text,
-  p_at timestamptz) returns void
+create or replace function tallybook._enqueue_on_dead(e tallybook.entry, p_reason text, p_at timestamptz) returns void
 language plpgsql as $$
 declare
   t tallybook.task := tallybook._task_of(e.task);
