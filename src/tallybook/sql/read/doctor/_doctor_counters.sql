@@ -1,8 +1,8 @@
 -- _doctor_counters(asked): whether the counters agree with a recount. A recount reads the whole history, so without
 -- `asked` it runs only if the history is small.
 -- rights: operator
-create or replace function tallybook._doctor_counters(p_asked boolean) returns setof tallybook._check
-language plpgsql stable as $$
+create or replace function tallybook._doctor_counters(p_asked boolean)
+returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable as $$
 declare
   v_bytes numeric := (select sum(pg_relation_size(c.oid)) from pg_class c
                        where c.relnamespace = 'tallybook'::regnamespace and c.relkind = 'r'
