@@ -56,9 +56,11 @@ class Key:
                 check_name(f"queues of key {self.id}", queue, 64)
 
     def may(self, scope: str) -> bool:
+        """Return whether the key has this scope; admin has all."""
         return scope in self.scopes or "admin" in self.scopes
 
     def reaches(self, queue: str) -> bool:
+        """Return whether the key may use this queue."""
         return self.queues is None or queue in self.queues
 
 
