@@ -207,7 +207,7 @@ def test_a_claim_without_a_lease_is_refused(db: Connection, call: LiteralString)
     [
         ("claim_job", "exit when found", "select tallybook.claim_job(%(worker)s, %(job)s, gen_random_uuid())", True),
         ("retry", "exit when e.attempt is not", "select tallybook.retry(%(job)s)", 2),
-        ("cancel", "if not found then select w.attempt", "select tallybook.cancel(%(job)s)", "cancelled"),
+        ("cancel", "select x.lane_id, x.retention", "select tallybook.cancel(%(job)s)", "cancelled"),
     ],
 )
 def test_a_job_that_moves_between_two_looks_is_found(
@@ -215,13 +215,11 @@ def test_a_job_that_moves_between_two_looks_is_found(
 ) -> None:
     """Who looks in one table after the other finds a job that goes from one to the other between the looks."""
     mover, gate, caller, worker = connect(), connect(), connect(), start_worker(db)
-    if verb == "cancel":  # a child whose time has not come goes from waiting to scheduled
-        (parent,) = enqueue(db)
-        job = one(
-            db, "select tallybook.enqueue_after('q', 'work', %s, run_at => %s)", [parent], now(db) + seconds(3600)
-        )
-        assert drain(db) == [parent]
-        move: LiteralString = "select tallybook.parents_resolve()"
+    if verb == "cancel":  # it runs, and goes from its line to scheduled
+        (job,) = enqueue(db)
+        held = claim(db, worker)
+        assert jobs_of(db, held) == [job]
+        move: LiteralString = f"select tallybook.unclaim('{held.lease}', {job}, 1, '1 h')"
     else:
         (job,) = enqueue(db, run_at=now(db) + seconds(3600))
         move = "select tallybook.promote(at => clock_timestamp() + interval '2 h')"

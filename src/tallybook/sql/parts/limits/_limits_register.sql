@@ -14,8 +14,10 @@ begin
                              select x ->> 'name' from jsonb_array_elements(p_rules -> k.column2) x));
     if k.column1 = 'breaker' then perform tallybook.breaker_drop(n) from unnest(v_gone) n; end if;
     delete from tallybook.limit_rule r where r.kind = k.column1 and r.name = any (v_gone) and r.in_code = p_app;
-    perform tallybook._limit_set(k.column1, x.name, coalesce(x.calls, x.most, x.failures), x.per, x.burst, x.open_for,
-                                 p_app, clock_timestamp(), x.skips)
+    perform case k.column1
+              when 'rate' then tallybook.rate_limit_set(x.name, x.calls, x.per, x.burst, p_app)
+              when 'concurrency' then tallybook.concurrency_limit_set(x.name, x.most, p_app, skips => x.skips)
+              else tallybook.breaker_set(x.name, x.failures, x.per, x.open_for, p_app) end
        from (select f.* from jsonb_to_recordset(p_rules -> k.column2)
                f(name text, calls int, most int, failures int, per interval, burst int, open_for interval,
                  skips boolean)

@@ -43,8 +43,9 @@ $$;
 
 -- _keys_most(max_keys): raise TB005 unless it is from 1 to 1000.
 create or replace function tallybook._keys_most(p_max_keys int) returns int
-language sql stable as $$
-  select tallybook._check_range('max_keys', p_max_keys::text, p_max_keys between 1 and 1000,
-                                'It must be from 1 to 1000.');
-  select p_max_keys
-$$;
+language plpgsql immutable as $$
+begin
+  perform tallybook._check_range('max_keys', p_max_keys::text, p_max_keys between 1 and 1000,
+                                 'It must be from 1 to 1000.');
+  return p_max_keys;
+end $$;
