@@ -1,5 +1,5 @@
--- _forget_amendments(): delete the amendments of jobs that have ended. A cancelled job keeps its amendment, because it may
--- be retried with what it was changed to. Called by rescue.
+-- _forget_amendments(): delete the amendments of jobs that have ended. Called by rescue.
+-- A cancelled job keeps its amendment, because it may be retried with what it was changed to.
 create or replace function tallybook._forget_amendments() returns void
 language plpgsql as $$
 begin

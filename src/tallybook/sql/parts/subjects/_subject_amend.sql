@@ -5,7 +5,8 @@
 -- is pushed to later leaves its line by promote. An amendment is written, as for conflicts of unique keys: see _amend.
 -- Who is about to start the job waits for the caller's transaction. A job that waits for a permit or its order key is
 -- changed where it is, and stays there until the caller's transaction has ended.
--- Errors: TB003 where something is to be changed at another isolation level than READ COMMITTED. Writes amendment, waiting.
+-- Errors: TB003 where something is to be changed at another isolation level than READ COMMITTED.
+-- Writes amendment, waiting.
 create or replace function tallybook._subject_amend(p_job_id bigint, p_args jsonb, p_version jsonb,
   p_run_at timestamptz, p_priority int, p_at timestamptz, out report text, out old_run_at timestamptz,
   out new_run_at timestamptz)
