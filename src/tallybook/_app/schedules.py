@@ -82,7 +82,7 @@ class Schedules(Noun):
         return self._verb(schedules.resume(name))
 
     def run(self, name: str) -> Verb[Fired]:
-        """Fire a schedule now, with the same guard and retries as at a tick. Raises UnknownSchedule.
+        """Fire a schedule now, with the same overlap guard and retries as a tick. Raises UnknownSchedule.
 
         (await app.schedules.run("report-de")).what
         """

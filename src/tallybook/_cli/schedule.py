@@ -191,7 +191,7 @@ def drop(db: Db, name: str, yes: bool) -> None:
 
 @command(of=schedule, home=True)
 def run(db: Db, name: str) -> str:
-    """Fire a schedule now, as at a tick. Exit code 1 if no job was enqueued."""
+    """Fire a schedule now, as if a tick were due. Exit code 1 if no job was enqueued."""
     fired = db.run(schedules.run(name), name)
     if fired.what == "enqueued":
         return f"job {fired.job_id}" if fired.job_id is not None else f"{fired.jobs} jobs"

@@ -36,9 +36,9 @@ METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "tallybook_worker_ends_waiting": ("gauge", (), "Ends not yet sent to the database."),
     "tallybook_worker_handlers_abandoned": ("gauge", (), "Handlers that have not ended after their deadline."),
     "tallybook_worker_loop_lag_seconds": ("gauge", (), "Delay of the event loop, measured twice a second."),
-    "tallybook_worker_loop_blocked_total": ("counter", (), "How often a handler has blocked the event loop for 1 s or longer."),
+    "tallybook_worker_loop_blocked_total": ("counter", (), "Times that a handler blocked the event loop for 1 s or longer."),
     "tallybook_worker_connection_errors_total": (
-        "counter", ("connection",), "How often a connection to the database was lost or failed.",
+        "counter", ("connection",), "Times that a connection to the database was lost or failed.",
     ),
 }  # fmt: skip
 

@@ -105,7 +105,7 @@ OPERATIONS = (
     ),
     Operation(
         name="retry_dead_letters", method="POST", path="/dead-letters/retry", scope="operate",
-        about="Retry all matching dead letters; `refused` counts those whose unique key a live job has.",
+        about="Retry all matching dead letters; `refused` counts dead letters whose unique key belongs to a live job.",
         in_body=(*_FILTER, _ARGS, _MOST, _DRY), codes=("queue",),
         answer=_counted(retried="integer", refused="integer"), example={"dry_run": False, "retried": 12, "refused": 0},
         changes=partial(_do, verb="retry"),

@@ -30,7 +30,7 @@ CODES: dict[str, tuple[int, str]] = {
     "method": (405, "The path does not support this method."),
     "conflict": (409, "The job's state, or a key that another job holds, does not allow the change."),
     "replayed": (409, "A request with this key and nonce has already been served."),
-    "too_large": (413, "The body has more than 1 MB."),
+    "too_large": (413, "The body is larger than 1 MB."),
     "media_type": (415, "The body is not application/json, or is compressed."),
     "invalid": (422, "A value is missing, unknown or out of range."),
     "failed": (500, "A defect; see the server's log."),

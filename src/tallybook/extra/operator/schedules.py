@@ -55,7 +55,7 @@ OPERATIONS = (
     ),
     Operation(
         name="run_schedule", method="POST", path="/schedules/{schedule}/run", scope="operate",
-        about="Fire a schedule now, as at a tick. Returns enqueued, failed, or skipped if its last job is still open.",
+        about="Fire a schedule now, as if a tick were due. Returns enqueued, failed, or skipped if its last job is still open.",
         in_path=(_NAME,), codes=("unknown", "queue"),
         answer=record(schedule="string", what="string", job="integer?", jobs="integer?", reason="string?"),
         example={"schedule": "report-de", "what": "enqueued", "job": 4713, "jobs": 1, "reason": None}, changes=_run,
