@@ -59,7 +59,7 @@ def dies(n: int) -> None:
 async def main() -> None:
     app.dsn = sys.argv[1]
     with sentry_sdk.start_transaction(name="request"):
-        jobs = [await task.enqueue(app, 4711) for task in (first, last, apart, dies, trace)]
+        jobs = [await task.enqueue(app, 4711471147114711) for task in (first, last, apart, dies, trace)]
     await app.drain()
     print(json.dumps({"type": "result", "trace": await app.result(jobs[-1])}))
 
