@@ -52,7 +52,7 @@ async def _drain(dsn: str, slots: int, nodes: int = 0) -> dict[str, object]:
 
 def _at_work(worker: Worker) -> bool:
     """Return whether it has claimed, or waits for the next job; behind a pooler it polls, and has no sleeper."""
-    polls = worker.sleeper is None and bool(worker._services)
+    polls = worker.sleeper is None and bool(worker._background.tasks)
     return polls or bool(worker.claimer.claimed) or (worker.sleeper is not None and worker.sleeper.clear)
 
 

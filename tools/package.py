@@ -91,12 +91,13 @@ def demo(python: Path, folder: Path) -> str:
 
 
 def first_job(python: Path, folder: Path, dsn: str) -> str:
-    """Run "A first job" of the README as written; return the worker's line."""
-    part = (ROOT / "README.md").read_text(encoding="utf-8").split("## A first job\n")[1].split("\n## ")[0]
+    """Run the README's first job as written, with a PostgreSQL of one's own; return the worker's line."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    part = readme.split("## A first job\n")[1].split("\n## What is different")[0]
     blocks = re.findall(r"^```(python|sh)\n(.*?)^```", part, re.MULTILINE | re.DOTALL)
     for body in (body for language, body in blocks if language == "python"):
         (folder / body.split("\n")[0].removeprefix("# ")).write_text(body, encoding="utf-8")
-    (commands,) = (body for language, body in blocks if language == "sh")
+    (commands,) = (body for language, body in blocks if language == "sh" and body.startswith("export"))
     export, migrate, (signup, job), (worker, line) = (re.split(r"  +# ", command) for command in commands.splitlines())
     _has(export[0], "export TALLYBOOK_DSN=")
     own = {"TALLYBOOK_DSN": dsn, "PATH": f"{python.parent}{os.pathsep}{os.defpath}", "PYTHONUNBUFFERED": "1"}
