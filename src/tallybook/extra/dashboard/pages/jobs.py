@@ -78,11 +78,9 @@ class List:
     async def page(self, said: dict[str, Any], most: int, *, whole: bool = False) -> JobPage:
         """Return one page of jobs. With `whole`, also read the other columns of the list and the counts of the tabs."""
         after = text_of("after", self._after)
-        if self._nodes.many:
-            pairs, after, looked_to = await self._merged(said, most, places(after), counts=whole)
-        else:
-            one = (await self._read(said, most, {"": after or ""}, counts=whole))[""]
-            pairs, after, looked_to = [("", job) for job in one.jobs], one.next, one.looked_to
+        if not self._nodes.many:
+            return (await self._read(said, most, {"": after or ""}, whole=whole))[""]
+        pairs, after, looked_to = await self._merged(said, most, places(after), whole=whole)
         if whole and pairs:
             ids: dict[str, list[int]] = {}
             for name, job in pairs:
@@ -95,14 +93,14 @@ class List:
         return JobPage([job for _, job in pairs], after, looked_to)
 
     async def _merged(
-        self, said: dict[str, Any], most: int, place: dict[str, str], *, counts: bool
+        self, said: dict[str, Any], most: int, place: dict[str, str], *, whole: bool
     ) -> Part[tuple[str, JobLine]]:
         """Return the newest jobs of all nodes.
 
         Each node is asked for its share. One that has only jobs among the newest ones is asked once more, for a page.
         """
         share = -(-2 * most // max(2, len(self._nodes.read)))
-        found = await self._read(said, share, place, counts=counts)
+        found = await self._read(said, share, place, whole=whole)
         times = sorted((job.enqueued_at for page in found.values() for job in page.jobs), reverse=True)
         last = times[most - 1] if len(times) >= most else None
         parts: dict[str, Part[JobLine]] = {}
@@ -120,17 +118,23 @@ class List:
         return merged(parts, place, most)
 
     async def _read(
-        self, said: dict[str, Any], most: int, place: dict[str, str], *, counts: bool = False
+        self, said: dict[str, Any], most: int, place: dict[str, str], *, whole: bool = False
     ) -> dict[str, JobPage]:
-        """Return the jobs of each node from its position on; with `counts`, also read the counts of the tabs."""
+        """Return the jobs of each node from its position on.
+
+        With `whole`, also read the counts of the tabs and, of a single database, the other columns of the list.
+        """
 
         async def read(conn: Conn, node: str) -> JobPage:
-            if counts:
+            if whole:
                 self._counts += await self._app.counts.list().on(conn)
             if not goes_on(place, node):
                 return JobPage([], None, None)
             jobs = self._app.jobs.list(**said, after=place.get(node) or None, max_jobs=most, max_looked=_LOOKED)
-            return await jobs.on(conn)
+            found = await jobs.on(conn)
+            if whole and not self._nodes.many:
+                self._more |= {one["id"]: one for one in await rows(conn, _MORE, [one.id for one in found.jobs])}
+            return found
 
         return await self._ask(read)
 
