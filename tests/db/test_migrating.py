@@ -213,6 +213,9 @@ def test_a_line_above_a_column_is_its_comment_in_the_database(db: Any) -> None:
     )
     with pytest.raises(ValueError, match="no table, view or column is below: Nobody's"):
         commented("--> Nobody's\nselect 1;\n")
+    for lost in ("--> Nobody's\n", "--> One.\ncreate table tallybook.one (a int)\n"):
+        with pytest.raises(ValueError, match="no statement ends below"):
+            commented(lost)
 
 
 def test_the_tables_of_a_migration_are_found() -> None:

@@ -156,6 +156,14 @@ def test_no_function_is_longer_than_a_reader_can_hold() -> None:
     assert long == {}
 
 
+def test_the_core_reads_in_an_afternoon() -> None:
+    """The core has at most 1,900 lines of code, its tables included; comments and empty lines do not count."""
+    core = [
+        line for path, text in texts().items() if room(path) == "core" for line in text.splitlines() if line.strip()
+    ]
+    assert len(core) <= 1900
+
+
 def test_settings_of_the_planner_are_profiles() -> None:
     """At most six profiles, each in use; whatever else a function sets is written in its head with a reason."""
     read = {file: file.read_text(encoding="utf-8") for file in SQL.rglob("*.sql")}

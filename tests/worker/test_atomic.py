@@ -256,6 +256,18 @@ async def test_a_transaction_in_error_fails(app: App, dsn: str, db: Any, jobs: J
     assert [job for job, _ in effects(db)] == [good.id]
 
 
+async def test_a_plain_handler_may_raise_what_ends_an_iteration(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """StopIteration in a plain atomic handler is a failure like any other, with a text about the handler."""
+
+    @app.task(atomic=True, max_attempts=1)
+    def ends(conn: psycopg.Connection[Any]) -> None:
+        raise StopIteration
+
+    async with working(app, dsn, queues="default"):
+        (ended,) = await jobs.ends(ends.enqueue_sync(db))
+    assert (ended.state, ended.last_error) == ("dead", "the handler raised StopIteration")
+
+
 def test_what_an_atomic_task_takes() -> None:
     """S5-03: a signature that cannot be served is refused when it is first used, with what to write instead."""
     app = App("shop")

@@ -12,7 +12,7 @@ _MARK = re.compile(r" *--> (.*)")
 def commented(text: str) -> str:
     """Return the text of a SQL file with its lines `-->` as COMMENT ON, each after the statement that it is in.
 
-    Raises ValueError for such a line that is above nothing of these.
+    Raises ValueError for such a line that is above nothing of these, or in a statement without an end.
     """
     done: list[str] = []
     notes: list[str] = []
@@ -38,4 +38,6 @@ def commented(text: str) -> str:
         if line.endswith(";\n"):
             done += notes
             notes, name = [], ""
+    if words or notes:
+        raise ValueError(f"no statement ends below: {' '.join(words or notes)}")
     return "".join(done)

@@ -126,6 +126,8 @@ class Atomic:
             job.in_doubt, well = False, True
         except BaseException as error:
             well = not job.in_doubt and await _rolled_back(library, begun, known)
+            if isinstance(error, StopIteration):  # it would end the coroutine, with a text about coroutines
+                raise RuntimeError("the handler raised StopIteration") from error
             if interrupt.used and interrupted(error):
                 raise asyncio.CancelledError from error
             raise
