@@ -1,4 +1,4 @@
-"""Planner settings for functions: a line `-- profile: NAME` in a function's head is replaced by one of these.
+"""Planner settings for functions: a line `-- profile: NAME` above one adds these settings to its head.
 
 A session keeps plans from the time when the tables were empty, so functions that must use an index have a profile.
 """
@@ -19,9 +19,18 @@ PROFILES = {
 }
 """hot: rows by an index, planned once. nested: row by row. batch: sets against sets. lookup: rows by an index, planned
 per call. whole: all of some tables. nojit: the planner's choice, without the start-up cost of JIT."""
-_LINE = re.compile(r"^-- profile: (\w+)$", re.MULTILINE)
+_HEAD = re.compile(
+    r"^-- profile: (\w+)\n((?:--[^\n]*\n)*create or replace function (?:(?!\$\$).)*?)\s(as \$\$)",
+    re.MULTILINE | re.DOTALL,
+)
 
 
 def applied(text: str) -> str:
-    """Return the text of a SQL file with its profiles expanded. Raises KeyError for an unknown name."""
-    return _LINE.sub(lambda match: PROFILES[match[1]], text)
+    """Return the text of a SQL file with its profiles expanded, each in the head of the function below its line.
+
+    Raises KeyError for an unknown name, ValueError for a line `-- profile:` that no function follows.
+    """
+    done = _HEAD.sub(lambda match: f"{match[2]}\n{PROFILES[match[1]]}\n{match[3]}", text)
+    if left := re.search(r"^-- profile:.*", done, re.MULTILINE):
+        raise ValueError(f"no function is below: {left[0]}")
+    return done

@@ -5,9 +5,9 @@
 -- the cursor of a claim or a truncate has passed it. A reason that a person gave before is kept. A person may retry
 -- them.
 -- Writes entry, outcome, tombstone; deletes from scheduled, waiting; see _leave_parents, _leave_limits, _leave_lines.
+-- profile: nested
 create or replace function tallybook._cancel_aside(p_ids bigint[], p_error jsonb, p_at timestamptz) returns int
 language plpgsql
--- profile: nested
 set lock_timeout = '20ms'  -- somebody's open transaction may cancel the same job
 as $$
 declare

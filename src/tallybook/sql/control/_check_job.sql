@@ -2,10 +2,8 @@
 --
 -- For callers that looked in one table after the other and missed a job that was moving. One statement sees it in
 -- either.
-create or replace function tallybook._check_job(p_job_id bigint) returns void
-language plpgsql
 -- profile: lookup
-as $$
+create or replace function tallybook._check_job(p_job_id bigint) returns void language plpgsql as $$
 begin
   if not exists (select from tallybook._aside a where a.job_id = p_job_id and a.place <> 'dead')
      and not exists (select from tallybook.entry e where e.job_id = p_job_id) then

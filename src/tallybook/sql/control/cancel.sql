@@ -8,12 +8,10 @@
 -- transaction that cancelled a job and stays open delays nobody. If it rolls back, nothing has happened.
 -- Errors: TB002 no such job. Reads entry, claim, outcome, scheduled, waiting, dead; writes tombstone; for a dead letter
 -- entry, outcome, tally, subject_job; deletes from dead.
+-- profile: nested
 -- rights: operator
 create or replace function tallybook.cancel(job_id bigint, reason text default null,
-  at timestamptz default clock_timestamp()) returns text
-language plpgsql
--- profile: nested
-as $$
+  at timestamptz default clock_timestamp()) returns text language plpgsql as $$
 declare
   v_attempt int; v_state text; v_ended text; e record;
   v_sure boolean := current_setting('transaction_isolation') = 'read committed';
@@ -84,10 +82,9 @@ end $$;
 -- Failures and errors are kept, and a subject's name is free, as after every cancel. A retry finds a job that was
 -- cancelled before its start.
 -- Waits for a session that retries, drops or cancels the same dead letter.
-create or replace function tallybook._cancel_dead(p_job_id bigint, p_reason text, p_at timestamptz) returns boolean
-language plpgsql
 -- profile: lookup
-as $$
+create or replace function tallybook._cancel_dead(p_job_id bigint, p_reason text, p_at timestamptz) returns boolean
+language plpgsql as $$
 declare
   d tallybook.dead; e tallybook.entry;
 begin

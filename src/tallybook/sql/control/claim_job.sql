@@ -4,11 +4,11 @@
 -- does not move and later skips the job. Run it in a transaction of its own, because it holds the lane's lock.
 -- Returns false if the job is not due, claimed, ended or cancelled, if its queue is paused, or if its lane was busy for
 -- 2 s. Errors: TB002 no such job, TB003, TB006.
+-- profile: lookup
 -- rights: worker
 create or replace function tallybook.claim_job(worker int, job_id bigint, lease uuid,
   at timestamptz default clock_timestamp())
 returns boolean language plpgsql
--- profile: lookup
 set lock_timeout = '2s'  -- who holds the lane may stay open
 as $$
 declare

@@ -3,11 +3,10 @@
 -- Failures and crashes start again at 0; the error history stays. A job that was cancelled while it is scheduled or
 -- waiting keeps that state. A job that had a unique key, or belongs to a subject, takes it again.
 -- Errors: TB002 no such job; TB005 the job is not dead or cancelled, or another live job has its unique key; TB003.
+-- profile: nested
 -- rights: operator
 create or replace function tallybook.retry(job_id bigint, at timestamptz default clock_timestamp()) returns int
-language plpgsql
--- profile: nested
-as $$
+language plpgsql as $$
 declare
   e tallybook.entry; d tallybook.dead; v_state text; v_holder bigint; v_back boolean := false; v_attempt int;
 begin
@@ -97,10 +96,8 @@ begin
 end $$;
 
 -- _behind(job_id): the next attempt of a job that is scheduled or waiting; null: it is neither.
-create or replace function tallybook._behind(p_job_id bigint) returns int
-language plpgsql stable
 -- profile: lookup
-as $$
+create or replace function tallybook._behind(p_job_id bigint) returns int language plpgsql stable as $$
 begin
   return (select a.attempt from tallybook._aside a where a.job_id = p_job_id and a.place <> 'dead');
 end $$;

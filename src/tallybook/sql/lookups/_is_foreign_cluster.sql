@@ -4,9 +4,9 @@
 -- which cannot be in one cluster, for data that came without the row in installation; that costs 10 us a lane. Needs no
 -- privilege.
 -- Reads installation, lane, claim.
+-- profile: hot
 create or replace function tallybook._is_foreign_cluster(p_cursors boolean) returns boolean
 language plpgsql stable
--- profile: hot
 set enable_nestloop = on  -- also where the caller has it off
 as $$
 declare

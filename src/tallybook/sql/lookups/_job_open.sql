@@ -2,10 +2,8 @@
 --
 -- One statement, so that a job that moves from scheduled to its lane is not missed. A job that was cancelled and not
 -- claimed will never start (claimed_jobs looks for tombstones after the claim has committed), so it is not open.
-create or replace function tallybook._job_open(p_job_id bigint) returns boolean
-language plpgsql stable
 -- profile: lookup
-as $$
+create or replace function tallybook._job_open(p_job_id bigint) returns boolean language plpgsql stable as $$
 declare
   -- One's own intent proves nothing. Any other that this snapshot sees does, where it sees no claim: who claimed later
   -- looks for tombstones later still.

@@ -1,8 +1,8 @@
 -- _newest_entry(job_id): the newest entry of a job, nulls if there is none. Its cost does not grow with the number of
 -- attempts: the index of attempts after the first is read from its end.
+-- profile: hot
 create or replace function tallybook._newest_entry(p_job_id bigint) returns tallybook.entry
 language plpgsql stable
--- profile: hot
 set enable_sort = off  -- the index has them in order: a sort would read all
 as $$
 declare

@@ -1,10 +1,9 @@
 -- _unstarted_attempts(job_id, attempt): how many of a job's attempts never started, because the job was set aside for
 -- another worker, or was cancelled before its start and retried by a person.
+-- profile: lookup
 -- rights: operator, reader
 create or replace function tallybook._unstarted_attempts(p_job_id bigint, p_attempt int) returns int
-language plpgsql stable
--- profile: lookup
-as $$
+language plpgsql stable as $$
 begin
   if p_attempt = 1 then return 0; end if;
   return (select count(*) from tallybook.entry e

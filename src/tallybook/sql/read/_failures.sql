@@ -4,11 +4,11 @@
 -- The view error has the same rows, except those hidden by a queue's error_retention. A query for its newest rows reads
 -- and sorts all of them, because no plan uses the order of an index through its union. This reads `most` rows of each
 -- state. Reads outcome, entry, lane.
+-- profile: nested
 -- rights: operator
 create or replace function tallybook._failures_said(p_most int)
 returns table (ended_at timestamptz, queue text, task text, job_id bigint, attempt int, state text, type text,
   message text) language plpgsql stable
--- profile: nested
 set enable_nestloop = on set enable_sort = off set max_parallel_workers_per_gather = 0  -- newest first, by index
 as $$
 begin

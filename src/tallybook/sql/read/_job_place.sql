@@ -4,10 +4,9 @@
 --   since  since when it waits, is dead, or has ended; state: of an entry with an outcome; reason: of a dead letter
 -- Uses the snapshot of the caller's statement, so a job that moves between tables is not missed.
 -- Reads scheduled, waiting, dead, entry, outcome, lane.
-create or replace function tallybook._job_place(p_job_id bigint) returns setof tallybook._job_place
-language plpgsql stable rows 1
 -- profile: nested
-as $$
+create or replace function tallybook._job_place(p_job_id bigint) returns setof tallybook._job_place
+language plpgsql stable rows 1 as $$
 declare
   v_row jsonb;
 begin

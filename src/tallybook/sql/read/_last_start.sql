@@ -1,9 +1,9 @@
 -- _last_start(job_id, attempt): when the newest attempt up to this one started; null if none did or its history has
 -- been dropped. Attempts that were set aside before their start do not count.
+-- profile: hot
 -- rights: operator, reader
 create or replace function tallybook._last_start(p_job_id bigint, p_attempt int) returns timestamptz
 language plpgsql stable
--- profile: hot
 set enable_sort = off  -- the index has them in order: a sort would read all
 as $$
 begin

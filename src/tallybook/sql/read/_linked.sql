@@ -3,10 +3,10 @@
 -- A key is searched as text and as number, because SQL producers write either. Uses the partial GIN indexes on links
 -- alone, by bitmaps (switched on here, because trace switches them off), so rows without links are never read. Reads
 -- entry, scheduled, waiting, dead.
+-- profile: nojit
 -- rights: operator
 create or replace function tallybook._linked(p_links jsonb, p_most int) returns setof bigint
 language plpgsql stable
--- profile: nojit
 set plan_cache_mode = force_generic_plan  -- planned once
 set enable_seqscan = off set enable_indexscan = off set enable_bitmapscan = on  -- a GIN index gives a bitmap
 as $$

@@ -16,6 +16,7 @@
 -- (available, completed, all of a queue) or ended (cancelled, error); a merge of both is ordered by time. Pages neither
 -- skip nor repeat a job that does not change. The cost does not depend on the length of the history.
 -- Errors: TB005. Reads entry, outcome, claim, scheduled, waiting, dead, tombstone, worker, lane, by indexes only.
+-- profile: nested
 -- rights: operator
 create or replace function tallybook.jobs(queue text default null, task text default null, states text[] default null,
   links jsonb default null, error text default null, unserved boolean default false, since timestamptz default null,
@@ -24,9 +25,7 @@ returns table (id bigint, queue_name text, task_name text, state text, priority 
   max_attempts int,
   enqueued_at timestamptz, run_at timestamptz, started_at timestamptz, ended_at timestamptz, worker text, summary text,
   reason text, last_error text, subject text, unique_key text, progress float4, cursor text, looked_to timestamptz)
-language plpgsql stable
--- profile: nested
-as $$
+language plpgsql stable as $$
 declare
   v record; v_filter jsonb; v_n int := 0; v_cursor text := jobs.after; v_end boolean; r record;
   v_lines tallybook.job_line[]; v_cursors text[];

@@ -8,14 +8,12 @@
 -- jobs are left out. A paused queue, limits and order keys can change the order. Reads only the rows that it returns:
 -- lane, claim, entry, tombstone, scheduled.
 -- Errors: TB002 unknown queue, TB005.
+-- profile: nested
 -- rights: operator
 create or replace function tallybook.queue_top(queue text, states text[] default null, max_jobs int default 50,
   after text default null)
 returns table ("position" bigint, id bigint, task text, state text, priority int, run_at timestamptz,
-  enqueued_at timestamptz, place text)
-language plpgsql stable
--- profile: nested
-as $$
+  enqueued_at timestamptz, place text) language plpgsql stable as $$
 declare
   -- A place has the source, the position, and the key of the row. In line: priority, turn, phase, xid, seq; else:
   -- run_at, job.

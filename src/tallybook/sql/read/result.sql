@@ -1,12 +1,11 @@
 -- result(job_id): return how a job ended. No row: there is no such job, or it has not been committed.
 --   state   completed, cancelled, dead; null: it has not ended
 --   result  the return value of the handler, or null; error: why there is none
+-- profile: nested
 -- rights: operator
 create or replace function tallybook.result(job_id bigint, out task text, out state text, out result jsonb,
   out error jsonb)
-returns setof record language plpgsql
--- profile: nested
-as $$
+returns setof record language plpgsql as $$
 declare
   v_job_id bigint := result.job_id; e tallybook.entry := tallybook._newest_entry(result.job_id); o tallybook.outcome;
 begin

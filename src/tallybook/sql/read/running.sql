@@ -2,11 +2,11 @@
 --
 -- Reads the open attempts of each worker from its watermark on, so the cost does not depend on the length of the
 -- history. Errors: TB005 max_jobs out of range. Reads worker, claim, entry, outcome, lane.
+-- profile: nested
 -- rights: operator, reader
 create or replace function tallybook.running(max_jobs int default 20, of_worker int default null)
 returns table (job_id bigint, attempt int, queue text, task text, worker_id int, worker text, started_at timestamptz)
   language plpgsql stable
--- profile: nested
 set enable_nestloop = on  -- also if the caller has switched it off
 as $$
 begin

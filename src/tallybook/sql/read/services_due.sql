@@ -10,14 +10,12 @@
 -- service. A run itself is promote, rescue, rebase, parents_resolve, fair_release or fold with as_service.
 -- Reads service, scheduled, schedule, worker, waiting, parent, tombstone, amendment, lane, queue, claim, entry,
 -- installation, fold, tally.
+-- profile: hot
 -- rights: worker
 create or replace function tallybook.services_due(services text[] default null, after timestamptz default null,
   worker int default null, queues text[] default '{}', at timestamptz default clock_timestamp(), out due text[],
   out next_run_at timestamptz, out passed timestamptz, out work boolean, out workers int, out names text[],
-  out every interval[], out next_tick_at timestamptz)
-language plpgsql
--- profile: hot
-as $$
+  out every interval[], out next_tick_at timestamptz) language plpgsql as $$
 declare
   v_old text[]; v_second text[]; v_parts text[]; v_waiting boolean := exists (select from tallybook.waiting w
       where w.order_key is not null);

@@ -7,12 +7,11 @@
 -- of the job waits for the caller's transaction (see _start_waits). p_queued: the caller holds that lock and has seen
 -- the job queued. p_version: the version of p_args, as in the options. Errors: TB003 at another isolation level than
 -- READ COMMITTED, if the job is in line.
+-- profile: lookup
 create or replace function tallybook._amend(p_job_id bigint, p_task text, p_on_conflict text, p_args jsonb,
   p_priority int, p_run_at timestamptz, p_queued boolean default false, p_version jsonb default null,
   p_at timestamptz default clock_timestamp())
-returns boolean language plpgsql
--- profile: lookup
-as $$
+returns boolean language plpgsql as $$
 declare
   e record; v_mine boolean := p_queued or exists (
     select from tallybook.amendment a where a.job_id = p_job_id and a.xid = pg_current_xact_id_if_assigned());

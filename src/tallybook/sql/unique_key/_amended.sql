@@ -3,11 +3,9 @@
 -- A later time stays stored, because a worker that stops or dies between the claim and the start must not make the job
 -- run before it. The rest has been used up, unless a producer is changing it right now: that change is for the next
 -- attempt.
-create or replace function tallybook._amended(e tallybook.entry,
-  p_at timestamptz default clock_timestamp()) returns tallybook.entry
-language plpgsql
 -- profile: lookup
-as $$
+create or replace function tallybook._amended(e tallybook.entry,
+  p_at timestamptz default clock_timestamp()) returns tallybook.entry language plpgsql as $$
 declare
   a tallybook.amendment; v_free boolean; l record;
 begin

@@ -4,11 +4,9 @@
 -- producer with very many jobs (crowd) it may be another job of this task, see _start_waits.
 -- Otherwise returns the job's new values, read by a newer snapshot than the probe (hence volatile), and whether it had
 -- been cancelled by then.
-create or replace function tallybook._amendment_state(p_job_id bigint, p_task text,
-  p_crowd boolean) returns tallybook.amendment_state
-language plpgsql
 -- profile: lookup
-as $$
+create or replace function tallybook._amendment_state(p_job_id bigint, p_task text,
+  p_crowd boolean) returns tallybook.amendment_state language plpgsql as $$
 declare
   k tallybook.amendment_state; v_slot int := 1 + (hashtext(p_task) & 63);
 begin

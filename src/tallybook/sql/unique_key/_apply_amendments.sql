@@ -5,9 +5,9 @@
 -- where it is.
 -- Unordered, so jobs that cannot move now do not delay others. The tombstone may have to wait for a user's transaction
 -- that has cancelled the job; meanwhile nothing else is moved, because lanes are locked already.
+-- profile: lookup
 create or replace function tallybook._apply_amendments(p_at timestamptz) returns void
 language plpgsql
--- profile: lookup
 set lock_timeout = '20ms'  -- another open transaction may cancel the same job
 as $$
 declare

@@ -3,13 +3,12 @@
 --
 -- Waits only for a producer that is using the same key at the same moment. At REPEATABLE READ such a meeting raises
 -- 40001, and the caller retries. Reads and writes unique_key; see _amend for the writes of on_conflict.
+-- profile: lookup
 create or replace function tallybook._claim_key(p_task text, p_key text, p_job_id bigint,
   p_while text default 'running', p_on_conflict text default 'skip', p_args jsonb default null,
   p_priority int default null, p_run_at timestamptz default null, p_version jsonb default null,
   p_at timestamptz default clock_timestamp())
-returns bigint language plpgsql
--- profile: lookup
-as $$
+returns bigint language plpgsql as $$
 declare
   k tallybook.unique_key; v_holder bigint; v_others bigint[]; j bigint;
 begin

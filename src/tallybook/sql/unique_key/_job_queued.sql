@@ -1,8 +1,6 @@
 -- _job_queued(job_id): whether the job is open and no claim has taken its next attempt.
-create or replace function tallybook._job_queued(p_job_id bigint) returns boolean
-language plpgsql stable
 -- profile: lookup
-as $$
+create or replace function tallybook._job_queued(p_job_id bigint) returns boolean language plpgsql stable as $$
 begin
   return exists (select from tallybook._aside a where a.job_id = p_job_id and a.place <> 'dead')
       or exists (select from tallybook.entry e where e.job_id = p_job_id

@@ -1,8 +1,7 @@
 -- _moved_to(entry, run_at, at): place the next attempt of a job whose attempt was put off.
-create or replace function tallybook._moved_to(e tallybook.entry, p_run_at timestamptz, p_at timestamptz) returns void
-language plpgsql
 -- profile: lookup
-as $$
+create or replace function tallybook._moved_to(e tallybook.entry, p_run_at timestamptz, p_at timestamptz) returns void
+language plpgsql as $$
 begin
   delete from tallybook.amendment a
    where a.job_id = (select x.job_id from tallybook.amendment x

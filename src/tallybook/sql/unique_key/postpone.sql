@@ -1,11 +1,9 @@
 -- postpone(lease, job_id, attempt): end an attempt whose job was given a later time before it started (see
 -- claimed_jobs, push_run_at). Returns scheduled, available (the time has come), or refused.
+-- profile: lookup
 -- rights: worker
 create or replace function tallybook.postpone(lease uuid, job_id bigint, attempt int,
-  at timestamptz default clock_timestamp()) returns text
-language plpgsql
--- profile: lookup
-as $$
+  at timestamptz default clock_timestamp()) returns text language plpgsql as $$
 declare
   v_run_at timestamptz; e tallybook.entry;
 begin

@@ -1,8 +1,8 @@
 -- _attempt(job_id, attempt): the entry of an attempt after the first, nulls if there is none. Because of the order only
 -- the index of these fits, whatever the planner estimates.
+-- profile: hot
 create or replace function tallybook._attempt(p_job_id bigint, p_attempt int) returns tallybook.entry
 language plpgsql stable
--- profile: hot
 set enable_sort = off  -- the index has them in order: a sort would read all
 as $$
 declare

@@ -3,11 +3,10 @@
 -- Claims of windows are in order, so only the first claim whose position is not before the entry can have it. Claims of
 -- former holes can overlap; few lie between a hole and the claim that took it.
 -- One row at most, which the planner has to be told: with its usual guess of 1,000 it compiles the view of jobs by JIT.
+-- profile: lookup
 -- rights: operator, reader
 create or replace function tallybook._claim_of(p_lane_id int, p_retention "char", p_xid xid8, p_seq bigint)
-returns table (worker_id int, claimed_at timestamptz, lease uuid) language plpgsql stable rows 1
--- profile: lookup
-as $$
+returns table (worker_id int, claimed_at timestamptz, lease uuid) language plpgsql stable rows 1 as $$
 #variable_conflict use_column
 begin
   return query

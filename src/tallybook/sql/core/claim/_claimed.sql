@@ -1,8 +1,7 @@
 -- _claimed(lease): when a claim was made and the name of its worker, which is how its attempts begin.
-create or replace function tallybook._claimed(p_lease uuid, out claimed_at timestamptz, out worker text)
-language plpgsql stable
 -- profile: nested
-as $$
+create or replace function tallybook._claimed(p_lease uuid, out claimed_at timestamptz, out worker text)
+language plpgsql stable as $$
 begin
   -- No join: one that was planned while the tables were empty may begin with all claims.
   select c.claimed_at, (select w.name from tallybook.worker w where w.id = c.worker_id) into claimed_at, worker

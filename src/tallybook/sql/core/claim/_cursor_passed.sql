@@ -1,10 +1,9 @@
 -- _cursor_passed(lane_id, retention, xid, seq): whether the lane's cursor has passed an entry.
 --
 -- Ignores entries that were claimed by id before the cursor reached them; those have a tombstone of kind taken.
-create or replace function tallybook._cursor_passed(p_lane_id int, p_retention "char", p_xid xid8, p_seq bigint)
-returns boolean language plpgsql stable
 -- profile: lookup
-as $$
+create or replace function tallybook._cursor_passed(p_lane_id int, p_retention "char", p_xid xid8, p_seq bigint)
+returns boolean language plpgsql stable as $$
 begin
   return coalesce((
     select case

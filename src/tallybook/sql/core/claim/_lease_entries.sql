@@ -7,12 +7,10 @@
 -- other.
 -- ready_at: since when the job could have been claimed.
 -- "offset 0" keeps the planner on the index by job, whatever it estimates for empty tables.
+-- profile: batch
 create or replace function tallybook._lease_entries(p_leases uuid[], p_job_ids bigint[], p_attempts int[])
 returns table (lane_id int, retention "char", xid xid8, seq bigint, job_id bigint, attempt int, order_key text,
-               task text, claimed_at timestamptz, ready_at timestamptz)
-language plpgsql stable
--- profile: batch
-as $$
+               task text, claimed_at timestamptz, ready_at timestamptz) language plpgsql stable as $$
 #variable_conflict use_column
 declare
   c record; f record;

@@ -3,11 +3,10 @@
 -- Called by _take under the lane's lock. Never waits, because nobody else ends an attempt that no claim has taken. The
 -- tombstone is deleted with its entry, unless it is of an earlier attempt in another lane. One that is both taken and
 -- cancelled stays for the heartbeat of the worker that took the job.
+-- profile: nested
 create or replace function tallybook._skip(p_lane_id int, p_retention "char", p_xids xid8[], p_seqs bigint[],
   p_at timestamptz default clock_timestamp())
-returns bigint[] language sql
--- profile: nested
-as $$
+returns bigint[] language sql as $$
   with met as materialized (
     select e.xid, e.seq, e.job_id, e.attempt, e.task, bool_or(t.taken and t.attempt = e.attempt) as taken,
            max(t.reason) filter (where t.cancelled) as reason

@@ -13,15 +13,13 @@
 --            a while
 --   ahead, missed  see limit_take
 -- Needs READ COMMITTED (TB003). Locks and writes: see order_admit and limit_take, and the verbs that end attempts.
+-- profile: nested
 -- rights: worker
 create or replace function tallybook.admit(leases uuid[], job_ids bigint[], attempts int[], known text[] default null,
   patient boolean default true, ahead interval default '0', missed boolean default false,
   at timestamptz default clock_timestamp())
 returns table (job_id bigint, verdict text, said text, starts_in double precision, late double precision,
-               permits boolean, args jsonb, options jsonb)
-language plpgsql
--- profile: nested
-as $$
+               permits boolean, args jsonb, options jsonb) language plpgsql as $$
 declare
   c record; v_args jsonb[] := '{}'; v_options jsonb[] := '{}'; v_order int[] := '{}'; v_limit int[] := '{}'; i int;
   v_ready bigint[]; v_busy bigint[]; v_limits boolean := tallybook._has_limits();

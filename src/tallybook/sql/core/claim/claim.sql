@@ -16,13 +16,11 @@
 -- Errors: TB003 isolation level, TB004 another cluster's cursor, TB006 a worker that was given up.
 -- Locks, in this order: the worker's gate, one lane. Reads lane, queue, claim, entry, tombstone; writes claim, and
 -- outcome for cancelled jobs.
+-- profile: hot
 -- rights: worker
 create or replace function tallybook.claim(worker int, queues text[], max_jobs int[], lease uuid,
   durable boolean default true, at timestamptz default clock_timestamp(), retried boolean default true,
-  out claim_id bigint, out queue text, out jobs int)
-language plpgsql
--- profile: hot
-as $$
+  out claim_id bigint, out queue text, out jobs int) language plpgsql as $$
 declare
   v_parts text[]; v_tried int[] := '{}'; v_lane int; v record; x record; v_rank int;
   v_next xid8; v_xid xid8; v_lanes int;

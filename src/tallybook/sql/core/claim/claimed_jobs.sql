@@ -16,15 +16,13 @@
 -- Reads claim, entry, tombstone; for jobs with a unique key amendment; see _is_limited.
 -- The limit is the number that the claim has counted. Without it each claim of a big transaction would read all jobs of
 -- that transaction that are still to come, because a scan does not end at a row's second column.
+-- profile: nested
 -- rights: worker
 create or replace function tallybook.claimed_jobs(lease uuid, job bigint default null,
   at timestamptz default clock_timestamp())
 returns table (job_id bigint, attempt int, task text, args jsonb, headers jsonb, queue text, priority int, failures int,
   crashes int, max_attempts int, unique_key text, enqueued_at timestamptz, run_at timestamptz, order_key text,
-  options jsonb, blocked_by text)
-language plpgsql
--- profile: nested
-as $$
+  options jsonb, blocked_by text) language plpgsql as $$
 declare
   c tallybook.claim; v_queue text; v_priority int; v_dead boolean := exists (select from tallybook.tombstone);
   v_wide boolean := tallybook._has_limits(true); v_window "char"; v_closed "char";

@@ -9,12 +9,11 @@
 --                unknown
 -- Errors: TB006: the worker was given up and its jobs belong to others; stop them and start again with worker_start.
 -- Writes worker.
+-- profile: lookup
 -- rights: worker
 create or replace function tallybook.renew(worker int, open_from bigint, running bigint[] default '{}',
   at timestamptz default clock_timestamp(), lag interval default null, memory bigint default null)
-returns table (job_id bigint, attempt int, reason text) language plpgsql
--- profile: lookup
-as $$
+returns table (job_id bigint, attempt int, reason text) language plpgsql as $$
 #variable_conflict use_column
 begin
   update tallybook.worker w set seen_at = renew.at, gone_at = null, lag = renew.lag, memory = renew.memory,

@@ -12,10 +12,8 @@ $$;
 
 -- _count_moved(): the trigger of scheduled, waiting and dead. Counts rows that are inserted, deleted, or change their
 -- lane.
-create or replace function tallybook._count_moved() returns trigger
-language plpgsql
 -- profile: nojit
-as $$
+create or replace function tallybook._count_moved() returns trigger language plpgsql as $$
 declare
   v_what text := tg_table_name; v_failed text := case when tg_table_name = 'scheduled' then 'retrying'
     else tg_table_name end;

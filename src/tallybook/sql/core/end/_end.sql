@@ -2,11 +2,10 @@
 -- lease no longer holds it.
 --
 -- The first step of every verb that ends an attempt other than by completing it. After null nothing else may happen.
+-- profile: lookup
 create or replace function tallybook._end(p_lease uuid, p_job_id bigint, p_attempt int, p_state tallybook.ending,
   p_error jsonb, p_at timestamptz default clock_timestamp())
-returns tallybook.entry language plpgsql
--- profile: lookup
-as $$
+returns tallybook.entry language plpgsql as $$
 declare
   v_entry tallybook.entry; h record;
 begin

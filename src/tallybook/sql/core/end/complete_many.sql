@@ -9,12 +9,11 @@
 -- Rows are written by job id and attempt, as in every verb that ends several, so no two calls can deadlock. The plain
 -- INSERT comes first, because ON CONFLICT would write a second WAL record per row, for a conflict that is very rare.
 -- Reads claim, entry; writes outcome, tally; see _release for jobs with an order key, _subjects_completed for subjects.
+-- profile: hot
 -- rights: worker
 create or replace function tallybook.complete_many(leases uuid[], job_ids bigint[], attempts int[],
   results text[] default null, at timestamptz default clock_timestamp())
-returns bigint[] language plpgsql
--- profile: hot
-as $$
+returns bigint[] language plpgsql as $$
 declare
   v_ended bigint[]; v_n bigint; v_ordered bigint[]; v_keys text[]; v_special boolean := true;
 begin
@@ -44,11 +43,9 @@ end $$;
 -- that carries the rows along takes longer, and the difference pays for the counting. All others are looked up by
 -- _lease_entries, which takes 35 us more for a single job. n: their number; also returns those with order keys.
 -- Raises unique_violation if one has already ended. Reads claim, entry; writes outcome, tally.
-create or replace function tallybook._complete_held(p_leases uuid[], p_job_ids bigint[], p_attempts int[],
-  p_at timestamptz, out n bigint, out ordered bigint[], out keys text[])
-language plpgsql
 -- profile: batch
-as $$
+create or replace function tallybook._complete_held(p_leases uuid[], p_job_ids bigint[], p_attempts int[],
+  p_at timestamptz, out n bigint, out ordered bigint[], out keys text[]) language plpgsql as $$
 declare
   c record; f record; v_leases uuid[]; v_ids bigint[] := p_job_ids; v_tries int[] := p_attempts; v_few uuid[] := '{}';
   v_xids xid8[] := '{}'; v_seqs bigint[] := '{}'; v_jobs bigint[] := '{}'; v_classes "char"[] := '{}';
@@ -130,11 +127,10 @@ end $$;
 
 -- _complete_again(leases, job_ids, attempts, results): the same if some may have ended. Returns those that are
 -- completed now or were before.
+-- profile: hot
 create or replace function tallybook._complete_again(p_leases uuid[], p_job_ids bigint[], p_attempts int[],
   p_results text[], p_at timestamptz default clock_timestamp())
-returns bigint[] language plpgsql
--- profile: hot
-as $$
+returns bigint[] language plpgsql as $$
 declare
   v_now timestamptz := p_at; v_ended bigint[]; v_ordered bigint[]; v_keys text[];
 begin

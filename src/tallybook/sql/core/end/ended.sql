@@ -4,11 +4,10 @@
 -- was lost at COMMIT. It does not see uncommitted ends. To wait for one, end the attempt: the second end waits for the
 -- first, and one of them is refused.
 -- Reads claim, entry, outcome.
+-- profile: lookup
 -- rights: worker
 create or replace function tallybook.ended(lease uuid, job_id bigint, attempt int) returns text
-language sql stable
--- profile: lookup
-as $$
+language sql stable as $$
   select coalesce((select o.state::text from tallybook.outcome o
                     where o.retention = h.retention and o.entry_xid = h.xid and o.entry_seq = h.seq limit 1), 'running')
     from tallybook._lease_entries(array[ended.lease], array[ended.job_id], array[ended.attempt]) h

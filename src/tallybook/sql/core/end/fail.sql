@@ -10,13 +10,12 @@
 -- Returns scheduled (available, without a delay), dead, or refused (the lease no longer holds the attempt; nothing has
 -- happened). Errors: TB005 an error that is no object, an infinite retry_in.
 -- Reads claim, entry, queue; writes outcome, and scheduled or dead.
+-- profile: lookup
 -- rights: worker
 create or replace function tallybook.fail(lease uuid, job_id bigint, attempt int, error jsonb,
   retry_in interval default null, max_attempts int default null, final boolean default false,
   at timestamptz default clock_timestamp())
-returns text language plpgsql
--- profile: lookup
-as $$
+returns text language plpgsql as $$
 declare
   e tallybook.entry; v_held record; v_error jsonb; v_failures int; v_limit int;
   v_dead boolean;

@@ -13,10 +13,8 @@
 --               the others wait for their next tick, so that none is fired twice
 -- A step of up to 10 s is left alone: everything is late by that much, once.
 -- Each part repairs its own tables. Reads outcome, entry; writes scheduled, worker, service, clock_step.
-create or replace function tallybook._clock_back(p_at timestamptz) returns void
-language plpgsql
 -- profile: nojit
-as $$
+create or replace function tallybook._clock_back(p_at timestamptz) returns void language plpgsql as $$
 declare
   v_by interval;
 begin

@@ -1,11 +1,10 @@
 -- _open_attempts(worker, open_from, upto): the attempts that a worker has claimed and not ended, from its watermark up
 -- to one of its claims.
+-- profile: nested
 create or replace function tallybook._open_attempts(p_worker int, p_open_from bigint,
   p_upto bigint default 9223372036854775807)
 returns table (lane_id int, retention "char", xid xid8, seq bigint, job_id bigint, attempt int)
-language plpgsql stable
--- profile: nested
-as $$
+language plpgsql stable as $$
 #variable_conflict use_column
 begin
   return query

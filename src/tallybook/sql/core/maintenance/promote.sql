@@ -12,13 +12,11 @@
 -- _pace).
 -- Reads lane, tombstone, amendment, limit_rule; deletes from scheduled; writes entry, waiting, order_line, service,
 -- scheduled, rate_state.
+-- profile: hot
 -- rights: worker
 create or replace function tallybook.promote(max_jobs int default 1000, after timestamptz default null,
   at timestamptz default clock_timestamp(), as_service boolean default false, out promoted int,
-  out last_run_at timestamptz, out next_run_at timestamptz)
-language plpgsql
--- profile: hot
-as $$
+  out last_run_at timestamptz, out next_run_at timestamptz) language plpgsql as $$
 declare
   v_queues text[]; v_ids bigint[]; v_limited boolean; v_last timestamptz; v_fair boolean;
   v_keys text[]; v_ordered bigint[]; v_seqs bigint[];

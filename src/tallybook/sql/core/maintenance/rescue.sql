@@ -20,12 +20,12 @@
 -- max_jobs: checks no other worker once this many attempts were lost; call again while lost reaches it. All attempts of
 -- one worker end together: a job that is rescued alone would count as the one that killed it.
 -- Reads worker, claim, entry; writes outcome, entry, dead, worker, service.
+-- profile: nested
 -- rights: worker
 create or replace function tallybook.rescue(lease_time interval default null, grace interval default '1 s',
   max_crashes int default 3, at timestamptz default clock_timestamp(), only_worker int default null,
   as_service boolean default false, max_jobs int default null, out lost int, out suspects int)
 language plpgsql
--- profile: nested
 set lock_timeout = '200ms'  -- what is locked comes with the next run
 as $$
 declare

@@ -3,10 +3,10 @@
 --
 -- A route for the symbol has precedence over the broad route. Inactive routes and routes to inactive providers are
 -- skipped, so the broad route applies while the specific one is switched off. Reads provider_route, provider.
+-- profile: nojit
 -- rights: worker, operator
 create or replace function tallybook.provider_resolve(data_type text, symbol text default null) returns text
 language sql stable
--- profile: nojit
 set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off  -- uses the index of routes
 as $$
   select r.provider

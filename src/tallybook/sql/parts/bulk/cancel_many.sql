@@ -27,11 +27,9 @@ end $$;
 -- _open_jobs(filters): the open jobs that match, and dead ones where these are asked for. With a key the open ones are
 -- found by it (see _open_by_key); else they are read from where the open jobs of these queues are, so that it does not
 -- matter how many have ended.
-create or replace function tallybook._open_jobs(p_queue text, p_task text, p_unique_key text, p_order_key text,
-  p_args jsonb, p_states text[]) returns table (job_id bigint, state text)
-language plpgsql stable
 -- profile: nested
-as $$
+create or replace function tallybook._open_jobs(p_queue text, p_task text, p_unique_key text, p_order_key text,
+  p_args jsonb, p_states text[]) returns table (job_id bigint, state text) language plpgsql stable as $$
 begin
   return query
   select f.job_id, f.state
@@ -53,12 +51,10 @@ begin
 end $$;
 
 -- _open_by_key(task, unique_key, order_key): the open jobs with one of the two, by the indexes on them.
+-- profile: nested
 create or replace function tallybook._open_by_key(p_task text, p_unique_key text, p_order_key text)
 returns table (job_id bigint, state text, lane_id int, task text, unique_key text, order_key text, args jsonb,
-  attempt int)
-language plpgsql stable
--- profile: nested
-as $$
+  attempt int) language plpgsql stable as $$
 declare
   v_ids bigint[];
 begin
@@ -98,12 +94,10 @@ begin
 end $$;
 
 -- _open_by_queue(queue, states): the open jobs of a queue, or of all.
+-- profile: nested
 create or replace function tallybook._open_by_queue(p_queue text, p_states text[])
 returns table (job_id bigint, state text, lane_id int, task text, unique_key text, order_key text, args jsonb,
-  attempt int)
-language plpgsql stable
--- profile: nested
-as $$
+  attempt int) language plpgsql stable as $$
 begin
   return query
   select a.job_id, a.place, a.lane_id, a.task, a.unique_key, a.order_key, a.args, a.attempt

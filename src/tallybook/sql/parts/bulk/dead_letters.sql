@@ -5,15 +5,14 @@
 --           many can die at the same time
 --   max_looked  most dead letters to look at; null: all. If the search ends there, the last row has no reason: the next
 --               call continues from it
+-- profile: nested
 -- rights: operator
 create or replace function tallybook.dead_letters(queue text default null, task text default null,
   reason text default null, text text default null, args jsonb default null, since timestamptz default null,
   before timestamptz default null, max_jobs int default 50, before_id bigint default null, max_looked int default null)
 returns table (job_id bigint, died_at timestamptz, queue_name text, task_name text, why text, failures int, crashes int,
                attempt int, enqueued_at timestamptz, job_args jsonb, summary text, last_error jsonb)
-language plpgsql stable
--- profile: nested
-as $$
+language plpgsql stable as $$
 begin
   before := coalesce(before, 'infinity'); before_id := coalesce(before_id, 0); since := coalesce(since, '-infinity');
   return query

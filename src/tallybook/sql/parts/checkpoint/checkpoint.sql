@@ -1,12 +1,11 @@
 -- checkpoint(lease, job_id, attempt, value): store where the next attempt of the job continues if this one does not
 -- complete. Returns false if the attempt is not the caller's any more.
 -- One JSON value of at most 1,000,000 bytes; it replaces the former one. Read it with checkpoint_of.
+-- profile: lookup
 -- rights: worker
 create or replace function tallybook.checkpoint(lease uuid, job_id bigint, attempt int, value jsonb,
   at timestamptz default clock_timestamp())
-returns boolean language plpgsql
--- profile: lookup
-as $$
+returns boolean language plpgsql as $$
 begin
   if pg_column_size(value) > 500000 and octet_length(value::text) > 1200000 then
     raise exception 'a checkpoint has % bytes', octet_length(value::text) using errcode = 'TB005',

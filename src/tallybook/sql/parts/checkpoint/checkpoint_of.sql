@@ -1,9 +1,7 @@
 -- checkpoint_of(job_id): return the last checkpoint of all attempts of a job, or null.
--- rights: worker
-create or replace function tallybook.checkpoint_of(job_id bigint) returns jsonb
-language sql stable
 -- profile: lookup
-as $$
+-- rights: worker
+create or replace function tallybook.checkpoint_of(job_id bigint) returns jsonb language sql stable as $$
   select p.checkpoint from tallybook.progress p where p.job_id = checkpoint_of.job_id
 $$;
 

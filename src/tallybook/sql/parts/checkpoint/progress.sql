@@ -2,12 +2,11 @@
 -- false if the attempt is not the caller's any more.
 --   done  from 0 to 1, null: unknown;  message  one line for people, cut at 1,000 characters
 -- Errors: TB005. Reads claim, entry, outcome; writes progress, one row per job.
+-- profile: lookup
 -- rights: worker
 create or replace function tallybook.progress(lease uuid, job_id bigint, attempt int, done real default null,
   message text default null, at timestamptz default clock_timestamp())
-returns boolean language plpgsql
--- profile: lookup
-as $$
+returns boolean language plpgsql as $$
 begin
   perform tallybook._check_range('done', done::text, coalesce(done between 0 and 1, true), 'It must be from 0 to 1.');
   if not tallybook._running(lease, job_id, attempt) then return false; end if;

@@ -6,9 +6,9 @@
 -- first `jobs` by number are the claimed ones. That relies on the sequence job_id, which came with the copy, or was set
 -- before the first enqueue. If it is wrong, a waiting job is shown as started once; it is in line in any case. Ended
 -- workers have no open attempts, see rescue. Reads worker, claim, entry, outcome.
+-- profile: nested
 create or replace function tallybook._left_running() returns table (xid xid8, seq bigint, worker text)
 language sql stable
--- profile: nested
 set enable_nestloop = on  -- also if the caller has switched it off
 as $$
   select e.xid, e.seq, w.name

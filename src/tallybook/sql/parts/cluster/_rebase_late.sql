@@ -4,9 +4,9 @@
 -- job cancelled before the move comes here too when a person retries it. All entries below a retired lane's `born` have
 -- ended; if there is none above it, the look costs one probe. One session at a time (class 1413565440, object 1). Reads
 -- lane, entry, outcome, claim; writes lane, and what _rebase_entries writes.
+-- profile: nested
 create or replace function tallybook._rebase_late(p_at timestamptz) returns int
 language plpgsql
--- profile: nested
 set enable_nestloop = on  -- also if the caller has switched it off
 as $$
 declare

@@ -16,13 +16,13 @@
 -- Returns rebased (whether this call did all that), the number of lanes, of attempts that were moved, lost and
 -- cancelled, of scheduled, waiting and dead jobs, and of recorded workers; late: jobs moved from retired lanes. Errors:
 -- TB003: a needed rebase requires READ COMMITTED. Takes the lock of migrate, then the gates of all workers.
+-- profile: whole
 -- rights: worker
 create or replace function tallybook.rebase(cursors boolean default false, at timestamptz default clock_timestamp(),
   as_service boolean default false, out rebased boolean, out lanes int, out moved int, out lost int, out cancelled int,
   out scheduled int, out waiting int, out dead int, out workers int, out late int)
 language plpgsql
 -- All of a ledger is read, without statistics where it has just been restored.
--- profile: whole
 set enable_nestloop = off  -- it reads everything once
 as $$
 declare

@@ -1,11 +1,9 @@
 -- _edges_of(queue): when the oldest and the newest jobs were enqueued, by lane, task and state: of the 1,000 first and
 -- last of all in scheduled, waiting and dead, and of each line; null: of all queues' lines. Reads no more, whatever
 -- their number.
-create or replace function tallybook._edges_of(p_queue text) returns table (lane_id int, task text, state text,
-  oldest timestamptz, newest timestamptz)
-language plpgsql stable
 -- profile: nested
-as $$
+create or replace function tallybook._edges_of(p_queue text) returns table (lane_id int, task text, state text,
+  oldest timestamptz, newest timestamptz) language plpgsql stable as $$
 begin
   return query
   select x.lane_id, x.task, case when x.place = 'scheduled' and x.failures > 0 then 'retrying' else x.place end,
@@ -30,12 +28,12 @@ end $$;
 
 -- _status_of(queue): the rows of the view queue_status, of one queue; null: of all. A page of one queue is not to pay
 -- for the lines of a thousand others.
+-- profile: nojit
 -- rights: operator, reader, metrics
 create or replace function tallybook._status_of(p_queue text)
 returns table (queue text, task text, state text, jobs bigint, oldest timestamptz, newest timestamptz,
   average_attempts numeric)
 language plpgsql stable
--- profile: nojit
 set plan_cache_mode = force_generic_plan  -- a plan made anew costs more than it gains
 as $$
 begin
@@ -60,11 +58,10 @@ language sql stable as $$ select o.oldest from tallybook._oldest_of(array[p_queu
 --
 -- While no transaction that writes is open, what follows the cursor of a lane whose last claim left no hole is the next
 -- one: there is no need to ask _next, which is most of the cost. All other lanes ask it.
+-- profile: nested
 -- rights: operator, reader, metrics
 create or replace function tallybook._oldest_of(p_queues text[]) returns table (queue text, oldest timestamptz)
-language plpgsql stable
--- profile: nested
-as $$
+language plpgsql stable as $$
 declare
   v_snap pg_snapshot := pg_current_snapshot();
   v_quiet boolean := pg_snapshot_xmin(v_snap) >= pg_snapshot_xmax(v_snap) and pg_current_xact_id_if_assigned() is null;

@@ -9,12 +9,11 @@
 --                  where none of these
 --                  is of this queue, and for what runs
 -- Reads what counts reads, the head of each line, and those of scheduled, waiting and dead.
+-- profile: hot
 -- rights: worker, operator, reader, metrics
 create or replace function tallybook.backlog(out queue text, out state text, out jobs bigint,
   out oldest_run_at timestamptz)
-returns setof record language plpgsql stable
--- profile: hot
-as $$
+returns setof record language plpgsql stable as $$
 begin
   return query
   with n as materialized (

@@ -9,14 +9,12 @@
 -- and moved are attempts whose job continued. A cancelled job counts in its old state until the cancel is recorded
 -- at its claim or promotion. Reads total, series, fold, lane, claim, entry and
 -- tally.
+-- profile: hot
 -- rights: worker, operator, reader, metrics
 create or replace function tallybook.counts()
 returns table (queue text, task text, scheduled bigint, retrying bigint, waiting bigint, available bigint,
   running bigint, dead bigint, completed bigint, failed bigint, snoozed bigint, cancelled bigint, lost bigint,
-  moved bigint, died bigint)
-language sql stable
--- profile: hot
-as $$
+  moved bigint, died bigint) language sql stable as $$
   select l.queue, n.task, sum((n.what = 'scheduled')::int * n.n)::bigint, sum((n.what = 'retrying')::int * n.n)::bigint,
          sum((n.what = 'waiting')::int * n.n)::bigint, sum((n.what = 'available')::int * n.n)::bigint,
          sum((n.what = 'running')::int * n.n)::bigint, sum((n.what = 'dead')::int * n.n)::bigint,
@@ -51,12 +49,11 @@ $$;
 -- that has ended; where several tasks share the lane, the shorter of the two, what waits and what runs, is read: see
 -- _split for what that means where very much was claimed since.
 -- 'unattributed' besides: how many that run were counted under this task without a look at theirs.
+-- profile: hot
 -- rights: operator, reader, metrics
 create or replace function tallybook._counted()
 returns table (lane_id int, task text, what text, n bigint, attempts bigint, last_at timestamptz)
-language plpgsql stable
--- profile: hot
-as $$
+language plpgsql stable as $$
 begin
   return query
   with sums as materialized (
@@ -115,10 +112,9 @@ end $$;
 -- What runs is mostly in the newest claims, and what has run for long in the oldest one of a worker that is open. So
 -- 3,000 jobs of the newest and 2,000 from each worker's oldest on are looked at; the number of the others that run
 -- comes without a task. It reads no more than that, however long a job runs in front of a long line.
-create or replace function tallybook._split(p_lane_id int, p_mode text, p_running bigint)
-returns table (task text, n bigint) language plpgsql stable
 -- profile: nested
-as $$
+create or replace function tallybook._split(p_lane_id int, p_mode text, p_running bigint)
+returns table (task text, n bigint) language plpgsql stable as $$
 declare
   c record; w record; v_tasks text[] := '{}'; v_seen int := 0; v_low bigint;
 begin
@@ -151,10 +147,9 @@ begin
 end $$;
 
 -- _open_tasks(worker, claim): the tasks of what is open of one claim, one for each attempt.
-create or replace function tallybook._open_tasks(p_worker int, p_claim bigint) returns text[]
-language plpgsql stable
 -- profile: nested
-as $$
+create or replace function tallybook._open_tasks(p_worker int, p_claim bigint) returns text[]
+language plpgsql stable as $$
 begin
   return array(select e.task from tallybook._open_attempts(p_worker, p_claim, p_claim) a, lateral (
                  select x.task from tallybook.entry x

@@ -8,12 +8,10 @@
 --   as_service  claim the run first, at most about one per second, and record it
 -- Returns the number of written sums; null: another session folds, or has just done so.
 -- Errors: TB003 isolation level. Reads lane, entry, tally; writes fold, series, total, service.
+-- profile: nested
 -- rights: worker
 create or replace function tallybook.fold(as_service boolean default false,
-  at timestamptz default clock_timestamp()) returns bigint
-language plpgsql
--- profile: nested
-as $$
+  at timestamptz default clock_timestamp()) returns bigint language plpgsql as $$
 declare
   f tallybook.fold; s pg_snapshot; v_own xid8; v_hi xid8; v_holes xid8[]; v_closed xid8[]; v_last_job bigint;
   v_n bigint;
@@ -64,12 +62,10 @@ end $$;
 -- _changed(from, before, closed, holes): what transactions have changed with from <= id < before that are no holes, and
 -- those in closed: by lane, task and state. before null: all that the statement sees from there on. Reads lane, entry,
 -- tally.
+-- profile: nested
 create or replace function tallybook._changed(p_from xid8, p_before xid8, p_closed xid8[], p_holes xid8[])
 returns table (lane_id int, task text, what tallybook.counted, took smallint, waited smallint, n bigint,
-  attempts bigint)
-language plpgsql stable
--- profile: nested
-as $$
+  attempts bigint) language plpgsql stable as $$
 begin
   -- Retired lanes: the ids in them are of another cluster. What is still to come out of them has been recounted.
   return query
@@ -94,10 +90,8 @@ end $$;
 
 -- _checkpoint(old, new): write the sums of all up to the fold new, whose series exists and which are not written
 -- yet. Readers with older snapshots keep what they need.
-create or replace function tallybook._checkpoint(p_old bigint, p_new bigint) returns void
-language sql
 -- profile: lookup
-as $$
+create or replace function tallybook._checkpoint(p_old bigint, p_new bigint) returns void language sql as $$
   insert into tallybook.total (checkpoint, n, attempts, last_at, lane_id, what, task)
   select p_new, sum(c.n), sum(c.attempts), max(c.last_at), c.lane_id, c.what, c.task from tallybook._folded_sums() c
    group by c.lane_id, c.what, c.task having sum(c.n) <> 0 or sum(c.attempts) <> 0;
@@ -107,10 +101,8 @@ $$;
 
 -- _thin(at): sum rows that are past their step's retention up to the next step, and delete those of the longest. Now
 -- and then, one step at a time. Rows past their queue's metrics_retention are deleted instead.
-create or replace function tallybook._thin(p_at timestamptz) returns void
-language plpgsql
 -- profile: lookup
-as $$
+create or replace function tallybook._thin(p_at timestamptz) returns void language plpgsql as $$
 declare
   k record; v_to timestamptz; v_checkpoint bigint; v_below timestamptz; v_over int[];
 begin
@@ -146,10 +138,8 @@ end $$;
 
 -- _folded(below): whether the counters have taken in all that transactions with lower ids have written: then it may be
 -- dropped.
-create or replace function tallybook._folded(p_below xid8) returns boolean
-language sql stable
 -- profile: nojit
-as $$
+create or replace function tallybook._folded(p_below xid8) returns boolean language sql stable as $$
   select coalesce((select f.hi >= p_below and not exists (select from unnest(f.holes) x where x < p_below)
                      from tallybook.fold f order by f.number desc limit 1), false)
 $$;

@@ -7,14 +7,13 @@
 --          beginning of these
 --   since  60 steps ago where it is null; the first step is the one that it lies in
 -- Errors: TB005 a step that is not of whole minutes, more than 10,000 steps. Reads what counts reads, and series.
+-- profile: hot
 -- rights: operator, reader, metrics
 create or replace function tallybook.levels(step interval default '1 min', since timestamptz default null,
   queue text default null, at timestamptz default clock_timestamp(), out begins timestamptz, out scheduled bigint,
   out retrying bigint, out waiting bigint, out open bigint, out dead bigint, out completed bigint, out failed bigint,
   out cancelled bigint, out died bigint)
-returns setof record language plpgsql stable
--- profile: hot
-as $$
+returns setof record language plpgsql stable as $$
 declare
   v_since timestamptz := tallybook._first_step(levels.step, levels.since, levels.at);
 begin

@@ -4,11 +4,10 @@
 -- Open jobs and history are counted; the totals of pruned history are kept. It reads everything
 -- once; only other folds wait for it.
 -- Errors: TB003 isolation level. Reads all ledgers and tables of jobs; writes fold, total, tally.
+-- profile: whole
 -- rights: operator
 create or replace function tallybook.recount(at timestamptz default clock_timestamp()) returns bigint
-language plpgsql
--- profile: whole
-as $$
+language plpgsql as $$
 declare
   v_number bigint; v_n bigint; v_own xid8; f tallybook.fold;
 begin
@@ -107,9 +106,9 @@ language sql stable as $$
 $$;
 
 -- _line(lane): the jobs in one line by task: behind the cursor, and late commits.
+-- profile: nested
 create or replace function tallybook._line(p_lane_id int) returns table (task text, n bigint, attempts bigint)
 language plpgsql stable
--- profile: nested
 set enable_nestloop = on  -- also where the caller has it off
 as $$
 begin

@@ -5,13 +5,11 @@
 -- the last fold, which is about a second old where workers run. Of a span longer than 15 min the beginning is rounded
 -- to the minutes, hours or days that are kept.
 -- Errors: TB005 a span that is not positive. Reads series, lane.
+-- profile: hot
 -- rights: operator, reader, metrics
 create or replace function tallybook.throughput(span interval default '1 min', at timestamptz default clock_timestamp())
 returns table (queue text, task text, since timestamptz, came bigint, completed bigint, failed bigint, died bigint,
-  cancelled bigint, came_per_s float8, completed_per_s float8, failed_per_s float8)
-language sql stable
--- profile: hot
-as $$
+  cancelled bigint, came_per_s float8, completed_per_s float8, failed_per_s float8) language sql stable as $$
   select tallybook._refuse(coalesce(extract(epoch from span), 0) <= 0,
                            format('a span is a positive time, not %s', coalesce(span::text, 'null')));
   select r.queue, r.task, throughput.at - span, r.came, r.completed, r.failed, r.died, r.cancelled,

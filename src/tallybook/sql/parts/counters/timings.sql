@@ -4,13 +4,11 @@
 -- took is from claim to end, waited from when a job could run to its claim. Out of histograms with buckets a quarter of
 -- an octave wide: a percentile is the upper end of its bucket, at most 19 % too high. Up to the last fold. Errors:
 -- TB005 a span that is not positive. Reads series, lane.
+-- profile: hot
 -- rights: operator, reader, metrics
 create or replace function tallybook.timings(span interval default '15 min', at timestamptz default clock_timestamp())
 returns table (queue text, task text, jobs bigint, waited_p50 float8, waited_p95 float8, waited_p99 float8,
-  took_p50 float8, took_p95 float8, took_p99 float8)
-language sql stable
--- profile: hot
-as $$
+  took_p50 float8, took_p95 float8, took_p99 float8) language sql stable as $$
   select tallybook._refuse(span is null or span <= interval '0',
                            format('a span is a positive time, not %s', coalesce(span::text, 'null')));
   with b as (

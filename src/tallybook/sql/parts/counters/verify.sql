@@ -8,12 +8,10 @@
 --                it is of a whole queue
 --   what         a state, or an ending, or attempts: those without an end, against what waits and what runs
 -- Reads what counts reads, and all ledgers and tables of jobs.
+-- profile: whole
 -- rights: operator
 create or replace function tallybook.verify() returns table (queue text, task text, what text, counted bigint,
-  found bigint)
-language sql stable
--- profile: whole
-as $$
+  found bigint) language sql stable as $$
   with counted as materialized (
     select l.queue, c.task, c.what, c.n from tallybook._counted() c join tallybook.lane l on l.lane_id = c.lane_id
   ), open as materialized (

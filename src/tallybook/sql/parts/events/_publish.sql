@@ -3,11 +3,9 @@
 -- One JSON object per message: queue, task, state, ids (at most 300 jobs, because a message has at most 8000 bytes).
 -- The triggers below call it; they exist only while a queue has notify on, so nothing is paid otherwise. "set
 -- tallybook.notify = off" switches it off, as for _wake.
-create or replace function tallybook._publish(p_queues text[], p_tasks text[], p_states text[],
-  p_ids bigint[]) returns void
-language sql
 -- profile: nojit
-as $$
+create or replace function tallybook._publish(p_queues text[], p_tasks text[], p_states text[],
+  p_ids bigint[]) returns void language sql as $$
   select pg_notify('tallybook_jobs', json_build_object('queue', m.queue, 'task', m.task, 'state', m.state, 'ids',
                                                        m.ids)::text)
     from (select n.queue, n.task, n.state, array_agg(n.id order by n.id) as ids
@@ -21,9 +19,8 @@ $$;
 -- _publish_rows(): trigger for new rows. In line: available. In scheduled: scheduled, or retrying if it has failed. In
 -- dead: dead. Claims: started. Outcomes: completed, cancelled; a failure is published as its result: retrying,
 -- available or dead.
-create or replace function tallybook._publish_rows() returns trigger language plpgsql
 -- profile: lookup
-as $$
+create or replace function tallybook._publish_rows() returns trigger language plpgsql as $$
 begin
   if tg_table_name = 'claim' then
     perform tallybook._publish(array_agg(l.queue), array_agg(e.task), array_agg('started'::text), array_agg(e.job_id))

@@ -3,11 +3,10 @@
 --
 -- The cost does not depend on the number of waiting jobs: they are counted up to 1000, which means 1000 or more.
 -- Errors: TB005 max_keys out of range. Reads waiting, lane.
+-- profile: lookup
 -- rights: operator, reader
 create or replace function tallybook.fair_keys(max_keys int default 100)
-returns table (queue text, priority int, fair_key text, waiting bigint) language sql stable
--- profile: lookup
-as $$
+returns table (queue text, priority int, fair_key text, waiting bigint) language sql stable as $$
   with recursive k(lane_id, fair_key, looks) as (
     select -1, '' collate "C", tallybook._keys_most(fair_keys.max_keys)
     union all

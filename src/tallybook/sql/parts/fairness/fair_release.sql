@@ -17,13 +17,11 @@
 -- lock that is only tried (_service_claim), and sees the jobs that the former one has moved. Locked rows are left for a
 -- later call. Needs READ COMMITTED (TB003).
 -- Reads lane, claim, entry; deletes from waiting; writes entry, scheduled, fair_turn, service.
+-- profile: nested
 -- rights: worker
 create or replace function tallybook.fair_release(inout known jsonb default null, max_line int default 200,
   at timestamptz default clock_timestamp(), as_service boolean default false, out released int, out busy boolean,
-  out remain boolean)
-language plpgsql
--- profile: nested
-as $$
+  out remain boolean) language plpgsql as $$
 declare
   l record; d record; v_state jsonb; v_known jsonb := coalesce(known, '{}'); v_room int; v_mine boolean;
 begin

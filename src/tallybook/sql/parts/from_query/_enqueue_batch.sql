@@ -8,6 +8,7 @@
 -- for each other. _claim_key decides the cases that this look cannot (a cancelled job, older holders, a producer that
 -- came in between). Then one statement enqueues the jobs.
 -- Reads unique_key, entry, outcome, scheduled, waiting, tombstone, lane; writes unique_key, entry, scheduled.
+-- profile: batch
 -- rights: worker
 create or replace function tallybook._enqueue_batch(p_queue text, p_task text, p_places int[], p_keys text[],
   p_args jsonb[], p_run_ats timestamptz[], p_priorities int[], p_max_attempts int, p_headers jsonb, p_options jsonb,
@@ -15,7 +16,6 @@ create or replace function tallybook._enqueue_batch(p_queue text, p_task text, p
 returns bigint language plpgsql
 -- No nested loop: the few joins here are of one batch with itself, whose size the planner does not know. The look-ups
 -- are scalar, lateral or by an array, which is always by index.
--- profile: batch
 as $$
 declare
   v_ours boolean[] := array_fill(false, array[cardinality(p_places)]); v_ids bigint[];

@@ -14,11 +14,9 @@
 -- only tried.
 -- Reads all ledgers, worker, lane, parent, queue; writes history_range, claim, pruned, error_kept; deletes from
 -- concurrency_holder; truncates.
-create or replace function tallybook._prune_range(p_code "char", p_keep interval, p_lower numeric, p_upper numeric,
-  p_leaves regclass[], p_at timestamptz) returns bigint
-language plpgsql
 -- profile: nojit
-as $$
+create or replace function tallybook._prune_range(p_code "char", p_keep interval, p_lower numeric, p_upper numeric,
+  p_leaves regclass[], p_at timestamptz) returns bigint language plpgsql as $$
 declare
   v_files oid[]; h tallybook.history_range; v_leaf name; v_quiet boolean := tallybook._range_quiet(p_lower, p_upper);
   v_lower xid8 := p_lower::text::xid8; v_upper xid8 := coalesce(p_upper, 18446744073709551615)::text::xid8;
@@ -109,10 +107,10 @@ $$;
 
 -- _range_young(leaves, what is known, since): whether something in a range has ended, or was claimed, since then. Where
 -- it was not counted yet the last pages are looked at: rows lie about in the order of time.
+-- profile: nojit
 create or replace function tallybook._range_young(p_leaves regclass[], h tallybook.history_range,
   p_since timestamptz) returns boolean
 language plpgsql
--- profile: nojit
 set enable_seqscan = off  -- the newest row by its index
 as $$
 declare
@@ -136,10 +134,10 @@ language sql volatile as $$ select pg_relation_size(p_table) / current_setting('
 -- An outcome that comes while this counts can be missed, never be counted twice: where there are as many as entries,
 -- nothing is open.
 -- Where there are fewer the outcomes are counted anew later, after a twentieth of keep.
+-- profile: nojit
 create or replace function tallybook._range_count(h tallybook.history_range, p_leaves regclass[], p_keep interval,
   p_at timestamptz) returns boolean
 language plpgsql
--- profile: nojit
 set enable_seqscan = off set max_parallel_workers_per_gather = 0  -- the user's queries need those
 as $$
 declare
@@ -181,11 +179,9 @@ end $$;
 
 -- _range_claims(what is known, class, lower, upper): whether all attempts have ended that were claimed in a range, of
 -- whichever entries: over, open, or more: look again, not all were looked at.
-create or replace function tallybook._range_claims(h tallybook.history_range, p_code "char", p_lower xid8,
-  p_upper xid8) returns text
-language plpgsql
 -- profile: hot
-as $$
+create or replace function tallybook._range_claims(h tallybook.history_range, p_code "char", p_lower xid8,
+  p_upper xid8) returns text language plpgsql as $$
 declare
   c_batch constant int := 500; w record; c tallybook.claim; v_n int; v_open boolean;
 begin
@@ -213,10 +209,9 @@ end $$;
 -- the same cursor.
 -- True: one was moved. Its lane is locked until the commit, so a later run drops the range. False: those that are
 -- there are locked by others; null: there is none. one_xid keeps the copy out of the indexes for the claim of an entry.
-create or replace function tallybook._range_heads(p_code "char", p_lower xid8, p_upper xid8) returns boolean
-language plpgsql
 -- profile: hot
-as $$
+create or replace function tallybook._range_heads(p_code "char", p_lower xid8, p_upper xid8) returns boolean
+language plpgsql as $$
 declare
   v_lanes int[]; v_lane int; v_moved boolean;
 begin
@@ -242,11 +237,9 @@ end $$;
 
 -- _errors_keep(class, keep, lower, upper, at): copy failures out of a range that is about to be dropped: those of
 -- queues whose error_retention is longer than the range was kept. Without such a queue it reads no ledger.
-create or replace function tallybook._errors_keep(p_code "char", p_keep interval, p_lower xid8, p_upper xid8,
-  p_at timestamptz) returns void
-language plpgsql
 -- profile: nested
-as $$
+create or replace function tallybook._errors_keep(p_code "char", p_keep interval, p_lower xid8, p_upper xid8,
+  p_at timestamptz) returns void language plpgsql as $$
 begin
   if not exists (select from tallybook.queue q where q.error_retention > p_keep) then return; end if;
   insert into tallybook.error_kept (ended_at, state, queue, task, subject, job_id, attempt, error)

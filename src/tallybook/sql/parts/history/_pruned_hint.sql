@@ -1,10 +1,8 @@
 -- _pruned_hint(job_id): the hint for a missing job: its history was deleted, if its id shows that
 -- there was one. Null:
 -- nothing is known. An id of this node that was given out, below all that are left.
-create or replace function tallybook._pruned_hint(p_job_id bigint) returns text
-language sql stable
 -- profile: lookup
-as $$
+create or replace function tallybook._pruned_hint(p_job_id bigint) returns text language sql stable as $$
   select 'It is older than all that are left: it is past its retention.'
     from pg_catalog.pg_sequence q, tallybook.job_id s
    where q.seqrelid = 'tallybook.job_id'::regclass and p_job_id between q.seqmin and s.last_value

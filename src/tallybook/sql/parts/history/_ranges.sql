@@ -169,10 +169,8 @@ $$;
 -- _range_foreign(leaves): whether something lies in them that this cluster has not given out yet. Reads them only where
 -- something was brought over. A statement sees nothing of this cluster that its own snapshot's xmax does not lie ahead
 -- of, its own transaction apart.
-create or replace function tallybook._range_foreign(p_leaves regclass[]) returns boolean
-language plpgsql
 -- profile: nojit
-as $$
+create or replace function tallybook._range_foreign(p_leaves regclass[]) returns boolean language plpgsql as $$
 declare
   v_found boolean := tallybook._is_foreign_cluster(true)
                      or exists (select from tallybook.lane l where l.retired_at is not null);

@@ -3,10 +3,8 @@
 --
 -- Reads retention_class and all that jobs can be in; deletes from api_nonce, audit, dead, fire, rate_call, progress,
 -- unique_key, order_turn, worker, error_kept; writes sweep.
-create or replace function tallybook._sweep(p_at timestamptz, out swept bigint, out more boolean)
-language plpgsql
 -- profile: lookup
-as $$
+create or replace function tallybook._sweep(p_at timestamptz, out swept bigint, out more boolean) language plpgsql as $$
 declare
   c_batch constant int := 1000; v_ids bigint[];
 begin

@@ -2,10 +2,9 @@
 --
 -- False if no limit applies, or if the entry came into line with all its permits: a job that waited for permits has
 -- them, and rates and breakers are checked at the start only. Reads the rules; for jobs that waited concurrency_holder.
-create or replace function tallybook._is_limited(p_queue text, p_task text, p_options jsonb, p_xid xid8, p_seq bigint)
-returns boolean language plpgsql stable
 -- profile: nested
-as $$
+create or replace function tallybook._is_limited(p_queue text, p_task text, p_options jsonb, p_xid xid8, p_seq bigint)
+returns boolean language plpgsql stable as $$
 declare
   v_limits jsonb := coalesce(p_options -> 'limits', '[]') || tallybook._wide_limits(p_queue, p_task);
 begin

@@ -1,7 +1,5 @@
 -- _leave_limits(job_ids): remove ended jobs from the lines of permits. Deletes from concurrency_line.
-create or replace function tallybook._leave_limits(p_ids bigint[]) returns void
-language sql
 -- profile: nested
-as $$
+create or replace function tallybook._leave_limits(p_ids bigint[]) returns void language sql as $$
   delete from tallybook.concurrency_line n using unnest(p_ids) i(id) where n.job_id = i.id
 $$;

@@ -7,12 +7,12 @@
 -- blocked_by: it must wait for a permit of this key. passes: it starts at start_at, with its permits (kept); was: at
 -- another time than before, which was counted. Neither: its turn comes at start_at, behind others of a key.
 -- Reads concurrency_holder; for a missed turn rate_call, whose row it changes.
+-- profile: nested
 create or replace function tallybook._limit_answer(p_job tallybook._limited_job, p_keys tallybook._limit_key[],
   p_of int[], p_from timestamptz, p_soon timestamptz, p_keeps boolean, p_missed boolean, p_at timestamptz,
   out blocked_by text, out passes boolean, out start_at timestamptz, out was timestamptz, out behind text,
   out kept text[])
 language plpgsql
--- profile: nested
 set enable_memoize = off  -- each row is looked up once: there is nothing to remember
 as $$
 declare

@@ -4,10 +4,10 @@
 --   ahead      how long the caller needs from the call to the start: its starts may be late by as much, up to 1 s
 -- Jobs that wait for a permit continue first. Reads the rules, scheduled, tombstone; writes rate_state, see
 -- _let_in.
+-- profile: nested
 create or replace function tallybook._limit_keys(p_names text[], p_newcomers boolean, p_ahead interval,
   p_at timestamptz)
 returns tallybook._limit_key[] language plpgsql
--- profile: nested
 set enable_memoize = off  -- each row is looked up once: there is nothing to remember
 as $$
 declare

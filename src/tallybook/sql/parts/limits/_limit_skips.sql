@@ -3,10 +3,9 @@
 --
 -- False: it waits. So does a job that holds a permit itself, whose first answer was lost.
 -- Reads limit_rule, concurrency_holder; writes what cancel_running writes.
-create or replace function tallybook._limit_skips(p_job tallybook._limited_job, p_name text, p_at timestamptz)
-returns boolean language plpgsql
 -- profile: nested
-as $$
+create or replace function tallybook._limit_skips(p_job tallybook._limited_job, p_name text, p_at timestamptz)
+returns boolean language plpgsql as $$
 begin
   if not exists (select from tallybook._limit_of('concurrency', p_name) r where r.skips)
      or exists (select from tallybook.concurrency_holder h

@@ -1,10 +1,10 @@
 -- _limited_jobs(leases, job_ids, attempts, names): the attempts that the caller owns, in the order in which limits let
 -- them start, each with its keys: `names`, or those of its own limits, its queue and its task.
 -- Reads claim, entry, outcome, lane, the rules.
+-- profile: nested
 create or replace function tallybook._limited_jobs(p_leases uuid[], p_job_ids bigint[], p_attempts int[],
   p_names text[])
 returns setof tallybook._limited_job language plpgsql stable
--- profile: nested
 set enable_memoize = off  -- each row is looked up once: there is nothing to remember
 as $$
 declare

@@ -1,9 +1,8 @@
 -- _limits_clock_back(by, at): the clock has stepped back by this time: move turns and breakers that are ahead of it,
 -- with their order and gaps. Writes rate_state, breaker_state.
-create or replace function tallybook._limits_clock_back(p_by interval, p_at timestamptz) returns void
-language plpgsql
 -- profile: nojit
-as $$
+create or replace function tallybook._limits_clock_back(p_by interval, p_at timestamptz) returns void
+language plpgsql as $$
 begin
   perform from (select s.name from tallybook.rate_state s order by s.name for update) s;
   update tallybook.rate_state s

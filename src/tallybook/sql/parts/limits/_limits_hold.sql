@@ -3,9 +3,9 @@
 -- They come back in a lane of their own, because behind all others they would be late for their turn. Promote is woken
 -- for the first only; before that it looks at its interval. Jobs with a unique key may have been changed meanwhile.
 -- Reads entry, lane; writes outcome, tally, scheduled, at first use lane.
+-- profile: nested
 create or replace function tallybook._limits_hold(p_jobs tallybook._limited_job[], p_at timestamptz) returns void
 language plpgsql
--- profile: nested
 set enable_memoize = off  -- each row is looked up once: there is nothing to remember
 as $$
 declare

@@ -6,9 +6,9 @@
 -- again. Here they get a later time in place. Keys whose jobs are on time are only read. The order is kept, except that
 -- jobs of priority 0 and 1 go first. limit_take still checks each job. A key with a lock is looked at again in 10 ms,
 -- or shortly before its next start. Reads limit_rule, tombstone, lane; writes rate_state, scheduled.
+-- profile: hot
 create or replace function tallybook._pace(p_ids bigint[], p_at timestamptz) returns bigint[]
 language plpgsql
--- profile: hot
 set enable_mergejoin = off  -- the rows are few
 as $$
 declare

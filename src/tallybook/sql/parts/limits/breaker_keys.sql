@@ -7,14 +7,12 @@
 -- source as in concurrency_keys.
 -- Errors: TB005 max_keys out of range. Reads limit_rule, breaker_state, concurrency_holder, concurrency_line,
 -- outcome.
+-- profile: lookup
 -- rights: operator, reader
 create or replace function tallybook.breaker_keys(from_name text default '', max_keys int default 100,
   at timestamptz default clock_timestamp())
 returns table (name text, rule text, failures int, per interval, open_for interval, state text, failed_in_window bigint,
-  changed_at timestamptz, open_until timestamptz, probe bigint, waiting bigint, source text)
-language sql stable
--- profile: lookup
-as $$
+  changed_at timestamptz, open_until timestamptz, probe bigint, waiting bigint, source text) language sql stable as $$
   select x.* from tallybook._limit_keys_from('breaker', breaker_keys.from_name, breaker_keys.max_keys) k
    cross join lateral (
     select k.name, k.rule, k.most, k.per, k.open_for,

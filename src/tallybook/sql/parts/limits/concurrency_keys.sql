@@ -6,12 +6,10 @@
 -- The cost does not depend on the number of waiting jobs: held and waiting are counted up to 1000, which means 1000 or
 -- more. source: the app whose code declares the key's own rule; empty: a person set it; null: it has no own rule.
 -- Errors: TB005 max_keys out of range. Reads limit_rule, concurrency_holder, concurrency_line, outcome.
+-- profile: lookup
 -- rights: operator, reader
 create or replace function tallybook.concurrency_keys(from_name text default '', max_keys int default 100)
-returns table (name text, rule text, most int, held bigint, waiting bigint, source text)
-language sql stable
--- profile: lookup
-as $$
+returns table (name text, rule text, most int, held bigint, waiting bigint, source text) language sql stable as $$
   select x.* from tallybook._limit_keys_from('concurrency', concurrency_keys.from_name, concurrency_keys.max_keys) k
     cross join lateral (
     select k.name, k.rule, k.most,

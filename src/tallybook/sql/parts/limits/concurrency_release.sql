@@ -10,13 +10,11 @@
 -- Locks the rows of the keys in their order; without names they are only tried. Reads limit_rule,
 -- outcome, tombstone; deletes from concurrency_holder, concurrency_line, waiting; writes entry,
 -- scheduled, concurrency_holder, concurrency_line, breaker_state, service.
+-- profile: nested
 -- rights: worker
 create or replace function tallybook.concurrency_release(names text[] default null,
   at timestamptz default clock_timestamp(), as_service boolean default false, quiet text[] default '{}',
-  out released int, out remain boolean)
-language plpgsql
--- profile: nested
-as $$
+  out released int, out remain boolean) language plpgsql as $$
 declare
   v_name text; v_told boolean := names is not null;
 begin
@@ -76,11 +74,9 @@ end $$;
 -- without an entry, and keeps its seniority. A permit reserved for it meanwhile would be unused, and two jobs
 -- could block each other for ever.
 -- A job or a key with a lock is skipped; the next look finds it.
-create or replace function tallybook._let_in(p_name text, p_at timestamptz, p_most int default 500,
-  p_quiet text[] default '{}') returns int
-language plpgsql
 -- profile: nested
-as $$
+create or replace function tallybook._let_in(p_name text, p_at timestamptz, p_most int default 500,
+  p_quiet text[] default '{}') returns int language plpgsql as $$
 declare
   v_in int := 0; v_free int; v_probing boolean; v_priority int := -1; v_seq bigint := 0; v_job bigint; v_lane record;
   v_keys text[]; v_probes text[]; v_full text; v_busy boolean; v_here boolean; f record; w tallybook.waiting; k text;

@@ -6,14 +6,13 @@
 -- The cost does not depend on the number of waiting jobs: calls_in_window and waiting are counted up to 1000, which
 -- means 1000 or more. source as in concurrency_keys. Errors: TB005 max_keys out of range. Reads limit_rule, rate_state,
 -- rate_call, scheduled.
+-- profile: lookup
 -- rights: operator, reader
 create or replace function tallybook.rate_keys(from_name text default '', max_keys int default 100,
   at timestamptz default clock_timestamp())
 returns table (name text, rule text, calls int, per interval, burst int, calls_ever bigint, calls_in_window bigint,
   waiting bigint, last_call_at timestamptz, next_call_at timestamptz, pushed_to timestamptz, source text)
-language sql stable
--- profile: lookup
-as $$
+language sql stable as $$
   select x.* from tallybook._limit_keys_from('rate', rate_keys.from_name, rate_keys.max_keys) k cross join lateral (
     select k.name, k.rule, k.most, k.per, k.burst, coalesce(s.granted, 0),
            (select count(*) from (select from tallybook.rate_call c where c.name = k.name

@@ -16,10 +16,8 @@ $$;
 
 -- _rate_changed(name, at): move the keys of this rule to where their last calls and the new rule put them,
 -- if that is sooner; their waiting jobs come sooner, too.
-create or replace function tallybook._rate_changed(p_name text, p_at timestamptz) returns void
-language plpgsql
 -- profile: hot
-as $$
+create or replace function tallybook._rate_changed(p_name text, p_at timestamptz) returns void language plpgsql as $$
 declare
   k record; v_next timestamptz;
 begin

@@ -1,10 +1,9 @@
 -- _leave_lines(job_ids, order_keys, at): these jobs have ended, or were rescheduled, before their turn; jobs behind
 -- them continue. Waits for nothing, because it may run under a lane's lock. 200 keys per call, because their locks are
 -- kept until the commit.
-create or replace function tallybook._leave_lines(p_job_ids bigint[], p_keys text[], p_at timestamptz) returns void
-language plpgsql
 -- profile: nested
-as $$
+create or replace function tallybook._leave_lines(p_job_ids bigint[], p_keys text[], p_at timestamptz) returns void
+language plpgsql as $$
 begin
   with free as materialized (
     select n.key, n.seq from unnest(p_job_ids) j(id), lateral (

@@ -6,11 +6,9 @@
 -- open transaction that has moved the same line (for example by completing a job of it) must not block a worker that
 -- ends its jobs. One transaction moves at most 256 lines, because it keeps their locks; rescue moves the others. Locks:
 -- the key (class 1413565448). Reads order_turn, order_line; writes entry, scheduled; deletes from waiting, order_line.
-create or replace function tallybook._release(p_key text, p_ended bigint default null,
-  p_at timestamptz default clock_timestamp()) returns void
-language plpgsql
 -- profile: nested
-as $$
+create or replace function tallybook._release(p_key text, p_ended bigint default null,
+  p_at timestamptz default clock_timestamp()) returns void language plpgsql as $$
 declare
   v_holder bigint; l record; w tallybook.waiting; v_tries int := 1;
 begin
@@ -51,10 +49,9 @@ end $$;
 -- _release_missed(at): release jobs that no end has released. Reads up to 1000 of the keys that jobs wait for, from
 -- a random one on, and locks only keys whose turn no job has, 100 of them. Waiting jobs that were
 -- cancelled go to their lanes, where a claim ends them.
-create or replace function tallybook._release_missed(p_at timestamptz default clock_timestamp()) returns void
-language plpgsql
 -- profile: nested
-as $$
+create or replace function tallybook._release_missed(p_at timestamptz default clock_timestamp()) returns void
+language plpgsql as $$
 declare
   v_key text; v_holder bigint; v_released int := 0; w tallybook.waiting;
 begin
@@ -107,11 +104,9 @@ $$;
 
 -- _line_up_many(order_keys, job_ids, seqs, new): the same for many, at the places of their entries. Not new: a job that
 -- was there before keeps its turn or its place, if it has one.
-create or replace function tallybook._line_up_many(p_keys text[], p_job_ids bigint[], p_seqs bigint[],
-  p_new boolean default false) returns void
-language sql
 -- profile: nested
-as $$
+create or replace function tallybook._line_up_many(p_keys text[], p_job_ids bigint[], p_seqs bigint[],
+  p_new boolean default false) returns void language sql as $$
   insert into tallybook.order_line (key, seq, job_id)
   select u.key, u.seq, u.job_id from unnest(p_keys, p_job_ids, p_seqs) u(key, job_id, seq)
    where u.key is not null
@@ -120,10 +115,9 @@ as $$
 $$;
 
 -- _has_turn(order_key, job_id): whether it is this job's turn.
-create or replace function tallybook._has_turn(p_key text, p_job_id bigint) returns boolean
-language plpgsql stable
 -- profile: lookup
-as $$
+create or replace function tallybook._has_turn(p_key text, p_job_id bigint) returns boolean
+language plpgsql stable as $$
 begin
   return coalesce(p_job_id = (select t.job_id from tallybook.order_turn t where t.key = p_key
                               order by t.generation desc limit 1), false);

@@ -11,12 +11,11 @@
 -- Jobs in neither list are not the caller's any more. A call handles 256 keys; jobs of others are busy. Needs READ
 -- COMMITTED (TB003). Locks: keys (class 1413565448), tried only.
 -- Reads claim, entry, outcome, order_line; writes order_turn, order_line, waiting, outcome.
+-- profile: nested
 -- rights: worker
 create or replace function tallybook.order_admit(leases uuid[], job_ids bigint[], attempts int[],
   patient boolean default true, at timestamptz default clock_timestamp(), out ready bigint[], out busy bigint[])
-language plpgsql
--- profile: nested
-as $$
+language plpgsql as $$
 declare
   h record; l record; e tallybook.entry; v_generation bigint; v_holder bigint; v_locked boolean; v_mine boolean;
   v_keys text[] := '{}';

@@ -4,11 +4,9 @@
 -- One statement, so a job that moves from scheduled to its lane is not missed. A cancel counts when _job_open reports
 -- that the job will never start. failure: the facts for the children of a job that did not complete.
 -- Reads entry, outcome, scheduled, waiting, dead, tombstone.
-create or replace function tallybook._ended_as(p_job_ids bigint[]) returns table (job_id bigint, ended_as text,
-  failure jsonb)
-language plpgsql stable
 -- profile: nested
-as $$
+create or replace function tallybook._ended_as(p_job_ids bigint[]) returns table (job_id bigint, ended_as text,
+  failure jsonb) language plpgsql stable as $$
 begin
   return query
   select f.id, f.ended_as,

@@ -3,10 +3,9 @@
 --
 -- Failures go into the arg that the job has asked for, the first 1,000 in the order of the parents; their number goes
 -- into its options.
-create or replace function tallybook._release_children(p_children bigint[], p_at timestamptz) returns int
-language plpgsql
 -- profile: nested
-as $$
+create or replace function tallybook._release_children(p_children bigint[], p_at timestamptz) returns int
+language plpgsql as $$
 declare
   v_free bigint[]; v_queues text[]; v_later boolean; v_fair boolean; v_n int;
 begin

@@ -7,6 +7,7 @@
 --   on_parents, failed_as  as in enqueue_after
 -- Jobs that wait for others of this call continue at once when those end, others within about a second.
 -- Errors: those of enqueue_many and enqueue_after. Then nothing is enqueued.
+-- profile: lookup
 -- rights: producer
 create or replace function tallybook.fan_out(queues text[], tasks text[], args text[],
   run_ats timestamptz[] default null, priorities int[] default null, unique_keys text[] default null,
@@ -14,9 +15,7 @@ create or replace function tallybook.fan_out(queues text[], tasks text[], args t
   unique_whiles text[] default null, order_keys text[] default null, expires_ats timestamptz[] default null,
   options text[] default null, afters text[] default null, on_parents text[] default null,
   failed_as text[] default null, at timestamptz default clock_timestamp(), out job_ids bigint[], out created boolean[])
-language plpgsql
--- profile: lookup
-as $$
+language plpgsql as $$
 declare
   v_n int := cardinality(tasks); v_root boolean[]; v_followed int[]; r record; v_ids bigint[]; v_created boolean[];
   v_after bigint[]; v_known bigint[]; v_missing bigint; v_holder bigint; v_wake boolean := false; k int := 0;
@@ -122,9 +121,9 @@ language sql immutable strict as $$
 $$;
 
 -- _waits_on(job_ids, job_id): whether one of these jobs is that job, or waits for it, directly or through others.
+-- profile: lookup
 create or replace function tallybook._waits_on(p_job_ids bigint[], p_job_id bigint) returns boolean
 language plpgsql stable
--- profile: lookup
 set enable_hashjoin = off set enable_mergejoin = off  -- one parent after the other
 as $$
 begin

@@ -15,13 +15,12 @@
 -- tombstone.
 -- Reads parent, entry, outcome, scheduled, dead, tombstone; deletes from waiting, parent; writes parent, entry,
 -- scheduled, order_line, outcome, tombstone, service.
+-- profile: nested
 -- rights: worker
 create or replace function tallybook.parents_resolve(parents bigint[] default null, after bigint default null,
   max_parents int default 500, at timestamptz default clock_timestamp(), as_service boolean default false,
   out ended int, out released int, out cancelled int, out busy int, out last bigint, out remain boolean)
-language plpgsql
--- profile: nested
-as $$
+language plpgsql as $$
 declare
   v_ids bigint[]; v_as text[]; v_failures jsonb[]; v_children bigint[]; v_all bigint[]; v_n int; v_id bigint;
   v_timeouts int := 0; v_cancelled bigint[]; v_left bigint[];

@@ -3,11 +3,9 @@
 --
 --   states  scheduled, retrying, waiting; null: all three.   up_to  jobs with higher ids stay
 -- Jobs locked by another session stay, and busy reports that. Reads scheduled, waiting; writes: see _cancel_aside.
-create or replace function tallybook._truncate_aside(p_lanes int[], p_states text[], p_max int, p_up_to bigint,
-  p_error jsonb, p_at timestamptz, out ended int, out busy boolean)
-language plpgsql
 -- profile: nested
-as $$
+create or replace function tallybook._truncate_aside(p_lanes int[], p_states text[], p_max int, p_up_to bigint,
+  p_error jsonb, p_at timestamptz, out ended int, out busy boolean) language plpgsql as $$
 declare
   v_lane int; v_ids bigint[] := '{}'; v_id bigint; v_timeouts int := 0;
 begin

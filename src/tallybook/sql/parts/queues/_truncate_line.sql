@@ -4,11 +4,9 @@
 -- _take calls it under the lane's lock with the entries that it would have claimed. skipped: entries that were claimed
 -- by id, moved, or cancelled by a person, whose reason stays (see _skip). The lines of order keys continue if that
 -- needs no wait; rescue does the rest. Writes outcome; deletes from tombstone, order_line; see _release.
-create or replace function tallybook._truncate_line(p_lane_id int, p_retention "char", p_xids xid8[], p_seqs bigint[],
-  p_error jsonb, p_at timestamptz, out ended int, out skipped bigint[])
-language plpgsql
 -- profile: nested
-as $$
+create or replace function tallybook._truncate_line(p_lane_id int, p_retention "char", p_xids xid8[], p_seqs bigint[],
+  p_error jsonb, p_at timestamptz, out ended int, out skipped bigint[]) language plpgsql as $$
 declare
   v_ordered bigint[]; v_keys text[];
   v_parents boolean := exists (select from tallybook.parent p where p.ended_as is null);

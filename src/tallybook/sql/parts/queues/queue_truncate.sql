@@ -17,14 +17,12 @@
 -- lanes with jobs in one transaction. Locks: lanes, until its commit; it waits for the first and tries the others.
 -- Reads lane, claim, entry, scheduled, waiting, subject_job; writes claim, outcome, entry, tombstone; deletes from
 -- subject_job; see _truncate_line, _cancel_aside, cancel_many.
+-- profile: hot
 -- rights: operator
 create or replace function tallybook.queue_truncate(queue text, states text[] default null,
   running boolean default false, by text default session_user, max_jobs int default 10000,
   inout mark jsonb default null, at timestamptz default clock_timestamp(), out cancelled int, out cancelling int,
-  out busy boolean, out remain boolean)
-language plpgsql
--- profile: hot
-as $$
+  out busy boolean, out remain boolean) language plpgsql as $$
 declare
   v_error jsonb; l record; t record; v_locked int := 0; v_seen int := 0; v_next xid8;
 begin

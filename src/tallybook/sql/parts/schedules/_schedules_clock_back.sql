@@ -1,10 +1,8 @@
 -- _schedules_clock_back(at): after a step back of the clock, schedules that tick more often than the step is long tick
 -- again from now on, and forget their ticks ahead; the others wait for their next tick, so that none is fired twice.
 -- Writes schedule, fire.
-create or replace function tallybook._schedules_clock_back(p_at timestamptz) returns void
-language plpgsql
 -- profile: nojit
-as $$
+create or replace function tallybook._schedules_clock_back(p_at timestamptz) returns void language plpgsql as $$
 declare
   v_ticking text[];
 begin

@@ -4,13 +4,11 @@
 -- Three index look-ups. after: where the last run stopped, so that it does not walk over the index's dead rows while an
 -- old snapshot holds back vacuum; every few seconds pass null, for late commits. The look is
 -- recorded if no session has run the clock for long. Reads schedule; now and then writes service.
+-- profile: hot
 -- rights: worker
 create or replace function tallybook._schedules_look(p_after timestamptz default null,
   p_at timestamptz default clock_timestamp(), out due_in double precision, out queries_due boolean,
-  out queries_in double precision, out every double precision)
-language plpgsql
--- profile: hot
-as $$
+  out queries_in double precision, out every double precision) language plpgsql as $$
 declare
   v_idle boolean;
 begin
@@ -34,14 +32,12 @@ end $$;
 -- due schedule has waited for a second: that session may be frozen, and planning twice does no harm.
 -- upto: everything due by then is in the result. Intervals are in microseconds. queries: those that are
 -- query-driven, each of which is fired by a transaction of its own, so nobody claims them as a whole. Reads schedule.
+-- profile: hot
 -- rights: worker
 create or replace function tallybook._schedules_due(p_max int default 250, p_after timestamptz default null,
   p_queries boolean default false, p_at timestamptz default clock_timestamp())
 returns table (at timestamptz, upto timestamptz, name text, revision text, cron text, every bigint, tz text,
-  jitter bigint, missed text, catch_up int, since timestamptz, tick timestamptz)
-language plpgsql
--- profile: hot
-as $$
+  jitter bigint, missed text, catch_up int, since timestamptz, tick timestamptz) language plpgsql as $$
 declare
   v_before timestamptz := p_at;
 begin

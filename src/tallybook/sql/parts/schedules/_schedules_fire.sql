@@ -10,12 +10,10 @@
 -- Only READ COMMITTED: the job of the last fire is looked up after the row was locked, in a newer snapshot.
 -- One that cannot be fired is recorded as failed, and delays no other.
 -- Reads and writes schedule; writes fire, entry, at first use lane; service.
+-- profile: nested
 -- rights: worker
 create or replace function tallybook._schedules_fire(p_plans jsonb, p_at timestamptz default clock_timestamp(),
-  out carried int, out fired int, out skipped int, out missed int, out failed int)
-language plpgsql
--- profile: nested
-as $$
+  out carried int, out fired int, out skipped int, out missed int, out failed int) language plpgsql as $$
 declare
   v_names text[]; v_todo jsonb[] := array[p_plans]; r record;  -- all at once; one by one where that fails
 begin
@@ -54,11 +52,9 @@ begin
 end $$;
 
 -- _schedules_put_in(plans, names, at): the same for rows that the caller has locked.
-create or replace function tallybook._schedules_put_in(p_plans jsonb, p_names text[], p_at timestamptz,
-  out fired int, out skipped int, out missed int)
-language plpgsql
 -- profile: nested
-as $$
+create or replace function tallybook._schedules_put_in(p_plans jsonb, p_names text[], p_at timestamptz,
+  out fired int, out skipped int, out missed int) language plpgsql as $$
 declare
   d record;
 begin

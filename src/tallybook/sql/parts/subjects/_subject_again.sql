@@ -3,10 +3,10 @@
 --
 -- The row of the name is locked first, and looked at once more behind the lock: a person's retry takes it too.
 -- Returns the new job's id and the subject's part of its options. Errors: TB005 cancelled in this transaction.
+-- profile: nested
 create or replace function tallybook._subject_again(p_task text, p_subject text, p_job_id bigint, p_revive boolean,
   p_at timestamptz, out job_id bigint, out subject jsonb)
 language plpgsql
--- profile: nested
 set enable_nestloop = on  -- also where the caller has it off
 as $$
 declare

@@ -7,11 +7,11 @@
 -- changed where it is, and stays there until the caller's transaction has ended.
 -- Errors: TB003 where something is to be changed at another isolation level than READ COMMITTED.
 -- Writes amendment, waiting.
+-- profile: nested
 create or replace function tallybook._subject_amend(p_job_id bigint, p_args jsonb, p_version jsonb,
   p_run_at timestamptz, p_priority int, p_at timestamptz, out report text, out old_run_at timestamptz,
   out new_run_at timestamptz)
 language plpgsql
--- profile: nested
 set enable_nestloop = on  -- also where the caller has it off
 as $$
 declare

@@ -1,11 +1,10 @@
 -- _subject_named(task, subject, queue): the row of a subject, nulls if there is none. queue: the name as a push into
 -- that queue means it; null: of whichever queue has it. Waits for nothing.
 -- Errors: TB005 several queues have a subject of this name. Reads subject_job, queue.
+-- profile: nested
 -- rights: operator
 create or replace function tallybook._subject_named(p_task text, p_subject text, p_queue text)
-returns tallybook.subject_job language plpgsql stable
--- profile: nested
-as $$
+returns tallybook.subject_job language plpgsql stable as $$
 declare
   v tallybook.subject_job[] := array(
     select j from tallybook.subject_job j

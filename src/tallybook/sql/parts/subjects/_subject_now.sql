@@ -8,12 +8,12 @@
 -- Uses the snapshot of the caller's statement, so a job that moves between tables is not
 -- missed.
 -- Reads scheduled, waiting, entry, outcome, claim, tombstone, amendment, dead.
+-- profile: nested
 -- rights: operator
 create or replace function tallybook._subject_now(p_job_id bigint, p_at timestamptz default clock_timestamp(),
   out state text, out queue text, out priority int, out args jsonb, out options jsonb, out failures int,
   out attempts int, out run_at timestamptz, out error jsonb)
 language plpgsql stable
--- profile: nested
 set enable_nestloop = on  -- also where the caller has it off
 as $$
 declare
@@ -54,9 +54,9 @@ end $$;
 
 -- _subject_attempts(job_id, attempt, options): how many attempts up to this one were started since the last reschedule.
 -- Read in their order, for which only their index fits (see _attempt).
+-- profile: hot
 create or replace function tallybook._subject_attempts(p_job_id bigint, p_attempt int, p_options jsonb) returns int
 language plpgsql stable
--- profile: hot
 set enable_sort = off  -- the index has them in order: a sort would read all
 as $$
 declare

@@ -9,13 +9,12 @@
 -- kinds: n new, c created or v revived here and not enqueued yet, r to revive, g to create again, p planned, l in line,
 -- d done. The names are those of the queue, where it has its own, or those that the queues share: see _subject_scope.
 -- Reads queue, subject_job, scheduled, tombstone, see _subject_now; writes subject_job, scheduled, entry, amendment.
+-- profile: batch
 create or replace function tallybook._subjects_put(p_upsert boolean, p_queue text, p_task text, p_subjects text[],
   p_args text[], p_run_ats timestamptz[], p_priorities int[], p_max_attempts int, p_headers text[], p_options text[],
   p_at timestamptz)
 returns table (place bigint, job_id bigint, report text, old_run_at timestamptz, new_run_at timestamptz)
-language plpgsql
--- profile: batch
-as $$
+language plpgsql as $$
 declare
   v_wanted tallybook._wanted_subject[]; v tallybook._found_subject[]; r record; w record; v_soon boolean := false;
   v_n int := cardinality(p_subjects); v_scope text;

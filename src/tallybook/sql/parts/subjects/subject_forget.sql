@@ -8,11 +8,11 @@
 -- The dead letter of a dead one stays. Errors: TB005 several queues have this name; TB003 a planned or pending one at
 -- another isolation level than READ COMMITTED.
 -- Reads: see _subject_named, _subject_now; writes tombstone; deletes from subject_job.
+-- profile: nested
 -- rights: operator
 create or replace function tallybook.subject_forget(task text, subject text,
   at timestamptz default clock_timestamp(), queue text default null) returns text
 language plpgsql
--- profile: nested
 set enable_nestloop = on  -- also where the caller has it off
 as $$
 declare

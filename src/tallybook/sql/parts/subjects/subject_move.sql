@@ -6,12 +6,10 @@
 -- A past time means at once. Waits for a producer that changes the same subject. queue: as in subject_forget.
 -- Errors: TB005 an invalid time, a name that several queues have.
 -- Reads subject_job, see _subject_now; writes scheduled, amendment.
+-- profile: nested
 -- rights: operator
 create or replace function tallybook.subject_move(task text, subject text, run_at timestamptz,
-  at timestamptz default clock_timestamp(), queue text default null) returns text
-language plpgsql
--- profile: nested
-as $$
+  at timestamptz default clock_timestamp(), queue text default null) returns text language plpgsql as $$
 declare
   k record; v_state text;
 begin

@@ -9,16 +9,14 @@
 -- the order is by task and name. If there may be more, the last row has no subject: pass its cursor for the next page.
 -- Without such a row the list is complete.
 -- Errors: TB005. Reads subject_job, and for matching ones what the view reads, by indexes only.
+-- profile: nested
 -- rights: operator
 create or replace function tallybook.subjects(task text default null, queue text default null,
   states text[] default null, prefix text default null, after text default null, max_subjects int default 50,
   max_looked int default 50000)
 returns table (task_name text, subject text, job_id bigint, queue_name text, state text, priority int, args jsonb,
   iterations int, failures int, attempts int, next_run_at timestamptz, last_at timestamptz, last_error text,
-  error jsonb, made_at timestamptz, ended_at timestamptz, scope text, cursor text)
-language plpgsql stable
--- profile: nested
-as $$
+  error jsonb, made_at timestamptz, ended_at timestamptz, scope text, cursor text) language plpgsql stable as $$
 declare
   v_stopped boolean := coalesce(states <@ '{completed,killed,dead}', false);
   v_at jsonb; v_n int := 0; v_left int := max_looked; v_piece int := 256; v_rows int; v_when timestamptz := 'infinity';

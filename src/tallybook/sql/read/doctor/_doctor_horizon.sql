@@ -4,13 +4,11 @@
 -- since is null if the server hides it (another user's session, without pg_monitor) or does not know it. transactions
 -- is the age in transaction ids; null: it pins nothing. Its cost depends on the number of sessions only. Reads
 -- pg_stat_activity, pg_prepared_xacts, pg_replication_slots.
+-- profile: nojit
 -- rights: operator, reader, as the caller
 create or replace function tallybook._horizon()
 returns table (kind text, who text, since timestamptz, transactions bigint, writes boolean, pid int, xid text,
-  active boolean, idle_since timestamptz, remedy text)
-language sql stable
--- profile: nojit
-as $$
+  active boolean, idle_since timestamptz, remedy text) language sql stable as $$
   select * from (
     select case when a.datid is null then 'standby' else 'transaction' end,
            format('%s (%s)', case when a.datid is null then 'the standby of pid ' || a.pid

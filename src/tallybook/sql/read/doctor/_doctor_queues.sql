@@ -1,10 +1,10 @@
 -- _doctor_queues(at): jobs in line without a worker, paused queues, backlogs, dead letters, open breakers.
 --
 -- Looks for the next job of each lane, as a claim does, at most 10,000 lanes; the counters count the jobs behind it.
+-- profile: hot
 -- rights: operator
 create or replace function tallybook._doctor_queues(p_at timestamptz) returns setof tallybook._check
 language plpgsql stable
--- profile: hot
 set enable_nestloop = on  -- also if the caller has switched it off
 as $$
 declare

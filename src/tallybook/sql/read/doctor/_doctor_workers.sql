@@ -1,8 +1,8 @@
 -- _doctor_workers(at): silent and lost workers, long running jobs, workers older than the schema, connections.
+-- profile: nojit
 -- rights: operator
 create or replace function tallybook._doctor_workers(p_at timestamptz) returns setof tallybook._check
 language plpgsql stable
--- profile: nojit
 set plan_cache_mode = force_generic_plan  -- planning again costs more than it gains
 as $$
 declare

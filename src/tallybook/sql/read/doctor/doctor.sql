@@ -9,11 +9,10 @@
 -- statement_timeout ends it. If the server hides something without pg_monitor, the finding mentions it. The server's
 -- own views are read with the caller's rights. Errors: TB005 an unknown group. Reads all small tables and PostgreSQL's
 -- views; writes nothing.
+-- profile: nojit
 -- rights: operator, as the caller
 create or replace function tallybook.doctor(about text default null, at timestamptz default clock_timestamp())
-returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable
--- profile: nojit
-as $$
+returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable as $$
 declare
   v_group text; v_groups text[] := '{horizon,storage,settings,workers,queues,maintenance,counters,roles}';
 begin

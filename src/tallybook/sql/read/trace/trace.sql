@@ -17,15 +17,13 @@
 -- Deleted history is not in it. Of more than 1,000 jobs the newest 1,000 are used.
 -- Errors: TB005 none or several of the four, a number out of range, more than 10,000 jobs with these links.
 -- Reads unique_key, subject_job, entry, claim, outcome, scheduled, waiting, dead, tombstone, worker, by indexes only.
+-- profile: nested
 -- rights: operator
 create or replace function tallybook.trace(subject text default null, unique_key text default null,
   links jsonb default null, job bigint default null, task text default null, max_events int default 1000,
   newest_first boolean default false)
 returns table (at timestamptz, job_id bigint, queue text, task_name text, attempt int, event text, worker text,
-  details jsonb, error jsonb)
-language plpgsql stable
--- profile: nested
-as $$
+  details jsonb, error jsonb) language plpgsql stable as $$
 declare
   v_jobs bigint[];
 begin

@@ -13,12 +13,10 @@
 -- Reads scheduled, waiting, dead, entry, claim, outcome, tombstone, amendment, lane, queue, worker, parent, order_line,
 -- order_turn, progress, limit_rule, rate_state, concurrency_holder, concurrency_line,
 -- breaker_state, service, subject_job.
+-- profile: nested
 -- rights: operator
 create or replace function tallybook.why(job_id bigint, at timestamptz default clock_timestamp())
-returns table (state text, reason text, explanation text, details jsonb)
-language plpgsql stable
--- profile: nested
-as $$
+returns table (state text, reason text, explanation text, details jsonb) language plpgsql stable as $$
 declare
   w tallybook._job_place; k tallybook.tombstone; r tallybook.worker; c record; v_state text; v_open boolean;
   v_expired boolean;
