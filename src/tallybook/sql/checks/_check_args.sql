@@ -25,8 +25,7 @@ end $$;
 -- rights: worker, as the caller
 create or replace function tallybook._check_links(p_links jsonb) returns void
 language plpgsql immutable as $$
-declare
-  l record;
+declare l record;
 begin
   if jsonb_typeof(p_links) is distinct from 'object' or p_links = '{}' then
     raise exception 'links are one JSON object of a kind and a key each, not %',

@@ -3,8 +3,7 @@
 create or replace function tallybook._check_many(p_tasks text[], p_args text[], p_max_attempts int[],
   p_headers text[], p_order_keys text[], p_expires_ats timestamptz[], p_options text[], p_run_ats timestamptz[])
 returns void language plpgsql immutable as $$
-declare
-  v_bad int;
+declare v_bad int;
 begin
   select f.n into v_bad
     from unnest(p_tasks, p_args, p_max_attempts, p_headers) with ordinality as f(task, args, max_attempts, headers, n)

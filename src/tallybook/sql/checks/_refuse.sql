@@ -14,8 +14,7 @@ end $$;
 -- rights: worker, as the caller
 create or replace function tallybook._read_committed(p_message text, p_hint text default null) returns void
 language plpgsql stable as $$
-declare
-  v_level text := current_setting('transaction_isolation');
+declare v_level text := current_setting('transaction_isolation');
 begin
   if v_level <> 'read committed' then
     perform tallybook._refuse(true, format(p_message, upper(v_level)), p_hint, 'TB003');

@@ -85,8 +85,7 @@ end $$;
 -- profile: lookup
 create or replace function tallybook._cancel_dead(p_job_id bigint, p_reason text, p_at timestamptz) returns boolean
 language plpgsql as $$
-declare
-  d tallybook.dead; e tallybook.entry;
+declare d tallybook.dead; e tallybook.entry;
 begin
   delete from tallybook.dead x where x.job_id = p_job_id returning x.* into d;
   if not found then return false; end if;

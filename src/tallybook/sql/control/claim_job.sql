@@ -11,8 +11,7 @@ create or replace function tallybook.claim_job(worker int, job_id bigint, lease 
 returns boolean language plpgsql
 set lock_timeout = '2s'  -- who holds the lane may stay open
 as $$
-declare
-  e tallybook.entry; v_due tallybook.scheduled; h record; v_parts text[];
+declare e tallybook.entry; v_due tallybook.scheduled; h record; v_parts text[];
 begin
   if lease is null then raise exception 'a claim needs a lease' using errcode = 'TB005'; end if;
   v_parts := tallybook._lock_worker(worker);

@@ -7,8 +7,7 @@
 -- rights: operator
 create or replace function tallybook.retry(job_id bigint, at timestamptz default clock_timestamp()) returns int
 language plpgsql as $$
-declare
-  e tallybook.entry; d tallybook.dead; v_state text; v_holder bigint; v_back boolean := false; v_attempt int;
+declare e tallybook.entry; d tallybook.dead; v_state text; v_holder bigint; v_back boolean := false; v_attempt int;
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
     raise exception 'retry needs READ COMMITTED' using errcode = 'TB003';
@@ -67,8 +66,7 @@ end $$;
 -- locked, because this transaction may stay open.
 create or replace function tallybook._uncancelled(p_job_id bigint, e tallybook.entry, p_at timestamptz) returns text
 language plpgsql as $$
-declare
-  v_state text;
+declare v_state text;
 begin
   select o.state into v_state from tallybook._outcome_of(e.retention, e.xid, e.seq) o;
   if v_state = 'cancelled' then return v_state; end if;

@@ -9,8 +9,7 @@ create or replace function tallybook._is_foreign_cluster(p_cursors boolean) retu
 language plpgsql stable
 set enable_nestloop = on  -- also where the caller has it off
 as $$
-declare
-  v_next xid8 := pg_snapshot_xmax(pg_current_snapshot());
+declare v_next xid8 := pg_snapshot_xmax(pg_current_snapshot());
 begin
   if (select i.system_identifier from tallybook.installation i) <> (select s.system_identifier
                                                                     from pg_control_system() s) then

@@ -7,8 +7,7 @@
 -- profile: nested
 create or replace function tallybook._job_place(p_job_id bigint) returns setof tallybook._job_place
 language plpgsql stable rows 1 as $$
-declare
-  v_row jsonb;
+declare v_row jsonb;
 begin
   select to_jsonb(a) into v_row from tallybook._aside a where a.job_id = p_job_id limit 1;
   if not found then

@@ -83,8 +83,7 @@ end $$;
 create or replace function tallybook._line_rows(p_lane_id int, p_what text, p_xid xid8, p_seq bigint, p_most int)
 returns table (xid xid8, seq bigint, job_id bigint, attempt int, task text, enqueued_at timestamptz)
   language plpgsql stable as $$
-declare
-  l tallybook.lane; v record;
+declare l tallybook.lane; v record;
 begin
   select x.* into l from tallybook.lane x where x.lane_id = p_lane_id;
   if p_what = 'past' then

@@ -22,8 +22,7 @@ end $$;
 -- rights: operator, reader
 create or replace function tallybook._last_end(p_job_id bigint) returns timestamptz
 language plpgsql stable as $$
-declare
-  e tallybook.entry := tallybook._newest_entry(p_job_id);
+declare e tallybook.entry := tallybook._newest_entry(p_job_id);
 begin
   return (select o.ended_at from tallybook._outcome_of(e.retention, e.xid, e.seq) o);
 end $$;

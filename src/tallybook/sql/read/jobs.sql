@@ -103,8 +103,7 @@ create or replace function tallybook._job_sources(p_queue text, p_states text[],
   p_unserved boolean, p_since timestamptz, p_before timestamptz, out ids text[], out given bigint[], out mine text[],
   out line text, out lanes int[], out endings tallybook.ending[], out low bigint, out high bigint)
 language plpgsql stable as $$
-declare
-  s text[] := coalesce(p_states, tallybook._job_states());
+declare s text[] := coalesce(p_states, tallybook._job_states());
 begin
   ids := '{}'; endings := '{}';
   if p_queue is not null then
@@ -160,8 +159,7 @@ end $$;
 -- _job_id_at(at): the lowest id of a job enqueued at this time or later; null: at is null, or there is
 -- none.
 create or replace function tallybook._job_id_at(p_at timestamptz) returns bigint language plpgsql stable as $$
-declare
-  v_low bigint := 0; v_high bigint; v_middle bigint; v_id bigint; v_at timestamptz;
+declare v_low bigint := 0; v_high bigint; v_middle bigint; v_id bigint; v_at timestamptz;
 begin
   if p_at is null then return null; end if;
   v_high := 1 + greatest((select e.job_id from tallybook.entry e order by e.job_id desc limit 1),

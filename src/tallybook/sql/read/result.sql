@@ -12,9 +12,7 @@ begin
   select x.* into o from tallybook._outcome_of(e.retention, e.xid, e.seq) x;
   task := e.task; state := o.state; result := o.result; error := o.error;
   if state is distinct from 'completed' then
-    if task is null then
-      select s.task into task from tallybook.scheduled s where s.job_id = v_job_id;
-    end if;
+    if task is null then select s.task into task from tallybook.scheduled s where s.job_id = v_job_id; end if;
     -- The table shows whether it is cancelled or dead. All other jobs are open.
     select d.task, 'dead', d.errors -> -1 into task, state, error from tallybook.dead d where d.job_id = v_job_id;
     if not found then

@@ -27,8 +27,7 @@ create index waiting_failed on tallybook.waiting (job_id) where errors is not nu
 -- nothing. GIN, because a job can have several links; no fastupdate, because each look-up would read the pending list
 -- and now and then a producer would have to merge it.
 do $$
-declare
-  v_table text;
+declare v_table text;
 begin
   foreach v_table in array array['entry', 'scheduled', 'waiting', 'dead'] loop
     execute format('create index %I on tallybook.%I using gin ((headers -> ''links'') jsonb_path_ops)'

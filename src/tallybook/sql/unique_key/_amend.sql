@@ -60,8 +60,7 @@ end $$;
 create or replace function tallybook._amend_aside(p_job_id bigint, p_args jsonb, p_priority int,
   p_run_at timestamptz, p_version jsonb, p_at timestamptz) returns boolean
 language plpgsql as $$
-declare
-  s record; v_lane int;
+declare s record; v_lane int;
 begin
   select x.*, l.queue, l.priority, l.part into s
     from tallybook.scheduled x join tallybook.lane l on l.lane_id = x.lane_id where x.job_id = p_job_id for update of x;

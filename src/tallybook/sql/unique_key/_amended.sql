@@ -6,8 +6,7 @@
 -- profile: lookup
 create or replace function tallybook._amended(e tallybook.entry,
   p_at timestamptz default clock_timestamp()) returns tallybook.entry language plpgsql as $$
-declare
-  a tallybook.amendment; v_free boolean; l record;
+declare a tallybook.amendment; v_free boolean; l record;
 begin
   if e.unique_key is null then return e; end if;  -- only those are amended
   -- Locked before it is read, so that nothing is thrown away that was committed after the reading.

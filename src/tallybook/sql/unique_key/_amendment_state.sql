@@ -7,8 +7,7 @@
 -- profile: lookup
 create or replace function tallybook._amendment_state(p_job_id bigint, p_task text,
   p_crowd boolean) returns tallybook.amendment_state language plpgsql as $$
-declare
-  k tallybook.amendment_state; v_slot int := 1 + (hashtext(p_task) & 63);
+declare k tallybook.amendment_state; v_slot int := 1 + (hashtext(p_task) & 63);
 begin
   k.busy := not (pg_try_advisory_lock(1413565447, hashint8(p_job_id))
                  and pg_advisory_unlock(1413565447, hashint8(p_job_id)))

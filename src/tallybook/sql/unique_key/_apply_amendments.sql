@@ -10,8 +10,7 @@ create or replace function tallybook._apply_amendments(p_at timestamptz) returns
 language plpgsql
 set lock_timeout = '20ms'  -- another open transaction may cancel the same job
 as $$
-declare
-  a tallybook.amendment; e tallybook.entry;
+declare a tallybook.amendment; e tallybook.entry;
 begin
   for a in select x.* from tallybook.amendment x
             where x.priority is not null or x.run_at is not null order by random() limit 200 for update skip locked loop

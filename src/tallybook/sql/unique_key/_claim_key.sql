@@ -9,8 +9,7 @@ create or replace function tallybook._claim_key(p_task text, p_key text, p_job_i
   p_priority int default null, p_run_at timestamptz default null, p_version jsonb default null,
   p_at timestamptz default clock_timestamp())
 returns bigint language plpgsql as $$
-declare
-  k tallybook.unique_key; v_holder bigint; v_others bigint[]; j bigint;
+declare k tallybook.unique_key; v_holder bigint; v_others bigint[]; j bigint;
 begin
   perform tallybook._refuse(octet_length(p_key) not between 1 and 512,
                             format('a unique key has 1 to 512 bytes, this one has %s', octet_length(p_key))),

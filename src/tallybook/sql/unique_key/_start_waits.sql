@@ -33,8 +33,7 @@ end $$;
 -- The count is a setting of the transaction, so a rollback to a savepoint takes it back together with the locks.
 create or replace function tallybook._locks_left(p_setting text, p_most int) returns boolean
 language plpgsql as $$
-declare
-  v_n int := coalesce(nullif(current_setting(p_setting, true), '')::int, 0);
+declare v_n int := coalesce(nullif(current_setting(p_setting, true), '')::int, 0);
 begin
   if v_n >= p_most then return false; end if;
   perform set_config(p_setting, (v_n + 1)::text, true);

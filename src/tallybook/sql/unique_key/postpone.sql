@@ -4,8 +4,7 @@
 -- rights: worker
 create or replace function tallybook.postpone(lease uuid, job_id bigint, attempt int,
   at timestamptz default clock_timestamp()) returns text language plpgsql as $$
-declare
-  v_run_at timestamptz; e tallybook.entry;
+declare v_run_at timestamptz; e tallybook.entry;
 begin
   e := tallybook._end(lease, job_id, attempt, 'moved', null, at);
   if e.job_id is null then return 'refused'; end if;

@@ -5,8 +5,7 @@ create or replace function tallybook._attempt(p_job_id bigint, p_attempt int) re
 language plpgsql stable
 set enable_sort = off  -- the index has them in order: a sort would read all
 as $$
-declare
-  e tallybook.entry;
+declare e tallybook.entry;
 begin
   select x.* into e from tallybook.entry x
    where x.job_id = p_job_id and x.attempt >= p_attempt and x.attempt > 1 order by x.attempt limit 1;

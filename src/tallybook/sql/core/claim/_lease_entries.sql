@@ -12,8 +12,7 @@ create or replace function tallybook._lease_entries(p_leases uuid[], p_job_ids b
 returns table (lane_id int, retention "char", xid xid8, seq bigint, job_id bigint, attempt int, order_key text,
                task text, claimed_at timestamptz, ready_at timestamptz) language plpgsql stable as $$
 #variable_conflict use_column
-declare
-  c record; f record;
+declare c record; f record;
 begin
   for c in select d.lease, d.n, k.* from (
              select l as lease, count(*) as n from unnest(p_leases) l group by l) d, lateral (

@@ -5,8 +5,7 @@
 -- parts of the queues that the worker walks.
 create or replace function tallybook._lock_worker(p_worker int) returns text[]
 language plpgsql as $$
-declare
-  v_parts text[]; v_done boolean;
+declare v_parts text[]; v_done boolean;
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
     raise exception 'claim needs READ COMMITTED, this transaction is %', upper(current_setting('transaction_isolation'))

@@ -9,8 +9,7 @@
 create or replace function tallybook.listen_begin(queues text[], held boolean default false, out armed boolean,
   out clear boolean)
 language plpgsql as $$
-declare
-  v_key int; v_got int[] := '{}';
+declare v_key int; v_got int[] := '{}';
 begin
   armed := true; clear := false;
   if not held then

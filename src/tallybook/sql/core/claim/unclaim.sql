@@ -8,8 +8,7 @@
 create or replace function tallybook.unclaim(lease uuid, job_id bigint, attempt int, delay interval default '0',
   at timestamptz default clock_timestamp())
 returns text language plpgsql as $$
-declare
-  e tallybook.entry := tallybook._end(lease, job_id, attempt, 'moved', null, unclaim.at);
+declare e tallybook.entry := tallybook._end(lease, job_id, attempt, 'moved', null, unclaim.at);
 begin
   if e.job_id is null then return 'refused'; end if;
   perform tallybook._next_attempt(e, at + delay, at);

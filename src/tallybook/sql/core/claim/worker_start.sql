@@ -14,8 +14,7 @@ create or replace function tallybook.worker_start(name text, queues text[], task
   session boolean default false, at timestamptz default clock_timestamp(), lease interval default '30 s',
   catalogue jsonb default null, slots int[] default null, version text default null)
 returns int language plpgsql as $$
-declare
-  v_id int; v_first int := (('x' || tallybook._timeline())::bit(32)::int - 1) % 1000 * 1000000;
+declare v_id int; v_first int := (('x' || tallybook._timeline())::bit(32)::int - 1) % 1000 * 1000000;
 begin
   perform set_config('synchronous_commit', 'on', true) where current_setting('synchronous_commit') = 'off';
   perform tallybook._check_name('queue', q, 64) from unnest(queues) q;

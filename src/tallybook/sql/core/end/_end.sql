@@ -6,8 +6,7 @@
 create or replace function tallybook._end(p_lease uuid, p_job_id bigint, p_attempt int, p_state tallybook.ending,
   p_error jsonb, p_at timestamptz default clock_timestamp())
 returns tallybook.entry language plpgsql as $$
-declare
-  v_entry tallybook.entry; h record;
+declare v_entry tallybook.entry; h record;
 begin
   select * into h from tallybook._lease_entries(array[p_lease], array[p_job_id], array[p_attempt]);
   if not found then return null; end if;

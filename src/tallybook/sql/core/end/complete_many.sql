@@ -14,12 +14,9 @@
 create or replace function tallybook.complete_many(leases uuid[], job_ids bigint[], attempts int[],
   results text[] default null, at timestamptz default clock_timestamp())
 returns bigint[] language plpgsql as $$
-declare
-  v_ended bigint[]; v_n bigint; v_ordered bigint[]; v_keys text[]; v_special boolean := true;
+declare v_ended bigint[]; v_n bigint; v_ordered bigint[]; v_keys text[]; v_special boolean := true;
 begin
-  if results is not null then
-    return tallybook._complete_with(leases, job_ids, attempts, results, at);
-  end if;
+  if results is not null then return tallybook._complete_with(leases, job_ids, attempts, results, at); end if;
   begin
     select c.n, c.ordered, c.keys into v_n, v_ordered, v_keys
            from tallybook._complete_held(leases, job_ids, attempts, at) c;
@@ -115,8 +112,7 @@ end $$;
 create or replace function tallybook._complete_with(p_leases uuid[], p_job_ids bigint[], p_attempts int[],
   p_results text[], p_at timestamptz default clock_timestamp())
 returns bigint[] language plpgsql as $$
-declare
-  v_ended bigint[];
+declare v_ended bigint[];
 begin
   if cardinality(p_results) <> cardinality(p_job_ids) then
     raise exception 'the arrays of complete_many have different lengths' using errcode = 'TB005';
@@ -131,8 +127,7 @@ end $$;
 create or replace function tallybook._complete_again(p_leases uuid[], p_job_ids bigint[], p_attempts int[],
   p_results text[], p_at timestamptz default clock_timestamp())
 returns bigint[] language plpgsql as $$
-declare
-  v_now timestamptz := p_at; v_ended bigint[]; v_ordered bigint[]; v_keys text[];
+declare v_now timestamptz := p_at; v_ended bigint[]; v_ordered bigint[]; v_keys text[];
 begin
   with h as materialized (  -- once each: an attempt that a call names twice ends, and is counted, once
     select distinct on (h.job_id, h.attempt) h.*, r.result
@@ -172,8 +167,7 @@ end $$;
 create or replace function tallybook._release_of(p_job_ids bigint[], p_keys text[],
   p_at timestamptz default clock_timestamp()) returns void
 language plpgsql as $$
-declare
-  v record;
+declare v record;
 begin
   -- In one order, so that two that end jobs of the same keys do not wait for each other.
   for v in select f.id, f.k from unnest(p_job_ids, p_keys) f(id, k) order by hashtext(f.k), f.k, f.id loop

@@ -11,8 +11,7 @@
 create or replace function tallybook.crash(lease uuid, job_id bigint, attempt int, error jsonb,
   max_crashes int default 3, at timestamptz default clock_timestamp())
 returns text language plpgsql as $$
-declare
-  e tallybook.entry; v_error jsonb;
+declare e tallybook.entry; v_error jsonb;
 begin
   if jsonb_typeof(error) <> 'object' then
     raise exception 'an error is one JSON object, not %', jsonb_typeof(error) using errcode = 'TB005';

@@ -7,8 +7,7 @@
 create or replace function tallybook.snooze(lease uuid, job_id bigint, attempt int, delay interval,
   at timestamptz default clock_timestamp())
 returns text language plpgsql as $$
-declare
-  e tallybook.entry;
+declare e tallybook.entry;
 begin
   if not isfinite(delay) then
     raise exception 'delay is %', delay using errcode = 'TB005', hint = 'Give an interval that ends.';

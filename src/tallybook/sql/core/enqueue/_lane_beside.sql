@@ -2,8 +2,7 @@
 -- first use.
 create or replace function tallybook._lane_beside(p_lane_id int, p_part text) returns int
 language plpgsql as $$
-declare
-  l tallybook.lane; v_id int;
+declare l tallybook.lane; v_id int;
 begin
   select x.* into strict l from tallybook.lane x where x.lane_id = p_lane_id;
   if l.part = p_part and l.retired_at is null then return p_lane_id; end if;

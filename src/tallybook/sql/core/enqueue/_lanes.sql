@@ -3,8 +3,7 @@
 create or replace function tallybook._lanes(p_queues text[], p_priorities int[], out lanes int[],
   out retentions "char"[])
 language plpgsql as $$
-declare
-  v_n int := cardinality(p_queues);
+declare v_n int := cardinality(p_queues);
 begin
   if (select count(*) from (select distinct * from unnest(p_queues, p_priorities)) d) = 1 then
     select array_fill(l.lane_id, array[v_n]), array_fill(l.retention, array[v_n]) into lanes, retentions

@@ -9,8 +9,7 @@
 create or replace function tallybook._place(e tallybook.entry, p_run_at timestamptz, p_at timestamptz,
   p_queue text default null, p_fair boolean default false) returns void
 language plpgsql as $$
-declare
-  v_done boolean;
+declare v_done boolean;
 begin
   if p_run_at > p_at then
     insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts,

@@ -3,8 +3,7 @@ create or replace function tallybook._put(p_job_id bigint, p_queue text, p_task 
   p_run_at timestamptz, p_priority int, p_unique_key text, p_max_attempts int, p_headers jsonb, p_now timestamptz,
   p_order_key text default null, p_expires_at timestamptz default null, p_options jsonb default null) returns void
 language plpgsql as $$
-declare
-  e tallybook.entry; v_done boolean;
+declare e tallybook.entry; v_done boolean;
 begin
   select l.lane_id, l.retention into e.lane_id, e.retention
     from tallybook.lane l

@@ -10,8 +10,7 @@
 -- notified cannot be prepared for two-phase commit. Workers poll anyway.
 create or replace function tallybook._wake(p_queue text) returns void
 language plpgsql as $$
-declare
-  v_key int := hashtext(p_queue); v_done boolean;
+declare v_key int := hashtext(p_queue); v_done boolean;
 begin
   if current_setting('tallybook.notify', true) = 'off' then return; end if;
   v_done := pg_advisory_xact_lock_shared(1413565445, v_key & 127) is null;

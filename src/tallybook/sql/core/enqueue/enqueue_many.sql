@@ -13,8 +13,7 @@ create or replace function tallybook.enqueue_many(queues text[], tasks text[], a
   unique_whiles text[] default null, order_keys text[] default null, expires_ats timestamptz[] default null,
   options text[] default null, at timestamptz default clock_timestamp(), out job_ids bigint[], out created boolean[])
 language plpgsql as $$
-declare
-  v_n int := cardinality(tasks); v_lanes int[]; v_retentions "char"[]; v record; v_fair boolean;
+declare v_n int := cardinality(tasks); v_lanes int[]; v_retentions "char"[]; v record; v_fair boolean;
 begin
   job_ids := '{}'; created := '{}';
   if v_n is null or v_n <> any (array[

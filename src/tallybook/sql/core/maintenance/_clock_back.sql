@@ -15,8 +15,7 @@
 -- Each part repairs its own tables. Reads outcome, entry; writes scheduled, worker, service, clock_step.
 -- profile: nojit
 create or replace function tallybook._clock_back(p_at timestamptz) returns void language plpgsql as $$
-declare
-  v_by interval;
+declare v_by interval;
 begin
   if not exists (select from tallybook.service s where s.last_run_at > p_at + interval '10 s')
      or not pg_try_advisory_xact_lock(1413565449, hashtext('clock: one at a time')) then

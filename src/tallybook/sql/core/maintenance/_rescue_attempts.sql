@@ -7,8 +7,7 @@
 create or replace function tallybook._rescue_attempts(w tallybook.worker, p_max_crashes int, p_at timestamptz,
   out lost int, out rest boolean)
 language plpgsql as $$
-declare
-  c record; e tallybook.entry; v_error jsonb; v_died boolean := not w.session or tallybook._session_gone(w.id);
+declare c record; e tallybook.entry; v_error jsonb; v_died boolean := not w.session or tallybook._session_gone(w.id);
 begin
   lost := 0; rest := false;
   for c in select h.*, count(*) over () = 1 as alone from tallybook._open_attempts(w.id, w.open_from) h

@@ -9,8 +9,7 @@
 create or replace function tallybook._service_claim(p_name text,
   p_at timestamptz default clock_timestamp()) returns boolean
 language plpgsql as $$
-declare
-  v_ten bigint := floor(extract(epoch from p_at) / 10);
+declare v_ten bigint := floor(extract(epoch from p_at) / 10);
 begin
   if not (pg_try_advisory_xact_lock(1413565449, hashtext(p_name || ' ' || v_ten - 1))
           and pg_try_advisory_xact_lock(1413565449, hashtext(p_name || ' ' || v_ten))) then

@@ -28,8 +28,7 @@ create or replace function tallybook.rescue(lease_time interval default null, gr
 language plpgsql
 set lock_timeout = '200ms'  -- what is locked comes with the next run
 as $$
-declare
-  w tallybook.worker; l record;
+declare w tallybook.worker; l record;
 begin
   if current_setting('transaction_isolation') <> 'read committed' then
     raise exception 'rescue needs READ COMMITTED' using errcode = 'TB003',

@@ -37,8 +37,7 @@ end $$;
 -- Where jobs are that are not in line is counted by triggers, whatever moves them. What they do is in _tally.sql.
 create function tallybook._count_moved() returns trigger language plpgsql as $$ begin return null; end $$;
 do $$
-declare
-  v_table text;
+declare v_table text;
 begin
   foreach v_table in array array['scheduled', 'waiting', 'dead'] loop
     execute format('create trigger counts_in after insert on tallybook.%I referencing new table as moved'

@@ -9,8 +9,7 @@
 create or replace function tallybook.nonce_take(key text, nonce text, signed_at timestamptz,
   at timestamptz default clock_timestamp())
 returns text language plpgsql as $$
-declare
-  c_window constant interval := '300 s';
+declare c_window constant interval := '300 s';
 begin
   perform tallybook._refuse((length(key) between 1 and 200 and length(nonce) between 1 and 200) is not true,
                             'key and nonce have from 1 to 200 characters');

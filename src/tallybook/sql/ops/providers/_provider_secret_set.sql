@@ -8,8 +8,7 @@ create or replace function tallybook._provider_secret_set(p_provider text, p_fie
   p_nonce bytea, p_ciphertext bytea, p_former_key_id text, p_former_nonce bytea, p_former_ciphertext bytea,
   p_at timestamptz default clock_timestamp())
 returns boolean language plpgsql as $$
-declare
-  v_set_at timestamptz;
+declare v_set_at timestamptz;
 begin
   perform tallybook._check_name('field of a secret', p_field, 64);
   perform from tallybook.provider p where p.name = p_provider for key share;

@@ -8,8 +8,7 @@
 -- pg_class.
 create or replace function tallybook._roles_apply() returns int
 language plpgsql as $$
-declare
-  v_names text[]; r record;
+declare v_names text[]; r record;
 begin
   v_names := array(select k.name from tallybook.role k join pg_catalog.pg_roles p on p.rolname = k.name);
   if v_names = '{}' then return 0; end if;
@@ -47,8 +46,7 @@ $$;
 -- write to a catalogue row of a table or function makes sessions plan again.
 create or replace function tallybook._roles_revoke(p_names text[]) returns void
 language plpgsql as $$
-declare
-  r record;
+declare r record;
 begin
   for r in
     select distinct o.what, p.rolname
@@ -75,8 +73,7 @@ end $$;
 create or replace function tallybook._roles_use(producer name, worker name, operator name, reader name,
   metrics name) returns int
 language plpgsql as $$
-declare
-  v_names name[] := array[producer, worker, operator, reader, metrics]; v_missing text;
+declare v_names name[] := array[producer, worker, operator, reader, metrics]; v_missing text;
 begin
   select string_agg(to_json(n)::text, ', ') into v_missing from unnest(v_names) n
    where not exists (select from pg_catalog.pg_roles p where p.rolname = n);
@@ -94,8 +91,7 @@ end $$;
 -- themselves stay.
 create or replace function tallybook._roles_forget() returns void
 language plpgsql as $$
-declare
-  r record;
+declare r record;
 begin
   perform tallybook._roles_revoke(array(select k.name::text from tallybook.role k));
   for r in select p.oid::regprocedure::text as call, p.prosecdef as definer from pg_catalog.pg_proc p

@@ -55,8 +55,7 @@ end $$;
 create or replace function tallybook._open_by_key(p_task text, p_unique_key text, p_order_key text)
 returns table (job_id bigint, state text, lane_id int, task text, unique_key text, order_key text, args jsonb,
   attempt int) language plpgsql stable as $$
-declare
-  v_ids bigint[];
+declare v_ids bigint[];
 begin
   if p_unique_key is not null then
     v_ids := array(

@@ -18,8 +18,7 @@ $$;
 create or replace function tallybook._retry_or_cancel(p_verb text, p_job_id bigint, p_reason text default null,
   p_at timestamptz default clock_timestamp(), out done text, out detail text)
 language plpgsql as $$
-declare
-  v_detail text;
+declare v_detail text;
 begin
   if p_verb = 'retry' then
     done := 'retried';

@@ -9,8 +9,7 @@ create or replace function tallybook._rebase_late(p_at timestamptz) returns int
 language plpgsql
 set enable_nestloop = on  -- also if the caller has switched it off
 as $$
-declare
-  s pg_snapshot := pg_current_snapshot(); l record; v_late int := 0; b record; v_to int;
+declare s pg_snapshot := pg_current_snapshot(); l record; v_late int := 0; b record; v_to int;
 begin
   if not pg_try_advisory_xact_lock(1413565440, 1) then return 0; end if;
   for l in select k.lane_id, k.queue, k.priority, k.part, k.retention, k.born from tallybook.lane k

@@ -25,8 +25,7 @@ language plpgsql
 -- All of a ledger is read, without statistics where it has just been restored.
 set enable_nestloop = off  -- it reads everything once
 as $$
-declare
-  s pg_snapshot; v_old int[]; v_new int[]; v_xids xid8[]; v_seqs bigint[]; v_workers text[];
+declare s pg_snapshot; v_old int[]; v_new int[]; v_xids xid8[]; v_seqs bigint[]; v_workers text[];
 begin
   rebased := false; lanes := 0; moved := 0; lost := 0; cancelled := 0; scheduled := 0; waiting := 0; dead := 0;
   workers := 0; late := 0;

@@ -115,8 +115,7 @@ end $$;
 -- profile: nested
 create or replace function tallybook._split(p_lane_id int, p_mode text, p_running bigint)
 returns table (task text, n bigint) language plpgsql stable as $$
-declare
-  c record; w record; v_tasks text[] := '{}'; v_seen int := 0; v_low bigint;
+declare c record; w record; v_tasks text[] := '{}'; v_seen int := 0; v_low bigint;
 begin
   if p_mode is null then return; end if;
   if p_mode = 'available' then

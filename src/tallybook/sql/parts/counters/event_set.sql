@@ -6,8 +6,7 @@
 -- rights: producer, worker, operator
 create or replace function tallybook.event_set(name text, n bigint) returns bigint
 language plpgsql as $$
-declare
-  v_before bigint;
+declare v_before bigint;
 begin
   perform tallybook._check_name('event', name, 200);
   perform tallybook._read_committed('event_set needs READ COMMITTED, this transaction is %s');

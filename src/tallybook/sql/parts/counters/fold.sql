@@ -103,8 +103,7 @@ $$;
 -- and then, one step at a time. Rows past their queue's metrics_retention are deleted instead.
 -- profile: lookup
 create or replace function tallybook._thin(p_at timestamptz) returns void language plpgsql as $$
-declare
-  k record; v_to timestamptz; v_checkpoint bigint; v_below timestamptz; v_over int[];
+declare k record; v_to timestamptz; v_checkpoint bigint; v_below timestamptz; v_over int[];
 begin
   for k in select s.step, s.keep, s.thinned_to, n.step as next,
                   make_interval(secs => greatest(60, coalesce(n.step, s.step))) as width

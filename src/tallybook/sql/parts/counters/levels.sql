@@ -14,8 +14,7 @@ create or replace function tallybook.levels(step interval default '1 min', since
   out retrying bigint, out waiting bigint, out open bigint, out dead bigint, out completed bigint, out failed bigint,
   out cancelled bigint, out died bigint)
 returns setof record language plpgsql stable as $$
-declare
-  v_since timestamptz := tallybook._first_step(levels.step, levels.since, levels.at);
+declare v_since timestamptz := tallybook._first_step(levels.step, levels.since, levels.at);
 begin
   return query
   with lanes as materialized (

@@ -8,8 +8,7 @@
 -- rights: operator
 create or replace function tallybook.recount(at timestamptz default clock_timestamp()) returns bigint
 language plpgsql as $$
-declare
-  v_number bigint; v_n bigint; v_own xid8; f tallybook.fold;
+declare v_number bigint; v_n bigint; v_own xid8; f tallybook.fold;
 begin
   perform tallybook._read_committed('recount needs READ COMMITTED, this transaction is %s');
   perform pg_advisory_xact_lock(1413565449, hashtext('fold: one at a time'));

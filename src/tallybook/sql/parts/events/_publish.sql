@@ -67,8 +67,7 @@ create or replace function tallybook._publishing() returns void
 language plpgsql
 set lock_timeout = '50ms'  -- see above
 as $$
-declare
-  v_on boolean;
+declare v_on boolean;
 begin
   perform pg_advisory_xact_lock(1413565449, hashtext('notify: one at a time'));
   v_on := exists (select from tallybook.queue q where q.notify);

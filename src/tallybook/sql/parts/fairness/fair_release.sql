@@ -22,8 +22,7 @@
 create or replace function tallybook.fair_release(inout known jsonb default null, max_line int default 200,
   at timestamptz default clock_timestamp(), as_service boolean default false, out released int, out busy boolean,
   out remain boolean) language plpgsql as $$
-declare
-  l record; d record; v_state jsonb; v_known jsonb := coalesce(known, '{}'); v_room int; v_mine boolean;
+declare l record; d record; v_state jsonb; v_known jsonb := coalesce(known, '{}'); v_room int; v_mine boolean;
 begin
   perform tallybook._read_committed('fair_release needs READ COMMITTED',
                                     'An older snapshot does not show which jobs are in line.');

@@ -45,9 +45,7 @@ begin
     if p_at - h.quiet_since < p_keep then return null; end if;
   else
     if tallybook._range_young(p_leaves, h, p_at - p_keep) or h.again_at > p_at then return null; end if;
-    if not h.complete then
-      return case when tallybook._range_count(h, p_leaves, p_keep, p_at) then 0 end;
-    end if;
+    if not h.complete then return case when tallybook._range_count(h, p_leaves, p_keep, p_at) then 0 end; end if;
     v_claims := tallybook._range_claims(h, p_code, v_lower, v_upper);
     if v_claims <> 'over' then return case when v_claims = 'more' then 0 end; end if;
     if exists (select from tallybook.parent p where p.ended_as is null and exists (
@@ -113,8 +111,7 @@ create or replace function tallybook._range_young(p_leaves regclass[], h tallybo
 language plpgsql
 set enable_seqscan = off  -- the newest row by its index
 as $$
-declare
-  v_end timestamptz := h.newest_end; v_claimed timestamptz;
+declare v_end timestamptz := h.newest_end; v_claimed timestamptz;
 begin
   if not h.complete then
     execute format('select max(o.ended_at) from %s o where o.ctid >= %L::tid', p_leaves[3],
@@ -140,8 +137,7 @@ create or replace function tallybook._range_count(h tallybook.history_range, p_l
 language plpgsql
 set enable_seqscan = off set max_parallel_workers_per_gather = 0  -- the user's queries need those
 as $$
-declare
-  c_pages constant bigint := 4000; v_n bigint; v_states jsonb; v_newest timestamptz;
+declare c_pages constant bigint := 4000; v_n bigint; v_states jsonb; v_newest timestamptz;
 begin
   if h.entries_to < tallybook._blocks(p_leaves[1]) then
     execute format('select count(*) from %s e where e.ctid >= %L::tid and e.ctid < %L::tid', p_leaves[1],
@@ -182,8 +178,7 @@ end $$;
 -- profile: hot
 create or replace function tallybook._range_claims(h tallybook.history_range, p_code "char", p_lower xid8,
   p_upper xid8) returns text language plpgsql as $$
-declare
-  c_batch constant int := 500; w record; c tallybook.claim; v_n int; v_open boolean;
+declare c_batch constant int := 500; w record; c tallybook.claim; v_n int; v_open boolean;
 begin
   for w in select k.id, greatest(k.open_from, (h.checked ->> k.id::text)::bigint + 1) as first
              from tallybook.worker k where k.ended_at is null order by k.id loop
@@ -212,8 +207,7 @@ end $$;
 -- profile: hot
 create or replace function tallybook._range_heads(p_code "char", p_lower xid8, p_upper xid8) returns boolean
 language plpgsql as $$
-declare
-  v_lanes int[]; v_lane int; v_moved boolean;
+declare v_lanes int[]; v_lane int; v_moved boolean;
 begin
   v_lanes := array(
     select l.lane_id from tallybook.lane l, lateral (

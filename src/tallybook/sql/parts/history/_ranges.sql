@@ -41,8 +41,7 @@ $$;
 -- tries wait for 1 ms a table, and others behind them for as long.
 create or replace function tallybook._range_lock(p_tables regclass[]) returns boolean
 language plpgsql as $$
-declare
-  v_timeout text := current_setting('lock_timeout');
+declare v_timeout text := current_setting('lock_timeout');
 begin
   for try in 1..25 loop
     begin
@@ -188,8 +187,7 @@ end $$;
 -- (false).
 create or replace function tallybook._range_merge(p_parents regclass[], p_lower numeric, p_next numeric) returns boolean
 language plpgsql as $$
-declare
-  a record; b record;
+declare a record; b record;
 begin
   select r.* into a from tallybook._family_ranges(p_parents) r where r.lower = p_lower;
   select r.* into b from tallybook._family_ranges(p_parents) r where r.lower = p_next;

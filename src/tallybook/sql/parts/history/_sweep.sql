@@ -5,8 +5,7 @@
 -- unique_key, order_turn, worker, error_kept; writes sweep.
 -- profile: lookup
 create or replace function tallybook._sweep(p_at timestamptz, out swept bigint, out more boolean) language plpgsql as $$
-declare
-  c_batch constant int := 1000; v_ids bigint[];
+declare c_batch constant int := 1000; v_ids bigint[];
 begin
   v_ids := array(select p.job_id from tallybook.progress p
                   where p.job_id > coalesce((tallybook._sweep_place('progress') #>> '{}')::bigint, -1)

@@ -14,8 +14,7 @@
 create or replace function tallybook.prune(at timestamptz default clock_timestamp(), as_service boolean default false,
   out effect bigint, out again boolean)
 language plpgsql as $$
-declare
-  r record;
+declare r record;
 begin
   perform tallybook._read_committed('prune needs READ COMMITTED',
                                     'An older snapshot does not show which jobs are open.');
@@ -33,8 +32,6 @@ begin
     again := tallybook._ranges_kept(r.parents, r.keep, at);
     exit when again;
   end loop;
-  if not again then
-    select s.swept, s.more into effect, again from tallybook._sweep(at) s;
-  end if;
+  if not again then select s.swept, s.more into effect, again from tallybook._sweep(at) s; end if;
   if as_service then perform tallybook._service_ran('prune', at, effect); end if;
 end $$;

@@ -5,8 +5,7 @@
 -- profile: nested
 create or replace function tallybook._is_limited(p_queue text, p_task text, p_options jsonb, p_xid xid8, p_seq bigint)
 returns boolean language plpgsql stable as $$
-declare
-  v_limits jsonb := coalesce(p_options -> 'limits', '[]') || tallybook._wide_limits(p_queue, p_task);
+declare v_limits jsonb := coalesce(p_options -> 'limits', '[]') || tallybook._wide_limits(p_queue, p_task);
 begin
   if v_limits = '[]' then return false; end if;
   if not coalesce(p_options ? 'turn', false) then return true; end if;

@@ -15,8 +15,7 @@ create or replace function tallybook._limit_answer(p_job tallybook._limited_job,
 language plpgsql
 set enable_memoize = off  -- each row is looked up once: there is nothing to remember
 as $$
-declare
-  k tallybook._limit_key; v_probe text[] := '{}'; v_names text[]; j int;
+declare k tallybook._limit_key; v_probe text[] := '{}'; v_names text[]; j int;
 begin
   start_at := p_from; passes := true; kept := '{}';
   if p_missed or p_keeps then v_names := array(select p_keys[i].name from unnest(p_of) i); end if;

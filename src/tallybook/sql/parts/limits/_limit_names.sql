@@ -4,6 +4,4 @@
 -- rights: worker
 create or replace function tallybook._limit_names() returns text[]
 language sql stable
-as $$
-  select array(select distinct r.name from tallybook.limit_rule r order by 1)
-$$;
+as $$ select array(select distinct r.name from tallybook.limit_rule r order by 1) $$;

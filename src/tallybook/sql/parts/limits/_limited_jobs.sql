@@ -7,8 +7,7 @@ create or replace function tallybook._limited_jobs(p_leases uuid[], p_job_ids bi
 returns setof tallybook._limited_job language plpgsql stable
 set enable_memoize = off  -- each row is looked up once: there is nothing to remember
 as $$
-declare
-  v_wide boolean := tallybook._has_limits(true);
+declare v_wide boolean := tallybook._has_limits(true);
 begin
   return query
   select f.lease, k.job_id, k.attempt, k.lane_id, k.retention, k.xid, k.seq, l.priority::int,

@@ -8,8 +8,7 @@ create or replace function tallybook._limits_hold(p_jobs tallybook._limited_job[
 language plpgsql
 set enable_memoize = off  -- each row is looked up once: there is nothing to remember
 as $$
-declare
-  v_lanes int[]; v_turn_lanes int[]; v_first timestamptz; v_job tallybook._limited_job; v_entry tallybook.entry;
+declare v_lanes int[]; v_turn_lanes int[]; v_first timestamptz; v_job tallybook._limited_job; v_entry tallybook.entry;
 begin
   for v_job in select x.* from unnest(p_jobs) x where x.special loop
     v_entry := tallybook._end(v_job.lease, v_job.job_id, v_job.attempt, 'snoozed', null, p_at);

@@ -5,8 +5,7 @@
 -- rights: worker
 create or replace function tallybook._limits_register(p_app text, p_rules jsonb) returns void
 language plpgsql as $$
-declare
-  k record; v_gone text[];
+declare k record; v_gone text[];
 begin
   for k in values ('rate', 'rates'), ('concurrency', 'concurrency'), ('breaker', 'breakers') loop
     v_gone := array(select r.name from tallybook.limit_rule r

@@ -15,8 +15,7 @@ $$;
 create or replace function tallybook._breaker_by_hand(p_name text, p_state text, p_duration interval,
   p_at timestamptz, out was text, out until timestamptz)
 language plpgsql as $$
-declare
-  v_rule tallybook.limit_rule;
+declare v_rule tallybook.limit_rule;
 begin
   select r.* into v_rule from tallybook._limit_of('breaker', p_name) r;
   perform tallybook._refuse(not found, 'there is no breaker ' || p_name, 'Create one with breaker_set.');

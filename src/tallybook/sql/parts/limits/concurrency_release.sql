@@ -15,8 +15,7 @@
 create or replace function tallybook.concurrency_release(names text[] default null,
   at timestamptz default clock_timestamp(), as_service boolean default false, quiet text[] default '{}',
   out released int, out remain boolean) language plpgsql as $$
-declare
-  v_name text; v_told boolean := names is not null;
+declare v_name text; v_told boolean := names is not null;
 begin
   perform tallybook._read_committed('concurrency_release needs READ COMMITTED',
                                     'An older snapshot does not show which jobs have ended.');

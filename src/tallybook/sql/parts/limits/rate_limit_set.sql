@@ -10,16 +10,13 @@
 -- rights: operator
 create or replace function tallybook.rate_limit_set(name text, calls int, per interval, burst int default 1,
   in_code text default null, at timestamptz default clock_timestamp())
-returns text language sql as $$
-  select tallybook._limit_set('rate', name, calls, per, burst, null, in_code, at)
-$$;
+returns text language sql as $$ select tallybook._limit_set('rate', name, calls, per, burst, null, in_code, at) $$;
 
 -- _rate_changed(name, at): move the keys of this rule to where their last calls and the new rule put them,
 -- if that is sooner; their waiting jobs come sooner, too.
 -- profile: hot
 create or replace function tallybook._rate_changed(p_name text, p_at timestamptz) returns void language plpgsql as $$
-declare
-  k record; v_next timestamptz;
+declare k record; v_next timestamptz;
 begin
   for k in select s.name, s.next_at, s.pushed_to, r.per / (r.most - r.burst + 1) as gap, r.name is not null as held
              from (select s.name, s.next_at, s.pushed_to from tallybook.rate_state s

@@ -9,8 +9,7 @@
 create or replace function tallybook.node_add(name text, address text, number int,
   system_identifier bigint default null, at timestamptz default clock_timestamp())
 returns text language plpgsql as $$
-declare
-  n tallybook.node;
+declare n tallybook.node;
 begin
   perform tallybook._check_name('node name', node_add.name, 64);
   perform tallybook._refuse(node_add.name !~ '^[A-Za-z0-9][A-Za-z0-9_.:-]*$' or node_add.name in ('all', 'home'),

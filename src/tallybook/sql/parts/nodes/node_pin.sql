@@ -5,8 +5,7 @@
 -- rights: operator
 create or replace function tallybook.node_pin(key text, node text, at timestamptz default clock_timestamp())
 returns text language plpgsql as $$
-declare
-  v_was text;
+declare v_was text;
 begin
   perform tallybook._check_name('key', node_pin.key, 200), tallybook._check_name('node name', node_pin.node, 64);
   perform tallybook._refuse(exists (select from tallybook.node)

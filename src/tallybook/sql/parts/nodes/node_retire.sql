@@ -9,8 +9,7 @@ language sql as $$ select tallybook._node_leaves(name, 'retiring', at) $$;
 -- _node_leaves(name, state, at): set a node's state to another than live; returns retired, removed or unchanged.
 create or replace function tallybook._node_leaves(p_name text, p_state text, p_at timestamptz) returns text
 language plpgsql as $$
-declare
-  v_state text;
+declare v_state text;
 begin
   lock table tallybook.node in share row exclusive mode;
   select n.state into v_state from tallybook.node n where n.name = p_name;

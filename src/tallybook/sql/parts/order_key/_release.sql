@@ -9,8 +9,7 @@
 -- profile: nested
 create or replace function tallybook._release(p_key text, p_ended bigint default null,
   p_at timestamptz default clock_timestamp()) returns void language plpgsql as $$
-declare
-  v_holder bigint; l record; w tallybook.waiting; v_tries int := 1;
+declare v_holder bigint; l record; w tallybook.waiting; v_tries int := 1;
 begin
   if not tallybook._locks_left('tallybook.keys_locked', 256) then return; end if;
   if p_ended is not null then  -- the end that frees the line tries for 0.2 s, others for a moment
@@ -52,8 +51,7 @@ end $$;
 -- profile: nested
 create or replace function tallybook._release_missed(p_at timestamptz default clock_timestamp()) returns void
 language plpgsql as $$
-declare
-  v_key text; v_holder bigint; v_released int := 0; w tallybook.waiting;
+declare v_key text; v_holder bigint; v_released int := 0; w tallybook.waiting;
 begin
   for w in delete from tallybook.waiting x where x.job_id = any (array(
              select y.job_id from tallybook.tombstone t join tallybook.waiting y on y.job_id = t.job_id

@@ -6,8 +6,7 @@
 -- profile: nested
 create or replace function tallybook._release_children(p_children bigint[], p_at timestamptz) returns int
 language plpgsql as $$
-declare
-  v_free bigint[]; v_queues text[]; v_later boolean; v_fair boolean; v_n int;
+declare v_free bigint[]; v_queues text[]; v_later boolean; v_fair boolean; v_n int;
 begin
   v_free := array(select w.job_id from tallybook.waiting w
                    where w.job_id = any (p_children)

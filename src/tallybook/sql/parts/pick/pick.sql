@@ -21,8 +21,7 @@ create or replace function tallybook.pick(queue text, max_jobs int default 1, lo
 returns table (lease uuid, job_id bigint, attempt int, task text, args jsonb, headers jsonb, failures int,
                unique_key text, options jsonb, enqueued_at timestamptz, start_at timestamptz, locked_until timestamptz)
 language plpgsql as $$
-declare
-  v_worker int; v_taken int; v_blocked text; a record; v_name text := concat_ws(', version ', 'pick', version);
+declare v_worker int; v_taken int; v_blocked text; a record; v_name text := concat_ws(', version ', 'pick', version);
 begin
   perform tallybook._check_range('max_jobs', max_jobs::text, max_jobs between 1 and 10000, 'Use 1 to 10000.');
   perform tallybook._check_range('lock', lock::text, lock between '1 s' and '7 days', 'It must be from 1 s to 7 days.');
@@ -60,9 +59,7 @@ begin
       perform tallybook._refuse(a.verdict = 'unknown',
         format('job %s names the limit %s, which has no rule', job_id, a.said),
         'Create it with tallybook limit set, or concurrency_limit_set.');
-      if a.verdict = 'wait' then
-        perform tallybook.unclaim(lease, job_id, attempt, interval '1 s', pick.at);
-      end if;
+      if a.verdict = 'wait' then perform tallybook.unclaim(lease, job_id, attempt, interval '1 s', pick.at); end if;
       continue when a.verdict is distinct from 'start';
       start_at := pick.at + make_interval(secs => a.starts_in);
     end if;

@@ -6,8 +6,7 @@
 -- profile: nested
 create or replace function tallybook._truncate_aside(p_lanes int[], p_states text[], p_max int, p_up_to bigint,
   p_error jsonb, p_at timestamptz, out ended int, out busy boolean) language plpgsql as $$
-declare
-  v_lane int; v_ids bigint[] := '{}'; v_id bigint; v_timeouts int := 0;
+declare v_lane int; v_ids bigint[] := '{}'; v_id bigint; v_timeouts int := 0;
 begin
   ended := 0; busy := false; p_states := coalesce(p_states, '{scheduled,retrying,waiting}');
   foreach v_lane in array p_lanes loop

@@ -11,8 +11,7 @@
 create or replace function tallybook.queue_drop(queue text, truncate boolean default false,
   by text default session_user, at timestamptz default clock_timestamp())
 returns boolean language plpgsql as $$
-declare
-  v_mark jsonb; v_remain boolean := truncate; s pg_snapshot; v_own numeric; v_to numeric;
+declare v_mark jsonb; v_remain boolean := truncate; s pg_snapshot; v_own numeric; v_to numeric;
 begin
   if not exists (select from tallybook.queues q where q.name = queue_drop.queue) then return false; end if;
   perform tallybook._refuse(w.n + s.n > 0,

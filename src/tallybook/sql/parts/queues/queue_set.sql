@@ -21,8 +21,7 @@ create or replace function tallybook.queue_set(queue text, retention text defaul
   notify boolean default null, by text default session_user, at timestamptz default clock_timestamp(),
   error_retention interval default null, metrics_retention interval default null, own_names boolean default null)
 returns text language plpgsql as $$
-declare
-  v_done text; v_created boolean; n record;
+declare v_done text; v_created boolean; n record;
 begin
   perform tallybook._check_name('queue', queue, 64);
   perform tallybook._refuse(retention not in ('brief', 'default', 'long'),

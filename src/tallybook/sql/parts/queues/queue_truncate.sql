@@ -23,8 +23,7 @@ create or replace function tallybook.queue_truncate(queue text, states text[] de
   running boolean default false, by text default session_user, max_jobs int default 10000,
   inout mark jsonb default null, at timestamptz default clock_timestamp(), out cancelled int, out cancelling int,
   out busy boolean, out remain boolean) language plpgsql as $$
-declare
-  v_error jsonb; l record; t record; v_locked int := 0; v_seen int := 0; v_next xid8;
+declare v_error jsonb; l record; t record; v_locked int := 0; v_seen int := 0; v_next xid8;
 begin
   perform tallybook._refuse(not states <@ '{available,scheduled,retrying,waiting}' or states = '{}',
             format('states %s cannot be truncated', states),

@@ -11,8 +11,7 @@ create or replace function tallybook.queue_truncate_all(states text[] default nu
   at timestamptz default clock_timestamp(), out queue text, out cancelled int, out cancelling int, out busy boolean,
   out remain boolean)
 language plpgsql as $$
-declare
-  v_busy boolean := coalesce((mark ->> 'busy')::boolean, false); v_mark jsonb;
+declare v_busy boolean := coalesce((mark ->> 'busy')::boolean, false); v_mark jsonb;
 begin
   perform tallybook._refuse(mark is not null and jsonb_typeof(mark -> 'queue') is distinct from 'string',
             format('%s is not a mark', mark), 'Pass the mark that the previous call returned, or null to begin.');

@@ -3,8 +3,7 @@
 -- Writes schedule, fire.
 -- profile: nojit
 create or replace function tallybook._schedules_clock_back(p_at timestamptz) returns void language plpgsql as $$
-declare
-  v_ticking text[];
+declare v_ticking text[];
 begin
   v_ticking := array(
     select k.name from tallybook.schedule k,

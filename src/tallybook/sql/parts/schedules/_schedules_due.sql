@@ -9,8 +9,7 @@
 create or replace function tallybook._schedules_look(p_after timestamptz default null,
   p_at timestamptz default clock_timestamp(), out due_in double precision, out queries_due boolean,
   out queries_in double precision, out every double precision) language plpgsql as $$
-declare
-  v_idle boolean;
+declare v_idle boolean;
 begin
   select extract(epoch from v.every), coalesce(v.last_run_at < p_at - 2 * v.every, true),
          (select greatest(0, extract(epoch from s.due_at - p_at)) from tallybook.schedule s
@@ -38,8 +37,7 @@ create or replace function tallybook._schedules_due(p_max int default 250, p_aft
   p_queries boolean default false, p_at timestamptz default clock_timestamp())
 returns table (at timestamptz, upto timestamptz, name text, revision text, cron text, every bigint, tz text,
   jitter bigint, missed text, catch_up int, since timestamptz, tick timestamptz) language plpgsql as $$
-declare
-  v_before timestamptz := p_at;
+declare v_before timestamptz := p_at;
 begin
   if not p_queries and not tallybook._service_claim('schedules', p_at) then v_before := p_at - interval '1 s'; end if;
   return query

@@ -55,8 +55,7 @@ end $$;
 -- profile: nested
 create or replace function tallybook._schedules_put_in(p_plans jsonb, p_names text[], p_at timestamptz,
   out fired int, out skipped int, out missed int) language plpgsql as $$
-declare
-  d record;
+declare d record;
 begin
   fired := 0; skipped := 0; missed := 0;
   for d in

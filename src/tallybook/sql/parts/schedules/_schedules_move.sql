@@ -12,8 +12,7 @@ $$;
 -- job of the other database. Writes schedule.
 create or replace function tallybook._schedules_take(p_schedules jsonb) returns int
 language plpgsql as $$
-declare
-  v_taken int;
+declare v_taken int;
 begin
   insert into tallybook.schedule
   select (jsonb_populate_record(s, jsonb_build_object('revision', pg_current_xact_id()::text, 'last_job_id', null,

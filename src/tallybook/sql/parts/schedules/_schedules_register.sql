@@ -10,8 +10,7 @@ create or replace function tallybook._schedules_register(p_app text, p_schedules
   p_at timestamptz default clock_timestamp())
 returns table (schedule_name text, what text, detail text)
 language plpgsql as $$
-declare
-  v record; d tallybook.schedule;
+declare v record; d tallybook.schedule;
 begin
   -- In the order of the names, what leaves and what comes: two workers of two releases that start at once cannot
   -- deadlock.

@@ -31,8 +31,7 @@ language sql stable as $$ select f from tallybook.fire f where f.schedule = p_na
 -- rights: operator
 create or replace function tallybook._schedule_run_plain(p_name text, p_at timestamptz) returns timestamptz
 language plpgsql as $$
-declare
-  s tallybook.schedule; v_tick timestamptz;
+declare s tallybook.schedule; v_tick timestamptz;
 begin
   select k.* into s from tallybook.schedule k where k.name = p_name and k.query is null for update;
   if not found then

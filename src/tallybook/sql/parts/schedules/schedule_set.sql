@@ -21,8 +21,7 @@ create or replace function tallybook.schedule_set(name text, task text, args jso
   overlap boolean default false, headers jsonb default null, options jsonb default null, query text default null,
   at timestamptz default clock_timestamp())
 returns text language plpgsql as $$
-declare
-  s tallybook.schedule; v_what text;
+declare s tallybook.schedule; v_what text;
 begin
   s.name := schedule_set.name; s.source := 'database'; s.task := schedule_set.task;
   s.args := coalesce(schedule_set.args, '{}'); s.cron := schedule_set.cron; s.every := schedule_set.every;
@@ -60,8 +59,7 @@ end $$;
 -- Errors: TB005 a definition that no job could be made of, or that cannot tick.
 create or replace function tallybook._schedule_set(p tallybook.schedule, p_at timestamptz, p_wait boolean) returns text
 language plpgsql as $$
-declare
-  s tallybook.schedule; v_moved boolean;
+declare s tallybook.schedule; v_moved boolean;
 begin
   perform tallybook._check_name('schedule name', p.name, 200), tallybook._check_name('task name', p.task, 200),
           tallybook._check_name('queue', p.queue, 64), tallybook._check_args(p.args, p.headers),

@@ -9,8 +9,7 @@ create or replace function tallybook._subject_again(p_task text, p_subject text,
 language plpgsql
 set enable_nestloop = on  -- also where the caller has it off
 as $$
-declare
-  k tallybook.subject_job; w record;
+declare k tallybook.subject_job; w record;
 begin
   select x.* into k from tallybook.subject_job x where x.task = p_task and x.subject = p_subject
          and x.job_id = p_job_id for update;

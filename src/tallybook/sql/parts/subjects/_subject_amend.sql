@@ -80,8 +80,7 @@ end $$;
 -- scheduled: a worker that stopped or died held it, and a producer's transaction was open.
 create or replace function tallybook._subject_absorb(p_job_id bigint) returns void
 language plpgsql as $$
-declare
-  a tallybook.amendment;
+declare a tallybook.amendment;
 begin
   perform from tallybook.scheduled x where x.job_id = p_job_id for update;
   if not found then return; end if;

@@ -7,8 +7,7 @@ create or replace function tallybook._subject_end(p_lease uuid, p_job_id bigint,
   p_state tallybook.ending, p_error jsonb, p_args jsonb, p_at timestamptz,
   p_version int default null) returns tallybook.entry
 language plpgsql as $$
-declare
-  e tallybook.entry;
+declare e tallybook.entry;
 begin
   if p_args is not null then perform tallybook._check_args(p_args, null); end if;
   if p_version is not null then perform tallybook._check_options(null, null,
@@ -65,8 +64,7 @@ $$;
 -- complete.
 create or replace function tallybook._subjects_completed(p_job_ids bigint[]) returns void
 language plpgsql as $$
-declare
-  v_id bigint; e tallybook.entry; v_at timestamptz;
+declare v_id bigint; e tallybook.entry; v_at timestamptz;
 begin
   if not exists (select from tallybook.subject_job) then return; end if;
   -- One at a time: the index of (task, subject) would give the order as well, and all of them.
@@ -87,8 +85,7 @@ end $$;
 create or replace function tallybook._subject_retaken(e tallybook.entry,
   p_at timestamptz default clock_timestamp()) returns void
 language plpgsql as $$
-declare
-  v_other bigint; v_state text; v_scope text := coalesce(e.options #>> '{subject,scope}', '');
+declare v_other bigint; v_state text; v_scope text := coalesce(e.options #>> '{subject,scope}', '');
 begin
   loop
     insert into tallybook.subject_job (task, subject, scope, job_id, made_at)

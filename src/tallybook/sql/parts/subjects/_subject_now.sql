@@ -16,8 +16,7 @@ create or replace function tallybook._subject_now(p_job_id bigint, p_at timestam
 language plpgsql stable
 set enable_nestloop = on  -- also where the caller has it off
 as $$
-declare
-  e record; a tallybook.amendment; v_ended text; v_open boolean;
+declare e record; a tallybook.amendment; v_ended text; v_open boolean;
 begin
   select x.* into e from tallybook._aside x where x.job_id = p_job_id;
   if found then
@@ -59,8 +58,7 @@ create or replace function tallybook._subject_attempts(p_job_id bigint, p_attemp
 language plpgsql stable
 set enable_sort = off  -- the index has them in order: a sort would read all
 as $$
-declare
-  v_from int := coalesce((p_options #>> '{subject,from}')::int, 0);
+declare v_from int := coalesce((p_options #>> '{subject,from}')::int, 0);
 begin
   if v_from = 0 then return p_attempt - tallybook._unstarted_attempts(p_job_id, p_attempt + 1); end if;
   return p_attempt - v_from - (

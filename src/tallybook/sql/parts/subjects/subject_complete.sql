@@ -9,8 +9,7 @@
 create or replace function tallybook.subject_complete(lease uuid, job_id bigint, attempt int, args jsonb default null,
   at timestamptz default clock_timestamp(), version int default null)
 returns text language plpgsql as $$
-declare
-  e tallybook.entry := tallybook._subject_end(lease, job_id, attempt, 'completed', null, args, at, version);
+declare e tallybook.entry := tallybook._subject_end(lease, job_id, attempt, 'completed', null, args, at, version);
 begin
   if e.job_id is null then return 'refused'; end if;
   perform tallybook._subject_ended(e, 'completed', at, 0, null);

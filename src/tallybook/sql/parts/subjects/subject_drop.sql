@@ -5,8 +5,7 @@
 create or replace function tallybook.subject_drop(lease uuid, job_id bigint, attempt int,
   at timestamptz default clock_timestamp())
 returns text language plpgsql as $$
-declare
-  e tallybook.entry := tallybook._subject_end(lease, job_id, attempt, 'completed', null, null, at);
+declare e tallybook.entry := tallybook._subject_end(lease, job_id, attempt, 'completed', null, null, at);
 begin
   if e.job_id is null then return 'refused'; end if;
   delete from tallybook.subject_job j where j.task = e.task and j.subject = e.unique_key and j.job_id = e.job_id;

@@ -15,8 +15,7 @@ create or replace function tallybook.subject_forget(task text, subject text,
 language plpgsql
 set enable_nestloop = on  -- also where the caller has it off
 as $$
-declare
-  k record; v_state text;
+declare k record; v_state text;
 begin
   for turn in 1..100 loop
     select n.job_id, n.ended_as into k from tallybook._subject_named(task, subject, queue) n;
@@ -33,9 +32,7 @@ begin
     end if;
     delete from tallybook.subject_job j
      where j.task = subject_forget.task and j.subject = subject_forget.subject and j.job_id = k.job_id;
-    if found then
-      return case when v_state is null then 'unknown' else 'forgotten' end;
-    end if;
+    if found then return case when v_state is null then 'unknown' else 'forgotten' end; end if;
   end loop;
   raise exception 'subject % cannot be followed: its history has a hole', to_json(subject) using errcode = 'TB002';
 end $$;

@@ -10,8 +10,7 @@
 -- rights: operator
 create or replace function tallybook.subject_move(task text, subject text, run_at timestamptz,
   at timestamptz default clock_timestamp(), queue text default null) returns text language plpgsql as $$
-declare
-  k record; v_state text;
+declare k record; v_state text;
 begin
   perform tallybook._refuse(run_at is null or not isfinite(run_at), 'subject_move needs a time',
                             'Pass run_at; the present time means at once.');

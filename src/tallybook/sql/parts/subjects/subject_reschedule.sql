@@ -12,8 +12,7 @@ create or replace function tallybook.subject_reschedule(lease uuid, job_id bigin
   run_at timestamptz default null, run_in interval default null, args jsonb default null,
   at timestamptz default clock_timestamp(), version int default null)
 returns text language plpgsql as $$
-declare
-  e tallybook.entry; v_run_at timestamptz := coalesce(run_at, at + run_in);
+declare e tallybook.entry; v_run_at timestamptz := coalesce(run_at, at + run_in);
 begin
   if v_run_at is null or run_at is not null and run_in is not null or not isfinite(v_run_at) then
     perform tallybook._refuse(true, 'subject_reschedule needs run_at or run_in', 'Pass exactly one of them.');

@@ -2,8 +2,7 @@
 -- program. If the dead job's task is itself an on_dead task, it has no follow-up, so chains end.
 create or replace function tallybook._enqueue_on_dead(e tallybook.entry, p_reason text, p_at timestamptz) returns void
 language plpgsql as $$
-declare
-  t tallybook.task := tallybook._task_of(e.task);
+declare t tallybook.task := tallybook._task_of(e.task);
 begin
   if t.on_dead_task is not null and not exists (select from tallybook.task k where k.on_dead_task in (e.task, t.name))
      then

@@ -3,8 +3,7 @@
 -- rights: operator
 create or replace function tallybook.summary(task text, args jsonb) returns text
 language plpgsql stable as $$
-declare
-  v_text text := (tallybook._task_of(summary.task)).summary;
+declare v_text text := (tallybook._task_of(summary.task)).summary;
 begin
   if v_text is null then return null; end if;
   -- Piece by piece, so that braces in an arg are not replaced.

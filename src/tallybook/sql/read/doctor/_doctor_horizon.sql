@@ -44,8 +44,7 @@ $$;
 -- rights: operator, as the caller
 create or replace function tallybook._doctor_horizon(p_at timestamptz) returns setof tallybook._check
 language plpgsql stable as $$
-declare
-  v_hidden text := ''; v_jobs text[]; v_idle text := current_setting('idle_in_transaction_session_timeout');
+declare v_hidden text := ''; v_jobs text[]; v_idle text := current_setting('idle_in_transaction_session_timeout');
 begin
   -- A transaction with new jobs holds a lock on a ledger; a prepared one under the name that it had in its
   -- session.

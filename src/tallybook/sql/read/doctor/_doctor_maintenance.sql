@@ -3,8 +3,7 @@
 -- rights: operator
 create or replace function tallybook._doctor_maintenance(p_at timestamptz) returns setof tallybook._check
 language plpgsql stable as $$
-declare
-  v_since timestamptz;
+declare v_since timestamptz;
 begin
   return query select * from tallybook._finding('cluster', case when tallybook._is_foreign_cluster(true) then
       '[{"level": "problem", "text": "this database came from another cluster, and its jobs are not claimable here '

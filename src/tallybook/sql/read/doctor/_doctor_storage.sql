@@ -3,8 +3,7 @@
 -- Reads file sizes and the server's statistics only, so its cost does not grow with history.
 -- rights: operator, as the caller
 create or replace function tallybook._doctor_storage() returns setof tallybook._check language plpgsql stable as $$
-declare
-  v_tables jsonb; v_freeze numeric := current_setting('autovacuum_freeze_max_age')::numeric;
+declare v_tables jsonb; v_freeze numeric := current_setting('autovacuum_freeze_max_age')::numeric;
 begin
   select jsonb_agg(jsonb_build_object('table', t.root, 'bytes', t.bytes) order by t.bytes desc) into v_tables
     from (select coalesce(pg_partition_root(c.oid), c.oid)::regclass::text as root,

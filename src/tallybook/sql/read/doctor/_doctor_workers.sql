@@ -5,8 +5,7 @@ create or replace function tallybook._doctor_workers(p_at timestamptz) returns s
 language plpgsql stable
 set plan_cache_mode = force_generic_plan  -- planning again costs more than it gains
 as $$
-declare
-  v_live bigint; v_used bigint; v_most int := current_setting('max_connections')::int; v_share numeric;
+declare v_live bigint; v_used bigint; v_most int := current_setting('max_connections')::int; v_share numeric;
 begin
   select count(*) into v_live from tallybook.worker w where w.ended_at is null and w.seen_at >= p_at - w.lease;
   return query select * from tallybook._finding('workers', coalesce((

@@ -13,8 +13,7 @@
 -- rights: operator, as the caller
 create or replace function tallybook.doctor(about text default null, at timestamptz default clock_timestamp())
 returns table (name text, level text, finding text, advice text, details jsonb) language plpgsql stable as $$
-declare
-  v_group text; v_groups text[] := '{horizon,storage,settings,workers,queues,maintenance,counters,roles}';
+declare v_group text; v_groups text[] := '{horizon,storage,settings,workers,queues,maintenance,counters,roles}';
 begin
   if doctor.about <> all (v_groups) then
     raise exception 'the doctor has no checks about %', to_json(doctor.about)

@@ -24,8 +24,7 @@ create or replace function tallybook.trace(subject text default null, unique_key
   newest_first boolean default false)
 returns table (at timestamptz, job_id bigint, queue text, task_name text, attempt int, event text, worker text,
   details jsonb, error jsonb) language plpgsql stable as $$
-declare
-  v_jobs bigint[];
+declare v_jobs bigint[];
 begin
   perform tallybook._refuse(num_nonnulls(trace.subject, trace.unique_key, trace.links, trace.job) <> 1,
             'trace needs exactly one thing to follow', 'Pass a subject, a unique_key, links or a job.');

@@ -5,8 +5,7 @@
 -- Cancelled jobs count as well. Reads lane, claim, entry, installation.
 create or replace function tallybook._why_behind(w tallybook._job_place) returns setof tallybook._reason
 language plpgsql stable as $$
-declare
-  c record; l record; v_phase int; v_own bigint; v_lower bigint := 0;
+declare c record; l record; v_phase int; v_own bigint; v_lower bigint := 0;
 begin
   if w.retired or tallybook._is_foreign_cluster(false) then
     return query

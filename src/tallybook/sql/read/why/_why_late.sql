@@ -1,8 +1,7 @@
 -- _why_late(place, at): why a job's time has not come, if that is why it does not run. A part of why.
 create or replace function tallybook._why_late(w tallybook._job_place, p_at timestamptz) returns setof tallybook._reason
 language plpgsql stable as $$
-declare
-  v_run_at timestamptz := w.run_at; v_last text; v_other timestamptz; v_at text;
+declare v_run_at timestamptz := w.run_at; v_last text; v_other timestamptz; v_at text;
 begin
   if w.unique_key is not null then  -- an enqueue with its key may have changed its time
     select a.run_at into v_other from tallybook.amendment a where a.job_id = w.job_id;

@@ -3,8 +3,7 @@
 -- The answer at the start can differ, because limits change until then. Reads what why reads.
 create or replace function tallybook._why_limits(w tallybook._job_place, p_at timestamptz)
 returns setof tallybook._reason language plpgsql stable as $$
-declare
-  v_key text; v_next timestamptz; v_turn boolean := coalesce(w.options ? 'turn', false);
+declare v_key text; v_next timestamptz; v_turn boolean := coalesce(w.options ? 'turn', false);
 begin
   for v_key in select distinct n from jsonb_array_elements_text(coalesce(w.options -> 'limits', '[]')
                                                                 || tallybook._wide_limits(w.queue, w.task)) n

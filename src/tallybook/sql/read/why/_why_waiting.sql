@@ -2,8 +2,7 @@
 -- of why.
 create or replace function tallybook._why_waiting(w tallybook._job_place, p_at timestamptz)
 returns setof tallybook._reason language plpgsql stable as $$
-declare
-  l record; v_n bigint; v_ids bigint[]; v_room int; v_key text;
+declare l record; v_n bigint; v_ids bigint[]; v_room int; v_key text;
 begin
   if w.options ? 'held' then
     select x.priority, x.seq, x.name into l from tallybook.concurrency_line x where x.job_id = w.job_id limit 1;
@@ -65,8 +64,7 @@ $$;
 -- row: nothing.
 create or replace function tallybook._why_permit(p_key text, p_at timestamptz)
 returns setof tallybook._reason language plpgsql stable as $$
-declare
-  b tallybook.breaker_state; v_most int; v_held bigint; v_jobs bigint[]; v_probe bigint;
+declare b tallybook.breaker_state; v_most int; v_held bigint; v_jobs bigint[]; v_probe bigint;
 begin
   select r.most into v_most from tallybook._limit_of('concurrency', p_key) r;
   select count(*), (array_agg(h.job_id order by h.job_id))[:10], min(h.job_id) filter (where h.probe) into v_held,
@@ -98,8 +96,7 @@ end $$;
 -- _why_order(job_id, order_key): which job of the order key is before this one. No row: none.
 create or replace function tallybook._why_order(p_job_id bigint, p_key text)
 returns setof tallybook._reason language plpgsql stable as $$
-declare
-  v_holder bigint; v_seq bigint; v_n bigint; l record;
+declare v_holder bigint; v_seq bigint; v_n bigint; l record;
 begin
   select t.job_id into v_holder from tallybook.order_turn t where t.key = p_key order by t.generation desc limit 1;
   if v_holder = p_job_id then return; end if;

@@ -105,9 +105,7 @@ $$;
 
 -- _counted_before(n): the same number for programs.
 create or replace function tallybook._counted_before(p_n bigint) returns jsonb
-language sql immutable as $$
-  select jsonb_build_object('before', p_n, 'more', case when p_n >= 10000 then true end)
-$$;
+language sql immutable as $$ select jsonb_build_object('before', p_n, 'more', case when p_n >= 10000 then true end) $$;
 
 -- _why_ended(place, job_id): the answer for a job that has ended or is in no table. A subject's end outlives its
 -- history.
