@@ -20,6 +20,7 @@ from tallybook import App
 from tallybook._db import migrate as schema
 from tallybook._db import schema_aside, schema_locks
 from tallybook._db.comments import commented
+from tallybook._db.profiles import applied
 from tallybook.errors import SchemaBusy, SchemaMissing, SchemaTooNew, SchemaTooOld
 from tallybook.testing import drain
 
@@ -199,6 +200,19 @@ def test_migrate_says_whom_it_lets_by(dsn: str, db: Any, connect: Any, next_rele
     assert result.exit_code == 0, result.output
     assert "tables are in use by report (process" in result.output
     assert f"upgraded schema tallybook (version {NEWEST + 1})" in result.output
+
+
+def test_a_profile_above_a_function_is_in_the_head_that_is_installed(db: Any) -> None:
+    """`-- profile: NAME` adds its settings to the function below, and is refused above anything else."""
+    (settings,) = db.execute("select proconfig from pg_proc where proname = 'claim'").fetchone()
+    assert {"jit=off", "enable_seqscan=off", "plan_cache_mode=force_generic_plan"} <= set(settings)
+    made = "-- profile: nojit\n-- rights: worker\ncreate or replace function f() returns int language sql as $$ select 1 $$;\n"
+    assert applied(made) == (
+        "-- rights: worker\ncreate or replace function f() returns int language sql\nset jit = off\nas $$ select 1 $$;\n"
+    )
+    for lost in ("-- profile: nojit\n", "-- profile: nojit\ncreate view v as select 1;\n"):
+        with pytest.raises(ValueError, match="no function is below: -- profile: nojit"):
+            applied(lost)
 
 
 def test_a_line_above_a_column_is_its_comment_in_the_database(db: Any) -> None:
