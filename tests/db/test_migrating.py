@@ -210,6 +210,8 @@ def test_a_profile_above_a_function_is_in_the_head_that_is_installed(db: Any) ->
     assert applied(made) == (
         "-- rights: worker\ncreate or replace function f() returns int language sql\nset jit = off\nas $$ select 1 $$;\n"
     )
+    own = "create or replace function f() returns int language sql\nset jit = on  -- why\nas $$ select 1 $$;\n"
+    assert applied("-- profile: nojit\n" + own) == own.replace("\nset jit", "\nset jit = off\nset jit")
     for lost in ("-- profile: nojit\n", "-- profile: nojit\ncreate view v as select 1;\n"):
         with pytest.raises(ValueError, match="no function is below: -- profile: nojit"):
             applied(lost)

@@ -20,7 +20,7 @@ PROFILES = {
 """hot: rows by an index, planned once. nested: row by row. batch: sets against sets. lookup: rows by an index, planned
 per call. whole: all of some tables. nojit: the planner's choice, without the start-up cost of JIT."""
 _HEAD = re.compile(
-    r"^-- profile: (\w+)\n((?:--[^\n]*\n)*create or replace function (?:(?!\$\$).)*?)\s(as \$\$)",
+    r"^-- profile: (\w+)\n((?:--[^\n]*\n)*create or replace function (?:(?!\$\$).)*?)((?:\n(?:set|--) [^\n]*)*)\s(as \$\$)",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -28,9 +28,11 @@ _HEAD = re.compile(
 def applied(text: str) -> str:
     """Return the text of a SQL file with its profiles expanded, each in the head of the function below its line.
 
+    A `set` of the function itself comes after them, so it has the last word.
+
     Raises KeyError for an unknown name, ValueError for a line `-- profile:` that no function follows.
     """
-    done = _HEAD.sub(lambda match: f"{match[2]}\n{PROFILES[match[1]]}\n{match[3]}", text)
+    done = _HEAD.sub(lambda match: f"{match[2]}\n{PROFILES[match[1]]}{match[3]}\n{match[4]}", text)
     if left := re.search(r"^-- profile:.*", done, re.MULTILINE):
         raise ValueError(f"no function is below: {left[0]}")
     return done
