@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from tallybook._model.breaker import BreakerInfo
     from tallybook._model.counting import Counts, Difference, Level, Throughput, Timings
     from tallybook._model.finding import Finding
-    from tallybook._model.job import Cancelled, DeadLetter, Job, JobCall, JobInfo, Retried
+    from tallybook._model.job import Job, JobCall
+    from tallybook._model.job_info import Cancelled, DeadLetter, JobInfo, Retried
     from tallybook._model.lists import JobDone, JobLine, JobPage
     from tallybook._model.outcome import Cancel, Dead, Snooze
     from tallybook._model.provider import Provider
@@ -100,7 +101,8 @@ _LATER = {
     "_model.breaker": "BreakerInfo",
     "_model.counting": "Counts Difference Level Throughput Timings",
     "_model.finding": "Finding",
-    "_model.job": "Cancelled DeadLetter Job JobCall JobInfo Retried",
+    "_model.job": "Job JobCall",
+    "_model.job_info": "Cancelled DeadLetter JobInfo Retried",
     "_model.lists": "JobDone JobLine JobPage",
     "_model.outcome": "Cancel Dead Snooze",
     "_model.provider": "Provider",

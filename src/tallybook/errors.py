@@ -50,7 +50,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from difflib import get_close_matches
 from typing import Self
 
 __all__ = [
@@ -139,6 +138,8 @@ def _sentence(message: str, detail: str | None, hint: str | None) -> str:
 
 
 def _did_you_mean(name: str, known: Iterable[str]) -> str | None:
+    from difflib import get_close_matches
+
     close = get_close_matches(name, list(known), n=1)
     return f"Did you mean {close[0]!r}?" if close else None
 

@@ -36,7 +36,7 @@ from tallybook._db import calls
 from tallybook._db.declared import Call
 from tallybook._db.migrate import migrate
 from tallybook._db.verb import AsyncConn, SyncConn, run, run_sync
-from tallybook._model.job import JobInfo
+from tallybook._model.job_info import JobInfo
 from tallybook._model.payload import encode
 from tallybook._task import Task
 from tallybook._worker.entry import DrainReport

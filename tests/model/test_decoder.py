@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallybook._model.payload import compile_decoder, decode, encode
+from tallybook._model.decoder import compile_decoder, decode
+from tallybook._model.payload import encode
 from tallybook.errors import PayloadError, SignatureError
 
 UserId = NewType("UserId", int)

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tallybook._model.payload import decode, encode
+from tallybook._model.decoder import decode
+from tallybook._model.payload import encode
 from tallybook.errors import PayloadError
 
 

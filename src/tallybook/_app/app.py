@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from datetime import timedelta
-from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from types import SimpleNamespace
@@ -20,7 +19,7 @@ from tallybook._db.declared import Call
 from tallybook._db.verb import AsyncConn, SyncConn, Verb, do, do_sync, on_job, traced
 from tallybook._model.after import with_follow_up
 from tallybook._model.backoff import Backoff, Retry, as_policy
-from tallybook._model.job import Job, JobCall, JobInfo, checked_reason, job_id
+from tallybook._model.job import Job, JobCall, checked_reason, job_id
 from tallybook._model.mistakes import OF_APP
 from tallybook._model.options import check_name
 from tallybook._task import BoundTask
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from tallybook._app.schedules import InCode, Schedules
     from tallybook._app.subjects import Subjects
     from tallybook._model.breaker import BreakerRule
+    from tallybook._model.job_info import JobInfo
     from tallybook._model.rate import ConcurrencyRule, RateRule
     from tallybook._worker.entry import DrainReport, WorkerReport
     from tallybook._worker.jobs import Running
@@ -291,6 +291,8 @@ class App(Owner):
         found = self._retry_policies.get(name)
         if found is not None:
             return found
+        from difflib import get_close_matches
+
         near = get_close_matches(name, self._retry_policies, 3)
         known = " or ".join(map(repr, near)) or ", ".join(map(repr, sorted(self._retry_policies)))
         hint = f"Did you mean {known}?" if near else f"It has {known or 'none'}; declare it by app.retry_policy(...)"

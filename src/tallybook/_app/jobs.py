@@ -13,7 +13,8 @@ from tallybook._db import jobs as many
 from tallybook._db.filters import DeadFilter
 from tallybook._db.jobs import LOOKED, JobFilter
 from tallybook._db.verb import ListOf, Noun, Verb, on_job, on_jobs
-from tallybook._model.job import Cancelled, DeadLetter, Job, Retried, job_id
+from tallybook._model.job import Job, job_id
+from tallybook._model.job_info import Cancelled, DeadLetter, Retried
 from tallybook._model.lists import JobDone, JobPage
 from tallybook._model.why import Reason, TraceEvent
 

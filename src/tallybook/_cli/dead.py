@@ -16,7 +16,7 @@ from tallybook._cli.text import clean, short
 from tallybook._cli.why import said_of
 from tallybook._db import calls, filters
 from tallybook._db.filters import REASONS, DeadFilter
-from tallybook._model.job import DeadLetter
+from tallybook._model.job_info import DeadLetter
 from tallybook.errors import TallybookError
 
 dead = click.Group(

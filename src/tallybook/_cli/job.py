@@ -28,7 +28,7 @@ from tallybook._db import calls, filters
 from tallybook._db.driver import Rollback
 from tallybook._db.node_source import unknown
 from tallybook._db.stored import loads
-from tallybook._model.job import Cancelled
+from tallybook._model.job_info import Cancelled
 from tallybook.errors import TallybookError
 
 MANY = 2**31 - 1

@@ -16,7 +16,7 @@ from tallybook._cli.over_nodes import gathered
 from tallybook._cli.text import local, short
 from tallybook._cli.why import link_option
 from tallybook._db.jobs import JOBS, MOST, STATES, JobFilter
-from tallybook._model.job import JobInfo
+from tallybook._model.job_info import JobInfo
 from tallybook._model.merged import Part, goes_on, merged, places
 
 _LOOKED = 1_000_000

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from tallybook._db.declared import Call, Declared, Simple
 from tallybook._db.stored import loads
 from tallybook._db.texts import known, quoted, record, text_array
-from tallybook._model.job import Job, JobCall, JobInfo
+from tallybook._model.job import Job, JobCall
 from tallybook._model.options import Options
 from tallybook.errors import UnknownJob, UnknownQueue
+
+if TYPE_CHECKING:
+    from tallybook._model.job_info import JobInfo
 
 # The server adds delays, because promotion uses its clock. PostgreSQL does not evaluate a branch that is not taken.
 RUN_AT = "coalesce({run_at}, clock_timestamp() + {delay:interval})"
@@ -105,6 +109,8 @@ def _columns(options: Options) -> tuple[tuple[str, str | None], ...]:
 
 def get(job_id: int) -> Call[JobInfo]:
     """Read one job. Raises UnknownJob if there is none."""
+    from tallybook._model.job_info import JobInfo
+
     read = known(partial(UnknownJob, job_id), lambda found: record(JobInfo, loads(found), *_INSTANTS))
     return Call("get", _GET, {"job_id": str(job_id)}, read)
 

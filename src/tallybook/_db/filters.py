@@ -11,7 +11,7 @@ from typing import Any
 from tallybook._db.declared import Call, Declared, Simple
 from tallybook._db.stored import loads
 from tallybook._db.texts import checked, known, moment, record, records
-from tallybook._model.job import Cancelled, DeadLetter, Retried
+from tallybook._model.job_info import Cancelled, DeadLetter, Retried
 from tallybook._model.options import whole
 from tallybook._model.payload import encode
 from tallybook.errors import ConfigError, InvalidArgument, UnknownJob

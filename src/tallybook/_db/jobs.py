@@ -11,9 +11,9 @@ from typing import Any
 from tallybook._db.declared import Call, Declared
 from tallybook._db.stored import loads
 from tallybook._db.texts import checked, instant, moment, record, records, some_of, text_array
+from tallybook._model.links import checked_links
 from tallybook._model.lists import JobDone, JobLine, JobPage
 from tallybook._model.options import whole
-from tallybook._model.why import checked_links
 from tallybook.errors import ConfigError
 
 STATES = ("scheduled", "retrying", "waiting", "available", "running", "completed", "cancelled", "dead")

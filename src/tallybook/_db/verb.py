@@ -14,15 +14,17 @@ import warnings
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
 from tallybook._db import aio, sync
 from tallybook._db.both import done, got
 from tallybook._db.declared import Call
 from tallybook._db.source import Source
-from tallybook._model.lists import JobDone
 from tallybook._model.tracing import Tracing, What
 from tallybook.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from tallybook._model.lists import JobDone
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

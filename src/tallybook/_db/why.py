@@ -7,8 +7,9 @@ from collections.abc import Mapping
 
 from tallybook._db.declared import Call, Declared, Simple
 from tallybook._db.texts import checked, records
+from tallybook._model.links import checked_links
 from tallybook._model.options import check_name, whole
-from tallybook._model.why import Reason, TraceEvent, checked_links
+from tallybook._model.why import Reason, TraceEvent
 from tallybook.errors import InvalidArgument
 
 why = Simple("why(job_id bigint) -> rows (state text, reason text, explanation text, details jsonb)", records(Reason))

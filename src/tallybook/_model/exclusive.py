@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tallybook._model.options import check_name
-from tallybook._model.rate import ConcurrencyRule
 from tallybook.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tallybook._model.rate import ConcurrencyRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,8 @@ class Exclusive:
 
     def rule(self, task: str) -> ConcurrencyRule:
         """Return the limit of the jobs of this task. Raises ConfigError if the task's name cannot have one."""
+        from tallybook._model.rate import ConcurrencyRule
+
         if self.key is None:
             return ConcurrencyRule(f"task:{task}", 1, skips=self.skips)
         if ":" in task:

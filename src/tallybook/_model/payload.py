@@ -1,4 +1,4 @@
-"""The conversion of args and results to and from JSON; import both directions from here.
+"""The conversion of args and results to JSON; decoder.py has the way back.
 
 The conversion is lossless: `decode(annotation, json.loads(encode(value, ...)))` equals `value` for everything `encode`
 accepts. Everything else raises PayloadError before anything is sent. Accepted are JSON's own types and aware datetime,
@@ -18,12 +18,9 @@ import json
 import sys
 from dataclasses import dataclass
 
-from tallybook._model.decoder import compile_decoder, decode
 from tallybook._model.failure import safe_text
 from tallybook._model.plain import SCALARS, TEXT, Unfit, Walk
 from tallybook.errors import PayloadError
-
-__all__ = ["compile_decoder", "decode", "encode"]
 
 _dumps = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")).encode
 

@@ -21,13 +21,15 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import cached_property
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from tallybook._model.decoder import Convert, compile_decoder
 from tallybook._model.mistakes import as_option
 from tallybook._model.plain import Unfit
 from tallybook.errors import PayloadError, SignatureError
+
+if TYPE_CHECKING:
+    from tallybook._model.convert import Convert
 
 _POSITIONAL_ONLY = inspect.Parameter.POSITIONAL_ONLY
 _KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
@@ -194,6 +196,8 @@ class ArgsModel:
     def _planned(
         self, specials: list[inspect.Parameter], rest: list[inspect.Parameter], hints: dict[str, Any]
     ) -> _Plan:
+        from tallybook._model.decoder import compile_decoder
+
         named = [parameter for parameter in rest if parameter.kind is not _VAR_KEYWORD]
         extra = next((parameter for parameter in rest if parameter.kind is _VAR_KEYWORD), None)
         only_position = tuple(parameter for parameter in named if parameter.kind is _POSITIONAL_ONLY)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tallybook._model.job import JobCall
-from tallybook._model.subject import SubjectCall
 
-What = TypeVar("What", JobCall, SubjectCall, list[JobCall], list[SubjectCall])
+if TYPE_CHECKING:
+    from tallybook._model.subject import SubjectCall
+
+What = TypeVar("What", JobCall, "SubjectCall", list[JobCall], "list[SubjectCall]")
 """The argument of an enqueue: one job or subject, or a batch."""
 
 

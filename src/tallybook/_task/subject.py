@@ -41,30 +41,6 @@ class Bound(Protocol[P]):
     def job(self, *args: P.args, **kwargs: P.kwargs) -> JobCall: ...
 
 
-class HasSubjects(Generic[P]):
-    """Mixed into Task and BoundTask."""
-
-    __slots__ = ()
-
-    def _with_options(self) -> Bound[P]:
-        raise NotImplementedError
-
-    def subject(self, name: str) -> TaskSubject[P]:
-        """Return the subject of this name (1 to 512 bytes), to push, upsert, read or forget it. Sends nothing yet.
-
-        await refresh.subject("asset:42").push(42).on(conn)
-        """
-        return TaskSubject(self._with_options(), check_subject(name))
-
-    def append(self, *args: P.args, **kwargs: P.kwargs) -> Verb[SubjectReport]:
-        """Create a subject with a new name, to run at once; the report has the name.
-
-        report = await refresh.append(42).on(conn)
-        """
-        bound = self._with_options()
-        return Verb(bound.app, traced(bound.app._tracing, bound.job(*args, **kwargs), _appending), "append")
-
-
 class TaskSubject(Generic[P]):
     """One subject of a task, made by `task.subject(name)`; it can be kept and used many times."""
 
@@ -72,7 +48,7 @@ class TaskSubject(Generic[P]):
 
     def __init__(self, bound: Bound[P], name: str) -> None:
         self._bound = bound
-        self.name = name
+        self.name = check_subject(name)
         _check(bound.options)
 
     def push(self, *args: P.args, **kwargs: P.kwargs) -> Verb[SubjectReport]:
@@ -125,7 +101,7 @@ class TaskSubject(Generic[P]):
         return f"<Subject {self.name!r} of task {self._bound.name}>"
 
 
-def _appending(call: JobCall) -> Call[SubjectReport]:
+def appending(call: JobCall) -> Call[SubjectReport]:
     _check(call.options)
     if call.options.run_at is not None or call.options.delay is not None:
         hint = "Give it a name and push it: task.with_(...).subject(name).push(...)"

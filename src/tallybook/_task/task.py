@@ -33,16 +33,16 @@ from tallybook._model.contract import Contract, Upgrade
 from tallybook._model.exclusive import Exclusive
 from tallybook._model.execution import PLAIN, Execution
 from tallybook._model.job import Job, JobCall
+from tallybook._model.links import checked_links
 from tallybook._model.mistakes import METHODS, as_option
 from tallybook._model.no_retry import NoRetry
 from tallybook._model.no_retry import checked as _classes
 from tallybook._model.options import Options, Unique, check_name
-from tallybook._model.payload import compile_decoder, encode
+from tallybook._model.payload import encode
 from tallybook._model.plain import Unfit
 from tallybook._model.signature import ArgsModel
-from tallybook._model.why import checked_links
+from tallybook._task.has_subjects import HasSubjects
 from tallybook._task.owner import Owner
-from tallybook._task.subject import HasSubjects
 from tallybook.errors import ConfigError, PayloadError, SignatureError
 
 P = ParamSpec("P")
@@ -215,6 +215,8 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
 
     def read_result(self, found: Any) -> R_co:
         """Decode a stored result by the function's return annotation, or to plain JSON values if that fails."""
+        from tallybook._model.decoder import compile_decoder
+
         try:
             returns = self.args.returns
             read = None if returns is type(None) else compile_decoder(returns, task=self.name)

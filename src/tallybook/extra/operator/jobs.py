@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tallybook._db import aio, calls
-from tallybook._model.job import JobCall, JobInfo
+from tallybook._model.job import JobCall
+from tallybook._model.job_info import JobInfo
 from tallybook._model.options import ON_CONFLICT, Options
 from tallybook._model.payload import encode
 from tallybook._model.why import Reason
