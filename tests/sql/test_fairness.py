@@ -105,6 +105,25 @@ def test_a_round_goes_on_where_the_last_deal_ended(db: Connection) -> None:
     assert "".join(keys_of(db, seen)) == "abcabcabc"
 
 
+def test_random_keys_are_a_random_order(db: Connection) -> None:
+    """Jobs with keys of their own run by key, around a ring: a later job can pass earlier ones, and none is left behind."""
+    rng, dealer, worker = random.Random(7), Dealer(db, 1), Worker(db)
+    early, late = ([f"{rng.getrandbits(64):016x}" for _ in range(20)] for _ in range(2))
+    for key in early:
+        put(db, key)
+    seen: list[int] = []
+    for n in range(40):
+        if n == 10:
+            for key in late:
+                put(db, key)
+        assert dealer.deal() == 1
+        seen += worker.claim()
+    first, last = sorted(early)[:10], sorted(early)[9]
+    waiting = sorted({*early, *late} - {*first}, key=lambda key: (key <= last, key))
+    assert keys_of(db, seen) == [*first, *waiting]
+    assert {*late} & {*waiting[:10]} and {*early} & {*waiting[-10:]}
+
+
 @pytest.mark.slow
 def test_a_tenant_with_thousands_delays_others_by_one_round(db: Connection) -> None:
     """5,000 jobs of one key, then one each of 300 others: all of these are claimed within what was in line and one round."""
