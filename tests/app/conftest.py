@@ -22,7 +22,7 @@ def shared(server: Any, template: str) -> Iterator[str]:
 
 @pytest.fixture
 def look(shared: str) -> Iterator[Any]:
-    """A connection of its own to the shared database, in which there are no jobs yet."""
+    """A second connection to the shared database, emptied of jobs."""
     with psycopg.connect(shared, autocommit=True) as conn:
         for table in ("entry", "scheduled", "unique_key", "subject_job", "tombstone"):
             conn.execute(sql.SQL("delete from tallybook.{}").format(sql.Identifier(table)))

@@ -1,4 +1,4 @@
-"""The App and its tasks: what declaring checks, what a task is, options, keys, and the App's own connections."""
+"""The App and its tasks: checks at declaration, options, keys, and the App's own connections."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def keyed(app: App) -> Any:
 
 
 def test_public_names() -> None:
-    """The public surface is this and nothing else."""
+    """The public names are exactly these."""
     public = (
         "App AuditRow BreakerInfo Cancel Cancelled Complete ConcurrencyInfo Constant Context Counts Dead DeadLetter "
         "Difference Drop Exponential Finding Fire Fired HeldRange Job JobCall JobDone JobInfo JobLine JobPage Kill Level "
@@ -68,7 +68,7 @@ def test_defining_tasks_does_no_work() -> None:
 
 
 async def test_a_task_stays_a_function(app: App) -> None:
-    """A unit test calls a task as the function that it is; name, doc and signature are the function's."""
+    """A task can be called as a plain function; its name, doc and signature are the function's."""
 
     @app.task
     async def double(n: int) -> int:
@@ -95,7 +95,7 @@ async def test_a_task_stays_a_function(app: App) -> None:
 
 
 def test_two_functions_of_one_name_are_refused(app: App) -> None:
-    """A second task of the same name raises DuplicateTask, which says where both are."""
+    """A second task with the same name raises DuplicateTask, which names both places."""
 
     @app.task
     def send() -> None:
@@ -129,7 +129,7 @@ def test_two_functions_of_one_name_are_refused(app: App) -> None:
     ],
 )
 def test_wrong_options_of_a_task(app: App, options: dict[str, Any], option: str) -> None:
-    """A wrong option is a ConfigError when the task is declared, and names the option."""
+    """A wrong option raises ConfigError when the task is declared, and the error names the option."""
     with pytest.raises(ConfigError) as caught:
 
         @app.task(**options)
@@ -141,7 +141,7 @@ def test_wrong_options_of_a_task(app: App, options: dict[str, Any], option: str)
 
 
 def test_what_cannot_be_a_task(app: App) -> None:
-    """A class, a text, a generator, a nameless lambda, *args and an unknown option are refused at once."""
+    """A class, a string, a generator, an unnamed lambda, *args and an unknown option are refused at once."""
     anything: Any = app.task
 
     async def stream() -> AsyncIterator[int]:
@@ -207,7 +207,7 @@ def test_arguments_are_checked_like_a_call(app: App) -> None:
 
 
 def test_options_do_not_collide_with_arguments(app: App) -> None:
-    """A task may have arguments called conn, queue, delay and self."""
+    """A task may have arguments called conn, queue, delay and job."""
 
     @app.task
     def odd(conn: int, queue: str, delay: int, job: int) -> None:
@@ -221,7 +221,7 @@ def test_options_do_not_collide_with_arguments(app: App) -> None:
 
 
 def test_keys_are_derived_from_args(app: App) -> None:
-    """unique=True takes all args in any order, a tuple these, a text is the key, False is none."""
+    """unique=True takes all args in any order, a tuple takes those args, a string is the key, False is no key."""
     charge = keyed(app)
     assert charge.job(1, note="x").unique_key == charge.job(note="x", order_id=1).unique_key
     assert charge.job(1).unique_key != charge.job(2).unique_key
@@ -235,7 +235,7 @@ def test_keys_are_derived_from_args(app: App) -> None:
 
 
 def test_keys_are_per_task(app: App, db: Any) -> None:
-    """S1-05: the same key on two tasks is two jobs, on one task it is one."""
+    """S1-05: the same key on two tasks makes two jobs, on one task it makes one."""
     charge = keyed(app)
 
     @app.task
@@ -248,7 +248,7 @@ def test_keys_are_per_task(app: App, db: Any) -> None:
 
 
 def test_enqueue_many_takes_descriptions_only(app: App, db: Any) -> None:
-    """Anything but a JobCall is refused, with its place, before anything is sent."""
+    """enqueue_many refuses anything but a JobCall, with its index, before it sends anything."""
     wrong: Any = [keyed(app).job(1), keyed]
     with pytest.raises(InvalidArgument, match="job 1 is of type function"):
         app.enqueue_many_sync(db, wrong)
@@ -256,7 +256,7 @@ def test_enqueue_many_takes_descriptions_only(app: App, db: Any) -> None:
 
 
 def test_enqueue_many_keeps_the_order(app: App, db: Any) -> None:
-    """Mixed tasks, queues, priorities and headers each come back as described, in the order given."""
+    """Jobs with mixed queues, priorities and headers are stored as described and returned in order."""
     charge = keyed(app)
     many: list[JobCall] = []
     for n in range(60):
@@ -288,7 +288,7 @@ def test_array_literals(db: Any) -> None:
 
 
 def test_job_ids_are_checked(app: App, db: Any) -> None:
-    """A job id may be a Job; what no id can be never reaches the server."""
+    """A verb takes a Job or an id; a wrong type is an InvalidArgument, an id of no job an UnknownJob."""
     charge = keyed(app)
     job = charge.enqueue_sync(db, 1)
     assert app.get(job).sync(db) == app.get(job.id).sync(db)
@@ -337,7 +337,7 @@ def test_hooks_are_registered(app: App) -> None:
 
 
 async def test_the_apps_own_connections(dsn: str, db: Any) -> None:
-    """Given the App, a verb commits by itself: on the pool inside open(), on a connection for one call without."""
+    """On the App a verb commits by itself: through the pool inside open(), else on a connection per call."""
     app = App("shop", dsn=dsn)
     charge = keyed(app)
     jobs = [await charge.enqueue(app, 1), await asyncio.to_thread(charge.enqueue_sync, app, 2)]
@@ -358,7 +358,7 @@ async def test_the_apps_own_connections(dsn: str, db: Any) -> None:
 
 
 async def test_where_the_dsn_comes_from(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """App(dsn=...), then TALLYBOOK_DSN, then libpq's own variables; a URL as SQLAlchemy writes it is understood."""
+    """The DSN is App(dsn=...), then TALLYBOOK_DSN, then libpq's variables; SQLAlchemy's URLs are accepted."""
     charge = keyed(App("shop"))
     monkeypatch.setenv("TALLYBOOK_DSN", dsn)
     assert (await asyncio.to_thread(charge.enqueue_sync, charge.app, 1)).created
@@ -373,7 +373,7 @@ async def test_where_the_dsn_comes_from(dsn: str, monkeypatch: pytest.MonkeyPatc
 
 
 async def test_what_can_go_wrong_with_own_connections(empty_dsn: str) -> None:
-    """No server, no schema and a broken DSN are told in our words, and never with the password."""
+    """No server, no schema and a broken DSN raise our errors, never with the password."""
     gone = App("shop", dsn="host=127.0.0.1 port=1 user=me password=hunter2 dbname=shop")
     charge = keyed(gone)
     for attempt in (charge.enqueue(gone, 1), gone.open().__aenter__()):
@@ -391,5 +391,5 @@ async def test_what_can_go_wrong_with_own_connections(empty_dsn: str) -> None:
 
 
 def test_retry_policies_are_public() -> None:
-    """The policies a task is declared with come from the top of the package."""
+    """Retry policies are importable from the top of the package."""
     assert Exponential(timedelta(minutes=5)).delay(3) == timedelta(minutes=20)

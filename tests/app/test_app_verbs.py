@@ -1,4 +1,4 @@
-"""A verb is a value that is awaited, put on a connection, or run without an event loop; and an App shows few names."""
+"""A verb can be awaited, run on a connection, or run without an event loop; an App shows few names."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def shop(dsn: str) -> App:
 
 
 def put(app: App, n: int = 1) -> list[int]:
-    """So many jobs of it."""
+    """Enqueue this many jobs of the task."""
     with psycopg.connect(app.conninfo()) as conn:
         return [job.id for job in app.enqueue_many_sync(conn, [app.tasks["send"].job(at) for at in range(n)])]
 
 
 def test_an_app_shows_few_names() -> None:
-    """dir(App) has at most 40 names, of them at most 22 verbs: those that people need daily."""
+    """dir(App) has at most 40 names, at most 22 of them verbs: those for daily use."""
     verbs = (
         "task include lifespan around_job retry_policy schedule rate_limit concurrency_limit breaker open run_worker drain"
         " enqueue_many enqueue_many_sync get result cancel retry conninfo"
@@ -48,7 +48,7 @@ def test_an_app_shows_few_names() -> None:
 
 
 def test_each_noun_is_what_the_command_line_calls_it(shop: App) -> None:
-    """A noun shows verbs only, and says whose it is."""
+    """A noun shows verbs only, and its repr names its app."""
     for name in set(NOUNS.split()) - {"providers"}:
         noun = getattr(shop, name)
         assert all(callable(getattr(noun, verb)) for verb in dir(noun) if not verb.startswith("_"))
@@ -56,7 +56,7 @@ def test_each_noun_is_what_the_command_line_calls_it(shop: App) -> None:
 
 
 async def test_a_verb_is_awaited_gathered_or_made_a_task(shop: App) -> None:
-    """What is awaited runs in a short transaction of the app's own; gather and create_task take it as they take a coroutine."""
+    """An awaited verb runs in a short transaction of the app's own; gather and create_task accept it."""
     put(shop)
     assert await shop.queues.pause("mail", by="ada")
     assert not await asyncio.create_task(shop.queues.pause("mail"))
@@ -64,7 +64,7 @@ async def test_a_verb_is_awaited_gathered_or_made_a_task(shop: App) -> None:
 
 
 async def test_a_verb_of_the_callers_transaction(shop: App, dsn: str) -> None:
-    """On a connection it is part of that transaction: it leaves with it."""
+    """On a connection a verb is part of the transaction: a rollback undoes it."""
     put(shop)
     async with await psycopg.AsyncConnection.connect(dsn) as conn:
         assert await shop.queues.pause("mail").on(conn)
@@ -73,14 +73,14 @@ async def test_a_verb_of_the_callers_transaction(shop: App, dsn: str) -> None:
 
 
 def test_a_verb_without_an_event_loop(shop: App, db: psycopg.Connection[Any]) -> None:
-    """sync() is a transaction of its own, sync(conn) part of the caller's."""
+    """sync() runs in its own transaction, sync(conn) in the caller's."""
     (job,) = put(shop)
     assert shop.cancel(job, "withdrawn").sync(db) == "cancelled"
     assert shop.jobs.state(job).sync() == "cancelled"
 
 
 async def test_verbs_of_several_statements_have_all_forms(shop: App, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Truncate in batches says the same when awaited, put on a connection, and run without an event loop."""
+    """Truncate in batches gives the same result awaited, on a connection, and without an event loop."""
     monkeypatch.setattr("tallybook._app.queues.BATCH", 2)
     batches: list[int] = []
     put(shop, 5)
@@ -96,7 +96,7 @@ async def test_verbs_of_several_statements_have_all_forms(shop: App, dsn: str, m
 
 
 async def test_an_error_of_a_later_statement_reaches_the_caller(shop: App) -> None:
-    """What a statement of a verb of several raises is raised where the verb was awaited."""
+    """An error in a statement of a longer verb is raised where the verb was awaited."""
     with pytest.raises(UnknownQueue):
         await shop.queues.truncate("nobody")
     with pytest.raises(UnknownQueue):
@@ -104,14 +104,14 @@ async def test_an_error_of_a_later_statement_reaches_the_caller(shop: App) -> No
 
 
 def test_a_verb_that_nobody_runs_warns(shop: App) -> None:
-    """One that is dropped without a form warns, by its name, as a coroutine does."""
+    """A verb that is never run warns with its name, like a coroutine."""
     with pytest.warns(RuntimeWarning, match=r"pause was never awaited"):
         shop.queues.pause("mail")
         gc.collect()
 
 
 async def test_a_verb_is_used_once(shop: App) -> None:
-    """As a coroutine: the second use is an error and does nothing."""
+    """Like a coroutine, a verb raises an error on its second use."""
     put(shop)
     verb = shop.queues.pause("mail")
     assert await verb
@@ -120,7 +120,7 @@ async def test_a_verb_is_used_once(shop: App) -> None:
 
 
 async def test_a_connection_of_the_other_kind_is_refused(shop: App, db: psycopg.Connection[Any], dsn: str) -> None:
-    """A plain connection is no place for .on(), an async one none for .sync(); what it says names the right form."""
+    """.on() refuses a plain connection, .sync() an async one, and doctor.run() both."""
     put(shop)
     with pytest.raises(ConnectionNotSupported):
         await shop.queues.pause("mail").on(db)  # type: ignore[arg-type]
@@ -134,7 +134,7 @@ async def test_a_connection_of_the_other_kind_is_refused(shop: App, db: psycopg.
 
 
 def test_an_enqueue_where_no_loop_runs_names_the_other_one(shop: App) -> None:
-    """What would never be awaited is an error at once, and says enqueue_sync."""
+    """enqueue outside an event loop raises an error that names enqueue_sync."""
     with pytest.raises(NotSupported, match="enqueue_sync"):
         shop.tasks["send"].enqueue(shop, 42)
     with pytest.raises(NotSupported, match="enqueue_sync"):
@@ -142,7 +142,7 @@ def test_an_enqueue_where_no_loop_runs_names_the_other_one(shop: App) -> None:
 
 
 async def test_a_sync_verb_of_the_apps_own_inside_a_loop_says_await(shop: App, db: psycopg.Connection[Any]) -> None:
-    """It would stop everything else in the loop. On a connection of the caller's it is the caller's own choice."""
+    """In an event loop a sync verb raises on the app's own connection, and runs on the caller's."""
     with pytest.raises(NotSupported, match=r"[Aa]wait"):
         shop.tasks["send"].enqueue_sync(shop, 42)
     with pytest.raises(NotSupported, match=r"[Aa]wait"):
@@ -154,7 +154,7 @@ async def test_a_sync_verb_of_the_apps_own_inside_a_loop_says_await(shop: App, d
     ("word", "ours"), [("delay", "enqueue"), ("apply_async", "enqueue"), ("defer", "enqueue"), ("configure", "with_")]
 )
 def test_the_words_of_other_queues_name_ours(shop: App, word: str, ours: str) -> None:
-    """What somebody types who comes from Celery or Procrastinate is an AttributeError that says the word here."""
+    """A method name of Celery or Procrastinate raises an AttributeError that names ours."""
     for task in (shop.tasks["send"], shop.tasks["send"].with_(priority=1)):
         with pytest.raises(AttributeError, match=rf"{word}.*{ours}"):
             getattr(task, word)
@@ -164,7 +164,7 @@ def test_the_words_of_other_queues_name_ours(shop: App, word: str, ours: str) ->
 
 @pytest.mark.parametrize(("word", "ours"), [("countdown", "delay"), ("eta", "run_at"), ("max_retries", "max_attempts")])
 def test_the_options_of_other_queues_name_ours(shop: App, word: str, ours: str) -> None:
-    """Given to with_ or among the args, an option of theirs is an error that says the one that is meant."""
+    """An option of another queue, in with_ or among the args, raises an error that names ours."""
     with pytest.raises(TypeError, match=rf"{word}.*with_\({ours}="):
         shop.tasks["send"].with_(**{word: 5})
     with pytest.raises(SignatureError, match=rf"{word}.*with_\({ours}="):
@@ -172,7 +172,7 @@ def test_the_options_of_other_queues_name_ours(shop: App, word: str, ours: str) 
 
 
 async def test_a_missing_connection_is_named(shop: App) -> None:
-    """Where the first argument is no connection and the rest does not fit, the error asks for the connection."""
+    """If the first argument is not a connection and the rest does not fit, the error asks for one."""
     with pytest.raises(ConnectionNotSupported, match="as a connection"):
         await shop.tasks["send"].enqueue(42)  # type: ignore[arg-type]
     with pytest.raises(ConnectionNotSupported, match="as a connection"):

@@ -1,4 +1,4 @@
-"""Circuit breakers in Python, in running workers and on the command line. What the rules do is in sql/test_circuits.py."""
+"""Circuit breakers in Python, in running workers and on the command line. sql/test_circuits.py covers the rules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def app(dsn: str) -> App:
 
 
 async def test_a_provider_that_is_down_is_left_alone(app: App, dsn: str, db: Any) -> None:
-    """Two failures and its jobs wait; once its time is over one is tried, and when that succeeds all the others run."""
+    """After two failures a key's jobs wait; after open_for one probe runs, and once it succeeds all others run."""
     app.breaker("provider", 2, per="1 min", open_for="1 h")
     jobs, down, calls = Jobs(app, db), True, list[int]()
 
@@ -41,7 +41,7 @@ async def test_a_provider_that_is_down_is_left_alone(app: App, dsn: str, db: Any
         assert (key.rule, key.state, key.waiting, key.failed_in_window) == ("provider", "open", 20, 2)
         assert calls == [0, 1]
         down = False
-        app.breakers.open("provider:acme", timedelta(0)).sync(db)  # its hour is over
+        app.breakers.open("provider:acme", timedelta(0)).sync(db)  # end its hour
         await eventually(lambda: {jobs(job).state for job in rest} == {"completed"}, "all have run")
     assert calls == list(range(22)), "the first of them alone, as a probe, then the others as they came"
     (key,) = [key for key in app.breakers.list().sync(db) if key.name == "provider:acme"]
@@ -49,7 +49,7 @@ async def test_a_provider_that_is_down_is_left_alone(app: App, dsn: str, db: Any
 
 
 async def test_closing_it_by_hand_is_heard_at_once(app: App, dsn: str, db: Any) -> None:
-    """Opened by hand for a day nothing starts; closed by hand, what waits goes on without anybody's look at a clock."""
+    """While a breaker is open by hand nothing starts; closed by hand, waiting jobs start at once."""
     jobs, began = Jobs(app, db), list[int]()
     app.breaker("queue:default", 5, per="1 min", open_for="1 h")
 
@@ -68,7 +68,7 @@ async def test_closing_it_by_hand_is_heard_at_once(app: App, dsn: str, db: Any) 
 
 
 def test_by_hand(dsn: str, db: Any, app: App) -> None:
-    """Made, listed, opened, closed and removed from the command line and from Python; a slip of the pen is one clear error."""
+    """Breakers are created, listed, opened, closed and removed in Python and by command; a typo is a clear error."""
 
     run = partial(invoke, "breaker", to=dsn)
 

@@ -1,4 +1,4 @@
-"""The catalogue of tasks: what workers put on record, and what people see of it."""
+"""The catalogue of tasks: what workers register, and what users see of it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Kind(Enum):
 
 
 def shop(name: str = "shop", **changed: Any) -> App:
-    """An app whose tasks declare what there is to declare."""
+    """An app whose tasks declare the options that the catalogue shows."""
     app = App(name)
     app.retry_policy("patient", Exponential(timedelta(minutes=5)))
 
@@ -68,7 +68,7 @@ def recorded(db: Any) -> dict[str, Any]:
 
 
 def test_a_worker_puts_its_tasks_on_record(dsn: str, db: Any) -> None:
-    """S2-15, S2-11: arguments with types and defaults, queue, policy, limits, version, aliases, on_dead and summary."""
+    """S2-15, S2-11: typed args, defaults, queue, policy, attempts, version, aliases, on_dead, summary are recorded."""
     drain(shop(), dsn=dsn)
     found = recorded(db)
     assert sorted(found) == ["constant", "own", "plain", "send_welcome", "tell"]
@@ -97,7 +97,7 @@ def test_a_worker_puts_its_tasks_on_record(dsn: str, db: Any) -> None:
 
 
 def test_the_catalogue_follows_the_code_and_rests_while_it_stays(dsn: str, db: Any) -> None:
-    """S2-11: a start with the same code writes nothing; one with other code replaces what was on record."""
+    """S2-11: a start with the same code writes nothing; a start with changed code replaces what was recorded."""
     drain(shop(), dsn=dsn)
     before = db.execute("select name, xmin::text, registered_at from tallybook.task order by name").fetchall()
     drain(shop(), dsn=dsn)
@@ -124,7 +124,7 @@ def test_the_older_release_does_not_overwrite_the_newer_one(dsn: str, db: Any) -
 
 
 def test_an_old_name_on_record_does_not_hide_its_alias(dsn: str, db: Any) -> None:
-    """S2-15: jobs of an old name have the summary of the renamed task, even where an older release registered the name."""
+    """S2-15: a job with an old name gets the renamed task's summary, even if an older release registered that name."""
     old = App("shop")
     old.task(name="welcome", summary="old")(_nothing)
     drain(old, dsn=dsn)
@@ -143,7 +143,7 @@ def test_an_old_name_on_record_does_not_hide_its_alias(dsn: str, db: Any) -> Non
     ],
 )
 def test_a_summary_names_arguments(dsn: str, summary: str, said: str) -> None:
-    """S2-15: a placeholder that is no argument of the task is told when the worker starts."""
+    """S2-15: a placeholder that is not an argument of the task is an error when the worker starts."""
     with pytest.raises(ConfigError, match=said):
         drain(shop(summary=summary), dsn=dsn)
 
@@ -152,7 +152,7 @@ def test_a_summary_names_arguments(dsn: str, summary: str, said: str) -> None:
     "summary", ["{", "{}", "{user.id}", "{user_id!r}", "{user_id:>5}", "{0}", "a\nb", "", 5, "x" * 201]
 )
 def test_a_summary_is_one_line_with_names_in_braces(summary: Any) -> None:
-    """What looks like a placeholder is one; a summary has no lines and no more than 200 bytes."""
+    """Braces hold argument names only; a summary is one line of 1 to 200 bytes."""
     with pytest.raises(ConfigError, match="summary"):
         App("a").task(summary=summary)
 
@@ -168,7 +168,7 @@ def test_a_task_with_any_arguments_may_name_any() -> None:
 
 
 def test_summaries_are_shown_wherever_jobs_are_listed(dsn: str, db: Any) -> None:
-    """S2-11, S2-15: job list, job show and dead list say what a job is about, without control characters of its args."""
+    """S2-11, S2-15: job list, job show and dead list show the summary, without control characters from the args."""
     app = App("shop")
 
     @app.task(summary="Welcome mail to {who}, {lang}", max_attempts=1)
@@ -201,7 +201,7 @@ def run(*words: str, to: str | None = None) -> Result:
 
 
 async def test_task_list_is_the_catalogue(dsn: str, db: Any) -> None:
-    """S2-15, S2-11: who runs a task, with what arguments, by which policy and under which names; in lines and as JSON."""
+    """S2-15, S2-11: task list and show print a task's workers, args, policy and old names, as lines and as JSON."""
     async with working(shop(), dsn, {"mail": 1, "default": 1}, name="w1"):
         await eventually(lambda: db.execute("select from tallybook.worker").fetchall(), "the worker is on record")
         listed = run("task", "list", to=dsn)
@@ -231,7 +231,7 @@ async def test_task_list_is_the_catalogue(dsn: str, db: Any) -> None:
 
 
 def test_a_task_that_nobody_put_on_record_is_listed_while_it_is_served(dsn: str, db: Any) -> None:
-    """S2-15: a worker in another language that says its tasks and no more is seen, too."""
+    """S2-15: a worker in another language that only names its tasks is listed, too."""
     db.execute("select tallybook.worker_start('go', '{prices}', '{fetch_price}')")
     (found,) = json.loads(run("task", "list", "--json", to=dsn).output)
     assert (found["name"], found["app"], found["workers"]) == (
@@ -256,7 +256,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_task_list_of_an_app_needs_no_database(module: str) -> None:
-    """S2-15: with -A the declarations of the code are shown, before anything is deployed."""
+    """S2-15: -A shows the declarations in the code, without a database."""
     result = run("task", "list", "-A", module)
     assert result.exit_code == 0, result.output
     assert "send(user_id: int)" in result.output and "drawn from 0 to that" in result.output
@@ -266,7 +266,7 @@ def test_task_list_of_an_app_needs_no_database(module: str) -> None:
 
 
 def test_an_unknown_task_is_told(dsn: str, db: Any) -> None:
-    """S2-15: task show of a name that is not on record says so, with the nearest one."""
+    """S2-15: task show of an unknown name fails and suggests the nearest one."""
     drain(shop(), dsn=dsn)
     result = run("task", "show", "send_welcom", to=dsn)
     assert result.exit_code == 1
@@ -274,7 +274,7 @@ def test_an_unknown_task_is_told(dsn: str, db: Any) -> None:
 
 
 def test_an_empty_catalogue_says_where_tasks_come_from(dsn: str) -> None:
-    """Nobody has started a worker yet: a line that says so."""
+    """If no worker has started yet, a line explains where tasks come from."""
     assert "workers register theirs when they start" in run("task", "list", to=dsn).output
 
 
@@ -282,7 +282,7 @@ def test_an_empty_catalogue_says_where_tasks_come_from(dsn: str) -> None:
 
 
 def test_two_apps_with_one_task_name_are_warned(dsn: str, db: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """S2-15: a worker that starts says which of its names another app has put on record, once it matters."""
+    """S2-15: a starting worker warns about names that another app registered, more strongly on the same queue."""
 
     def only(name: str) -> App:
         app = App("second")
@@ -292,16 +292,16 @@ def test_two_apps_with_one_task_name_are_warned(dsn: str, db: Any, caplog: pytes
     drain(shop("first"), dsn=dsn)
     drain(shop("first"), dsn=dsn)
     assert "on record" not in caplog.text
-    drain(only("welcome"), dsn=dsn)  # an alias there
+    drain(only("welcome"), dsn=dsn)  # an alias in the first app
     (said,) = (record.getMessage() for record in caplog.records if "is recorded for app" in record.getMessage())
     assert "task 'welcome' is recorded for app 'first', not for app 'second'" in said
-    assert "each runs jobs that are meant for the other" not in said  # another queue
+    assert "each runs jobs that are meant for the other" not in said  # on different queues
     drain(only("plain"), dsn=dsn)
     assert "each runs jobs that are meant for the other" in caplog.text
 
 
 def test_how_a_task_is_run_is_on_record() -> None:
-    """S2-15: deadline, process, memory and the rest of what a task declares about its execution are in the catalogue."""
+    """S2-15: the catalogue has a task's timeout, process, memory and env, and no option that is not set."""
     app = App("shop")
     app.task(timeout="30 s", process=True, memory="512 MB", env=("TALLYBOOK_DSN",))(_counted)
     (one,) = app._catalogue()

@@ -1,4 +1,4 @@
-"""The counters from Python and on the command line, after a move and an upgrade, and through real workers."""
+"""The counters in Python and on the command line, and after a move to another cluster."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(dsn: str) -> Run:
 
 @pytest.fixture
 def app() -> App:
-    """One task that completes, one that fails, and one that nobody runs."""
+    """An app with one task that completes and one that fails."""
     made = App("shop")
 
     @made.task(queue="mail")
@@ -55,7 +55,7 @@ NUMBERS = (
 
 
 def work(app: App, dsn: str, db: Connection) -> None:
-    """Three jobs completed, one waits for its second attempt, one is in line."""
+    """Leave three completed jobs, one that is retrying and one available."""
     with db.transaction():
         app.enqueue_many_sync(db, [app.tasks["send"].job(n) for n in range(3)] + [app.tasks["breaks"].job()])
     drain(app, dsn=dsn)
@@ -64,7 +64,7 @@ def work(app: App, dsn: str, db: Connection) -> None:
 
 @pytest.fixture
 def worked(app: App, dsn: str, db: Connection) -> App:
-    """The app, when its jobs have been worked on."""
+    """The app after `work`."""
     work(app, dsn, db)
     return app
 
@@ -106,7 +106,7 @@ async def test_the_counters_in_python(worked: App, dsn: str, db: Connection) -> 
 
 
 async def test_events_of_your_own(app: App, dsn: str, db: Connection) -> None:
-    """S3-16, S3-33: count_event counts in the caller's transaction, on a connection of the caller's, and down too."""
+    """S3-16, S3-33: events.count counts up and down, in the caller's transaction and on the caller's connection."""
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
         await app.events.count("invoice.sent", 3).on(conn)
         async with conn.transaction(force_rollback=True):
@@ -140,13 +140,13 @@ async def test_events_of_your_own(app: App, dsn: str, db: Connection) -> None:
     ],
 )
 def test_what_does_not_fit(app: App, db: Connection, call: Any, error: type[Exception]) -> None:
-    """S3-33: what does not fit is named, before the database is asked where that can be told."""
+    """S3-33: a wrong argument raises ConfigError or InvalidArgument."""
     with pytest.raises(error):
         call(app, db)
 
 
 def test_queue_counts(run: Run, app: App, dsn: str, db: Connection) -> None:
-    """S3-14, S4-15: `count list` shows states, age, ends per second and percentiles, per queue or per task, also as JSON."""
+    """S3-14, S4-15: `count list` shows states, age, throughput and percentiles, per queue or per task, also as JSON."""
     assert run("count", "list").output == "no counts: no job was ever enqueued\n"
     work(app, dsn, db)
     put_in = time.monotonic()
@@ -165,7 +165,7 @@ def test_queue_counts(run: Run, app: App, dsn: str, db: Connection) -> None:
 
 
 def test_a_round_time_is_shown_as_well(run: Run, db: Connection) -> None:
-    """S3-33: `count list` shows a percentile of a whole number of milliseconds like any other."""
+    """S3-33: `count list` shows a percentile of whole milliseconds like any other."""
     put(db)
     db.execute(
         "insert into tallybook.tally (lane_id, n, attempts, what, took, waited, task)"
@@ -176,7 +176,7 @@ def test_a_round_time_is_shown_as_well(run: Run, db: Connection) -> None:
 
 
 def test_queue_series(run: Run, app: App, dsn: str, db: Connection) -> None:
-    """S3-33: `count series` shows a line per step with bars, and all of them as one line to look at; also as JSON."""
+    """S3-33: `count series` prints a line with bars per step, and all steps as a one-line chart; also as JSON."""
     work(app, dsn, db)
     lines = run("count", "series", "mail", "--since", "3 min").output.splitlines()
     assert lines[0].split()[:3] == ["from", "open", "completed"] and any("█" in line for line in lines[1:-2])
@@ -192,7 +192,7 @@ def test_queue_series(run: Run, app: App, dsn: str, db: Connection) -> None:
 
 
 def test_verify_and_recount(run: Run, app: App, dsn: str, db: Connection) -> None:
-    """S3-33: `verify` says that the counters agree, or where not, what to do, and ends with 1; `recount` sets them right."""
+    """S3-33: `verify` reports agreement, or differences with advice and exit code 1; `recount` corrects them."""
     work(app, dsn, db)
     agreed = run("count", "verify")
     assert (agreed.exit_code, agreed.stdout) == (0, "the counters agree\n")
@@ -208,7 +208,7 @@ def test_verify_and_recount(run: Run, app: App, dsn: str, db: Connection) -> Non
 
 
 def test_events_on_the_command_line(run: Run) -> None:
-    """S3-16, S3-33: `event count` adds and takes back, `event list` shows how often each was counted."""
+    """S3-16, S3-33: `event count` adds and subtracts, `event set` sets, `event list` shows the counts."""
     assert run("event", "list").output.startswith("no events")
     assert run("event", "count", "paid").output == "event 'paid' is counted\n"
     assert run("event", "count", "paid", 4).output == "event 'paid' is counted 4 times\n"
@@ -221,7 +221,7 @@ def test_events_on_the_command_line(run: Run) -> None:
 
 
 def test_queue_list_reads_the_counters(run: Run, db: Connection) -> None:
-    """S3-15: `queue list` shows what it always did, out of the counters: what nobody knows is unserved until a worker does."""
+    """S3-15: `queue list` reads the counters; a job is unserved until a worker knows its task."""
     put(db, queue="mail", task="known")
     put(db, queue="mail", task="unknown")
     hands = Hands(db, "mail")
@@ -240,7 +240,7 @@ def test_queue_list_reads_the_counters(run: Run, db: Connection) -> None:
 @pytest.mark.direct("dumps and restores on clusters of its own")
 @pytest.mark.parametrize("way", [("far", "fresh"), ("fresh", "far")], ids=["to lower ids", "to higher ids"])
 def test_the_counters_are_right_after_a_move(shop: Callable[..., Shop], tmp_path: Path, way: tuple[str, str]) -> None:
-    """S3-33, P1: a database restored into another cluster counts right as soon as it was rebased: states, totals and events."""
+    """S3-33, P1: a database restored into another cluster has right states, totals and events after its rebase."""
     old, new = shop(way[0]), shop(way[1], empty=True)
     hands = Hands(old.db)
     for n in range(20):
@@ -256,7 +256,7 @@ def test_the_counters_are_right_after_a_move(shop: Callable[..., Shop], tmp_path
     moved(old, new, tmp_path)
     assert (new.db.execute("select rebased from tallybook.rebase()").fetchone() or (None,))[0] is True
     assert new.db.execute("select * from tallybook.verify()").fetchall() == []
-    # What stood in line was brought over: one more end of these attempts, moved.
+    # The rebase ended the attempts of jobs in line once more, as moved, so that column is left out.
     plain = "select queue, task, scheduled, retrying, available, running, dead, completed, died from tallybook.counts()"
     assert sorted(new.db.execute(plain).fetchall()) == sorted(old.db.execute(plain).fetchall())
     assert new.db.execute("select name, n::int from tallybook.event_counts()").fetchall() == [("sent", 7)]

@@ -1,4 +1,4 @@
-"""Exactness of the counters, on real processes that commit, roll back, crash and cancel: a recount agrees at every moment."""
+"""The counters are exact while processes commit, roll back, crash and cancel: a recount agrees at every moment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.servers, pytest.mark.direct("kills processes and waits
 def differences(
     dsn: str, crowd: Crowd, also: Callable[[Connection], None] = lambda conn: None
 ) -> tuple[int, list[Any]]:
-    """Run the crowd, and beside it fold and verify all the time: how often, and what did not agree."""
+    """Run the crowd while folding and verifying; return the number of checks and the differences."""
     ended = threading.Event()
     found: list[Any] = []
     looks = 0
@@ -46,7 +46,7 @@ def differences(
 
 @pytest.mark.slow
 def test_a_recount_agrees_with_the_counters_at_every_moment(dsn: str, db: Connection) -> None:
-    """S3-17: counters move in the transaction of what they count: crashes, rollbacks, late commits and cancels leave no trace."""
+    """S3-17: counters change in the counted transaction: crashes, rollbacks, late commits, cancels leave no error."""
     looks, found = differences(dsn, Crowd(dsn, SEED, seconds=2.0))
     print(looks)
     assert found == []
@@ -59,7 +59,7 @@ def test_a_recount_agrees_with_the_counters_at_every_moment(dsn: str, db: Connec
 
 @pytest.mark.slow
 def test_a_recount_sets_the_counters_right_beside_producers_and_workers(dsn: str) -> None:
-    """S3-33: an exact recount may be made at any time, whoever works meanwhile."""
+    """S3-33: an exact recount is possible at any time, beside producers and workers."""
     looks, found = differences(
         dsn, Crowd(dsn, SEED + 1, seconds=2.0), lambda conn: conn.execute("select tallybook.recount()").close()
     )
@@ -69,7 +69,7 @@ def test_a_recount_sets_the_counters_right_beside_producers_and_workers(dsn: str
 
 @pytest.mark.slow
 def test_control_a_fold_that_ignores_holes_counts_too_little(dsn: str, db: Connection) -> None:
-    """Negative control: with the holes of a fold left out, what commits late is never counted."""
+    """Negative control: if a fold ignores holes, late commits are never counted."""
     without(db, "fold", "values (f.number + 1, at, v_hi, v_holes,", "values (f.number + 1, at, v_hi, '{}',")
     _, found = differences(dsn, Crowd(dsn, SEED, seconds=1.0))
     assert found
@@ -77,7 +77,7 @@ def test_control_a_fold_that_ignores_holes_counts_too_little(dsn: str, db: Conne
 
 @pytest.mark.slow
 def test_control_ends_that_tell_nobody_are_found(dsn: str, db: Connection) -> None:
-    """Negative control: where an end of two is counted once, verify says what is missing."""
+    """Negative control: if two ends are counted as one, verify reports the difference."""
     without(
         db, "_complete_held", "count(*), sum(k.attempt), 'completed'", "(count(*) + 1) / 2, sum(k.attempt), 'completed'"
     )

@@ -1,4 +1,4 @@
-"""Fairness in Python and in running workers. What the rounds are is in sql/test_fairness.py."""
+"""Fairness in Python and in running workers. sql/test_fairness.py covers the rounds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tallybook.errors import ConfigError
 
 
 def test_the_key_comes_from_the_args(app: App, db: Any) -> None:
-    """fair_key="tenant:{tenant}" is filled from the args of each job; with_ names it for one."""
+    """fair_key="tenant:{tenant}" is filled from each job's args; with_ sets it for one job."""
 
     def key_of(db: Any, job: int) -> Any:
         return db.execute("select options ->> 'fair_key', state from tallybook.job where id = %s", (job,)).fetchone()
@@ -30,7 +30,7 @@ def test_the_key_comes_from_the_args(app: App, db: Any) -> None:
 
 
 def test_what_does_not_fit_is_refused(app: App) -> None:
-    """No text, too long, beside an order key, an argument that is none: ConfigError."""
+    """ConfigError for a fair key that is empty, too long, not text, beside an order key, or of a wrong argument."""
 
     @app.task
     def export(tenant: float) -> None: ...
@@ -48,7 +48,7 @@ def test_what_does_not_fit_is_refused(app: App) -> None:
 
 @pytest.mark.slow
 async def test_a_tenants_jobs_do_not_hold_up_another_tenants(app: App, dsn: str, db: Any) -> None:
-    """2,000 jobs of one tenant, then one each of 20 others: these start among the first, and all end once."""
+    """After 2,000 jobs of one tenant, one each of 20 others start among the first 421, and all run once."""
     order: list[str] = []
 
     @app.task(fair_key="{tenant}")
@@ -66,7 +66,7 @@ async def test_a_tenants_jobs_do_not_hold_up_another_tenants(app: App, dsn: str,
 
 @pytest.mark.direct("a worker behind a pooler is not woken: it polls")
 async def test_a_waiting_worker_starts_a_fair_job_at_once(app: App, dsn: str, db: Any) -> None:
-    """A producer wakes the service, and that the worker: six jobs start sooner than looks or polls would find them."""
+    """A producer wakes the service, and that the worker: six jobs start sooner than by polling."""
     started: list[float] = []
 
     @app.task(fair_key="{tenant}")
@@ -80,11 +80,11 @@ async def test_a_waiting_worker_starts_a_fair_job_at_once(app: App, dsn: str, db
             export.enqueue_sync(db, f"t{n}")
             await eventually(lambda n=n: len(started) == n + 1, "it has started")
             took.append(started[-1] - begin)
-    assert sum(took) < 4, took  # a look finds most of them only after two seconds
+    assert sum(took) < 4, took  # polling finds most of them only after two seconds
 
 
 async def test_two_workers_run_all_of_them(app: App, dsn: str, db: Any) -> None:
-    """Two workers that both deal run each job once."""
+    """Two workers that both release fair jobs run each job once."""
     seen: list[int] = []
 
     @app.task(fair_key="{tenant}")
@@ -98,7 +98,7 @@ async def test_two_workers_run_all_of_them(app: App, dsn: str, db: Any) -> None:
 
 
 async def test_drain_deals(app: App, dsn: str, db: Any) -> None:
-    """app.drain runs all of them, more than are in line at once too."""
+    """app.drain runs all fair jobs, even more than a lane gets at once."""
 
     @app.task(fair_key="{tenant}")
     async def export(tenant: int) -> None: ...
@@ -108,7 +108,7 @@ async def test_drain_deals(app: App, dsn: str, db: Any) -> None:
 
 
 async def test_a_worker_that_starts_finds_what_was_left(app: App, dsn: str, db: Any) -> None:
-    """Jobs that nobody has dealt for long, behind 20,000 newer numbers: a worker that starts runs them at once."""
+    """A starting worker runs old unreleased jobs within 5 s, even if the id sequence is 20,000 ahead."""
     seen: list[int] = []
 
     @app.task(fair_key="{tenant}")
@@ -141,7 +141,7 @@ async def test_a_worker_that_starts_finds_what_was_left(app: App, dsn: str, db: 
 async def test_claims_add_up_to_a_run(
     slots: int, workers: int, remain: bool, claims: list[tuple[int, bool]], runs: bool
 ) -> None:
-    """The line is filled when a worker's share of half of it was claimed, or a claim has found too little while some wait."""
+    """Release runs once a worker claimed its share of half the line, or a claim was short while jobs wait."""
     release = FairRelease(Link("", "w"), asyncio.Event(), lambda: None, slots=slots)
     release.run_at, release._remain = math.inf, remain
     release.pause(workers)

@@ -69,7 +69,7 @@ def test_one_submission_fans_out(dsn: str, db: Any) -> None:
 
 
 def test_the_follow_up_is_told_what_failed(dsn: str, db: Any) -> None:
-    """S4-22: a part of the fan-out that fails is in the follow-up's args, with id, task, state, reason and message."""
+    """S4-22: a failed job of the fan-out is in the follow-up's args, with id, task, state, reason and message."""
     mail, text, last = app.enqueue_many_sync(db, [email.job("a@b.c"), sms.job("0")], then=summary.job(8))
     assert not drain(app, dsn=dsn).retrying
     assert RAN[-1] == (
@@ -82,7 +82,7 @@ def test_the_follow_up_is_told_what_failed(dsn: str, db: Any) -> None:
 
 
 def test_a_follow_up_that_needs_all(dsn: str, db: Any) -> None:
-    """With on_parent completed a follow-up is cancelled if a part of the fan-out is dead."""
+    """With on_parent=completed a follow-up is cancelled if a job of the fan-out is dead."""
     then = summary.with_(on_parent="completed").job(9)
     _, text, last = app.enqueue_many_sync(db, [step.job(1), sms.job("0")], then=then)
     drain(app, dsn=dsn)
@@ -91,7 +91,7 @@ def test_a_follow_up_that_needs_all(dsn: str, db: Any) -> None:
 
 
 def test_its_own_word_for_failed_is_left(dsn: str, db: Any) -> None:
-    """What the caller gives for `failed` stays, and a task without that parameter is told nothing."""
+    """The caller's own value for `failed` stays, and a task without that parameter gets none."""
     app.enqueue_many_sync(db, [sms.job("0")], then=summary.job(1, failed=[{"mine": True}]))
     app.enqueue_many_sync(db, [sms.job("0")], then=step.job(3))
     drain(app, dsn=dsn)
@@ -100,7 +100,7 @@ def test_its_own_word_for_failed_is_left(dsn: str, db: Any) -> None:
 
 
 def test_a_diamond_in_any_order(dsn: str, db: Any) -> None:
-    """Jobs of one call may wait for one another, in whatever order they are given; the report keeps that order."""
+    """Jobs of one call may wait for one another, in any given order; the report keeps that order."""
     top = step.job(1)
     left, right = step.with_(after=top).job(2), step.with_(after=[top]).job(3)
     bottom = step.with_(after=(left, right)).job(4)
@@ -112,7 +112,7 @@ def test_a_diamond_in_any_order(dsn: str, db: Any) -> None:
 
 
 def test_after_jobs_of_earlier_calls(dsn: str, db: Any) -> None:
-    """`after` takes what an enqueue returned, and ids; such a job is enqueued like any other."""
+    """`after` takes enqueued jobs and ids; the child is enqueued like any other job."""
     first = step.enqueue_sync(db, 1)
     second = step.with_(after=[first, first.id]).enqueue_sync(db, 2)
     third = step.with_(after=second, delay=timedelta(0)).enqueue_sync(db, 3)
@@ -132,7 +132,7 @@ def test_a_chain_longer_than_the_stack(db: Any) -> None:
 
 
 def test_a_unique_key_that_another_job_has(db: Any) -> None:
-    """A child whose unique key another job has is that job, which waits for what it waited for."""
+    """A child whose unique key is taken is not created: the enqueue returns the job that has the key."""
     first = step.enqueue_sync(db, 1)
     one = step.with_(after=first, unique="u").enqueue_sync(db, 2)
     two = step.with_(after=step.enqueue_sync(db, 3), unique="u").enqueue_sync(db, 2)
@@ -141,13 +141,13 @@ def test_a_unique_key_that_another_job_has(db: Any) -> None:
 
 @pytest.mark.parametrize("after", [0, -1, True, "17", [], [None], 1 << 63, [["x"]]])
 def test_what_is_no_job(after: Any) -> None:
-    """ConfigError, which names the option, for anything that is no job."""
+    """`after` raises a ConfigError that names the option for anything but jobs and ids."""
     with pytest.raises(ConfigError, match="after"):
         step.with_(after=after)
 
 
 def test_mistakes_are_found_before_anything_is_sent(db: Any) -> None:
-    """A parent that is not in the call, an unknown on_parent, then= that is no job, a job that does not exist."""
+    """Refused: a parent outside the call, a wrong on_parent, `then` or id, `after` in a schedule or subject."""
     with pytest.raises(InvalidArgument, match="job 1 waits for a job of 'step' that this call does not enqueue"):
         app.enqueue_many_sync(db, [step.job(1), step.with_(after=step.job(1)).job(2)])
     with pytest.raises(InvalidArgument, match="this call does not enqueue"):
@@ -166,7 +166,7 @@ def test_mistakes_are_found_before_anything_is_sent(db: Any) -> None:
 
 
 async def test_a_worker_goes_on_at_once(dsn: str, db: Any) -> None:
-    """A worker that never polls runs a chain, a fan-out and its follow-up without waiting for a look."""
+    """A worker that never polls runs a chain, a fan-out and its follow-up without waiting for parents_resolve."""
     chain = [step.job(0)]
     for n in range(1, 20):
         chain.append(step.with_(after=chain[-1]).job(n))
@@ -181,7 +181,7 @@ async def test_a_worker_goes_on_at_once(dsn: str, db: Any) -> None:
 
 @pytest.mark.slow
 async def test_a_parent_that_nobody_marked(dsn: str, db: Any) -> None:
-    """A child of a job of an earlier call starts within about a second of its end, and a cancel is told at once."""
+    """A child of a job of an earlier call starts after that job completes, and is cancelled if it is cancelled."""
     first, second = step.with_(delay="1 hour").enqueue_sync(db, 1), step.enqueue_sync(db, 2)
     async with working(app, dsn, ["default"]):
         jobs = Jobs(app, db)
@@ -197,7 +197,7 @@ async def test_a_parent_that_nobody_marked(dsn: str, db: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.servers
 def test_a_worker_that_is_killed_holds_up_no_child(dsn: str, db: Any) -> None:
-    """S4-22: a worker is killed while it runs a part of a fan-out: another runs it again, and the follow-up once, after it."""
+    """S4-22: if a worker is killed in a fan-out, another runs the job again, and the follow-up once, after it."""
     with Workers(dsn, db) as workers:
         first = workers.start()
         jobs = [hold.job(1), note.job(2), note.job(3)]
@@ -212,7 +212,7 @@ def test_a_worker_that_is_killed_holds_up_no_child(dsn: str, db: Any) -> None:
 
 
 def test_an_end_that_nobody_has_told(dsn: str, db: Any) -> None:
-    """A worker is killed between the end of a parent and the word of it: the next look finds it."""
+    """If a worker dies after a parent's end, before resolving it, the next run resolves it."""
     *_, last = app.enqueue_many_sync(db, [step.job(1)], then=step.job(2))
     with psycopg.connect(dsn, autocommit=True) as other:
         worker = other.execute("select tallybook.worker_start('w', '{default}', '{step}')").fetchone()

@@ -1,4 +1,4 @@
-"""Lists of jobs from Python and from the command line, and what is done to those that were listed."""
+"""Lists of jobs in Python and on the command line, and verbs on the listed jobs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def app(dsn: str) -> App:
 
 
 async def test_open_jobs_of_one_type(app: App, db: Any) -> None:
-    """S4-09: the open operations of one type, the newest first, at most so many; the next page goes on behind them."""
+    """S4-09: list returns one task's open jobs, newest first, up to max_jobs; the next page continues after them."""
     note, breaks = app.tasks["note"], app.tasks["breaks"]
     jobs = [note.enqueue_sync(db, str(n)).id for n in range(5)]
     breaks.enqueue_sync(db, 1)
@@ -42,7 +42,7 @@ async def test_open_jobs_of_one_type(app: App, db: Any) -> None:
 
 
 async def test_dead_letters_are_retried_and_dropped_by_what_was_listed(app: App, db: Any, dsn: str) -> None:
-    """S4-14: dead letters with type, last error, attempts and when they were created; what was listed is retried or dropped."""
+    """S4-14: dead letters list task, last error, attempts and enqueue time; users retry or drop what is listed."""
     breaks = app.tasks["breaks"]
     first, second, other = (breaks.enqueue_sync(db, n, why).id for n, why in enumerate(("Card 1", "Card 2", "x")))
     await drain_async(app, dsn=dsn)
@@ -67,7 +67,7 @@ async def test_dead_letters_are_retried_and_dropped_by_what_was_listed(app: App,
 
 
 async def test_bad_input(app: App) -> None:
-    """What cannot be meant gets a clear error before anything is asked."""
+    """Invalid input raises a clear error before anything is sent."""
     with pytest.raises(ConfigError, match="must be some of scheduled, retrying"):
         await app.jobs.list(states=["failed"])
     with pytest.raises(ConfigError, match="from 1 to 1000"):
@@ -83,10 +83,10 @@ async def test_bad_input(app: App) -> None:
 
 
 async def test_the_command_line_pages_and_filters(app: App, db: Any, dsn: str) -> None:
-    """job list by several states, a text in the error and times; --after goes on where a list has ended."""
+    """`job list` filters by several states, error text and time; --after continues where a page ended."""
 
     def run(dsn: str, *words: str) -> tuple[str, str]:
-        """What `tallybook job list` prints, and what it says beside it."""
+        """Return what `tallybook job list` prints on stdout and on stderr."""
         result = invoke("job", "list", *words, to=dsn)
         assert result.exit_code == 0, result.output
         return result.stdout, result.stderr
@@ -110,7 +110,7 @@ async def test_the_command_line_pages_and_filters(app: App, db: Any, dsn: str) -
 
 
 async def test_which_subjects_have_stopped_and_why(app: App, db: Any, dsn: str) -> None:
-    """S1-26: an admin lists which subjects have stopped, the last one to stop first, and why; and all, by task and name."""
+    """S1-26: an admin lists the stopped subjects, last stopped first, with the reason; and all, by task and name."""
 
     @app.task(max_attempts=1)
     async def refresh(what: str) -> Any:
@@ -156,7 +156,7 @@ async def test_which_subjects_have_stopped_and_why(app: App, db: Any, dsn: str) 
 
 
 async def test_completed_jobs_behind_many_that_were_set_aside(app: App, db: Any) -> None:
-    """S4-09: a page of completed jobs is full although the newest claimed entries are of jobs that wait for their key."""
+    """S4-09: a page of completed jobs is full even if the newest claims are of jobs that wait for their order key."""
     note = app.tasks["note"]
     done = [note.enqueue_sync(db, str(n)).id for n in range(20)]
     hands = Hands(db, "mail")

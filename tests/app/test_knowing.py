@@ -1,4 +1,4 @@
-"""why, trace and links in Python and on the command line; what the verbs say of each case is in tests/sql."""
+"""why, trace and links in Python and on the command line; tests/sql covers each case of the verbs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def app(dsn: str) -> App:
 
 
 async def test_a_program_asks_why(app: App, db: Any) -> None:
-    """Issue 6, 4: app.why says in codes, sentences and details why a job does not run, with and without an event loop."""
+    """Issue 6, 4: why gives codes, sentences and details of why a job does not run, with and without an event loop."""
     job = app.tasks["review"].with_(delay=timedelta(hours=1)).enqueue_sync(db)
     late, nobody = app.jobs.why(job).sync(db)
     assert isinstance(late, Reason)
@@ -43,7 +43,7 @@ async def test_a_program_asks_why(app: App, db: Any) -> None:
 
 
 async def test_a_program_follows_links(app: App, db: Any) -> None:
-    """S3-35, S4-02: jobs with links={"submission": 42} are found over tasks and queues, alone, by many and as children."""
+    """S3-35, S4-02: links={"submission": 42} finds jobs across tasks and queues: single, in bulk and as children."""
     review, tell = app.tasks["review"], app.tasks["tell"]
     links = {"submission": 42, "form": "a"}
     first = review.with_(links=links).enqueue_sync(db, 7)
@@ -65,7 +65,7 @@ async def test_a_program_follows_links(app: App, db: Any) -> None:
 
 
 async def test_a_program_follows_a_subject(app: App, db: Any) -> None:
-    """S3-35: the jobs of one subject, in order, with the args of each step."""
+    """S3-35: trace lists a subject's events in order; the enqueued event has the args."""
     app.tasks["review"].subject("doc:7").upsert(1).sync(db)
     await app.drain(max_jobs=5)
     events = app.jobs.trace(subject="doc:7").sync(db)
@@ -88,7 +88,7 @@ async def test_a_program_follows_a_subject(app: App, db: Any) -> None:
     ],
 )
 async def test_links_are_checked_before_anything_is_sent(app: App, links: Any, said: str) -> None:
-    """ConfigError for what are none, when the job is described and when it is looked for."""
+    """Invalid links raise ConfigError, both in with_ and in trace."""
     with pytest.raises(ConfigError, match=said):
         app.tasks["review"].with_(links=links)
     with pytest.raises(ConfigError, match=said):
@@ -96,7 +96,7 @@ async def test_links_are_checked_before_anything_is_sent(app: App, links: Any, s
 
 
 async def test_what_cannot_be_followed_is_refused(app: App) -> None:
-    """Nothing, two things, a number out of range, and links as a header."""
+    """trace refuses no target, two targets and max_events=0; with_ refuses links as a header."""
     with pytest.raises(InvalidArgument, match="one thing"):
         app.jobs.trace().sync()
     with pytest.raises(InvalidArgument, match="one thing"):
@@ -108,7 +108,7 @@ async def test_what_cannot_be_followed_is_refused(app: App) -> None:
 
 
 async def test_a_person_asks_why(app: App, dsn: str, db: Any) -> None:
-    """Issue 6, 4: `tallybook job why ID` says it in sentences, with what to do; --json says all."""
+    """Issue 6, 4: `tallybook job why ID` prints sentences with the next step; --json prints everything."""
     job = app.tasks["review"].enqueue_sync(db)
     db.execute("select tallybook.pause('default', 'ann')")
     said = run("job", "why", str(job.id), dsn=dsn)

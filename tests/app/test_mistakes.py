@@ -1,4 +1,4 @@
-"""Mistakes that were silent: what they say now, and when."""
+"""Mistakes that raise a clear error or are logged, instead of passing silently."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def limited(dsn: str, *keys: str, fair_key: str | None = None) -> App:
 
 
 async def test_a_worker_without_tasks_says_so_and_ends(dsn: str) -> None:
-    """There is nothing to run: that is an error at the start, with how tasks get in."""
+    """A worker without tasks raises an error at its start, with a hint on how to add them."""
     with pytest.raises(ConfigError, match="no tasks") as refused:
         await App("shop", dsn=dsn).run_worker()
     assert "include" in str(refused.value.hint)
 
 
 async def test_a_limit_that_is_declared_nowhere_stops_the_worker_at_its_start(dsn: str) -> None:
-    """A slip of the pen in limits= is found before the first job fails, and the near one is named."""
+    """A typo in limits= stops the worker before the first job fails, and the nearest limit is suggested."""
     app = limited(dsn, "provder")
     app.rate_limit("provider", 5, per="1 min")
     with pytest.raises(ConfigError, match=r"limits of task 'call': 'provder'") as refused:
@@ -41,7 +41,7 @@ async def test_a_limit_that_is_declared_nowhere_stops_the_worker_at_its_start(ds
 
 
 async def test_a_name_in_a_limit_that_is_no_argument_stops_the_worker(dsn: str) -> None:
-    """`{provder}` where the argument is provider: also in a fair key."""
+    """A limit or fair key that names no argument, like `{provder}`, stops the worker."""
     app = limited(dsn, "provider:{provder}")
     app.rate_limit("provider", 5, per="1 min")
     with pytest.raises(ConfigError, match="no argument 'provder'") as refused:
@@ -53,7 +53,7 @@ async def test_a_name_in_a_limit_that_is_no_argument_stops_the_worker(dsn: str) 
 
 @pytest.mark.parametrize("key", ["provider", "provider:acme", "provider:{provider}", "other:{provider}"])
 async def test_a_limit_of_code_or_of_the_database_lets_the_worker_start(dsn: str, db: Any, key: str) -> None:
-    """A rule of its name, of the name above it, or of one key below it, declared in code or set by a person."""
+    """A limit needs a rule of its name, the name above, or one key below, in code or in the database."""
     app = limited(dsn, key)
     app.rate_limit("provider", 5, per="1 min")
     app.concurrency_limits.set("other:acme", 3).sync(db)
@@ -70,7 +70,7 @@ async def test_a_limit_of_code_or_of_the_database_lets_the_worker_start(dsn: str
 
 
 async def test_snoozed_and_limited_jobs_are_not_counted_as_failed(dsn: str, db: psycopg.Connection[Any]) -> None:
-    """What a handler puts off has not failed; what fails and goes on has."""
+    """A snooze is not counted as failed; a failure that is retried is."""
     from tallybook._worker.entry import prepared
 
     app = App("shop", dsn=dsn)
@@ -97,7 +97,7 @@ async def test_snoozed_and_limited_jobs_are_not_counted_as_failed(dsn: str, db: 
 async def test_a_death_is_logged_as_one(
     dsn: str, db: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The last attempt's failure is followed by an error that says that the job is dead; one that goes on is not."""
+    """A failed last attempt logs an error that the job is dead; a failure that is retried does not."""
     app = App("shop", dsn=dsn)
 
     @app.task(max_attempts=1)
@@ -116,7 +116,7 @@ async def test_a_death_is_logged_as_one(
 
 
 async def test_a_drain_can_raise_what_a_handler_raised(dsn: str, db: psycopg.Connection[Any]) -> None:
-    """For tests: after all has run, the first failure is raised with the handler's own exception as its cause."""
+    """For tests: after all jobs have run, a failure is raised with the handler's exception as its cause."""
     app = App("shop", dsn=dsn)
     ran: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Jobs are put in on the node where the data is, in its transaction, by every driver and by SQL."""
+"""Jobs are enqueued on the node of their data, in its transaction, by every driver and by SQL."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def shop(fleet: Fleet) -> App:
 
 
 def counted(fleet: Fleet) -> list[tuple[int, int]]:
-    """Orders and jobs of each node."""
+    """Count the orders and jobs of each node."""
     found = []
     for dsn in fleet.dsns:
         with psycopg.connect(dsn) as conn:
@@ -53,13 +53,13 @@ def counted(fleet: Fleet) -> list[tuple[int, int]]:
 
 
 def more(before: list[tuple[int, int]], fleet: Fleet) -> list[tuple[int, int]]:
-    """How many orders and jobs each node has more than before."""
+    """Count how many more orders and jobs each node has than before."""
     return [(orders - o, jobs - j) for (orders, jobs), (o, j) in zip(counted(fleet), before, strict=True)]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_a_job_lies_where_its_row_does(kind: Callable[[str], Any], fleet: Fleet, shop: App) -> None:
-    """A program that routes itself: row and job on the key's node by one commit, neither by a rollback, nothing elsewhere."""
+    """A program routes itself: a commit puts row and job on the key's node only, a rollback puts neither."""
     node = shop.nodes.of("tenant:7").sync()
     mine = [(int(number == node.number), int(number == node.number)) for number in (1, 2, 3)]
     before = counted(fleet)
@@ -76,7 +76,7 @@ def test_a_job_lies_where_its_row_does(kind: Callable[[str], Any], fleet: Fleet,
 
 
 def test_a_pin_moves_the_jobs_that_come_after_it(fleet: Fleet, shop: App) -> None:
-    """A directory pins a tenant: the program's next order goes there, and what lies elsewhere stays."""
+    """After a pin the tenant's next job goes to that node, and other nodes keep theirs; unpin undoes it."""
     first = shop.nodes.of("tenant:9").sync()
     other = next(one for one in shop.nodes.list().sync() if one != first)
     shop.nodes.pin("tenant:9", other.name).sync()
@@ -99,7 +99,7 @@ def test_the_example_of_the_page_runs(fleet: Fleet, shop: App) -> None:
 
 
 def test_sql_puts_a_job_in_where_it_runs(fleet: Fleet) -> None:
-    """In SQL there is nothing to route: the statement that writes the row puts the job in on the same node."""
+    """SQL needs no routing: the statement that writes the row enqueues the job on the same node."""
     for number, dsn in enumerate(fleet.dsns, 1):
         before = counted(fleet)
         with psycopg.connect(dsn) as conn:

@@ -44,7 +44,7 @@ def state(fleet: Fleet, job: int) -> str:
 @pytest.mark.usefixtures("place")
 @pytest.mark.anyio
 async def test_one_job(fleet: Fleet, shop: App) -> None:
-    """State and reasons of a job are read on the node that its id names, awaited and without an event loop."""
+    """State, reasons and details of a job are read on the node that its id names, awaited."""
     job = fleet.enqueue(2, "mail")
     assert await shop.jobs.state(job) == "available"
     assert [one.reason for one in await shop.jobs.why(job)] == [
@@ -55,7 +55,7 @@ async def test_one_job(fleet: Fleet, shop: App) -> None:
 
 @pytest.mark.usefixtures("place")
 def test_one_job_without_an_event_loop(fleet: Fleet, shop: App) -> None:
-    """The same verbs, and the end of a dead letter, by `.sync()`."""
+    """`.sync()` runs the same verbs there, and drops a dead letter."""
     job = fleet.enqueue(2, "mail")
     assert shop.jobs.state(job).sync() == "available"
     assert "unknown" not in [one.reason for one in shop.jobs.why(job).sync()]
@@ -66,7 +66,7 @@ def test_one_job_without_an_event_loop(fleet: Fleet, shop: App) -> None:
 
 
 def die(fleet: Fleet, number: int, job: int) -> None:
-    """Make a dead letter of an open job: its worker says that it failed for good."""
+    """Make an open job a dead letter: it fails its only attempt on its node."""
     app = App("dies", dsn=fleet.dsns[number - 1])
 
     @app.task(name="t", queue="mail", max_attempts=1)
@@ -78,7 +78,7 @@ def die(fleet: Fleet, number: int, job: int) -> None:
 
 
 def drain(app: App) -> None:
-    """Run what is due as a worker of this node would, not as a handler of another."""
+    """Run due jobs like a worker of this node, not like a handler on another."""
     context = contextvars.copy_context()
     context.run(at_node.set, None)
     context.run(asyncio.run, app.drain())
@@ -87,7 +87,7 @@ def drain(app: App) -> None:
 @pytest.mark.usefixtures("place")
 @pytest.mark.anyio
 async def test_many_jobs_of_several_nodes(fleet: Fleet, shop: App) -> None:
-    """One call changes each job on its node and reports all of them, the lowest id first; an id of no node is unknown."""
+    """One call changes each job on its node and reports all, lowest id first; an id of no node is unknown."""
     jobs = [fleet.enqueue(number, "mail") for number in (3, 1, 2, 2)]
     nowhere = 9 << 43
     done = await shop.jobs.cancel([*jobs, nowhere], "withdrawn")
@@ -103,7 +103,7 @@ async def test_many_jobs_of_several_nodes(fleet: Fleet, shop: App) -> None:
 
 @pytest.mark.usefixtures("place")
 def test_many_jobs_without_an_event_loop(fleet: Fleet, shop: App) -> None:
-    """Dead letters of two nodes are dropped by one `.sync()`; a job that has not died is refused on its node."""
+    """One `.sync()` drops dead letters of two nodes; an open job is refused on its node."""
     jobs = [fleet.enqueue(number, "mail") for number in (1, 2, 2)]
     die(fleet, 1, jobs[0])
     open_ = fleet.enqueue(3, "mail")
@@ -114,7 +114,7 @@ def test_many_jobs_without_an_event_loop(fleet: Fleet, shop: App) -> None:
 
 @pytest.mark.anyio
 async def test_a_node_that_does_not_answer(fleet: Fleet, shop: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The jobs of a node that is away are refused with its name and no password, and the others are done."""
+    """Jobs of an unreachable node are refused with the node's name, and the others are cancelled."""
     fleet.add("south", REFUSES.replace(" password=geheim", ""), 2)
     jobs = [fleet.enqueue(number, "mail") for number in (1, 2, 3)]
     done = await shop.jobs.cancel(jobs)
@@ -125,7 +125,7 @@ async def test_a_node_that_does_not_answer(fleet: Fleet, shop: App, monkeypatch:
 
 @pytest.mark.anyio
 async def test_a_connection_is_where_the_verb_runs(fleet: Fleet, shop: App) -> None:
-    """On a connection of the caller's nothing is looked for elsewhere: the verb runs in that transaction only."""
+    """On the caller's connection a verb runs in that transaction only, and looks at no other node."""
     job = fleet.enqueue(2, "mail")
     async with await psycopg.AsyncConnection.connect(fleet.dsn) as conn:
         with pytest.raises(UnknownJob):

@@ -1,4 +1,4 @@
-"""Options of one job and the verbs over many: conflicts of keys, order, expiry, dead letters, cancel by filter."""
+"""Options of one job and verbs on many: key conflicts, order keys, expiry, dead letters, cancel by filter."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def app(dsn: str) -> App:
 
 @pytest.fixture
 def ran(app: App) -> list[Any]:
-    """What the task `note` was run with, in order."""
+    """The args with which the task `note` ran, in order."""
     ran: list[Any] = []
 
     @app.task
@@ -39,7 +39,7 @@ def ran(app: App) -> list[Any]:
 
 
 async def test_a_conflict_of_keys_ends_as_the_call_says(app: App, dsn: str, db: Any, ran: list[Any]) -> None:
-    """S1-07: the job that has the key is left alone, replaced in its args, raised in its priority, pushed, or reported."""
+    """S1-07: the job with the key is left alone, gets new args, a higher priority or a later time, or is reported."""
     note = app.tasks["note"]
     keyed = note.with_(unique="k", priority=5)
     first = keyed.enqueue_sync(db, "first")
@@ -63,7 +63,7 @@ async def test_a_conflict_of_keys_ends_as_the_call_says(app: App, dsn: str, db: 
 async def test_a_user_request_overtakes_the_background_job_that_has_its_key(
     app: App, dsn: str, db: Any, ran: list[Any]
 ) -> None:
-    """S1-07: an enqueue with priority 1 on a key that a background job of priority 2 has is not lost: that job is raised."""
+    """S1-07: an enqueue with priority 1 raises the background job of priority 2 that has its key."""
     note = app.tasks["note"]
     note.with_(queue="prices").enqueue_sync(db, "older background job")
     note.with_(queue="prices", unique="asset:7").enqueue_sync(db, "asset 7")
@@ -73,7 +73,7 @@ async def test_a_user_request_overtakes_the_background_job_that_has_its_key(
 
 
 async def test_a_key_while_queued_is_free_when_its_job_has_started(app: App, dsn: str, db: Any) -> None:
-    """S1-05: with unique_while queued, what changes while a job runs gets a run of its own, and one only."""
+    """S1-05: with unique_while=queued, enqueues while the job runs create exactly one more job."""
     ids: list[Any] = []
 
     @app.task
@@ -90,7 +90,7 @@ async def test_a_key_while_queued_is_free_when_its_job_has_started(app: App, dsn
 
 
 async def test_jobs_with_an_order_key_run_one_after_the_other(app: App, dsn: str, db: Any) -> None:
-    """I7 F49: of one order key one job runs at a time, in the order of enqueue, whatever their priorities and queues."""
+    """I7 F49: one job per order key runs at a time, in the order of enqueue, whatever its priority and queue."""
     log: list[str] = []
 
     @app.task
@@ -109,7 +109,7 @@ async def test_jobs_with_an_order_key_run_one_after_the_other(app: App, dsn: str
 
 
 async def test_a_job_that_did_not_start_in_time_is_dead(app: App, dsn: str, db: Any, ran: list[Any]) -> None:
-    """S2-08: after expires_at no attempt starts; the job lies with the dead, reason expired, and a person can retry it."""
+    """S2-08: after expires_at no attempt starts; the job is dead with reason expired, and a user can retry it."""
     late = app.tasks["note"].with_(expires_at=datetime.now(UTC) - timedelta(seconds=1)).enqueue_sync(db, "late")
     app.tasks["note"].with_(expires_at=datetime.now(UTC) + HOUR).enqueue_sync(db, "in time")
     await drain_async(app, dsn=dsn)
@@ -125,7 +125,7 @@ async def test_a_job_that_did_not_start_in_time_is_dead(app: App, dsn: str, db: 
 async def test_dead_letters_are_listed_retried_and_dropped_by_filter(
     app: App, dsn: str, db: Any, ran: list[Any]
 ) -> None:
-    """S2-08 S4-14: poison leaves the queue; people list it, newest first, retry one or all that match, or drop it."""
+    """S2-08 S4-14: failing jobs leave the queue; users list them newest first, and retry or drop one or all matches."""
     breaks = app.tasks["breaks"]
     jobs = [breaks.enqueue_sync(db, user, why=f"Timeout {user}") for user in range(4)]
     await drain_async(app, dsn=dsn)
@@ -148,7 +148,7 @@ async def test_dead_letters_are_listed_retried_and_dropped_by_filter(
 
 
 async def test_jobs_are_cancelled_by_key_and_by_filter(app: App, dsn: str, db: Any, ran: list[Any]) -> None:
-    """S4-14: every open job that matches all that is given is cancelled, in whatever state it is; others are not."""
+    """S4-14: cancel_matching cancels every open job, available or scheduled, that matches all filters; no other."""
     note = app.tasks["note"]
     for state in ("available", "scheduled"):
         options = {"delay": HOUR} if state == "scheduled" else {}
@@ -165,7 +165,7 @@ async def test_jobs_are_cancelled_by_key_and_by_filter(app: App, dsn: str, db: A
 
 
 async def test_dead_letters_are_cancelled_by_filter(app: App, dsn: str, db: Any, ran: list[Any]) -> None:
-    """S4-14: a filter means dead letters where their state is asked for; each ends as cancelled, with the reason."""
+    """S4-14: a filter with state dead cancels dead letters, each with the reason; without it they stay."""
     jobs = [app.tasks["breaks"].enqueue_sync(db, user) for user in range(4)]
     await drain_async(app, dsn=dsn)
     with pytest.raises(ConfigError, match="dead"):
@@ -189,7 +189,7 @@ async def test_dead_letters_are_cancelled_by_filter(app: App, dsn: str, db: Any,
 async def test_a_cancel_that_a_person_declines(
     app: App, dsn: str, db: Any, ran: list[Any], monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
-    """S4-14: without agreement nothing is cancelled, and no number of jobs is given."""
+    """S4-14: if the user declines, nothing is cancelled and no number of jobs is printed."""
     app.tasks["breaks"].enqueue_sync(db, 1)
     if state == "dead":
         await drain_async(app, dsn=dsn)
@@ -231,6 +231,6 @@ async def test_the_command_line_has_the_same_verbs(app: App, dsn: str, db: Any, 
     ],
 )
 def test_options_that_cannot_be_meant_are_refused_at_once(app: App, ran: list[Any], options: Any, says: str) -> None:
-    """A wrong option is a ConfigError that names it, before anything is sent."""
+    """A wrong option raises a ConfigError that says why, before anything is sent."""
     with pytest.raises(ConfigError, match=says):
         app.tasks["note"].with_(**options)

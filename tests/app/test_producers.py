@@ -49,7 +49,7 @@ def test_enqueue_is_part_of_the_transaction(caller: Caller, look: Any) -> None:
 
 
 def test_savepoints(caller: Caller, look: Any) -> None:
-    """A savepoint that is rolled back takes its jobs with it, the others stay."""
+    """A savepoint that is rolled back removes its jobs, and the others stay."""
     kept = caller.enqueue(send_welcome, 1)
     with pytest.raises(KeyError), caller.savepoint():
         caller.enqueue(send_welcome, 2)
@@ -83,7 +83,7 @@ def test_verbs(caller: Caller, look: Any) -> None:
 
 
 def test_delay_counts_by_the_servers_clock(db: Any) -> None:
-    """A delay is added to the server's clock, one by one and in bulk, beside jobs without one."""
+    """A delay counts by the server's clock, one by one and in bulk, also beside jobs without one."""
     timed = send_welcome.with_(delay="1 hour 30 min")
     jobs = [timed.enqueue_sync(db, 1), *app.enqueue_many_sync(db, [timed.job(2), send_welcome.job(3)])]
     rows = [
@@ -108,13 +108,13 @@ def test_settings_of_the_connection_stay(connect: Any) -> None:
 
 
 def test_other_errors_pass_unchanged(empty_dsn: str) -> None:
-    """An error that is not Tallybook's belongs to the caller's transaction and comes as the driver raised it."""
+    """An error that is not Tallybook's reaches the caller as the driver raised it."""
     with psycopg.connect(empty_dsn) as conn, pytest.raises(psycopg.errors.InvalidSchemaName):
         send_welcome.enqueue_sync(conn, 1)
 
 
 def test_bad_values_are_refused_before_anything_is_sent(connect: Any) -> None:
-    """S5-01: what cannot be stored raises PayloadError with its path; the transaction is not even begun."""
+    """S5-01: a value that cannot be stored raises PayloadError with its path, and no transaction begins."""
     conn = connect(autocommit=False)
     deep: list[Any] = []
     for _ in range(100):
@@ -138,7 +138,7 @@ def test_bad_values_are_refused_before_anything_is_sent(connect: Any) -> None:
 
 
 def test_bulk_skips_live_keys(db: Any) -> None:
-    """S3-11: hundreds of jobs by one statement, those whose key is live are skipped and reported, in order."""
+    """S3-11: one call enqueues 300 jobs; those whose key is live are skipped and reported, in order."""
     before = {n: charge.enqueue_sync(db, n).id for n in range(0, 300, 3)}
     report = app.enqueue_many_sync(db, [charge.job(n) for n in range(300)])
     assert [job.created for job in report] == [n % 3 != 0 for n in range(300)]
@@ -157,7 +157,7 @@ def test_an_open_transaction_holds_up_nobody(connect: Any, db: Any) -> None:
 
 
 async def test_active_key_is_a_silent_no_op(dsn: str, db: Any) -> None:
-    """S1-05: twenty producers with one key at the same moment put in one job, and no one gets an error."""
+    """S1-05: twenty producers enqueue one key at the same moment: one job, and no error."""
 
     async def produce() -> Any:
         async with await psycopg.AsyncConnection.connect(dsn) as conn:
@@ -189,7 +189,7 @@ async def test_key_is_free_after_the_end(dsn: str, db: Any) -> None:
 
 
 async def test_pipeline_in_the_handlers_transaction(dsn: str, db: Any) -> None:
-    """S5-12: a handler enqueues the next step in the transaction that saves its own result, or neither happens."""
+    """S5-12: a handler saves its result and enqueues the next step in one transaction, or neither."""
     own = App("own", dsn=dsn)
     db.execute("create table page (id int, body text)")
 
@@ -216,7 +216,7 @@ async def test_pipeline_in_the_handlers_transaction(dsn: str, db: Any) -> None:
 
 
 def test_enqueue_inside_the_business_statement(connect: Any, db: Any) -> None:
-    """S5-01: one round trip saves the row and enqueues, in plain SQL, and the task's own function runs it."""
+    """S5-01: one round trip saves the row and enqueues, in plain SQL, and the task's function can load the args."""
     conn = connect(autocommit=False)
     conn.execute("create table customer (id int generated always as identity, name text)")
     conn.execute(
@@ -230,7 +230,7 @@ def test_enqueue_inside_the_business_statement(connect: Any, db: Any) -> None:
 
 
 async def test_wrong_connections_are_named(dsn: str) -> None:
-    """What is no connection, or one of the other kind, is refused with the name of what to use instead."""
+    """A wrong object, or a connection of the other kind, is refused with the name of the right one."""
     with psycopg.connect(dsn) as conn:
         with pytest.raises(ConnectionNotSupported, match=r"psycopg\.Connection .* this one to enqueue_sync\(\)"):
             await send_welcome.enqueue(conn, 1)
@@ -247,7 +247,7 @@ async def test_wrong_connections_are_named(dsn: str) -> None:
 
 
 async def test_pools_and_other_databases_are_told(dsn: str) -> None:
-    """A pool is asked for one of its connections; a SQLite session is told that it is not PostgreSQL."""
+    """A pool or engine is refused with a hint to take one connection; SQLite, as it is not PostgreSQL."""
     import asyncpg
     import sqlalchemy as sa
     from sqlalchemy.orm import Session
@@ -263,7 +263,7 @@ async def test_pools_and_other_databases_are_told(dsn: str) -> None:
 
 
 def test_tracing_proxies_pass(connect: Any, db: Any) -> None:
-    """A proxy around a connection, as tracing libraries put there, counts as the connection that it says it is."""
+    """A proxy around a connection, as tracing libraries add, counts as that connection."""
 
     class Proxy:
         def __init__(self, conn: Any) -> None:
@@ -277,7 +277,7 @@ def test_tracing_proxies_pass(connect: Any, db: Any) -> None:
 
 
 def test_queue_verbs_name_the_queue(db: Any) -> None:
-    """Pause and resume say whether they changed something, and refuse a queue that nobody has used."""
+    """Pause and resume return whether they changed something; pause refuses an unknown queue."""
     from tallybook._db import calls, sync
 
     with pytest.raises(UnknownQueue, match="nowhere"):

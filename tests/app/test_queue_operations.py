@@ -1,4 +1,4 @@
-"""Queues as things in Python, in running workers and on the command line. What the verbs do is in sql/test_queues.py."""
+"""Queues in Python, in running workers and on the command line. sql/test_queues.py covers the verbs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def app(dsn: str) -> App:
 
 
 async def test_settings_in_python(app: App, db: Any) -> None:
-    """S3-36: queue_set makes and changes a queue, queues lists them, with and without an event loop."""
+    """S3-36: queues.set creates and changes a queue, queues.list lists queues, with and without an event loop."""
     assert await app.queues.set("mail", retention="brief", max_attempts=3, by="ada") == "created"
     assert app.queues.set("mail", max_attempts=3).sync(db) == "unchanged"
     assert app.queues.set("mail", max_attempts=0).sync(db) == "changed"
@@ -48,7 +48,7 @@ async def test_settings_in_python(app: App, db: Any) -> None:
 
 
 async def test_truncate_top_and_drop_in_python(app: App, db: Any) -> None:
-    """S3-36: what comes next is shown, all of it is cancelled batch by batch, and a queue that nobody uses goes."""
+    """S3-36: top lists the next jobs, truncate cancels all in batches, drop removes a queue without open jobs."""
     send = app.tasks["send"]
     jobs = app.enqueue_many_sync(db, [send.job(n) for n in range(5)])
     later = send.with_(delay=timedelta(hours=1)).enqueue_sync(db, 7)
@@ -77,7 +77,7 @@ async def test_truncate_top_and_drop_in_python(app: App, db: Any) -> None:
 
 
 async def test_a_queues_default_of_attempts_counts_in_a_worker(app: App, dsn: str, db: Any) -> None:
-    """S3-36: where neither the job nor its task says it, the queue says after how many failures a job is dead."""
+    """S3-36: the queue's max_attempts applies if neither the job nor its task sets one."""
     app.queues.set("mail", max_attempts=1).sync(db)
     jobs = Jobs(app, db)
     async with working(app, dsn, queues={"mail": 5}):
@@ -86,7 +86,7 @@ async def test_a_queues_default_of_attempts_counts_in_a_worker(app: App, dsn: st
 
 
 async def test_pause_and_resume_reach_a_worker(app: App, dsn: str, db: Any) -> None:
-    """S3-38: a paused queue starts nothing in a worker that runs, another one goes on; resume is heard without a restart."""
+    """S3-38: a running worker starts no job of a paused queue, runs another queue, and resumes without a restart."""
     jobs = Jobs(app, db)
     send = app.tasks["send"]
     async with working(app, dsn, queues={"mail": 5, "other": 5}):
@@ -102,7 +102,7 @@ async def test_pause_and_resume_reach_a_worker(app: App, dsn: str, db: Any) -> N
 
 
 def test_the_command_line(app: App, dsn: str, db: Any) -> None:
-    """S3-36: create, set, top, truncate and drop, with a question that names the number of jobs, and as JSON."""
+    """S3-36: create, set, top, truncate and drop; prompts show the number of jobs, and --json prints JSON."""
     assert run("queue", "create", "mail", "--max-attempts", "3", dsn=dsn) == "queue 'mail' is created\n"
     assert "exists already" in invoke("queue", "create", "mail", to=dsn).output
     said = json.loads(run("queue", "set", "mail", "--retention", "brief", "--json", dsn=dsn))

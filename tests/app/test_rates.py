@@ -1,4 +1,4 @@
-"""Rate limits in Python, in running workers and on the command line. What the rules do is in sql/test_rate_limits.py."""
+"""Rate limits in Python, in running workers and on the command line. sql/test_rate_limits.py covers the rules."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_handlers_start_at_their_turn(app: App, dsn: str, db: Any) -> None
 async def test_jobs_start_where_answers_take_longer_than_a_start_may_be_late(
     app: App, dsn: str, db: Any, jobs: Jobs, inside: bool
 ) -> None:
-    """S1-18: a server that is 25 ms away, of a window of a second: each job starts, at its turn or at the one after."""
+    """S1-18: with a server 25 ms away and a window of a second, each job starts, at its turn or the next one."""
     app.rate_limit("api", 100, per="1 s")
 
     @app.task(limits=() if inside else ("api",))
@@ -68,7 +68,7 @@ async def test_jobs_start_where_answers_take_longer_than_a_start_may_be_late(
 
 
 async def test_a_handler_takes_a_slot_or_ends_as_a_snooze(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """S1-18: ctx.limit returns for the first, and ends the second's attempt without a failure until its turn."""
+    """S1-18: ctx.limit returns for the first job, and snoozes the second until its turn, without a failure."""
     app.rate_limit("provider", 1, per="1 hour")
     seen: list[tuple[int, str]] = []
 
@@ -97,7 +97,7 @@ async def test_a_handler_takes_a_slot_or_ends_as_a_snooze(app: App, dsn: str, db
 
 
 async def test_an_atomic_task_and_one_in_a_process_are_put_off_too(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """S1-18: over the limit, an atomic task's writes are rolled back, and a process of its own ends; no failure is counted."""
+    """S1-18: over the limit, an atomic task is rolled back and a process task is put off; no failure is counted."""
     app.rate_limits.set("provider", 1, per="1 hour").sync(db)
     app.rate_limits.push("provider:acme", datetime.now(UTC) + HOUR).sync(db)
     db.execute("create table written (n int)")
@@ -120,8 +120,8 @@ async def test_an_atomic_task_and_one_in_a_process_are_put_off_too(app: App, dsn
 
 
 async def test_a_provider_that_says_429_is_left_alone(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """S1-19: ctx.push_back puts the limit itself off: the job's next attempt and everybody else's come after it."""
-    app.rate_limit("provider", 6000, per="1 min")  # of a minute: a start may be late by more than half a second
+    """S1-19: ctx.push_back delays the limit itself, so the job's next attempt starts after it."""
+    app.rate_limit("provider", 6000, per="1 min")  # per minute, so that a start may be late by more than half a second
     calls = list[int]()
 
     @app.task(limits=("provider:acme",))
@@ -132,7 +132,7 @@ async def test_a_provider_that_says_429_is_left_alone(app: App, dsn: str, db: An
 
     job = fetch.enqueue_sync(db).id
     async with working(app, dsn):
-        # Not by its number: a start that a busy machine has missed is an attempt, too.
+        # Not by attempt number: a start that a busy machine has missed is an attempt, too.
         put_off = "select run_at > now() + interval '59 min' from tallybook.scheduled where job_id = %s"
         await eventually(lambda: db.execute(put_off, [job]).fetchone() == (True,), "the second attempt is put off")
     assert calls == [job]
@@ -144,7 +144,7 @@ async def test_a_provider_that_says_429_is_left_alone(app: App, dsn: str, db: An
 async def test_an_unknown_limit_is_an_error_that_says_so(
     app: App, dsn: str, db: Any, jobs: Jobs, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """S1-18: a misspelt limit fails the attempt, in line or in the handler; the log names it, and nothing is lost."""
+    """S1-18: a misspelled limit fails the attempt, before or in the handler; the log names it, no job is lost."""
 
     @app.task(max_attempts=1)
     async def named() -> None:
@@ -164,7 +164,7 @@ async def test_an_unknown_limit_is_an_error_that_says_so(
 
 
 async def test_limits_in_code_come_change_and_go(app: App, dsn: str, db: Any) -> None:
-    """S1-18: a worker's start puts the app's limits on record, changes and removes them; a person's stays as it is."""
+    """S1-18: a starting worker creates, changes and removes the app's limits; a limit set by a user stays."""
     app.rate_limit("provider", 8, per="1 min")
     app.rate_limit("mail", 5, per="1 s", burst=2)
     app.rate_limits.set("mail", 1, per="1 s").sync(db)
@@ -183,7 +183,7 @@ async def test_limits_in_code_come_change_and_go(app: App, dsn: str, db: Any) ->
 
 
 async def test_drain_puts_off_what_a_limit_holds(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """S1-18: drain does not wait for a turn; what is over the limit is for a later one."""
+    """S1-18: drain does not wait for a turn: a job over the limit stays scheduled."""
     app.rate_limits.set("api", 1, per="1 hour").sync(db)
 
     @app.task(limits=("api",))
@@ -196,7 +196,7 @@ async def test_drain_puts_off_what_a_limit_holds(app: App, dsn: str, db: Any, jo
 
 
 def test_keys_are_made_of_args(app: App) -> None:
-    """S1-18: {name} in a key stands for that argument, a text or a whole number; anything else is told when it is described."""
+    """S1-18: {name} in a key is that argument, a string or an integer; others raise when the job is described."""
 
     @app.task(limits=("provider:{provider}", "all"))
     async def fetch(provider: str, n: int = 1) -> None: ...
@@ -227,13 +227,13 @@ def test_keys_are_made_of_args(app: App) -> None:
     ],
 )
 def test_what_cannot_be_meant_is_told_at_once(app: App, declare: Callable[[App], object], message: str) -> None:
-    """A wrong limit is told where it is declared."""
+    """A wrong limit raises ConfigError where it is declared."""
     with pytest.raises(ConfigError, match=message):
         declare(app)
 
 
 async def test_the_verbs_in_python(app: App, dsn: str) -> None:
-    """S1-18: put, push, list and drop, awaited, on a connection of the app's own."""
+    """S1-18: set, push, list and drop, awaited, on the app's own connection."""
     app.dsn = dsn
     async with app.open():
         assert await app.rate_limits.set("api", 30, per=timedelta(minutes=1), burst=5) == "created"
@@ -250,7 +250,7 @@ async def test_the_verbs_in_python(app: App, dsn: str) -> None:
 
 
 def test_the_command_line(dsn: str, db: Any) -> None:
-    """S1-18, S1-19: put, list, push, calls and drop, as text and as JSON, with exit codes."""
+    """S1-18, S1-19: set, list, push, calls and drop, as text and as JSON, with exit codes."""
 
     run = partial(invoke, "limit", to=dsn)
 
@@ -278,7 +278,7 @@ def test_the_command_line(dsn: str, db: Any) -> None:
 
 
 async def test_no_more_than_the_limit_run_at_once(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """S1-18: of 30 jobs of one customer two workers run three at once, never four; an end lets the next go on at once."""
+    """S1-18: two workers run 30 jobs of one customer three at a time, never four; each end starts the next."""
     app.concurrency_limit("customer", 3)
     now, most, order = 0, 0, list[int]()
 
@@ -302,7 +302,7 @@ async def test_no_more_than_the_limit_run_at_once(app: App, dsn: str, db: Any, j
 
 
 async def test_an_end_hands_its_permit_on_itself(app: App, dsn: str, db: Any) -> None:
-    """S1-18: the statement that completes a job lets the next one of the limit go on; nothing else has to be told."""
+    """S1-18: the statement that completes a job passes its permit on; no other statement is needed."""
     app.concurrency_limit("one", 1)
     told: list[Any] = []
 
@@ -314,13 +314,13 @@ async def test_an_end_hands_its_permit_on_itself(app: App, dsn: str, db: Any) ->
     async with working(app, dsn) as worker:
         worker.book.on.permits = told.append
         await eventually(lambda: db.execute(done).fetchone() == (20,), "all are done")
-    assert len(told) < 10  # none, unless a look of the service has the key's row just then
+    assert len(told) < 10  # none, unless the service holds the key's row just then
 
 
 async def test_no_end_waits_for_a_person_who_changes_a_limit(
     app: App, dsn: str, db: Any, jobs: Jobs, connect: Any
 ) -> None:
-    """S1-18: while a transaction that has the row of a limit stays open, jobs that hold its permits end; the others wait."""
+    """S1-18: while an open transaction locks a limit's row, jobs with its permits still end; the others wait."""
     app.concurrency_limit("one", 1)
     gate, began = asyncio.Event(), list[int]()
 
@@ -342,7 +342,7 @@ async def test_no_end_waits_for_a_person_who_changes_a_limit(
 
 
 async def test_a_handler_takes_a_place_that_it_names_itself(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """S1-18: ctx.limit takes a permit of a concurrency limit, too; without one the job waits, and runs again when it has it."""
+    """S1-18: ctx.limit takes a permit of a concurrency limit, too; without one the job waits, then runs again."""
     app.concurrency_limit("report", 1)
     gate, began = asyncio.Event(), list[int]()
 
@@ -363,7 +363,7 @@ async def test_a_handler_takes_a_place_that_it_names_itself(app: App, dsn: str, 
 
 
 def test_concurrency_limits_by_hand(dsn: str, db: Any, app: App) -> None:
-    """S1-18: made, listed and removed from the command line and from Python."""
+    """S1-18: concurrency limits are created, listed and removed on the command line and in Python."""
 
     run = partial(invoke, "limit", to=dsn)
 

@@ -16,7 +16,7 @@ from tallybook.errors import ConfigError, InvalidArgument, UnknownJob
 
 
 async def test_a_worker_prunes(app: App, dsn: str, db: Any) -> None:
-    """S3-21: a running worker drops what is past its retention by itself, keeps what is younger, and the run is on record."""
+    """S3-21: a running worker prunes history past its retention, and the run is recorded."""
 
     @app.task
     async def note(n: int) -> None: ...
@@ -52,7 +52,7 @@ async def test_a_worker_prunes(app: App, dsn: str, db: Any) -> None:
 
 
 def test_retention_in_python(app: App, db: Any) -> None:
-    """S3-21: how long what is kept is listed and changed in Python, and what cannot be is refused."""
+    """S3-21: retention periods are listed and set in Python; invalid ones are refused."""
     kept = {one.name: one.keep for one in app.history.list().sync(db)}
     assert kept == {
         "brief": timedelta(hours=1), "default": timedelta(days=7), "long": timedelta(days=90),
@@ -70,7 +70,7 @@ def test_retention_in_python(app: App, db: Any) -> None:
 
 
 async def test_held_ranges_in_python(app: App, db: Any, dsn: str) -> None:
-    """S3-21: what holds a range is told in Python and on the command line."""
+    """S3-21: Python and the command line show why a range is held."""
     db.execute("select tallybook.enqueue('q', 'work')")
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
         assert await app.history.held().on(conn) == []
@@ -87,7 +87,7 @@ async def test_held_ranges_in_python(app: App, db: Any, dsn: str) -> None:
 
 
 def test_retention_on_the_command_line(dsn: str) -> None:
-    """S3-21: tallybook history lists and sets; what cannot be is one line and an exit code."""
+    """S3-21: tallybook history lists and sets retention; an unknown class is an error with an exit code."""
     assert "brief" in invoke("history", "list", to=dsn).output
     assert invoke("history", "held", to=dsn).output == "nothing is held\n"
     assert invoke("history", "set", "brief", "2h", to=dsn).output == "brief is kept for 2 hours\n"

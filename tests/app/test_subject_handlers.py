@@ -1,4 +1,4 @@
-"""Subjects in Python: handlers that end their iteration, real workers and drains, producers beside them."""
+"""Subjects in Python: how handlers end an iteration, in drains and real workers, beside producers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NAME = "asset:42"
 
 
 class Shop:
-    """An app with one task, whose handler does what the test says next, and the database beside it."""
+    """An app with one task, whose handler does what the test sets next, and its database."""
 
     def __init__(self, dsn: str, db: Any) -> None:
         self.app = App("prices", dsn=dsn)
@@ -59,7 +59,7 @@ class Shop:
         self.asset = refresh.subject(NAME)
 
     def run(self, *outcomes: Any) -> Any:
-        """Drain; the handler returns these, one after the other, or raises those that are wrapped in a list."""
+        """Drain; the handler returns these outcomes in turn, and raises those wrapped in a list."""
         self.says = [_says(outcome) for outcome in outcomes]
         report = drain(self.app, dsn=self.dsn)
         assert not self.says, "the handler was not called as often as it should"
@@ -104,7 +104,7 @@ def near(at: datetime | None, delay: timedelta) -> bool:
 @pytest.mark.parametrize("raised", [False, True], ids=["returned", "raised"])
 @pytest.mark.parametrize("when", ["+1 week", WEEK, "instant"], ids=str)
 def test_reschedule_goes_on_under_the_same_name(shop: Shop, when: Any, raised: bool) -> None:
-    """S3-07 S3-27 S3-40: one more iteration, no failure, planned for then, the same job; also '+1 week'."""
+    """S3-07 S3-27 S3-40: Reschedule plans the same job for then, as '+1 week' too: one iteration, no failure."""
     put = shop.asset.push(42).sync(shop.db)
     outcome = Reschedule(datetime.now(UTC) + WEEK if when == "instant" else when)
     report = shop.run([outcome] if raised else outcome)
@@ -122,7 +122,7 @@ def test_reschedule_goes_on_under_the_same_name(shop: Shop, when: Any, raised: b
 
 
 def test_an_instant_that_is_past_is_now(shop: Shop) -> None:
-    """S3-27: rescheduled to a past date, it is in line at once."""
+    """S3-27: a subject rescheduled to a past date is available at once."""
     shop.asset.push(42).sync(shop.db)
     shop.run(Reschedule(datetime(2020, 1, 1, tzinfo=UTC)), Reschedule(timedelta(0)), Complete())
     assert (shop.info.state, shop.info.iterations) == ("completed", 3)
@@ -130,7 +130,7 @@ def test_an_instant_that_is_past_is_now(shop: Shop) -> None:
 
 @pytest.mark.parametrize("outcome", [None, Complete(), [Complete()], 7], ids=repr)
 def test_complete_keeps_the_name(shop: Shop, outcome: Any) -> None:
-    """S3-07 S3-28: a handler that returns, or completes, keeps the subject: a push does nothing, an upsert begins again."""
+    """S3-07 S3-28: a handler that returns or completes keeps the subject: push does nothing, upsert restarts it."""
     put = shop.asset.push(42).sync(shop.db)
     assert shop.run(outcome).completed == 1
     assert (shop.info.state, shop.info.iterations, shop.info.next_run_at) == ("completed", 1, None)
@@ -145,7 +145,7 @@ def test_complete_keeps_the_name(shop: Shop, outcome: Any) -> None:
 
 
 def test_drop_forgets_the_name(shop: Shop) -> None:
-    """S3-28: what is dropped is forgotten: the next push makes a new subject, whose iterations begin at 0."""
+    """S3-28: a dropped subject is forgotten: the next push creates a new one, whose iterations start at 0."""
     put = shop.asset.push(42).sync(shop.db)
     assert shop.run(Drop()).completed == 1
     assert shop.asset.get().sync(shop.db) is None
@@ -156,7 +156,7 @@ def test_drop_forgets_the_name(shop: Shop) -> None:
 
 
 def test_kill_buries_and_keeps_the_name(shop: Shop) -> None:
-    """S3-28: killed: a dead letter with its reason and the args that were given, on which neither push nor upsert acts."""
+    """S3-28: Kill makes a dead letter with its reason and the given args; push and upsert leave it alone."""
     put = shop.asset.push(42).sync(shop.db)
     assert shop.run(Kill("no such asset", args={"asset_id": 42, "page": 9})).dead == 1
     assert (shop.info.state, shop.info.args) == ("killed", {"asset_id": 42, "page": 9})
@@ -174,7 +174,7 @@ def test_kill_buries_and_keeps_the_name(shop: Shop) -> None:
 
 @pytest.mark.parametrize("raised", [False, True], ids=["returned", "raised"])
 def test_reject_is_a_failure_on_record(shop: Shop, raised: bool) -> None:
-    """S3-29 S3-30: a reject is tried again, with message, details and reference in the log of errors."""
+    """S3-29 S3-30: a rejected iteration is retried; the error log has its message, details and reference."""
     shop.asset.push(42).sync(shop.db)
     reject = Reject("502", {"url": "x"}, ref_id="req-1", retry_in="10 min")
     assert shop.run([reject] if raised else reject).retrying == 1
@@ -188,7 +188,7 @@ def test_reject_is_a_failure_on_record(shop: Shop, raised: bool) -> None:
 
 
 def test_details_that_are_no_json_are_kept_as_text(shop: Shop) -> None:
-    """S3-29: a reject stays a reject whatever its details are."""
+    """S3-29: details that are not JSON are stored as text, and the reject stays a reject."""
     shop.asset.push(42).sync(shop.db)
     shop.run(Reject("no", {"at": object()}), Complete())
     ((_, message, details, _),) = shop.errors()
@@ -196,7 +196,7 @@ def test_details_that_are_no_json_are_kept_as_text(shop: Shop) -> None:
 
 
 def test_dead_after_its_tolerance_and_a_reschedule_begins_anew(shop: Shop) -> None:
-    """S3-04 S3-29 S3-31 S3-40: failures in a row count, an unhandled error is one; the third of three makes it dead."""
+    """S3-04 S3-29 S3-31 S3-40: three failures in a row (errors count) make it dead; a reschedule resets the count."""
     shop.asset.push(42).sync(shop.db)
     shop.run(
         [ValueError("one")],
@@ -213,7 +213,7 @@ def test_dead_after_its_tolerance_and_a_reschedule_begins_anew(shop: Shop) -> No
 
 
 def test_a_policy_says_when_a_reject_is_tried_again(dsn: str, db: Any) -> None:
-    """S3-29: without retry_in the task's retry policy decides, and sees the Reject; it may say that there is no other attempt."""
+    """S3-29: without retry_in the task's retry policy gets the Reject and sets the delay or ends the attempts."""
     app = App("prices", dsn=dsn)
 
     def policy(failures: int, error: BaseException) -> timedelta | None:
@@ -232,7 +232,7 @@ def test_a_policy_says_when_a_reject_is_tried_again(dsn: str, db: Any) -> None:
 
 
 def test_the_ends_of_ordinary_jobs_keep_their_meaning(shop: Shop) -> None:
-    """A snooze is no iteration, a Dead is dead at once, and what is cancelled frees its name."""
+    """A snooze is not an iteration, Dead is dead at once, and Cancel frees the name."""
     shop.asset.push(42).sync(shop.db)
     shop.run(Snooze(timedelta(hours=1)))
     assert (shop.info.state, shop.info.iterations, shop.info.failures) == ("planned", 0, 0)
@@ -249,7 +249,7 @@ def test_the_ends_of_ordinary_jobs_keep_their_meaning(shop: Shop) -> None:
 
 
 def test_new_args_are_those_of_the_next_iteration(shop: Shop) -> None:
-    """S3-27 S3-28: reschedule and complete take new args along."""
+    """S3-27 S3-28: Reschedule and Complete set the args of the next iteration."""
     shop.asset.push(42).sync(shop.db)
     shop.run(
         Reschedule(timedelta(0), args={"asset_id": 42, "page": 1}),
@@ -270,7 +270,7 @@ def test_new_args_are_those_of_the_next_iteration(shop: Shop) -> None:
     ],
 )
 def test_new_args_that_do_not_fit_fail_where_they_are_given(shop: Shop, args: dict[str, Any], error: str) -> None:
-    """What the next iteration could not read is refused now: dead at once, with the args that it had."""
+    """New args that do not fit the task make the subject dead at once, with its old args."""
     shop.asset.push(42).sync(shop.db)
     shop.run(Reschedule("+1 week", args=args))
     assert (shop.info.state, shop.info.args) == ("dead", {"asset_id": 42})
@@ -279,7 +279,7 @@ def test_new_args_that_do_not_fit_fail_where_they_are_given(shop: Shop, args: di
 
 @pytest.mark.slow
 def test_old_args_are_upgraded_in_the_flow(dsn: str, db: Any) -> None:
-    """S3-39: an old subject's args are upgraded in memory, and new ones are stored as of the task's version."""
+    """S3-39: an old subject's args are upgraded in memory; new args are stored with the task's version."""
 
     def versions(dsn: str) -> tuple[App, App, list[Any]]:
         """Two releases of a program: the args of the second have a currency."""
@@ -319,7 +319,7 @@ def test_old_args_are_upgraded_in_the_flow(dsn: str, db: Any) -> None:
     assert rows.fetchall() == [("in memory", {"asset": 2}, None), ("stored", {"asset_id": 1, "currency": "USD"}, 2)]
     seen.clear()
     travel(dsn, WEEK)
-    assert drain(one, dsn=dsn).moved == 1  # the older release leaves alone what it cannot read, and runs the other
+    assert drain(one, dsn=dsn).moved == 1  # the older release leaves the args that it cannot read, and runs the other
     drain(two, dsn=dsn)
     assert sorted(seen) == [("v1", 2), ("v2", 1, "USD")]
     new = two.tasks["refresh"].subject("in memory")
@@ -347,7 +347,7 @@ def test_old_args_are_upgraded_in_the_flow(dsn: str, db: Any) -> None:
     ids=repr,
 )
 def test_an_ordinary_job_cannot_go_on_under_a_name(shop: Shop, outcome: Any, state: str, error: str | None) -> None:
-    """What only a subject can do makes an ordinary job dead, with an error that says why; the rest means what it says."""
+    """An outcome for subjects only makes an ordinary job dead, with an error; the others work as usual."""
     job = shop.refresh.with_(max_attempts=1).enqueue_sync(shop.db, 42)
     shop.run(outcome)
     info = shop.app.get(job).sync(shop.db)
@@ -361,7 +361,7 @@ def test_an_ordinary_job_cannot_go_on_under_a_name(shop: Shop, outcome: Any, sta
 
 
 async def test_an_active_subject_is_never_touched(dsn: str, db: Any) -> None:
-    """S3-25: an upsert while the handler runs says active and changes nothing; neither does a push."""
+    """S3-25: an upsert while the handler runs reports active and changes nothing; neither does a push."""
     app = App("prices", dsn=dsn)
     may_end, seen = asyncio.Event(), list[int]()
 
@@ -399,7 +399,7 @@ def _state(asset: Any, db: Any) -> str | None:
 
 
 async def test_a_worker_is_awake_when_an_iteration_is_due(dsn: str, db: Any) -> None:
-    """S3-27: a subject that reschedules itself soon runs then, whatever the worker's poll is."""
+    """S3-27: a subject that reschedules itself soon runs on time, whatever the worker's poll interval."""
     app, seen = App("prices", dsn=dsn), list[int]()
 
     @app.task
@@ -415,7 +415,7 @@ async def test_a_worker_is_awake_when_an_iteration_is_due(dsn: str, db: Any) -> 
 
 @pytest.mark.slow
 def test_a_subject_whose_worker_died_runs_again(dsn: str, db: Any) -> None:
-    """S3-06 S3-31: SIGKILL under an iteration: another worker runs it again; no failure, no iteration is counted for it."""
+    """S3-06 S3-31: after SIGKILL another worker runs the iteration again; no failure and no iteration is added."""
 
     def _ran(db: Any, job_id: int) -> list[tuple[int, str]]:
         return list(db.execute("select attempt, worker from ran where job_id = %s order by 1", (job_id,)).fetchall())
@@ -438,7 +438,7 @@ def test_a_subject_whose_worker_died_runs_again(dsn: str, db: Any) -> None:
 
 @pytest.mark.slow
 async def test_outcomes_come_out_of_processes(dsn: str, db: Any) -> None:
-    """S3-40: a handler in a process of its own ends its subject like any other, and knows which it is."""
+    """S3-40: a handler in its own process ends its subject like any other, and knows its subject."""
 
     def _ended(jobs: Jobs, job_id: int) -> bool:
         return jobs(job_id).state not in ("available", "running")
@@ -469,7 +469,7 @@ async def test_outcomes_come_out_of_processes(dsn: str, db: Any) -> None:
 
 
 def forwarding(dsn: str, outcome: Any, *, plain: bool = False) -> tuple[App, Task[[str], Any], Task[[str, int], Any]]:
-    """A task that hands a document on to another queue, in the transaction that ends its own iteration."""
+    """A task that forwards a document to another queue, in the transaction that ends its iteration."""
     app = App("crawler", dsn=dsn)
 
     @app.task(queue="parse")
@@ -512,7 +512,7 @@ def forwarding(dsn: str, outcome: Any, *, plain: bool = False) -> tuple[App, Tas
 def test_a_document_is_forwarded_with_the_end_of_its_iteration(
     dsn: str, db: Any, outcome: Any, state: str | None, forwarded: bool, plain: bool
 ) -> None:
-    """S3-40: what an atomic handler puts in and the end of its iteration are one transaction; raised, it undoes the rest."""
+    """S3-40: an atomic handler's enqueue and its end are one transaction; a raised outcome undoes the enqueue."""
     app, fetch, parse = forwarding(dsn, outcome, plain=plain)
     page, url = fetch.subject("https://example.org"), "https://example.org"
     page.push(url).sync(db)
@@ -526,7 +526,7 @@ def test_a_document_is_forwarded_with_the_end_of_its_iteration(
 
 
 def test_an_ordinary_atomic_job_that_reschedules_leaves_nothing(dsn: str, db: Any) -> None:
-    """The error of an ordinary job's Reschedule rolls back what its handler wrote."""
+    """An ordinary job that returns Reschedule is dead, and its handler's writes are rolled back."""
     app, fetch, parse = forwarding(dsn, Reschedule("+1 week"))
     job = fetch.enqueue_sync(db, "u")
     drain(app, dsn=dsn, queues={"fetch": 1})

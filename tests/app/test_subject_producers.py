@@ -69,7 +69,7 @@ def test_verbs_are_part_of_the_transaction(caller: Caller, look: Any) -> None:
 
 
 def test_bulk_forms_report_every_row(caller: Caller, look: Any) -> None:
-    """S3-11 S3-12 S3-13: created, updated, unchanged, in the order given, over several tasks and queues in one statement."""
+    """S3-11 S3-12 S3-13: created, updated or unchanged, in the given order, over tasks and queues in one statement."""
     one, two = refresh.with_(run_at=AT), refresh.with_(run_at=AT, queue="slow", priority=9)
     rows = [one.subject("b").job(1), other.subject("b").job(2), two.subject(NAME).job(3), one.subject("a").job(4)]
     made = caller.ask(app.subjects.upsert_many(row for row in rows))
@@ -98,7 +98,7 @@ def test_bulk_forms_report_every_row(caller: Caller, look: Any) -> None:
 
 
 async def test_the_app_is_a_connection(shared: str, look: Any) -> None:
-    """Where no connection is at hand the App takes one of its own, and commits at once."""
+    """Without a connection the App takes one of its own and commits at once."""
     own = App("prices", dsn=shared)
     tasks = own.task(name="refresh")(refresh.fn)
     assert (await tasks.subject("a").push(1)).created
@@ -113,7 +113,7 @@ async def test_the_app_is_a_connection(shared: str, look: Any) -> None:
 
 
 def test_append_makes_a_name_that_nobody_has(shared: str, look: Any) -> None:
-    """S3-24: appended ones are pending at once, first in first out, each under a name of its own."""
+    """S3-24: appended subjects are pending at once, each under its own name."""
     reports = [refresh.append(n).sync(look) for n in range(3)]
     assert len({report.subject for report in reports}) == 3
     assert [report.report for report in reports] == ["created"] * 3
@@ -122,7 +122,7 @@ def test_append_makes_a_name_that_nobody_has(shared: str, look: Any) -> None:
 
 
 def test_a_delay_counts_by_the_servers_clock(look: Any) -> None:
-    """S3-22: with a future time planned, without one pending; the delay of one row is not that of another."""
+    """S3-22: a subject with a delay is planned, without one pending; each row has its own delay."""
     soon, later = refresh.with_(delay="1 hour"), refresh.with_(delay=timedelta(days=2))
     app.subjects.push_many([soon.subject("a").job(1), refresh.subject("b").job(2), later.subject("c").job(3)]).sync(
         look
@@ -134,7 +134,7 @@ def test_a_delay_counts_by_the_servers_clock(look: Any) -> None:
 
 
 def test_options_travel_with_the_subject(look: Any) -> None:
-    """A retry policy and the version of the args are in the row, beside what makes it a subject."""
+    """The retry policy and the version of the args are stored with the subject."""
     versioned = App("prices").task(name="refresh", version=2)(refresh.fn)
     versioned.with_(retry=Constant(timedelta(minutes=1))).subject("a").push(1).sync(look)
     app.subjects.push_many([versioned.subject("b").job(1)]).sync(look)
@@ -150,7 +150,7 @@ def test_options_travel_with_the_subject(look: Any) -> None:
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_sent() -> None:
-    """S3-23: names, options and args are checked here; no connection is touched."""
+    """S3-23: names, options and args are checked without a connection."""
     with pytest.raises(ConfigError, match="1 to 512 bytes"):
         refresh.subject("x" * 513)
     with pytest.raises(ConfigError, match="not a text"):
@@ -170,7 +170,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_sent() -> None:
 
 
 def test_a_name_is_that_of_its_queue(caller: Caller, look: Any) -> None:
-    """S3-02: get, forget and move mean the subject that a push of the same task and queue would meet, on every connection."""
+    """S3-02: get, forget and move act on the subject that a push of this task and queue finds, on every connection."""
     assert app.queues.set("eu", own_names=True).sync(look) in ("created", "unchanged")
     here, there = refresh.with_(delay="1 hour").subject("a"), refresh.with_(delay="1 hour", queue="eu").subject("a")
     made = [caller.ask(subject.push(n)) for n, subject in enumerate((here, there, refresh.subject("a")))]
