@@ -415,7 +415,7 @@ async def test_a_worker_is_awake_when_an_iteration_is_due(dsn: str, db: Any) -> 
 
 @pytest.mark.slow
 def test_a_subject_whose_worker_died_runs_again(dsn: str, db: Any) -> None:
-    """S3-06 S3-31: after SIGKILL another worker runs the iteration again; no failure and no iteration is added."""
+    """S3-06 S3-31: after SIGKILL another worker runs it again; the lost attempt is no failure and no iteration."""
 
     def _ran(db: Any, job_id: int) -> list[tuple[int, str]]:
         return list(db.execute("select attempt, worker from ran where job_id = %s order by 1", (job_id,)).fetchall())

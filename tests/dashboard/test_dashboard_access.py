@@ -1,4 +1,4 @@
-"""Who gets into the dashboard: this machine only, people with passwords, or whom the host's own hook lets in."""
+"""Access to the dashboard: from this machine only, with a password, or through the host's own hook."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ KEY = "k" * 40
 
 
 async def test_without_users_only_this_machine_is_answered(make: Make) -> None:
-    """S4-09: neither another address, nor another name of this one, nor what a proxy has passed on gets to see anything."""
+    """S4-09: requests from another address, for another host name, or through a proxy see nothing."""
     others = [
         (ELSEWHERE, "http://localhost", {}),
         (("::2", 1), "http://localhost", {}),
         (None, "http://localhost", {}),
-        (HERE, "http://evil.example", {}),  # a name of theirs that points here
+        (HERE, "http://evil.example", {}),  # a foreign name that points here
         (HERE, "http://localhost.evil.example", {}),
         (HERE, "http://192.0.2.1", {}),
         (HERE, "http://localhost", {"host": ""}),
@@ -71,11 +71,11 @@ async def test_without_users_only_this_machine_is_answered(make: Make) -> None:
                 assert answer.status == 403, path
                 assert 'href="/queues"' not in answer.text and "Log out" not in answer.text
             assert (await visitor.ask("POST", "/queue/pause", data={"name": "mail"}, headers=headers)).status == 403
-            assert (await visitor.get("/login", **headers)).status == 303  # there is none, and it says no more
+            assert (await visitor.get("/login", **headers)).status == 303  # no login, and nothing else
 
 
 async def test_a_proxy_that_hides_itself_is_told_by_what_it_cannot_hide(make: Make, paused: Any) -> None:
-    """S4-09: nginx with its defaults says this machine's name and adds no header: HTTP/1.0 or the Origin tells."""
+    """S4-09: nginx by default sends a local Host and no header; HTTP/1.0 or the Origin reveals it."""
     site = make(read_only=False)
 
     async def nginx(scope: Any, receive: Any, send: Any) -> None:
@@ -96,7 +96,7 @@ async def test_a_proxy_that_hides_itself_is_told_by_what_it_cannot_hide(make: Ma
 
 
 async def test_this_machine_is_answered_by_its_own_names(make: Make) -> None:
-    """The control: from here, by a name of this machine, the same pages are there."""
+    """Control: from this machine, by its own names, the pages are shown."""
     own_names = ["http://localhost:8420", "http://127.0.0.1", "http://[::1]:8420", "http://app.localhost"]
     site = make()
     for base in own_names:
@@ -120,7 +120,7 @@ def test_an_address_that_others_reach_needs_users(dsn: str) -> None:
 
 
 async def test_a_login_lets_in_and_a_logout_ends_it(make: Make, tmp_path: Path, paused: Any) -> None:
-    """S4-09: nothing is shown before; the right password lets in, with a new token; after the logout it is as before."""
+    """S4-09: nothing is shown before a login; the right password lets in, with a new token; a logout ends it."""
     async with visiting(make(users=users_file(tmp_path)), client=ELSEWHERE, base="http://shop.example") as visitor:
         before = await visitor.get("/queues?q=a", accept="text/html")
         assert (before.status, before.headers["location"]) == (303, "/login?next=%2Fqueues%3Fq%3Da")
@@ -131,7 +131,7 @@ async def test_a_login_lets_in_and_a_logout_ends_it(make: Make, tmp_path: Path, 
         assert (entered.status, entered.headers["location"]) == (303, "/queues?q=a")
         assert (await visitor.get("/queues")).status == 200
         assert visitor.session.get("token") != token
-        assert (await visitor.get("/login")).status == 303  # is in already
+        assert (await visitor.get("/login")).status == 303  # already logged in
         await visitor.post("/queue/pause", name="mail")
         assert paused()
         assert (await visitor.post("/logout")).headers["location"] == "/login"
@@ -139,7 +139,7 @@ async def test_a_login_lets_in_and_a_logout_ends_it(make: Make, tmp_path: Path, 
 
 
 async def test_what_was_before_the_login_is_worth_nothing_after_it(make: Make, tmp_path: Path, paused: Any) -> None:
-    """A session that somebody else has planted is not the one that is logged in: its token and cookie open nothing."""
+    """A session planted before the login is not logged in by it: its token and cookie are refused."""
     site = make(users=users_file(tmp_path))
     async with visiting(site) as visitor, visiting(site) as thief:
         await visitor.get("/login")
@@ -154,7 +154,7 @@ async def test_what_was_before_the_login_is_worth_nothing_after_it(make: Make, t
 
 
 async def test_a_login_that_does_not_fit_lets_nobody_in(make: Make, tmp_path: Path) -> None:
-    """A wrong password and an unknown name are answered alike, and leave nothing."""
+    """A wrong password and an unknown name get the same answer, and no session."""
     wrong = [
         ("ada", "wrong"),
         ("ada", ""),
@@ -172,7 +172,7 @@ async def test_a_login_that_does_not_fit_lets_nobody_in(make: Make, tmp_path: Pa
 
 
 async def test_a_name_is_tried_ten_times_a_minute(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S4-09: thirty tries at once are ten; then even the right password waits a minute; a name that there is not counts alike."""
+    """S4-09: of 15 tries at once ten count; then even the right password waits a minute; unknown names alike."""
     site = make(users=users_file(tmp_path))
     known = site.access.users
     assert known is not None
@@ -191,7 +191,7 @@ async def test_a_name_is_tried_ten_times_a_minute(make: Make, tmp_path: Path, mo
 
 
 def test_names_that_are_tried_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who tries ever new names does not fill the memory."""
+    """Tries with ever new names do not fill the memory."""
     monkeypatch.setattr(people, "_MOST_NAMES", 100)
     known = people.Users({})
     for n in range(1000):
@@ -200,7 +200,7 @@ def test_names_that_are_tried_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_a_changed_password_ends_the_session(make: Make, tmp_path: Path) -> None:
-    """S4-09: after a restart with another password of ada her cookie is worth nothing; without the change it goes on."""
+    """S4-09: after a restart with another password ada's cookie is refused; with the same one it is valid."""
     other_hash = people.hashed("another password")
     async with visiting(make(users=users_file(tmp_path), secret=KEY)) as visitor:
         await visitor.login("ada", PASSWORD)
@@ -211,7 +211,7 @@ async def test_a_changed_password_ends_the_session(make: Make, tmp_path: Path) -
 
 
 async def test_a_login_is_over_after_twelve_hours(make: Make, tmp_path: Path) -> None:
-    """However often its cookie was sent anew meanwhile; and a cookie of another secret, or altered, is none."""
+    """A login ends after twelve hours, however new its cookie; a cookie of another secret, or altered, is refused."""
     site = make(users=users_file(tmp_path), secret=KEY)
     mark = people.Password(User("ada"), HASH).mark
 
@@ -230,7 +230,7 @@ async def test_a_login_is_over_after_twelve_hours(make: Make, tmp_path: Path) ->
             cookie(site, since=now - LONGEST),
             cookie(site),
             cookie(make(secret="x" * 40), since=now),
-            good[:-2] + ("A" if good[-2] != "A" else "B") + good[-1],  # the last one has bits that say nothing
+            good[:-2] + ("A" if good[-2] != "A" else "B") + good[-1],  # the last character has unused bits
             good.replace("tallybook=", "tallybook=A"),
             "tallybook=",
             "tallybook=..",
@@ -240,7 +240,7 @@ async def test_a_login_is_over_after_twelve_hours(make: Make, tmp_path: Path) ->
 
 
 async def test_the_cookie_says_what_a_browser_needs(make: Make, tmp_path: Path) -> None:
-    """HttpOnly and SameSite always, Secure by https; its name has the port, as browsers do not keep ports apart."""
+    """HttpOnly and SameSite always, Secure on https; its name has the port, as browsers do not separate ports."""
     for base, name, secure in (
         ("http://localhost", "tallybook", False),
         ("https://shop.example", "tallybook", True),
@@ -274,7 +274,7 @@ async def test_the_cookie_says_what_a_browser_needs(make: Make, tmp_path: Path) 
     ],
 )
 def test_a_users_file_that_is_not_right_is_refused(tmp_path: Path, text: str | None, mode: int, said: str) -> None:
-    """S4-09: one that others may read, or that says anything else, is an error at the start, without a hash in it."""
+    """S4-09: a file that others may read, or with wrong content, is an error at the start that shows no hash."""
     with pytest.raises(ConfigError, match=said) as caught:
         dashboard(App("shop"), users=users_file(tmp_path, text=text, mode=mode))
     assert HASH not in str(caught.value) and PASSWORD not in str(caught.value)
@@ -301,7 +301,7 @@ def _says_401(request: Any) -> User:
 
 
 async def test_the_hook_of_the_host_decides(make: Make) -> None:
-    """S4-09: who it names gets in from anywhere; None, what is no User, and an error let nobody in and tell nothing."""
+    """S4-09: a User from the hook gets in from anywhere; None, another value or an error lets nobody in."""
     hooks = [
         (lambda request: User("ada"), 200),
         (_ada, 200),
@@ -326,7 +326,7 @@ async def test_the_hook_of_the_host_decides(make: Make) -> None:
 
 
 async def test_a_scraper_is_no_person_that_the_hook_has_to_know(make: Make, db: Any) -> None:
-    """The token of the metrics reads them, and nothing else, also where the host's hook refuses or fails in words of its own."""
+    """The metrics token reads the metrics and nothing else, even if the host's hook refuses or fails."""
     token = "t" * 32
     for hook, refusal in ((_says_401, 401), (_breaks, 500), (_no_one, 401)):
         site = make(authenticate=hook, metrics_token=token)
@@ -343,7 +343,7 @@ async def test_a_scraper_is_no_person_that_the_hook_has_to_know(make: Make, db: 
 
 
 async def test_a_user_of_the_hook_acts_under_its_name(make: Make, paused: Any, db: Any) -> None:
-    """S4-09: who may operate is on record with the name that the hook gave; who may not is refused."""
+    """S4-09: a user who may operate is audited under the name from the hook; another user is refused."""
     async with visiting(make(authenticate=_ada), base="https://shop.example") as visitor:
         assert (await visitor.post("/queue/pause", name="mail")).status == 303
     assert paused()

@@ -1,4 +1,4 @@
-"""What every answer of the dashboard carries, and that no request makes it fail or tell what it should not."""
+"""What every answer of the dashboard has in common, and that no request makes it fail or reveal too much."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tallybook._app.counts import Counts
 
 
 async def test_every_answer_carries_its_headers(make: Make, tmp_path: Path, paused: Any) -> None:
-    """S4-09: pages, parts, files, redirects, refusals and errors: each has the policy, and no page may be kept by a browser."""
+    """S4-09: pages, parts, files, redirects, refusals and errors have the security headers; browsers store no page."""
     open_site, closed = make(read_only=False), make(users=users_file(tmp_path))
     for site in (open_site, closed):
         async with visiting(site) as visitor:
@@ -61,7 +61,7 @@ async def test_every_answer_carries_its_headers(make: Make, tmp_path: Path, paus
 
 
 async def test_what_is_no_address_is_refused_like_any_other(make: Make, tmp_path: Path, paused: Any) -> None:
-    """S4-09: bytes in an address that are no text, and an origin that is none, get an answer with its headers, and no traceback."""
+    """S4-09: an address that is not UTF-8 or a wrong origin gets a refusal with the headers, no traceback."""
     for site in (make(read_only=False), make(users=users_file(tmp_path))):
         for path in ("/", "/queues", "/login", "/metrics", "/static/app.css", "/nowhere"):
             sent: list[Any] = []
@@ -85,7 +85,7 @@ async def test_what_is_no_address_is_refused_like_any_other(make: Make, tmp_path
 
 
 async def test_an_error_of_ours_tells_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S4-09: a page that fails is a page with a sentence and its headers; what went wrong is in the log only."""
+    """S4-09: a page that fails shows a sentence and has the headers; the error itself is only in the log."""
     site = make(read_only=False)
 
     def breaks(*given: Any, **options: Any) -> None:
@@ -99,10 +99,10 @@ async def test_an_error_of_ours_tells_nothing(make: Make, monkeypatch: pytest.Mo
 
 
 async def test_no_file_but_those_of_the_dashboard_is_given_out(make: Make, tmp_path: Path) -> None:
-    """S4-09: no way out of the folder of the static files, which anybody may read."""
+    """S4-09: no path leads out of the folder of static files, which anybody may read."""
 
     async def raw(site: Any, path: str) -> tuple[int, bytes]:
-        """An answer to a path that no client would send as it is."""
+        """Request a path that no client would send unchanged."""
         scope = {
             "type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b"", "scheme": "http",
             "headers": [(b"host", b"localhost")], "client": HERE, "root_path": "", "http_version": "1.1",
@@ -147,7 +147,7 @@ NONSENSE: list[Any] = [
 
 
 async def test_forms_with_nonsense_are_answered(make: Make) -> None:
-    """Whatever stands in the fields of whichever form: a sentence for the person, no failure of the server."""
+    """Any nonsense in any form's fields gets an answer, not a server error."""
     for fields in NONSENSE:
         site = make(read_only=False)
         async with visiting(site) as visitor:
@@ -158,7 +158,7 @@ async def test_forms_with_nonsense_are_answered(make: Make) -> None:
 
 @pytest.mark.slow
 async def test_addresses_with_nonsense_are_answered(make: Make, dsn: str) -> None:
-    """Whatever stands in the parameters of whichever page: a page, no failure of the server."""
+    """Any nonsense in any page's parameters gets a page, not a server error."""
     nonsense_values = ["\0", HOSTILE, "9" * 40, "-1", "x" * 3000, "%", "a\nb", "NaN"]
     for value in nonsense_values:
         site = make(read_only=False)
@@ -190,7 +190,7 @@ async def test_addresses_with_nonsense_are_answered(make: Make, dsn: str) -> Non
 
 
 async def test_hostile_topics_are_ignored(make: Make) -> None:
-    """A topic that there is not, or whose name would break the stream, is not asked for."""
+    """A topic that does not exist, or whose name would break the stream, is not known."""
     live = make().live
     assert live.knows("overview")
     for topic in ("nothing", "overview\nevent: live", "overview:\r", "x" * 300, "", ":overview"):

@@ -1,4 +1,4 @@
-"""The dashboard's pages of jobs, dead letters and subjects: what they show of whatever a job carries, and what their forms do."""
+"""The dashboard's pages of jobs, dead letters and subjects: what they show of a job, and what their forms do."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def app(dsn: str) -> App:
 
 
 class Page(HTMLParser):
-    """What a browser would make of a page: its elements, its text, and the fields of its forms."""
+    """A page as a browser parses it: its elements, its text, and the fields of its forms."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Page(HTMLParser):
 
     @property
     def actions(self) -> set[str]:
-        """Where its forms and buttons that change something lead to."""
+        """The addresses of its forms and buttons that change something."""
         forms = {found["action"] for tag, found in self.tags if tag == "form" and found.get("method") == "post"}
         return forms | {found["formaction"] for tag, found in self.tags if "formaction" in found}
 
@@ -93,7 +93,7 @@ class Visitor:
         return Page(answer.text)
 
     async def send(self, page: Page, action: str, **fields: Any) -> Page:
-        """Send the form of a page that leads there; the page that comes then."""
+        """Submit the page's form with this action; return the next page."""
         assert action in page.actions
         answer = await self.http.post(action, data={**page.hidden, **fields})
         assert answer.status_code == 303, answer.text
@@ -116,7 +116,7 @@ async def dead_ones(app: App, db: Any, dsn: str, *users: str) -> list[int]:
 
 
 async def test_every_page_of_an_empty_database(app: App) -> None:
-    """With nothing in it each page is there and says what will be; what is asked wrong is told in words."""
+    """Each page of an empty database explains that it is empty; a wrong request is answered in words."""
     async with visiting(app) as visitor:
         assert "No job yet." in (await visitor.get("/jobs")).said
         assert (
@@ -143,7 +143,7 @@ async def test_every_page_of_an_empty_database(app: App) -> None:
 
 
 async def test_hostile_text_is_text_and_secrets_are_dots(app: App, db: Any, dsn: str) -> None:
-    """Whatever a job carries is shown as it is, on every page: no element, no attribute and no link comes of it, and no secret."""
+    """Every page shows a job's data as text: it creates no element, attribute or link, and shows no secret."""
     hostile = "<script>alert(1)</script>\"'&{{ 7 * 7 }}" + "x" * 150 + "\u202egnp.\x1b[31m\x08"
     bound = app.tasks["charge"].with_(
         links={"customer": hostile[:180]}, unique=hostile, headers={"authorization": SECRET, "x": hostile}
@@ -182,7 +182,7 @@ async def test_hostile_text_is_text_and_secrets_are_dots(app: App, db: Any, dsn:
 
 
 async def test_tabs_count_the_jobs_of_a_queue_and_a_task(app: App, db: Any, dsn: str) -> None:
-    """Each state whose jobs are still there has their number, of the queue and task that are asked for; other filters have none."""
+    """Tabs count jobs by queue and task, but not completed and cancelled ones; other filters have no counts."""
     await dead_ones(app, db, dsn, "ada", "bob")
     for n in range(3):
         app.tasks["note"].enqueue_sync(db, str(n))
@@ -202,7 +202,7 @@ async def test_tabs_count_the_jobs_of_a_queue_and_a_task(app: App, db: Any, dsn:
 
 
 async def test_a_row_has_the_args_and_the_duration(app: App, db: Any, dsn: str) -> None:
-    """Args stand in the row of a job, without what looks like a secret; one that has ended says how long it took."""
+    """A job's row shows its args without secrets, and its duration once it has ended."""
     job = app.tasks["charge"].enqueue_sync(db, "ada", SECRET).id
     await drain_async(app, dsn=dsn)
     app.tasks["note"].enqueue_sync(db, "x" * 9000)
@@ -214,7 +214,7 @@ async def test_a_row_has_the_args_and_the_duration(app: App, db: Any, dsn: str) 
 
 
 async def test_queues_and_tasks_are_offered(app: App, db: Any, dsn: str) -> None:
-    """The fields for queue and task complete what is typed from the names that there are."""
+    """The fields for queue and task offer the existing names."""
     await dead_ones(app, db, dsn, "ada")
     async with visiting(app) as visitor:
         page = await visitor.get("/jobs")
@@ -224,7 +224,7 @@ async def test_queues_and_tasks_are_offered(app: App, db: Any, dsn: str) -> None
 
 
 async def test_a_list_of_jobs_is_live(app: App, db: Any) -> None:
-    """The first page of a list has a topic that shows what comes; a further page and one with a wrong filter have none."""
+    """The first page of a list has a topic that shows new jobs; a later page and a wrong filter have none."""
     async with visiting(app) as visitor:
         page = await visitor.get("/jobs?queue=mail&state=available")
         (topic,) = [found["data-live"] for _, found in page.tags if "data-live" in found]
@@ -246,7 +246,7 @@ async def test_a_list_of_jobs_is_live(app: App, db: Any) -> None:
 
 
 async def test_one_job(app: App, db: Any, dsn: str) -> None:
-    """A job's page has its attempts, errors, links and why; retry, cancel and drop do what they say, each with one audit row."""
+    """A job's page has its attempts, errors, links and why; retry, cancel and drop work, each with one audit row."""
     charge, note = app.tasks["charge"], app.tasks["note"]
     job = charge.with_(links={"customer": 42}).enqueue_sync(db, "ada").id
     await drain_async(app, dsn=dsn)
@@ -297,9 +297,9 @@ async def test_one_job(app: App, db: Any, dsn: str) -> None:
 
 
 async def test_dead_letters_are_cancelled(app: App, db: Any, dsn: str) -> None:
-    """S4-14: a person cancels dead letters, some or all that match; each ends as cancelled, with the reason, and leaves the list.
+    """S4-14: a user cancels some dead letters, or all that match; each ends as cancelled, with the reason.
 
-    The list of jobs offers it for dead ones where these are asked for: "all of this queue" does not mean them.
+    The list of jobs includes dead ones only if they are asked for: "all of this queue" does not mean them.
     """
     jobs = await dead_ones(app, db, dsn, "ada", "bob", "eve", "ada")
     async with visiting(app) as visitor:
@@ -323,7 +323,7 @@ async def test_dead_letters_are_cancelled(app: App, db: Any, dsn: str) -> None:
 
 
 async def test_dead_letters(app: App, db: Any, dsn: str) -> None:
-    """S4-14, S2-12: type, last error, attempts and times of dead letters; a person retries one, some, or drops all that match."""
+    """S4-14, S2-12: dead letters show task, error, attempts and times; a user retries one or some, or drops all."""
     jobs = await dead_ones(app, db, dsn, "ada", "bob", "eve", "ada")
     async with visiting(app) as visitor:
         page = await visitor.get("/dead")
@@ -331,7 +331,7 @@ async def test_dead_letters(app: App, db: Any, dsn: str) -> None:
         assert re.match(rf"{jobs[3]} charge charges failed RuntimeError: no card: ada 1 .* UTC .* UTC", row)
         page = await visitor.send(
             page, "/dead/retry", only=jobs[1], job=jobs[2]
-        )  # its own button; what is checked is not meant
+        )  # its own button, which ignores checked jobs
         assert page.notice == "1 job retried."
         page = await visitor.send(page, "/dead/retry", job=[jobs[0], jobs[1]])
         assert "1 job retried. 1 job unchanged" in page.notice
@@ -355,7 +355,7 @@ async def test_dead_letters(app: App, db: Any, dsn: str) -> None:
 
 
 async def test_pages_of_dead_letters_that_died_at_one_instant(app: App, db: Any, dsn: str) -> None:
-    """S4-14: pages neither skip nor repeat a dead letter where many died at one instant; a bounded look goes on where it ended."""
+    """S4-14: pages neither skip nor repeat letters of one instant; a bounded search goes on where it ended."""
     jobs = await dead_ones(app, db, dsn, *map(str, range(7)))
     at = datetime(2031, 1, 1, tzinfo=UTC)
     db.execute("update tallybook.dead set died_at = %s", [at])
@@ -376,7 +376,7 @@ async def test_pages_of_dead_letters_that_died_at_one_instant(app: App, db: Any,
 
 
 async def test_lists_of_jobs(app: App, db: Any, dsn: str) -> None:
-    """S4-09, S2-12: jobs by state, task, link and error, in pages; what a preview has counted is what is done, and no more."""
+    """S4-09, S2-12: jobs are listed by state, task, link and error, in pages; an action covers the preview only."""
     note = app.tasks["note"]
     dead = await dead_ones(app, db, dsn, "ada", "bob")
     notes = [note.with_(links={"customer": n % 2}).enqueue_sync(db, str(n)).id for n in range(55)]
@@ -419,14 +419,14 @@ async def test_lists_of_jobs(app: App, db: Any, dsn: str) -> None:
 async def test_a_preview_looks_further_until_it_has_found_all(
     app: App, db: Any, dsn: str, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    """S4-09: a preview is there at once with what it has found, and counts on by pieces; then it can be done, to all of these."""
+    """S4-09: a preview appears at once and counts on in pieces; then its action covers all found jobs."""
     monkeypatch.setattr("tallybook.extra.dashboard.bulk_actions.PIECE", 2)
     if verb == "cancel":
         jobs, address = [app.tasks["note"].enqueue_sync(db, str(n)).id for n in range(5)], "/jobs/preview?verb=cancel"
     else:
         jobs, address = await dead_ones(app, db, dsn, *map(str, range(5))), "/dead/preview?verb=drop&since=1+hour"
     async with visiting(app) as visitor:
-        # What only a further look says of the looks before it is not believed in an address that somebody sends along.
+        # A first page does not trust the parameters that only a later part may have.
         page = first = await visitor.get(f"{address}&found=dead:9000&looks=3")
         ids, counts = [], []
         while True:
@@ -450,7 +450,7 @@ async def test_a_preview_looks_further_until_it_has_found_all(
 async def test_a_look_that_fails_leaves_what_the_ones_before_have_found(
     app: App, db: Any, dsn: str, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    """S4-09: where a further look of a preview ends in an error the page says so, and the button is for what was found."""
+    """S4-09: if a later part of a preview fails, the page says so, and the button covers what was found before."""
     monkeypatch.setattr("tallybook.extra.dashboard.bulk_actions.PIECE", 2)
     limits = database._LIMITS.replace("'2s'", "'20ms'")
     monkeypatch.setattr(database, "_LIMITS", limits)
@@ -478,7 +478,7 @@ async def test_a_look_that_fails_leaves_what_the_ones_before_have_found(
 
 
 async def test_a_long_filter_does_not_keep_from_what_it_has_found(app: App, db: Any, dsn: str) -> None:
-    """S4-09: what matches an error that is long in an address is retried like the rest; the audit has the beginning of it."""
+    """S4-09: jobs that match a long error filter are retried like others; the audit has the filter's beginning."""
     error = "нет карты " * 11
     jobs = await dead_ones(app, db, dsn, error, "ada")
     async with visiting(app) as visitor:
@@ -490,7 +490,7 @@ async def test_a_long_filter_does_not_keep_from_what_it_has_found(app: App, db: 
 
 
 async def test_many_are_done_in_batches(app: App, db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is done to many goes in transactions of a few, each with its own row of the audit; what one of them left stays."""
+    """An action on many jobs runs in small transactions, each with its own audit row."""
     monkeypatch.setattr("tallybook.extra.dashboard.bulk_actions.BATCH", 2)
     jobs = [app.tasks["note"].enqueue_sync(db, str(n)).id for n in range(5)]
     async with visiting(app) as visitor:
@@ -504,7 +504,7 @@ async def test_many_are_done_in_batches(app: App, db: Any, monkeypatch: pytest.M
 async def test_a_deadlock_on_the_way_is_told_with_what_was_done(
     app: App, db: Any, monkeypatch: pytest.MonkeyPatch, batches: int
 ) -> None:
-    """What the server gives up for a deadlock leaves nothing of its batch; the person is told, with what was done before."""
+    """A batch that a deadlock aborts changes nothing; the user sees this, and what was done before."""
     in_the_way = """\
 create function given_up() returns trigger language plpgsql as $$ begin
   if (select count(*) from tallybook.audit) >= {} then raise exception 'deadlock detected' using errcode = '40P01'; end if;
@@ -525,7 +525,7 @@ create trigger deadlock before insert on tallybook.audit for each row execute fu
 
 
 async def test_who_may_only_look_changes_nothing(app: App, db: Any, dsn: str) -> None:
-    """A read-only dashboard has no form that changes something and refuses each; so does any without the session's token."""
+    """A read-only dashboard has no changing form and refuses each; others refuse one without the session's token."""
     job = (await dead_ones(app, db, dsn, "ada"))[0]
     app.tasks["feed"].with_(delay="1 hour").subject("a").push("a").sync(db)
     noun = {"/job": ("retry", "cancel", "drop"), "/dead": ("retry", "drop"), "/jobs": ("retry", "cancel", "drop")}
@@ -556,7 +556,7 @@ async def test_who_may_only_look_changes_nothing(app: App, db: Any, dsn: str) ->
 
 
 async def test_subjects(app: App, db: Any, dsn: str) -> None:
-    """S1-26: which subjects have stopped, and why; one is rescheduled, cancelled, forgotten or revived, each with one audit row."""
+    """S1-26: stopped subjects are listed with the reason; each move, cancel, forget and retry writes one audit row."""
     feed = app.tasks["feed"]
     for name in ("odd:1", "gone:2"):
         feed.subject(name).push(name).sync(db)
@@ -605,7 +605,7 @@ async def test_subjects(app: App, db: Any, dsn: str) -> None:
 
 
 async def test_a_subject_of_two_queues(app: App, db: Any) -> None:
-    """A name that is a queue's own is listed with its queue; an address without it leads to the list; forms change theirs alone."""
+    """A queue's own name is listed with its queue; without it an address leads to the list; a form changes one."""
     feed = app.tasks["feed"]
     for queue in ("eu", "us"):
         app.queues.set(queue, own_names=True).sync(db)
@@ -630,7 +630,7 @@ async def test_a_subject_of_two_queues(app: App, db: Any) -> None:
 
 
 def test_a_planned_subject_is_moved_and_no_other(app: App, db: Any) -> None:
-    """subject_move changes the time of a planned subject and nothing else; what is in line, or not there, is left."""
+    """subject_move changes only the time of a planned subject; a pending or unknown one is left alone."""
     feed = app.tasks["feed"]
     there = feed.with_(delay="1 hour", priority=1, max_attempts=7).subject("a")
     there.push("x").sync(db)
@@ -648,7 +648,7 @@ def test_a_planned_subject_is_moved_and_no_other(app: App, db: Any) -> None:
 
 
 async def test_a_job_is_live(app: App, db: Any, dsn: str) -> None:
-    """The live part of a job's page follows its state; who asks for what is no job gets nothing, and harms nobody."""
+    """The live part of a job's page follows its state; a topic that is no job gets nothing, and harms nobody."""
     job = app.tasks["charge"].enqueue_sync(db, "ada").id
     site = dashboard(app, read_only=False)
     stream = await site.live.watch(["job:none", "job:0", f"job:{job}"])

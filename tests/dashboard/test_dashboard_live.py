@@ -1,4 +1,4 @@
-"""The live view: one poller for all viewers, none when nobody looks, and what becomes of it when something goes away."""
+"""The live view: one poller for all viewers, none without viewers, and behavior when something goes away."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Viewer:
 
 
 class Counted:
-    """A topic that says a number, and counts how often it was asked, and of which sessions."""
+    """A topic that sends a number, and records its queries and their sessions."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -61,7 +61,7 @@ class Counted:
 
 @asynccontextmanager
 async def looked_at(dsn: str, *, every: float = 0.05) -> AsyncIterator[tuple[Live, Counted]]:
-    """A live view with the topic `number`; ended at the end, with its viewers."""
+    """A live view with the topic `number`; closed at the end, with its viewers."""
     database, counted = Nodes(App("shop"), dsn=dsn), Counted()
     live = Live(database, every=every)
     live.topic("number", counted)
@@ -77,7 +77,7 @@ async def view(live: Live, *topics: str) -> Viewer:
 
 
 async def test_two_hundred_viewers_cost_one_session(dsn: str, db: Any) -> None:
-    """All see the same readings, asked for once: one session, one statement of the topic a round, whoever looks."""
+    """All viewers share one session, and each round queries the topic once."""
     sessions = """
 select count(*) from pg_stat_activity
  where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'"""
@@ -88,7 +88,7 @@ select count(*) from pg_stat_activity
         await eventually(lambda: live.polls >= rounds + 10, "it goes on")
         assert (
             live.polls - 1 <= len(counted.asked) <= live.polls
-        )  # once a round, not once a viewer; one may be under way
+        )  # once per round, not per viewer; one may be running
         assert len(counted.sessions) == 1
         assert db.execute(sessions).fetchone()[0] == 1
         assert all(one.said["live"] == "ok" for one in viewers)
@@ -97,7 +97,7 @@ select count(*) from pg_stat_activity
 
 
 async def test_nobody_looks_and_nothing_is_asked(dsn: str) -> None:
-    """When the last viewer has gone, so have the poller, the topics and what was said; who comes then gets news at once."""
+    """After the last viewer, poller, topics and texts are gone; the next viewer gets news at once."""
     async with looked_at(dsn) as (live, counted):
         assert counted.asked == [] and live._poller is None  # nobody has come yet
         for _ in range(2):
@@ -115,7 +115,7 @@ async def test_nobody_looks_and_nothing_is_asked(dsn: str) -> None:
 
 
 async def test_a_viewer_that_reads_nothing_holds_up_nobody(dsn: str) -> None:
-    """One that has stopped reading gets the newest text when it goes on, not all that it has missed."""
+    """A viewer that stops reading gets the newest text when it continues, not all that it missed."""
     async with looked_at(dsn) as (live, counted):
         slow = await live.watch(["number"])
         await anext(slow)
@@ -130,7 +130,7 @@ async def test_a_viewer_that_reads_nothing_holds_up_nobody(dsn: str) -> None:
 
 
 async def test_who_comes_gets_its_topic_at_once(dsn: str) -> None:
-    """A newcomer's topic is asked for without waiting for the round to end; one that says nothing is not asked more often."""
+    """A new viewer's topic is queried before the round ends; a topic without text is not queried more often."""
     async with looked_at(dsn, every=30) as (live, counted):
         first = await view(live, "number:1")
         await eventually(lambda: "number:1" in first.said, "the first sees its own")
@@ -153,7 +153,7 @@ async def test_who_comes_gets_its_topic_at_once(dsn: str) -> None:
 
 
 async def test_a_topic_that_fails_does_not_stop_the_others(dsn: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Its viewers are told that it is stale, all others go on; it is in the log once, not every second."""
+    """Its viewers are marked stale, all others continue; it is logged once, not every second."""
     async with looked_at(dsn) as (live, counted):
 
         async def fails(conn: Any, rest: str) -> str:
@@ -175,7 +175,7 @@ async def test_a_topic_that_fails_does_not_stop_the_others(dsn: str, caplog: pyt
 
 
 async def test_a_line_break_in_a_text_begins_no_event(dsn: str) -> None:
-    """S4-09: whatever a job's name or error has in it stays in the text of its topic."""
+    """S4-09: line breaks and fake events in a text stay in the text of its topic."""
     async with looked_at(dsn) as (live, _):
         text = "a\rb\r\nc\n\nevent: live\ndata: evil\u2028d"
 
@@ -193,7 +193,7 @@ async def test_a_line_break_in_a_text_begins_no_event(dsn: str) -> None:
 
 
 async def test_many_topics_hold_no_transaction_for_long(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A round that takes long goes on in a new transaction; a short one, the control, is one reading of all its topics."""
+    """A long round continues in a new transaction; a short one, the control, reads all its topics in one."""
     for longest, transactions in ((60.0, 1), (0.0, 5)):
         monkeypatch.setattr(module, "_SNAPSHOT", longest)
         begun: list[Any] = []
@@ -211,7 +211,7 @@ async def test_many_topics_hold_no_transaction_for_long(dsn: str, monkeypatch: p
 
 
 async def test_what_there_is_once_is_asked_for_by_one_name(dsn: str, make: Any) -> None:
-    """A viewer who makes up names for the overview does not have it read again, which would spoil the rates of all."""
+    """Invented names of the overview cause no extra read, which would spoil everybody's rates."""
     live = make().live
     try:
         for name in ("overview", "point", "workers"):
@@ -226,7 +226,7 @@ async def test_what_there_is_once_is_asked_for_by_one_name(dsn: str, make: Any) 
 
 
 async def test_the_limits_of_viewers_and_topics(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One more than fits is sent away, and has a place when another has gone; topics that there are not are not asked for."""
+    """A viewer over the limit is refused until another leaves; too many topics are refused, unknown ones ignored."""
     monkeypatch.setattr(module, "MOST_VIEWERS", 2)
     async with looked_at(dsn) as (live, _):
         first, second = await view(live, "number"), await view(live, "nothing", "number\nevent: x", "x" * 300)
@@ -245,7 +245,7 @@ async def test_the_limits_of_viewers_and_topics(dsn: str, monkeypatch: pytest.Mo
 
 
 async def test_a_viewer_has_to_come_again(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream ends after a while and says to come again soon: who is not let in any more does not look on for ever."""
+    """A stream ends after a while with a short retry, so a viewer without access does not watch forever."""
     monkeypatch.setattr(module, "_AGE", 0.2)
     async with looked_at(dsn) as (live, _):
         one = await view(live, "number")
@@ -257,7 +257,7 @@ async def test_a_viewer_has_to_come_again(dsn: str, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 async def test_the_database_goes_away_and_comes_back() -> None:
-    """Viewers are told that what they see is old, and that it is not any more; nobody has to load the page again."""
+    """Viewers learn that their data is stale, and when it is fresh again, without a reload."""
     with temporary_server(18) as server:
         dsn = server.create_database("live")
         async with looked_at(dsn) as (live, counted):
@@ -276,7 +276,7 @@ async def test_the_database_goes_away_and_comes_back() -> None:
 
 
 def test_a_dashboard_that_nobody_holds_is_forgotten() -> None:
-    """A process that makes dashboards, as tests of a host do, does not keep what each of them knows."""
+    """A dashboard without references is freed, also in a process that makes many, like a host's tests."""
     gone = weakref.ref(dashboard(App("shop"), dsn="host=127.0.0.1 port=1"))
     gc.collect()
     assert gone() is None

@@ -1,4 +1,4 @@
-"""The dashboard inside other applications: Starlette, FastAPI and Django, below a path, by their own logins."""
+"""The dashboard inside other applications: Starlette, FastAPI and Django, below a path, with their own logins."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def in_any(site: Site) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("mount", [in_starlette, in_fastapi, in_any])
 async def test_it_works_below_a_path(mount: Any, dsn: str, db: Any) -> None:
-    """Mounted in another application, its links, files, forms and cookies stay below its path; the host says who is there."""
+    """A mounted dashboard keeps links, files, forms and cookies below its path; the host names the user."""
 
     async def check(visitor: Visitor, db: Any) -> None:
         """Links, files, forms and data below the path, and nothing beside it."""
@@ -93,12 +93,12 @@ async def test_it_works_below_a_path(mount: Any, dsn: str, db: Any) -> None:
 
 
 async def test_it_is_found_behind_a_prefix_that_a_proxy_has_taken_off(dsn: str, db: Any) -> None:
-    """Beside an application whose server knows a root path, it answers below both, and its links and cookie say so."""
+    """With a root path of the server the dashboard answers below both paths, and links and cookie have both."""
     site = dashboard(app, authenticate=who, dsn=dsn)
     whole = in_any(site)
 
     async def served(scope: Any, receive: Any, send: Any) -> None:
-        # As servers do: the prefix is in the path again, and is the root path.
+        # Like servers do: the prefix is in the path, and is the root path.
         await whole({**scope, "root_path": "/shop", "path": "/shop" + scope["path"]}, receive, send)
 
     async with visiting(site, within=served, base="https://shop.example", root=MOUNT) as visitor:
@@ -114,7 +114,7 @@ async def test_it_is_found_behind_a_prefix_that_a_proxy_has_taken_off(dsn: str, 
 
 @asynccontextmanager
 async def stream(visitor: Visitor) -> AsyncIterator[AsyncIterator[str]]:
-    """The live parts, asked for as the server of the application hands them on, chunk by chunk; then the viewer goes."""
+    """Request the live parts through the host application, chunk by chunk; disconnect at the end."""
     chunks: asyncio.Queue[str] = asyncio.Queue()
     gone = asyncio.Event()
     cookie = "; ".join(f"{one.name}={one.value}" for one in visitor.http.cookies.jar)
@@ -151,7 +151,7 @@ async def stream(visitor: Visitor) -> AsyncIterator[AsyncIterator[str]]:
 
 @pytest.mark.slow
 def test_a_mount_needs_a_path() -> None:
-    """Below "/" there would be nothing left of the host."""
+    """Mounting at "/" is refused, as it would hide the host."""
     with pytest.raises(ValueError, match="needs a path"):
         mounted(in_any, "/", in_any)
 
@@ -168,7 +168,7 @@ def shown(file: str) -> str:
 
 @pytest.mark.slow
 async def test_the_fastapi_example_of_the_docs_works(dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/dashboard.md: whom the host's session names looks, ada acts, and nobody else sees anything."""
+    """docs/dashboard.md: a user of the host's session looks, ada acts, and nobody else sees anything."""
     monkeypatch.setenv("TALLYBOOK_DSN", dsn)
     db.execute("select tallybook.queue_set('mail')")
     main: dict[str, Any] = {}
@@ -228,11 +228,11 @@ uvicorn.run(application, port=0, lifespan="off", log_level="info")
 
 @pytest.mark.slow
 async def test_it_works_in_django_by_its_sessions(tmp_path: Any, dsn: str, db: Any) -> None:
-    """Mounted by `mounted` beside a real Django application: its users with is_staff look, superusers act, others see nothing."""
+    """Beside a real Django application: users with is_staff look, superusers act, others see nothing."""
 
     @contextmanager
     def django(folder: Path, dsn: str) -> Iterator[str]:
-        """A real Django application in a process of its own, with the file of docs/dashboard.md; its address."""
+        """Run a real Django application with the file of docs/dashboard.md; yield its address."""
         (folder / "serve.py").write_text(DJANGO)
         (folder / "asgi.py").write_text(shown("project/asgi.py"))
         (folder / "shop").mkdir()

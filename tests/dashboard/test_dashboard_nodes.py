@@ -1,4 +1,4 @@
-"""The dashboard of several nodes: one view of all, ids that lead to theirs, and what it does while one is away."""
+"""The dashboard of several nodes: one view of all, ids that lead to their nodes, and behavior while one is away."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ REFUSES = "host=127.0.0.1 port=1 dbname=shop user=u password=geheim"
 
 
 def named(fleet: Fleet, **others: str) -> str:
-    """TALLYBOOK_NODES of the three, some of them elsewhere."""
+    """TALLYBOOK_NODES of the three nodes, some with another DSN."""
     dsns = dict(zip(("north", "south", "west"), fleet.dsns, strict=True)) | others
     return "\n".join(f"{name}={dsn}" for name, dsn in dsns.items())
 
 
 @asynccontextmanager
 async def visited(monkeypatch: pytest.MonkeyPatch, fleet: Fleet, **others: str) -> AsyncIterator[Visitor]:
-    """Somebody who may do anything, in a dashboard of all nodes."""
+    """A visitor with all rights, on a dashboard of all nodes."""
     monkeypatch.setenv("TALLYBOOK_NODES", named(fleet, **others))
     site: Site = dashboard(App("shop"), dsn=fleet.dsn, nodes="all", read_only=False)
     try:
@@ -43,13 +43,13 @@ async def visited(monkeypatch: pytest.MonkeyPatch, fleet: Fleet, **others: str) 
 
 @contextmanager
 def silent() -> Iterator[str]:
-    """A server that takes connections and never says a word: its DSN."""
+    """The DSN of a server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield f"host=127.0.0.1 port={listening.getsockname()[1]} dbname=shop user=u"
 
 
 def away(proxy: Proxy) -> None:
-    """The node is gone for everybody who comes through the proxy."""
+    """Make the node unreachable through the proxy."""
     proxy.refusing = True
     proxy.cut()
 
@@ -64,7 +64,7 @@ def listed(page: str) -> list[int]:
 
 
 def fail(fleet: Fleet, number: int) -> int:
-    """A job of this node that is dead."""
+    """Enqueue a job on this node that will fail for good."""
     app = App("shop", dsn=fleet.dsns[number - 1])
 
     @app.task(name="fails", max_attempts=1)
@@ -90,7 +90,7 @@ async def died(fleet: Fleet, *numbers: int) -> list[int]:
 
 
 async def test_lists_are_of_all_nodes(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs and dead letters are merged by time, each with its node; queues are added up; ?node= is one node of them."""
+    """Jobs and dead letters are merged by time, each with its node; queues are summed; ?node= selects one node."""
     dead = await died(fleet, 2, 1)
     put = [fleet.enqueue(number, "mail") for number in (3, 1, 2, 2)]
     async with visited(monkeypatch, fleet) as visitor:
@@ -125,7 +125,7 @@ async def test_pages_of_jobs_go_on_behind_one_another(
 
 
 async def test_a_job_and_what_is_done_to_it_by_its_id(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page of a job, its buttons and its row in the audit are on the node of its id, whatever happens to the others."""
+    """A job's page, its buttons and its audit row are on the node of its id, even if another node is away."""
     job = fleet.enqueue(2, "mail")
     async with visited(monkeypatch, fleet, north=REFUSES) as visitor:
         assert f"Job {job}" in (await visitor.get(f"/job/{job}")).text
@@ -139,7 +139,7 @@ async def test_a_job_and_what_is_done_to_it_by_its_id(fleet: Fleet, monkeypatch:
 
 
 async def test_many_jobs_are_reported_by_node(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that dies between the page and the action is reported, and the jobs of the others are done."""
+    """A node that goes away between page and action is reported; jobs of the other nodes are cancelled."""
     with Proxy(fleet.dsns[1]) as proxy:
         jobs = [fleet.enqueue(number, "mail") for number in (1, 2, 3)]
         async with visited(monkeypatch, fleet, south=proxy.dsn) as visitor:
@@ -153,7 +153,7 @@ async def test_many_jobs_are_reported_by_node(fleet: Fleet, monkeypatch: pytest.
 
 
 async def test_a_page_of_one_node(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page that is about one node is of the home unless ?node= says another; its buttons are for the node that it shows."""
+    """With ?node= a page of one node, and its buttons, are for that node only."""
     for number in (1, 2):
         fleet.run(number, "select tallybook.queue_set('mail')")
     async with visited(monkeypatch, fleet) as visitor:
@@ -166,7 +166,7 @@ async def test_a_page_of_one_node(fleet: Fleet, monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_a_silent_node_holds_up_one_page_for_two_seconds(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that takes connections and says nothing delays a page by 2 s once; then it is known to be away, and named."""
+    """A node that accepts connections but never answers delays one page by 2 s; then it is named as away."""
     job = fleet.enqueue(1, "mail")
     with silent() as dsn:
         async with visited(monkeypatch, fleet, west=dsn) as visitor:
@@ -185,7 +185,7 @@ async def test_a_silent_node_holds_up_one_page_for_two_seconds(fleet: Fleet, mon
 
 
 async def test_a_node_that_comes_back_is_found(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a node is away the overview has its last figures and how old they are; it is asked again beside the pages."""
+    """While a node is away the overview shows its last figures and their age; it is found when it is back."""
     for number in (1, 2):
         fleet.enqueue(number, "mail")
     with Proxy(fleet.dsns[1]) as proxy:
@@ -206,7 +206,7 @@ async def test_a_node_that_comes_back_is_found(fleet: Fleet, monkeypatch: pytest
 
 
 async def test_what_is_live_is_of_all_nodes(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The streams of overview, workers and nodes have all nodes, that of a job and of a worker their own; one is away meanwhile."""
+    """Streams of overview, workers and nodes cover all nodes, those of a job and a worker one, while a node is away."""
     for number in (1, 2):
         fleet.run(number, f"select tallybook.worker_start('w{number}', '{{queue{number}}}')")
     job = fleet.enqueue(2, "mail")
@@ -227,7 +227,7 @@ async def test_what_is_live_is_of_all_nodes(fleet: Fleet, monkeypatch: pytest.Mo
 
 
 async def test_metrics_have_the_node(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each series has the label node; a node that is away is tallybook_up 0, and the others have their numbers."""
+    """Each series has the label node; an absent node has tallybook_up 0, and the others have their numbers."""
     fleet.enqueue(2, "mail", "send")
     async with visited(monkeypatch, fleet, west=REFUSES) as visitor:
         families = text_string_to_metric_families((await visitor.get("/metrics")).text)
@@ -239,7 +239,7 @@ async def test_metrics_have_the_node(fleet: Fleet, monkeypatch: pytest.MonkeyPat
 
 
 async def test_every_page_works_over_nodes(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every page that a link leads to answers, over all nodes and of each; with one of them away, too."""
+    """Every linked page works, over all nodes and for each node."""
     await died(fleet, 1, 2)
     fleet.enqueue(3, "mail")
     async with visited(monkeypatch, fleet) as visitor:
@@ -250,7 +250,7 @@ async def test_every_page_works_over_nodes(fleet: Fleet, monkeypatch: pytest.Mon
 
 
 async def test_the_audit_is_of_all_nodes(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of all nodes are in order of time, each with its node, and pages continue behind one another."""
+    """Audit rows of all nodes are listed by time, each with its node, and pages continue without gaps."""
     for n in range(120):
         fleet.run(1 + n % 3, "select tallybook.audit_add('ada', 'api', 'pause', %s::jsonb, '{}')", f'{{"n": {n}}}')
     found: list[int] = []
@@ -267,7 +267,7 @@ async def test_the_audit_is_of_all_nodes(fleet: Fleet, monkeypatch: pytest.Monke
 
 
 async def test_subjects_are_of_all_nodes(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Subjects of one node follow those of the other, each leads to its node, and no page leaves one out or shows it twice."""
+    """Subjects are listed node by node, each links to its node, and pages neither skip nor repeat one."""
     push = "select tallybook.subject_push('q', 't', 's' || to_char(n, 'FM000')) from generate_series(1, %s) n"
     for number in (1, 2, 3):
         fleet.run(number, push, 70)
@@ -285,7 +285,7 @@ async def test_subjects_are_of_all_nodes(fleet: Fleet, monkeypatch: pytest.Monke
 
 
 async def test_a_queue_has_its_numbers_of_all_nodes(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page of a queue has a row of each node and the sum; one that the home has not leads to a node that has it."""
+    """A queue's page has a row per node and the sum; a queue that the home lacks redirects to a node with it."""
     for number, jobs in ((1, 1), (2, 3)):
         for _ in range(jobs):
             fleet.enqueue(number, "mail")

@@ -1,4 +1,4 @@
-"""The dashboard of several nodes in a real browser: what is live is so over all nodes, and tells that one has gone."""
+"""The dashboard of several nodes in a real browser: live parts cover all nodes and show when one is away."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def tile(look: Browser, name: str) -> str:
 
 
 def test_what_is_live_over_nodes(fleet: Fleet, look: Browser, tmp_path: Path) -> None:
-    """Figures of all nodes move without a reload; a node that goes is told, with the age of its figures, and comes back by itself.
+    """Figures of all nodes update without a reload; an absent node, with its figures' age, is shown until it is back.
 
-    No page complains, at any size, in light or dark.
+    No page complains, on a phone in light or on a desktop in dark.
     """
     with Proxy(fleet.dsns[2]) as proxy:
         nodes = "\n".join(

@@ -1,4 +1,4 @@
-"""The overview and the charts: one number for one thing, tiles that lead to what they count, and what the doctor has found."""
+"""The overview and the charts: consistent numbers, tiles that link to what they count, and the doctor's findings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROWS = re.compile(r'<tr[^>]*>.*?<th scope="row">.*?</tr>', re.S)
 
 
 def some_of_each(db: Any) -> None:
-    """Jobs in every state whose jobs are there: two scheduled, one retrying, three available, one running, one dead."""
+    """Jobs in several states: two scheduled, one retrying, three available, one running, one dead."""
     for _ in range(2):
         db.execute("select tallybook.enqueue('later', 'note', '{}', run_at => now() + interval '1 hour')")
     hands = Hands(db, "mail")
@@ -29,7 +29,7 @@ def some_of_each(db: Any) -> None:
 
 
 def numbers(page: Answer, queue: str) -> dict[str, str]:
-    """The row of a queue, by the heads of its table."""
+    """The row of a queue, keyed by its table's heads."""
     table = page.text.partition('id="h-queues"')[2]
     heads = re.findall(r"<th[^>]*>([^<]*)</th>", table.partition("</thead>")[0])
     (row,) = [one for one in ROWS.findall(table) if f">{queue}<" in one]
@@ -37,7 +37,7 @@ def numbers(page: Answer, queue: str) -> dict[str, str]:
 
 
 async def test_a_tile_leads_to_what_it_counts(make: Make, db: Any) -> None:
-    """Behind each tile of the overview and of a queue are as many jobs as it says."""
+    """Each tile of the overview and of a queue links to as many jobs as it shows."""
     some_of_each(db)
     async with visiting(make()) as visitor:
         for address in ("/", "/queue?name=mail"):
@@ -56,7 +56,7 @@ async def test_a_tile_leads_to_what_it_counts(make: Make, db: Any) -> None:
 
 
 async def test_a_number_is_the_same_everywhere(make: Make, db: Any) -> None:
-    """What is scheduled and what is to be retried have a column each, which adds up to the tile; so has the chart."""
+    """Scheduled and retrying have a column each, which adds up to the tile; the chart agrees."""
     some_of_each(db)
     async with visiting(make()) as visitor:
         page = await visitor.get("/")
@@ -73,7 +73,7 @@ async def test_a_number_is_the_same_everywhere(make: Make, db: Any) -> None:
 
 
 async def test_the_last_point_of_a_chart_has_the_rates_of_a_minute(make: Make, db: Any) -> None:
-    """The step that is not over is no dip: its rates are those of the last minute, the same as on the tile and in the lists."""
+    """The unfinished step is no dip: its rates are those of the last minute, as on the tile and in the lists."""
     db.execute("select tallybook.fold()")
     hands = Hands(db, "mail")
     for _ in range(30):
@@ -93,7 +93,7 @@ async def test_the_last_point_of_a_chart_has_the_rates_of_a_minute(make: Make, d
 
 
 async def test_each_chart_has_a_span(make: Make, db: Any) -> None:
-    """The span of one chart is in the address, and leaves that of the other as it is; on the page of a queue, too."""
+    """The address holds each chart's span, and changing one keeps the other; on a queue's page, too."""
     put(db, queue="mail", task="note")
     async with visiting(make()) as visitor:
         for address, more in (("/?level=7d", ""), ("/queue?name=mail&level=7d", "name=mail&")):
@@ -104,7 +104,7 @@ async def test_each_chart_has_a_span(make: Make, db: Any) -> None:
 
 
 async def test_the_overview_says_what_the_doctor_has_found(make: Make, db: Any) -> None:
-    """A queue that no worker serves is in the banner, with a way to what to do; what is well is not."""
+    """The banner shows a queue that no worker serves, with a link to advice, and no passed check."""
     put(db, queue="nightly", task="note")
     site = make()
     async with visiting(site) as visitor:

@@ -1,4 +1,4 @@
-"""Pages, lists and metrics from a real hot standby; actions go to the primary, and what is behind or gone is told."""
+"""Pages, lists and metrics from a real hot standby; actions go to the primary, and lag or loss is shown."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def put(primary: Server) -> int:
 
 
 def paused(server: Server, pause: bool) -> None:
-    """Let the standby replay nothing, or go on."""
+    """Pause or resume the standby's replay."""
     with psycopg.connect(server.dsn("shop"), autocommit=True) as conn:
         conn.execute("select pg_wal_replay_pause()" if pause else "select pg_wal_replay_resume()")
 
@@ -76,7 +76,7 @@ def test_every_page_is_read_from_the_standby(pair: tuple[Server, Server]) -> Non
 
 
 def test_a_standby_that_is_behind_shows_what_it_has(pair: tuple[Server, Server]) -> None:
-    """A standby that replays nothing shows the old figures, and how old they are: on pages and on the command line."""
+    """The command line lists only what the standby has replayed, and says that it reads from a standby."""
     primary, standby = pair
     caught_up(primary, standby)
     paused(standby, True)
@@ -103,12 +103,12 @@ def test_a_standby_that_is_behind_shows_what_it_has(pair: tuple[Server, Server])
     ],
 )
 def test_how_a_standby_is_told(standby: Standby, told: str, behind: bool) -> None:
-    """What is 10 s behind, or receives nothing, is a warning; an address of a primary is called that."""
+    """A lag of 30 s, an unknown lag or no primary is a warning; an address of a primary is called that."""
     assert (str(standby), standby.is_behind) == (told, behind)
 
 
 def test_a_standby_that_is_gone_is_told(pair: tuple[Server, Server]) -> None:
-    """Without its standby a page is a 503 that names it, and actions are done all the same."""
+    """Without its standby a page names the standby, and actions still work."""
     primary, _ = pair
     job = put(primary)
 
@@ -130,7 +130,7 @@ def test_a_standby_that_is_gone_is_told(pair: tuple[Server, Server]) -> None:
 
 
 def test_the_command_shows_the_standby(pair: tuple[Server, Server], tmp_path: object) -> None:
-    """`tallybook web --read-dsn` says at its start what it reads from; a standby that is not there is an error."""
+    """`tallybook web --read-dsn` prints at its start that it reads from a standby; a missing one is an error."""
     primary, standby = pair
     words = ("web", "--port", "0", "--read-dsn", standby.dsn("shop"))
     with Command(tmp_path, *words, dsn=primary.dsn("shop")) as web:  # type: ignore[arg-type]

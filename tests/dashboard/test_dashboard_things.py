@@ -1,4 +1,4 @@
-"""The dashboard's pages for schedules, workers, limits, providers, maintenance and audit, as an ASGI client meets them."""
+"""The dashboard's pages for schedules, workers, limits, providers, maintenance and audit, through an ASGI client."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Seen:
         return found.text
 
     async def act(self, path: str, status: int = 303, **form: str) -> str:
-        """Post a form; what the next page says about it."""
+        """Post a form; return the notice on the next page."""
         token = TOKEN.search(await self.page("/limits"))
         form["token"] = token[1] if token else "none"
         found = await self.http.post(path, data={"back": "/audit", **form})
@@ -96,7 +96,7 @@ async def seen(app: App, dsn: str) -> AsyncIterator[Seen]:
 
 
 async def test_pages_of_an_empty_database(seen: Seen) -> None:
-    """S2-09: every page says that there is nothing yet, and what makes the first one."""
+    """S2-09: every page of an empty database says that there is nothing yet."""
     said = {path: await seen.page(path) for path in PAGES}
     assert "No schedule yet" in said["/schedules"] and "No live worker" in said["/workers"]
     assert all(word in said["/limits"] for word in ("No concurrency limit", "No rate limit", "No breaker"))
@@ -110,7 +110,7 @@ async def test_pages_of_an_empty_database(seen: Seen) -> None:
 
 
 async def test_what_there_is_not(seen: Seen) -> None:
-    """A schedule or a worker that there is not is said to be none, with status 404."""
+    """An unknown schedule or worker is a 404 that says so."""
     assert "unknown schedule" in await seen.page("/schedule?name=none", 404)
     for number in ("7", "-1", "x", "9" * 30, "", "٣"):
         assert "There is no worker" in await seen.page(f"/worker?id={number}", 404)
@@ -145,7 +145,7 @@ async def staged(app: App) -> None:
 
 
 async def test_each_action_is_done_and_on_record_once(app: App, seen: Seen, db: Any) -> None:
-    """S2-09, S2-16: every action of these pages changes what it says and leaves exactly one row of the audit with who and what."""
+    """S2-09, S2-16: every action of these pages takes effect and writes exactly one audit row with actor and target."""
     await staged(app)
     for n, (path, form) in enumerate(ACTIONS.items(), 1):
         said = await seen.act(path, **form)
@@ -164,7 +164,7 @@ async def test_each_action_is_done_and_on_record_once(app: App, seen: Seen, db: 
 
 
 async def test_a_read_only_dashboard_changes_nothing(app: App, dsn: str, db: Any) -> None:
-    """S2-09: where nobody may operate there is no form on any page, and every action is refused and leaves no trace."""
+    """S2-09: a read-only dashboard has no form on any page, and refuses every action without a trace."""
     await staged(app)
     before = await app.schedules.list()
     async with seeing(app, dsn, read_only=True) as reader:
@@ -176,7 +176,7 @@ async def test_a_read_only_dashboard_changes_nothing(app: App, dsn: str, db: Any
 
 
 async def test_what_was_so_already_is_not_on_record(app: App, seen: Seen, db: Any) -> None:
-    """S2-09: doing again what is done says so and leaves no row: the audit has what was changed, and nothing besides."""
+    """S2-09: repeating an action that changes nothing writes no audit row."""
     await staged(app)
     job = db.execute("select tallybook.enqueue('mail', 'send')").fetchone()[0]
     actions = {
@@ -225,7 +225,7 @@ async def test_what_was_so_already_is_not_on_record(app: App, seen: Seen, db: An
 async def test_what_cannot_be_is_told_and_leaves_nothing(
     seen: Seen, db: Any, path: str, form: dict[str, str], why: str
 ) -> None:
-    """What a form says wrongly is told in a sentence, changes nothing and is not on record."""
+    """A wrong value in a form is explained in a sentence, changes nothing and is not audited."""
     assert why in await seen.act(path, **form)
     assert audits(db) == []
 
@@ -234,7 +234,7 @@ async def test_what_cannot_be_is_told_and_leaves_nothing(
 
 
 async def test_every_fire_of_a_schedule_is_seen(app: App, seen: Seen, db: Any) -> None:
-    """S2-16: what ran, was skipped by overlap, was missed and failed is on the page with its job, its state and its reason."""
+    """S2-16: the page shows fires that ran, were skipped by overlap, missed or failed, with job, state and reason."""
     await app.schedules.set("report", app.tasks["send"].job("ada", api_key=CANARY), every="1 hour")
     assert "enqueued job" in await seen.act("/schedule/run", name="report")
     assert "was skipped" in await seen.act("/schedule/run", name="report")
@@ -248,7 +248,7 @@ async def test_every_fire_of_a_schedule_is_seen(app: App, seen: Seen, db: Any) -
     assert f'href="/job/{job}"' in text and 'class="state available"' in text
     assert ">ran</span>" in text and "skipped: overlap" in text and "no such table &lt;img" in text
     assert re.search(r"4\s+ticks from this one on", text) and "2031-05-01 10:00:00" in text
-    assert CANARY not in text and "••••" in text  # its args are shown, what looks like a secret is not
+    assert CANARY not in text and "••••" in text  # its args are shown, but nothing that looks like a secret
     assert CANARY in str(db.execute("select args from tallybook.schedules").fetchone())  # control
     only = await seen.page("/schedule?name=report&what=failed")
     assert "no such table" in only and "skipped: overlap" not in only
@@ -259,7 +259,7 @@ async def test_every_fire_of_a_schedule_is_seen(app: App, seen: Seen, db: Any) -
 async def test_fires_go_in_pages_that_look_at_a_bounded_number(
     app: App, seen: Seen, db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S2-16: page after page shows each fire once; a filter looks at so many ticks, says how far, and goes on from there."""
+    """S2-16: pages show each fire once; a filtered page reads a bounded number of ticks, the next continues."""
     monkeypatch.setattr(schedule_pages, "_LOOK", 70)
     await app.schedules.set("often", app.tasks["send"].job("ada"), every="1 s")
     db.execute(
@@ -282,7 +282,7 @@ async def test_fires_go_in_pages_that_look_at_a_bounded_number(
 
 
 async def test_a_thousand_schedules(app: App, seen: Seen, db: Any) -> None:
-    """S2-16: a thousand schedules come a hundred a page, and one is found by a part of its name."""
+    """S2-16: a thousand schedules are listed a hundred per page, and found by a part of their name."""
     db.execute(
         "insert into tallybook.schedule (name, source, task, every, since, created_at, changed_at)"
         " select 's' || to_char(n, 'FM0000'), 'database', 'send', '1 h', %(now)s, %(now)s, %(now)s from generate_series(1, 1000) n",
@@ -302,7 +302,7 @@ async def test_a_thousand_schedules(app: App, seen: Seen, db: Any) -> None:
 
 @pytest.mark.direct("a worker with a session")
 async def test_lag_and_memory_come_with_the_heartbeat(app: App, seen: Seen, db: Any) -> None:
-    """S2-09: a worker says with its heartbeat how late its loop was and its memory; slots and version from its start."""
+    """S2-09: a worker's heartbeat reports its loop's lag and its memory; its start reports slots and version."""
     import asyncio
 
     holding = asyncio.Event()
@@ -332,7 +332,7 @@ async def test_lag_and_memory_come_with_the_heartbeat(app: App, seen: Seen, db: 
 
 
 async def test_a_worker_of_the_old_form(seen: Seen, db: Any) -> None:
-    """S2-09: a worker that says neither lag nor memory nor slots, as older releases do, works, and its page says so."""
+    """S2-09: a worker that reports no lag, memory or slots, like older releases, works, and its page says so."""
     call = (
         "select tallybook.worker_start(%s::text, %s::text[], %s::text[], session => %s::boolean, lease => %s::interval,"
         " catalogue => %s::jsonb), tallybook._timeline()"
@@ -358,7 +358,7 @@ async def test_a_worker_of_the_old_form(seen: Seen, db: Any) -> None:
 
 
 async def test_the_workers_are_live(app: App, dsn: str, db: Any) -> None:
-    """S2-09: the topics of the workers hold the same as the pages, and nothing of one viewer."""
+    """S2-09: the live topics of workers have the pages' content, and nothing of a single viewer."""
     db.execute("select tallybook.worker_start('till', '{mail}')")
     site = dashboard(app, dsn=dsn)
     try:
@@ -374,7 +374,7 @@ async def test_the_workers_are_live(app: App, dsn: str, db: Any) -> None:
 
 
 def test_the_lag_is_the_longest_wait_since_it_was_asked() -> None:
-    """S2-09: the lag is the longest that the loop kept a sign waiting, then begins anew; a loop that is blocked counts already."""
+    """S2-09: the lag is the loop's longest delay since it was last read; a loop that is still blocked counts."""
     import asyncio
 
     async def life() -> tuple[float | None, float | None]:
@@ -396,7 +396,7 @@ def test_the_lag_is_the_longest_wait_since_it_was_asked() -> None:
 
 
 async def test_limits_show_each_key_that_is_in_use(app: App, seen: Seen, db: Any) -> None:
-    """S2-09: limits show rules and the keys in use with what waits; idle keys are left out and pages go through all names."""
+    """S2-09: the page shows rules and keys in use with waiting jobs, omits idle keys, and pages through all names."""
     app.rate_limit("acme", 8, per="1 min")
     await app.concurrency_limits.set("customer", 2)
     await app.rate_limits.set("acme", 8, per="1 min")
@@ -406,7 +406,7 @@ async def test_limits_show_each_key_that_is_in_use(app: App, seen: Seen, db: Any
     db.execute(
         "insert into tallybook.concurrency_line (seq, job_id, priority, name) values (1, 9999, 2, 'provider:acme')"
     )
-    # More who wait than are counted, more keys than a page has, and keys that only other kinds of rules use.
+    # More waiting jobs than are counted, more keys than a page has, and keys of other kinds of rules only.
     db.execute(
         "insert into tallybook.concurrency_line (seq, job_id, priority, name)"
         " select n, n, 2, 'customer:many' from generate_series(1, 1200) n"
@@ -436,11 +436,11 @@ async def test_limits_show_each_key_that_is_in_use(app: App, seen: Seen, db: Any
         assert "customer" not in part.replace("c=customer", "").replace("r=customer", "")
         following = re.search(r'href="([^"]+)">More</a>', part)
         path = html.unescape(following[1]) if following else ""
-    assert 11 <= looked <= 13  # 255 names a page, of which none is of use
+    assert 11 <= looked <= 13  # 255 names per page, none of them in use
 
 
 async def test_fair_keys_are_counted_so_far(app: App, seen: Seen, db: Any) -> None:
-    """S2-09: keys that take turns are shown with who waits, up to a number."""
+    """S2-09: fair keys are shown with their waiting jobs, up to a limit."""
     for key in ("a", EVIL):
         await app.tasks["send"].with_(fair_key=key).enqueue(app, "x")
     found = db.execute("select queue, fair_key, waiting from tallybook.fair_keys() order by 2 desc").fetchall()
@@ -456,7 +456,7 @@ async def test_fair_keys_are_counted_so_far(app: App, seen: Seen, db: Any) -> No
 
 
 async def test_no_page_shows_a_secret(app: App, seen: Seen, db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S1-13, S2-09: pages tell which secrets a provider has, and neither the secret, nor its ciphertext, nonce or key."""
+    """S1-13, S2-09: pages list a provider's secrets by name, never the secret, its ciphertext, nonce or key."""
     key = "k1:" + base64.b64encode(b"0123456789abcdef0123456789abcdef").decode()
     monkeypatch.setenv("TALLYBOOK_KEYS", key)
     await app.providers.set(EVIL[:40], kind="smtp", active=False)
@@ -480,7 +480,7 @@ async def test_no_page_shows_a_secret(app: App, seen: Seen, db: Any, monkeypatch
 
 
 async def test_maintenance_says_what_the_doctor_finds(seen: Seen, db: Any) -> None:
-    """S2-09: findings stand with what to do, bad ones first, and good ones are folded away."""
+    """S2-09: findings have advice, bad ones come first, and passed checks are folded away."""
     db.execute("select tallybook.enqueue('lost', 'nobody', '{}')")
     text, asked = await seen.page("/maintenance"), 0
     while 'aria-busy="true"' in text:  # as the page does by itself
@@ -493,7 +493,7 @@ async def test_maintenance_says_what_the_doctor_finds(seen: Seen, db: Any) -> No
 
 
 async def test_the_doctor_does_not_hold_up_the_page(dsn: str) -> None:
-    """S2-09: who asks gets what was found so far, all who ask meanwhile share one look, and a lost server is a finding."""
+    """S2-09: a caller gets the findings so far, later callers share that run, and a lost server is a finding."""
     one = Examination(lambda: dsn)
     first, complete = await one.look(0.0)
     assert not complete and len(first) < 10
@@ -505,7 +505,7 @@ async def test_the_doctor_does_not_hold_up_the_page(dsn: str) -> None:
 
 
 async def test_the_audit_is_read_page_by_page(seen: Seen, db: Any) -> None:
-    """S2-09: newest first, by actor and action, every row once, everything in it as text."""
+    """S2-09: rows are newest first, by actor and action, each once, with all values as text."""
     for n in range(120):
         target = json.dumps({"queue": EVIL, "n": n, "api_key": CANARY})
         db.execute(
@@ -530,7 +530,7 @@ async def test_the_audit_is_read_page_by_page(seen: Seen, db: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.direct("logins of its own")
 async def test_what_a_readers_role_may_not_see_is_told(empty_dsn: str) -> None:
-    """S2-09: with the reader's role pages show what it may see; what it may not is said, and no page crashes."""
+    """S2-09: for the reader role pages show what it may see and say what it may not; no page crashes."""
     with house(empty_dsn) as at:
         at.give()
         app = shop()

@@ -1,4 +1,4 @@
-"""The dashboard's /metrics, /healthz and /readyz: the database's numbers for whoever may have them, and few questions."""
+"""The dashboard's /metrics, /healthz and /readyz: the database's numbers, who may read them, and few queries."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def samples(text: str) -> dict[tuple[str, tuple[str, ...]], float]:
 
 @pytest.mark.servers
 async def test_the_numbers_are_those_of_the_database(dsn: str, db: Any) -> None:
-    """S2-09: a scrape of the dashboard parses and has the names and numbers of a worker's, and none of a worker itself."""
+    """S2-09: a scrape of the dashboard parses and has the database's numbers, and none of a worker."""
     db.execute("select tallybook.enqueue('mail', 'hello'), tallybook.enqueue('mail', 'hello')")
     async with serving(dsn) as client:
         answer = await client.get("/metrics")
@@ -62,7 +62,7 @@ async def test_the_numbers_are_those_of_the_database(dsn: str, db: Any) -> None:
 
 
 async def test_the_database_is_asked_once_for_many(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any number of scrapes and probes within a second cost one question each kind; without that time, one each (control)."""
+    """Scrapes within the cache time cost one query, and so do probes; without that time, one each (control)."""
     asked: list[str] = []
     read = Database.read
 
@@ -98,7 +98,7 @@ async def test_a_token_keeps_others_out(dsn: str) -> None:
 
 
 async def test_a_session_lets_in_as_well(dsn: str) -> None:
-    """Whom the host admits needs no token; without a token nobody else gets in, whatever he sends."""
+    """A request that the host admits needs no token; if no token is set, nobody else gets in."""
     mine = {"Cookie": "mine"}
     for token in (TOKEN, None):
         async with serving(dsn, token=token, admits=lambda request: request.headers.get("cookie") == "mine") as client:
@@ -111,7 +111,7 @@ async def test_a_session_lets_in_as_well(dsn: str) -> None:
 
 @pytest.mark.parametrize("token", ["", "short", "x" * 15, "with a space in the middle", "\N{SNOWMAN}" * 20, 7])
 def test_a_token_that_is_none(token: Any) -> None:
-    """A token that can be guessed, or that no header carries, is an error that does not show it."""
+    """A token that is guessable, or that no header can carry, raises an error that does not show it."""
     with pytest.raises(ConfigError) as caught:
         metrics_route(Nodes(App("shop")), token=token)
     assert not token or str(token) not in str(caught.value)
@@ -119,7 +119,7 @@ def test_a_token_that_is_none(token: Any) -> None:
 
 @pytest.mark.slow
 async def test_a_database_that_is_away(empty_dsn: str) -> None:
-    """Away: alive, not ready, up 0 with a 200. Without Tallybook in it: not ready, for another reason."""
+    """No database: alive, not ready, up 0 with a 200. No Tallybook in it: not ready, for another reason."""
     async with serving("host=127.0.0.1 port=1") as client:
         assert (await client.get("/healthz")).text == "ok\n"
         ready, metrics = await client.get("/readyz"), await client.get("/metrics")
@@ -133,7 +133,7 @@ async def test_a_database_that_is_away(empty_dsn: str) -> None:
 
 @pytest.mark.direct("logs in as users of its own")
 async def test_whose_role_may_ask(empty_dsn: str) -> None:
-    """The role metrics gets the numbers; that of a producer, who may not ask, up 0 and nothing else."""
+    """The metrics role gets the numbers; the producer role gets up 0 and nothing else."""
     with house(empty_dsn) as at:
         at.give()
         for kind, up in (("metrics", 1.0), ("producer", 0.0)):
@@ -144,7 +144,7 @@ async def test_whose_role_may_ask(empty_dsn: str) -> None:
 
 
 def test_it_works_in_another_event_loop(dsn: str) -> None:
-    """One route that is served by one event loop after another, as in tests of a host application, answers in each."""
+    """One route answers in one event loop after another, as in a host application's tests."""
     database = Nodes(App("shop", dsn=dsn))
     web = Starlette(routes=[metrics_route(database)])
 
