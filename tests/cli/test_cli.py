@@ -1,4 +1,4 @@
-"""The command line: what a person types, what comes back, and with which exit code."""
+"""The command line: input, output and exit codes."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def test_dsn_before_and_after_the_command(dsn: str, empty_dsn: str) -> None:
     ],
 )
 def test_near_misses_get_a_suggestion(words: list[str], hint: str) -> None:
-    """A command, an option or a choice that there is not, and what was probably meant."""
+    """A misspelled command, option or choice gets a suggestion."""
     result = invoke(*words)
     assert result.exit_code == 2
     assert "Did you mean" in result.output and hint in result.output.split("Did you mean", 1)[1]
 
 
 def test_job_show_says_state_and_error_first(dsn: str) -> None:
-    """The first lines are the id, the state, and of a dead job its last error."""
+    """The first lines are the id, the state, and a dead job's last error."""
     app = App("shop", dsn=dsn)
 
     @app.task(max_attempts=1)
@@ -90,7 +90,7 @@ def test_job_show_says_state_and_error_first(dsn: str) -> None:
 
 
 def test_max_attempts_is_the_tasks_own_value(dsn: str) -> None:
-    """What counts for a job is shown: what was asked for it, else what its task says, else its queue, else 5."""
+    """job show prints the job's own max_attempts, else its task's, else 5."""
     app = App("shop", dsn=dsn)
 
     @app.task(max_attempts=9)
@@ -115,7 +115,7 @@ def test_migrate_twice(empty_dsn: str) -> None:
 
 
 def test_migrate_from_two_processes(empty_dsn: str, tmp_path: Path) -> None:
-    """S3-41: two migrations at once follow each other: one installs, the other finds it done, none fails."""
+    """S3-41: of two concurrent migrations one installs, the other finds it done, and none fails."""
     with (
         Command(tmp_path / "a", "migrate", dsn=empty_dsn) as one,
         Command(tmp_path / "b", "migrate", dsn=empty_dsn) as two,
@@ -126,7 +126,7 @@ def test_migrate_from_two_processes(empty_dsn: str, tmp_path: Path) -> None:
 
 
 def test_script_installs_the_same(empty_dsn: str) -> None:
-    """S3-42: what `migrate --sql` prints, applied by other means, is what migrate installs."""
+    """S3-42: the output of `migrate --sql`, applied by other means, is what migrate installs."""
     text = invoke("migrate", "--sql", "--node", 7).output
     with psycopg.connect(empty_dsn, autocommit=True) as conn:
         conn.execute(text)
@@ -136,7 +136,7 @@ def test_script_installs_the_same(empty_dsn: str) -> None:
 
 
 def test_info_tells_what_is_installed(dsn: str, empty_dsn: str) -> None:
-    """S3-42: info names the versions of schema and server; its exit code is 1 where nothing is installed."""
+    """S3-42: doctor --info says that the schema is up to date; its exit code is 1 if nothing is installed."""
     here, nowhere = invoke("doctor", "--info", to=dsn), invoke("doctor", "--info", to=empty_dsn)
     assert (here.exit_code, nowhere.exit_code) == (0, 1)
     assert "up to date" in here.output
@@ -144,7 +144,7 @@ def test_info_tells_what_is_installed(dsn: str, empty_dsn: str) -> None:
 
 
 def test_migrate_rebases_what_came_from_another_cluster(dsn: str) -> None:
-    """Moving house: info says that a database came from another cluster, migrate makes its jobs claimable and says so."""
+    """doctor --info reports a database from another cluster; migrate makes its jobs claimable and says so."""
     assert json.loads(invoke("doctor", "--info", "--json", to=dsn).output)["cluster"] == "this one"
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute("select tallybook.enqueue('mail', 'send')")
@@ -156,7 +156,7 @@ def test_migrate_rebases_what_came_from_another_cluster(dsn: str) -> None:
 
 
 def test_uninstall_asks(dsn: str) -> None:
-    """S3-42: uninstall removes nothing while nobody has confirmed it, all with --yes, and then finds nothing to do."""
+    """S3-42: uninstall removes nothing without a confirmation, all with --yes, and then finds nothing to do."""
     refused = invoke("uninstall", to=dsn)
     assert (refused.exit_code, "Pass --yes" in refused.output) == (2, True)
     assert invoke("doctor", "--info", to=dsn).exit_code == 0
@@ -191,7 +191,7 @@ def test_node_is_set_once(dsn: str) -> None:
     ],
 )
 def test_wrong_usage(dsn: str, words: list[str], said: str) -> None:
-    """What is typed wrong ends with one line that says what, a hint, and code 2; never a traceback, never a secret."""
+    """Wrong input ends with one line of error, a hint and code 2; never a traceback, never a secret."""
     result = invoke(*words, to=dsn)
     assert result.exit_code == 2
     assert said in result.output
@@ -201,7 +201,7 @@ def test_wrong_usage(dsn: str, words: list[str], said: str) -> None:
 
 @pytest.mark.parametrize("words", ["doctor --info", "migrate", "job list", "queue pause mail", "enqueue mail t"])
 def test_unreachable_server(words: str) -> None:
-    """A server that is not there: one line that names it without the password, code 1."""
+    """An unreachable server gives one line that names it without the password, and code 1."""
     result = invoke(*words.split(), to=UNREACHABLE)
     assert result.exit_code == 1
     assert "cannot reach PostgreSQL at host=127.0.0.1 port=1 dbname=shop user=u: " in result.output
@@ -222,7 +222,7 @@ def test_a_schema_of_yours_with_that_name_is_not_removed(empty_dsn: str) -> None
     ("version", "said"), [(-1, "version -1"), (999, "Update the package"), (None, "no schema tallybook in database")]
 )
 def test_schema_of_another_version(dsn: str, words: str, version: int | None, said: str) -> None:
-    """A schema that is missing, too old or too new: each command says so and what to do, code 2."""
+    """With a missing, too old or too new schema each command says so and what to do, with code 2."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         if version is None:
             conn.execute("drop schema tallybook cascade")
@@ -234,7 +234,7 @@ def test_schema_of_another_version(dsn: str, words: str, version: int | None, sa
 
 
 def test_enqueue(dsn: str) -> None:
-    """enqueue puts one job in with its options, and says whether a unique key was taken."""
+    """enqueue adds one job with its options, and reports whether the unique key was taken."""
     first = invoke("enqueue", "mail", "t", '{"a": 1.5}', "--unique", "k", "--delay", "1 h", "--priority", 0, to=dsn)
     second = json.loads(invoke("enqueue", "mail", "t", "-", "--unique", "k", "--json", to=dsn, typed="{}").stdout)
     assert first.output == f"job {second['id']} is in queue 'mail'\n"
@@ -244,7 +244,7 @@ def test_enqueue(dsn: str) -> None:
 
 
 def test_enqueue_warns_of_a_task_that_nobody_knows(dsn: str) -> None:
-    """When workers live and none knows the task, enqueue says so, with the nearest name; the job is in all the same."""
+    """If no live worker knows the task, enqueue warns with the nearest name, and still enqueues the job."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute("select tallybook.worker_start('w', array['mail'], array['send_welcome'])")
     result = invoke("enqueue", "mail", "send_welcom", to=dsn)
@@ -288,7 +288,7 @@ def test_every_state_with_one_query(dsn: str) -> None:
         assert [job["task"] for job in only] == [task]
     counts = {row["name"]: row for row in json.loads(invoke("queue", "list", "--json", to=dsn).output)}
     assert (counts["default"]["dead"], counts["default"]["retrying"]) == (1, 1)
-    # The cancelled one counts where it is until it would have been due.
+    # The cancelled job counts as scheduled until it would have been due.
     assert (counts["mail"]["available"], counts["mail"]["scheduled"], counts["mail"]["paused_at"]) == (1, 2, None)
 
 
@@ -303,7 +303,7 @@ def test_job_list_is_newest_first_and_limited(dsn: str) -> None:
 
 
 def test_job_show_has_errors_and_attempts(dsn: str) -> None:
-    """job show tells a dead job's columns, each attempt and each error; retry puts it back in line."""
+    """job show prints a dead job's columns, each attempt and each error; retry gives it another attempt."""
     app = App("shop", dsn=dsn)
 
     @app.task(max_attempts=1)
@@ -325,20 +325,20 @@ def test_job_show_has_errors_and_attempts(dsn: str) -> None:
 @pytest.mark.parametrize("verb", ["show", "cancel", "retry"])
 @pytest.mark.parametrize("job", [987654321, 2**64])
 def test_unknown_job(dsn: str, verb: str, job: int) -> None:
-    """An id that no job has: one line, code 1."""
+    """An unknown job id gives one line and code 1."""
     result = invoke("job", verb, job, to=dsn)
     assert (result.exit_code, f"job {job}" in result.output) == (1, True)
 
 
 def test_one_unknown_job_keeps_no_other_from_being_cancelled(dsn: str) -> None:
-    """cancel goes on after an unknown id, and ends with code 1 all the same."""
+    """cancel continues after an unknown id, and still ends with code 1."""
     (job,) = put(dsn, "'mail', 'a'")
     result = invoke("job", "cancel", 987654321, job, to=dsn)
     assert (result.exit_code, result.stdout) == (1, f"job {job}: cancelled\n")
 
 
 def test_pause_and_resume(dsn: str) -> None:
-    """A paused queue is shown with since when and by whom; a wrong name is answered with the nearest one."""
+    """queue list shows who paused a queue; a wrong name gets the nearest one as a suggestion."""
     put(dsn, "'mail', 'a'")
     assert invoke("queue", "pause", "mail", "--by", "ops", to=dsn).output == "queue 'mail' is paused\n"
     assert "by ops" in invoke("queue", "list", to=dsn).output
@@ -349,7 +349,7 @@ def test_pause_and_resume(dsn: str) -> None:
 
 
 def test_output_is_safe_on_a_terminal(dsn: str) -> None:
-    """What jobs carry cannot steer the terminal nor fake lines; as JSON it stays what it is."""
+    """A job's data cannot control the terminal or fake lines; as JSON it is unchanged."""
     nasty = "\x1b[31mred\x1b[0m\nfake line \x9b2J [bold]x[/bold] \u202eback"
     (job,) = put(dsn, "'mail', 'a'")
     invoke("job", "cancel", job, "--reason", nasty, to=dsn)
@@ -362,7 +362,7 @@ def test_output_is_safe_on_a_terminal(dsn: str) -> None:
 
 
 def test_reason_of_a_failed_connection_is_short() -> None:
-    """Of libpq's words about a failed connection only the reason is shown, since the address is in front of it."""
+    """Of libpq's connection error only the reason is shown, since the address precedes it."""
     socket = (
         'connection failed: connection to server on socket "/tmp/.s.PGSQL.1" failed: FATAL:  database "x" is not there'
     )

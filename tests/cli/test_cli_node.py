@@ -1,4 +1,4 @@
-"""tallybook node ...: what a person types about several databases of one app, and how faults of a node are told."""
+"""tallybook node: commands for several databases of one app, and reports of a node's faults."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def address(dsn: str) -> str:
 
 
 def checked(fleet: Fleet, code: int) -> dict[str, list[str]]:
-    """What `node check` found of each node."""
+    """The findings of `node check`, by node."""
     found: dict[str, list[str]] = {}
     for each in json.loads(run("node", "check", "--json", dsn=fleet.dsn, code=code)):
         found.setdefault(each["details"]["node"], []).append(each["finding"])
@@ -45,7 +45,7 @@ def checked(fleet: Fleet, code: int) -> dict[str, list[str]]:
 
 
 def test_one_database_is_one_node(dsn: str) -> None:
-    """On a database alone the list shows it, and the check says that it is well."""
+    """For a single database the list shows it, and the check is ok."""
     (only,) = json.loads(run("node", "list", "--json", dsn=dsn))
     assert (only["number"], only["state"], only["home"]) == (0, "live", True)
     assert "number 0, 0 open jobs, 0 workers" in run("node", "check", dsn=dsn)
@@ -63,7 +63,7 @@ def test_nodes_are_listed(fleet: Fleet) -> None:
 
 
 def test_the_first_node_brings_its_directory_along(make_fleet: Callable[..., Fleet], empty_dsn: str) -> None:
-    """The first node that is added puts the database of the DSN on record, too; numbers are those of the installations."""
+    """Adding the first node registers the DSN's database, too; numbers are those of the installations."""
     fleet = make_fleet(2, table=False)
     assert run("node", "add", "south", address(fleet.dsns[1]), dsn=fleet.dsn) == "node 'south' (2) is created\n"
     assert [(node.number, node.home) for node in fleet.nodes] == [(1, True), (2, False)]
@@ -76,7 +76,7 @@ def test_the_first_node_brings_its_directory_along(make_fleet: Callable[..., Fle
 
 
 def test_a_node_that_is_away_is_added_by_its_number(fleet: Fleet) -> None:
-    """One that does not answer is refused without a number, and taken with one."""
+    """A node that does not answer is refused without a number, and added with one."""
     assert "Pass its number" in run("node", "add", "away", NOWHERE, dsn=fleet.dsn, code=1)
     assert "(9) is created" in run("node", "add", "away", NOWHERE, "--number", "9", dsn=fleet.dsn)
     assert checked(fleet, 1)["away"][0].startswith("it does not answer")
@@ -90,7 +90,7 @@ def test_an_address_with_a_password_is_refused(fleet: Fleet) -> None:
 
 
 def test_a_node_with_open_jobs_is_not_removed(fleet: Fleet) -> None:
-    """Removal tells how many jobs are open there and refuses; --anyway removes the node and leaves its jobs."""
+    """Removal reports the number of open jobs and refuses; --anyway removes the node and leaves its jobs."""
     job = fleet.enqueue(2)
     fleet.enqueue(2)
     said = run("node", "remove", "south", dsn=fleet.dsn, code=2)
@@ -104,14 +104,14 @@ def test_a_node_with_open_jobs_is_not_removed(fleet: Fleet) -> None:
 
 
 def test_a_node_that_does_not_answer_is_removed_only_anyway(fleet: Fleet) -> None:
-    """Where nobody knows what is open, removal is refused, too."""
+    """If the open jobs are unknown, removal is refused, too."""
     run("node", "add", "away", NOWHERE, "--number", "9", dsn=fleet.dsn)
     assert "its open jobs are unknown" in run("node", "remove", "away", dsn=fleet.dsn, code=2)
     assert "is removed" in run("node", "remove", "away", "--anyway", dsn=fleet.dsn)
 
 
 def test_schedules_go_to_the_home_and_move_with_it(fleet: Fleet) -> None:
-    """Schedules that a person or a program puts lie on the home node; retiring it moves them, with their counts, to the next."""
+    """Schedules of users and programs are on the home node; retiring it moves them, with counts, to the next."""
     west = fleet.dsns[2]
     run("schedule", "set", "nightly", "report", "--cron", "0 3 * * *", dsn=fleet.dsn)
     fleet.run(1, "update tallybook.schedule set fired_count = 7, last_job_id = 5, paused_at = now(), due_at = null")
@@ -130,7 +130,7 @@ def test_schedules_go_to_the_home_and_move_with_it(fleet: Fleet) -> None:
 
 
 def test_a_move_that_was_cut_off_is_ended_by_the_next_one(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed between the two commits of a move: both nodes have the schedules, none has lost one; said again, the home has them."""
+    """A move killed between its two commits leaves the schedules on both nodes; run again, only the home has them."""
     run("schedule", "set", "nightly", "report", "--cron", "0 3 * * *", dsn=fleet.dsn)
     whole = node_changes.sync.run
 
@@ -150,7 +150,7 @@ def test_a_move_that_was_cut_off_is_ended_by_the_next_one(fleet: Fleet, monkeypa
 
 
 async def test_an_awaited_schedule_goes_to_the_home(fleet: Fleet) -> None:
-    """The same without a connection in an event loop."""
+    """An awaited schedule without a connection goes to the home, too."""
     run("node", "retire", "north", dsn=fleet.dsn)
     app = App("shop", dsn=fleet.dsn)
     assert await app.schedules.set("hourly", app.task(name="t")(lambda: None).job(), every="1 hour") == "created"
@@ -158,7 +158,7 @@ async def test_an_awaited_schedule_goes_to_the_home(fleet: Fleet) -> None:
 
 
 def test_keys_are_routed_and_pinned(fleet: Fleet) -> None:
-    """A key goes where the hash says, to its pin once it has one, and back; Python and the command line agree."""
+    """A key goes to the node of its hash, or to its pin; Python and the command line agree."""
     app = App("shop", dsn=fleet.dsn)
     assert run("node", "of", "tenant:7", dsn=fleet.dsn) == "south\n" and app.nodes.of("tenant:7").sync().name == "south"
     assert "is created" in run("node", "pin", "tenant:7", "west", dsn=fleet.dsn)
@@ -185,7 +185,7 @@ async def test_the_noun_changes_the_list(fleet: Fleet) -> None:
 
 
 async def test_an_id_leads_an_app_to_its_node(fleet: Fleet) -> None:
-    """Reading, cancelling and retrying a job by its id reach its node; an id of no node is told with the nodes that there are."""
+    """Reading, cancelling and retrying by id reach the job's node; an id of no node is an error that lists them."""
     app = App("shop", dsn=fleet.dsn)
     job = fleet.enqueue(3)
     assert (await app.get(job)).state == "available"
@@ -205,7 +205,7 @@ async def test_an_id_leads_an_app_to_its_node(fleet: Fleet) -> None:
 
 
 def test_a_variable_is_not_changed_by_commands(fleet: Fleet) -> None:
-    """Where TALLYBOOK_NODES lists the nodes, changes of the table are refused and the list shows the variable's."""
+    """With TALLYBOOK_NODES changes of the table are refused, and the list shows the variable's nodes."""
     given = {VARIABLE: f"a={fleet.dsns[0]}\nb={fleet.dsns[1]}"}
     refused = invoke("node", "add", "x", "host=y", to=fleet.dsn, **given)
     assert refused.exit_code == 2 and "Change it there" in refused.output
@@ -214,7 +214,7 @@ def test_a_variable_is_not_changed_by_commands(fleet: Fleet) -> None:
 
 
 def test_two_nodes_with_one_number(make_fleet: Callable[..., Fleet]) -> None:
-    """The check names both nodes of one number, and the one whose number is not that of the list."""
+    """The check names both nodes with one number, and the one whose number differs from the list."""
     fleet = make_fleet(3)
     with fleet.connect(3) as db:
         renumber(db, 2)
@@ -231,7 +231,7 @@ def test_a_node_that_is_listed_twice(fleet: Fleet) -> None:
 
 
 def test_a_node_of_an_older_schema(fleet: Fleet, empty_dsn: str) -> None:
-    """A node whose schema this program cannot work with, or that has none, is told with the command that mends it."""
+    """A node with an unsupported schema, or none, is reported with the command that fixes it."""
     fleet.run(2, "update tallybook.installation set version = 0, routines = 'x'")
     fleet.run(3, "update tallybook.installation set routines = 'x'")
     run("node", "add", "new", address(empty_dsn), dsn=fleet.dsn)
@@ -242,7 +242,7 @@ def test_a_node_of_an_older_schema(fleet: Fleet, empty_dsn: str) -> None:
 
 
 def test_a_node_restored_from_an_older_state(fleet: Fleet, server: Any, tmp_path: Any) -> None:
-    """A node whose last job id is behind what a check has seen is told as restored; once its sequence is set, it is well."""
+    """A node whose last job id is below one seen before is reported as restored, until its sequence is set."""
     dump(fleet.dsns[1], tmp_path / "yesterday")
     job = fleet.enqueue(2)
     fleet.run(2, "select tallybook.cancel(%s)", job)
@@ -269,20 +269,20 @@ def test_jobs_on_a_node_without_workers(fleet: Fleet) -> None:
 
 
 def test_another_cluster_behind_an_address(fleet: Fleet) -> None:
-    """An address that leads to another cluster than the one on record is a warning."""
+    """An address that leads to another cluster than the registered one is a warning."""
     checked(fleet, 0)
     fleet.run(1, "update tallybook.node set system_identifier = 5 where name = 'west'")
     assert "than the registered one (5)" in checked(fleet, 1)["west"][0]
 
 
 def test_an_address_that_is_none_is_refused(fleet: Fleet) -> None:
-    """A text that is no connection string is refused without being shown."""
+    """An address that is no connection string is refused without being shown."""
     said = run("node", "add", "x", "secret", dsn=fleet.dsn, code=2)
     assert "address: '(not shown)': not a connection string" in said and "secret" not in said
 
 
 def test_every_node_is_migrated_and_one_that_is_away_stops_none(make_fleet: Callable[..., Fleet], server: Any) -> None:
-    """migrate --nodes all does each node with its number from the table; one that fails is told; a second run does the rest."""
+    """migrate --nodes all gives each node its number from the table; a failed one is reported; a rerun does nothing."""
     fleet = make_fleet(1)
     empty = [server.create_database(f"tallybook_bare{number}_{os.getpid()}") for number in (2, 3)]
     try:
@@ -311,7 +311,7 @@ def test_every_node_is_migrated_and_one_that_is_away_stops_none(make_fleet: Call
 def test_nodes_of_a_file_get_the_next_free_number(
     make_fleet: Callable[..., Fleet], empty_dsn: str, tmp_path: Path
 ) -> None:
-    """A node that a file names and that has no schema gets the next free number, unless one that may have it is away."""
+    """A file's node without a schema gets the next free number, unless an absent node may have it."""
     fleet = make_fleet(2, table=False)
     file = tmp_path / "nodes.toml"
     lines = [f'[nodes]\na = "{fleet.dsns[0]}"', f'b = "{fleet.dsns[1]}"', f'c = "{empty_dsn}"']
@@ -323,7 +323,7 @@ def test_nodes_of_a_file_get_the_next_free_number(
 
 
 def test_a_node_with_another_number_than_its_own_is_told(fleet: Fleet) -> None:
-    """A migration does not renumber: where the list is wrong, that node has failed."""
+    """A migration does not renumber: a node whose number differs from the list fails."""
     with fleet.connect(3) as db:
         renumber(db, 8)
     said = run("migrate", "--nodes", "all", dsn=fleet.dsn, code=1)
@@ -331,7 +331,7 @@ def test_a_node_with_another_number_than_its_own_is_told(fleet: Fleet) -> None:
 
 
 def test_citus_is_kept_from_creating_the_schema_elsewhere(empty_dsn: str) -> None:
-    """Where Citus' setting exists, a migration switches the propagation off for its transaction, and only for that."""
+    """If Citus' setting exists, a migration turns propagation off, for its own transaction only."""
     shown = "select current_setting('citus.enable_ddl_propagation')"
     with psycopg.connect(empty_dsn, autocommit=True) as conn:
         conn.execute("set citus.enable_ddl_propagation = on")
@@ -342,7 +342,7 @@ def test_citus_is_kept_from_creating_the_schema_elsewhere(empty_dsn: str) -> Non
 
 @pytest.mark.direct("logins of their own")
 def test_an_operator_changes_the_list_and_moves_no_schedules(empty_dsn: str) -> None:
-    """With roles an operator checks, pins, adds and retires, and a producer routes; schedules move as the owner of the schema."""
+    """An operator may check, pin, add and retire, a producer may route; only the schema's owner moves schedules."""
     with house(empty_dsn) as made:
         made.give()
         operator = made.dsn_of(made.user("operator"))
@@ -358,7 +358,7 @@ def test_an_operator_changes_the_list_and_moves_no_schedules(empty_dsn: str) -> 
 
 
 def test_no_tick_is_fired_while_schedules_move(fleet: Fleet) -> None:
-    """While a node gives its schedules away nobody fires them there; control: before that, the same look finds one that is due."""
+    """While a node gives its schedules away none is fired there; control: before and after, the query finds it."""
     run("schedule", "set", "often", "t", "--every", "1 s", dsn=fleet.dsn)
     due = "select count(*) from (select from tallybook.schedule for update skip locked) s"
     assert fleet.run(1, due) == [(1,)]

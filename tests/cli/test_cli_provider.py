@@ -70,7 +70,7 @@ def test_a_provider_by_hand(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_secret_changes_and_the_former_one_stays(dsn: str) -> None:
-    """set-secret keeps the former one as previous until --drop-previous, or not at all; many lines of stdin are one secret."""
+    """set-secret keeps the old value as previous until --drop-previous, or not at all; all of stdin is one secret."""
     run("add", "acme", "--kind", "webhook", dsn=dsn)
     for text, what in (("one\n", "created"), ("one", "unchanged"), ("-----BEGIN\ntwo\n-----END\n", "changed")):
         assert f"is {what}" in run("set-secret", "acme", "key", dsn=dsn, stdin=text)
@@ -83,7 +83,7 @@ def test_a_secret_changes_and_the_former_one_stays(dsn: str) -> None:
 
 
 def test_a_rotation_by_hand(dsn: str, keys: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """rotate says what it did; what is left under a key that is not here ends with 1, and test says which that is."""
+    """rotate reports what it did; secrets under a missing key make it end with 1, and test names the key."""
     run("add", "acme", "--kind", "x", "--secret", "a", dsn=dsn, stdin="one\n")
     new = new_key("k2")
     monkeypatch.setenv("TALLYBOOK_KEYS", new)
@@ -98,7 +98,7 @@ def test_a_rotation_by_hand(dsn: str, keys: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_routes_by_hand(dsn: str) -> None:
-    """S1-15, S1-16, S1-17: put, which, list and drop; the specific one first, 1 where none leads to an active provider."""
+    """S1-15, S1-16, S1-17: set, which, list and drop; the specific route wins; 1 if none has an active provider."""
     for name in ("acme", "beta"):
         run("add", name, "--kind", "x", dsn=dsn)
     assert "no provider serves equity RELIANCE" in run("route", "which", "equity", "RELIANCE", dsn=dsn, code=1)
@@ -144,7 +144,7 @@ def test_routes_by_hand(dsn: str) -> None:
     ],
 )
 def test_mistakes_are_explained(dsn: str, db: Any, words: list[str], code: int, text: str) -> None:
-    """Each ends as one line that says what is wrong, changes nothing, and never repeats what may be the secret."""
+    """Each is an error that says what is wrong, changes nothing, and never repeats what may be the secret."""
     run("add", "acme", "--kind", "x", dsn=dsn)
     assert text in run(*words, dsn=dsn, code=code, stdin="")
     assert db.execute("select array_agg(name) from tallybook.provider").fetchone() == (["acme"],)
@@ -163,6 +163,6 @@ def test_a_provider_that_cannot_get_its_secrets_is_not_added(
 
 
 def test_keys_by_hand() -> None:
-    """`provider key` needs no database; each is new."""
+    """`provider key` needs no database; each key is new."""
     made = [invoke("provider", "key").output for _ in range(2)]
     assert made[0] != made[1] and all(re.fullmatch(r"k[0-9a-f]{6}:[A-Za-z0-9+/]{43}=\n", one) for one in made)

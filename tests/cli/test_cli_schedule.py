@@ -1,4 +1,4 @@
-"""tallybook schedule: list, show, next, put, pause, resume, drop, run."""
+"""tallybook schedule: list, show, next, set, pause, resume, drop, run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def put(dsn: str, *more: str) -> str:
 
 
 def test_a_schedule_from_the_command_line(dsn: str, db: Any) -> None:
-    """S2-16: put, change, list, show, next and drop a schedule by hand; what it shows is what is on record."""
+    """S2-16: set, change, list, show, next and drop a schedule by hand; the output is what is stored."""
     assert "no schedules" in run("schedule", "list", dsn=dsn)
     assert re.match(r"schedule 'report-de' is created; next at \d{4}-", put(dsn, "--cron", "0 6 * * MON-FRI"))
     assert "is unchanged" in put(dsn, "--cron", "0 6 * * MON-FRI")
@@ -55,7 +55,7 @@ def test_a_schedule_from_the_command_line(dsn: str, db: Any) -> None:
 
 
 def test_run_now_and_what_became_of_it(dsn: str, db: Any) -> None:
-    """S2-13, S2-16: run puts the job in, a second run says that it was skipped and ends with 1; show has both."""
+    """S2-13, S2-16: run enqueues the job, a second run reports that it was skipped and ends with 1; show has both."""
     run("schedule", "set", "s", "t", "--every", "1 hour", dsn=dsn)
     assert run("schedule", "run", "s", dsn=dsn) == "job 1\n"
     assert "skipped: the job of its last fire has not ended" in run("schedule", "run", "s", dsn=dsn, code=1)
@@ -70,7 +70,7 @@ def test_run_now_and_what_became_of_it(dsn: str, db: Any) -> None:
 
 
 def test_pause_and_resume(dsn: str) -> None:
-    """S2-16: who paused a schedule and since when is shown; resume lets it fire again."""
+    """S2-16: list shows who paused a schedule, and since when; resume ends the pause."""
     run("schedule", "set", "s", "t", "--cron", "@hourly", dsn=dsn)
     assert "is paused" in run("schedule", "pause", "s", "--by", "ada", dsn=dsn)
     assert "was paused already" in run("schedule", "pause", "s", dsn=dsn)
@@ -95,13 +95,13 @@ def test_pause_and_resume(dsn: str) -> None:
     ],
 )
 def test_mistakes_are_explained(dsn: str, words: list[str], code: int, text: str) -> None:
-    """A wrong expression, zone, interval or name ends as one line that names it, and changes nothing."""
+    """A wrong expression, zone, interval or name is an error that names it."""
     put(dsn, "--cron", "@daily")
     assert text in run("schedule", *words, dsn=dsn, code=code)
 
 
 def test_a_schedule_in_code_can_be_looked_at_and_comes_back(dsn: str, db: Any) -> None:
-    """S2-11: one in code cannot be changed by hand; dropped by hand it comes back, and the command says so."""
+    """S2-11: a schedule in code cannot be changed by hand; drop says that it returns with the next worker."""
 
     def nothing() -> None: ...
 

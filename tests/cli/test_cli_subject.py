@@ -1,4 +1,4 @@
-"""tallybook subject: what a person types, what comes back, and with which exit code."""
+"""tallybook subject: input, output and exit codes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def rows(db: Any) -> list[tuple[Any, ...]]:
 
 
 def test_push_and_upsert_one(run: Run, db: Any) -> None:
-    """S3-23 S3-25: push makes it once, upsert changes it; both say what they did, as text or JSON."""
+    """S3-23 S3-25: push creates it once, upsert changes it; both report what they did, as text or JSON."""
     first = run("push", "prices", "refresh", "asset:42", '{"asset_id": 42}', "--delay", "1 hour", "--priority", "1")
     assert first.exit_code == 0
     assert first.output == "subject 'asset:42', job 1, is new\n"
@@ -62,7 +62,7 @@ def test_push_and_upsert_one(run: Run, db: Any) -> None:
     ],
 )
 def test_a_slip_of_the_pen_is_told(run: Run, db: Any, words: tuple[str, ...], message: str) -> None:
-    """What cannot be meant ends with exit code 2 and one line that says why."""
+    """Wrong input ends with exit code 2 and one line that says why."""
     result = run(*words)
     assert result.exit_code == 2
     assert message in result.output
@@ -70,7 +70,7 @@ def test_a_slip_of_the_pen_is_told(run: Run, db: Any, words: tuple[str, ...], me
 
 
 def test_csv_is_upserted(run: Run, db: Any, tmp_path: Path) -> None:
-    """S3-12 S3-13: a CSV of more than one batch, with quotes, new lines, times and priorities; said again it changes nothing."""
+    """S3-12 S3-13: a CSV of several batches, with quotes, line breaks, times, priorities; a rerun changes nothing."""
     file = tmp_path / "assets.csv"
     lines = [f'"x:{n}","{{""asset_id"": {n}}}",,' for n in range(2100)]
     lines += ['"a ""b""\nc","{""note"": ""x, y""}",2031-01-01T00:00:00+01:00,0', "plain,,,"]
@@ -78,7 +78,7 @@ def test_csv_is_upserted(run: Run, db: Any, tmp_path: Path) -> None:
     widest = csv.field_size_limit()
     first = run("upsert", "prices", "refresh", "--file", file, "--delay", "1 hour")
     assert (first.exit_code, first.output) == (0, "2102 subjects: 2102 created\n")
-    assert csv.field_size_limit() == widest  # it is the whole process's
+    assert csv.field_size_limit() == widest  # a setting of the whole process
     found = {row[0]: row[1:] for row in rows(db)}
     assert len(found) == 2102
     assert found['a "b"\nc'] == ({"note": "x, y"}, 0, datetime(2030, 12, 31, 23, tzinfo=UTC))
@@ -89,7 +89,7 @@ def test_csv_is_upserted(run: Run, db: Any, tmp_path: Path) -> None:
 
 
 def test_json_lines_are_upserted_and_reported_row_by_row(run: Run, db: Any) -> None:
-    """S3-13: JSON lines from stdin; with --json one report a row, in the order of the file."""
+    """S3-13: JSON lines from stdin; with --json one report per row, in the order of the file."""
     lines = [{"subject": "b", "args": {"n": 1}, "priority": 0}, {"subject": "a", "run_at": "2031-01-01T00:00:00Z"}]
     text = "\n\n".join(map(json.dumps, lines))
     result = run("upsert", "prices", "refresh", "--file", "-", "--json", typed=text)
@@ -121,7 +121,7 @@ def test_json_lines_are_upserted_and_reported_row_by_row(run: Run, db: Any) -> N
     ],
 )
 def test_a_wrong_line_is_named(run: Run, db: Any, tmp_path: Path, name: str, text: str | bytes, message: str) -> None:
-    """A file that cannot be read ends with exit code 2, the number of the line, and nothing of its batch put in."""
+    """A wrong file ends with exit code 2 and the line's number, and nothing of its batch is stored."""
     file = tmp_path / name
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
     result = run("upsert", "prices", "refresh", "--file", file)
@@ -131,7 +131,7 @@ def test_a_wrong_line_is_named(run: Run, db: Any, tmp_path: Path, name: str, tex
 
 
 def test_what_is_in_before_a_wrong_line_is_told(run: Run, db: Any, tmp_path: Path) -> None:
-    """Batches before the wrong line stay, and the message says how many subjects that is."""
+    """Batches before the wrong line stay, and the message gives the number of their subjects."""
     file = tmp_path / "x.jsonl"
     file.write_text("".join(f'{{"subject": "{n}"}}\n' for n in range(1001)) + "nonsense\n")
     result = run("upsert", "prices", "refresh", "--file", file)
@@ -141,7 +141,7 @@ def test_what_is_in_before_a_wrong_line_is_told(run: Run, db: Any, tmp_path: Pat
 
 
 def test_list_show_errors_and_forget(run: Run, dsn: str, db: Any) -> None:
-    """S3-30: subjects by task, state and prefix, one with its errors, the log of errors, and a name let go."""
+    """S3-30: list by task, state and prefix, show with errors, the error log, and forget."""
     app = App("prices", dsn=dsn)
 
     @app.task
@@ -185,7 +185,7 @@ def test_list_show_errors_and_forget(run: Run, dsn: str, db: Any) -> None:
 
 
 def test_a_name_in_two_queues(run: Run, db: Any, dsn: str) -> None:
-    """Names of a queue's own: listed one by one; show and forget take --queue, and without it the error names the queues."""
+    """A queue's own names are listed separately; show and forget need --queue, else the error names the queues."""
     for queue in ("eu", "us"):
         assert invoke("queue", "create", queue, "--own-names", to=dsn).exit_code == 0
         assert run("push", queue, "refresh", "a", "{}", "--delay", "1 hour").exit_code == 0

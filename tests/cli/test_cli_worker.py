@@ -1,4 +1,4 @@
-"""tallybook worker: real processes, real signals; and what can be wrong with -A."""
+"""tallybook worker: real processes, real signals, and mistakes in -A."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def rows(dsn: str, query: str) -> list[tuple[Any, ...]]:
 
 
 def test_worker_runs_jobs_and_stops(shop: Path, dsn: str) -> None:
-    """The worker serves the queues of all its app's tasks, names the job on each line of it, and ends with code 0."""
+    """The worker serves the queues of its app's tasks, names the job on each log line, and ends with code 0."""
     with worker(shop, dsn) as running:
         job = put(dsn, "mail", "hello", name="Ann")
         running.says(f"shop.mail: [hello {job}] hello Ann")
@@ -76,7 +76,7 @@ def test_worker_runs_jobs_and_stops(shop: Path, dsn: str) -> None:
 
 
 def test_worker_logs_json(shop: Path, dsn: str) -> None:
-    """--log-format json: each line is one object; those of a job have job, task, queue and attempt."""
+    """--log-format json: each line is one object; a job's lines have job, task, queue and attempt."""
     with worker(shop, dsn, "--log-format", "json") as running:
         job = put(dsn, "mail", "hello", name="Ann")
         running.says("hello Ann")
@@ -88,7 +88,7 @@ def test_worker_logs_json(shop: Path, dsn: str) -> None:
 
 
 def test_stop_waits_for_a_running_job(shop: Path, dsn: str) -> None:
-    """After SIGTERM a running job goes on to its end; a second SIGTERM gives it back unfinished."""
+    """After SIGTERM a running job finishes; a second SIGTERM gives it back unfinished."""
     with worker(shop, dsn, "--queues", "default=1") as running:
         first = put(dsn, "default", "meet", me="a", other="b")
         running.says(f"[meet {first}] waits for b")
@@ -111,10 +111,10 @@ def test_stop_waits_for_a_running_job(shop: Path, dsn: str) -> None:
 def test_no_signal_falls_between_the_wait_for_the_server_and_the_worker(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A SIGTERM in the very step in which the server is there stops the worker that would begin now."""
+    """A SIGTERM at the moment when the server is found stops the worker that would start now."""
 
     async def told_meanwhile(look: Any, *of: Any) -> Any:
-        if look is _check_schema:  # the last of the wait
+        if look is _check_schema:  # the last step of the wait
             return os.kill(os.getpid(), signal.SIGTERM)
         return await aside(look, *of)
 
@@ -132,7 +132,7 @@ def test_no_signal_falls_between_the_wait_for_the_server_and_the_worker(
 
 
 def test_replicas_share_the_queue(shop: Path, dsn: str) -> None:
-    """S2-10: a second worker process takes its share: two jobs that wait for each other end, with one slot each."""
+    """S2-10: a second worker process shares the queue: two jobs that wait for each other end, with one slot each."""
     with worker(shop, dsn, "--queues", "default=1") as one, worker(shop, dsn, "--queues", "default=1") as two:
         one.says(READY)
         two.says(READY)
@@ -143,7 +143,7 @@ def test_replicas_share_the_queue(shop: Path, dsn: str) -> None:
 
 
 def test_worker_waits_for_a_server_that_is_down(shop: Path) -> None:
-    """A server that is down at the start is waited for, visibly; a stop ends the wait with code 0."""
+    """A worker waits for a server that is down, and says so; a stop ends the wait with code 0."""
     with worker(shop, "host=127.0.0.1 port=1 password=geheim") as running:
         running.says("waiting for it")
         running.send(signal.SIGTERM)
@@ -155,7 +155,7 @@ def test_worker_waits_for_a_server_that_is_down(shop: Path) -> None:
 @pytest.mark.parametrize("processes", ["1", "2"])
 @pytest.mark.parametrize("what", ["database", "schema"])
 def test_worker_that_cannot_work_ends_at_once(shop: Path, empty_dsn: str, what: str, processes: str) -> None:
-    """A database that does not exist, or one without the schema: one line, code 2, with several processes too."""
+    """A missing database or schema gives one line and code 2, with several processes too."""
     wrong = make_conninfo(empty_dsn, dbname="no_such_database") if what == "database" else empty_dsn
     with worker(shop, wrong, "--processes", processes) as running:
         assert running.ended() == 2
@@ -165,7 +165,7 @@ def test_worker_that_cannot_work_ends_at_once(shop: Path, empty_dsn: str, what: 
 
 @pytest.mark.slow
 def test_supervisor_replaces_a_child(shop: Path, dsn: str) -> None:
-    """--processes 2: a killed child is replaced, its job is run again by another, and a stop ends all with code 0."""
+    """--processes 2: a killed child is replaced, and a stop ends all with code 0."""
     quick = ("--heartbeat", "400 ms", "--lease", "2 s")
     with worker(shop, dsn, "--processes", "2", "--name", "pair", *quick) as parent:
         parent.says(READY, times=2)
@@ -182,8 +182,8 @@ def test_supervisor_replaces_a_child(shop: Path, dsn: str) -> None:
 
 @pytest.mark.slow
 def test_supervisor_replaces_a_worker_that_is_used_up(tmp_path: Path, dsn: str) -> None:
-    """F25: a child that stops since its threads are lost to handlers that do not end has code 3; a new one takes over."""
-    # Does not end, and its worker has one slot: that is one too many.
+    """F25: a child that lost its threads to endless handlers stops with code 3; a new one takes over."""
+    # It never ends, and takes its worker's only slot.
     stuck = """
 import time
 from datetime import timedelta
@@ -209,7 +209,7 @@ def stuck() -> None:
 
 
 def test_supervisor_passes_the_second_signal_on(shop: Path, dsn: str) -> None:
-    """The first signal to the parent stops its children kindly, the second aborts their jobs."""
+    """The first signal to the parent stops its children, the second aborts their jobs."""
     with worker(shop, dsn, "--processes", "2", "--queues", "default=1") as parent:
         job = put(dsn, "default", "meet", me="a", other="never")
         parent.says(f"[meet {job}] waits for never")
@@ -221,7 +221,7 @@ def test_supervisor_passes_the_second_signal_on(shop: Path, dsn: str) -> None:
 
 
 def test_children_do_not_outlive_a_killed_supervisor(shop: Path, dsn: str) -> None:
-    """When the parent is killed by SIGKILL its children stop by themselves, as by SIGTERM."""
+    """After SIGKILL of the parent its children stop by themselves, as after SIGTERM."""
     with worker(shop, dsn, "--processes", "2") as parent:
         parent.says(READY, times=2)
         left = children(parent.pid)
@@ -248,7 +248,7 @@ def test_children_do_not_outlive_a_killed_supervisor(shop: Path, dsn: str) -> No
     ],
 )
 def test_app_that_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, said: str) -> None:
-    """What is wrong with -A: the module, the import error with file and line, the object, and what was meant."""
+    """Errors of -A: the module, the import error with file and line, or the object, and a suggestion."""
     apps = {
         "good": "from tallybook import App\napp = App('good')\nother = 3\n",
         "twin": "from tallybook import App\none = App('a')\ntwo = App('b')\n",

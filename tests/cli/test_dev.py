@@ -1,4 +1,4 @@
-"""tallybook dev: a database, a worker, an eye on the code; and nothing left behind."""
+"""tallybook dev: a database, a worker and reloads of the code; and nothing left behind."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def shop() -> Iterator[Path]:
 
 
 def database(running: Command) -> str:
-    """The DSN that it told."""
+    """The DSN that it printed."""
     running.says(" serves ")
     found = re.search(r"^database: (.+)$", running.output, re.MULTILINE)
     assert found, running.output
@@ -58,7 +58,7 @@ def processes(dsn: str, running: Command) -> list[int]:
 
 @pytest.mark.slow
 def test_dev_runs_jobs_and_follows_the_code(shop: Path) -> None:
-    """dev brings database, schema and worker; changed code is run, broken code waited out; Ctrl-C ends all of it."""
+    """dev starts database, schema and worker; it runs changed code and waits out broken code; Ctrl-C ends all."""
     after = BEFORE.replace("version 1", "version 2")
     with Command(shop, "dev", "-A", "shop:app") as running:
         dsn = database(running)
@@ -114,7 +114,7 @@ def test_dev_with_a_database_of_ones_own(shop: Path, empty_dsn: str) -> None:
 
 
 def test_dev_names_a_missing_module_before_it_starts_anything(shop: Path) -> None:
-    """A module that is not there: one line and code 2, no server, no directory."""
+    """A missing module gives one line and code 2, no server and no directory."""
     with Command(shop, "dev", "-A", "shopp:app") as running:
         assert running.ended() == 2
         assert "there is no module 'shopp'" in running.output and "Did you mean shop?" in running.output
@@ -123,7 +123,7 @@ def test_dev_names_a_missing_module_before_it_starts_anything(shop: Path) -> Non
 
 @pytest.mark.slow
 def test_the_first_job_of_the_readme_takes_ten_lines(shop: Path) -> None:
-    """From an empty folder to the first own job: ten typed lines of the README, run as they are written there."""
+    """The README leads from an empty folder to a first job in ten typed lines, run as written."""
     written = FENCED.findall(text("README.md").split("## A first job\n")[1].split("\n## ")[0])
     typed = [line for _, body in written for line in body.splitlines() if line.strip() and not line.startswith("#")]
     assert len(typed) <= 10, typed

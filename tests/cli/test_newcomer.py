@@ -91,7 +91,7 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 @pytest.mark.parametrize("mistake", CALLS)
 def test_a_call(db: Any, mistake: str) -> None:
-    """One line that has the value and what to write instead."""
+    """The error is one line that says what to write instead."""
     call, advice = CALLS[mistake]
     with pytest.raises(Exception) as refused:
         call(db)
@@ -100,7 +100,7 @@ def test_a_call(db: Any, mistake: str) -> None:
 
 
 def test_a_program_without_a_database(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error of a program that nobody has given a database names TALLYBOOK_DSN."""
+    """Without a database the error names TALLYBOOK_DSN."""
     monkeypatch.delenv("TALLYBOOK_DSN", raising=False)
     monkeypatch.setenv("PGHOST", "/nowhere")
     with pytest.raises(QueueUnavailable, match=r"Set TALLYBOOK_DSN .*, or pass App\('shop', dsn=\.\.\.\)"):

@@ -1,4 +1,4 @@
-"""PL/Proxy on Debian's PostgreSQL 15: what `tallybook node plproxy` prints, run by psql in a proxy database before three nodes."""
+"""PL/Proxy on Debian's PostgreSQL 15: the output of `tallybook node plproxy`, run in a proxy database for 3 nodes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ select m.* from (select array_agg('tenant:' || g) as keys, array_agg('mail'::tex
 
 
 def psql(dsn: str, text: str, error: str = "") -> None:
-    """Run a script as a person would; its first error ends it, and has to be this one."""
+    """Run a script as a user would; it stops at its first error, which must be this one."""
     words = ["psql", "--quiet", "--no-psqlrc", "--set=ON_ERROR_STOP=1", dsn]
     done = subprocess.run(words, input=text, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode != 0) == bool(error) and error in done.stderr, done.stderr
@@ -38,7 +38,7 @@ def psql(dsn: str, text: str, error: str = "") -> None:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[tuple[Fleet, str]]:
-    """Three nodes, and a proxy database into which the command's output was run, twice."""
+    """Three nodes, and a proxy database in which the command's output was run twice."""
     plproxy.needed()
     with temporary_server(15) as server:
         fleet = Fleet(server, 3)
@@ -76,7 +76,7 @@ def test_jobs_of_a_key_lie_on_one_node_and_keys_on_all(proxy: psycopg.Connection
 
 
 def test_many_are_split_over_the_nodes_of_their_keys(proxy: psycopg.Connection[Any]) -> None:
-    """Bulk by SPLIT: one row a job with its key, each on the node where the key's other jobs are."""
+    """Bulk by SPLIT: one row per job with its key, each on the node of the key's other jobs."""
     found = proxy.execute(MANY.encode()).fetchall()
     assert {key for key, _, _ in found} == {f"tenant:{n}" for n in range(1, 41)} and len(found) == 40
     assert all(created for *_, created in found)
@@ -85,7 +85,7 @@ def test_many_are_split_over_the_nodes_of_their_keys(proxy: psycopg.Connection[A
 
 
 def test_an_id_leads_to_its_node(proxy: psycopg.Connection[Any]) -> None:
-    """State and job are asked of the id's node; a job that is not there is null, and an unknown node a clear error."""
+    """State and job are read on the id's node; a missing job is null, and an unknown node a clear error."""
     jobs = [one(proxy, "select tallybook_proxy.enqueue(%s, 'mail', 'confirm')", f"tenant:{n}") for n in range(40)]
     assert {one(proxy, "select tallybook_proxy.state(%s)", job) for job in jobs} == {"available"}
     assert one(proxy, "select tallybook_proxy.job(%s)", jobs[0])["task"] == "confirm"
@@ -117,7 +117,7 @@ def test_lists_are_of_all_nodes(cluster: tuple[Fleet, str], proxy: psycopg.Conne
 def test_an_order_and_its_job_are_one_transaction_on_the_node(
     cluster: tuple[Fleet, str], proxy: psycopg.Connection[Any]
 ) -> None:
-    """A function on the node writes both, or neither; what the proxy rolls back stays, since PL/Proxy has committed it."""
+    """A function on the node writes both or neither; a rollback on the proxy is too late: PL/Proxy has committed."""
 
     def orders() -> tuple[int, int]:
         found = [0, 0]
@@ -131,7 +131,7 @@ def test_an_order_and_its_job_are_one_transaction_on_the_node(
     for tenant in range(10):
         one(proxy, "select place_order(%s, 'pen')", tenant)
     assert orders() == (before[0] + 10, before[1] + 10)
-    with pytest.raises(psycopg.Error, match="duplicate key"):  # at COMMIT on the node: the job was put in by then
+    with pytest.raises(psycopg.Error, match="duplicate key"):  # at COMMIT on the node, after the enqueue
         one(proxy, "select place_order(3, 'pen')")
     assert orders() == (before[0] + 10, before[1] + 10)
     with proxy.transaction(force_rollback=True):
@@ -140,7 +140,7 @@ def test_an_order_and_its_job_are_one_transaction_on_the_node(
 
 
 def test_a_list_of_all_nodes_fails_where_one_does_not_answer(cluster: tuple[Fleet, str]) -> None:
-    """A cluster with a node that is not there: its lists are an error, keys and ids still lead to the other nodes."""
+    """If a node is missing, lists of all nodes fail, but keys and ids still lead to the other nodes."""
     first, *others = cluster[0].nodes
     with psycopg.connect(first.dsn, autocommit=True) as conn:
         conn.execute("create database wider")
@@ -154,7 +154,7 @@ def test_a_list_of_all_nodes_fails_where_one_does_not_answer(cluster: tuple[Flee
 
 
 def test_another_number_of_partitions_is_refused(cluster: tuple[Fleet, str], proxy: psycopg.Connection[Any]) -> None:
-    """It would move every key: the script stops before it changes anything, and says which number fits."""
+    """It would move every key: the script stops before any change, and names the number that fits."""
     before = proxy.execute("select srvoptions from pg_foreign_server").fetchall()
     psql(cluster[1], script(cluster[0].nodes, partitions=8), error="cluster tallybook has 16 partitions")
     psql(cluster[1], script(cluster[0].nodes, partitions=32), error="--partitions 16")
@@ -177,7 +177,7 @@ def test_secrets_are_not_printed() -> None:
     ("nodes", "asked", "count"), [(3, None, 16), (2, None, 2), (1, None, 1), (3, 4, 4), (3, 64, 64)]
 )
 def test_partitions_are_a_power_of_two_dealt_to_the_nodes(nodes: int, asked: int | None, count: int) -> None:
-    """PL/Proxy takes a power of two: one a node where their number is one, else 4 times the next, or as many as are asked for."""
+    """A power of two: one per node if their number is one, else 4 times the next, or as many as asked for."""
     printed = script(three()[:nodes], "shop", asked)
     assert printed.count("  set p") == count and f"hashtext(key) & {count - 1}" in printed
     assert all(f"({one.name}): p{at}" in printed for at, one in enumerate(three()[:nodes]))
@@ -188,12 +188,12 @@ def test_partitions_are_a_power_of_two_dealt_to_the_nodes(nodes: int, asked: int
     ("Shop'; drop", 4, "is not a plain name"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused(cluster: str, asked: int, problem: str) -> None:
-    """Another number of partitions, fewer than nodes, or a name that would need quotes: one line and a hint."""
+    """No power of two, fewer partitions than nodes, or a name that needs quotes: one line and a hint."""
     with pytest.raises(Problem) as raised:
         script(three(), cluster, asked)
     assert problem in f"{raised.value.message} {raised.value.hint}" and raised.value.code == 2
 
 
 def test_a_node_that_retires_is_named() -> None:
-    """Its keys have to be moved before they lie elsewhere, so it keeps its partitions, and the text says so."""
+    """It keeps its partitions until its keys are moved, and the script says so."""
     assert "is retiring: move its keys" in script(three(state="retiring"))

@@ -19,7 +19,7 @@ AWAY = "host=127.0.0.1 port=1 dbname=shop user=u password=geheim"
 
 
 class Shop:
-    """Three nodes, each with jobs that were enqueued a minute after those of the node before."""
+    """Three nodes, and commands that run over them."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -49,7 +49,7 @@ def shop(fleet: Fleet) -> Shop:
 
 
 def died(shop: Shop, name: str, *tasks: str) -> list[int]:
-    """Jobs of a node that died one after the other."""
+    """Make jobs of a node die, one after the other; return their ids."""
     app = App("shop", dsn=shop.nodes[name])
 
     @app.task(name="fails", max_attempts=1)
@@ -64,7 +64,7 @@ def died(shop: Shop, name: str, *tasks: str) -> list[int]:
 
 
 def test_a_list_is_one_list_of_all_nodes(shop: Shop) -> None:
-    """`job list --nodes all` has the newest of all nodes, in order of time, as many as --limit says, each with its node."""
+    """`job list --nodes all` lists the newest jobs of all nodes, by time, up to --limit, each with its node."""
     first = shop.put("south", "'mail', 'a'", "'mail', 'b'")
     second = shop.put("north", "'mail', 'c'")
     third = shop.put("west", "'mail', 'd'", "'mail', 'e'")
@@ -77,7 +77,7 @@ def test_a_list_is_one_list_of_all_nodes(shop: Shop) -> None:
 
 
 def test_pages_over_nodes_neither_skip_nor_repeat(shop: Shop) -> None:
-    """Each page goes on behind the one before on every node, and names of nodes choose which are listed."""
+    """Each page continues after the one before on every node, and node names select which are listed."""
     put = [
         (name, *shop.put(name, "'mail', 'a'")) for name in ("north", "south", "west", "south", "south", "north", "west")
     ]
@@ -95,7 +95,7 @@ def test_pages_over_nodes_neither_skip_nor_repeat(shop: Shop) -> None:
 
 
 def test_queues_are_added_up(shop: Shop) -> None:
-    """`queue list` and `count list` have one row a queue with the sums of all nodes."""
+    """`queue list` and `count list` have one row per queue, with the sums of all nodes."""
     shop.put("north", "'mail', 'a'", "'only', 'a'")
     shop.put("south", "'mail', 'a'", "'mail', 'a', run_at => clock_timestamp() + interval '1 h'")
     rows = {row["name"]: row for row in shop.rows("queue", "list")}
@@ -105,7 +105,7 @@ def test_queues_are_added_up(shop: Shop) -> None:
 
 
 def test_a_node_that_is_away_is_one_line(shop: Shop) -> None:
-    """A list has what the others answer and exit code 0; the node that is away is named on stderr, without its secrets."""
+    """A list has the other nodes' answers and exit code 0; stderr names an absent node, without its secrets."""
     jobs = shop.put("north", "'mail', 'a'") + shop.put("west", "'mail', 'b'")
     found = shop.says("job", "list", "--json", away="south")
     assert (found.exit_code, [row["id"] for row in json.loads(found.stdout)]) == (0, jobs[::-1])
@@ -116,7 +116,7 @@ def test_a_node_that_is_away_is_one_line(shop: Shop) -> None:
 
 
 def test_an_id_leads_to_its_node(shop: Shop) -> None:
-    """show, why, cancel and retry go to the node of the id, also where another node is away; others are named."""
+    """show, why, cancel and retry go to the id's node, even if another is away; an unknown one is an error."""
     north, south, west = (shop.put(name, "'mail', 'send'")[0] for name in ("north", "south", "west"))
     assert json.loads(shop.says("job", "show", south, "--json", away="north").stdout)["id"] == south
     assert "available" in shop.says("job", "why", west).stdout
@@ -129,7 +129,7 @@ def test_an_id_leads_to_its_node(shop: Shop) -> None:
 
 
 def test_bulk_actions_report_by_node(shop: Shop) -> None:
-    """What is done to many is done node by node; a node that is away is told, and keeps no other from it. Exit code 1."""
+    """Bulk actions run node by node; an absent node is reported, and stops no other. Exit code 1."""
     jobs = {name: shop.put(name, "'mail', 'send'", "'mail', 'send'") for name in shop.nodes}
     done = shop.says("job", "cancel", "--queue", "mail", "--yes", away="south")
     assert done.stdout.splitlines() == [
@@ -148,7 +148,7 @@ def test_bulk_actions_report_by_node(shop: Shop) -> None:
 
 
 def test_limits_breakers_and_routes_are_set_on_each_node(shop: Shop) -> None:
-    """What changes limits, breakers, providers and routes does so node by node, with a line each; exit code 1 if one failed."""
+    """Changes of limits, breakers, providers and routes run node by node, a line each; exit code 1 if one failed."""
     for words in (
         ("limit", "set", "acme", 8, "1min"), ("limit", "at-once", "acme", 2), ("limit", "push", "acme", "5min"),
         ("breaker", "set", "acme", 5, "1min", "30s"), ("breaker", "open", "acme"), ("breaker", "close", "acme"),
@@ -173,7 +173,7 @@ def test_limits_breakers_and_routes_are_set_on_each_node(shop: Shop) -> None:
 
 
 def test_a_secret_is_read_once_for_all_nodes(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A secret is read once and encrypted on each node; a node that has the provider already is an error of that node alone."""
+    """A secret is read once and encrypted on each node; only a node that already has the provider fails."""
     monkeypatch.setenv("TALLYBOOK_KEYS", new_key("k1"))
     monkeypatch.setenv("ACME", "sk-canary")
     assert shop.says("provider", "add", "acme", "--kind", "mail", nodes="south").exit_code == 0
@@ -185,7 +185,7 @@ def test_a_secret_is_read_once_for_all_nodes(shop: Shop, monkeypatch: pytest.Mon
 
 
 def test_dead_letters_of_all_nodes(shop: Shop) -> None:
-    """Dead letters are merged by when they died; a retry by filter is done on each node, one by id on its own."""
+    """Dead letters are merged by time of death; a retry by filter runs on each node, a drop by id on its own."""
     (north,), (south, last) = died(shop, "north", "stamp"), died(shop, "south", "paper", "stamp")
     listed = shop.rows("dead", "list")
     assert [(row["node"], row["job"]) for row in listed] == [("south", last), ("south", south), ("north", north)]
@@ -197,7 +197,7 @@ def test_dead_letters_of_all_nodes(shop: Shop) -> None:
 
 
 def test_the_doctor_of_all_nodes(shop: Shop) -> None:
-    """The doctor looks at each node; one that is away is a problem of its own."""
+    """The doctor checks each node; an absent one is an error of its own."""
     found = shop.says("doctor", "--json", away="west")
     by_node = {one["node"]: one for one in json.loads(found.stdout)}
     assert found.exit_code == 1 and by_node["west"]["error"]
@@ -205,7 +205,7 @@ def test_the_doctor_of_all_nodes(shop: Shop) -> None:
 
 
 def test_one_database_unless_nodes_are_named(shop: Shop) -> None:
-    """TALLYBOOK_NODES alone changes nothing: without --nodes a command is about one database."""
+    """TALLYBOOK_NODES alone changes nothing: without --nodes a command reads one database."""
     mine = shop.put("north", "'mail', 'a'")
     shop.put("south", "'mail', 'a'")
     assert [row["id"] for row in json.loads(shop.says("job", "list", "--json", nodes=None).stdout)] == mine
@@ -214,7 +214,7 @@ def test_one_database_unless_nodes_are_named(shop: Shop) -> None:
 
 
 def test_top_of_all_nodes(shop: Shop) -> None:
-    """`top` adds the queues of all nodes up, and says which node is away."""
+    """`top` sums the queues of all nodes, and names an absent node."""
     shop.put("north", "'mail', 'a'", "'mail', 'a'")
     shop.put("west", "'mail', 'a'")
     with psycopg.connect(shop.nodes["west"], autocommit=True) as conn:

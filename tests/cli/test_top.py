@@ -46,7 +46,7 @@ def reading(*queues: dict[str, Any], **more: Any) -> Reading:
 
 
 def shown(of: Reading, rate: Rates | None = None, *, width: int = 80, height: int = 24, **more: Any) -> list[str]:
-    """The screen as texts; none is wider or longer than there is room for."""
+    """The screen's lines as text; none is wider, and there are no more, than fit."""
     lines = [line.plain for line in screen(of, rate or Rates(), width=width, height=height, **more)]
     assert len(lines) <= height and max(map(cell_len, lines)) <= width
     return lines
@@ -57,7 +57,7 @@ def shown(of: Reading, rate: Rates | None = None, *, width: int = 80, height: in
 
 @pytest.mark.parametrize("width, height", [(80, 24), (120, 40), (40, 10), (200, 100)])
 def test_a_hundred_queues_with_long_names(width: int, height: int) -> None:
-    """The busiest come first, the names are cut and not the numbers, and the screen says how many are not shown."""
+    """The busiest queues come first, names are cut but not numbers, and hidden queues are counted."""
     queues = [queue(f"queue-{n:03}-" + "long" * 60, available=n, running=n % 10) for n in range(100)]
     lines = shown(reading(*queues), width=width, height=height)
     rows = [line for line in lines if line.startswith("queue-")]
@@ -70,7 +70,7 @@ def test_a_hundred_queues_with_long_names(width: int, height: int) -> None:
 
 
 def test_every_part_has_its_place() -> None:
-    """However many queues there are, workers, running jobs and failures are on the screen, with what each is about."""
+    """Even with many queues the screen has workers, running jobs and failures, with their details."""
     since = (NOW - timedelta(minutes=5)).isoformat()
     found = reading(
         *(queue(f"q{n}", available=1, oldest=since, paused_at=since if n == 0 else None) for n in range(50)),
@@ -92,13 +92,13 @@ def test_every_part_has_its_place() -> None:
 
 
 def test_an_empty_database() -> None:
-    """Nothing is said as such."""
+    """An empty database is described as empty."""
     text = "\n".join(shown(reading()))
     assert all(words in text for words in ("no queues yet", "no live worker", "nothing runs", "no failures"))
 
 
 def test_what_a_job_carries_is_text() -> None:
-    """Control sequences and marks of rich out of names and errors never reach the terminal, and colour nothing."""
+    """Control sequences and rich markup in names and errors never reach the terminal, and color nothing."""
     evil = "[bold red]x[/]\x1b[2J\x1b]0;title\x07\n\u202eabc\x9b31m"
     found = reading(
         queue(evil),
@@ -116,7 +116,7 @@ def test_what_a_job_carries_is_text() -> None:
 
 
 def test_wide_characters() -> None:
-    """Names in scripts that take two columns a character are cut where the screen ends, and the numbers stay in line."""
+    """Names with characters of two columns are cut at the screen's end, and the numbers stay aligned."""
     lines = shown(reading(queue("請求書" * 20, available=12345), queue("abc", available=7)))
     first, second = (line for line in lines if "請" in line or line.startswith("abc"))
     assert cell_len(first[: first.index("12345")]) + 4 == cell_len(second[: second.index("7")])
@@ -126,7 +126,7 @@ def test_wide_characters() -> None:
 
 
 def test_rates_are_differences() -> None:
-    """What came in and was done between two readings, per second; drops do not count backwards."""
+    """Jobs enqueued and ended between two readings, per second; a decrease is no negative rate."""
     before = reading(queue("mail", available=10, completed=100, failed=3), queue("gone", available=5))
     after = replace(
         reading(queue("mail", available=10, running=2, completed=120, failed=5), queue("new", completed=2)),
@@ -145,7 +145,7 @@ def put(db: Connection, n: int = 1, name: str = "mail") -> None:
 
 
 def test_a_reading(db: Connection) -> None:
-    """What is read is what there is: states, workers with what they run, the longest jobs, the newest failures, pauses."""
+    """A reading has states, workers with their jobs, the longest jobs, the newest failures, and pauses."""
     put(db, 4)
     worker, lease = (
         db.execute("select tallybook.worker_start('till-3', '{mail}', '{send}')").fetchone()[0],
@@ -180,7 +180,7 @@ def test_a_reading(db: Connection) -> None:
 
 
 def test_what_runs_is_looked_at_less_often_where_that_takes_long(db: Connection) -> None:
-    """A look at what runs is good for twenty times as long as it took; the rest is read each time."""
+    """The running jobs are read again only after `good_until`; the rest is read each time."""
     first = read(db)
     put(db)
     db.execute("select tallybook.worker_start('till-3', '{mail}')")
@@ -191,7 +191,7 @@ def test_what_runs_is_looked_at_less_often_where_that_takes_long(db: Connection)
 
 
 def test_the_newest_failures_cost_the_same_however_many_there_are(db: Connection) -> None:
-    """900 failures cost what 450 cost, in pages; control: the view, which sorts them all, costs more."""
+    """900 failures cost as many pages as 450; control: the view, which sorts them all, costs more."""
 
     def pages(query: str) -> int:
         db.execute(query)  # planned, and in memory
@@ -217,7 +217,7 @@ def test_the_newest_failures_cost_the_same_however_many_there_are(db: Connection
 
 @pytest.mark.direct("logins of their own")
 def test_a_reader_looks(empty_dsn: str) -> None:
-    """S10: a reader's role is enough; the text of errors is the operator's."""
+    """S10: the reader role is enough; only an operator sees the text of errors."""
     with house(empty_dsn) as at:
         at.give()
         put(at.db)
@@ -239,7 +239,7 @@ run = partial(invoke, "top")
 
 
 def test_once(dsn: str, db: Connection) -> None:
-    """--once prints one screen without a terminal, as wide as it is told, and ends."""
+    """--once prints one screen without a terminal, in the given size, and ends."""
     put(db, 3)
     found = run("--once", "--dsn", dsn, COLUMNS="90", LINES="20")
     assert found.exit_code == 0 and "\x1b" not in found.output
@@ -248,7 +248,7 @@ def test_once(dsn: str, db: Connection) -> None:
 
 
 def test_what_it_refuses(dsn: str, empty_dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a terminal, with a rate that nobody can read, without a schema or without rich: one line that says what to do."""
+    """Without a terminal, a readable rate, a schema or rich: an error that says what to do."""
     without = run("--dsn", dsn)
     assert without.exit_code == 2 and "pass --once" in without.output
     for wrong in ("0", "0.01", "2 days", "often"):
@@ -263,7 +263,7 @@ def test_what_it_refuses(dsn: str, empty_dsn: str, monkeypatch: pytest.MonkeyPat
 
 
 class Terminal:
-    """`tallybook top` on a terminal of its own: what it draws, and what is typed."""
+    """`tallybook top` on its own terminal: reads what it draws, and types keys."""
 
     def __init__(self, process: subprocess.Popen[bytes], master: int, slave: int) -> None:
         self.process, self._master, self._slave = process, master, slave
@@ -277,7 +277,7 @@ class Terminal:
         return True
 
     def shows(self, pattern: str, after: int = 0) -> int:
-        """Wait until something is drawn behind this place; where it ends."""
+        """Wait until the pattern is drawn after this position; return where it ends."""
         until = time.monotonic() + 20
         while not (found := re.search(pattern, plain(self.drawn[after:]))):
             assert time.monotonic() < until and self.process.poll() is None, (
@@ -290,7 +290,7 @@ class Terminal:
         os.write(self._master, keys)
 
     def ends(self) -> int:
-        """Its exit code; the terminal is as it was, and the screen, the cursor and what was on it are back."""
+        """Return the exit code; check that the terminal's settings, screen and cursor are restored."""
         until = time.monotonic() + 20
         while self.process.poll() is None and time.monotonic() < until:
             self.reads()
@@ -342,7 +342,7 @@ def terminal(dsn: str, *words: str, width: int = 80, height: int = 24) -> Iterat
 
 @pytest.mark.parametrize("key, code", [(b"q", 0), (b"\x03", 0), (None, 128 + signal.SIGTERM)])
 def test_it_is_live_and_ends_clean(dsn: str, db: Connection, key: bytes | None, code: int) -> None:
-    """A live screen follows what happens; q, Ctrl-C and SIGTERM end it, and the terminal is as it was."""
+    """The live screen follows changes; q, Ctrl-C and SIGTERM end it, and the terminal is as before."""
     put(db, 3)
     with terminal(dsn, "--every", "0.1") as screen_:
         at = screen_.shows(r"mail +3 +0 ")
@@ -359,7 +359,7 @@ def test_it_is_live_and_ends_clean(dsn: str, db: Connection, key: bytes | None, 
 
 @pytest.mark.direct("a pooler would hide the lost session")
 def test_a_lost_connection(dsn: str, db: Connection, connect: Callable[..., Connection]) -> None:
-    """When its session is gone it says so, keeps what it has shown, and goes on as soon as there is one again."""
+    """When its session is lost it says so, keeps its figures, and continues once it can connect again."""
     put(db, 3)
     name = db.info.dbname
     with psycopg.connect(dsn, dbname="postgres", autocommit=True) as admin, terminal(dsn, "--every", "0.1") as screen_:

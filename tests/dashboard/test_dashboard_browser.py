@@ -1,6 +1,6 @@
 """The dashboard in a real browser: a real `tallybook web` and a real worker on a database with hostile names and texts.
 
-Each page and each action is walked; whatever the browser refuses, says in its console, or runs that is text, fails the test.
+Each page and each action is visited; anything that the browser refuses, logs to its console, or runs from a text fails.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 BUSY = "select 1 from tallybook.job where task = 'stay' and state = 'running'"
 LOOKS = [(size, theme) for theme in ("light", "dark") for size in (DESK, TABLET, PHONE)]
-# Texts that stand out from what is behind them by less than 4.5, and what scrolls sideways; what is off is not meant.
+# Texts with a contrast below 4.5, and elements that scroll sideways; disabled ones are skipped.
 SHORTCOMINGS = """
 const rgb = (text) => text.match(/[\\d.]+/g).map(Number);
 const light = ([r, g, b]) => [r, g, b].map((c) => c / 255).map((c) => (c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
@@ -87,7 +87,7 @@ def data(server: Any, template: str) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def site(data: str, folder: Path) -> Iterator[str]:
-    """A dashboard that may change things, beside a worker; its address."""
+    """The address of a dashboard that may change things, beside a worker."""
     anyio.run(furnish, data)
     words = ("worker", "-A", "support.dashboard_app:app", "--queues", "mail=2,slow=2,feeds=2", "--name", f"w{IMG}")
     with Command(folder, *words, dsn=data, PYTHONPATH=str(TESTS)), serving(folder, data, "--operate") as address:
@@ -99,7 +99,7 @@ def site(data: str, folder: Path) -> Iterator[str]:
 
 @contextmanager
 def serving(folder: Path, dsn: str, *words: str) -> Iterator[str]:
-    """`tallybook web` in a process of its own; its address."""
+    """Run `tallybook web` in its own process; yield its address."""
     with Command(folder, "web", "--port", "0", *words, dsn=dsn, PYTHONPATH=str(TESTS)) as running:
         running.says("the dashboard is at ")
         found = re.search(r"http://\S+:\d+", running.output)
@@ -115,7 +115,7 @@ def window(data: str) -> Iterator[Browser]:
 
 @pytest.fixture
 def look(window: Browser) -> Iterator[Browser]:
-    """The window, at the size of a desk, without what it said before; nothing has gone wrong on the last page either."""
+    """The window at desktop size, without old complaints; a complaint on the last page fails the test."""
     window.size(*DESK)
     window.scheme("light")
     window.complaints()
@@ -124,7 +124,7 @@ def look(window: Browser) -> Iterator[Browser]:
 
 
 def walk(look: Browser, site: str, check: Callable[[str], None], most: int = 80) -> set[str]:
-    """Every page that links lead to, one for each path and set of parameters; `check` is called on each of them."""
+    """Visit every linked page, one for each path and set of parameters, and call `check` on each."""
     left, seen, done = ["/"], Counter(["/"]), set[str]()
     while left and len(done) < most:
         address = left.pop(0)
@@ -135,7 +135,7 @@ def walk(look: Browser, site: str, check: Callable[[str], None], most: int = 80)
             parts = urlsplit(link)
             path = parts.path + (f"?{parts.query}" if parts.query else "")
             kind = re.sub(r"\d+", "#", parts.path) + "?" + ",".join(sorted(re.findall(r"([^=&]+)=", parts.query)))
-            # A link to a page that there is not is found by test_dashboard_forms.
+            # test_dashboard_forms finds links to missing pages.
             fresh = path not in done and path not in left and seen[kind] < (JOBS if "#" in kind else 1)
             if link.startswith(site) and fresh and any(covers(one, [path]) for one in ROUTES):
                 seen[kind] += 1
@@ -144,7 +144,7 @@ def walk(look: Browser, site: str, check: Callable[[str], None], most: int = 80)
 
 
 def test_the_collector_hears_what_a_text_would_do(look: Browser) -> None:
-    """The control: the same payload in a page that does not escape it is heard, refused by the policy or run without it."""
+    """Control: the payload without escaping is detected, refused by the policy or run without it."""
 
     class Page(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -178,9 +178,9 @@ def test_the_collector_hears_what_a_text_would_do(look: Browser) -> None:
 
 
 def test_every_page_is_quiet_and_shows_hostile_texts_as_text(look: Browser, site: str, data: str) -> None:
-    """S4-09, S1-26: no page breaks the policy, none says a word in the console, none runs a text or shows a secret.
+    """S4-09, S1-26: no page breaks the policy, writes to the console, runs a text or shows a secret.
 
-    In both themes and at three widths each text is easy to read and no page scrolls sideways; no table does on a desk or a phone.
+    In both themes and three widths texts are easy to read and no page scrolls sideways; no table on desktop or phone.
     """
 
     def live(look: Browser) -> None:
@@ -215,7 +215,7 @@ def test_every_page_is_quiet_and_shows_hostile_texts_as_text(look: Browser, site
         look.scheme("light")
         assert look.complaints() == [], address
 
-    with psycopg.connect(data, autocommit=True) as conn:  # a test before may have thrown away what leads to a page
+    with psycopg.connect(data, autocommit=True) as conn:  # an earlier test may have removed what leads to a page
         for action in ("/dead/retry", "/jobs/cancel", "/subject/move", "/schedule/pause", "/limit/breaker/close"):
             _staged(conn, action)
     walked = walk(look, site, check)
@@ -231,7 +231,7 @@ def test_every_page_is_quiet_and_shows_hostile_texts_as_text(look: Browser, site
 
 
 def test_the_menu_of_a_phone(look: Browser, site: str) -> None:
-    """At 390 pixels the menu and the filters are folded, open, and lead on."""
+    """At 390 pixels the menu and the filters are folded and can be opened, and the menu navigates."""
     look.size(*PHONE)
     look.get(site + "/")
     assert not look.find("nav#nav").is_displayed()
@@ -248,7 +248,7 @@ def test_the_menu_of_a_phone(look: Browser, site: str) -> None:
 
 
 def test_live_parts_follow_without_a_reload(look: Browser, site: str, data: str) -> None:
-    """What happens in the database is on the overview a moment later, on the same page; the stale note stays away."""
+    """The overview shows a change in the database without a reload; the stale note stays hidden."""
     look.get(site + "/")
     look.run("window.same = true")
     with psycopg.connect(data, autocommit=True) as conn:
@@ -267,7 +267,7 @@ def test_live_parts_follow_without_a_reload(look: Browser, site: str, data: str)
 
 
 def test_a_list_is_frozen_while_jobs_are_chosen(look: Browser, site: str, data: str) -> None:
-    """What is done to chosen jobs is off until there is one; then the list stays as it is, and counts what is newer."""
+    """Bulk actions are off until a job is selected; then the list is frozen, and counts newer jobs."""
     with psycopg.connect(data, autocommit=True) as conn:
         put(conn, queue="list", task="first")
         look.get(f"{site}/jobs?queue=list")
@@ -284,7 +284,7 @@ def test_a_list_is_frozen_while_jobs_are_chosen(look: Browser, site: str, data: 
 
 
 def test_light_and_dark(look: Browser, site: str) -> None:
-    """What the system says is followed; the switch turns it over, and the choice is kept from page to page."""
+    """The page follows the system's theme; the switch inverts it, and the choice is kept across pages."""
 
     def back() -> str:
         return str(look.run("return getComputedStyle(document.body).backgroundColor"))
@@ -304,7 +304,7 @@ def test_light_and_dark(look: Browser, site: str) -> None:
 
 
 def test_by_keyboard(look: Browser, site: str) -> None:
-    """The first tab shows the way past the navigation; then come the links in their order, each with a visible outline."""
+    """The first tab shows the skip link; then come the links in their order, each with a visible outline."""
     look.get(site + "/queues")
 
     def tab() -> Any:
@@ -331,7 +331,7 @@ def test_by_keyboard(look: Browser, site: str) -> None:
 
     rows = look.run("return [...document.querySelectorAll('tbody tr a:first-of-type')].map((one) => one.innerText)")
     assert [press(key) for key in "jjk"] == [rows[0], rows[1], rows[0]]
-    assert press("/") == "q" and press("j") == "q"  # which types
+    assert press("/") == "q" and press("j") == "q"  # it is typed
     assert look.find("[name=q]").get_attribute("value") == "j"
     look.run("document.activeElement.blur()")
     press("?")
@@ -341,7 +341,7 @@ def test_by_keyboard(look: Browser, site: str) -> None:
 
 
 def test_the_side_bar_counts(look: Browser, site: str, data: str) -> None:
-    """Beside its pages stand the numbers of queues, open jobs, dead letters and workers, also on a page without live parts."""
+    """The side bar counts queues, open jobs, dead letters and workers, also on a page without live parts."""
     with psycopg.connect(data, autocommit=True) as conn:
         put(conn, queue="counted", task="nothing")
         sums = conn.execute(
@@ -353,9 +353,7 @@ def test_the_side_bar_counts(look: Browser, site: str, data: str) -> None:
 
 
 def test_a_preview_counts_on_by_itself(look: Browser, site: str, data: str) -> None:
-    """S4-09: more than one look finds is counted while one watches, and what is done then is done to all of them; so the doctor
-    is asked until it is done.
-    """
+    """S4-09: a preview counts on by itself, and its action covers all found jobs; the doctor's page goes on alike."""
     with psycopg.connect(data, autocommit=True) as conn:
         conn.execute("select tallybook.enqueue('many', 'bulk', '{}') from generate_series(1, 600)")
         look.get(site + "/jobs/preview?verb=cancel&task=bulk")
@@ -375,9 +373,9 @@ def test_a_preview_counts_on_by_itself(look: Browser, site: str, data: str) -> N
 
 @pytest.mark.timeout(900)  # some 600 pages
 def test_every_action_works_from_its_form(look: Browser, site: str, data: str) -> None:
-    """S2-09: each button of each page, its form filled in by a person's browser, is answered by a page with a notice, in peace.
+    """S2-09: each button of each page, its form filled in in a browser, leads to a page with a notice.
 
-    One after the other they go through both themes and three widths.
+    The actions rotate through both themes and three widths.
     """
     find_buttons = """
 document.querySelectorAll("details").forEach((one) => { one.open = true; });
@@ -386,7 +384,7 @@ return [...document.querySelectorAll("form[method=post] button")].filter((one) =
   .map((one) => [new URL(one.hasAttribute("formaction") ? one.formAction : one.form.action).pathname, one])"""
 
     def _destroys(action: str) -> int:
-        """What destroys comes last."""
+        """Destructive actions come last."""
         return 2 if "drop" in action else int(any(word in action for word in ("truncate", "cancel", "forget")))
 
     def _buttons(look: Browser) -> dict[str, Any]:
@@ -410,7 +408,7 @@ return [...document.querySelectorAll("form[method=post] button")].filter((one) =
         look.scheme(theme)
         look.get(site + places[action])
         button = _buttons(look).get(action)
-        if button is None:  # what was done before, or the worker, has taken it away from there
+        if button is None:  # an earlier action, or the worker, has removed it
             held: list[str] = []
             walk(look, site, lambda address: held.append(address) if action in _buttons(look) else None)  # noqa: B023
             if held:
@@ -427,11 +425,11 @@ return [...document.querySelectorAll("form[method=post] button")].filter((one) =
         assert "Something went wrong" not in look.text, action
         assert look.complaints() == [], action
         sent.add(action)
-    # Not many lose what they are about to those before them; nothing is offered that is no action.
+    # Few actions lose their object to earlier ones; every button leads to an action.
     assert len(gone) <= len(places) // 3, gone
     offered = set(routes(dashboard(app, dsn=data), "POST")) - {"/login", "/logout"}  # see below
     assert sent <= offered and len(sent) >= len(offered) // 2, sent - offered
-    # The others need something that the walk did not meet, or has done away with.
+    # The others need something that the walk did not meet, or has removed.
     with psycopg.connect(data, autocommit=True) as conn:
         for action in sorted(offered - sent):
             look.get(site + _staged(conn, action))
@@ -443,7 +441,7 @@ return [...document.querySelectorAll("form[method=post] button")].filter((one) =
 
 
 def _staged(conn: psycopg.Connection[Any], action: str) -> str:
-    """Put in what this action can be done to; the address of a page that has its button."""
+    """Create what this action needs; return the address of a page with its button."""
     queue, name = f"stage {action}", f"stage {action}"
     conn.execute("select tallybook.queue_set(%s)", (queue,))
     if action in (
@@ -493,7 +491,7 @@ def _staged(conn: psycopg.Connection[Any], action: str) -> str:
 
 
 def submit(look: Browser, form: Any, button: Any = None) -> None:
-    """Fill in what is asked for, and press the button; what is asked once more is agreed to."""
+    """Fill in the required fields, press the button, and accept a confirmation."""
     for one in form.find_elements("css selector", "details"):
         look.run("arguments[0].open = true", one)
     look.run("for (let e = arguments[0]; e; e = e.parentElement) if (e.matches('details')) e.open = true", form)
@@ -516,7 +514,7 @@ def submit(look: Browser, form: Any, button: Any = None) -> None:
 
 
 def test_a_queue_is_paused_emptied_and_dropped_by_a_person(look: Browser, site: str, data: str) -> None:
-    """S2-09: with a hostile name, too: the notice says what was done, and a wrong confirmation does nothing."""
+    """S2-09: with a hostile name, a queue is paused and emptied with notices; a wrong confirmation does nothing."""
     with psycopg.connect(data, autocommit=True) as conn:
         name = f"empty me {IMG}"
         for _ in range(3):
@@ -541,7 +539,7 @@ def test_a_queue_is_paused_emptied_and_dropped_by_a_person(look: Browser, site: 
 
 
 def test_login_and_logout_in_a_browser(look: Browser, site: str, data: str, folder: Path) -> None:
-    """S4-09: whoever follows a link logs in first and is then where it leads; a logout ends it; bob sees no forms."""
+    """S4-09: a visitor logs in first and then gets the linked page; a logout ends the session; bob sees no forms."""
     users = users_file(folder)
     with serving(folder, data, "--users", str(users)) as guarded:
         look.get(f"{guarded}/queue?name=mail")
@@ -561,8 +559,8 @@ def test_login_and_logout_in_a_browser(look: Browser, site: str, data: str, fold
         submit(look, look.find("form.stack"))
         look.get(f"{guarded}/queue?name=mail")
         assert not look.all("form[action$='/queue/set']") and "read only" in look.text
-        look.get("about:blank")  # or the page asks on while its process ends, and complains at any time after that
-    # The console names the answer 401 to the wrong password; nothing else.
+        look.get("about:blank")  # else the page polls on while its process ends, and complains at any time after that
+    # The console reports the 401 for the wrong password; nothing else.
     assert [one for one in look.complaints() if "401" not in one] == []
 
 

@@ -1,4 +1,4 @@
-"""What tests of the database's rights share."""
+"""Fixtures for the tests of the database's rights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.roles import House, house
 
 @pytest.fixture
 def at(empty_dsn: str) -> Iterator[House]:
-    """A database of a plain owner, with the five roles."""
+    """A database with a plain owner and the five roles."""
     with house(empty_dsn) as made:
         made.give()
         yield made

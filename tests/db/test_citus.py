@@ -1,4 +1,4 @@
-"""On Citus: orders and jobs of a tenant on one node, in one transaction. Runs where a Citus is given: see tools/citus.py."""
+"""Citus: orders and jobs of a tenant on one node, in one transaction. Needs a Citus: see tools/citus.py."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.direct("has servers of its own"),
 ]
 (PAGE,) = code("docs/nodes.md", "Citus", "plpgsql")
-*SHOP, PLACE = re.split(r";\n+(?=\S)", PAGE.strip().removesuffix(";"))  # Citus wants a transaction for each statement
+*SHOP, PLACE = re.split(r";\n+(?=\S)", PAGE.strip().removesuffix(";"))  # Citus needs a transaction per statement
 WHERE = """\
 select n.nodename, n.nodeport, get_shard_id_for_distribution_column('orders', %(tenant)s)
   from pg_dist_placement p join pg_dist_node n using (groupid)
@@ -50,7 +50,7 @@ class Cluster:
             )
 
     def place(self, tenant: int, item: str = "pen") -> int:
-        """An order by the function on the coordinator; the job's id."""
+        """Place an order by the function on the coordinator; return the job's id."""
         return int(self.coordinator.execute("select place_order(%s, %s)", (tenant, item)).fetchone()[0])  # type: ignore[index]
 
     def holder(self, tenant: int) -> int:
@@ -71,7 +71,7 @@ class Cluster:
         return self.coordinator.execute("select count(*) from orders").fetchone()[0], jobs  # type: ignore[index]
 
     def work(self) -> None:
-        """Work off what is on each node, on that node's address."""
+        """Run the jobs of each node, at that node's address."""
         for dsn in self.dsns:
             drain(self.app, dsn=dsn, queues=["mail"])
 
@@ -100,7 +100,7 @@ def clean(shop: Cluster) -> Iterator[Cluster]:
 
 
 def test_the_nodes_are_found_and_installed_without_propagation(shop: Cluster) -> None:
-    """pg_dist_node names three nodes, each is installed with a number of its own, and none of Tallybook's tables is Citus'."""
+    """pg_dist_node names three nodes, each installed with its own number, and Citus manages no table of Tallybook."""
     found = nodes(shop.dsns[0])
     assert len(found) == 3 and found[0].home
     assert len(set(shop.numbers)) == 3
@@ -116,7 +116,7 @@ def test_the_nodes_are_found_and_installed_without_propagation(shop: Cluster) ->
 
 
 def test_order_and_job_lie_on_the_tenants_node(clean: Cluster) -> None:
-    """A distributed function writes both in one transaction where the tenant is: the job's id names that node."""
+    """A distributed function writes both on the tenant's node in one transaction: the job's id names it."""
     holders = {tenant: clean.holder(tenant) for tenant in range(1, 31)}
     assert set(holders.values()) == {0, 1, 2}
     for tenant, holder in holders.items():
@@ -126,7 +126,7 @@ def test_order_and_job_lie_on_the_tenants_node(clean: Cluster) -> None:
 
 
 def test_a_rollback_leaves_nothing_on_either_node(clean: Cluster) -> None:
-    """Orders of tenants on two nodes in one transaction: a rollback leaves neither rows nor jobs, a commit one of each on each."""
+    """One transaction orders for tenants on two nodes: a rollback leaves nothing, a commit a row and a job on each."""
     one, other = (next(t for t in range(1, 99) if clean.holder(t) == holder) for holder in (1, 2))
     orders, jobs = clean.counted()
     with clean.coordinator.transaction(force_rollback=True):
@@ -140,7 +140,7 @@ def test_a_rollback_leaves_nothing_on_either_node(clean: Cluster) -> None:
 
 
 def test_one_select_for_many_tenants_runs_on_the_coordinator(clean: Cluster) -> None:
-    """Only a call that is the whole SELECT is sent to its node: jobs of others lie on the coordinator, and run there as well."""
+    """Only a call that is the whole SELECT goes to its node: other jobs are on the coordinator, and run there."""
     orders, jobs = clean.counted()
     clean.coordinator.execute("select place_order(t, 'pen') from generate_series(1, 20) t")
     clean.coordinator.execute("select place_order(1, 'pen') + 0")
@@ -150,14 +150,14 @@ def test_one_select_for_many_tenants_runs_on_the_coordinator(clean: Cluster) -> 
 
 
 def test_a_job_on_a_node_without_workers_is_found(clean: Cluster) -> None:
-    """`node check` names the node whose jobs nobody runs, and the queue's doctor there sees them as well."""
+    """`node check` fails and reports the missing worker."""
     clean.coordinator.execute("select place_order(t, 'pen') from generate_series(1, 5) t")
     checked = run("node", "check", dsn=clean.dsns[0], code=1)
     assert "worker" in checked, checked
 
 
 def test_a_tenant_that_citus_moves_loses_nothing(clean: Cluster) -> None:
-    """A shard moves while its tenant orders: later jobs lie on the new node, and every order is confirmed once."""
+    """A shard moves while its tenant orders: later jobs are on the new node, and every order is confirmed once."""
     tenant = next(t for t in range(1, 99) if clean.holder(t) == 1)
     placed: list[int] = []
     stop = threading.Event()
@@ -194,7 +194,7 @@ def test_a_tenant_that_citus_moves_loses_nothing(clean: Cluster) -> None:
 
 
 def test_open_jobs_of_a_tenant_that_was_moved_run_where_they_are(clean: Cluster) -> None:
-    """Their node has no orders of the tenant any more, and their handlers reach them from there."""
+    """Open jobs stay on the old node, and their handlers reach the moved orders from there."""
     tenant = next(t for t in range(1, 99) if clean.holder(t) == 1)
     jobs = [clean.place(tenant) for _ in range(5)]
     clean.move(tenant, to=2)

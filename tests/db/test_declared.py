@@ -1,4 +1,4 @@
-"""Verbs between Python and SQL: each declaration fits its function, and nothing is called that is not declared."""
+"""Verbs between Python and SQL: each declaration fits its function, and only declared functions are called."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ select p.proretset, format_type(p.prorettype, null), p.pronargs - p.pronargdefau
 
 
 def declarations() -> dict[str, Declared]:
-    """All of the package, by module and name."""
+    """All declarations of the package, by module and name."""
     found = {}
     for path in SOURCE.rglob("*.py"):
         if "Declared(" in path.read_text():
@@ -75,7 +75,7 @@ def _types(db: Connection, what: str, said: dict[str, str], real: dict[str, str]
 
 
 def test_each_declaration_fits_its_function(db: Connection) -> None:
-    """Each function is there, with these parameters, types, order, defaults and columns."""
+    """Each declared function exists, with these parameters, types, order, defaults and columns."""
     wrong = {name: found for name, one in declarations().items() if (found := problems(db, one))}
     assert wrong == {}
     assert len(declarations()) > 100
@@ -83,7 +83,7 @@ def test_each_declaration_fits_its_function(db: Connection) -> None:
 
 @pytest.mark.servers
 def test_the_server_understands_each_statement(db: Connection) -> None:
-    """What is rendered, for producers and for workers, is SQL that it can plan."""
+    """The server can plan each rendered statement, for producers and for workers."""
     for name, one in declarations().items():
         plan: Any = f"explain {one.sql}"
         assert db.execute(plan, one.nulls).fetchall(), name
@@ -107,12 +107,12 @@ def test_the_server_understands_each_statement(db: Connection) -> None:
     ],
 )
 def test_a_wrong_declaration_is_found(db: Connection, signature: str, problem: str) -> None:
-    """The negative control: each kind of mistake has its own words."""
+    """Negative control: each kind of mistake has its own message."""
     assert problem in problems(db, Declared(signature))
 
 
 def test_a_declaration_that_is_none_is_refused() -> None:
-    """A text that is no signature raises where it is used, and so do values that are not its parameters'."""
+    """A string that is not a signature raises when it is used, and so does a value of no parameter."""
     with pytest.raises(ValueError, match="not a declaration of a function"):
         _ = Declared("cancel").sql
     with pytest.raises(TypeError, match="cancel takes job_id, not job"):
@@ -153,7 +153,7 @@ BY_HAND: dict[str, tuple[set[str], str]] = {
 
 
 def test_no_call_is_written_by_hand(db: Connection) -> None:
-    """No text of the package calls a function by itself, but for a short list, in which there is no verb."""
+    """No string of the package calls a function by hand, except for a short list without verbs."""
     rows = db.execute("select proname from pg_proc where pronamespace = 'tallybook'::regnamespace")
     there = {row[0] for row in rows}
     found = {
@@ -165,7 +165,7 @@ def test_no_call_is_written_by_hand(db: Connection) -> None:
 
 
 def called_by(source: str) -> set[str]:
-    """The functions that the texts of a module call, its docstrings apart."""
+    """The functions that the strings of a module call, except for its docstrings."""
     nodes = list(ast.walk(ast.parse(source)))
     told = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     texts = [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str) and id(n) not in told]
@@ -173,7 +173,7 @@ def called_by(source: str) -> set[str]:
 
 
 def test_a_call_that_is_written_by_hand_is_found() -> None:
-    """The negative control: in a text, in a part of one that is put together, in a default; a docstring may show one."""
+    """Negative control: a call in a string, an f-string or a default is found, but not in a docstring."""
     source = '''"""select tallybook.shown(1)"""
 A = "select tallybook.plain(1)"
 def f(b=("x", f"select {A} from tallybook.joined ({A})")): ...

@@ -1,4 +1,4 @@
-"""The doctor: each finding is made for real, named with what to do, and gone after that was done. The last is the control."""
+"""The doctor: each problem is made for real, found with its advice, and gone after the advice: the control."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OWN = pytest.mark.direct("a server of its own")
 
 @dataclass
 class Patient:
-    """What the doctor says of one database, now or later."""
+    """The doctor's findings in one database, now or later."""
 
     db: Connection
 
@@ -47,7 +47,7 @@ class Patient:
         return {row[0]: Finding(**dict(zip(keys, row, strict=True))) for row in rows}
 
     def fine(self, check: str, *, later: str = "0 s") -> Finding:
-        """It has nothing to say there, and no advice; of the horizon as soon as no other test's standby is in this server."""
+        """Assert that the check is ok, without advice; for the horizon wait until no other test's standby is here."""
         found = self.all(later=later)[check]
 
         def is_alone() -> bool:
@@ -61,7 +61,7 @@ class Patient:
         return found
 
     def ill(self, check: str, *words: str, level: str = "warning", later: str = "0 s") -> Finding:
-        """It names this, with advice."""
+        """Assert that the check's finding has these words, and advice."""
         found = self.all(later=later)[check]
         assert found.level == level, found
         assert all(word in found.finding for word in words), found
@@ -76,7 +76,7 @@ def patient(db: Connection) -> Patient:
 
 @pytest.fixture(scope="module")
 def own() -> Iterator[Server]:
-    """A server of these tests alone: few connections, and nothing that could lose jobs."""
+    """A server for these tests only: few connections, and durable."""
     with temporary_server(settings={"max_connections": 20}, durable=True) as server:
         yield server
 
@@ -93,7 +93,7 @@ def healthy(own: Server) -> Iterator[str]:
 
 
 def command(found: Finding, start: str) -> str:
-    """The command in the advice that begins so."""
+    """The command in the advice that begins with `start`."""
     said = re.search(r"(?<!\w)" + re.escape(start) + r"[^;]*;", found.advice or "")
     assert said, found.advice
     return said[0]
@@ -103,7 +103,7 @@ def command(found: Finding, start: str) -> str:
 
 
 def test_an_open_transaction(patient: Patient, connect: Callable[..., Connection]) -> None:
-    """A transaction that has put in a job and stays open is named thrice: horizon, transactions, idle; its commit ends that."""
+    """An open transaction with a job is found by three checks, horizon, transactions and idle, until its commit."""
     open_ = connect(autocommit=False, application_name="till")
     (pid,) = open_.execute("select pg_backend_pid() from tallybook.enqueue('mail', 'x')").fetchone() or ()
     for check, level, later in (
@@ -121,7 +121,7 @@ def test_an_open_transaction(patient: Patient, connect: Callable[..., Connection
 
 
 def test_the_advice_ends_a_transaction(patient: Patient, connect: Callable[..., Connection]) -> None:
-    """A transaction that only reads pins the horizon and holds no job back; the command that the doctor names ends it."""
+    """A transaction that only reads pins the horizon and holds no job back; the command in the advice ends it."""
     open_ = connect(autocommit=False)
     open_.execute("select count(*) from tallybook.entry")
     open_.execute("declare c cursor for select * from tallybook.entry")  # a snapshot is kept
@@ -148,7 +148,7 @@ def test_a_prepared_transaction(patient: Patient, connect: Callable[..., Connect
 
 @OWN
 def test_a_slot(healthy: str) -> None:
-    """A replication slot that nobody reads is named with the WAL that it keeps; dropped by the command in the advice it is gone."""
+    """An unused replication slot is found with the WAL that it keeps; the command in the advice drops it."""
     with psycopg.connect(healthy, autocommit=True) as db:
         patient = Patient(db)
         patient.fine("slots")
@@ -164,7 +164,7 @@ def test_a_slot(healthy: str) -> None:
 
 
 def test_dead_rows_and_a_table_without_autovacuum(patient: Patient) -> None:
-    """A table whose dead rows nobody removes is named, and so is why; the two commands of the advice mend both."""
+    """A table with many dead rows and no autovacuum is found; the two commands of the advice fix both."""
     db = patient.db
     patient.fine("dead_rows"), patient.fine("autovacuum")
     db.execute("alter table tallybook.progress set (autovacuum_enabled = off)")
@@ -186,7 +186,7 @@ def test_dead_rows_and_a_table_without_autovacuum(patient: Patient) -> None:
 
 
 def test_the_size(patient: Patient) -> None:
-    """The size names the largest tables, ledgers as a whole, and says what cannot be known."""
+    """The size lists the largest tables, each ledger as a whole, and mentions the unknown free disk space."""
     found = patient.fine("size")
     tables = {one["table"] for one in found.details["items" if "items" in found.details else "tables"]}
     assert {"tallybook.entry", "tallybook.claim", "tallybook.outcome"} <= tables
@@ -199,7 +199,7 @@ def test_the_size(patient: Patient) -> None:
 @OWN
 @pytest.mark.slow
 def test_old_transaction_ids() -> None:
-    """Transaction ids that are not frozen in time are named; once nobody pins the horizon, vacuum freeze mends it."""
+    """Unfrozen old transaction ids are found; once no session pins the horizon, vacuum freeze fixes it."""
     with temporary_server(settings={"autovacuum_freeze_max_age": 100_000}) as server:
         dsn = server.dsn("postgres")
         with psycopg.connect(dsn, autocommit=True) as db, psycopg.connect(dsn) as pin:
@@ -221,7 +221,7 @@ def test_old_transaction_ids() -> None:
 
 @pytest.mark.direct("a setting of the session")
 def test_settings(patient: Patient) -> None:
-    """A setting with which a crash loses jobs is named with what it should be; set so, it is not named any more."""
+    """A setting with which a crash loses jobs is found with its right value; set so, it is not found."""
     before = patient.all("settings")["settings"].finding
     patient.db.execute("set synchronous_commit = off")
     found = patient.all("settings")["settings"]
@@ -233,7 +233,7 @@ def test_settings(patient: Patient) -> None:
 
 @OWN
 def test_connections(healthy: str) -> None:
-    """Few free connections are named, with how many are taken; closed ones are not counted."""
+    """Few free connections are found, with the number in use; closed ones are not counted."""
     with psycopg.connect(healthy, autocommit=True) as db:
         patient = Patient(db)
         patient.fine("connections")
@@ -281,7 +281,7 @@ def claim(db: Connection, worker: int, queue: str = "mail") -> uuid.UUID:
 
 
 def test_a_silent_worker(patient: Patient) -> None:
-    """A worker past its lease is named until it is rescued, as the advice says."""
+    """A worker past its lease is found until it is rescued, as the advice says."""
     worker = start(patient.db, "mail")
     assert patient.fine("workers").finding == "1 worker live"
     patient.ill("workers", '"till-3"', f"({worker})", "silent for 5 min", "lease is 30 s", later="5 min")
@@ -292,7 +292,7 @@ def test_a_silent_worker(patient: Patient) -> None:
 
 @pytest.mark.direct("a lock of the session")
 def test_a_worker_without_its_session(patient: Patient, connect: Callable[..., Connection]) -> None:
-    """A worker that said it holds a session, and does not, is named; while it holds it it is not."""
+    """A worker that has lost its session is found; while it holds the session it is not."""
     worker = start(patient.db, "mail", session=True)
     holder = connect()
     holder.execute("select pg_advisory_lock_shared(1413565443, %s)", [worker])
@@ -302,7 +302,7 @@ def test_a_worker_without_its_session(patient: Patient, connect: Callable[..., C
 
 
 def test_a_job_that_runs_for_long(patient: Patient) -> None:
-    """A job that runs for more than an hour is named with its worker; once it has ended it is not."""
+    """A job that runs for more than an hour is found with its worker; once it has ended it is not."""
     job = put(patient.db)
     lease = claim(patient.db, start(patient.db, "mail"))
     patient.fine("running")
@@ -312,7 +312,7 @@ def test_a_job_that_runs_for_long(patient: Patient) -> None:
 
 
 def test_running_lists_what_runs(patient: Patient) -> None:
-    """`running` has one row a running attempt, the longest first; what ended or waits is not there, and 0 rows is refused."""
+    """`running` has one row per running attempt, longest first; no ended or waiting job; 0 rows is refused."""
     db, rows = patient.db, "select job_id, queue, task, worker from tallybook.running()"
     jobs = [put(db) for _ in range(3)]
     worker = start(db, "mail")
@@ -326,7 +326,7 @@ def test_running_lists_what_runs(patient: Patient) -> None:
 
 
 def test_a_worker_that_is_older_than_the_schema(patient: Patient) -> None:
-    """A worker that was there before a migration is named; started anew it is not."""
+    """A worker that started before a migration is found; a restarted one is not."""
     worker = start(patient.db, "mail")
     patient.fine("releases")
     patient.db.execute("update tallybook.installation set routines = 'of another release'")
@@ -341,7 +341,7 @@ def test_a_worker_that_is_older_than_the_schema(patient: Patient) -> None:
 
 
 def test_a_queue_that_nobody_serves(patient: Patient) -> None:
-    """A queue with a job and no live worker is named, with how long it waits; a worker that serves it mends it."""
+    """A queue with a job and no live worker is found, with its wait; a worker that serves it fixes this."""
     patient.fine("unserved_queues")
     put(patient.db)
     start(patient.db, "other")
@@ -352,7 +352,7 @@ def test_a_queue_that_nobody_serves(patient: Patient) -> None:
 
 @pytest.mark.parametrize("version", [1, 3])
 def test_a_task_that_nobody_knows(patient: Patient, version: int) -> None:
-    """A task, or a version of its args, that was put aside is named until a worker lives that knows it."""
+    """A set-aside task, or version of its args, is found until a live worker knows it."""
     db = patient.db
     job = put(db, f"'mail', 'x', options => '{{\"version\": {version}}}'")
     lease = claim(db, start(db, "mail"))
@@ -366,7 +366,7 @@ def test_a_task_that_nobody_knows(patient: Patient, version: int) -> None:
 
 
 def test_a_paused_queue(patient: Patient) -> None:
-    """A paused queue is named with who paused it and the age of what it holds; resumed it is not."""
+    """A paused queue is found with who paused it and the age of its jobs; a resumed one is not."""
     put(patient.db)
     patient.db.execute("select tallybook.pause('mail', 'ada')")
     patient.ill("paused", '"mail"', "by ada", level="note")
@@ -377,7 +377,7 @@ def test_a_paused_queue(patient: Patient) -> None:
 
 
 def test_an_old_backlog(patient: Patient) -> None:
-    """A job that waits for long in a queue that is served is named; once it is claimed it is not."""
+    """A job that waits long in a served queue is found; once it is claimed it is not."""
     put(patient.db)
     worker = start(patient.db, "mail", lease="1 day")
     patient.fine("backlog")
@@ -401,7 +401,7 @@ def test_dead_letters(patient: Patient) -> None:
 
 
 def test_an_open_breaker(patient: Patient) -> None:
-    """An open breaker is named; closed it is not."""
+    """An open breaker is found; a closed one is not."""
     patient.db.execute("select tallybook.breaker_set('acme', 3, '1 min', '1 h'), tallybook.breaker_open('acme')")
     patient.ill("breakers", '"acme" has been open', "holds 0 jobs", level="note")
     patient.db.execute("select tallybook.breaker_close('acme')")
@@ -412,7 +412,7 @@ def test_an_open_breaker(patient: Patient) -> None:
 
 
 def test_services_that_do_not_run(patient: Patient) -> None:
-    """S3-41: while a worker lives, a service that did not run for two minutes is named; one that ran is not."""
+    """S3-41: while a worker lives, a service that did not run for two minutes is found; one that ran is not."""
     patient.fine("services", later="5 min")
     start(patient.db, "mail", lease="1 day")
     patient.fine("services", later="1 min")
@@ -426,7 +426,7 @@ def test_services_that_do_not_run(patient: Patient) -> None:
 
 
 def test_schedules(patient: Patient, dsn: str) -> None:
-    """A schedule that no worker can compute, and one whose tick is late, are named; dropped or paused they are not."""
+    """A schedule that no worker can compute and one with a late tick are found; dropped or paused ones are not."""
     db = patient.db
     db.execute("select tallybook.schedule_set('bad', 'report', cron => '61 * * * *')")
     db.execute("select tallybook.schedule_set('good', 'report', every => '1 h')")
@@ -440,7 +440,7 @@ def test_schedules(patient: Patient, dsn: str) -> None:
 
 
 def test_counters_that_are_wrong(patient: Patient, dsn: str) -> None:
-    """S3-33: counters that differ from a recount are a problem, with both numbers; `recount` mends it."""
+    """S3-33: counters that differ from a recount are a problem, with both numbers; `recount` fixes it."""
     db = patient.db
     put(db)
     db.execute("select tallybook.fold()")
@@ -453,7 +453,7 @@ def test_counters_that_are_wrong(patient: Patient, dsn: str) -> None:
 
 
 def test_a_database_that_came_from_another_cluster(patient: Patient) -> None:
-    """A database that was written in another cluster is a problem, no cursor is read, and a rebase mends it."""
+    """A database from another cluster is a problem, no cursor is read, and a rebase fixes it."""
     put(patient.db)
     start(patient.db, "mail")
     patient.db.execute("update tallybook.installation set system_identifier = 42")
@@ -468,7 +468,7 @@ def test_a_database_that_came_from_another_cluster(patient: Patient) -> None:
 
 @pytest.fixture
 def at(empty_dsn: str) -> Iterator[House]:
-    """A database of a plain owner, with the five roles."""
+    """A database with a plain owner and the five roles."""
     with house(empty_dsn) as made:
         made.give()
         yield made
@@ -476,7 +476,7 @@ def at(empty_dsn: str) -> Iterator[House]:
 
 @pytest.mark.direct("logins of their own")
 def test_a_right_that_is_missing(at: House) -> None:
-    """A right that a role has lost, of a function, a view, or a column, is named; `tallybook roles` said again gives it back."""
+    """A role's lost right to a function, view or column is found; running `tallybook roles` again restores it."""
     patient = Patient(at.db)
     assert patient.fine("roles").finding == "every role has its rights"
     for lost, named in (
@@ -496,7 +496,7 @@ def test_a_right_that_is_missing(at: House) -> None:
 
 @pytest.mark.direct("logins of their own")
 def test_an_operator_asks(at: House) -> None:
-    """S10: an operator may ask all of it, and learns what is hidden without pg_monitor; nobody else may."""
+    """S10: an operator may run all checks, and sees what is hidden without pg_monitor; no other role may."""
     at.db.execute("select tallybook.enqueue('mail', 'x')")
     operator = at.as_("operator")
     held = at.connect(at.owner, autocommit=False)
@@ -524,7 +524,7 @@ def by_name(found: list[Finding]) -> dict[str, Finding]:
 
 
 def test_all_checks(dsn: str, patient: Patient) -> None:
-    """The client makes its four checks and all of SQL's, each once, in one order, each with a level that there is."""
+    """The client runs its four checks and all of SQL's, each once, in one order, each with a valid level."""
 
     def groups(db: Connection) -> list[str]:
         with pytest.raises(psycopg.Error, match='has no checks about "x"') as refused:
@@ -546,7 +546,7 @@ def test_all_checks(dsn: str, patient: Patient) -> None:
 
 
 def test_the_page_lists_every_check(dsn: str) -> None:
-    """docs/doctor.md has one line a check, in the order in which they are made, with its group."""
+    """docs/doctor.md has one line per check, in the order of the checks, with its group."""
     page = (ROOT / "docs/doctor.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| (?:`(\w+)`)? ?\| `(\w+)` \|", page, re.MULTILINE)
     made = [one.name for one in doctor(dsn)]
@@ -556,7 +556,7 @@ def test_the_page_lists_every_check(dsn: str) -> None:
 
 
 def test_a_schema_of_another_release(dsn: str, empty_dsn: str, db: Connection) -> None:
-    """No schema, one with other functions, a newer one: each is said, with what to do; migrated it is fine."""
+    """No schema, other functions or a newer schema is found with advice; after a migration it is ok."""
 
     def schema(dsn: str) -> Finding:
         return by_name(doctor(dsn))["schema"]
@@ -581,7 +581,7 @@ def test_a_schema_of_another_release(dsn: str, empty_dsn: str, db: Connection) -
 
 
 def test_clocks(db: Connection) -> None:
-    """The distance of two clocks is measured by the shortest of several round trips: exact ones are fine, others are said."""
+    """The clocks' difference is measured by the shortest of several round trips; a large one is found."""
     assert clock(db).level == "ok"
     for off, level, word in ((5, "note", "ahead of"), (-5, "note", "behind"), (60, "warning", "60.0 s ahead of")):
         found = clock(db, lambda off=off: time.time() + off)  # type: ignore[misc]
@@ -589,7 +589,7 @@ def test_clocks(db: Connection) -> None:
 
 
 def test_what_takes_long_is_given_up(dsn: str, connect: Callable[..., Connection]) -> None:
-    """A check that meets a lock is given up within its time, and says so; all others are made. Without the lock it is made."""
+    """A check that meets a lock gives up in time and says so, and all others run. Without the lock it runs."""
     holder, patient = connect(autocommit=False), psycopg.connect(dsn, **CONNECT)
     patient.prepare_threshold = None
     holder.execute("lock table tallybook.dead")
@@ -602,7 +602,7 @@ def test_what_takes_long_is_given_up(dsn: str, connect: Callable[..., Connection
 
 
 def test_a_group_that_fails_is_a_finding(patient: Patient, connect: Callable[..., Connection]) -> None:
-    """In SQL, too, a lock that is not had in time is a row of its own, and the others are there."""
+    """In SQL, too, a group's lock timeout is a row of its own, and the other groups are there."""
     holder = connect(autocommit=False)
     holder.execute("lock table tallybook.dead")
     with patient.db.transaction():
@@ -624,7 +624,7 @@ def test_a_server_that_is_not_there() -> None:
 
 @OWN
 def test_the_command_line(healthy: str) -> None:
-    """Exit code 0 while there are but notes, 1 with a warning, 2 for usage; --json and --quiet; one line says how many of which."""
+    """Exit code 0 with notes only, 1 with a warning, 2 for usage; --json and --quiet; one line counts the levels."""
     fine = invoke("doctor", to=healthy)
     assert fine.exit_code == 0, fine.output
     assert "note     workers: no worker lives" in fine.output and re.search(
@@ -646,7 +646,7 @@ def test_the_command_line(healthy: str) -> None:
 
 
 async def test_in_python(dsn: str, db: Connection) -> None:
-    """`app.doctor()` is the list of findings, with and without an event loop; `good` tells what needs nobody."""
+    """`app.doctor.run()` returns the findings, with and without an event loop; `good` means no action is needed."""
     app = App("shop", dsn=dsn)
     put(db)
     for found in (await app.doctor.run(), app.doctor.run(verify=True).sync()):

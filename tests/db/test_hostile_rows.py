@@ -23,7 +23,7 @@ from tallybook.extra.operator.routes import OPERATIONS
 from tallybook.web import Key, operator_api
 
 NAME = "<b>a/../%2F?x=1&y#z'\"\\ \u202eq"
-"""A name: what it holds means something in HTML, in an address, or to a terminal. Written past the checks."""
+"""A name with characters that are special in HTML, addresses and terminals. Stored past the checks."""
 ESCAPE = "\x1b[31m\x1b]0;owned\x07"
 PARTS = {
     "digits": "7" * 4400,
@@ -60,7 +60,7 @@ def stage(db: Connection, value: str) -> None:
 
 
 def spoil(db: Connection, kinds: tuple[str, ...], value: str) -> int:
-    """Write this into every column of these types, wherever a constraint lets it; in how many."""
+    """Write this into every column of these types where no constraint refuses it; return how many."""
     columns = db.execute(
         "select c.relname, a.attname from pg_class c join pg_attribute a on a.attrelid = c.oid"
         " where c.relnamespace = 'tallybook'::regnamespace and c.relkind in ('r', 'p') and not c.relispartition"
@@ -106,7 +106,7 @@ KINDS = ("values", "infinity", *(pytest.param(kind, marks=pytest.mark.slow) for 
 
 
 def strict(text: str) -> Any:
-    """JSON as any other program reads it: no NaN, no Infinity."""
+    """Read JSON as any other program does: no NaN, no Infinity."""
 
     def refuse(word: str) -> None:
         raise AssertionError(f"{word} is no JSON")
@@ -120,7 +120,7 @@ def strict(text: str) -> Any:
 @pytest.mark.direct("many pages of one database")
 @pytest.mark.parametrize("kind", KINDS)
 async def test_every_page(db: Connection, dsn: str, make: Any, kind: str) -> None:
-    """S1-01: whatever a row holds, each page that the links lead to is served, and nothing of it becomes markup."""
+    """S1-01: whatever a row holds, each linked page is served, and no value becomes markup."""
     data = (
         "/trace?link=k%3D1",
         "/trace?subject=s&task=t",
@@ -194,10 +194,10 @@ JOBS = [str(job) for job in range(1, 7)]
     "kind", ["values", *(pytest.param(kind, marks=pytest.mark.slow) for kind in (*INSTANTS, "names"))]
 )
 def test_every_command(db: Connection, dsn: str, kind: str) -> None:
-    """S1-01: whatever a row holds, each command that reads ends without a traceback, in text and in JSON that others can read."""
+    """S1-01: whatever a row holds, each reading command ends without a traceback, in text and in strict JSON."""
 
     def reading(group: click.Group, *words: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-        """Every command but those that change something."""
+        """Every command that changes nothing."""
         for name in group.list_commands(click.Context(group)):
             one = group.get_command(click.Context(group), name)
             assert one is not None
@@ -239,7 +239,7 @@ def test_every_command(db: Connection, dsn: str, kind: str) -> None:
 @pytest.mark.direct("an API of its own")
 @pytest.mark.parametrize("kind", KINDS)
 async def test_every_answer(db: Connection, dsn: str, kind: str) -> None:
-    """S2-12: whatever a row holds, each GET of the operator API answers with JSON that others can read."""
+    """S2-12: whatever a row holds, each GET of the operator API answers with strict JSON."""
     hostile(db, kind)
     keys = [Key("ops", SECRET, ("admin",)), Key("plain", OTHER, ("read",))]
     api = operator_api(App("shop", dsn=dsn), keys=keys)
@@ -258,7 +258,7 @@ async def test_every_answer(db: Connection, dsn: str, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_every_question_in_python(db: Connection, dsn: str, kind: str) -> None:
-    """S1-01: whatever a row holds, the app's questions are answered."""
+    """S1-01: whatever a row holds, the app's reading verbs return."""
     hostile(db, kind)
     app = App("shop", dsn=dsn)
     async with app.open():
@@ -300,13 +300,13 @@ async def test_every_question_in_python(db: Connection, dsn: str, kind: str) -> 
     ],
 )
 def test_how_a_value_is_read(text: str, value: Any) -> None:
-    """A number that Python cannot hold is its digits; all else is as it is."""
+    """A number that Python cannot hold is read as its digits; all else is unchanged."""
     assert loads(text) == value
 
 
 @pytest.mark.parametrize("depth", [200, 300, 3000])
 def test_how_a_deep_value_is_read(depth: int) -> None:
-    """What is deeper than 200 levels is read as its JSON, a text, whatever this Python could read."""
+    """A value deeper than 200 levels is read as its JSON text, whatever this Python could read."""
     found = loads('{"a": ' + "[" * depth + '"]"' + "]" * depth + ', "b": 1}')
     assert found["b"] == 1
     inner, levels = found["a"], 0
@@ -316,7 +316,7 @@ def test_how_a_deep_value_is_read(depth: int) -> None:
 
 
 def test_without_it_such_a_value_breaks_a_reader(db: Connection) -> None:
-    """Negative control: what is stored here, read by Python and psycopg alone, cannot be read or not be walked through."""
+    """Negative control: Python and psycopg alone cannot read these values, or cannot traverse them."""
     for part in ("digits", "deep"):
         with pytest.raises((ValueError, RecursionError)):
             copy.deepcopy(json.loads(PARTS[part]))

@@ -1,4 +1,4 @@
-"""Migrations while everybody works on, and programs that meet a schema of another version."""
+"""Migrations under load, and programs that meet a schema of another version."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from tallybook.testing import drain
 pytestmark = pytest.mark.servers
 NEWEST = schema.latest()
 NEXT = f"{NEWEST + 1:04d}_next.sql"
-# What the next release could bring: a column in the ledger and one in the ledger of keys, and works_from as it was.
+# A possible next release: a column in the ledger and one in the ledger of keys, and an unchanged works_from.
 TEXT = "alter table tallybook.entry add column anything int;\nalter table tallybook.unique_key add column anything int;"
 
 HERE = " and database = (select oid from pg_database where datname = current_database())"
-"""Each test has a database of its own, copied from one: its tables have the numbers of all others'."""
+"""All tests' databases are copies of one, so their tables have the same oids."""
 
 
 @pytest.fixture
 def next_release(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """This process is of the next release: it brings one more migration."""
+    """This process is of the next release, which has one more migration."""
     known = schema.migrations()
     with monkeypatch.context() as patched:
         patched.setattr(schema, "migrations", lambda: [*known, (NEWEST + 1, NEXT, TEXT)])
@@ -44,7 +44,7 @@ def next_release(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def columns(db: Any) -> int:
-    """How many of the new columns are there."""
+    """Count the new columns that are there."""
     found = (
         "select count(*) from information_schema.columns where table_schema = 'tallybook' and column_name = 'anything'"
     )
@@ -53,7 +53,7 @@ def columns(db: Any) -> int:
 
 
 class Migration(threading.Thread):
-    """One migration in a thread, and whom it had to let by."""
+    """A migration in a thread, and the transactions that it waited for."""
 
     def __init__(self, dsn: str, **options: Any) -> None:
         super().__init__(daemon=True)
@@ -85,7 +85,7 @@ class Migration(threading.Thread):
 def test_a_migration_lets_everybody_by_while_a_transaction_holds_a_table(
     dsn: str, db: Any, connect: Any, next_release: None
 ) -> None:
-    """F33: while a transaction holds the ledger, the migration says who, and lets producers and claims by between its tries."""
+    """F33: while a transaction holds the ledger, the migration names it and lets producers pass between its tries."""
     holder = connect(autocommit=False)
     holder.execute("select tallybook.enqueue('default', 'held')")
     producer = connect()
@@ -108,7 +108,7 @@ def test_a_migration_lets_everybody_by_while_a_transaction_holds_a_table(
 def test_without_the_guard_producers_wait_as_long_as_the_transaction(
     dsn: str, db: Any, connect: Any, next_release: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F33: the control: a migration that takes its locks as they come holds up every producer behind the transaction."""
+    """F33: control: without the guard a migration blocks every producer behind the transaction."""
     monkeypatch.setattr(schema, "take", lambda *args, **options: None)
     holder = connect(autocommit=False)
     holder.execute("select tallybook.enqueue('default', 'held')")
@@ -126,7 +126,7 @@ def test_without_the_guard_producers_wait_as_long_as_the_transaction(
 
 @pytest.mark.slow
 def test_no_users_transaction_pays_for_a_migration(dsn: str, db: Any, connect: Any, next_release: None) -> None:
-    """F33: a producer that holds one table and wants another is not made the victim of a deadlock with the migration."""
+    """F33: a producer that holds one table and needs another never loses a deadlock with the migration."""
     producer = connect(autocommit=False)
     producer.execute("select tallybook.enqueue('default', 'first')")  # holds entry
     migration = Migration(dsn)
@@ -142,7 +142,7 @@ def test_no_users_transaction_pays_for_a_migration(dsn: str, db: Any, connect: A
 
 @pytest.mark.direct("tells sessions by their process")
 def test_a_migration_gives_up_after_its_patience(dsn: str, db: Any, connect: Any, next_release: None) -> None:
-    """F33: a transaction that never ends: SchemaBusy, which says who holds the tables, and nothing is changed."""
+    """F33: if a transaction never ends, SchemaBusy names who holds the tables, and nothing is changed."""
     holder = connect(autocommit=False)
     holder.execute("select count(*) from tallybook.job")  # a reader is enough
     with pytest.raises(SchemaBusy, match="idle in transaction") as caught, connect() as conn:
@@ -154,7 +154,7 @@ def test_a_migration_gives_up_after_its_patience(dsn: str, db: Any, connect: Any
 @pytest.mark.slow
 @pytest.mark.direct("watches which session waits for which")
 def test_two_migrations_at_once_under_load_are_one(dsn: str, db: Any, connect: Any, next_release: None) -> None:
-    """F33: of two migrations one does it and the other finds it done, while producers and a worker go on."""
+    """F33: of two migrations one runs and the other finds it done, while a producer and a worker continue."""
     stop = threading.Event()
     enqueued: list[int] = []
 
@@ -185,7 +185,7 @@ def test_two_migrations_at_once_under_load_are_one(dsn: str, db: Any, connect: A
 
 @pytest.mark.slow
 def test_migrate_says_whom_it_lets_by(dsn: str, db: Any, connect: Any, next_release: None) -> None:
-    """F33: the command line names the transaction that is in the way."""
+    """F33: the command line names the blocking transaction."""
     holder = connect(autocommit=False)
     holder.execute("set application_name = 'report'")
     holder.execute("select tallybook.enqueue('default', 'held')")
@@ -235,7 +235,7 @@ def test_a_line_above_a_column_is_its_comment_in_the_database(db: Any) -> None:
 
 
 def test_the_tables_of_a_migration_are_found() -> None:
-    """What a migration alters, or makes an index on, is what it locks."""
+    """A migration locks the tables that it alters, drops or makes an index on."""
     text = "alter table tallybook.a add x int;\ncreate index i on tallybook.b (x);\n"
     text += "select * from tallybook.c; drop table tallybook.d;"
     assert schema_locks.altered([text, TEXT]) == {"a", "b", "d", "entry", "unique_key"}
@@ -249,7 +249,7 @@ def at_version(db: Any, version: int, works_from: int) -> None:
 
 
 def test_a_newer_schema_that_works_with_this_release(dsn: str, db: Any) -> None:
-    """F32, P12: a worker and the command line of this release work with a newer schema that says that they can."""
+    """F32, P12: a worker and the command line of this release work with a newer schema that supports them."""
     at_version(db, NEWEST + 5, NEWEST)
     app = App("shop")
 
@@ -267,7 +267,7 @@ def test_a_newer_schema_that_works_with_this_release(dsn: str, db: Any) -> None:
 
 
 def test_a_newer_schema_that_does_not(dsn: str, db: Any) -> None:
-    """F32: where it says that they cannot, a worker does not start, and says what to do."""
+    """F32: on a newer schema that does not support it, a worker does not start, and says what to do."""
     at_version(db, NEWEST + 5, NEWEST + 1)
     with pytest.raises(SchemaTooNew, match="Update the package") as caught:
         drain(App("shop"), dsn=dsn)
@@ -279,13 +279,13 @@ def test_a_newer_schema_that_does_not(dsn: str, db: Any) -> None:
 
 
 def test_an_older_schema_is_told(dsn: str, next_release: None) -> None:
-    """F32: behind the program, whatever it says about itself: run migrate."""
+    """F32: a schema older than the program is refused with a hint to run migrate."""
     with pytest.raises(SchemaTooOld, match="tallybook migrate"):
         drain(App("shop"), dsn=dsn)
 
 
 async def test_a_running_worker_stops_when_the_schema_leaves_it_behind(dsn: str, db: Any) -> None:
-    """F32: migrated beyond what it can work with, a worker ends what runs, stops, and says why."""
+    """F32: when the schema becomes too new, a worker finishes its running job, stops, and says why."""
     app = App("shop", dsn=dsn)
     jobs = Jobs(app, db)
     started: list[int] = []
@@ -308,7 +308,7 @@ async def test_a_running_worker_stops_when_the_schema_leaves_it_behind(dsn: str,
 
 
 async def test_a_worker_that_runs_into_missing_functions_says_why(dsn: str, db: Any) -> None:
-    """F32: a claim that fails because its function is gone is told as what it is: the schema is too new."""
+    """F32: a claim that fails because its function is gone raises SchemaTooNew."""
     app = App("shop", dsn=dsn)
     with pytest.raises(SchemaTooNew, match="version 999"):
         async with working(app, dsn, heartbeat=timedelta(hours=1), lease=timedelta(hours=3)) as worker:
@@ -321,20 +321,20 @@ async def test_a_worker_that_runs_into_missing_functions_says_why(dsn: str, db: 
 
 
 async def test_a_worker_whose_schema_is_dropped_says_so(dsn: str, db: Any) -> None:
-    """F32: the same for a schema that is gone altogether."""
+    """F32: a worker whose schema is dropped raises SchemaMissing."""
     app = App("shop", dsn=dsn)
     with pytest.raises(SchemaMissing):
         async with working(app, dsn, heartbeat=timedelta(milliseconds=200)) as worker:
             await eventually(worker._id, "it is on record")
             while True:
-                with suppress(psycopg.errors.DeadlockDetected):  # with what the worker says meanwhile
+                with suppress(psycopg.errors.DeadlockDetected):  # with a statement of the worker
                     db.execute("drop schema tallybook cascade")
                     break
             await eventually(worker.claimer.stopping.is_set, "it stops by itself")
 
 
 async def test_functions_replaced_under_a_worker_do_not_disturb_it(dsn: str, db: Any) -> None:
-    """F32, F33: a migration that only replaces functions and views: the worker goes on, and every job completes."""
+    """F32, F33: while a migration replaces functions and views, the worker continues and every job completes."""
     app = App("shop", dsn=dsn)
     jobs = Jobs(app, db)
 
@@ -353,7 +353,7 @@ async def test_functions_replaced_under_a_worker_do_not_disturb_it(dsn: str, db:
 
 
 def test_a_call_that_is_inside_a_function_that_is_replaced_ends_as_usual(dsn: str, db: Any, connect: Any) -> None:
-    """F32, F33: who is inside a function that the migration drops, waiting for a table, is not failed by that."""
+    """F32, F33: a call that waits for a table inside a function that the migration drops does not fail."""
     old = "create function tallybook.verb(x text, out said text, out n int) language plpgsql as $$ begin"
     db.execute(f"{old} lock table tallybook.queue in share mode; said := 'old' || x; end $$")
     text = "drop function if exists tallybook.verb(text);"
@@ -380,7 +380,7 @@ def test_a_call_that_is_inside_a_function_that_is_replaced_ends_as_usual(dsn: st
     db.execute("update tallybook.installation set routines = 'other'")
     schema.migrate(db)  # the next one clears it away
     assert schema_aside.set_aside(db) == []
-    # And the control: with the drop as it is written the caller's transaction fails.
+    # Control: with a plain drop the caller's transaction fails.
     db.execute("drop function tallybook.verb")
     db.execute(f"{old} lock table tallybook.queue in share mode; said := 'old' || x; end $$")
     with pytest.raises(psycopg.errors.InternalError_, match="cache lookup failed"):

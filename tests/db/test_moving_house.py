@@ -1,4 +1,4 @@
-"""Moving house: a database that moves to another cluster keeps every job. Real dumps, real restores, real workers."""
+"""A database that moves to another cluster keeps every job. Real dumps, real restores, real workers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from support.worker_process import Workers
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_every_job_survives_the_move_to_another_cluster(shop: Callable[..., Shop], tmp_path: Path, way: str) -> None:
-    """Dump and restore, P1: what was open runs once to its end in the new cluster, what had ended never again."""
+    """Dump and restore, P1: open jobs run once to their end in the new cluster, ended jobs never again."""
     inside = """
     select count(*) from tallybook.entry e join tallybook.claim c on c.lane_id = e.lane_id and c.jobs > 0
      where e.enqueued_at > c.claimed_at and e.attempt = 1 and (e.xid, e.seq) > (c.from_xid, c.from_seq)
@@ -42,7 +42,7 @@ def test_every_job_survives_the_move_to_another_cluster(shop: Callable[..., Shop
     if way == "into the ids of the dump":
         burn(new.db, one(new.db, wide) + 1000 - next_xid(new.db))
     house.later(new.db, "after the restore")
-    # The point of that way: by their numbers alone, some of these had been claimed in the old cluster.
+    # The point of that way: by their numbers alone, some of these look claimed in the old cluster.
     assert (one(new.db, inside) > 0) == (way == "into the ids of the dump")
     said = worked_off(new, count=2)
     assert house.wrongs(new.db) == []
@@ -55,7 +55,7 @@ def test_every_job_survives_the_move_to_another_cluster(shop: Callable[..., Shop
 
 @pytest.mark.slow
 def test_an_upgrade_by_dump_moves_every_job(shop: Callable[..., Shop], tmp_path: Path) -> None:
-    """Dump and restore, P1: the same from PostgreSQL 16 to 18, where both counters are at their beginning."""
+    """Dump and restore, P1: the same from PostgreSQL 16 to 18, where both counters are at their start."""
     with cluster(16) as server, ExitStack() as stack:
         old, new = Shop(server, stack), shop("fresh", empty=True)
         house = furnish(old.db, old.connect)
@@ -67,13 +67,13 @@ def test_an_upgrade_by_dump_moves_every_job(shop: Callable[..., Shop], tmp_path:
 
 @pytest.mark.slow
 def test_a_copy_in_the_same_cluster_goes_on_where_it_was(shop: Callable[..., Shop], tmp_path: Path) -> None:
-    """Same cluster, other database: its ids mean the same, nothing is rebased; what ran elsewhere is rescued here."""
+    """Same cluster, other database: ids keep their meaning, nothing is rebased; jobs that ran are rescued here."""
     old, new = shop("fresh"), shop("fresh", empty=True)
     house = furnish(old.db, old.connect)
     moved(old, new, tmp_path)
     house.later(new.db, "after the restore")
     assert one(new.db, "select rebased from tallybook.rebase(cursors => true)") is False
-    # The old workers are silent here: noticed now, given up at the next look. Their death is counted, as anybody's.
+    # The old workers are silent here: one rescue notices it, the next gives them up. Their deaths are counted.
     new.db.execute(
         "select tallybook.rescue(at => clock_timestamp() + make_interval(days => d)) from generate_series(1, 2) d"
     )
@@ -87,7 +87,7 @@ def test_a_copy_in_the_same_cluster_goes_on_where_it_was(shop: Callable[..., Sho
 @pytest.mark.slow
 @pytest.mark.parametrize("known", [True, False])
 def test_data_alone_moves_into_a_schema_that_is_there(shop: Callable[..., Shop], tmp_path: Path, known: bool) -> None:
-    """Dump as text, --data-only, into a migrated schema; with the row in installation, or told by the cursors alone."""
+    """A --data-only text dump moves into a migrated schema, with installation's row or by the cursors alone."""
     old, new = shop("far"), shop("fresh")
     house = furnish(old.db, old.connect)
     file = tmp_path / "shop.sql"
@@ -105,9 +105,9 @@ def test_data_alone_moves_into_a_schema_that_is_there(shop: Callable[..., Shop],
 
 @pytest.mark.slow
 def test_a_worker_that_follows_the_move_goes_on(shop: Callable[..., Shop], tmp_path: Path) -> None:
-    """A worker that runs while its server's name comes to mean the new cluster: no restart, no job lost or run twice."""
+    """A worker follows its server's name to a new cluster: no restart, no job lost; the running one runs again."""
     old, new = shop("far"), shop("fresh", empty=True)
-    there = tmp_path / "server"  # a name that leads to a server, as one in the DNS does
+    there = tmp_path / "server"  # a name for a server, as in the DNS
     there.symlink_to(str(old.db.info.host))
     dsn = f"host={there} port={old.db.info.port} user={old.db.info.user} dbname={old.db.info.dbname}"
     with Workers(dsn, old.db) as workers:
@@ -120,8 +120,8 @@ def test_a_worker_that_follows_the_move_goes_on(shop: Callable[..., Shop], tmp_p
         wait_until(
             lambda: one(old.db, "select count(*) from ran where job_id = %s", held), "a job runs during the move"
         )
-        # Nobody writes any more; the copy is made, the name leads to it, and the old server hangs up on the worker. The
-        # handlers keep their connection to the old one, where they leave their traces.
+        # Nothing is written any more; the copy is made, the name leads to it, and the old server drops the worker. The
+        # handlers stay connected to the old server, where they record their runs.
         old.db.execute("update tallybook.queue set paused_at = now()")
         dump(old.dsn, tmp_path / "shop.dump")
         new.db.execute(sql.SQL("create database {}").format(sql.Identifier(old.db.info.dbname)))
@@ -143,7 +143,7 @@ def test_a_worker_that_follows_the_move_goes_on(shop: Callable[..., Shop], tmp_p
             workers.open_gate()
             wait_until(lambda: one(moved_to, OPEN) == 0, "all have ended")
             runs = old.db.execute("select job_id, count(*) from ran group by job_id").fetchall()
-            # What ran during the move was started before the copy and again after it, as after any loss of a worker.
+            # The job that ran during the move started before the copy and again after it, as after a worker's loss.
             assert dict(runs) == {first: 1, held: 2, **dict.fromkeys(jobs, 1)}
             found = "select state::text, count(*) from tallybook.outcome group by state order by 1"
             assert moved_to.execute(found).fetchall() == [("completed", 22), ("lost", 1), ("moved", 20)]
@@ -153,7 +153,7 @@ def test_a_worker_that_follows_the_move_goes_on(shop: Callable[..., Shop], tmp_p
 
 @pytest.mark.slow
 def test_a_cursor_of_another_cluster_is_mended_under_a_working_worker(shop: Callable[..., Shop]) -> None:
-    """TB004: a worker whose data was replaced under its connection, installation's row left as it was, rebases and goes on."""
+    """TB004: a worker whose data was replaced under its connection, except installation's row, rebases and goes on."""
     new = shop("fresh")
     with Workers(new.dsn, new.db) as workers:
         worker = workers.start(poll=0.2)
@@ -177,7 +177,7 @@ def test_a_cursor_of_another_cluster_is_mended_under_a_working_worker(shop: Call
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_dump_in_the_midst_of_work_is_whole(shop: Callable[..., Shop], tmp_path: Path, way: str, seed: int) -> None:
-    """Dump while producers produce, roll back and cancel, and workers work: in the copy every job ends once."""
+    """A dump during enqueues, rollbacks, cancels and work: in the copy every job ends once."""
 
     def produce(conn: Connection, seed: int, over: threading.Event) -> None:
         """One producer: transactions of a few jobs, of which some roll back, some take long, some cancel."""

@@ -1,4 +1,4 @@
-"""Where the nodes of an app are written down, which one a key or an id leads to, and one question to all of them."""
+"""Where an app's nodes are listed, which node a key or an id leads to, and one query to all nodes."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def some(*names: str) -> list[Node]:
 
 
 def test_a_database_alone_is_the_only_node_and_the_home(dsn: str) -> None:
-    """Where no node is written down there is one: the database that the DSN leads to, with its number."""
+    """If no node is listed, there is one: the database of the DSN, with its number."""
     (only,) = nodes(dsn)
     assert (only.number, only.dsn, only.state, only.home) == (0, dsn, "live", True)
 
 
 def test_a_database_without_the_schema_is_a_node_without_number(empty_dsn: str) -> None:
-    """A database that nobody has migrated is a node, whose number is not known."""
+    """A database without the schema is a node whose number is unknown."""
     (only,) = nodes(empty_dsn)
     assert only.number is None and only.home
 
 
 def test_the_table_names_the_nodes(fleet: Fleet) -> None:
-    """The nodes of the table come by number, each address leads to its database, and the lowest live number is the home."""
+    """Nodes are listed by number, each address leads to its database, and the lowest live number is the home."""
     found = fleet.nodes
     assert [(node.name, node.number, node.home) for node in found] == [
         ("north", 1, True), ("south", 2, False), ("west", 3, False),
@@ -50,7 +50,7 @@ def test_the_table_names_the_nodes(fleet: Fleet) -> None:
 
 
 def test_named_nodes_are_chosen_and_an_unknown_one_is_refused(fleet: Fleet) -> None:
-    """A list of names chooses these nodes; a name that is none is told with the likeliest one."""
+    """A list of names selects these nodes; an unknown name is refused with the most similar one."""
     assert [node.name for node in nodes(fleet.dsn, "west, north")] == ["west", "north"]
     assert nodes(fleet.dsn, "home")[0].name == "north"
     with pytest.raises(UnknownNode, match=r"unknown node 'soth'\. Did you mean 'south'\?"):
@@ -58,7 +58,7 @@ def test_named_nodes_are_chosen_and_an_unknown_one_is_refused(fleet: Fleet) -> N
 
 
 def test_a_retiring_node_is_served_and_one_that_is_gone_is_not(fleet: Fleet) -> None:
-    """Retired, the home moves on and the node is still there; removed, it is not, and its number is never given out again."""
+    """A retired node is still listed but not the home; a removed one is not, and its number stays reserved for it."""
     with fleet.connect(1) as db:
         assert call(db, "node_retire", name="north") == [("retired",)]
         assert [(node.name, node.state, node.home) for node in fleet.nodes] == [
@@ -101,7 +101,7 @@ def test_what_does_not_fit_is_refused(fleet: Fleet, verb: str, args: dict[str, A
 
 
 def test_the_last_live_node_stays(fleet: Fleet) -> None:
-    """A node whose departure would leave none that is live is neither retired nor removed."""
+    """The last live node can be neither retired nor removed."""
     with fleet.connect(1) as db:
         for name in ("north", "south"):
             call(db, "node_remove", name=name)
@@ -111,7 +111,7 @@ def test_the_last_live_node_stays(fleet: Fleet) -> None:
 
 
 def test_a_node_with_pins_is_removed_only_anyway(fleet: Fleet) -> None:
-    """Keys that are pinned to a node stop its removal; anyway, the pins go with it."""
+    """Keys pinned to a node prevent its removal; with `anyway`, the pins are removed with it."""
     with fleet.connect(1) as db:
         assert call(db, "node_pin", key="tenant:7", node="west") == [("created",)]
         assert call(db, "node_pin", key="tenant:7", node="west") == [("unchanged",)]
@@ -122,7 +122,7 @@ def test_a_node_with_pins_is_removed_only_anyway(fleet: Fleet) -> None:
 
 
 def test_nodes_of_the_variable(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """TALLYBOOK_NODES goes before the table: lines or a file; the first is the home, and numbers are asked of the nodes."""
+    """TALLYBOOK_NODES, lines or a file, overrides the table; the first is the home, and nodes give their numbers."""
     lines = f"# ours\nb={fleet.dsns[1]}\n\na={fleet.dsns[2]}"
     file = tmp_path / "nodes.toml"
     file.write_text(f'[nodes]\nb = "{fleet.dsns[1]}"\na = "{fleet.dsns[2]}"\n')
@@ -145,7 +145,7 @@ def test_nodes_of_the_variable(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, tm
     ],
 )
 def test_a_bad_variable_is_told(monkeypatch: pytest.MonkeyPatch, value: str, message: str) -> None:
-    """What TALLYBOOK_NODES cannot say is an error that names it, and shows no connection string."""
+    """A wrong TALLYBOOK_NODES is an error that names the problem and shows no connection string."""
     monkeypatch.setenv(door.VARIABLE, value)
     with pytest.raises(ConfigError, match=message) as raised:
         nodes("")
@@ -153,7 +153,7 @@ def test_a_bad_variable_is_told(monkeypatch: pytest.MonkeyPatch, value: str, mes
 
 
 def test_two_nodes_with_one_number_are_an_error(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where two nodes answer with one number, no id is trusted: both are named."""
+    """Two nodes with the same number are an error that names both."""
     with fleet.connect(3) as db:
         renumber(db, 2)
     monkeypatch.setenv(door.VARIABLE, f"b={fleet.dsns[1]}\nc={fleet.dsns[2]}")
@@ -162,14 +162,14 @@ def test_two_nodes_with_one_number_are_an_error(fleet: Fleet, monkeypatch: pytes
 
 
 def test_a_directory_that_is_away_is_told() -> None:
-    """Where the database with the table cannot be reached, the error names it without its password."""
+    """If the database with the table is unreachable, the error names it without its password."""
     with pytest.raises(QueueUnavailable, match="port=1") as raised:
         nodes(NOWHERE + " password=hidden")
     assert "hidden" not in str(raised.value)
 
 
 def test_an_id_leads_to_its_node(fleet: Fleet) -> None:
-    """The number in a job's id is its node's; one that no node has is told with those that there are."""
+    """The number in a job's id is its node's; an unknown one is an error that lists the nodes."""
     jobs = [fleet.enqueue(number) for number in (1, 2, 3)]
     assert [node_of(job) for job in jobs] == [1, 2, 3]
     assert [of_job(fleet.nodes, job).name for job in jobs] == ["north", "south", "west"]
@@ -178,7 +178,7 @@ def test_an_id_leads_to_its_node(fleet: Fleet) -> None:
 
 
 def test_a_key_goes_to_its_pin_else_to_the_highest_hash() -> None:
-    """A pin goes before the hash; the hash spreads keys evenly and only among live nodes; it is written down for others."""
+    """A pin overrides the hash; the hash spreads keys evenly among live nodes only, with fixed results."""
     three = some("north", "south", "west")
     assert route("tenant:7", three, {"tenant:7": "west"}).name == "west"
     with pytest.raises(UnknownNode):
@@ -193,7 +193,7 @@ def test_a_key_goes_to_its_pin_else_to_the_highest_hash() -> None:
 
 
 def test_only_the_keys_of_a_node_move_with_it() -> None:
-    """A node that comes takes only the keys that it serves then, and gives all of them back when it is retired."""
+    """A new node takes only the keys that it then serves, and gives all of them back when it is retired."""
     three, four = some("north", "south", "west"), some("north", "south", "west", "east")
     keys = [str(key) for key in range(2000)]
     before, after = ({key: route(key, among).name for key in keys} for among in (three, four))
@@ -204,7 +204,7 @@ def test_only_the_keys_of_a_node_move_with_it() -> None:
 
 
 def test_a_node_that_fails_has_an_error_and_the_others_answer(fleet: Fleet) -> None:
-    """One question to all: an unreachable node and one where the question fails are told, the others give their values."""
+    """One query to all: an unreachable node and a failing query give an error, the others their values."""
 
     def question(conn: Connection) -> int:
         number = int(conn.execute("select node from tallybook.installed").fetchone()[0])  # type: ignore[index]
@@ -221,7 +221,7 @@ def test_a_node_that_fails_has_an_error_and_the_others_answer(fleet: Fleet) -> N
 
 
 def test_a_slow_node_is_waited_for_no_longer_than_said(fleet: Fleet) -> None:
-    """A statement that takes too long, and a server process that is stopped, cost no more than the limit."""
+    """A slow statement and a stopped server process take no longer than the limit."""
 
     def slow(conn: Connection) -> int:
         if conn.info.dbname.startswith("tallybook_node2"):
@@ -251,5 +251,5 @@ def test_a_slow_node_is_waited_for_no_longer_than_said(fleet: Fleet) -> None:
 
 
 def test_named_takes_the_home_by_its_word() -> None:
-    """The word home means the home, whatever it is called."""
+    """The name home selects the home, whatever it is called."""
     assert named([Node("a", 1, ""), Node("b", 0, "", home=True)], "home").name == "b"

@@ -1,4 +1,4 @@
-"""An older release's worker and producers on a newer schema: what a deploy of a new release is for those that run."""
+"""An older release's worker and producers on a newer schema, as in a deploy of a new release."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from tallybook.testing import drain
 pytestmark = pytest.mark.slow
 
 OLD = "5b2b4c78"
-"""The release before: the last commit whose tables, types and names are those of today."""
+"""The previous release: the last commit with the tables, types and names of today."""
 UNRELEASED = "2412f45"
-"""A commit from before the tables were written as files, whose schema nothing leads away from."""
+"""A commit from before the tables were written as files; its schema cannot be migrated."""
 NEXT = """\
 alter table tallybook.entry add column anything int;
 alter table tallybook.unique_key add column anything int;
@@ -78,12 +78,12 @@ def source(commit: str, folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The source of the release before."""
+    """The source of the previous release."""
     return source(OLD, tmp_path_factory.mktemp("old"))
 
 
 def newer(tmp_path: Path, works_from: int) -> Path:
-    """The source of today with one more migration, which says from which version on a release can work with it."""
+    """Today's source with one more migration, which sets the oldest version that can work with it."""
     copy = tmp_path / f"new-{works_from}" / "src"
     shutil.copytree(ROOT / "src", copy)
     next_one = copy / "tallybook" / "sql" / "migrations" / "0002_next.sql"
@@ -100,7 +100,7 @@ def project(tmp_path: Path) -> Path:
 
 @contextmanager
 def program(source: Path, project: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """A process of one release, gone at the end; what it said is in its log."""
+    """A process of one release, killed at the end; its output is in its log."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("TALLYBOOK_", "PG"))}
     log = project / f"log-{os.urandom(3).hex()}"
     with log.open("w") as out:
@@ -130,7 +130,7 @@ def tallybook(source: Path, project: Path, *words: str) -> tuple[int, str]:
 def test_old_workers_and_producers_go_on_while_the_schema_is_migrated(
     old: Path, project: Path, tmp_path: Path, empty_dsn: str
 ) -> None:
-    """F32, F33, P12, S3-42: started before the migration, an old worker goes on under it, with producers of both releases."""
+    """F32, F33, P12, S3-42: an old worker continues through a migration, with producers of both releases."""
     new = newer(tmp_path, 1)
     assert tallybook(old, project, "migrate", "--dsn", empty_dsn)[0] == 0
     with psycopg.connect(empty_dsn, autocommit=True) as db:
@@ -148,10 +148,10 @@ def test_old_workers_and_producers_go_on_while_the_schema_is_migrated(
             with program(new, project, "producer.py", empty_dsn, "new"):
                 wait_until(lambda: db.execute(count).fetchone()[0] > before + 300, "both go on", seconds=60)
             assert worker.poll() is None and producer.poll() is None
-            # A failure, a backoff and a second attempt by the old code; a retry by hand; a cancel.
+            # A failure and a death by the old code.
             db.execute("select tallybook.enqueue('default', 'note', '{\"n\": 3}', max_attempts => 1)")
             wait_until(lambda: db.execute("select from tallybook.dead").fetchall(), "a death by the old code")
-            # A new worker beside the old one; then the old one alone stops, kindly.
+            # A new worker beside the old one; then only the old one stops, with SIGTERM.
             with program(
                 new, project, "-P", "-m", "tallybook", "worker", "-A", "jobs:app", "--dsn", empty_dsn
             ) as other:
@@ -178,14 +178,14 @@ def test_old_workers_and_producers_go_on_while_the_schema_is_migrated(
 def test_an_old_program_does_not_start_on_the_new_schema(
     old: Path, project: Path, tmp_path: Path, empty_dsn: str
 ) -> None:
-    """F32: where the new schema says that it cannot work with it, it asks to be updated, with code 2, and takes no job."""
+    """F32: an old worker on a schema that does not support it asks to be updated, with code 2."""
     assert tallybook(newer(tmp_path, 2), project, "migrate", "--dsn", empty_dsn)[0] == 0
     code, said = tallybook(old, project, "worker", "-A", "jobs:app", "--dsn", empty_dsn)
     assert code == 2 and "the schema is at version 2" in said and "Update the package" in said
 
 
 def test_a_schema_from_before_the_first_release_is_refused(project: Path, tmp_path: Path, empty_dsn: str) -> None:
-    """No command works on it: each says what it is and how to go on, and `uninstall` removes it."""
+    """Every command refuses such a schema and says how to go on; `uninstall` removes it."""
     assert tallybook(source(UNRELEASED, tmp_path), project, "migrate", "--dsn", empty_dsn)[0] == 0
     new = ROOT / "src"
     for words in (["migrate"], ["worker", "-A", "jobs:app"], ["doctor", "--info"]):
@@ -199,7 +199,7 @@ def test_a_schema_from_before_the_first_release_is_refused(project: Path, tmp_pa
 def test_a_new_program_does_not_start_on_the_old_schema(
     old: Path, project: Path, tmp_path: Path, empty_dsn: str
 ) -> None:
-    """F32: the reverse: SchemaTooOld, which says to migrate, with code 2; after that it runs what was there before."""
+    """F32: a new worker on an old schema asks for a migration, with code 2; after it, older jobs run."""
     assert tallybook(old, project, "migrate", "--dsn", empty_dsn)[0] == 0
     with psycopg.connect(empty_dsn, autocommit=True) as db:
         db.execute("select tallybook.enqueue('default', 'note', '{\"n\": 1}')")

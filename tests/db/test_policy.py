@@ -1,4 +1,4 @@
-"""What an error of the database means: the table by SQLSTATE, and how long one waits."""
+"""The action for each error of the database, by SQLSTATE, and the wait between tries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tallybook._db import policy
 from tallybook._db.policy import Action, Outage, action_for, backoff, is_final, is_gone
 
 GONE, AGAIN, WAIT = Action.RECONNECT, Action.AGAIN, Action.WAIT
-# The rows of the promise, each SQLSTATE that psycopg knows in its class where a class is named.
+# The promised rows; where one names a class, each of its SQLSTATEs that psycopg knows.
 ROWS = {
     GONE: ["08000", "08003", "08006", "08001", "08004", "08P01", "57P01", "57P02", "57P03", "57P05", "25006", "25P03", "25P04",
            "58000", "58030", "58P01"],
@@ -38,7 +38,7 @@ def error_of(state: str) -> psycopg.Error:
 
 @pytest.mark.parametrize(("state", "action"), [(state, action) for action, states in ROWS.items() for state in states])
 def test_every_row_of_the_table(state: str, action: Action) -> None:
-    """F4 F6 F15 F16 F18 F19 F20: each SQLSTATE of the promise leads to what the table says, and nothing else."""
+    """F4 F6 F15 F16 F18 F19 F20: each promised SQLSTATE leads to exactly the action in the table."""
     error = error_of(state)
     assert error.sqlstate == state
     assert action_for(error) is action
@@ -47,7 +47,7 @@ def test_every_row_of_the_table(state: str, action: Action) -> None:
 
 
 def test_no_row_of_the_table_is_dead() -> None:
-    """Every prefix in the table decides about at least one code of the list above, or is named here."""
+    """Every prefix in the table matches at least one code of the list above, or is named here."""
     listed = {state for states in ROWS.values() for state in states}
     unused = {prefix for prefix in policy.TABLE if not any(state.startswith(prefix) for state in listed)}
     assert unused == {"26000", "40003", "0P"}
@@ -68,12 +68,12 @@ def test_no_row_of_the_table_is_dead() -> None:
     ],
 )
 def test_errors_without_a_sqlstate(error: Exception, closed: bool, action: Action) -> None:
-    """F4: a lost connection mostly has no SQLSTATE; class, connection and text decide."""
+    """F4: a lost connection mostly has no SQLSTATE; its class, connection and message decide."""
     assert action_for(error, SimpleNamespace(closed=closed)) is action
 
 
 def test_one_table_only() -> None:
-    """No other module of the package compares SQLSTATEs of PostgreSQL: whoever does needs a reason, and a line here."""
+    """Only these modules of the package use SQLSTATEs; another one needs a reason, and a line here."""
     allowed = {
         "transactions.py",
         "pooler.py",
@@ -83,7 +83,7 @@ def test_one_table_only() -> None:
         "link.py",
         "heartbeat.py",
         "exactly_once.py",
-        "worker.py",  # functions that are not there: the schema has left this release behind
+        "worker.py",  # missing functions: the schema is too new for this release
     }
     folder = Path(policy.__file__).parents[1]
     using = {
@@ -95,7 +95,7 @@ def test_one_table_only() -> None:
 
 
 def test_backoff_grows_is_bounded_and_jittered() -> None:
-    """F16 F48: from 0.1 to 10 s, doubling, and no two the same: what was cut off together does not come back together."""
+    """F16 F48: 0.1 to 10 s, doubling, with jitter: clients that were cut off together do not return together."""
     for failures in range(40):
         most = min(10.0, 0.1 * 2**failures)
         drawn = [backoff(failures) for _ in range(50)]
@@ -104,7 +104,7 @@ def test_backoff_grows_is_bounded_and_jittered() -> None:
 
 
 def test_lacking_resources_are_waited_for_longer() -> None:
-    """F15 F16: at least a second between two tries where the server lacks something, with jitter."""
+    """F15 F16: if the server lacks resources, tries are at least a second apart, with jitter."""
     outage = Outage("x")
     pauses = [outage.failed(error_of("53300")) for _ in range(20)]
     assert all(1.0 <= pause <= 10.0 for pause in pauses)
@@ -114,7 +114,7 @@ def test_lacking_resources_are_waited_for_longer() -> None:
 def test_an_outage_is_told_at_its_start_each_tenth_time_and_then_seldom(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A wrong password while running is told at failure 1, 10, 20, 30, then every 5 minutes, and once when it is over."""
+    """A wrong password while running is logged at failure 1, 10, 20, 30, then every 5 minutes, and at its end."""
     now = [0.0]
     monkeypatch.setattr(policy.time, "monotonic", lambda: now[0])
     caplog.set_level(logging.INFO, "tallybook.db")
@@ -137,7 +137,7 @@ def test_an_outage_is_told_at_its_start_each_tenth_time_and_then_seldom(
 
 
 def test_quiet_failures_are_not_told(caplog: pytest.LogCaptureFixture) -> None:
-    """A server that was restarted answers the next try: not worth a line."""
+    """A restarted server answers the next try, so one failure is not logged."""
     outage = Outage("x", quiet=1)
     error: Any = psycopg.OperationalError("gone")
     assert outage.failed(error) <= 0.05

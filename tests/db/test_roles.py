@@ -1,4 +1,4 @@
-"""Roles: who may do what, held against the catalogue of PostgreSQL, for every function, view and table."""
+"""Roles: the rights to every function, view and table, checked against PostgreSQL's catalog."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def rights(db: Connection) -> list[tuple[str, str, set[str], str | None]]:
 
 
 def test_every_public_name_is_in_the_list(at: House) -> None:
-    """A new function or view without its line `-- rights:` fails here; so does a line twice, and one above nothing."""
+    """A function or view without a `-- rights:` line fails here; so does a duplicate or misplaced line."""
     called = {name for name, *_ in functions(at)}
     views = {
         row[0]
@@ -57,7 +57,7 @@ def test_every_public_name_is_in_the_list(at: House) -> None:
 
 
 def test_every_role_may_call_exactly_its_functions(at: House) -> None:
-    """For each role and each function of the schema, what PostgreSQL allows is what the list says; PUBLIC may nothing."""
+    """For each role and function PostgreSQL allows exactly what the list says; PUBLIC may call nothing."""
     allowed = {name: roles for kind, name, roles, _ in rights(at.db) if kind in ("definer", "caller")}
     wrong = []
     for name, call, *_ in functions(at):
@@ -74,7 +74,7 @@ def test_every_role_may_call_exactly_its_functions(at: House) -> None:
 
 
 def test_no_role_has_a_right_to_a_table(at: House) -> None:
-    """Tables are the owner's alone; of views each role reads exactly the listed columns, and writes none."""
+    """Only the owner has rights to tables; of views each role reads exactly the listed columns, and writes none."""
     expected = {(kind, name): columns for what, name, who, columns in rights(at.db) if what == "view" for kind in who}
     wrong = []
     for table, kind_of, oid in at.db.execute(
@@ -112,7 +112,7 @@ def test_no_role_has_a_right_to_a_table(at: House) -> None:
 
 
 def test_readers_get_no_payload(at: House) -> None:
-    """What a reader or metrics may read has none of the columns that hold args, results or errors; only operators do."""
+    """No column with args, results or errors is readable by reader, metrics or producer."""
     payload = {
         "args", "headers", "options", "result", "error", "errors", "last_error", "message", "details", "summary", "reason", "query",
         "progress_message", "unique_key", "order_key", "subject", "definition",
@@ -145,7 +145,7 @@ def test_readers_get_no_payload(at: House) -> None:
 
 
 def test_sequences_and_schema(at: House) -> None:
-    """The schema may be used and nothing be made in it; no role has a right to a sequence."""
+    """Roles may use the schema but create nothing in it, and have no right to a sequence."""
     for kind in roles.KINDS:
         role = at.prefix + kind
         assert at.db.execute(
@@ -164,7 +164,7 @@ BATCH = "select tallybook._enqueue_batch('mail', 'send', %s, %s, %s::jsonb[], %s
 
 
 def test_a_worker_cannot_choose_the_id_of_a_job(at: House) -> None:
-    """S11: the jobs of a batch get ids of their own from the sequence, whatever numbers a worker passes, and again and again."""
+    """S11: jobs of a batch get their ids from the sequence, whatever numbers a worker passes, on every call."""
     at.db.execute("select tallybook.enqueue('mail', 'send')")
     worker = at.as_("worker")
     for _ in range(2):
@@ -183,7 +183,7 @@ def test_a_worker_cannot_choose_the_id_of_a_job(at: House) -> None:
 def test_a_worker_cannot_pass_a_batch_what_enqueue_refuses(
     at: House, attempts: int | None, options: str | None, text: str
 ) -> None:
-    """S11: options and numbers that no job may carry are refused in a direct call of the batch, too."""
+    """S11: options and numbers that no job may have are refused in a direct call of the batch, too."""
     with pytest.raises(psycopg.Error, match=text):
         at.as_("worker").execute(BATCH, ([1], [None], ["{}"], [None], [2], attempts, options))
 
@@ -200,18 +200,18 @@ def test_definers_are_hardened(at: House) -> None:
         assert path == (["search_path=pg_catalog, pg_temp"] if definer else []), call
 
 
-# "execute function" is how a trigger names its function: no text.
+# "execute function" names the function of a trigger: no text.
 DYNAMIC = re.compile(r"\bexecute\b(?! function\b)", re.IGNORECASE)
 
 
-# They execute statements over our own partitions, whose names they have from the catalog: prune has to make, lock and empty these.
+# They execute statements on our own partitions, named by the catalog: prune creates, locks and empties these.
 OUR_TABLES = {
     "_prune_range", "_range_count", "_range_foreign", "_range_lock", "_range_merge", "_range_split", "_range_young",
 }  # fmt: skip
 
 
 def test_what_executes_statements_over_our_tables_takes_no_text(at: House) -> None:
-    """S11: no function of prune that executes a statement takes a text or a name: bounds, tables, times and a letter."""
+    """S11: prune's functions that execute statements take bounds, tables, times and a letter, but no text or name."""
     types = {'"char"', "interval", "numeric", "regclass[]", "timestamp with time zone", "tallybook.history_range"}
     found = at.db.execute(
         "select p.proname, array(select format_type(t, null) from unnest(p.proargtypes) t) from pg_proc p"
@@ -223,7 +223,7 @@ def test_what_executes_statements_over_our_tables_takes_no_text(at: House) -> No
 
 
 def test_a_worker_prunes_without_rights_to_tables(at: House) -> None:
-    """S3-21, S11: prune makes ranges with the owner's rights: the worker has none, and what is made belongs to the owner."""
+    """S3-21, S11: prune creates ranges with the owner's rights: a worker may run it, and the owner owns them."""
     at.db.execute("select tallybook.enqueue('q', 'work')")
     worker = at.as_("worker")
     for days in (0, 1):
@@ -241,13 +241,13 @@ def test_a_worker_prunes_without_rights_to_tables(at: House) -> None:
 
 
 def test_definers_execute_no_text(at: House) -> None:
-    """S11: no function with the owner's rights reaches, by whatever it calls, one that executes a text."""
+    """S11: no function with the owner's rights reaches, by any calls, one that executes a text."""
     texts: dict[str, str] = {}
     for name, _, _, _, source in functions(at):
         texts[name] = texts.get(name, "") + re.sub(r"--[^\n]*", "", source)
     reach = {name: set(re.findall(r"tallybook\.(\w+)\s*\(", text)) & set(texts) for name, text in texts.items()}
     dynamic = {name for name, text in texts.items() if DYNAMIC.search(text)}
-    assert {"enqueue_from", "_query_read"} <= dynamic  # else this looks at nothing
+    assert {"enqueue_from", "_query_read"} <= dynamic  # else this checks nothing
     for name in {name for name, _, definer, *_ in functions(at) if definer}:
         seen, todo = set(), [name]
         while todo:
@@ -318,7 +318,7 @@ select id, state, args from tallybook.job order by id using operator(pg_catalog.
 
 
 def hostile(at: House) -> Connection:
-    """A session whose search_path has a schema with operators and built-ins of its own, and temporary tables, before all others."""
+    """A session whose search_path starts with a schema of fake operators and built-ins, and temporary tables."""
     name = at.prefix + "hostile"
     at.db.execute(trap(name).encode())
     user = at.user("producer")
@@ -372,7 +372,7 @@ def refused(conn: Connection, *statements: str) -> None:
 
 
 def test_producer(at: House) -> None:
-    """S10: a producer enqueues, asks for the state of an id that it knows, and reads nothing, cancels nothing, claims nothing."""
+    """S10: a producer may enqueue and read the state of an id that it knows; it may not read, cancel or claim jobs."""
     conn = at.as_("producer")
     (job,) = conn.execute("""select tallybook.enqueue('q', 't', '{"secret": 1}')""").fetchone() or ()
     assert conn.execute("select tallybook.state(%s)", [job]).fetchone() == ("available",)
@@ -386,7 +386,7 @@ def test_producer(at: House) -> None:
 
 
 def test_operator(at: House) -> None:
-    """S10: an operator sees args, cancels, retries, pauses and keeps schedules, and neither enqueues nor claims."""
+    """S10: an operator may read args, cancel, retry, pause and manage schedules, but neither enqueue nor claim."""
     at.db.execute("""select tallybook.enqueue('q', 't', '{"a": 1}')""")
     conn = at.as_("operator")
     assert conn.execute("select args from tallybook.job").fetchone() == ({"a": 1},)
@@ -404,7 +404,7 @@ def test_operator(at: House) -> None:
 
 
 def test_a_query_never_runs_with_more_rights_than_its_caller(at: House) -> None:
-    """S11: an operator may neither put a query, which workers would run, nor run one; a worker runs it as itself."""
+    """S11: an operator may neither set a query, which workers would run, nor run one; a worker runs it as itself."""
     at.db.execute("create table secret (x int)")
     at.db.execute(
         "select tallybook.schedule_set('s', 't', every => '1 h', query => 'select to_jsonb(s) as args from public.secret s')"
@@ -423,7 +423,7 @@ def test_a_query_never_runs_with_more_rights_than_its_caller(at: House) -> None:
 
 
 def test_control_a_query_with_the_owners_rights(at: House) -> None:
-    """Negative control: were the shell around a query a definer, its caller would read what only the owner may."""
+    """Negative control: if the function around a query were a definer, its caller could read the owner's tables."""
     at.db.execute("create table secret (x int); insert into secret values (42)")
     call = "enqueue_from(text, text, text, int, int, jsonb, jsonb, timestamptz)"
     at.db.execute(f"alter function tallybook.{call} security definer".encode())
@@ -454,7 +454,7 @@ def test_reader_and_metrics(at: House) -> None:
 
 
 def test_what_a_definer_sets_for_the_transaction_stays(at: House) -> None:
-    """The end of a function with a search_path of its own takes back that alone: a claim commits asynchronously as before."""
+    """A function's end resets only its own search_path: a claim still commits asynchronously."""
     conn = at.as_("worker")
     conn.execute("select tallybook.worker_start('w', '{q}')")
     with conn.transaction():

@@ -1,4 +1,4 @@
-"""`tallybook roles`: said again, kept by migrations, by an owner who may not create roles, and taken back."""
+"""`tallybook roles`: run again, kept by migrations, run by an owner who may not create roles, and revoked."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def matrix(at: House) -> list[tuple[object, ...]]:
 
 
 def test_again_changes_nothing(at: House) -> None:
-    """`tallybook roles` said twice leaves everything as it was, and creates nothing."""
+    """`tallybook roles` run twice changes nothing and creates nothing."""
     before = matrix(at)
     assert at.give().created == []
     assert matrix(at) == before
 
 
 def test_a_migration_keeps_the_rights(at: House) -> None:
-    """Functions that a migration replaces, adds or drops are as they shall be when it commits, in its own transaction."""
+    """A migration that replaces functions and views leaves every right as it was."""
     before = matrix(at)
     at.db.execute("update tallybook.installation set routines = 'other'")
     assert migrate.migrate(at.db) == ["functions and views"]
@@ -43,7 +43,7 @@ def test_a_migration_keeps_the_rights(at: House) -> None:
 
 
 def test_control_a_replaced_function_is_the_callers(at: House) -> None:
-    """Negative control: "create or replace" alone forgets the owner's rights, and a new function is everybody's."""
+    """Negative control: "create or replace" alone loses the owner's rights, and anybody may call a new function."""
     text = source("enqueue")
     at.db.execute(text.encode())
     assert at.db.execute("select prosecdef, proconfig from pg_proc where proname = 'enqueue'").fetchone() == (
@@ -58,7 +58,7 @@ def test_control_a_replaced_function_is_the_callers(at: House) -> None:
 
 
 def test_another_prefix_replaces_the_roles(at: House) -> None:
-    """Roles with another prefix take the place of the old ones, which lose their rights here."""
+    """Roles with another prefix replace the old ones, which lose their rights here."""
     login = at.as_("producer")
     other = at.prefix + "n_"
     for kind in roles.KINDS:
@@ -79,7 +79,7 @@ def test_forget(at: House) -> None:
 
 
 def test_without_the_right_to_create_roles(empty_dsn: str) -> None:
-    """An owner who may not create roles is told the SQL for an administrator, and gives rights to roles that exist."""
+    """An owner who may not create roles gets SQL for an administrator, and can use existing roles."""
     with house(empty_dsn, createrole=False) as made:
         before = matrix(made)
         with pytest.raises(RoleError, match=f"create role {made.prefix}producer nologin") as caught:
@@ -97,7 +97,7 @@ def test_without_the_right_to_create_roles(empty_dsn: str) -> None:
 
 
 def test_the_script_does_the_same(empty_dsn: str) -> None:
-    """--sql prints what makes the same rights when an administrator runs it."""
+    """--sql prints a script that grants the same rights."""
     with house(empty_dsn) as made:
         made.db.execute(roles.script(made.prefix).encode())
         before = matrix(made)
@@ -106,7 +106,7 @@ def test_the_script_does_the_same(empty_dsn: str) -> None:
 
 
 def test_roles_of_another_cluster_are_left_out(at: House) -> None:
-    """After a move to a cluster without the roles a migration goes on without them."""
+    """After a move to a cluster without the roles a migration works without them."""
     at.db.execute("update tallybook.role set name = 'not_of_this_cluster' where kind = 'metrics'")
     at.db.execute("update tallybook.installation set routines = 'other'")
     assert migrate.migrate(at.db) == ["functions and views"]
@@ -114,13 +114,13 @@ def test_roles_of_another_cluster_are_left_out(at: House) -> None:
 
 @pytest.mark.parametrize("prefix", ["", "Tb_", "1a", "a b", 'a"b', "pg_tb_", "x" * 42])
 def test_a_prefix_is_a_plain_name(prefix: str) -> None:
-    """A prefix that would need quotes, or be cut, is refused."""
+    """A prefix that needs quotes, is reserved or is too long is refused."""
     with pytest.raises(ConfigError, match="prefix"):
         roles.names(prefix)
 
 
 def test_a_superusers_installation_is_told(at: House) -> None:
-    """S11: whose rights the functions run with is looked at, for the warning."""
+    """S11: superuser_owner names the owner if it is a superuser, for the warning."""
     assert roles.superuser_owner(at.db) is None
     at.admin.execute("alter schema tallybook owner to current_user")
     assert roles.superuser_owner(at.db) == at.admin.info.user

@@ -1,4 +1,4 @@
-"""Real programs that connect with nothing but their role: a worker process, a drain, an app that enqueues, the command line."""
+"""Real programs that connect with only their role: a worker process, a drain, an enqueueing app, the command line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def states(at: House, *ids: int) -> list[str]:
 
 
 def test_a_real_worker_needs_no_more_than_its_role(at: House, tmp_path: Path) -> None:
-    """S10: `tallybook worker` as the worker role runs, fails, retries, snoozes, keeps results and checkpoints, fires and stops."""
+    """S10: `tallybook worker` as the worker role runs, fails, snoozes, keeps results and checkpoints, fires, stops."""
     jobs = """
 from datetime import timedelta
 from tallybook import App, Context, Snooze
@@ -106,7 +106,7 @@ def apart() -> int:
 
 
 async def test_drain_and_rescue_as_the_worker_role(at: House) -> None:
-    """S10: app.drain promotes, rescues a dead worker's job, runs and ends, as the worker role; the app enqueues as the producer."""
+    """S10: app.drain rescues a dead worker's job and runs all jobs as the worker role; the producer role enqueues."""
     app = App("shop", dsn=at.dsn_of(at.user("producer")))
     done: list[int] = []
 
@@ -137,7 +137,7 @@ def run(at: House, user: str, *words: str) -> Result:
 
 
 def test_the_command_line_as_operator_and_producer(at: House) -> None:
-    """What an operator does by hand works with the role alone; a producer can enqueue and is told what it may not."""
+    """An operator's commands work with the role alone; a producer can enqueue, and `job list` is denied."""
     producer, operator = at.user("producer"), at.user("operator")
     assert run(at, producer, "enqueue", "mail", "greet", "{}").exit_code == 0
     at.db.execute("select tallybook.worker_start('w', '{mail}', '{greet}')")
@@ -154,7 +154,7 @@ def test_the_command_line_as_operator_and_producer(at: House) -> None:
 
 
 def test_the_command(at: House) -> None:
-    """`tallybook roles` says what it made, can be said again, prints SQL, and takes all back."""
+    """`tallybook roles` prints what it made, can be run again, prints SQL, and revokes all."""
     words = ("roles", "--prefix", at.prefix)
     again = run(at, at.owner, *words)
     assert again.exit_code == 0 and again.output.count("exists already") == len(roles.KINDS), again.output
@@ -176,7 +176,7 @@ PAGE = ROOT / "docs/roles.md"
 
 
 def test_the_examples_of_the_page_run(at: House) -> None:
-    """docs/roles.md as written, with other names: the logins do what the page says that they can."""
+    """docs/roles.md as written, with other names: the logins can do what the page says."""
 
     def blocks(language: str) -> list[str]:
         return re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
@@ -210,7 +210,7 @@ def test_the_examples_of_the_page_run(at: House) -> None:
 
 
 def test_the_tables_of_the_page_are_the_list(at: House) -> None:
-    """Each public function and view stands on docs/roles.md with exactly the roles that have it."""
+    """docs/roles.md lists each public function and view with exactly the roles that have it."""
     rows = re.findall(r"^\| `(\w+)` \|([^|]*)\|([^|]*)\|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     told = {kind: tuple(set(re.findall(r"`(\w+)`", cell)) for cell in cells) for kind, *cells in rows[-5:]}
     for kind in roles.KINDS:

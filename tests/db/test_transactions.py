@@ -1,4 +1,4 @@
-"""The connections of atomic tasks: what a libpq connection string means to asyncpg, and what counts as what error."""
+"""Connections of atomic tasks: libpq connection strings for asyncpg, and the kinds of errors."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from tallybook._db.transactions import asyncpg_url, conflicts, gone, interrupted
     ],
 )
 def test_a_connection_string_in_asyncpgs_words(dsn: str, expected: dict[str, str]) -> None:
-    """S5-03: several hosts, sockets, passwords and TLS arrive; what asyncpg would take for a server's setting is left out."""
+    """S5-03: hosts, sockets, passwords and TLS are kept; what asyncpg would send as a server setting is dropped."""
     url = asyncpg_url(dsn)
     assert {name: value[0] for name, value in parse_qs(urlsplit(url).query).items()} == expected
 
 
 async def test_asyncpg_connects_where_psycopg_does(dsn: str, db: Any) -> None:
-    """S5-03: the same string leads to the same database, also with a host before it that is not there."""
+    """S5-03: the same string leads to the same database, even after a host that does not exist."""
     given = psycopg.conninfo.conninfo_to_dict(dsn)
     two = psycopg.conninfo.make_conninfo(dsn, host=f"/nowhere,{given['host']}")
     for text in (dsn, two):
@@ -49,7 +49,7 @@ async def test_asyncpg_connects_where_psycopg_does(dsn: str, db: Any) -> None:
 
 
 async def test_errors_are_told_apart_in_every_librarys_words(dsn: str) -> None:
-    """F6 F18: a lost connection, a conflict and a cancelled statement are known by SQLSTATE, through SQLAlchemy and asyncpg."""
+    """F6 F18: a lost connection, a conflict and a cancelled statement are found by SQLSTATE, in all three libraries."""
     raised = "do $$ begin raise 'x' using errcode = '{}'; end $$"
     found = []
     engine = sa.create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(dsn))
