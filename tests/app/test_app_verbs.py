@@ -120,7 +120,7 @@ async def test_a_verb_is_used_once(shop: App) -> None:
 
 
 async def test_a_connection_of_the_other_kind_is_refused(shop: App, db: psycopg.Connection[Any], dsn: str) -> None:
-    """.on() refuses a plain connection, .sync() an async one, and doctor.run() both."""
+    """.on() refuses a plain connection, .sync() an async one, and doctor.run() one of the caller's."""
     put(shop)
     with pytest.raises(ConnectionNotSupported):
         await shop.queues.pause("mail").on(db)  # type: ignore[arg-type]

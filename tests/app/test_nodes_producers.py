@@ -32,7 +32,7 @@ def fleet(server: Any, template: str) -> Iterator[Fleet]:
 
 @pytest.fixture
 def shop(fleet: Fleet) -> App:
-    """An app whose DSN leads to the first node, where the table of nodes is."""
+    """An app whose DSN is the first node's, which has the table of nodes."""
     app = App("shop", dsn=fleet.dsns[0])
 
     @app.task(queue="mail")

@@ -20,7 +20,7 @@ REFUSES = "host=127.0.0.1 port=1 dbname=shop user=u password=geheim"
 
 @pytest.fixture
 def shop(fleet: Fleet) -> App:
-    """An app whose DSN leads to the first node, where the table of nodes is."""
+    """An app whose DSN is the first node's, which has the table of nodes."""
     return App("shop", dsn=fleet.dsn)
 
 

@@ -104,7 +104,7 @@ def near(at: datetime | None, delay: timedelta) -> bool:
 @pytest.mark.parametrize("raised", [False, True], ids=["returned", "raised"])
 @pytest.mark.parametrize("when", ["+1 week", WEEK, "instant"], ids=str)
 def test_reschedule_goes_on_under_the_same_name(shop: Shop, when: Any, raised: bool) -> None:
-    """S3-07 S3-27 S3-40: Reschedule plans the same job for then, as '+1 week' too: one iteration, no failure."""
+    """S3-07 S3-27 S3-40: Reschedule plans the same job for an instant or '+1 week': one iteration, no failure."""
     put = shop.asset.push(42).sync(shop.db)
     outcome = Reschedule(datetime.now(UTC) + WEEK if when == "instant" else when)
     report = shop.run([outcome] if raised else outcome)

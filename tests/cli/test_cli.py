@@ -22,7 +22,7 @@ UNREACHABLE = "host=127.0.0.1 port=1 dbname=shop user=u password=geheim"
 
 
 def put(dsn: str, *jobs: str) -> list[int]:
-    """Enqueue by SQL; each text is the arguments of tallybook.enqueue."""
+    """Enqueue by SQL; each string has the arguments of tallybook.enqueue."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         rows = [conn.execute(f"select tallybook.enqueue({job})").fetchone() for job in jobs]
     return [row[0] for row in rows if row]
@@ -165,7 +165,7 @@ def test_uninstall_asks(dsn: str) -> None:
 
 
 def test_node_is_set_once(dsn: str) -> None:
-    """A second migrate with another --node says that the number stays."""
+    """A second migrate with another --node reports that the number stays."""
     result = invoke("migrate", "--node", 3, to=dsn)
     assert (result.exit_code, "node number stays 0" in result.output) == (1, True)
 

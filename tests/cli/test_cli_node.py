@@ -84,7 +84,7 @@ def test_a_node_that_is_away_is_added_by_its_number(fleet: Fleet) -> None:
 
 
 def test_an_address_with_a_password_is_refused(fleet: Fleet) -> None:
-    """A password in an address is refused with what to do instead."""
+    """An address with a password is refused, with what to do instead."""
     said = run("node", "add", "x", f"{address(fleet.dsns[1])} password=geheim", "--number", "2", dsn=fleet.dsn, code=1)
     assert "an address must not contain a password" in said and "PGPASSFILE" in said and "geheim" not in said
 

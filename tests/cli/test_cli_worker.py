@@ -120,7 +120,7 @@ def test_no_signal_falls_between_the_wait_for_the_server_and_the_worker(
 
     close = Link.close
 
-    async def closed(link: Link) -> None:  # a connection's end may take a turn of the loop
+    async def closed(link: Link) -> None:  # closing may take a turn of the loop
         await asyncio.sleep(0)
         await close(link)
 

@@ -312,7 +312,7 @@ def terminal(dsn: str, *words: str, width: int = 80, height: int = 24) -> Iterat
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
     clean = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
-    # The first terminal that a new session opens is its own: Ctrl-C reaches it.
+    # The first terminal that a new session opens controls it: Ctrl-C reaches it.
     process = subprocess.Popen(
         [
             "sh",

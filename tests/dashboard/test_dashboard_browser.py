@@ -353,7 +353,7 @@ def test_the_side_bar_counts(look: Browser, site: str, data: str) -> None:
 
 
 def test_a_preview_counts_on_by_itself(look: Browser, site: str, data: str) -> None:
-    """S4-09: a preview counts on by itself, and its action covers all found jobs; the doctor's page goes on alike."""
+    """S4-09: a preview counts on by itself, as the doctor's page does, and its action covers all found jobs."""
     with psycopg.connect(data, autocommit=True) as conn:
         conn.execute("select tallybook.enqueue('many', 'bulk', '{}') from generate_series(1, 600)")
         look.get(site + "/jobs/preview?verb=cancel&task=bulk")

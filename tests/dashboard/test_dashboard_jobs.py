@@ -264,7 +264,7 @@ async def test_one_job(app: App, db: Any, dsn: str) -> None:
         places = [page.said.index(word) for word in ("no card: ada", "Args", "out of attempts", "Timeline", "Facts")]
         assert places == sorted(places)
         timeline = page.said[places[3] :].partition("Attempts")[0]
-        assert len(re.findall(r"\+[\d.]+ m?s · ", timeline)) == timeline.count(" UTC") - 1  # but for the first event
+        assert len(re.findall(r"\+[\d.]+ m?s · ", timeline)) == timeline.count(" UTC") - 1  # except the first event
         assert "enqueued" in (await visitor.get("/trace?link=customer%3D42")).said
         page = await visitor.get(f"/job/{done}")
         assert "Note hi" in page.said and '"said": "hi"' in page.said
@@ -276,7 +276,7 @@ async def test_one_job(app: App, db: Any, dsn: str) -> None:
         assert f"Job {child} is cancelled." in page.said and "not wanted" in page.said
         page = await visitor.send(await visitor.get(f"/job/{job}"), "/job/retry", job=job)
         assert page.notice == f"Job {job} gets attempt 2."
-        page = await visitor.send(page, "/job/retry", job=job)  # it is in line now
+        page = await visitor.send(page, "/job/retry", job=job)  # it is available now
         assert "is not dead or cancelled" in page.notice or "available" in page.notice
         await drain_async(app, dsn=dsn)
         page = await visitor.send(await visitor.get(f"/job/{job}"), "/job/cancel", job=job, reason="given up")
@@ -525,7 +525,7 @@ create trigger deadlock before insert on tallybook.audit for each row execute fu
 
 
 async def test_who_may_only_look_changes_nothing(app: App, db: Any, dsn: str) -> None:
-    """A read-only dashboard has no changing form and refuses each; others refuse one without the session's token."""
+    """A read-only dashboard has no form that changes anything and refuses each; others refuse one without a token."""
     job = (await dead_ones(app, db, dsn, "ada"))[0]
     app.tasks["feed"].with_(delay="1 hour").subject("a").push("a").sync(db)
     noun = {"/job": ("retry", "cancel", "drop"), "/dead": ("retry", "drop"), "/jobs": ("retry", "cancel", "drop")}

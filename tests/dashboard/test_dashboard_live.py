@@ -88,7 +88,7 @@ select count(*) from pg_stat_activity
         await eventually(lambda: live.polls >= rounds + 10, "it goes on")
         assert (
             live.polls - 1 <= len(counted.asked) <= live.polls
-        )  # once per round, not per viewer; one may be running
+        )  # once per round, not once per viewer; one may be running
         assert len(counted.sessions) == 1
         assert db.execute(sessions).fetchone()[0] == 1
         assert all(one.said["live"] == "ok" for one in viewers)
@@ -99,7 +99,7 @@ select count(*) from pg_stat_activity
 async def test_nobody_looks_and_nothing_is_asked(dsn: str) -> None:
     """After the last viewer, poller, topics and texts are gone; the next viewer gets news at once."""
     async with looked_at(dsn) as (live, counted):
-        assert counted.asked == [] and live._poller is None  # nobody has come yet
+        assert counted.asked == [] and live._poller is None  # no viewer yet
         for _ in range(2):
             viewers = [await view(live, "number", f"number:{n}") for n in range(5)]
             await eventually(lambda: all("number" in one.said for one in viewers), "they see it")  # noqa: B023

@@ -93,7 +93,7 @@ async def test_it_works_below_a_path(mount: Any, dsn: str, db: Any) -> None:
 
 
 async def test_it_is_found_behind_a_prefix_that_a_proxy_has_taken_off(dsn: str, db: Any) -> None:
-    """With a root path of the server the dashboard answers below both paths, and links and cookie have both."""
+    """With a server's root path the dashboard answers below root path and mount, and links and cookie have both."""
     site = dashboard(app, authenticate=who, dsn=dsn)
     whole = in_any(site)
 

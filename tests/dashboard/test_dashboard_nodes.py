@@ -112,7 +112,7 @@ async def test_lists_are_of_all_nodes(fleet: Fleet, monkeypatch: pytest.MonkeyPa
 async def test_pages_of_jobs_go_on_behind_one_another(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, spread: tuple[int, ...]
 ) -> None:
-    """120 jobs are three pages, in order, none twice and none left out, however they are spread over three nodes."""
+    """120 jobs make three pages, in order, without repeats or gaps, however they are spread over three nodes."""
     put = [fleet.enqueue(number, "mail") for number in spread]
     found: list[int] = []
     async with visited(monkeypatch, fleet) as visitor:

@@ -49,7 +49,7 @@ def paused(server: Server, pause: bool) -> None:
 
 
 def test_every_page_is_read_from_the_standby(pair: tuple[Server, Server]) -> None:
-    """Each page that a link leads to works on a hot standby and shows its lag; an action is done on the primary."""
+    """Each linked page works on a hot standby and shows its lag; an action is done on the primary."""
     primary, standby = pair
     job = put(primary)
     caught_up(primary, standby)

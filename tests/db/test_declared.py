@@ -120,7 +120,7 @@ def test_a_declaration_that_is_none_is_refused() -> None:
 
 
 def test_each_dialect() -> None:
-    """One declaration, rendered for all drivers and for psycopg; an expression may name its values more than once."""
+    """One declaration, rendered for all drivers and for psycopg; an expression may use several values."""
     one = Declared(
         "f(a text, b int, c timestamptz, d boolean) -> int", c="coalesce({c}, now() + {e:interval})", d="true"
     )

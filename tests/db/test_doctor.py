@@ -1,4 +1,4 @@
-"""The doctor: each problem is made for real, found with its advice, and gone after the advice: the control."""
+"""The doctor: each problem is made for real, found with advice, and gone once the advice is followed: the control."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_the_advice_ends_a_transaction(patient: Patient, connect: Callable[..., 
     """A transaction that only reads pins the horizon and holds no job back; the command in the advice ends it."""
     open_ = connect(autocommit=False)
     open_.execute("select count(*) from tallybook.entry")
-    open_.execute("declare c cursor for select * from tallybook.entry")  # a snapshot is kept
+    open_.execute("declare c cursor for select * from tallybook.entry")  # keeps a snapshot
     found = patient.ill("horizon", later="2 h")
     patient.fine("transactions", later="2 h")
     patient.db.execute(command(found, "select pg_terminate_backend").encode())
@@ -132,7 +132,7 @@ def test_the_advice_ends_a_transaction(patient: Patient, connect: Callable[..., 
 
 
 def test_a_prepared_transaction(patient: Patient, connect: Callable[..., Connection]) -> None:
-    """A prepared transaction with a job is named with the command that ends it, and is gone after that."""
+    """A prepared transaction with a job is found with the command that ends it, and is gone after that."""
     gid = f"shop {uuid.uuid4().hex[:8]}"
     with connect(autocommit=False) as open_:
         open_.execute("select tallybook.enqueue('mail', 'x')")
@@ -208,7 +208,7 @@ def test_old_transaction_ids() -> None:
             patient.fine("wraparound")
             pin.execute("declare c cursor for select * from tallybook.entry")
             db.execute("create temp table x (n int)")
-            for _ in range(2):  # each block with an exception that writes is a transaction id
+            for _ in range(2):  # each writing block with an exception uses a transaction id
                 db.execute(
                     "do $$ begin for n in 1..65000 loop"
                     " begin insert into x values (n); exception when others then raise; end; end loop; end $$"
@@ -233,7 +233,7 @@ def test_settings(patient: Patient) -> None:
 
 @OWN
 def test_connections(healthy: str) -> None:
-    """Few free connections are found, with the number in use; closed ones are not counted."""
+    """A shortage of connections is found, with the number in use; closed ones are not counted."""
     with psycopg.connect(healthy, autocommit=True) as db:
         patient = Patient(db)
         patient.fine("connections")
@@ -614,7 +614,7 @@ def test_a_group_that_fails_is_a_finding(patient: Patient, connect: Callable[...
 
 
 def test_a_server_that_is_not_there() -> None:
-    """No server is an error, as with every other verb."""
+    """A missing server is an error, as with every other verb."""
     with pytest.raises(QueueUnavailable):
         doctor("host=127.0.0.1 port=1 user=u dbname=d")
 

@@ -93,7 +93,7 @@ def test_a_migration_lets_everybody_by_while_a_transaction_holds_a_table(
     migration = Migration(dsn)
     migration.start()
     wait_until(lambda: migration.waited, "it has met the transaction")
-    for _ in range(20):  # each would wait for ever behind an ALTER TABLE that waits
+    for _ in range(20):  # each would wait forever behind a waiting ALTER TABLE
         producer.execute("select tallybook.enqueue('default', 'other', unique_key => gen_random_uuid()::text)")
     wait_until(lambda: len(migration.waited) > 1, "it has tried again")
     assert columns(db) == 0
@@ -176,7 +176,7 @@ def test_two_migrations_at_once_under_load_are_one(dsn: str, db: Any, connect: A
             wait_until(lambda: len(enqueued) > seen + 50, "jobs come in afterwards")
         finally:
             stop.set()
-        producing.result(20)  # no error came to the producer
+        producing.result(20)  # the producer had no error
         ran = "select n from ran order by n"
         wait_until(lambda: len(db.execute(ran).fetchall()) >= len(enqueued), "every job has run", seconds=30)
         assert db.execute(ran).fetchall() == [(n,) for n in range(len(enqueued))]
@@ -378,7 +378,7 @@ def test_a_call_that_is_inside_a_function_that_is_replaced_ends_as_usual(dsn: st
     (left,) = schema_aside.set_aside(db)
     assert left.as_string() == '"tallybook"."_old_verb"("pg_catalog"."text")'
     db.execute("update tallybook.installation set routines = 'other'")
-    schema.migrate(db)  # the next one clears it away
+    schema.migrate(db)  # the next migration removes it
     assert schema_aside.set_aside(db) == []
     # Control: with a plain drop the caller's transaction fails.
     db.execute("drop function tallybook.verb")

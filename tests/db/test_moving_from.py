@@ -300,7 +300,7 @@ with app.open():
 @pytest.mark.timeout(400)
 @pytest.mark.direct("asyncpg prepares statements by name")
 def test_open_jobs_move_from_pgqueuer(old: Path, tmp_path: Path, dsn: str, db: Any) -> None:
-    """Issue 8: docs/moving-from-pgqueuer.md as written: jobs move once with key, time, priority and headers."""
+    """Issue 8: docs/moving-from-pgqueuer.md as is: jobs move once with key, time, priority, headers; others stay."""
     pgqueuer = """
 import asyncio, os
 from datetime import timedelta
