@@ -111,12 +111,14 @@ def test_a_verb_that_nobody_runs_warns(shop: App) -> None:
 
 
 async def test_a_verb_is_used_once(shop: App) -> None:
-    """Like a coroutine, a verb raises an error on its second use."""
+    """Like a coroutine, a verb raises an error on its second use, and does nothing then."""
     put(shop)
     verb = shop.queues.pause("mail")
     assert await verb
+    assert await shop.queues.resume("mail")
     with pytest.raises(RuntimeError, match="reuse"):
         await verb
+    assert not await shop.queues.resume("mail")
 
 
 async def test_a_connection_of_the_other_kind_is_refused(shop: App, db: psycopg.Connection[Any], dsn: str) -> None:

@@ -132,11 +132,12 @@ def test_a_chain_longer_than_the_stack(db: Any) -> None:
 
 
 def test_a_unique_key_that_another_job_has(db: Any) -> None:
-    """A child whose unique key is taken is not created: the enqueue returns the job that has the key."""
+    """A child whose unique key is taken is not created: the job that has the key is returned and keeps its parents."""
     first = step.enqueue_sync(db, 1)
     one = step.with_(after=first, unique="u").enqueue_sync(db, 2)
     two = step.with_(after=step.enqueue_sync(db, 3), unique="u").enqueue_sync(db, 2)
     assert (one.created, two.created, one.id == two.id) == (True, False, True)
+    assert db.execute("select child_id, parent_id from tallybook.parent").fetchall() == [(one.id, first.id)]
 
 
 @pytest.mark.parametrize("after", [0, -1, True, "17", [], [None], 1 << 63, [["x"]]])

@@ -16,7 +16,7 @@ from tallybook.errors import ConfigError, InvalidArgument, UnknownJob
 
 
 async def test_a_worker_prunes(app: App, dsn: str, db: Any) -> None:
-    """S3-21: a running worker prunes history past its retention, and the run is recorded."""
+    """S3-21: a running worker prunes history past its retention, keeps younger history, and the run is recorded."""
 
     @app.task
     async def note(n: int) -> None: ...
@@ -35,10 +35,11 @@ async def test_a_worker_prunes(app: App, dsn: str, db: Any) -> None:
         db.execute(old.replace("tallybook.outcome", "only tallybook.outcome_default_1"))
         db.execute("update only tallybook.claim_default_1 set claimed_at = claimed_at - interval '8 days'")
         db.execute("do $$ begin for n in 1..2000 loop perform pg_current_xact_id(); commit; end loop; end $$")
+        young = db.execute("select tallybook.enqueue('default', 'note', '{\"n\": 21}')").fetchone()[0]
         await eventually(
             lambda: (
                 db.execute("update tallybook.service set last_run_at = null where name = 'prune'").rowcount
-                and db.execute("select count(*) = 0 from tallybook.entry").fetchone()[0]
+                and db.execute("select count(*) = 1 from tallybook.entry").fetchone()[0]
             ),
             "they have gone",
         )
@@ -46,6 +47,7 @@ async def test_a_worker_prunes(app: App, dsn: str, db: Any) -> None:
             lambda: db.execute("select last_run_at from tallybook.service where name = 'prune'").fetchone()[0],
             "it is on record",
         )
+        await eventually(lambda: app.get(young).sync(db).state == "completed", "the younger one has ended")
     assert db.execute("select entries from tallybook.pruned").fetchall() == [(20,)]
     with pytest.raises(UnknownJob, match=r"no job|unknown job"):
         app.cancel(3).sync(db)

@@ -353,7 +353,7 @@ def test_an_ordinary_job_cannot_go_on_under_a_name(shop: Shop, outcome: Any, sta
     info = shop.app.get(job).sync(shop.db)
     assert (info.state, info.attempts, shop.seen) == (state, 1, [None])
     assert (error or "") in (info.last_error or "")
-    if error and "no subject" in error:
+    if error and "not a subject" in error:
         assert info.errors is not None and info.errors[0]["type"] == "tallybook.errors.NotASubject"
 
 

@@ -113,12 +113,14 @@ async def test_the_app_is_a_connection(shared: str, look: Any) -> None:
 
 
 def test_append_makes_a_name_that_nobody_has(shared: str, look: Any) -> None:
-    """S3-24: appended subjects are pending at once, each under its own name."""
+    """S3-24: appended subjects are pending at once, each under its own name, first in first out."""
     reports = [refresh.append(n).sync(look) for n in range(3)]
     assert len({report.subject for report in reports}) == 3
     assert [report.report for report in reports] == ["created"] * 3
     infos = [refresh.subject(report.subject).get().sync(look) for report in reports]
     assert [info and (info.state, info.args["asset_id"]) for info in infos] == [("pending", n) for n in range(3)]
+    line = look.execute("select id from tallybook.queue_top('prices') order by position").fetchall()
+    assert line == [(report.job_id,) for report in reports]
 
 
 def test_a_delay_counts_by_the_servers_clock(look: Any) -> None:

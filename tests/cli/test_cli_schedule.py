@@ -77,6 +77,7 @@ def test_pause_and_resume(dsn: str) -> None:
     assert re.search(r"paused since .* by ada", run("schedule", "list", dsn=dsn))
     assert "paused since" in run("schedule", "next", "s", dsn=dsn)
     assert "is resumed" in run("schedule", "resume", "s", dsn=dsn)
+    assert "paused" not in run("schedule", "list", dsn=dsn) + run("schedule", "next", "s", dsn=dsn)
     assert "was not paused" in run("schedule", "resume", "s", dsn=dsn)
 
 
@@ -95,13 +96,16 @@ def test_pause_and_resume(dsn: str) -> None:
     ],
 )
 def test_mistakes_are_explained(dsn: str, words: list[str], code: int, text: str) -> None:
-    """A wrong expression, zone, interval or name is an error that names it."""
+    """A wrong expression, zone, interval or name is an error that names it and changes nothing."""
     put(dsn, "--cron", "@daily")
+    before = run("schedule", "show", "report-de", "--json", dsn=dsn)
     assert text in run("schedule", *words, dsn=dsn, code=code)
+    assert run("schedule", "show", "report-de", "--json", dsn=dsn) == before
+    assert len(json.loads(run("schedule", "list", "--json", dsn=dsn))) == 1
 
 
 def test_a_schedule_in_code_can_be_looked_at_and_comes_back(dsn: str, db: Any) -> None:
-    """S2-11: a schedule in code cannot be changed by hand; drop says that it returns with the next worker."""
+    """S2-11: a schedule in code cannot be changed by hand, and after a drop it returns with the next worker."""
 
     def nothing() -> None: ...
 
@@ -113,3 +117,6 @@ def test_a_schedule_in_code_can_be_looked_at_and_comes_back(dsn: str, db: Any) -
     )
     assert "the code of app shop" in run("schedule", "show", "sweep", dsn=dsn)
     assert "returns when a worker of app 'shop' starts" in run("schedule", "drop", "sweep", "--yes", dsn=dsn)
+    run("schedule", "show", "sweep", dsn=dsn, code=1)
+    db.execute("select tallybook._schedules_register('shop', %s)", (json.dumps(app._declared_schedules()),))
+    assert "the code of app shop" in run("schedule", "show", "sweep", dsn=dsn)

@@ -347,7 +347,7 @@ def test_the_reasons_of_the_why_page_are_those_of_the_functions() -> None:
 
 def test_the_example_of_the_limits_page_runs(tmp_path: Path, dsn: str, db: Any) -> None:
     """S1-18: docs/limits.md as written: a provider's second call waits for its turn, another's does not wait."""
-    assert project(tmp_path, "docs/limits.md") == ["app.py", "run.py", "shuffled.py", "tenants.py"]
+    assert project(tmp_path, "docs/limits.md") == ["app.py", "run.py", "tenants.py", "shuffled.py"]
     printed, _ = blocks(ROOT / "docs/limits.md", "text")
     said = python(tmp_path, dsn, "run.py").splitlines()
     assert [*sorted(said[:2]), *said[2:]] == printed.splitlines(), "the first two start at the same moment"
