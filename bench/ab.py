@@ -1,11 +1,13 @@
-"""`make bench-ab BASE=rev`: compare drain, latency and cost of this commit with those of another one.
+"""`make bench-ab BASE=rev`: compare drain, latency, cost and verbs of this commit with those of another one.
 
-    python -m bench.ab REV [NAME...]      NAME: drain latency cost; without one, all
+    python -m bench.ab REV [NAME...]      NAME: drain latency cost verbs; without one, all
 
 In each pair, both sides are measured one right after the other, each on its own fresh server. The order alternates from
 pair to pair, so other load on the machine affects both. The figure is the median over the pairs of the ratio this /
 base. The base is checked out into a temporary git worktree and runs in this Python environment, with its own src. It
 uses this commit's bench, or its own if this one does not fit (older interfaces).
+
+The CPU time of single verbs is compared on one server, in turns of a few milliseconds: see ab_verbs.py.
 
 PAIRS=10 sets the number of pairs, SCALE the size. The last line on stdout is JSON with every ratio.
 """
@@ -24,11 +26,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bench import ab_verbs
+from bench.cpu import HERE
 from bench.figures import SCALE, median, percentile, say
 
 ROOT = Path(__file__).parents[1]
 PROBE = Path(__file__).with_name("ab_probe.py")
-PARTS = {"drain": ("drain-1", "drain-2"), "latency": ("latency-50", "latency-500"), "cost": ("cost",)}
+PARTS = {"drain": ("drain-1", "drain-2"), "latency": ("latency-50", "latency-500"), "cost": ("cost",), "verbs": ()}
 ALLOWED = 0.05
 _FROM_NOTHING = 1000.0  # the ratio of a figure that was 0 and no longer is
 
@@ -161,6 +165,8 @@ def compare(this: Side, base: Side, names: list[str], pairs: int) -> list[Compar
                 values[figure].append((then[figure], now[figure]))
             shown = ", ".join(f"{figure} {ratio(now[figure], then[figure]):.3f}" for figure in both)
             say(f"  pair {pair + 1} of {pairs}: {part}: {shown}")
+    if "verbs" in names and HERE:
+        values |= ab_verbs.compare(base.tree / "src", this.tree / "src", max(10, pairs * 20))
     return [
         Compared(
             figure,
