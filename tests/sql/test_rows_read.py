@@ -204,3 +204,16 @@ def test_control_without_the_limit_all_jobs_of_a_transaction_are_read(db: Connec
     db.execute(cast("LiteralString", text.replace(limit, "")))
     _claim_ten(db)
     assert _pages(db, OF_TEN["claimed_jobs"]) > MOST
+
+
+def test_why_reads_only_what_is_before_a_job(db: Connection) -> None:
+    """The tenth of 2,000 jobs of one transaction reads no more index entries of its line than are before it."""
+    db.execute("select tallybook.enqueue('q', 'work') from generate_series(1, 2000)")
+    tenth = one(db, "select job_id from tallybook.entry order by job_id offset 9 limit 1")
+    line = "select coalesce(sum(pg_stat_get_xact_tuples_returned(c.oid)), 0) from pg_class c where c.relname ~ '^entry_.*_lane_id'"
+    query = f"select details ->> 'before' from tallybook.why({tenth}) where reason = 'behind'"  # noqa: S608
+    assert one(db, query) == "9"
+    with db.transaction():
+        before = one(db, line)
+        db.execute(query)
+        assert one(db, line) - before < 30

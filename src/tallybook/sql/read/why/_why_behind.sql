@@ -22,15 +22,17 @@ begin
   v_phase := case when w.xid = any (c.closed) then 0 when w.xid = any (c.holes) then 2
                   when w.xid >= c.hi and c.holes <> '{}' then 3 else 1 end;
   v_own := (select count(*) from (
-    select from tallybook._line_ranges(w.lane_id) r, lateral (
+    select from (  -- each range, or the part of it before the job
+      select r.*, case when p.ours then w.xid else r.to_xid end as end_xid,
+             case when p.ours then w.seq else r.to_seq end as end_seq
+        from tallybook._line_ranges(w.lane_id) r,
+             lateral (select r.phase = v_phase and (w.xid, w.seq) < (r.to_xid, r.to_seq) as ours) p
+       where r.phase <= v_phase) r, lateral (
       select from tallybook.entry e
        where e.lane_id = r.lane_id and e.retention = r.retention
          and e.xid >= r.from_xid and (e.xid, e.seq) > (r.from_xid, r.from_seq)
-         and e.xid <= case when r.phase = v_phase then least(r.to_xid, w.xid) else r.to_xid end
-         and (e.xid, e.seq) < (r.to_xid, r.to_seq) and e.xid <> all (r.holes)
-         and (r.phase < v_phase or (e.xid, e.seq) < (w.xid, w.seq))
-       order by e.xid, e.seq limit 10000) e
-     where r.phase <= v_phase limit 10000) n);
+         and e.xid <= r.end_xid and (e.xid, e.seq) < (r.end_xid, r.end_seq) and e.xid <> all (r.holes)
+       order by e.xid, e.seq limit 10000) e limit 10000) n);
   if w.xid = any (c.holes) then
     return query
     select 'late_commit', format('Its transaction committed after later jobs were claimed. It is claimed with the next '
