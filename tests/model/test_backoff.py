@@ -1,4 +1,4 @@
-"""How long a failed job waits (backoff.py)."""
+"""Backoff: the delay after a failure (backoff.py)."""
 
 import json
 import math
@@ -29,17 +29,17 @@ def minutes(policy, count=5):
 
 
 def test_exponential_without_jitter_is_exact():
-    """Exponential(5 min) is 5, 10, 20, 40, 80 min, and six hours at most."""
+    """Exponential(5 min) gives 5, 10, 20, 40, 80 min, ..., capped at six hours."""
     assert minutes(Exponential(5 * MINUTE), 8) == [5, 10, 20, 40, 80, 160, 320, 360]
 
 
 def test_factor_and_cap_are_options():
-    """Another factor and another cap, by keyword."""
+    """`factor` and `cap` are keyword options."""
     assert minutes(Exponential(MINUTE, factor=3, cap=timedelta(minutes=20))) == [1, 3, 9, 20, 20]
 
 
 def test_full_jitter_draws_from_zero_to_the_delay():
-    """With jitter the delay is the drawn share of the exact one."""
+    """With jitter, the delay is the exact delay times a random number from 0 to 1."""
     policy = Exponential(5 * MINUTE, jitter=True)
     assert policy.delay(2, lambda: 0.0) == timedelta(0)
     assert policy.delay(2, lambda: 0.5) == 5 * MINUTE
@@ -47,14 +47,14 @@ def test_full_jitter_draws_from_zero_to_the_delay():
 
 
 def test_default_policy():
-    """A task without a policy waits up to 5, 10, 20 s, ..., drawn evenly, at most 6 hours."""
+    """A task without a policy waits a uniformly random time up to 5, 10, 20 s, ..., at most 6 hours."""
     assert Exponential(timedelta(seconds=5), jitter=True) == DEFAULT
     assert DEFAULT.delay(1, lambda: 1.0) == timedelta(seconds=5)
     assert DEFAULT.delay(50, lambda: 1.0) == timedelta(hours=6)
 
 
 def test_constant_and_linear():
-    """Constant is always the same; linear grows by its step, by default its first delay."""
+    """Constant always gives the same delay; Linear grows by its step, which defaults to the first delay."""
     assert minutes(Constant(MINUTE)) == [1] * 5
     assert minutes(Linear(MINUTE)) == [1, 2, 3, 4, 5]
     assert minutes(Linear(MINUTE, timedelta(minutes=5), timedelta(minutes=12))) == [1, 6, 11, 12, 12]
@@ -83,7 +83,7 @@ def test_no_number_of_failures_overflows(policy, failures):
 
 
 def test_delay_of_zero_stays_zero():
-    """A first delay of zero means at once, also where the power overflows."""
+    """A first delay of zero stays zero, even where the power overflows."""
     assert Exponential(timedelta(0)).delay(10_000) == timedelta(0)
 
 
@@ -104,7 +104,7 @@ def test_delay_of_zero_stays_zero():
     ],
 )
 def test_wrong_options_are_named(make, option):
-    """A wrong value raises ConfigError with the option's name; a first delay above the cap is a mistake as well."""
+    """A wrong value raises ConfigError with the option's name; so does a first delay above the cap."""
     with pytest.raises(ConfigError) as caught:
         make()
     assert caught.value.option == option
@@ -139,14 +139,14 @@ def written(draw):
 
 @given(written(), st.integers(1, 10**6))
 def test_a_policy_travels_as_json(policy, failures):
-    """S2-07: what a policy is written as reads as an equal policy, to the microsecond, and never overflows."""
+    """S2-07: a policy written as JSON reads back as an equal policy, to the microsecond, and never overflows."""
     back = from_json(json.loads(json.dumps(to_json(policy))))
     assert back == policy
     assert timedelta(0) <= back.delay(failures)
 
 
 def test_the_json_form():
-    """The form that docs/retries.md shows; what is left out has the default of the class."""
+    """The JSON form is as docs/retries.md shows; omitted options have the defaults of the class."""
     full = {"exponential": {"first": "5 min", "factor": 2, "cap": "6 hours", "jitter": False}}
     assert to_json(Exponential(5 * MINUTE)) == full
     assert from_json({"exponential": {"first": "300 s"}}) == Exponential(5 * MINUTE)
@@ -177,7 +177,7 @@ values = st.recursive(
 
 @given(st.one_of(values, st.dictionaries(st.sampled_from(["exponential", "constant", "linear"]), values, max_size=1)))
 def test_any_json_is_a_policy_or_a_config_error(value):
-    """S2-07: whatever a row holds, it is read as a policy or refused by name, and nothing else happens."""
+    """S2-07: any JSON in a row reads as a policy or raises a ConfigError with the option's name."""
     try:
         policy = from_json(value)
     except ConfigError as error:
@@ -205,7 +205,7 @@ def test_any_json_is_a_policy_or_a_config_error(value):
     ],
 )
 def test_wrong_json_is_named(value, option):
-    """S2-07: what does not fit is named by its path; nothing is guessed."""
+    """S2-07: ConfigError names the path of a wrong value; nothing is guessed."""
     with pytest.raises(ConfigError) as caught:
         from_json(value)
     assert caught.value.option == option
@@ -218,7 +218,7 @@ class Own:
 
 @pytest.mark.parametrize("policy", [lambda failures: MINUTE, Own(), as_policy(lambda failures: MINUTE)])
 def test_code_does_not_travel(policy):
-    """S2-07: a policy that is code has no JSON form; the hint says to give it a name."""
+    """S2-07: a policy that is code has no JSON form; the hint is to name it with `app.retry_policy`."""
     with pytest.raises(ConfigError, match=r"app\.retry_policy"):
         to_json(policy)
 
@@ -254,7 +254,7 @@ def with_error(failures, error=None):
     ],
 )
 def test_a_function_is_a_policy(policy, after, delay):
-    """S2-07: a function of the failures, or of the failures and the error, is a policy; None is "not again"."""
+    """S2-07: a function of the failures, or of the failures and the error, is a policy; None ends the attempts."""
     assert delay_after(as_policy(policy), after, ValueError()) == delay
 
 
@@ -277,7 +277,7 @@ async def later(failures):
     ],
 )
 def test_what_is_no_policy(wrong):
-    """S2-07: a number, a class, a function of other arguments and an async one are refused when they are declared."""
+    """S2-07: a number, a class, a function of other arguments and an async one are refused at declaration."""
     with pytest.raises(ConfigError) as caught:
         as_policy(wrong)
     assert caught.value.option == "retry"

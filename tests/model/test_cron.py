@@ -1,4 +1,4 @@
-"""Ticks: what cronsim says when it is iterated without a pause, wherever one begins; intervals; what cannot be read."""
+"""Ticks: as cronsim gives them in one uninterrupted iteration, from any start; intervals; unreadable expressions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tallybook.errors import ConfigError, ExpressionError
 
 BERLIN_SPRING = datetime(2026, 3, 29, 1, tzinfo=UTC)
 BERLIN_AUTUMN = datetime(2026, 10, 25, 1, tzinfo=UTC)
-# Zones by what is odd about them: a change of half an hour, one at midnight, one on the southern half, one of two hours.
+# Zones with odd changes: by half an hour, at midnight, in the southern hemisphere, by two hours.
 CHANGES = [
     ("Europe/Berlin", BERLIN_SPRING),
     ("Europe/Berlin", BERLIN_AUTUMN),
@@ -48,7 +48,7 @@ EXPRESSIONS = [
 
 
 def by_cronsim(expression: str, tz: str, start: datetime, end: datetime) -> list[datetime]:
-    """The ticks as cronsim gives them, in one go; two that fall on one instant are one."""
+    """The ticks of one uninterrupted cronsim iteration; ticks at the same instant count once."""
     ticks = (tick.astimezone(UTC) for tick in CronSim(expression, start.astimezone(ZoneInfo(tz))))
     return list(dict.fromkeys(takewhile(lambda tick: tick <= end, ticks)))
 
@@ -65,7 +65,7 @@ def by_cronsim(expression: str, tz: str, start: datetime, end: datetime) -> list
     ],
 )
 def test_the_changes_of_berlin(expression: str, start: datetime, expected: list[str]) -> None:
-    """A job at a fixed time fires once in the gap and once in the fold, one that repeats skips the one and doubles the other."""
+    """Five fields at a fixed time fire once in the gap and once in the fold; others skip the gap, double the fold."""
 
     def local(tick: datetime, tz: str) -> str:
         return tick.astimezone(ZoneInfo(tz)).strftime("%d %H:%M%z")
@@ -78,7 +78,7 @@ def test_the_changes_of_berlin(expression: str, start: datetime, expected: list[
 
 
 def disagreements(after: Callable[[Cron, datetime], datetime | None], changes: list[tuple[str, datetime]]) -> list[str]:
-    """Where the first tick after some instant around a change is another than that of the uninterrupted iteration."""
+    """Instants around a change at which `after` disagrees with the uninterrupted iteration."""
     luck = random.Random(4)
     found = []
     for tz, change in changes:
@@ -96,12 +96,12 @@ def disagreements(after: Callable[[Cron, datetime], datetime | None], changes: l
 
 @pytest.mark.slow
 def test_wherever_one_begins_the_ticks_are_those_of_an_uninterrupted_iteration() -> None:
-    """From any instant around a change of offset, inside of a fold too, the next tick is that of the iteration from before."""
+    """From any instant near an offset change, even in a fold, the next tick is that of the uninterrupted iteration."""
     assert disagreements(Cron.after, CHANGES) == []
 
 
 def test_control_cronsim_started_in_the_middle_disagrees() -> None:
-    """Negative control: cronsim begun at the instant itself says something else in the day after such a change."""
+    """Negative control: cronsim started at the instant itself gives other ticks around such a change."""
 
     def naive(cron: Cron, at: datetime) -> datetime | None:
         return next(CronSim(cron.expression, at.astimezone(cron.zone))).astimezone(UTC)
@@ -111,7 +111,7 @@ def test_control_cronsim_started_in_the_middle_disagrees() -> None:
 
 @pytest.mark.parametrize(("tz", "change"), CHANGES, ids=[f"{tz} {at:%m}" for tz, at in CHANGES])
 def test_from_tick_to_tick(tz: str, change: datetime) -> None:
-    """Going on from a tick that is on record is going on with the iteration."""
+    """The tick after a recorded one is the iteration's next tick."""
     for expression in EXPRESSIONS:
         ticks = by_cronsim(expression, tz, change - timedelta(days=2), change + timedelta(days=2))
         cron = Cron(expression, tz)
@@ -120,7 +120,7 @@ def test_from_tick_to_tick(tz: str, change: datetime) -> None:
 
 
 def test_seconds_and_names() -> None:
-    """Six fields have seconds first; months, days, L, # and the @ names are understood, in any case and spacing."""
+    """Six fields put seconds first; month and day names, L, # and @ names are read, in any case and spacing."""
     start = datetime(2026, 1, 1, tzinfo=UTC)
     said = {
         "*/20 * * * * *": "2026-01-01 00:00:20",
@@ -158,7 +158,7 @@ def test_seconds_and_names() -> None:
     ],
 )
 def test_what_cannot_be_read_names_the_field(expression: Any, field: str | None, words: str) -> None:
-    """An expression that cannot be read is an ExpressionError that names the field, what stands there and what to write."""
+    """An unreadable expression raises ExpressionError with the field, the text found and what to write."""
     with pytest.raises(ExpressionError, match=words.replace("*/0", r"\*/0")) as error:
         Cron(expression)
     assert error.value.field == field
@@ -166,7 +166,7 @@ def test_what_cannot_be_read_names_the_field(expression: Any, field: str | None,
 
 
 def test_an_impossible_date_ends_the_search() -> None:
-    """A date that never comes has no next tick, and is found out at once."""
+    """A date that never comes has no next tick, and the search ends."""
     assert Cron("0 0 */31 * FRI#2").after(BERLIN_SPRING) is None
 
 
@@ -180,13 +180,13 @@ def test_an_impossible_date_ends_the_search() -> None:
     ],
 )
 def test_an_unknown_zone_is_a_clear_error(tz: str, words: str) -> None:
-    """A zone that there is not, or a path, is a ConfigError that names what was given."""
+    """An unknown zone or a path raises ConfigError; a near miss gets a suggestion."""
     with pytest.raises(ConfigError, match=words):
         zone(tz)
 
 
 def test_intervals_tick_at_multiples() -> None:
-    """An interval ticks at multiples of its length since 1970 in UTC, so no restart moves it; from 1 s to 366 days."""
+    """An interval of 1 s to 366 days ticks at multiples of its length since 1970 in UTC, so no restart moves it."""
     at = datetime(2026, 3, 29, 10, 3, 7, 500, tzinfo=UTC)
     assert Every(timedelta(minutes=5)).after(at) == datetime(2026, 3, 29, 10, 5, tzinfo=UTC)
     assert Every(timedelta(minutes=5)).after(datetime(2026, 3, 29, 10, 5, tzinfo=UTC)) == datetime(
@@ -211,7 +211,7 @@ def test_intervals_tick_at_multiples() -> None:
 def test_the_last_tick_before_an_instant(
     cron: str | None, every: timedelta | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The latest tick up to an instant is found in a few steps, however many lie before it, and it is the right one."""
+    """The latest tick up to an instant is correct and takes under 120 steps to find, however many ticks precede it."""
     ticks = rule(cron, every, "Europe/Berlin" if cron else "UTC")
     first = ticks.after(datetime(2024, 1, 1, tzinfo=UTC))
     assert first is not None

@@ -1,4 +1,4 @@
-"""From stored JSON to what annotations say (decoder.py)."""
+"""Converting stored JSON to the annotated types (decoder.py)."""
 
 import contextlib
 import enum
@@ -65,7 +65,7 @@ def unread(annotation: Any, value: object) -> PayloadError:
     [str, int, bool, None, Any, object, str | None, int | str | None, UserId, Annotated[int, "x"], int | float],
 )
 def test_plain_annotations_cost_nothing(annotation):
-    """Str, int, bool, None and Any have no converter at all: nothing is checked, nothing is coerced."""
+    """Str, int, bool, None and Any have no converter: values are neither checked nor coerced."""
     assert compile_decoder(annotation) is None
     assert decode(annotation, "5", task="t") == "5"
 
@@ -101,7 +101,7 @@ def test_plain_annotations_cost_nothing(annotation):
     ],
 )
 def test_values_become_what_the_annotation_says(annotation, value, expected):
-    """Each form of annotation gives its own type, from what `encode` writes and from what SQL producers may write."""
+    """Each annotation gives its own type, from JSON that `encode` writes and from JSON that SQL producers may write."""
     found = decode(annotation, value, task="t")
     assert found == expected
     assert type(found) is type(expected)
@@ -137,7 +137,7 @@ def test_values_become_what_the_annotation_says(annotation, value, expected):
     ],
 )
 def test_what_does_not_fit_is_named_with_its_path(annotation, value, path, reason):
-    """F31: a stored value that does not fit the code of today raises PayloadError at its path."""
+    """F31: a stored value that does not fit today's code raises PayloadError with its path."""
     error = unread(annotation, value)
     assert error.path == path
     assert reason in error.reason
@@ -186,20 +186,20 @@ def test_any_json_for_any_annotation_fits_or_raises_payload_error(annotation, va
 
 @pytest.mark.parametrize("annotation", ["Node", list["Node"], dict[int, str], "list[int]"])
 def test_annotations_that_cannot_be_served_are_refused(annotation):
-    """Text that was never resolved, and keys that JSON has not, are mistakes of the code: SignatureError."""
+    """Unresolved text annotations, and dict keys that JSON does not have, raise SignatureError."""
     with pytest.raises(SignatureError):
         compile_decoder(annotation, task="t")
 
 
 def test_type_aliases_are_followed():
-    """A type alias stands for what it names, at the time it is first used."""
+    """A type alias is resolved to its target at its first use."""
     extensions = pytest.importorskip("typing_extensions")
     assert decode(extensions.TypeAliasType("Dates", list[date]), ["2026-01-02"], task="t") == [date(2026, 1, 2)]
     assert "cannot be used" in unread(extensions.TypeAliasType("Text", "list[date]"), []).reason
 
 
 def test_msgspec_structs_round_trip():
-    """A msgspec struct is stored and checked by msgspec itself, renamed fields and int keys included."""
+    """Msgspec itself stores and checks a struct, including renamed fields and int keys."""
     msgspec = pytest.importorskip("msgspec")
     struct = msgspec.defstruct(
         "Order", [("at", datetime), ("by_id", dict[int, UUID]), ("n", int, 1)], rename="camel", module=__name__

@@ -1,4 +1,4 @@
-"""Durations in PostgreSQL's words (durations.py)."""
+"""Durations in PostgreSQL's syntax (durations.py)."""
 
 import contextlib
 from datetime import timedelta
@@ -31,12 +31,12 @@ from tallybook.errors import ConfigError
     ],
 )
 def test_words_of_postgresql_are_read(text, seconds):
-    """Options and settings take the words that PostgreSQL takes, in any case, with fractions."""
+    """Options and settings accept PostgreSQL's duration syntax, in any case, with fractions."""
     assert parse_duration(text) == timedelta(seconds=seconds)
 
 
 def test_timedelta_is_passed_through():
-    """A timedelta is a duration already."""
+    """A timedelta is returned unchanged."""
     assert parse_duration(timedelta(days=1)) == timedelta(days=1)
 
 
@@ -63,7 +63,7 @@ def test_timedelta_is_passed_through():
     ],
 )
 def test_bad_durations_name_the_option_and_the_value(value, reason):
-    """What is no duration raises ConfigError with the option, the value and examples, a bare number included."""
+    """A value that is no duration, such as a bare number, raises ConfigError with option, value and reason."""
     with pytest.raises(ConfigError) as caught:
         parse_duration(value, option="timeout")
     assert caught.value.option == "timeout"
@@ -79,12 +79,12 @@ def test_what_is_formatted_is_read_back(duration):
 
 @given(st.timedeltas())
 def test_iso_text_is_read_back(duration):
-    """The text in args is exact, negative durations included."""
+    """The ISO text stored in args is exact, including negative durations."""
     assert parse_iso_duration(iso_duration(duration)) == duration
 
 
 def test_format_is_short():
-    """Empty parts are left out, and a negative duration has its minus where `interval` wants it."""
+    """Empty parts are left out, and each part of a negative duration has a minus, as `interval` needs it."""
     assert format_duration(timedelta(minutes=5)) == "5 min"
     assert format_duration(timedelta(days=1, hours=2, microseconds=1500)) == "1 day 2 hours 1 ms 500 us"
     assert format_duration(timedelta(0)) == "0 s"

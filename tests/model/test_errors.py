@@ -1,4 +1,4 @@
-"""The tree of errors (errors.py)."""
+"""The hierarchy of errors (errors.py)."""
 
 import inspect
 import pickle
@@ -53,7 +53,7 @@ EXAMPLES = [
 
 
 def test_every_error_has_an_example_and_a_place_in_the_tree():
-    """Each class is exported, derives from TallybookError, is drawn at the top of the file and is tried here."""
+    """Each class is exported, derives from TallybookError, is in the tree at the top of the file and has an example."""
     classes = {c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, errors.TallybookError)}
     assert {type(example) for example in EXAMPLES} == classes
     assert {c.__name__ for c in classes} | {"from_sqlstate"} == set(errors.__all__)
@@ -64,7 +64,7 @@ def test_every_error_has_an_example_and_a_place_in_the_tree():
 
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 def test_errors_can_be_pickled(error):
-    """F29: an error passes from one process to another with its text and its attributes."""
+    """F29: a pickled error keeps its class, its text and its attributes."""
     again = pickle.loads(pickle.dumps(error))  # noqa: S301
     assert type(again) is type(error)
     assert str(again) == str(error)
@@ -83,12 +83,12 @@ def test_errors_can_be_pickled(error):
     ],
 )
 def test_messages_say_what_where_and_what_to_do(error, message):
-    """The text of an error is complete sentences, and a near miss is pointed out."""
+    """An error's text is complete sentences and suggests a near match."""
     assert str(error) == message
 
 
 def test_errors_are_what_python_users_catch():
-    """Wrong values are ValueErrors and wrong calls are TypeErrors as well."""
+    """Errors for wrong values are also ValueErrors; errors for wrong calls are also TypeErrors."""
     assert issubclass(errors.PayloadError, ValueError)
     assert issubclass(errors.ConfigError, ValueError)
     assert issubclass(errors.SignatureError, TypeError)
@@ -107,7 +107,7 @@ def test_errors_are_what_python_users_catch():
     ],
 )
 def test_sqlstates_become_errors_with_the_servers_words(sqlstate, cls):
-    """Each SQLSTATE of class TB0 is one class, with message, detail and hint as the server sent them."""
+    """Each SQLSTATE of class TB0 maps to one class, with the server's message, detail and hint."""
     error = errors.from_sqlstate(sqlstate, "lease lost", "Job 7 is run by w2.", "Stop.")
     assert type(error) is cls
     assert (error.sqlstate, error.detail, error.hint) == (sqlstate, "Job 7 is run by w2.", "Stop.")
@@ -116,19 +116,19 @@ def test_sqlstates_become_errors_with_the_servers_words(sqlstate, cls):
 
 
 def test_attributes_of_a_servers_error_are_none():
-    """The server sends words only, so that the attributes of the class are there and empty."""
+    """The server sends only text, so the attributes of the class exist and are None."""
     assert errors.from_sqlstate("TB001", "lease lost", None, None).job is None
     assert str(errors.from_sqlstate("TB001", "lease lost", None, None)) == "lease lost"
 
 
 @pytest.mark.parametrize("sqlstate", ["40001", "TB999", ""])
 def test_foreign_sqlstates_are_none(sqlstate):
-    """What is not Tallybook's own stays the driver's error."""
+    """An SQLSTATE that is not Tallybook's gives None, so the driver's error remains."""
     assert errors.from_sqlstate(sqlstate, "x", None, None) is None
 
 
 def test_hostile_option_values_do_not_break_the_message():
-    """A value whose repr fails is shown by its class."""
+    """A value whose repr fails is shown as its class name."""
 
     class Bad:
         def __repr__(self):

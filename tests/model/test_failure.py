@@ -1,4 +1,4 @@
-"""What is kept of an exception (failure.py)."""
+"""The record of an exception (failure.py)."""
 
 import json
 
@@ -27,7 +27,7 @@ def described(error, **options):
 
 
 def test_failure_is_described():
-    """Type, message, traceback with lines of source and without locals, attempt and worker are kept."""
+    """The record has type, message, attempt, worker and a traceback with source lines but without locals."""
 
     def handler():
         secret = "hunter" + "2"
@@ -81,21 +81,21 @@ class WrongText(Exception):
     ],
 )
 def test_hostile_exceptions_are_described(error, message):
-    """F29: an exception that fails when it is looked at, or that jsonb cannot hold, is recorded all the same."""
+    """F29: an exception that raises when it is read, or that jsonb cannot hold, is still recorded."""
     found = described(error)
     assert found["message"] == message
     assert found["type"].endswith(type(error).__qualname__)
 
 
 def test_cyclic_causes_end():
-    """F29: causes that lead back to where they began are shown once."""
+    """F29: an exception in a cycle of causes is shown once."""
     first, second = ValueError("first"), ValueError("second")
     first.__cause__, second.__cause__ = second, first
     assert described(first)["traceback"].count("ValueError: first") == 1
 
 
 def test_long_chains_are_cut():
-    """F29: of a thousand exceptions in a chain the newest are shown."""
+    """F29: a chain of a thousand exceptions is cut to the newest."""
     error = ValueError("0")
     for number in range(1, 1000):
         newer = ValueError(str(number))
@@ -107,7 +107,7 @@ def test_long_chains_are_cut():
 
 
 def test_causes_come_first():
-    """A cause stands before what it caused, in Python's own words; `from None` hides the context."""
+    """A cause comes before its effect, in Python's own wording; `from None` hides the context."""
 
     def handler():
         try:
@@ -127,7 +127,7 @@ def test_causes_come_first():
 
 
 def test_groups_show_their_members():
-    """F29: an exception group is shown with its members, also nested ones, and one that is shared only once."""
+    """F29: an exception group is shown with its members, including nested ones; a shared member appears once."""
     member = ValueError("member")
     group = BaseExceptionGroup("outer", [member, BaseExceptionGroup("inner", [KeyError("k"), member])])
     text = described(group)["traceback"]
@@ -137,7 +137,7 @@ def test_groups_show_their_members():
 
 
 def test_frames_are_limited():
-    """F29: of an endless recursion 50 frames are shown, the first and the last, and how many are left out."""
+    """F29: an endless recursion shows at most 50 frames, the first and the last, and how many are left out."""
 
     def forever():
         forever()
@@ -149,7 +149,7 @@ def test_frames_are_limited():
 
 
 def test_frames_of_the_library_are_left_out():
-    """A traceback starts at the handler: what Tallybook itself called before is dropped."""
+    """A traceback starts at the handler, without Tallybook's frames before it."""
 
     def handler(annotation):
         raise ValueError("mine")
@@ -164,7 +164,7 @@ def test_frames_of_the_library_are_left_out():
 
 
 def test_notes_are_kept():
-    """What was added with add_note is part of the story."""
+    """Notes added with add_note are part of the traceback."""
     error = ValueError("x")
     error.add_note("while reading page 4")
     assert described(error)["traceback"].endswith("ValueError: x\nwhile reading page 4\n")
@@ -172,7 +172,7 @@ def test_notes_are_kept():
 
 @given(st.text(st.characters(), max_size=300), st.integers(1, 200), st.integers(1_000, 5_000))
 def test_any_message_fits_the_limit(text, times, limit):
-    """F29: whatever the message, the JSON text of the record is valid UTF-8 and within the limit."""
+    """F29: for any message, the JSON text of the record is valid UTF-8 and within the limit."""
     found = described(ValueError(text * times), max_bytes=limit)
     json.dumps(found, ensure_ascii=False).encode()
 

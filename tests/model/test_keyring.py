@@ -28,7 +28,7 @@ def keys(*texts: str) -> Keyring:
 
 
 def shown(error: BaseException) -> str:
-    """All that a tool which shows local variables shows of an error, from the library's first frame on."""
+    """The error as a tool that shows local variables prints it, from the library's first frame on."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
@@ -38,7 +38,7 @@ def shown(error: BaseException) -> str:
 
 
 def test_a_secret_is_aes_256_gcm_with_a_tag_and_what_it_is_bound_to() -> None:
-    """S1-12: nonce of 96 bits, ciphertext and 16-byte tag, as AES-256-GCM with the documented additional data has it."""
+    """S1-12: a secret is AES-256-GCM with a 96-bit nonce, a 16-byte tag and the documented additional data."""
     sealed = keys(f"k1:{KEY}").seal(PLACE, Secret("sésame"))
     assert (sealed.key_id, len(sealed.nonce), len(sealed.ciphertext)) == ("k1", 12, len("sésame".encode()) + 16)
     bound = b'["tallybook.provider_secret",1,"acme","api_key","current","k1"]'
@@ -47,14 +47,14 @@ def test_a_secret_is_aes_256_gcm_with_a_tag_and_what_it_is_bound_to() -> None:
 
 
 def test_every_encryption_has_a_fresh_nonce() -> None:
-    """The same secret at the same place is never encrypted the same."""
+    """Encrypting the same secret at the same place 1000 times gives 1000 nonces and 1000 ciphertexts."""
     ring = keys(f"k1:{KEY}")
     made = [ring.seal(PLACE, Secret("x")) for _ in range(1000)]
     assert len({one.nonce for one in made}) == len({one.ciphertext for one in made}) == 1000
 
 
 def test_the_first_key_is_the_current_one_and_the_others_still_open() -> None:
-    """A rotation puts the new key first: it encrypts, and what the former one has encrypted still opens."""
+    """A rotation puts the new key first: it encrypts, and the old key still decrypts what it encrypted."""
     old = keys(f"k1:{KEY}").seal(PLACE, Secret("x"))
     ring = keys(new_key("k2"), f"k1:{KEY}")
     assert (ring.current, ring.ids) == ("k2", ["k2", "k1"])
@@ -75,9 +75,9 @@ WRONG = {
 
 @pytest.mark.parametrize("case", WRONG, ids=str)
 def test_what_was_moved_or_altered_is_one_clear_error(case: str) -> None:
-    """S1-13: a ciphertext at another provider, field, slot or key id, or with another nonce, opens nowhere."""
+    """S1-13: a ciphertext cannot be decrypted at another provider, field, slot or key id, or with another nonce."""
     place, changes = WRONG[case]
-    ring = keys(f"k1:{KEY}", f"k2:{KEY}")  # the same key under two ids: even so
+    ring = keys(f"k1:{KEY}", f"k2:{KEY}")  # refused although both ids have the same key
     sealed = ring.seal(PLACE, Secret("sk-canary"))
     with pytest.raises(SecretError, match=r"it cannot be decrypted with key 'k[12]'") as refused:
         ring.open(place, replace(sealed, **changes))
@@ -88,7 +88,7 @@ def test_what_was_moved_or_altered_is_one_clear_error(case: str) -> None:
 
 
 def test_every_altered_bit_is_noticed() -> None:
-    """S1-13: any single bit of nonce, ciphertext or tag."""
+    """S1-13: a change of any single bit of nonce, ciphertext or tag is detected."""
     ring = keys(f"k1:{KEY}")
     sealed = ring.seal(PLACE, Secret("sk"))
     for name in ("nonce", "ciphertext"):
@@ -101,14 +101,14 @@ def test_every_altered_bit_is_noticed() -> None:
 
 
 def test_without_what_it_is_bound_to_a_moved_ciphertext_opens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The negative control: with empty additional data, the original's way, a moved ciphertext is somebody else's secret."""
+    """Negative control: with empty additional data, a ciphertext that was moved to another provider decrypts."""
     monkeypatch.setattr(module, "_bound_to", lambda place, key_id: b"")
     ring = keys(f"k1:{KEY}")
     assert ring.open(Place("evil", "password"), ring.seal(PLACE, Secret("sk-canary"))) == Secret("sk-canary")
 
 
 def test_a_wrong_and_an_unknown_key_are_told_apart() -> None:
-    """S1-13: another key under the id does not open; an id that is not there is named, beside those that are."""
+    """S1-13: a wrong key under the id does not decrypt; an unknown id is named, with the ids that the program has."""
     sealed = keys(f"k1:{KEY}").seal(PLACE, Secret("sk-canary"))
     with pytest.raises(SecretError, match=r"secret 'api_key' of provider 'acme': it cannot be decrypted with key 'k1'"):
         keys(new_key("k1")).open(PLACE, sealed)
@@ -120,7 +120,7 @@ def test_a_wrong_and_an_unknown_key_are_told_apart() -> None:
 
 @pytest.mark.parametrize("text", ["", "x" * (LONGEST + 1), "sk-canary\ud800"], ids=["empty", "long", "surrogate"])
 def test_what_is_no_secret_is_refused(text: str) -> None:
-    """A secret is a text of 1 byte to 64 KiB; the error shows nothing of it."""
+    """A secret has 1 byte to 64 KiB of text; the error for any other value shows nothing of it."""
     with pytest.raises(SecretError, match="has 1 to 65536 bytes of text") as refused:
         keys(f"k1:{KEY}").seal(PLACE, Secret(text))
     assert refused.value.__context__ is None and "sk-canary" not in shown(refused.value)
@@ -141,14 +141,14 @@ def test_what_is_no_secret_is_refused(text: str) -> None:
     ],
 )
 def test_keys_that_cannot_be_read(text: str, why: str) -> None:
-    """A mistake in the keys says which entry it is, and shows no key, not even to who looks at local variables."""
+    """The error for a wrong key names its entry or id and shows no key, not even in local variables."""
     with pytest.raises(ConfigError, match=why) as refused:
         keys(text)
     assert KEY[:20] not in shown(refused.value) and refused.value.__context__ is None
 
 
 def test_keys_of_a_file_follow_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """TALLYBOOK_KEYS_FILE: one key a line, with comments; a file that is replaced is read again, without a restart."""
+    """TALLYBOOK_KEYS_FILE has one key per line, with comments; a replaced file is read again without a restart."""
     file = tmp_path / "keys"
     monkeypatch.setenv("TALLYBOOK_KEYS_FILE", str(file))
     source = KeySource()
@@ -171,7 +171,7 @@ def test_keys_of_a_file_follow_the_file(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_key_file_that_is_no_text_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A binary file in its place is an error without what the file holds."""
+    """A binary key file raises a ConfigError without the file's content."""
     file = tmp_path / "keys"
     file.write_bytes(b"k1:" + KEY.encode() + b"\xff")
     monkeypatch.setenv("TALLYBOOK_KEYS_FILE", str(file))
@@ -181,7 +181,7 @@ def test_a_key_file_that_is_no_text_is_not_shown(tmp_path: Path, monkeypatch: py
 
 
 def test_new_keys_are_random_and_can_be_read() -> None:
-    """`provider key`: 32 random bytes under an id of yours or a random one."""
+    """`provider key` makes 32 random bytes under a given or a random id."""
     made = [new_key() for _ in range(50)]
     assert len({key.split(":")[1] for key in made}) == 50
     assert keys(new_key("2026-a")).current == "2026-a" and all(keys(key).current for key in made)
@@ -190,7 +190,7 @@ def test_new_keys_are_random_and_can_be_read() -> None:
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The extra crypto: only who has keys needs it, and the error names it."""
+    """Only a program with keys needs the extra `crypto`, and the error names it."""
     for name in [name for name in sys.modules if name.split(".")[0] == "cryptography"]:
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(NotSupported, match=r"pip install 'tallybook\[crypto\]'"):
@@ -199,7 +199,7 @@ def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyP
 
 
 def test_opening_takes_any_bytes() -> None:
-    """Whatever is stored as nonce and ciphertext ends as a SecretError, never as another exception."""
+    """Any bytes stored as nonce and ciphertext raise SecretError, never another exception."""
     ring = keys(f"k1:{KEY}")
     for length in (0, 1, 7, 8, 12, 16, 128, 129, 4096):
         with pytest.raises(SecretError):

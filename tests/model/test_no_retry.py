@@ -1,4 +1,4 @@
-"""Exceptions after which another attempt cannot help (no_retry.py)."""
+"""Exceptions after which a retry cannot help (no_retry.py)."""
 
 import pytest
 
@@ -64,32 +64,32 @@ def nested(error, depth):
     ids=lambda value: type(value).__name__,
 )
 def test_final_is_what_is_of_a_class_or_says_so(error, final):
-    """An error of a class, a marked one, and a group of nothing else is final; what cannot be looked at is not."""
+    """An error of a listed class, a marked one and a group of only such errors are final; an unreadable one is not."""
     assert is_final(error, CLASSES) is final
 
 
 def test_a_cause_does_not_count():
-    """What an error was raised from is not the error: the handler has chosen to raise another one."""
+    """The cause of an error does not make it final: the handler chose to raise another error."""
     error = OSError()
     error.__cause__ = ValueError()
     assert not is_final(error, CLASSES)
 
 
 def test_a_group_can_be_named_itself():
-    """A class of groups may be among the classes."""
+    """The class of an exception group can be listed, too."""
     assert is_final(ExceptionGroup("x", [OSError()]), (ExceptionGroup,))
     assert not is_final(OSError(), ())
 
 
 @pytest.mark.parametrize("wrong", ["ValueError", ValueError(), (ValueError, int), (ValueError, "x"), 3, None])
 def test_wrong_classes_are_refused(wrong):
-    """What is no class of exceptions is a ConfigError that names the option."""
+    """A value that is not an exception class raises ConfigError with the option's name."""
     with pytest.raises(ConfigError) as caught:
         checked(wrong)
     assert caught.value.option == "no_retry"
 
 
 def test_one_class_and_any_collection_are_taken():
-    """One class alone, a tuple, a list and a set."""
+    """One class, a list, a set and an empty tuple are accepted."""
     assert checked(ValueError) == checked([ValueError]) == checked({ValueError}) == (ValueError,)
     assert checked(()) == ()

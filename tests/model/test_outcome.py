@@ -1,4 +1,4 @@
-"""What handlers return or raise (outcome.py, subject_outcome.py), and what those of subjects are told (subject.py)."""
+"""Outcomes of handlers (outcome.py, subject_outcome.py), and the subject that a handler reads (subject.py)."""
 
 import contextlib
 import pickle
@@ -31,7 +31,7 @@ ALL = [Snooze(SOON), Snooze(until=THEN), Cancel("gone"), Cancel(), Dead("closed"
 
 @pytest.mark.parametrize("outcome", ALL, ids=repr)
 def test_outcomes_are_values(outcome):
-    """An outcome is equal by value, hashable, printed as it is written, and can be pickled."""
+    """An outcome is equal by value, hashable and picklable, and its repr is the call that makes it."""
     again = pickle.loads(pickle.dumps(outcome))  # noqa: S301
     assert again == outcome
     assert len({again, outcome}) == 1
@@ -41,7 +41,7 @@ def test_outcomes_are_values(outcome):
 
 @pytest.mark.parametrize("outcome", ALL, ids=repr)
 def test_outcomes_can_be_raised_through_context_managers(outcome):
-    """An outcome raised deep in a handler, through `with` blocks, arrives as the very same value."""
+    """An outcome raised through a `with` block arrives as the same object."""
 
     @contextlib.contextmanager
     def block():
@@ -53,7 +53,7 @@ def test_outcomes_can_be_raised_through_context_managers(outcome):
 
 
 def test_outcomes_can_be_matched():
-    """The worker, and the user's tests, can take them apart with match."""
+    """The worker and the tests of users can match outcomes with `match`."""
     match Snooze(SOON):
         case Snooze(delay, None):
             assert delay == SOON
@@ -74,7 +74,7 @@ def test_outcomes_can_be_matched():
     ],
 )
 def test_wrong_snoozes_are_refused(args, option):
-    """F39: a bare number, a negative delay and a naive datetime are ConfigError where they are written."""
+    """F39: a bare number, a negative delay and a naive datetime raise ConfigError where they are written."""
     with pytest.raises(ConfigError) as caught:
         Snooze(*args)
     assert caught.value.option == option
@@ -82,19 +82,19 @@ def test_wrong_snoozes_are_refused(args, option):
 
 @pytest.mark.parametrize("outcome", OF_SUBJECTS, ids=repr)
 def test_outcomes_come_back_from_a_process_as_they_were(outcome):
-    """What travels from a child process to its worker is the same value."""
+    """An outcome sent from a child process to its worker is unchanged."""
     assert from_frame(to_frame(outcome, "refresh")) == outcome
 
 
 @pytest.mark.parametrize("text", ["+1 week", "1 week", " +7 days ", "+168 hours", "P7D", timedelta(days=7)])
 def test_when_is_said_in_words(text):
-    """S3-40: relative dates like '+1 week'."""
+    """S3-40: `Reschedule` accepts relative dates such as '+1 week'."""
     outcome = Reschedule(text)
     assert (outcome.when, outcome.run_in, outcome.run_at, outcome.delay) == (WEEK, WEEK, None, WEEK)
 
 
 def test_when_is_an_instant():
-    """S3-27: an instant that is past is now; one that no timestamptz could hold is still one."""
+    """S3-27: a past instant means now; an instant or a delay that is too large for timestamptz is capped."""
     assert (Reschedule(THEN).run_at, Reschedule(THEN).run_in, Reschedule(THEN).delay) == (THEN, None, timedelta(0))
     edge = datetime.max.replace(tzinfo=timezone(timedelta(hours=-1)))
     assert Reschedule(edge).run_at == datetime.max.replace(tzinfo=UTC)
@@ -123,14 +123,14 @@ def test_when_is_an_instant():
     ],
 )
 def test_what_cannot_be_meant_is_refused(make, option):
-    """A wrong value is a ConfigError that names the option, at once."""
+    """A wrong value raises ConfigError with the option's name at once."""
     with pytest.raises(ConfigError) as caught:
         make()
     assert caught.value.option == option
 
 
 def test_outcomes_of_subjects_can_be_matched():
-    """Tests of users can take them apart with match."""
+    """Tests of users can match outcomes of subjects with `match`."""
     match Reschedule("+1 week", args={"n": 1}):
         case Reschedule(when, new_args):
             assert (when, new_args) == (WEEK, {"n": 1})
@@ -155,12 +155,12 @@ def test_outcomes_of_subjects_can_be_matched():
     ],
 )
 def test_what_a_row_says_of_its_subject(options, found):
-    """ctx.subject is None for an ordinary job, and nothing that a row may hold stops its handler."""
+    """ctx.subject is None for an ordinary job, and no content of a row stops its handler."""
     assert subject_of(options) == found
 
 
 def test_new_args_are_bound_by_name():
-    """New args are checked like those of a call, positional-only parameters by their names."""
+    """New args are checked like those of a call; positional-only parameters are passed by name."""
     app = App("shop")
 
     @app.task

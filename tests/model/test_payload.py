@@ -1,4 +1,4 @@
-"""Args on their way to jsonb: what is stored, what is refused, and that what went in comes out (payload.py)."""
+"""Args as jsonb: what is stored, what is refused, and round trips (payload.py)."""
 
 import dataclasses
 import enum
@@ -82,7 +82,7 @@ def test_every_json_value_round_trips(value):
     )
 )
 def test_every_typed_value_round_trips(pair):
-    """I13: each supported type comes back equal and of its type, alone, in a list, as a member and beside None."""
+    """I13: each supported type comes back equal and of its type: alone, in a list, dict or tuple, and as optional."""
     annotation, value = pair
     for shape, whole in (
         (annotation, value),
@@ -112,7 +112,7 @@ bad_values = st.recursive(
     )
 )
 def test_whatever_is_not_stored_raises_payload_error_only(value):
-    """I13: a value is either stored as strict JSON, or PayloadError with a path; nothing else gets out."""
+    """I13: a value is stored as strict JSON or raises PayloadError with a path, and no other exception."""
     try:
         text = encode(value, task="t")
     except PayloadError as error:
@@ -144,7 +144,7 @@ def test_whatever_is_not_stored_raises_payload_error_only(value):
     ids=lambda value: value if isinstance(value, str) and value.isascii() and value.isprintable() else "bad",
 )
 def test_refusal_names_the_place_and_the_reason(bad, reason):
-    """F34, F35: what jsonb cannot hold is refused in Python, with the path down to it."""
+    """F34, F35: a value that jsonb cannot hold is refused in Python, with its path."""
     error = refused({"items": [1, "ok", {"name": bad}]})
     assert error.path.startswith("$.items[2].name")
     assert reason in error.reason
@@ -152,7 +152,7 @@ def test_refusal_names_the_place_and_the_reason(bad, reason):
 
 
 def test_flat_args_are_checked_too():
-    """F34: the fast way for flat args sees NUL, surrogates, NaN and keys that are not text."""
+    """F34: the fast path for flat args refuses NUL, surrogates, NaN and keys that are not text."""
     assert refused({"a": "x\0"}).path == "$.a"
     assert refused({"a": "\ud800"}).path == "$.a"
     assert refused({"a": math.nan}).path == "$.a"
@@ -165,12 +165,12 @@ def test_escaped_backslash_is_no_nul():
 
 
 def test_strange_keys_are_quoted_in_the_path():
-    """A name that is no identifier is written in brackets, escaped so that the message itself is harmless."""
+    """A key that is not an identifier is in brackets, escaped so that the message itself is harmless."""
     assert refused({"a b\0": {"c": math.nan}}).path == '$["a b\\u0000"]'
 
 
 def test_depth_is_limited():
-    """F35: 64 levels are stored, one more is refused, and 100,000 or an endless number are no RecursionError."""
+    """F35: 64 levels are stored, one more is refused, and 100,000 levels or a cycle raise no RecursionError."""
 
     def nested(levels: int) -> list[Any]:
         value: list[Any] = []
@@ -187,7 +187,7 @@ def test_depth_is_limited():
 
 
 def test_shared_lists_end_soon():
-    """F35: lists that share their members, two to the power of 60 in all, are refused without visiting them all."""
+    """F35: nested lists with shared members, two to the power of 60 in all, are refused without visiting them all."""
     value: object = "x"
     for _ in range(60):
         value = [value, value]
@@ -195,7 +195,7 @@ def test_shared_lists_end_soon():
 
 
 def test_size_is_limited_in_bytes():
-    """F35: the limit counts bytes of UTF-8, and the message says the size, the limit and the largest member."""
+    """F35: the limit counts bytes of UTF-8, and the message has the size, the limit and the largest member."""
     assert stored({"a": "x" * 92}, max_bytes=100)
     assert stored({"a": "é" * 46}, max_bytes=100)
     error = refused({"b": 1, "body": "é" * 100}, max_bytes=100)
@@ -205,7 +205,7 @@ def test_size_is_limited_in_bytes():
 
 
 def test_integers_beyond_jsonb_are_refused():
-    """F35: where a process has lifted Python's own limit, that of jsonb's numeric holds: 131,072 digits."""
+    """F35: if a process has lifted Python's limit, the limit of jsonb's numeric applies: 131,072 digits."""
     before = sys.get_int_max_str_digits()
     sys.set_int_max_str_digits(0)
     try:
@@ -241,12 +241,12 @@ class Model:
 
 @pytest.mark.parametrize("make", [Hostile, Broken, Model, lambda: {Hostile(): 1}, lambda: [Hostile]])
 def test_objects_that_fight_back_raise_payload_error(make):
-    """F35: a value whose own code raises when it is read ends as PayloadError, too."""
+    """F35: a value whose own code raises when it is read raises PayloadError."""
     str(refused({"a": make()})).encode()
 
 
 def test_classes_of_the_user_are_stored_as_json():
-    """Dataclasses by field, enums by value, tuples as arrays, subclasses of JSON's types as those."""
+    """Dataclasses are stored by field, enums by value, tuples as arrays, subclasses of JSON's types as those types."""
 
     class Tag(str):
         def __str__(self):
@@ -265,17 +265,17 @@ def test_classes_of_the_user_are_stored_as_json():
 
 
 def test_days_are_stored_as_hours():
-    """F39: a timedelta of one day is 24 hours to PostgreSQL too, where P1D would be 25 on one day of the year."""
+    """F39: a timedelta of one day is stored as 24 hours, because P1D would be 25 hours on one day of the year."""
     assert stored([timedelta(days=1), timedelta(seconds=-90.5)]) == ["PT24H", "PT-1M-30.5S"]
 
 
 def test_the_message_can_speak_of_a_result():
-    """The same rules hold for what a handler returns, and the message says so."""
+    """The same rules apply to a handler's result, and the message says so."""
     assert str(refused({1}, what="result")).startswith("result of task 'mail.send' cannot be stored: $: set cannot")
 
 
 @settings(max_examples=20)
 @given(st.dictionaries(text, text | st.integers()))
 def test_text_is_compact_and_not_escaped(value):
-    """What is sent has no needless bytes: no spaces between members, and unicode as itself."""
+    """The JSON text is compact: no spaces between members, and unicode unescaped."""
     assert encode(value, task="t") == json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -1,4 +1,4 @@
-"""Which files with secrets are private."""
+"""Permissions that keep a file with secrets private."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ from tallybook._model.private_file import open_to_others
     ],
 )
 def test_a_private_file_is_its_owners_or_roots_for_one_group(mode: int, owner: int, us: int, is_open: bool) -> None:
-    """A file is private if its owner alone may read and write it, or if it is root's and its group may read it."""
+    """A file is private if only its owner has access, or if root owns it, its group may read it and we are not root."""
     about = os.stat_result((stat.S_IFREG | mode, 0, 0, 1, owner, 1000, 0, 0, 0, 0))
     assert open_to_others(about, us) is is_open

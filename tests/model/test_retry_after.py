@@ -1,4 +1,4 @@
-"""What an exception says about when another attempt makes sense (retry_after.py)."""
+"""The time of the next attempt that an exception carries (retry_after.py)."""
 
 import email.message
 import math
@@ -22,7 +22,7 @@ class TooMany(Exception):
 
 
 class ClientResponseError(Exception):
-    """As of aiohttp: the headers themselves."""
+    """Like aiohttp's: the error has the headers."""
 
     def __init__(self, headers):
         self.headers = headers
@@ -51,7 +51,7 @@ def wait(error):
     ],
 )
 def test_what_an_exception_says(said, found):
-    """Seconds, a timedelta, an aware datetime, and the header's own text in all three forms of its date."""
+    """Seconds, a timedelta, an aware datetime and the header's text are read, with all three date formats."""
     assert wait(TooMany(said)) == found
 
 
@@ -79,7 +79,7 @@ def test_what_an_exception_says(said, found):
     ids=lambda said: type(said).__name__,
 )
 def test_nonsense_is_ignored(said):
-    """What is negative, past, naive, no number and no date is as if it were not there."""
+    """A value that is negative, past, naive, or neither a number nor a date is ignored."""
     assert wait(TooMany(said)) is None
 
 
@@ -89,15 +89,15 @@ def test_nonsense_is_ignored(said):
     ids=lambda said: type(said).__name__,
 )
 def test_at_most_a_day(said):
-    """No answer puts a job off for more than 24 hours."""
+    """No value delays a job for more than 24 hours."""
     assert wait(TooMany(said)) == LONGEST == timedelta(days=1)
 
 
 def test_headers_of_the_common_libraries():
-    """httpx and requests have them on the response, aiohttp and urllib on the error; a plain dict in any case."""
+    """Headers come from the response (httpx, requests) or the error (aiohttp, urllib), as a plain dict in any case."""
 
     class HTTPError(Exception):
-        """As of httpx and requests: the response, whose headers find a name in any case."""
+        """Like those of httpx and requests: the error has a response, whose headers ignore case."""
 
         def __init__(self, **headers):
             message = email.message.Message()
@@ -114,7 +114,7 @@ def test_headers_of_the_common_libraries():
 
 
 def test_a_date_counts_from_the_date_of_its_response():
-    """The clock of the server that answers is its own: a date is compared with the Date of the same response."""
+    """A date counts from the Date of the same response, because the server's clock may differ."""
     ahead = {"Date": "Wed, 01 May 2030 14:00:00 GMT", "Retry-After": "Wed, 01 May 2030 14:01:00 GMT"}
     assert wait(ClientResponseError(ahead)) == MINUTE
     assert wait(ClientResponseError({**ahead, "Date": "whenever"})) == 121 * MINUTE
@@ -123,7 +123,7 @@ def test_a_date_counts_from_the_date_of_its_response():
 
 
 def test_causes_and_groups_are_looked_through_once():
-    """What an error says itself goes first, then its cause; of a group the longest counts; deeper is not looked."""
+    """An error's own value comes first, then its cause's; a group gives its longest; deeper levels are not read."""
     outer, middle = ValueError("outer"), ValueError("middle")
     outer.__cause__ = TooMany(60)
     assert wait(outer) == MINUTE
@@ -180,13 +180,13 @@ class Endless(dict):
     ],
 )
 def test_no_exception_can_stop_it(make):
-    """F29: whatever an exception does when it is looked at, the answer is: nothing said."""
+    """F29: whatever an exception does when it is read, the result is None."""
     assert wait(make()) is None
 
 
 @given(st.one_of(st.text(), st.binary(), st.floats(), st.integers(), st.datetimes(), st.timedeltas(), st.decimals()))
 def test_any_value_has_an_answer(said):
-    """Whatever is said, the answer is nothing or a time from 0 to 24 hours, from an attribute and from a header."""
+    """Any value, in an attribute or in a header, gives None or a delay from 0 to 24 hours."""
     for error in (TooMany(said), ClientResponseError({"Retry-After": said, "Date": said})):
         found = wait(error)
         assert found is None or timedelta(0) <= found <= LONGEST

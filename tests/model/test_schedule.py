@@ -1,4 +1,4 @@
-"""What a worker says about a schedule that is due: what it fires, what it counts as missed, when it comes again."""
+"""A worker's plan for a due schedule: the ticks to fire, the ticks to count as missed, and the next tick."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ NONE = timedelta(0)
 def planned(
     at: datetime, *, cron: str = "* * * * *", missed: str = "once", catch_up: int = 100, jitter: timedelta = NONE
 ) -> Plan:
-    """For a schedule whose next tick is at noon."""
+    """The plan for a schedule whose next tick is at noon."""
     return plan("s", rule(cron, None, "UTC"), NOON, at, jitter=jitter, missed=missed, catch_up=catch_up)
 
 
 def test_a_tick_in_time_is_fired() -> None:
-    """S2-04: up to 60 s after its tick it is fired, whatever the policy; the next one is the next."""
+    """S2-04: a tick is fired up to 60 s after its time, whatever the policy; the next tick is the one after it."""
     for missed in ("once", "skip", "all"):
         assert planned(NOON, missed=missed) == Plan([NOON], next=NOON + MINUTE, due=NOON + MINUTE)
         assert planned(NOON + timedelta(seconds=59), missed=missed).ticks == [NOON]
@@ -34,7 +34,7 @@ def test_a_tick_in_time_is_fired() -> None:
 
 
 def test_several_ticks_in_time_are_all_fired() -> None:
-    """A schedule for each second that is looked at 3 s late has four ticks to fire."""
+    """A per-second schedule that is checked 3 s late has four ticks to fire."""
     found = planned(NOON + timedelta(seconds=3), cron="* * * * * *")
     assert [tick.second for tick in found.ticks] == [0, 1, 2, 3] and not found.late
 
@@ -43,7 +43,7 @@ def test_several_ticks_in_time_are_all_fired() -> None:
     ("missed", "late", "missed_ticks"), [("once", 1, 9), ("skip", 0, 10), ("all", 10, 0)], ids=["once", "skip", "all"]
 )
 def test_what_was_missed_alone(missed: str, late: int, missed_ticks: int) -> None:
-    """Ten missed ticks of every ten minutes, and none in time: the latest is fired, or none, or all; the rest is counted."""
+    """Of ten missed ten-minute ticks with none in time, the latest, none or all are fired; the rest are counted."""
     found = planned(NOON + timedelta(minutes=95), cron="*/10 * * * *", missed=missed)
     assert found.ticks == [] and found.next == NOON + timedelta(minutes=100)
     assert found.late == [NOON + timedelta(minutes=90 - 10 * n) for n in range(late)][::-1]
@@ -51,7 +51,7 @@ def test_what_was_missed_alone(missed: str, late: int, missed_ticks: int) -> Non
 
 
 def test_what_was_missed_beside_a_tick_in_time() -> None:
-    """Once: nothing missed is fired where a tick that is in time is due as well; all: both are."""
+    """If a tick in time is due as well, `once` fires no missed tick and `all` fires both."""
     at = NOON + timedelta(minutes=30, seconds=5)
     once = planned(at, cron="*/10 * * * *")
     assert (once.ticks, once.late, once.missed_ticks) == ([NOON + timedelta(minutes=30)], [], 3)
@@ -63,7 +63,7 @@ def test_what_was_missed_beside_a_tick_in_time() -> None:
 
 @pytest.mark.parametrize("missed", ["once", "skip", "all"])
 def test_a_year_of_downtime_of_a_schedule_for_each_second(missed: str) -> None:
-    """31 million missed ticks take no time to step over, and are counted up to 1000."""
+    """31 million missed ticks are skipped in less than 2 s and counted up to 1000."""
     began = time.monotonic()
     at = NOON + timedelta(days=365, milliseconds=500)
     found = planned(at, cron="* * * * * *", missed=missed, catch_up=50)
@@ -75,7 +75,7 @@ def test_a_year_of_downtime_of_a_schedule_for_each_second(missed: str) -> None:
 
 
 def test_jitter_follows_from_name_and_tick() -> None:
-    """Jitter delays a tick by a time that every worker derives alike, within its bound, and never past the next tick."""
+    """Every worker derives the same jitter for a tick, within its bound and never past the next tick."""
     ticks = rule("* * * * *", None, "UTC")
     delays = [due(f"s{n}", ticks, NOON, timedelta(seconds=30)) - NOON for n in range(200)]
     assert all(NONE <= delay <= timedelta(seconds=30) for delay in delays)
@@ -85,7 +85,7 @@ def test_jitter_follows_from_name_and_tick() -> None:
 
 
 def test_jitter_is_not_lateness() -> None:
-    """A tick that its jitter has delayed for longer than a minute is in time when it is fired then."""
+    """A tick that jitter delays for longer than a minute is in time when it is fired then."""
     delay = due("s", rule("0 * * * *", None, "UTC"), NOON, timedelta(minutes=50)) - NOON
     assert delay > 2 * MINUTE
     found = planned(NOON + delay, cron="0 * * * *", jitter=timedelta(minutes=50))
@@ -113,13 +113,13 @@ def test_jitter_is_not_lateness() -> None:
     ],
 )
 def test_wrong_options_name_themselves(given: dict[str, Any], error: type[Exception], words: str) -> None:
-    """Every option of a schedule that cannot be meant is refused where it is written, by name."""
+    """Every wrong option of a schedule is refused where it is written, by name."""
     with pytest.raises(error, match=words):
         Timing.checked(**given)
 
 
 def test_declarations_are_checked_where_they_are_written() -> None:
-    """S2-11: a wrong expression, a name twice, options without a schedule and jobs that a schedule cannot have are refused."""
+    """S2-11: a wrong expression, a duplicate name, options without a schedule and jobs that it cannot have fail."""
     app = App("shop")
 
     @app.task
@@ -140,7 +140,7 @@ def test_declarations_are_checked_where_they_are_written() -> None:
 
 
 def test_a_scheduled_task_needs_no_args() -> None:
-    """S2-11: a task with a schedule of its own whose args have no default is refused when a worker starts, with the way out."""
+    """S2-11: a worker refuses to start if a scheduled task has args without defaults; the error shows the way out."""
     app = App("shop")
 
     @app.task(schedule="@daily")

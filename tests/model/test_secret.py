@@ -1,4 +1,4 @@
-"""A secret shows itself to nobody who does not ask for it by name (_model/secret.py, _model/provider.py)."""
+"""A secret is shown only to code that asks for it by name (_model/secret.py, _model/provider.py)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ SHOWN: dict[str, Callable[[Any], str]] = {
 
 @pytest.mark.parametrize("way", SHOWN, ids=str)
 def test_nothing_that_shows_a_value_shows_a_secret(way: str) -> None:
-    """S1-12: str, repr, format, %, pprint, json, copies, logs and tracebacks with locals show stars, of a provider, too."""
+    """S1-12: str, repr, format, %, pprint, json, copies, logs and tracebacks with locals hide a provider's secrets."""
     whole = provider()
     for found in (whole.secrets["api_key"], whole):
         shown = SHOWN[way](found)
@@ -66,7 +66,7 @@ def test_nothing_that_shows_a_value_shows_a_secret(way: str) -> None:
 
 
 def test_a_plain_text_in_its_place_is_shown() -> None:
-    """The negative control: with a class that has a plain repr each of these ways but two shows the canary."""
+    """Negative control: with a class that has a plain repr, all of these ways but two show the canary."""
 
     @dataclasses.dataclass
     class Plain:
@@ -74,11 +74,11 @@ def test_a_plain_text_in_its_place_is_shown() -> None:
         previous: Any = None
 
     found = {way for way in SHOWN if CANARY in SHOWN[way](provider(Plain).secrets)}
-    assert set(SHOWN) - found <= {"asdict", "secrets"}  # they look at providers only
+    assert set(SHOWN) - found <= {"asdict", "secrets"}  # they read providers only
 
 
 def test_a_secret_leaves_its_process_by_no_serialiser() -> None:
-    """Pickle, JSON and what stores args and results refuse it, with an error that does not show it."""
+    """Pickle, JSON and the encoder of args and results refuse a secret, with an error that does not show it."""
     whole = provider()
     for found in (whole, whole.secrets["api_key"]):
         for ship in (pickle.dumps, json.dumps, lambda found: found.__getstate__() if found is not whole else 1 / 0):
@@ -91,7 +91,7 @@ def test_a_secret_leaves_its_process_by_no_serialiser() -> None:
 
 
 def test_who_asks_gets_it() -> None:
-    """reveal() gives the text, previous what it was; two secrets are equal by their text, and equal to no text."""
+    """reveal() returns the text, previous the former secret; secrets are equal by text, and never equal to a text."""
     found = provider().secrets["api_key"]
     assert found.reveal() == CANARY and found.previous is not None and found.previous.reveal() == FORMER
     assert found == Secret(CANARY) and found != CANARY and len({found, Secret(CANARY)}) == 1

@@ -1,4 +1,4 @@
-"""Calls to args, and args to calls (signature.py)."""
+"""Converting calls to args, and args to calls (signature.py)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Context:
-    """Stands in for the real one."""
+    """Stand-in for the real Context."""
 
 
 def is_special(annotation: object) -> bool:
@@ -40,13 +40,13 @@ class Later(dict): ...
 
 
 def test_args_are_bound_by_name_without_defaults():
-    """A call becomes a dict by parameter name; a default is left to the code that runs the job."""
+    """A call becomes a dict by parameter name, without defaults: the code that runs the job sets them."""
     assert model(send).bind((42,), {}) == {"user_id": 42}
     assert model(send).bind((), {"lang": "de", "user_id": 1}) == {"user_id": 1, "lang": "de"}
 
 
 def test_leading_context_is_not_part_of_the_args():
-    """A first parameter annotated Context, even as text, is the worker's to give."""
+    """The worker supplies a first parameter annotated Context, even if the annotation is text."""
     assert model(sync).specials == (Context,)
     assert model(sync).bind((date(2026, 1, 1),), {}) == {"since": date(2026, 1, 1)}
     assert model(send).specials == ()
@@ -98,7 +98,7 @@ def five(a=1, b=2, /, c=3):
 
 @given(st.sampled_from([one, two, three, four, five]), calls)
 def test_bind_accepts_what_python_accepts(function, call):
-    """F31: bind refuses what Python would refuse; for the rest, bind and load end in the same call, I13."""
+    """F31: bind refuses every call that Python would refuse; any other call is the same after bind and load, I13."""
     args, kwargs = call
     try:
         expected = function(*args, **kwargs)
@@ -116,7 +116,7 @@ def pays(account: int, note: str = None, at: date | None = None, *, rest=None): 
 
 
 def test_none_is_refused_where_the_annotation_does_not_allow_it():
-    """A call with None for an int is refused; an annotation or a default that allows it, or no annotation, accepts it."""
+    """None for an int is refused; it is accepted if the annotation or the default allows it, or without annotation."""
     assert model(pays).bind((7, None, None), {"rest": None}) == {"account": 7, "note": None, "at": None, "rest": None}
     for args, kwargs in (((None,), {}), ((), {"account": None})):
         with pytest.raises(PayloadError, match=r"\$\.account: None, but its annotation is int"):
@@ -124,13 +124,13 @@ def test_none_is_refused_where_the_annotation_does_not_allow_it():
 
 
 def test_load_converts_as_annotated():
-    """Stored args become what the annotations say; what was not stored is left to the defaults."""
+    """Stored args are converted to the annotated types; args that were not stored are left to the defaults."""
     assert model(sync).load({"since": "2026-01-02"}) == ([], {"since": date(2026, 1, 2)})
     assert model(open_to_all).load({"kind": "x", "a": "2026-01-02"}) == (["x"], {"a": date(2026, 1, 2)})
 
 
 def test_positional_only_parameters_are_called_by_position():
-    """A positional-only parameter travels by name; where SQL leaves one out, its default is spelled out."""
+    """A positional-only parameter is stored by name; if SQL leaves one out, its default is passed."""
     assert model(by_place).load({"a": 1, "c": 5}) == ([1, date(2026, 1, 1)], {"c": 5})
 
 
@@ -153,7 +153,7 @@ def test_plain_args_are_passed_through():
     ],
 )
 def test_stored_args_that_do_not_fit_are_refused(function, args, path, reason):
-    """F31: args of another version of the code raise PayloadError that says which name and what the task takes."""
+    """F31: args of another version of the code raise PayloadError with the name and the parameters of the task."""
     with pytest.raises(PayloadError) as caught:
         model(function).load(args)
     assert caught.value.path == path
@@ -162,7 +162,7 @@ def test_stored_args_that_do_not_fit_are_refused(function, args, path, reason):
 
 
 def test_open_task_refuses_the_names_of_what_the_worker_gives():
-    """With **kwargs any name fits but those that the call itself already uses."""
+    """**kwargs accepts any name except one of a parameter that the worker supplies."""
 
     def handler(ctx: Context, **rest): ...
 
@@ -172,13 +172,13 @@ def test_open_task_refuses_the_names_of_what_the_worker_gives():
 
 
 def test_var_positional_is_refused_at_definition():
-    """*args has no names to travel by, and is refused when the task is defined."""
+    """*args has no names to store, so it is refused when the task is defined."""
     with pytest.raises(SignatureError, match="use a list instead"):
         model(lambda *ids: None)
 
 
 def test_forward_references_are_resolved_at_first_use():
-    """Nothing is resolved at definition, so that an annotation may name a class that is defined later."""
+    """Annotations are resolved at first use, so they may name a class that is defined later."""
     assert model(later).bind(({},), {}) == {"row": {}}
 
 
@@ -193,7 +193,7 @@ def test_unresolvable_annotations_are_named():
 
 
 def test_unresolvable_return_annotation_does_not_matter():
-    """What is returned has no part in the args, so its annotation may be unknown at run time."""
+    """The return annotation is no part of the args, so it may be unknown at run time."""
 
     def handler(a: datetime) -> Missing: ...
 
@@ -201,7 +201,7 @@ def test_unresolvable_return_annotation_does_not_matter():
 
 
 def test_special_parameter_must_come_first():
-    """A Context elsewhere would be taken for an arg; it is refused with what to do."""
+    """A Context that is not the first parameter is refused; the error says what to do."""
 
     def handler(a: int, ctx: Context): ...
 
@@ -210,7 +210,7 @@ def test_special_parameter_must_come_first():
 
 
 def test_defaults_are_never_printed():
-    """A default may be secret, or its repr may fail: messages show dots."""
+    """Messages show dots for a default, which may be secret or have a failing repr."""
 
     class Secret:
         def __repr__(self):
