@@ -1,4 +1,4 @@
-"""The audit and the nonces of signed requests: what is kept, what is refused, and what the sweep takes away."""
+"""The audit and the nonces of signed requests: what is kept, refused and swept."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def sweep(db: Any, at: datetime) -> int:
 
 @pytest.mark.servers
 def test_a_nonce_serves_once_per_key(db: Any) -> None:
-    """S2-12: a nonce that was served is used; that of another key, or another nonce, is fresh."""
+    """S2-12: a nonce is accepted once per key; for another key, or with another nonce, the answer is fresh."""
     assert take(db, "n", NOW, NOW) == "fresh"
     assert take(db, "n", NOW, NOW + S) == "used"
     assert take(db, "n", NOW, NOW, key="other") == "fresh"
@@ -40,14 +40,14 @@ def test_a_nonce_serves_once_per_key(db: Any) -> None:
 
 @pytest.mark.parametrize(("seconds", "said"), [(-301, "late"), (-300, "fresh"), (300, "fresh"), (301, "early")])
 def test_the_window_is_300_seconds(db: Any, seconds: int, said: str) -> None:
-    """S2-12: a request is in time up to 300 s before and after the database's clock; one out of it uses nothing up."""
+    """S2-12: a request is in time up to 300 s before and after the database's clock; otherwise it uses up no nonce."""
     assert take(db, "n", NOW + seconds * S, NOW) == said
     kept = db.execute("select count(*) from tallybook.api_nonce").fetchone()[0]
     assert kept == (said == "fresh")
 
 
 def test_a_nonce_of_what_was_rolled_back_is_fresh(db: Any) -> None:
-    """S2-12: the nonce goes with its transaction: what left nothing may be sent again."""
+    """S2-12: a nonce is rolled back with its transaction, so the request can be sent again."""
     with db.transaction(force_rollback=True):
         assert take(db, "n", NOW, NOW) == "fresh"
     assert take(db, "n", NOW, NOW) == "fresh"
@@ -56,7 +56,7 @@ def test_a_nonce_of_what_was_rolled_back_is_fresh(db: Any) -> None:
 @pytest.mark.direct("looks at the sessions that wait")
 @pytest.mark.parametrize("committed", [True, False], ids=["committed", "rolled back"])
 def test_of_two_at_the_same_moment_one_waits(db: Any, connect: Any, committed: bool) -> None:
-    """S2-12: a replica that is asked for a nonce which another one is serving waits, and goes by how that ends."""
+    """S2-12: a replica waits while another one serves the same nonce: after a commit it is used, else fresh."""
     first, second = connect(autocommit=False), connect()
     assert take(first, "n", NOW, NOW) == "fresh"
     waiting = "select count(*) from pg_stat_activity where pid = %s and wait_event_type = 'Lock'"
@@ -73,7 +73,7 @@ def test_of_two_at_the_same_moment_one_waits(db: Any, connect: Any, committed: b
 
 
 def test_nonces_go_after_two_windows(db: Any) -> None:
-    """S2-12: a nonce stays as long as what was signed ahead of the clock is in time, and is swept afterwards."""
+    """S2-12: a nonce is kept while a request that was signed ahead of the clock is in time, and is swept afterwards."""
     assert take(db, "n", NOW + 300 * S, NOW) == "fresh"
     last = NOW + 600 * S
     assert sweep(db, last) == 0
@@ -83,7 +83,7 @@ def test_nonces_go_after_two_windows(db: Any) -> None:
 
 
 def test_the_audit_goes_after_its_retention(db: Any) -> None:
-    """S2-12: a row of the audit is kept for 90 days, or as long as an installation says; younger ones stay."""
+    """S2-12: an audit row is kept for 90 days, or for the retention that is set; younger rows stay."""
     put = "select tallybook.audit_add(%s, 'api', %s, '{}', '{}', %s)"
     day = timedelta(days=1)
     db.execute(put, ["ada", "pause", NOW])
@@ -106,13 +106,13 @@ def test_the_audit_goes_after_its_retention(db: Any) -> None:
     ],
 )
 def test_what_is_no_audit_row_is_refused(db: Any, actor: str, action: str, target: Any, problem: str) -> None:
-    """A row without a name, or with more than ids and counts, is refused, and so the transaction of its change."""
+    """An audit row without an actor or action, or with a long actor or a large target, is refused."""
     with pytest.raises(InvalidArgument, match=problem):
         sync.run(db, audit.add(actor, "api", action, target))
 
 
 async def test_audits_in_pages(app: App, db: Any, dsn: str) -> None:
-    """S2-12: audits lists newest first, page by page, of one actor or one action, both ways."""
+    """S2-12: `audits` lists rows newest first, page by page, by actor, action or both, sync and async."""
     for n in range(5):
         sync.run(db, audit.add("ada" if n % 2 else "key-1", "web", f"verb{n % 3}", {"n": n}, {"done": True}))
     rows = app.audit.list(max_rows=2).sync(db)
@@ -132,7 +132,7 @@ async def test_audits_in_pages(app: App, db: Any, dsn: str) -> None:
 
 @pytest.mark.parametrize("which", [{}, {"actor": "a7"}, {"action": "v3"}])
 def test_a_page_of_the_audit_is_read_by_index(db: Any, which: dict[str, str]) -> None:
-    """A page of the audit reads its own rows, however many there are."""
+    """A page of the audit reads only its own rows, by index, however many rows there are."""
     db.execute(
         "insert into tallybook.audit (at, actor, via, action, target, done)"
         " select now(), 'a' || n % 100, 'api', 'v' || n % 10, '{}', '{}' from generate_series(1, 20000) n"
@@ -150,7 +150,7 @@ def test_a_page_of_the_audit_is_read_by_index(db: Any, which: dict[str, str]) ->
 
 
 def test_audit_on_the_command_line(dsn: str, db: Any) -> None:
-    """`tallybook audit` lists rows for people and for programs, without control characters of a name."""
+    """`tallybook audit` lists rows as a table and as JSON, without the control characters of a name."""
     sync.run(db, audit.add("ada\x1b[31m", "web", "pause", {"queue": "mail"}, {"paused": True}))
     sync.run(db, audit.add("key-1", "api", "retry", {"job": 7}))
 

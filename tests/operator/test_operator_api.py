@@ -1,4 +1,4 @@
-"""What the operator API does: each verb, its audit row, and what a key without the scope admin does not see."""
+"""The operator API: each verb, its audit row, and what is hidden from a key without the scope admin."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def plain(call: Client) -> Client:
 
 
 def fail(hands: Hands, job: Job, message: str, *, final: bool) -> None:
-    """End an attempt with an error of these words."""
+    """Fail an attempt with this message."""
     error = Jsonb({"type": "SmtpError", "message": message})
     say = "select tallybook.fail(%s, %s, %s, %s, '1 hour', final => %s)"
     hands.one(say, job.lease, job.id, job.attempt, error, final)
 
 
 def dead(db: Any, n: int = 1, queue: str = "mail", key: str | None = None) -> list[int]:
-    """Dead letters with a canary in their args and in their error."""
+    """Make dead letters with a canary in their args and in their error."""
     hands, found = Hands(db, queue), []
     for _ in range(n):
         db.execute(
@@ -59,7 +59,7 @@ def audits(db: Any) -> list[tuple[Any, ...]]:
 
 
 async def test_a_failed_job_is_retried(plain: Client, db: Any) -> None:
-    """S2-12: a dead job is given another attempt, which is on record with the key's id; a second retry is a conflict."""
+    """S2-12: a dead job gets another attempt, recorded with the key's id; a second retry is a conflict."""
     (job,) = dead(db)
     answer = await plain("POST", f"/jobs/{job}/retry")
     assert (answer.status_code, answer.json()) == (200, {"job": job, "attempt": 2})
@@ -71,7 +71,7 @@ async def test_a_failed_job_is_retried(plain: Client, db: Any) -> None:
 
 
 async def test_dead_letters_are_retried_by_filter(plain: Client, db: Any) -> None:
-    """S2-12: dead letters are retried by filter, after a dry run has said how many; others stay; one row says what was done."""
+    """S2-12: dead letters are retried by filter, after a dry run counts them; others stay; one row has the result."""
     ids, others = dead(db, 3), dead(db, 1, "pay")
     wanted = {"queue": "mail", "reason": "failed"}
     assert (await plain("POST", "/dead-letters/retry", {**wanted, "dry_run": True})).json() == {
@@ -87,7 +87,7 @@ async def test_dead_letters_are_retried_by_filter(plain: Client, db: Any) -> Non
 
 
 async def test_dead_letters_are_dropped_by_filter(call: Client, db: Any) -> None:
-    """S2-12: dead letters are dropped by filter, at most so many; text and args of the filter are not in the audit."""
+    """S2-12: dead letters are dropped by filter, up to a maximum; the filter's text and args are not in the audit."""
     dead(db, 3)
     wanted = {"args": {"secret": CANARY}, "error": CANARY, "max_jobs": 2}
     assert (await call("POST", "/dead-letters/drop", {**wanted, "dry_run": True})).json()["matched"] == 2
@@ -97,7 +97,7 @@ async def test_dead_letters_are_dropped_by_filter(call: Client, db: Any) -> None
 
 
 async def test_a_schedule_is_run_out_of_its_time(plain: Client, db: Any) -> None:
-    """S2-12: a schedule is fired now, paused and resumed; each is on record, and what changed nothing is not."""
+    """S2-12: a schedule is run now, paused and resumed; each change is in the audit, a call without effect is not."""
     db.execute("select tallybook.schedule_set('a/b ü', 'report', '{}', every => '1 day')")
     target = "/schedules/a%2Fb%20%C3%BC"
     ran = (await plain("POST", f"{target}/run")).json()
@@ -113,7 +113,7 @@ async def test_a_schedule_is_run_out_of_its_time(plain: Client, db: Any) -> None
 
 
 async def test_queues_are_paused_and_resumed(plain: Client, db: Any) -> None:
-    """S2-12: a queue is paused in the key's name and resumed; an unknown one is 404."""
+    """S2-12: a queue is paused in the key's name and resumed; an unknown queue is 404."""
     db.execute("select tallybook.enqueue('mail', 'welcome')")
     assert (await plain("POST", "/queues/mail/pause")).json() == {"queue": "mail", "paused": True, "changed": True}
     (listed,) = (await plain("GET", "/queues")).json()["queues"]
@@ -126,7 +126,7 @@ async def test_queues_are_paused_and_resumed(plain: Client, db: Any) -> None:
 
 
 async def test_jobs_are_enqueued(plain: Client, db: Any) -> None:
-    """S2-12: a job is put in with all its options, once per unique key; args are nowhere in the audit."""
+    """S2-12: a job is enqueued with all its options, once per unique key; its args are not in the audit."""
     whole = {
         "queue": "mail", "task": "welcome", "args": {"secret": CANARY, "n": [1, 2.5, None, "ü"]}, "priority": 1,
         "run_at": "2031-01-31T09:00:00+01:00", "max_attempts": 3, "unique": "k", "unique_while": "queued",
@@ -159,7 +159,7 @@ async def test_jobs_are_enqueued(plain: Client, db: Any) -> None:
 
 
 async def test_a_job_is_cancelled(plain: Client, db: Any) -> None:
-    """S2-12: a job is cancelled once, a dead letter too; what had ended before is told, and is no change."""
+    """S2-12: a job or a dead letter is cancelled once; cancelling it again returns its state and is no change."""
     db.execute("select tallybook.enqueue('mail', 'welcome')")
     assert (await plain("POST", "/jobs/1/cancel", {"reason": "gone"})).json() == {"job": 1, "state": "cancelled"}
     assert (await plain("POST", "/jobs/1/cancel")).json()["state"] == "cancelled"
@@ -170,7 +170,7 @@ async def test_a_job_is_cancelled(plain: Client, db: Any) -> None:
 
 
 async def test_only_admin_sees_what_jobs_carry(call: Client, plain: Client, db: Any) -> None:
-    """S2-12: args, results and errors are shown to keys with the scope admin only, in no answer and by no filter to others."""
+    """S2-12: args, results and errors are shown only to keys with scope admin; other keys cannot filter by them."""
     (job,) = dead(db)
     db.execute("select tallybook.enqueue('mail', 'welcome', jsonb_build_object('secret', %s::text))", [CANARY])
     (retrying,) = (one.id for one in Hands(db, "mail").claim())
@@ -195,7 +195,7 @@ async def test_only_admin_sees_what_jobs_carry(call: Client, plain: Client, db: 
 
 @pytest.mark.parametrize("reason", ["cancelled", "retrying", "cancel_pending"])
 async def test_why_does_not_tell_errors(call: Client, plain: Client, db: Any, reason: str) -> None:
-    """S2-12: what somebody has written, or a handler has raised, is not in the reasons of a key without admin."""
+    """S2-12: `why` shows a key without admin no text that a person wrote or a handler raised."""
     hands = Hands(db, "mail")
     db.execute("select tallybook.enqueue('mail', 'welcome')")
     if reason == "retrying":
@@ -213,7 +213,7 @@ async def test_why_does_not_tell_errors(call: Client, plain: Client, db: Any, re
 
 
 async def test_counts_workers_and_audits_are_read(call: Client, db: Any) -> None:
-    """S2-12: counts, living workers and the audit are read, page by page."""
+    """S2-12: the API returns counts, live workers and the audit, the audit page by page."""
     db.execute("select tallybook.enqueue('mail', 'welcome'), tallybook.enqueue('pay', 'charge')")
     found = {(one["queue"], one["task"]): one["available"] for one in (await call("GET", "/counts")).json()["counts"]}
     assert found == {("mail", "welcome"): 1, ("pay", "charge"): 1}
@@ -230,7 +230,7 @@ async def test_counts_workers_and_audits_are_read(call: Client, db: Any) -> None
 
 
 async def test_a_failed_audit_row_takes_its_change_along(call: Client, db: Any) -> None:
-    """S2-12: no change without its row: where the row cannot be written the change is undone."""
+    """S2-12: if the audit row cannot be written, the change is undone."""
     db.execute("select tallybook.enqueue('mail', 'welcome')")
     db.execute("alter table tallybook.audit add constraint never check (false) not valid")
     assert (await call("POST", "/queues/mail/pause")).status_code in (422, 500)
@@ -241,7 +241,7 @@ async def test_a_failed_audit_row_takes_its_change_along(call: Client, db: Any) 
 
 @pytest.mark.slow
 async def test_a_change_that_waits_too_long_is_503(call: Client, db: Any, connect: Any) -> None:
-    """What others hold is waited for 2 s at most, then it is 503, and nothing has happened."""
+    """A change waits at most 2 s for a lock; then it is 503, and nothing has changed."""
     db.execute("select tallybook.queue_set('mail')")
     other = connect(autocommit=False)
     other.execute("select tallybook.pause('mail')")
@@ -252,7 +252,7 @@ async def test_a_change_that_waits_too_long_is_503(call: Client, db: Any, connec
 
 
 def test_every_change_is_by_post_and_no_reading_is() -> None:
-    """What is read is GET, what may change is POST, and no reading has a body."""
+    """Every read is a GET without a body, and every change is a POST."""
     for one in OPERATIONS:
         assert (one.method == "POST") is (one.changes is not None) is (one.reads is None)
         assert one.method == "POST" or not one.in_body

@@ -1,4 +1,4 @@
-"""The package's own client of the operator API, against a real server, and against servers that do not answer well."""
+"""The package's client of the operator API, against a real server and against servers that answer badly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IN_DOUBT = Reply(503, body=json.dumps({"code": "in_doubt", "detail": "the connec
 
 @pytest.fixture
 def outside() -> Iterator[HttpServer]:
-    """A server that answers what a test wants."""
+    """A server whose answers the test sets."""
     with http_server() as server:
         yield server
 
@@ -31,7 +31,7 @@ def api(outside: HttpServer) -> OperatorClient:
 
 
 def test_a_real_api_serves_and_refuses_the_client(tmp_path: Path, dsn: str, db: Any) -> None:
-    """S2-12: it looks, changes and enqueues; a refusal is an error with the status, the code and the reason."""
+    """S2-12: the client reads, changes and enqueues; a refusal raises an error with status, code and reason."""
     keys = tmp_path / "keys.toml"
     keys.write_text(
         f'[keys.ops]\nsecret = "{SECRET}"\nscopes = ["read", "operate", "enqueue"]\n'
@@ -56,7 +56,7 @@ def test_a_real_api_serves_and_refuses_the_client(tmp_path: Path, dsn: str, db: 
 def test_a_request_of_unknown_fate_is_sent_again_as_it_was(
     api: OperatorClient, outside: HttpServer, first: Reply
 ) -> None:
-    """After a lost answer the very same request is sent, nonce included, so that the API can see that it is the same."""
+    """After a lost answer the client sends the same request, nonce included, so that the API can recognize it."""
     outside.reply(first, Reply(body=b'{"retried": 3}'))
     assert api.call("POST", "/dead-letters/retry", {"queue": "mail"}) == {"retried": 3}
     one, two = outside.got
@@ -65,7 +65,7 @@ def test_a_request_of_unknown_fate_is_sent_again_as_it_was(
 
 
 def test_a_request_is_sent_twice_at_most_and_a_refusal_once(api: OperatorClient, outside: HttpServer) -> None:
-    """What stays in doubt is an error; a refusal is final; each call has a nonce of its own."""
+    """A request still in doubt after two tries is an error; a refusal is final; each call has its own nonce."""
     outside.reply(IN_DOUBT)
     with pytest.raises(OperatorRefused, match="in_doubt"):
         api.call("POST", "/queues/mail/pause")
@@ -79,7 +79,7 @@ def test_a_request_is_sent_twice_at_most_and_a_refusal_once(api: OperatorClient,
 
 @pytest.mark.parametrize("status", [302, 307, 502])
 def test_what_is_no_operator_api_is_refused(api: OperatorClient, outside: HttpServer, status: int) -> None:
-    """No redirect is followed with a signed request, and a page for people is no answer: the error asks for the address."""
+    """A signed request follows no redirect, and an HTML page is no answer; the error asks for the address."""
     outside.reply(Reply(status, {"Location": f"{outside.url}/elsewhere"}, b"<html>"), Reply(body=b"{}"))
     with pytest.raises(OperatorRefused, match="with its prefix") as refused:
         api.call("GET", "/queues")
@@ -87,7 +87,7 @@ def test_what_is_no_operator_api_is_refused(api: OperatorClient, outside: HttpSe
 
 
 def test_where_nobody_listens_it_is_an_error_of_the_network() -> None:
-    """No answer at all is an OSError; what is no address of HTTP is refused at once, and the secret is shown nowhere."""
+    """No answer is an OSError; a URL that is not HTTP is refused at once; no error and no repr shows the secret."""
     with pytest.raises(OSError, match="refused"):
         OperatorClient("http://127.0.0.1:9", "ops", SECRET).call("GET", "/queues")
     for url in ("file:///etc/passwd", "127.0.0.1:8801"):

@@ -1,4 +1,4 @@
-"""docs/operator-api.md is held against the API: its clients run, its tables are complete, its document is that of the page."""
+"""docs/operator-api.md is checked against the API: its clients run, its tables and the document are complete."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAGE = "docs/operator-api.md"
 
 
 def scripts(folder: Path) -> None:
-    """The files of the page, each of which names itself in its first line."""
+    """Write the page's files; each names itself in its first line."""
     for language in ("sh", "python"):
         for block in blocks(ROOT / PAGE, language):
             first = block.splitlines()[0]
@@ -43,7 +43,7 @@ def run(folder: Path, url: str, *words: str) -> subprocess.CompletedProcess[str]
 
 @pytest.fixture
 def keys(tmp_path: Path) -> Path:
-    """The file of the page, with a secret that is one."""
+    """The page's key file, with a real secret."""
     (block,) = blocks(ROOT / PAGE, "toml")
     path = tmp_path / "keys.toml"
     path.write_text(block.replace("64 hexadecimal digits", SECRET), encoding="utf-8")
@@ -54,10 +54,10 @@ def keys(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_the_client_of_the_page_in_python(tmp_path: Path, dsn: str, db: Any, keys: Path) -> None:
-    """S2-12: ask.py of the page, and call.py, with the standard library alone, are served by a real server."""
+    """S2-12: the page's ask.py, and its call.py, with only the standard library, are served by a real server."""
 
     def eval_of(line: str) -> Any:
-        """What Python has printed, as a value."""
+        """A printed line of Python as a value."""
         import ast
 
         return ast.literal_eval(line)
@@ -77,7 +77,7 @@ def test_the_client_of_the_page_in_python(tmp_path: Path, dsn: str, db: Any, key
 
 @pytest.mark.slow
 def test_the_client_of_the_page_in_a_shell(tmp_path: Path, dsn: str, db: Any, keys: Path) -> None:
-    """S2-12: call.sh of the page, with openssl and curl, is served by a real server, with a body, a query and encoded names."""
+    """S2-12: a real server serves the page's call.sh, with openssl and curl: a body, a query and encoded names."""
     missing = [program for program in ("sh", "curl", "openssl") if shutil.which(program) is None]
     assert not missing, f"this test needs {', '.join(missing)}: without them the page's example is not shown to work"
     db.execute("select tallybook.enqueue('mail', 'send_welcome')")
@@ -102,7 +102,7 @@ def test_the_client_of_the_page_in_a_shell(tmp_path: Path, dsn: str, db: Any, ke
 
 @pytest.mark.slow
 def test_the_server_of_the_page_can_be_made(tmp_path: Path, dsn: str, keys: Path) -> None:
-    """server.py of the page makes an API of the file of keys beside it, without a connection."""
+    """The page's server.py makes an API from the key file beside it, without a connection."""
     scripts(tmp_path)
     done = run(tmp_path, "", sys.executable, "-c", "import server; print(type(server.api).__name__)")
     assert (done.returncode, done.stdout) == (0, "OperatorApi\n"), done.stderr
@@ -110,7 +110,7 @@ def test_the_server_of_the_page_can_be_made(tmp_path: Path, dsn: str, keys: Path
 
 @pytest.mark.slow
 def test_the_tables_of_the_page_are_those_of_the_api() -> None:
-    """S2-12: the page lists every endpoint with its scope, every scope and every code, and no other."""
+    """S2-12: the page lists exactly the API's endpoints with their scopes, its scopes and its codes."""
     listed = [tuple(cell.strip("`") for cell in row[:3]) for row in table(text(PAGE), "endpoint")]
     assert listed == [(f"{one.method} {one.path}", one.scope, one.about) for one in OPERATIONS]
     assert [row[0].strip("`") for row in table(section(PAGE, "Keys"), "scope")] == list(SCOPES)
@@ -120,7 +120,7 @@ def test_the_tables_of_the_page_are_those_of_the_api() -> None:
 
 @pytest.mark.slow
 def test_the_document_names_what_is_served() -> None:
-    """The OpenAPI document has every endpoint, with an example for each value and a problem for each code."""
+    """The OpenAPI document has every endpoint, an example for each value and a problem for each code."""
     document = openapi.document("/api/v1")
     served = {(one.method.lower(), one.path) for one in OPERATIONS}
     assert {(method, path) for path, methods in document["paths"].items() for method in methods} == served
@@ -136,7 +136,7 @@ def test_the_document_names_what_is_served() -> None:
 
 @pytest.mark.slow
 def test_the_api_is_off_unless_it_has_keys(tmp_path: Path, dsn: str, keys: Path) -> None:
-    """S2-12: `tallybook web` has no API; with --api-keys it is below /api/v1, signed, whoever may see the dashboard."""
+    """S2-12: `tallybook web` serves the API only with --api-keys, below /api/v1, and only to signed requests."""
     scripts(tmp_path)
     for option in ((), ("--api-keys", str(keys))):
         with Command(tmp_path, "web", "--port", "0", *option, dsn=dsn) as web:

@@ -1,4 +1,4 @@
-"""schemathesis, an API fuzzer, finds nothing in the operator API, and finds what is broken on purpose."""
+"""schemathesis, an API fuzzer, finds no defect in the operator API, but those that are made on purpose."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEADERS = ("Key", "Timestamp", "Nonce", "Signature")
 def fuzz(
     dsn: str, folder: Path, *options: str, broken: str = "", examples: int = 4
 ) -> subprocess.CompletedProcess[str]:
-    """Run it with all of its checks against a real server; the values of the four headers are computed by the hooks."""
+    """Run it with all of its checks against a real server; the hooks compute the values of the four headers."""
     keys = folder / "keys.toml"
     keys.write_text(f'[keys.ops]\nsecret = "{SECRET}"\nscopes = ["admin"]\n')
     keys.chmod(0o600)
@@ -39,7 +39,7 @@ def fuzz(
 
 
 def stage(db: Any) -> None:
-    """Something of everything, under the names that the examples have."""
+    """One object of each kind, under the names that the examples use."""
     db.execute("select tallybook.enqueue('mail', 'send_welcome'), tallybook.worker_start('web-1', '{mail}')")
     db.execute("select tallybook.schedule_set('report-de', 'report', '{}', every => '1 day')")
 
@@ -48,12 +48,12 @@ def stage(db: Any) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.direct("the fuzzer's server has many connections")
 def test_the_fuzzer_finds_nothing(dsn: str, db: Any, tmp_path: Path) -> None:
-    """S2-12: by all checks of schemathesis, what fits the document is accepted and what does not is refused, unsigned or not."""
+    """S2-12: all checks of schemathesis pass: what fits the document is accepted; the rest, or unsigned, is refused."""
     stage(db)
     done = fuzz(dsn, tmp_path)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr
     assert "18 selected / 18 total" in done.stdout
-    # What it has sent was served, not only refused.
+    # Its requests were served, not only refused.
     assert db.execute("select count(distinct action) from tallybook.audits").fetchone()[0] >= 5
     assert (tmp_path / "server.log").read_text().count("Traceback") == 0
 
@@ -63,7 +63,7 @@ def test_the_fuzzer_finds_nothing(dsn: str, db: Any, tmp_path: Path) -> None:
 @pytest.mark.direct("the fuzzer's server has many connections")
 @pytest.mark.parametrize("broken", ["answer", "error", "unsigned"])
 def test_the_fuzzer_finds_what_is_broken(dsn: str, db: Any, tmp_path: Path, broken: str) -> None:
-    """Negative control: an answer that is not the documented one, a defect, and a server that checks no signature are found."""
+    """Negative control: the fuzzer finds an undocumented answer, a defect, and a server that checks no signature."""
     stage(db)
     done = fuzz(dsn, tmp_path, "--include-operation-id", "list_queues", broken=broken)
     assert done.returncode == 1, done.stdout[-4000:] + done.stderr

@@ -1,4 +1,4 @@
-"""The keys of the operator API: the file, its rights, and the command that makes a key."""
+"""The keys of the operator API: the file, its permissions, and the command that makes a key."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def written(folder: Path, text: str, mode: int = 0o600) -> Path:
 
 
 def test_keys_are_read_from_a_file(tmp_path: Path) -> None:
-    """S2-12: a file has a table a key, several for a rotation; a key without queues reaches all."""
+    """S2-12: a file has one table per key, several for a rotation; a key without queues reaches all queues."""
     more = f'[keys."deploy-2"]\nsecret = "{OTHER}"\nscopes = ["admin"]\n'
     assert read_keys(written(tmp_path, GOOD + more)) == [
         Key("deploy", SECRET, ("read", "operate"), ("mail",)),
@@ -36,7 +36,7 @@ def test_keys_are_read_from_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o640, 0o620, 0o604, 0o602, 0o644, 0o666])
 def test_a_file_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> None:
-    """S2-12: a file of keys that group or others can read or write is refused, in words; control: 600 and 400 are not."""
+    """S2-12: a key file that group or others can read or write is refused with the fix; control: 600 and 400."""
 
     def _only_read(folder: Path) -> Path:
         (folder / "keys.toml").chmod(0o400)
@@ -71,7 +71,7 @@ def test_a_file_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> No
     ],
 )
 def test_a_file_that_is_none_is_refused_without_its_secrets(tmp_path: Path, text: str) -> None:
-    """S2-12: what cannot be meant is refused when the API is made, and no message shows a secret."""
+    """S2-12: an invalid key file is refused when the API is made, and no message shows a secret."""
     with pytest.raises(ConfigError) as refused:
         operator_api(App("shop"), keys=written(tmp_path, text))
     shown = f"{refused.value!r} {refused.value} {refused.value.__dict__} {pickle.dumps(refused.value)!r}"
@@ -79,14 +79,14 @@ def test_a_file_that_is_none_is_refused_without_its_secrets(tmp_path: Path, text
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    """A missing file, and a folder, are refused in words."""
+    """A missing file and a folder each raise a ConfigError about keys."""
     for path in (tmp_path / "none.toml", tmp_path):
         with pytest.raises(ConfigError, match="keys"):
             read_keys(path)
 
 
 def test_two_keys_of_one_id_or_one_secret_are_refused() -> None:
-    """S2-12: an id names one key, and a secret belongs to one, or what one key may could be had by another's signature."""
+    """S2-12: ids and secrets are unique, or the signature of one key could use the rights of another."""
     one = Key("one", SECRET, ("read",))
     for other in (Key("one", OTHER, ("read",)), Key("two", SECRET, ("admin",))):
         with pytest.raises(ConfigError, match="keys"):
@@ -94,7 +94,7 @@ def test_two_keys_of_one_id_or_one_secret_are_refused() -> None:
 
 
 def test_a_key_is_made_on_the_command_line(tmp_path: Path) -> None:
-    """S2-12: `tallybook web key` prints a block that the file takes, with a fresh secret each time."""
+    """S2-12: `tallybook web key` prints a block that the key file accepts, with a fresh secret each time."""
 
     new = partial(invoke, "web", "key")
 

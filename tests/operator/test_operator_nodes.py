@@ -1,4 +1,4 @@
-"""The operator API of several nodes: lists of all, ids that lead to their node, the node that has to be named."""
+"""The operator API over several nodes: combined lists, ids that lead to their node, and the `node` parameter."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REFUSES = "host=127.0.0.1 port=1 dbname=shop user=u password=geheim"
 
 @pytest.fixture
 async def ask(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
-    """A key that may do all, at an API of three nodes of which west is away."""
+    """A client with an admin key, at an API of three nodes of which west is away."""
     lines = [f"{name}={dsn}" for name, dsn in zip(("north", "south", "west"), (*fleet.dsns[:2], REFUSES), strict=True)]
     monkeypatch.setenv("TALLYBOOK_NODES", "\n".join(lines))
     api = operator_api(App("shop"), keys=[Key("ops", SECRET, ("admin",))], dsn=fleet.dsn, nodes="all")
@@ -30,7 +30,7 @@ async def ask(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cl
 
 
 async def test_lists_are_of_all_nodes(fleet: Fleet, ask: Client) -> None:
-    """Rows of a list have their node, what did not answer is named, and ?node= is one of them."""
+    """Each row of a list has its node, `away` names a node that did not answer, and ?node= selects one."""
     for number in (1, 2):
         fleet.enqueue(number, "mail", "send")
     found = (await ask("GET", "/counts")).json()
@@ -45,7 +45,7 @@ async def test_lists_are_of_all_nodes(fleet: Fleet, ask: Client) -> None:
 
 
 async def test_the_document_says_where_a_node_is_named(ask: Client) -> None:
-    """Over several nodes lists may name one, and what changes something has to; an API of one database has no such parameter."""
+    """Over several nodes, lists may name a node and changes must; an API of one database has no such parameter."""
 
     def told(document: dict[str, Any], path: str, method: str) -> list[bool]:
         return [one["required"] for one in document["paths"][path][method]["parameters"] if one["name"] == "node"]
@@ -59,7 +59,7 @@ async def test_the_document_says_where_a_node_is_named(ask: Client) -> None:
 
 @pytest.mark.parametrize("path", ["/queues", "/counts", "/audits", "/workers", "/schedules", "/dead-letters"])
 async def test_lists_are_as_the_document_says(fleet: Fleet, ask: Client, path: str) -> None:
-    """Over several nodes the document has the members that answers have: `away`, and the `node` of each row."""
+    """Over several nodes, the document has the members of the answers: `away`, and the `node` of each row."""
     document = (await ask.http.get("/openapi.json")).json()
     good = document["paths"][path]["get"]["responses"]["200"]["content"]["application/json"]
     (rows,) = (name for name in good["schema"]["properties"] if name != "away")
@@ -72,7 +72,7 @@ async def test_lists_are_as_the_document_says(fleet: Fleet, ask: Client, path: s
 
 
 async def test_newest_first_and_no_more_than_asked_for(fleet: Fleet, ask: Client) -> None:
-    """A list in order of time is so over all nodes, and its limit holds for all of them together."""
+    """A list by time is in order across all nodes, and its limit holds for all of them together."""
     for number in (1, 2):
         fleet.run(number, "select tallybook.queue_set('mail')")
     for node in ("south", "north", "south"):
@@ -87,7 +87,7 @@ async def test_newest_first_and_no_more_than_asked_for(fleet: Fleet, ask: Client
 
 
 async def test_an_id_leads_to_its_node(fleet: Fleet, ask: Client) -> None:
-    """A job is found, explained, cancelled and retried on its node; an id of an unknown node is a 404."""
+    """A job is found, explained and cancelled on its node; an id of an unknown node is a 404."""
     job = fleet.enqueue(2, "mail", "send")
     assert (await ask("GET", f"/jobs/{job}")).json()["id"] == job
     assert (await ask("GET", f"/jobs/{job}/why")).status_code == 200
@@ -97,7 +97,7 @@ async def test_an_id_leads_to_its_node(fleet: Fleet, ask: Client) -> None:
 
 
 async def test_what_changes_something_names_its_node(fleet: Fleet, ask: Client) -> None:
-    """Enqueue, pause and bulk actions are on the node that is named; without one they are refused, and nothing is changed."""
+    """Enqueue acts on the node that is named; without one it is refused, and nothing is changed."""
     refused = await ask("POST", "/jobs", {"queue": "mail", "task": "send"})
     assert refused.status_code == 422 and refused.json()["detail"] == "node is missing"
     put = (await ask("POST", "/jobs?node=south", {"queue": "mail", "task": "send"})).json()
@@ -106,14 +106,14 @@ async def test_what_changes_something_names_its_node(fleet: Fleet, ask: Client) 
 
 
 async def test_a_request_is_served_once_by_each_node(fleet: Fleet, ask: Client) -> None:
-    """A request that is sent again is refused over nodes as it is with one database."""
+    """A repeated request is refused over several nodes as with one database."""
     nonce = "0123456789abcdef0123"
     assert (await ask("GET", "/queues", nonce=nonce)).status_code == 200
     assert (await ask("GET", "/queues", nonce=nonce)).json()["code"] == "replayed"
 
 
 async def test_one_database_takes_no_node(dsn: str) -> None:
-    """An API of one database refuses ?node=: it would be about another one than is meant."""
+    """An API of one database refuses ?node=, because its caller means another database."""
     api = operator_api(App("shop"), keys=[Key("ops", SECRET, ("admin",))], dsn=dsn)
     async with client(api) as one:
         assert (await one("GET", "/queues?node=south")).status_code == 422

@@ -1,4 +1,4 @@
-"""The operator API lets nobody in who has not signed exactly this request, now, with a key that may do it."""
+"""The operator API serves only a request that was signed exactly so, now, with a key that may make it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def codes(response: httpx2.Response) -> tuple[int, str]:
 
 
 def test_the_signed_text_is_this() -> None:
-    """S2-12: the signed text of a known request, and its signature, are these for ever: clients in any language rely on them."""
+    """S2-12: the signed text and signature of a known request never change: clients in any language rely on them."""
     body = b'{"reason": "late"}'
     text = canonical(
         key="ops", method="POST", path=b"/api/v1/jobs/7/cancel", query=b"b=2&a=1&a=0", timestamp="1767225600",
@@ -98,7 +98,7 @@ def test_the_signed_text_is_this() -> None:
     ],
 )
 def test_signed_headers_are_those_of_the_page(url: str, target: str) -> None:
-    """S2-12: what the product signs is what a client signs that was written from the page alone; no two nonces are one."""
+    """S2-12: the product signs exactly like a client that was written from the page alone; no two nonces are equal."""
     made = signed_headers("ops", SECRET, "post", url, b"{}", at=1767225600.9)
     nonce = made["Tallybook-Nonce"]
     assert made == headers("POST", target, b"{}", timestamp=1767225600, nonce=nonce)
@@ -106,7 +106,7 @@ def test_signed_headers_are_those_of_the_page(url: str, target: str) -> None:
 
 
 async def test_signed_headers_are_served_once(call: Client) -> None:
-    """S2-12: a request with these headers is served, the same one again is not, and with another body it never is."""
+    """S2-12: a signed request is served once; it is refused when it is repeated or has another body."""
     body = b'{"queue": "mail", "dry_run": true}'
     sent = signed_headers("ops", SECRET, "POST", "/dead-letters/retry", body) | {"Content-Type": "application/json"}
     assert codes(await call.http.post("/dead-letters/retry", content=body + b" ", headers=sent)) == (401, "signature")
@@ -117,7 +117,7 @@ async def test_signed_headers_are_served_once(call: Client) -> None:
 
 @pytest.mark.parametrize("url", ["/queues/a b/pause", "/queues/\n/pause", "/queues/\u00e4/pause"])
 def test_what_cannot_be_signed_is_said_without_the_secret(url: str) -> None:
-    """A URL with what has to be encoded, and a secret that is none, are errors at once; the secret is in none."""
+    """A URL with unencoded characters and an invalid secret are errors at once, which do not show the secret."""
     with pytest.raises(ValueError, match="must be encoded"):
         signed_headers("ops", SECRET, "GET", url)
     with pytest.raises(ValueError, match="not hexadecimal") as told:
@@ -142,7 +142,7 @@ ALTERED: dict[str, Callable[[dict[str, Any]], None]] = {
 
 
 async def raw(api: Any, request: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Send a request to the app as a server would, with a scope that nothing has tidied up."""
+    """Send a request to the app as a server would, with a raw scope."""
     sent: list[Any] = []
     given = request["headers"]
     pairs = given if isinstance(given, list) else [(k.lower().encode(), v.encode()) for k, v in given.items()]
@@ -170,7 +170,7 @@ async def raw(api: Any, request: dict[str, Any]) -> tuple[int, dict[str, Any]]:
 
 @pytest.mark.parametrize("what", [*ALTERED, "nothing"])
 async def test_an_altered_request_is_refused(api: OperatorApi, db: Any, what: str) -> None:
-    """S2-12: whatever is altered of a signed request, it is refused with 401, changing nothing; control: unaltered it is served."""
+    """S2-12: an altered request is refused with 401, or 405 for its method, and changes nothing; control: unaltered."""
     request = {"method": "POST", "path": PAUSE, "headers": headers("POST", PAUSE)}
     if what != "nothing":
         ALTERED[what](request)
@@ -179,7 +179,7 @@ async def test_an_altered_request_is_refused(api: OperatorApi, db: Any, what: st
     if what == "nothing":
         assert (status, is_paused(db)) == (200, True)
     else:
-        # A path with another method there is none of: the list of endpoints is no secret.
+        # This path has no other method, and the list of endpoints is no secret.
         assert (status, answer["code"]) == ((405, "method") if what == "method" else (401, "signature"))
         assert not is_paused(db)
         assert db.execute("select count(*) from tallybook.api_nonce").fetchone()[0] == 0
@@ -188,7 +188,7 @@ async def test_an_altered_request_is_refused(api: OperatorApi, db: Any, what: st
 async def test_without_the_comparison_an_altered_request_would_be_served(
     api: OperatorApi, db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Negative control: with a comparison that is always content the same altered request changes something."""
+    """Negative control: with a comparison that always succeeds, the same altered request changes something."""
     monkeypatch.setattr("tallybook.extra.operator.signing.hmac.compare_digest", lambda a, b: True)
     request = {"method": "POST", "path": PAUSE, "headers": headers("POST", PAUSE), "body": b"{}"}
     request["headers"]["Content-Type"] = "application/json"
@@ -199,7 +199,7 @@ async def test_without_the_comparison_an_altered_request_would_be_served(
 
 @pytest.fixture
 def unasked(monkeypatch: pytest.MonkeyPatch) -> OperatorApi:
-    """An API whose database must not be asked."""
+    """An API that must not query its database."""
 
     def asked(*_: Any) -> Any:
         raise QueueUnavailable("a test", "it was asked")
@@ -209,7 +209,7 @@ def unasked(monkeypatch: pytest.MonkeyPatch) -> OperatorApi:
 
 
 async def test_headers_of_another_form_are_refused(unasked: OperatorApi) -> None:
-    """S2-12: a header that is missing, or that nobody can have meant, is refused before anything is read."""
+    """S2-12: a missing header, or one of an invalid form, is refused before the database is queried."""
     bad_headers = {
         "no nonce": [("Tallybook-Nonce", None)],
         "an empty nonce": [("Tallybook-Nonce", "")],
@@ -241,7 +241,7 @@ async def test_headers_of_another_form_are_refused(unasked: OperatorApi) -> None
 
 
 async def test_a_header_that_is_there_twice_is_refused(unasked: OperatorApi) -> None:
-    """S2-12: which of two headers would count is nothing that a proxy and a server have to agree on."""
+    """S2-12: a header that occurs twice is refused, because a proxy and a server could read different ones."""
     sent = headers("POST", PAUSE)
     pairs = [(key.lower().encode(), value.encode()) for key, value in sent.items()]
     for name, value in sent.items():
@@ -252,7 +252,7 @@ async def test_a_header_that_is_there_twice_is_refused(unasked: OperatorApi) -> 
 
 
 async def test_the_order_of_the_query_is_free_and_a_name_is_there_once(call: Client) -> None:
-    """S2-12: pieces of a query may come in any order, which is why none may be there twice."""
+    """S2-12: the pieces of a query may come in any order, so none may occur twice."""
     signed = headers("GET", "/counts?queue=mail&task=welcome")
     found = await call.http.get("/counts?task=welcome&queue=mail", headers=signed)
     assert found.status_code == 200
@@ -266,22 +266,22 @@ async def test_the_order_of_the_query_is_free_and_a_name_is_there_once(call: Cli
     ("scope", "path"),
     [
         ({"path": "/v1/queues", "root_path": "/v1", "raw_path": b"/v1/queues"}, b"/v1/queues"),  # mounted in Starlette
-        ({"path": "/queues", "root_path": "/v1", "raw_path": b"/v1/queues"}, b"/v1/queues"),  # a host that takes it off
+        ({"path": "/queues", "root_path": "/v1", "raw_path": b"/v1/queues"}, b"/v1/queues"),  # a host that strips it
         (
             {"path": "/a b", "root_path": "", "raw_path": b"/a%20b?x=1"},
             b"/a%20b",
-        ),  # a server that leaves the query there
+        ),  # a server that keeps the query in it
         ({"path": "/ü", "root_path": ""}, b"/%C3%BC"),  # a server without a raw path
         ({"path": "/v1/queues", "root_path": "", "raw_path": b"/elsewhere"}, b"/v1/queues"),  # rewritten on the way
     ],
 )
 def test_the_path_that_is_signed_is_the_one_that_was_sent(scope: Any, path: bytes) -> None:
-    """S2-12: the signed path is the client's, with prefix and percent signs; never one that is not what is served."""
+    """S2-12: the signed path is the client's, with prefix and percent signs, and never another than the served one."""
     assert sent_path(scope) == path
 
 
 async def test_it_is_served_below_a_prefix(api: OperatorApi, db: Any) -> None:
-    """S2-12: mounted below a prefix the path is signed with it, and the document says where it is."""
+    """S2-12: below a mount prefix, the path is signed with the prefix, and the document names it."""
     from starlette.applications import Starlette
     from starlette.routing import Mount
 
@@ -294,12 +294,12 @@ async def test_it_is_served_below_a_prefix(api: OperatorApi, db: Any) -> None:
     await api.close()
 
 
-# When
+# Time
 
 
 @pytest.mark.parametrize(("seconds", "code"), [(-310, "late"), (310, "early"), (-290, None), (290, None)])
 async def test_the_time_counts(call: Client, db: Any, seconds: int, code: str | None) -> None:
-    """S2-12: what was signed more than 300 s ago or ahead, by the database's clock, is refused; what is within is served."""
+    """S2-12: a request signed more than 300 s before or after the database's clock is refused; one within is served."""
     now = int(db.execute("select extract(epoch from clock_timestamp())").fetchone()[0])
     answer = await call("POST", PAUSE, timestamp=now + seconds)
     if code is None:
@@ -310,7 +310,7 @@ async def test_the_time_counts(call: Client, db: Any, seconds: int, code: str | 
 
 
 async def test_a_request_is_served_once(call: Client, db: Any) -> None:
-    """S2-12: the very same request again is refused with 409, for a change and for a reading."""
+    """S2-12: a repeated request is refused with 409, both for a change and for a read."""
     for method, target in (("POST", PAUSE), ("GET", "/queues")):
         signed = headers(method, target)
         assert (await call.http.request(method, target, headers=signed)).status_code == 200
@@ -320,7 +320,7 @@ async def test_a_request_is_served_once(call: Client, db: Any) -> None:
 
 
 async def test_two_apps_serve_a_request_once(app: App, db: Any) -> None:
-    """S2-12: of one request that reaches two apps of one database at once exactly one is served, and makes one job."""
+    """S2-12: if a request reaches two apps of one database at once, exactly one serves it, and it makes one job."""
     key = Key("ops", SECRET, ("enqueue",))
     apis = [operator_api(app, keys=[key]) for _ in range(2)]
     body = b'{"queue": "mail", "task": "welcome"}'
@@ -337,7 +337,7 @@ async def test_two_apps_serve_a_request_once(app: App, db: Any) -> None:
 
 @pytest.mark.slow
 def test_two_replicas_serve_a_request_once(dsn: str, app: App, db: Any, tmp_path: Path) -> None:
-    """S2-12: of one request that reaches two processes at once, again and again, exactly one is served each time."""
+    """S2-12: if a request reaches two processes at once, exactly one serves it, in each of ten rounds."""
     keys = tmp_path / "keys.toml"
     keys.write_text(f'[keys.ops]\nsecret = "{SECRET}"\nscopes = ["operate", "enqueue"]\n')
     keys.chmod(0o600)
@@ -359,7 +359,7 @@ def test_two_replicas_serve_a_request_once(dsn: str, app: App, db: Any, tmp_path
 
 
 async def test_what_was_refused_cannot_be_sent_again(call: Client, db: Any) -> None:
-    """S2-12: a refused action uses its nonce up, so who has caught it cannot have it done once it would not be refused."""
+    """S2-12: a refused action uses up its nonce, so an eavesdropper cannot repeat it when it would succeed."""
     target = "/jobs/1/retry"
     signed = headers("POST", target)
     assert codes(await call.http.post(target, headers=signed)) == (409, "conflict")
@@ -372,7 +372,7 @@ async def test_what_was_refused_cannot_be_sent_again(call: Client, db: Any) -> N
 async def test_what_never_committed_may_be_sent_again(
     api: OperatorApi, call: Client, db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S2-12: where the server dies before the commit nothing has happened, and the very same request is good again."""
+    """S2-12: if the connection dies before the commit, nothing has changed, and the very same request is good again."""
     add = serve.audit.add
 
     def dies(*given: Any) -> Any:
@@ -392,7 +392,7 @@ async def test_what_never_committed_may_be_sent_again(
 
 @pytest.mark.direct("a pooler answers the commit of a session that has died with words of its own")
 async def test_a_commit_that_is_not_answered_is_in_doubt(call: Client, db: Any) -> None:
-    """S2-12: where the database is lost at the commit the answer says so, and the very same request is good again."""
+    """S2-12: if the database is lost at the commit, the answer says so, and the very same request is good again."""
     db.execute(DIES_AT_COMMIT)
     signed = headers("POST", PAUSE)
     assert codes(await call.http.post(PAUSE, headers=signed)) == (503, "in_doubt")
@@ -402,11 +402,11 @@ async def test_a_commit_that_is_not_answered_is_in_doubt(call: Client, db: Any) 
     assert db.execute("select count(*) from tallybook.audits").fetchone()[0] == 1
 
 
-# Who
+# Keys
 
 
 async def test_keys_are_changed_one_for_the_other(app: App) -> None:
-    """S2-12: during a rotation both keys are good; after it the old one is refused like one that never was."""
+    """S2-12: during a rotation both keys work; after it, the old key is refused like an unknown one."""
     old, new = Key("old", SECRET, ("read",)), Key("new", OTHER, ("read",))
     for keys, good in (([old], {"old"}), ([old, new], {"old", "new"}), ([new], {"new"})):
         api = operator_api(app, keys=keys)
@@ -418,7 +418,7 @@ async def test_keys_are_changed_one_for_the_other(app: App) -> None:
 
 
 async def test_an_unknown_key_is_compared_like_a_known_one(call: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S2-12: an unknown key and a wrong signature get one answer, and both a comparison in constant time."""
+    """S2-12: an unknown key and a wrong signature get the same answer, each after a constant-time comparison."""
     compared = 0
     compare = hmac.compare_digest
 
@@ -437,7 +437,7 @@ async def test_an_unknown_key_is_compared_like_a_known_one(call: Client, monkeyp
 
 @pytest.mark.parametrize("scope", ["read", "enqueue", "operate", "admin"])
 async def test_a_key_does_what_its_scopes_allow(scope: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S2-12: each endpoint is open to keys with its scope and to admin, and to no other: 403 before the database is asked."""
+    """S2-12: each endpoint serves keys with its scope or admin; any other gets 403 before the database is queried."""
 
     def asked(*_: Any) -> Any:
         raise QueueUnavailable("a test", "it was asked")
@@ -454,7 +454,7 @@ async def test_a_key_does_what_its_scopes_allow(scope: str, monkeypatch: pytest.
 
 
 async def test_what_is_read_only_changes_nothing_whoever_signs(app: App, db: Any) -> None:
-    """S2-12: served read-only, each endpoint that changes something is refused to any key; what only looks is served."""
+    """S2-12: served read-only, each endpoint that changes something refuses any key; each that only reads is served."""
     api = operator_api(app, keys=[Key("ops", SECRET, ("admin",))], read_only=True)
     async with client(api) as call:
         for operation in OPERATIONS:
@@ -471,7 +471,7 @@ async def test_what_is_read_only_changes_nothing_whoever_signs(app: App, db: Any
 
 
 def test_the_command_passes_read_only_on(tmp_path: Path, dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S2-12: with `tallybook web --read-only --api-keys` keys change nothing; without it they do what their file says."""
+    """S2-12: `tallybook web --read-only --api-keys` makes the API read-only; without --read-only, it is not."""
     path = tmp_path / "keys.toml"
     path.write_text(f'[keys.ops]\nsecret = "{SECRET}"\nscopes = ["admin"]\n')
     path.chmod(0o600)
@@ -489,7 +489,7 @@ def test_the_command_passes_read_only_on(tmp_path: Path, dsn: str, db: Any, monk
 
 
 async def test_nothing_is_served_unsigned_but_the_document(call: Client) -> None:
-    """S2-12: every endpoint without a signature is 401; the OpenAPI document, which has no secret, is all that there is."""
+    """S2-12: every endpoint is 401 without a signature; only the OpenAPI document, which has no secret, is served."""
     for operation in OPERATIONS:
         target = operation.path.replace("{job}", "1").replace("{queue}", "mail").replace("{schedule}", "s")
         assert codes(await call.http.request(operation.method, target)) == (401, "unsigned")
@@ -501,7 +501,7 @@ async def test_nothing_is_served_unsigned_but_the_document(call: Client) -> None
 
 
 async def test_a_key_for_some_queues_reaches_no_other(call: Client, db: Any) -> None:
-    """S2-12: a key that is limited to a queue is refused at what is in another one; control: at its own it is not."""
+    """S2-12: a key that is limited to a queue is refused for another queue; control: for its own queue it is not."""
     limited = [
         ("GET", "/jobs/2", None),
         ("GET", "/jobs/2/why", None),
@@ -528,12 +528,12 @@ async def test_a_key_for_some_queues_reaches_no_other(call: Client, db: Any) -> 
     for method, target, document in limited:
         own = json.loads(json.dumps(document).replace("pay", "mail"))
         answer = await mailer(method, target.replace("/2", "/1").replace("pay", "mail"), own)
-        # That the job is not dead is said only to who may retry it.
+        # Only a key that may retry the job learns that it is not dead.
         assert answer.status_code in (200, 201) or codes(answer) == (409, "conflict"), target
 
 
 async def test_lists_of_a_limited_key_have_its_queues_only(call: Client, db: Any) -> None:
-    """S2-12: what a limited key lists is of its queues, and it cannot touch a job of another queue by a unique key."""
+    """S2-12: a limited key lists only its queues, and cannot change another queue's job through a unique key."""
     mailer = call.by("mailer", THIRD)
     assert [row["name"] for row in (await mailer("GET", "/queues")).json()["queues"]] == ["mail"]
     assert [row["queue"] for row in (await mailer("GET", "/counts")).json()["counts"]] == ["mail"]
@@ -546,7 +546,7 @@ async def test_lists_of_a_limited_key_have_its_queues_only(call: Client, db: Any
 async def test_a_schedule_that_is_given_another_queue_meanwhile_is_not_run(
     call: Client, db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S2-12: a schedule that leaves the key's queues between the look and the run is not run, and leaves no job and no row."""
+    """S2-12: a schedule that leaves the key's queues between check and run is not run, and leaves no job and no row."""
     put = "select tallybook.schedule_set('s', 'work', '{}', every => '1 day', queue => %s)"
     db.execute(put, ["mail"])
     run = Schedules.run
@@ -562,7 +562,7 @@ async def test_a_schedule_that_is_given_another_queue_meanwhile_is_not_run(
 
 
 async def test_a_limited_key_does_not_learn_of_other_queues_by_their_workers(call: Client, db: Any) -> None:
-    """S2-12: of a worker that serves its queue and others a limited key sees its own queue; who is not limited sees all."""
+    """S2-12: a limited key sees only its own queue of a worker that serves more queues; an unlimited key sees all."""
     db.execute("select tallybook.worker_start('web-1', '{mail,pay}')")
     (worker,) = (await call.by("mailer", THIRD)("GET", "/workers")).json()["workers"]
     assert worker["queues"] == ["mail"]
@@ -570,11 +570,11 @@ async def test_a_limited_key_does_not_learn_of_other_queues_by_their_workers(cal
     assert worker["queues"] == ["mail", "pay"]
 
 
-# How much
+# Bounds
 
 
 async def test_bodies_are_bounded(call: Client, api: OperatorApi, db: Any) -> None:
-    """S2-12: a body of more than 1 MB, with and without a length, is refused unread; so is one that is deep or compressed."""
+    """S2-12: a body of more than 1 MB, with or without a length, is refused unread; so is a deep or compressed one."""
     big = b'{"queue": "mail", "task": "t", "args": {"a": "' + b"x" * 999_990 + b'"}}'
     assert codes(await call("POST", "/jobs", body=big)) == (413, "too_large")
     read = 0
@@ -617,10 +617,10 @@ async def test_bodies_are_bounded(call: Client, api: OperatorApi, db: Any) -> No
 
 
 async def test_no_body_keeps_the_server_busy(call: Client) -> None:
-    """S2-12: a body of 1 MB whose one string does not end is refused as soon as any other, though whoever signs may only read."""
+    """S2-12: a 1 MB body whose one string does not end is refused within 5 s, even for a key that may only read."""
     escaped = [
         b'"' + b'\\"' * n for n in (20_000, 499_990)
-    ]  # the first one says in seconds what the second would in hours
+    ]  # the first takes seconds where the second would take hours
     for body in (*escaped, b'["' * 499_990, b'"\\' * 499_990, b'[]"' + b"\\" * 999_990):
         began = time.monotonic()
         refused = await call.by("reader", OTHER)("GET", "/queues", body=body)
@@ -629,7 +629,7 @@ async def test_no_body_keeps_the_server_busy(call: Client) -> None:
 
 
 async def test_what_is_no_request_is_refused_with_a_reason(unasked: OperatorApi) -> None:
-    """Input that cannot be meant gets a problem with a code and a sentence; those but for args before the database is asked."""
+    """Invalid input gets a problem with a code and a sentence, before the database is queried."""
     bodies = [
         (b"{", "application/json", "malformed"),
         (b'{"queue": NaN}', "application/json", "malformed"),
@@ -658,7 +658,7 @@ ARGS = (b'{"a": "\\u0000"}', b'{"a": "\\ud800"}', b'{"a": 1e999}')
 
 
 async def test_args_that_cannot_be_stored_are_refused(call: Client, db: Any) -> None:
-    """Args that PostgreSQL has no room for are 422 like all else, and nothing is enqueued."""
+    """Args that PostgreSQL cannot store are 422 like other invalid input, and nothing is enqueued."""
     for args in ARGS:
         answer = await call("POST", "/jobs", body=b'{"queue": "mail", "task": "t", "args": ' + args + b"}")
         assert codes(answer) == (422, "invalid"), args
@@ -668,7 +668,7 @@ async def test_args_that_cannot_be_stored_are_refused(call: Client, db: Any) -> 
 async def test_secrets_appear_nowhere(
     call: Client, api: OperatorApi, db: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """S2-12: no secret is in an answer, a log, a repr, the document or the database, whatever goes wrong."""
+    """S2-12: no answer, log, repr, document or table shows a secret, whatever goes wrong."""
     caplog.set_level(logging.DEBUG)
     answers = [await call(*request) for request in (("GET", "/queues"), ("POST", PAUSE), ("GET", "/jobs/x"))]
     answers.append(await call("GET", "/queues", headers={"Tallybook-Signature": "v1=" + SECRET}))
@@ -688,7 +688,7 @@ async def test_secrets_appear_nowhere(
 async def test_a_defect_shows_nothing(
     call: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What should not happen is a 500 without its words, which are in the log."""
+    """A defect is a 500 without its message, which is in the log."""
 
     def broken(*_: Any) -> Any:
         raise RuntimeError("password is hunter2")
@@ -700,7 +700,7 @@ async def test_a_defect_shows_nothing(
 
 
 async def test_a_database_that_is_away_is_503(app: App) -> None:
-    """A database that cannot be reached is 503 with Retry-After, and its address is nobody's."""
+    """A database that cannot be reached is 503 within 10 s, and the answer does not show its address."""
     api = operator_api(app, keys=[Key("ops", SECRET, ("admin",))], dsn="host=/nowhere dbname=hidden")
     api._nodes.first._wait = 0.05
     async with client(api) as call:
