@@ -1,4 +1,4 @@
-"""A secret with a known value goes through a real worker, the database and the command line: is it in anything they say?"""
+"""A known secret passes through a real worker, the database and the command line, and none of them shows it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ dead list"""
 
 
 def dump(db: Any) -> str:
-    """Every row of every table and view of the schema as text, bytes in both of PostgreSQL's spellings."""
+    """Every row of every table and view of the schema as text, with bytea in both of PostgreSQL's formats."""
     names = db.execute(
         "select c.oid::regclass::text from pg_class c where c.relnamespace = 'tallybook'::regnamespace and c.relkind in ('r', 'v')"
     ).fetchall()
@@ -60,9 +60,9 @@ def dump(db: Any) -> str:
 
 
 async def test_the_canary_is_nowhere(dsn: str, db: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S1-12, S4-06: not in the worker's output at debug level, the database, errors, results, nor on the command line.
+    """S1-12, S4-06: no secret is in the worker's debug output, the database, errors, results or on the command line.
 
-    The control: a text in the settings of the same provider, which may be seen, is found in each of these places.
+    The control: a text in the same provider's settings, which may be seen, is found in each of these places.
     """
 
     def run(dsn: str, *words: str, stdin: str | None = None) -> str:
@@ -127,7 +127,7 @@ async def test_the_canary_is_nowhere(dsn: str, db: Any, tmp_path: Path, monkeypa
 
 
 async def test_the_search_finds_each_form() -> None:
-    """The negative control: each form is found in a text that has it, and encryption is what hides it in the table."""
+    """The negative control: each form is found in a text that has it."""
     for one in FORBIDDEN | KEYS:
         assert found_in(f"...{one}...")
     assert found_in(str(pickle.dumps(CANARY))) and found_in(repr(CANARY.encode())) and found_in(json.dumps([CANARY]))
@@ -135,7 +135,7 @@ async def test_the_search_finds_each_form() -> None:
 
 
 async def test_a_secret_in_the_clear_would_be_found(dsn: str, db: Any) -> None:
-    """The negative control: the same dump finds a secret whose ciphertext is the text itself."""
+    """The negative control: the same dump finds a secret that is stored unencrypted."""
     db.execute("select tallybook.provider_set('acme', 'x')")
     db.execute(
         "select tallybook._provider_secret_set('acme', 'api_key', null, 'k1', %s, %s, null, null, null)",

@@ -1,4 +1,4 @@
-"""A secret with a known value, and the server's own records: its log of every statement, and what it shows of sessions."""
+"""A known secret, and the server's own records: its log of every statement and its list of sessions."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ ALL = {
 
 
 async def test_the_servers_log_and_sessions_do_not_show_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S1-12: the server logs every statement and parameter: no secret, former secret or key is there, nor in pg_stat_activity.
+    """S1-12: with every statement and parameter logged, no secret, former secret or key is in log or pg_stat_activity.
 
-    The control: a text in the settings of the same provider, which may be seen, is found in both.
+    The control: a text in the same provider's settings, which may be seen, is found in both.
     """
     other = new_key("k2")
     monkeypatch.setenv("TALLYBOOK_KEYS", KEY)

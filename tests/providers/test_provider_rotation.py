@@ -1,4 +1,4 @@
-"""Rotation of keys while workers run: nothing that reads fails, nothing that was set is lost."""
+"""Rotation of keys while workers run: no read fails, and no new secret is lost."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def replace(file: Path, *keys: str) -> None:
-    """As it is done in earnest: a new file in its place."""
+    """Put a new file in its place, as in production."""
     new = file.with_suffix(".new")
     new.write_text("\n".join(keys))
     new.replace(file)
 
 
 async def many(app: App, count: int = MANY) -> None:
-    """A provider with so many secrets, half of them with a previous one."""
+    """Make a provider with this many secrets, half of them with a previous one."""
     await app.providers.set("acme", kind="market-data")
     for n in range(count):
         await app.providers.set_secret("acme", f"key{n}", f"one {n}")
@@ -61,7 +61,7 @@ def whole(secrets: Any, count: int) -> bool:
 
 
 async def run_under_rotation(dsn: str, db: Any, keys: Path, *, too_early: bool) -> tuple[App, list[str]]:
-    """Jobs that read a provider without any cache, and a rotation from k1 to k2 in the middle; what each job has seen."""
+    """Run jobs that read a provider uncached, and rotate from k1 to k2 meanwhile; return what each job saw."""
     app = App("shop", dsn=dsn)
     seen: list[str] = []
 
@@ -79,7 +79,7 @@ async def run_under_rotation(dsn: str, db: Any, keys: Path, *, too_early: bool) 
         if too_early:
             replace(keys, K2)
         else:
-            other = Providers(app)  # the command line's
+            other = Providers(app)  # like the command line's
             replace(keys, K2, K1)
             await asyncio.gather(other.rotate(), other.rotate(), other.set_secret("acme", "key1", "three"))
             assert (await other.rotate()).left == {} and under(db) == {"k2": 30}
@@ -93,7 +93,7 @@ async def run_under_rotation(dsn: str, db: Any, keys: Path, *, too_early: bool) 
 
 @pytest.mark.slow
 async def test_a_rotation_while_workers_run(dsn: str, db: Any, keys: Path) -> None:
-    """S1-12: k2 before k1, rotate (twice at once, and a secret is set meanwhile), k1 taken away: every job read all secrets."""
+    """S1-12: every job reads all secrets while k2 is added, rotated to (twice at once, during a set) and k1 removed."""
     app, seen = await run_under_rotation(dsn, db, keys, too_early=False)
     assert set(seen) == {"completed ", "two 1", "three"} and seen[-1] == "three" and len(seen) == 181
     key = (await app.providers.get("acme")).secrets["key1"]
@@ -101,7 +101,7 @@ async def test_a_rotation_while_workers_run(dsn: str, db: Any, keys: Path) -> No
 
 
 async def test_a_key_that_is_taken_away_too_early_is_missed(dsn: str, db: Any, keys: Path) -> None:
-    """The negative control: without the rotation jobs die, with an error that names provider, field and keys."""
+    """The negative control: without the rotation, jobs die; the error names provider, field and keys."""
     _, seen = await run_under_rotation(dsn, db, keys, too_early=True)
     (failed,) = {one for one in seen if one.startswith("dead")}
     assert "secret 'key0' of provider 'acme': it is encrypted with key 'k1', but this program has k2" in failed
@@ -109,10 +109,10 @@ async def test_a_key_that_is_taken_away_too_early_is_missed(dsn: str, db: Any, k
 
 @pytest.mark.slow
 async def test_a_rotation_that_was_broken_off_goes_on(dsn: str, db: Any, keys: Path) -> None:
-    """Broken off at any point all secrets open, and the next rotation does the rest: it is idempotent."""
+    """After a rotation that stops midway, all secrets open, and the next rotation does the rest: it is idempotent."""
 
     def stopped_after(made: Generator[Call[Any], Any, Any], conn: Any, count: int) -> None:
-        """Say that many statements and no more: a process that was killed."""
+        """Send this many statements and no more, like a killed process."""
         said = None
         for _ in range(count):
             said = sync.run(conn, made.send(said))
@@ -134,7 +134,7 @@ async def test_a_rotation_that_was_broken_off_goes_on(dsn: str, db: Any, keys: P
 
 
 async def test_what_does_not_open_is_left_and_named(dsn: str, db: Any, keys: Path) -> None:
-    """A secret that is damaged does not stop the others: they are rotated, it is left with its problem."""
+    """A damaged secret does not stop a rotation: the others are rotated, and it is left with its problem."""
     app = App("shop", dsn=dsn)
     await many(app, 10)
     db.execute("update tallybook.provider_secret set nonce = ciphertext_nonce from (select decode(repeat('00', 12), 'hex')"
@@ -147,7 +147,7 @@ async def test_what_does_not_open_is_left_and_named(dsn: str, db: Any, keys: Pat
 
 
 async def set_between(dsn: str, db: Any, keys: Path, *, guarded: bool) -> str:
-    """A secret is set between a rotation's reading of it and its writing; what it is then."""
+    """Set a secret between a rotation's read and write; return its final value."""
     app = App("shop", dsn=dsn)
     await many(app, 1)
     replace(keys, K2, K1)
@@ -166,17 +166,17 @@ async def set_between(dsn: str, db: Any, keys: Path, *, guarded: bool) -> str:
 
 
 async def test_a_rotation_does_not_overwrite_what_is_set_meanwhile(dsn: str, db: Any, keys: Path) -> None:
-    """A secret that is set while a rotation has the former one in its hands stays set."""
+    """A secret that is set after a rotation has read its former value stays set."""
     assert await set_between(dsn, db, keys, guarded=True) == "new"
 
 
 async def test_without_the_guard_it_would(dsn: str, db: Any, keys: Path) -> None:
-    """The negative control: a write that does not name what it has read brings the former secret back."""
+    """The negative control: a write that does not check what it has read brings the former secret back."""
     assert await set_between(dsn, db, keys, guarded=False) == "one 0"
 
 
 async def test_many_who_set_a_secret_at_once_leave_it_whole(dsn: str, db: Any, keys: Path) -> None:
-    """Eight at once: one creates it, the others change it; what is left is two different ones of theirs, both of which open."""
+    """Of eight concurrent calls, one creates a secret, seven change it; two different values remain, and both open."""
     app = App("shop", dsn=dsn)
     await app.providers.set("acme", kind="x")
     async with app.open(max_size=4):

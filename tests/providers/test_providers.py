@@ -23,7 +23,7 @@ def app(dsn: str, monkeypatch: pytest.MonkeyPatch) -> App:
 
 
 async def test_a_provider_and_its_secrets(app: App, db: Any) -> None:
-    """S1-12: put, set a secret, get: decrypted in memory, encrypted in the table, changed with the former one as previous."""
+    """S1-12: a secret is decrypted in memory and encrypted in the table; a change keeps the former one as previous."""
     providers = app.providers
     assert (
         await providers.set("acme", kind="market-data", settings={"base_url": "https://acme.example", "n": [1, "ü"]})
@@ -54,7 +54,7 @@ async def test_a_provider_and_its_secrets(app: App, db: Any) -> None:
 
 
 async def test_only_active_providers_are_loaded(app: App) -> None:
-    """S1-13: get refuses one that is switched off, load leaves it out, resolve passes it by; switched on it is there."""
+    """S1-13: get refuses an inactive provider and load leaves it out; when it is active again, both return it."""
     providers = app.providers
     for name in ("acme", "beta"):
         await providers.set(name, kind="market-data")
@@ -70,7 +70,7 @@ async def test_only_active_providers_are_loaded(app: App) -> None:
 
 
 async def test_a_wrong_key_raises_when_the_registry_is_loaded(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S1-13: with other keys, or none, load, get and resolve raise one error that names provider and field."""
+    """S1-13: with wrong keys or none, load, get and resolve raise one error that names provider and field."""
     await app.providers.set("acme", kind="market-data")
     await app.providers.route("equity", "acme")
     await app.providers.set_secret("acme", "api_key", CANARY)
@@ -85,12 +85,12 @@ async def test_a_wrong_key_raises_when_the_registry_is_loaded(app: App, monkeypa
             with pytest.raises(SecretError, match=f"secret 'api_key' of provider 'acme': .*{why}") as refused:
                 await ask
             assert CANARY not in str(refused.value)
-        with pytest.raises(SecretError):  # the former one could not be kept
+        with pytest.raises(SecretError):  # the former one cannot be kept
             await fresh.set_secret("acme", "api_key", "new")
 
 
 async def test_a_lost_key_is_no_dead_end(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A secret whose key is lost can be set anew, without keeping the former one."""
+    """A secret whose key is lost can be set again, without keeping the former one."""
     await app.providers.set("acme", kind="market-data")
     await app.providers.set_secret("acme", "api_key", CANARY)
     monkeypatch.setenv("TALLYBOOK_KEYS", new_key("k2"))
@@ -114,7 +114,7 @@ SWAPS = {
 
 @pytest.mark.parametrize("swap", SWAPS, ids=str)
 async def test_a_swapped_ciphertext_is_refused(app: App, db: Any, swap: str) -> None:
-    """S1-13: who may write the table cannot lead one secret to another provider, field or slot: one clear error."""
+    """S1-13: a ciphertext moved to another provider, field or slot in the table, or altered, is one clear error."""
     for name, field in (("acme", "api_key"), ("acme", "password"), ("beta", "api_key")):
         await app.providers.set(name, kind="market-data")
         await app.providers.set_secret(name, field, f"{CANARY} of {name} {field}")
@@ -132,7 +132,7 @@ async def test_a_swapped_ciphertext_is_refused(app: App, db: Any, swap: str) -> 
 
 
 async def test_routes_choose_the_provider(app: App) -> None:
-    """S1-15, S1-16: resolve gives the specific one before the broad one, None where there is none."""
+    """S1-15, S1-16: resolve prefers the specific route to the broad one, and returns None without a route."""
     providers = app.providers
     for name in ("acme", "beta"):
         await providers.set(name, kind="market-data")
@@ -155,7 +155,7 @@ async def test_routes_choose_the_provider(app: App) -> None:
 
 
 async def test_what_was_read_is_kept_for_five_seconds(app: App, db: Any) -> None:
-    """S1-17: within fresh_for no statement is said, after it a changed row is seen; writes from here are seen at once."""
+    """S1-17: within fresh_for reads come from the cache, then a changed row is seen; own writes are seen at once."""
 
     class Clock:
         now = 1000.0
@@ -180,7 +180,7 @@ async def test_what_was_read_is_kept_for_five_seconds(app: App, db: Any) -> None
 
 
 async def test_a_change_while_it_is_read_is_not_kept(app: App) -> None:
-    """What was being read while a write of this program came in between is not kept as the new state."""
+    """A read that overlaps a write of this program is not kept."""
 
     def _then(generation: int, providers: Providers) -> Any:
         from tallybook.extra.providers import steps
@@ -197,7 +197,7 @@ async def test_a_change_while_it_is_read_is_not_kept(app: App) -> None:
 
 
 async def test_a_hundred_who_ask_at_once_are_one_statement(app: App) -> None:
-    """Single flight: jobs that start together read a provider once, each gets a copy of its own, and errors all of them."""
+    """Single flight: jobs that start together read a provider once; each gets its own copy, and errors reach all."""
     said = []
 
     async def say(call: Any) -> Any:
@@ -215,12 +215,12 @@ async def test_a_hundred_who_ask_at_once_are_one_statement(app: App) -> None:
         first, second = (asyncio.ensure_future(app.providers.resolve("equity")) for _ in range(2))
         await asyncio.sleep(0)
         first.cancel()
-        assert await second is None  # who gave up took nobody along
+        assert await second is None  # a cancelled reader cancels no other
     assert await app.providers.resolve("equity", "x") is None and len(said) == 4
 
 
 async def test_who_asks_after_a_write_joins_no_older_read(app: App) -> None:
-    """A read that set off before this program's own write is not what who asks after the write is given."""
+    """A read after this program's own write does not join a read that began before it."""
     await app.providers.set("acme", kind="one")
     asked, held = asyncio.Event(), asyncio.Event()
 
@@ -242,7 +242,7 @@ async def test_who_asks_after_a_write_joins_no_older_read(app: App) -> None:
 
 
 async def test_no_more_than_a_thousand_answers_are_kept(app: App) -> None:
-    """Routes of very many symbols do not fill the memory."""
+    """At most 1000 answers are kept, so routes of many symbols do not fill the memory."""
     providers = app.providers
     for n in range(1010):
         providers._keep(("resolve", "equity", str(n)), Provider(str(n), "x"), providers._clock(), 0)
@@ -250,7 +250,7 @@ async def test_no_more_than_a_thousand_answers_are_kept(app: App) -> None:
 
 
 async def test_a_row_changed_reaches_a_running_worker(app: App, db: Any) -> None:
-    """S1-17, S1-16: one row re-routes an asset while the worker runs; with the row gone the job ends as its handler says."""
+    """S1-17, S1-16: one row re-routes an asset while the worker runs; the handler ends a job without a provider."""
     used: list[str] = []
 
     @app.task
@@ -294,7 +294,7 @@ async def test_a_row_changed_reaches_a_running_worker(app: App, db: Any) -> None
 
 
 async def test_a_lifespan_can_load_them_all(app: App, db: Any) -> None:
-    """S1-12: decrypted at the start of a worker, which does not start where a key is wrong."""
+    """S1-12: a lifespan loads the providers decrypted; the worker does not start if a secret does not open."""
     seen: list[Any] = []
 
     @app.lifespan
@@ -314,7 +314,7 @@ async def test_a_lifespan_can_load_them_all(app: App, db: Any) -> None:
 
 
 async def test_writes_in_the_callers_transaction(app: App, connect: Any) -> None:
-    """With `conn` all of it is in the caller's transaction: rolled back there is nothing."""
+    """With `conn`, all writes are in the caller's transaction: a rollback leaves nothing."""
     import psycopg
 
     async with await psycopg.AsyncConnection.connect(app.conninfo()) as conn:
@@ -327,7 +327,7 @@ async def test_writes_in_the_callers_transaction(app: App, connect: Any) -> None
 
 
 async def test_mistakes_are_explained(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings that are no JSON, a field that may be a secret, unknown providers, no keys: each is one clear error."""
+    """Settings that are not JSON, a field that may be a secret, unknown providers, no keys: each is one clear error."""
     providers = app.providers
     await providers.set("acme", kind="smtp")
     with pytest.raises(InvalidArgument, match="are not JSON"):
@@ -344,6 +344,6 @@ async def test_mistakes_are_explained(app: App, monkeypatch: pytest.MonkeyPatch)
         await providers.set_secret("acme", "password", CANARY)
     with pytest.raises(ConfigError, match="there is no key"):
         await providers.rotate()
-    assert (await providers.get("acme")).secrets == {}  # who has no secrets needs no keys
+    assert (await providers.get("acme")).secrets == {}  # a provider without secrets needs no keys
     with pytest.raises(NotSupported, match=r"app\.providers"):
         _ = Context(None).providers  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ def app() -> App:
 
 @pytest.fixture
 def run(app: App, dsn: str, db: Any) -> Callable[..., JobInfo]:
-    """Drain once, and say what became of this job."""
+    """Drain once, and return the job's info."""
 
     def run(job: Any) -> JobInfo:
         drain(app, dsn=dsn, queues=["default", "out"])
@@ -41,7 +41,7 @@ def endpoint() -> Iterator[HttpServer]:
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
-    """What the resolver answers for a name, one address a question, the last one for all that follow."""
+    """The resolver's addresses for a name, one per lookup; the last one repeats."""
     known: dict[str, list[str]] = {}
     real = socket.getaddrinfo
 

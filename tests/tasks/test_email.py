@@ -31,7 +31,7 @@ def read(envelope: Any) -> Any:
 
 
 def test_sql_alone_sends_a_mail(app: App, run: Run, db: Any) -> None:
-    """S4-22 S4-06: a job that SQL put in is one message to all recipients, text and html; who is in bcc is only in the envelope."""
+    """S4-22 S4-06: a job from SQL is one message to all recipients, text and html; bcc is only in the envelope."""
     with smtp_server() as (mailbox, port):
         serving(app, mail(port))
         (job,) = db.execute(
@@ -65,7 +65,7 @@ def test_sql_alone_sends_a_mail(app: App, run: Run, db: Any) -> None:
 
 
 def test_the_message_id_is_the_same_at_every_attempt(app: App, dsn: str, db: Any) -> None:
-    """S4-18: a server that took the message and broke off gets it again with the same Message-ID; another job has another."""
+    """S4-18: after a lost answer, the message is sent again with the same Message-ID; another job has another one."""
     with smtp_server() as (mailbox, port):
         serving(app, mail(port))
         mailbox.data = ["cut", "451 later", "250 OK"]
@@ -89,7 +89,7 @@ def test_the_message_id_is_the_same_at_every_attempt(app: App, dsn: str, db: Any
 
 
 def test_what_the_server_says_makes_of_the_job(app: App, dsn: str, db: Any) -> None:
-    """S4-22: 5xx to the message or to all recipients is dead, 4xx is tried again, whoever is refused for good is in the result."""
+    """S4-22: 5xx for the message or all recipients is dead; a recipient refused for good is in the result."""
     with smtp_server() as (mailbox, port):
         serving(app, mail(port))
         mailbox.answers = {"never@example.org": ["550 no such user"], "later@example.org": ["450 greylisted", "250 OK"]}
@@ -110,7 +110,7 @@ def test_what_the_server_says_makes_of_the_job(app: App, dsn: str, db: Any) -> N
 
 
 def test_who_has_the_message_does_not_get_it_again(app: App, dsn: str, db: Any) -> None:
-    """S4-22 S4-18: after one of three recipients was refused for now, the next attempt is for that one alone."""
+    """S4-22 S4-18: after one of three recipients is refused for now, the next attempt is only for that one."""
     with smtp_server() as (mailbox, port):
         serving(app, mail(port))
         mailbox.answers = {"never@example.org": ["550 no"], "later@example.org": ["450 greylisted", "250 OK"]}
@@ -128,7 +128,7 @@ def test_who_has_the_message_does_not_get_it_again(app: App, dsn: str, db: Any) 
 
 
 def test_nothing_is_smuggled_into_a_header(app: App, dsn: str, db: Any) -> None:
-    """S4-22: a line break, a second address, or a header of ours in an argument makes the job dead, and nothing is sent."""
+    """S4-22: a line break, a second address or a reserved header in an argument makes the job dead; nothing is sent."""
     wrong = [
         ({"subject": "Hello\r\nBcc: eve@example.org"}, "subject: pass one line"),
         ({"subject": "Hello\u2028Bcc: eve@example.org"}, "line break"),
@@ -162,14 +162,14 @@ def test_nothing_is_smuggled_into_a_header(app: App, dsn: str, db: Any) -> None:
             found = app.get(job).sync(db)
             assert found.state == "dead" and words in (found.last_error or ""), (given, found.state, found.last_error)
         assert mailbox.messages == []
-        control = LATER.enqueue_sync(db, "mail", **plain)  # in the text all that is only text
+        control = LATER.enqueue_sync(db, "mail", **plain)  # in the body, all of that is only text
         drain(app, dsn=dsn)
         assert app.get(control).sync(db).state == "completed"
         assert [envelope.rcpt_tos for envelope in mailbox.messages] == [["ada@example.org"]]
 
 
 def test_the_password_goes_only_over_tls(app: App, dsn: str, db: Any, names: Any, tmp_path: Path) -> None:
-    """S4-22: STARTTLS with the right certificate, then the login; a wrong password or certificate waits for the right one."""
+    """S4-22: STARTTLS with the right certificate precedes the login; a wrong password or certificate is retried."""
     names["mail.test"] = names["other.test"] = ["127.0.0.1"]
     cert = certificate(tmp_path, "mail.test")
     with smtp_server(login=("u", "right-p4ssword"), cert=cert) as (mailbox, port), smtp_server() as (plain, plain_port):
@@ -194,7 +194,7 @@ def test_the_password_goes_only_over_tls(app: App, dsn: str, db: Any, names: Any
 
 @pytest.mark.parametrize("held", [True, False])
 def test_a_server_that_says_nothing_is_left(app: App, dsn: str, db: Any, held: bool) -> None:
-    """S4-22: a server that takes the connection and is silent, or takes none, is a failure that may pass."""
+    """S4-22: a server that accepts the connection and is silent, or accepts none, is a temporary failure."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         if held:

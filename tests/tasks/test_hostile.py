@@ -1,4 +1,4 @@
-"""Endpoints, servers and args that mean harm, and what an error tracker would see."""
+"""Hostile endpoints, servers and args, and what an error tracker sees."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ TOKEN = "c4n4ryT0ken"
 
 
 def seen_in_frames(app: App, dsn: str, db: Any, endpoint: HttpServer) -> tuple[int, list[str]]:
-    """How many errors an error tracker was told, and the lines of theirs, local variables included, that show a secret."""
-    told = StringIO()  # it shows nothing of itself, as a list would: it is a variable of a frame, too
+    """The number of errors that a tracker gets, and their lines, local variables included, that show a secret."""
+    told = StringIO()  # unlike a list, its repr shows no content: it is a variable of a frame, too
 
     @app.around_job
     async def tracker(ctx: Context) -> Any:
@@ -71,7 +71,7 @@ def seen_in_frames(app: App, dsn: str, db: Any, endpoint: HttpServer) -> tuple[i
 
 
 def test_no_local_variable_of_an_error_shows_a_secret(app: App, dsn: str, db: Any, endpoint: HttpServer) -> None:
-    """S1-12, S4-06: however a call fails, no frame of its error holds a secret: error trackers show local variables."""
+    """S1-12, S4-06: however a call fails, no frame of its error shows a secret to an error tracker."""
     told, found = seen_in_frames(app, dsn, db, endpoint)
     assert (told, found) == (36, [])
 
@@ -79,7 +79,7 @@ def test_no_local_variable_of_an_error_shows_a_secret(app: App, dsn: str, db: An
 def test_control_frames_of_the_call_would_show_it(
     app: App, dsn: str, db: Any, endpoint: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S1-12, negative control: raised where it is found out, the same errors show the secrets."""
+    """S1-12, negative control: raised where they occur, the same errors show the secrets."""
     loud = Call.__dict__["to_provider"].__func__.__wrapped__
     monkeypatch.setattr(Call, "to_provider", classmethod(loud))
     told, found = seen_in_frames(app, dsn, db, endpoint)
@@ -100,7 +100,7 @@ def test_control_frames_of_the_call_would_show_it(
 def test_json_that_no_database_keeps_is_kept_as_text(
     app: App, run: Run, db: Any, endpoint: HttpServer, body: bytes
 ) -> None:
-    """S4-06: the call has been made: its answer is not lost because jsonb has no NUL, half character, NaN or such depth."""
+    """S4-06: an answer that jsonb cannot store, for NUL, a half character, NaN or its depth, is kept as text."""
     json = {"Content-Type": "application/json"}
     serving(app, provider("rates", url=endpoint.url, allow=LOOPBACK))
     endpoint.reply(Reply(200, json, body), Reply(200, json, b'{"a": 1}'))
@@ -109,7 +109,7 @@ def test_json_that_no_database_keeps_is_kept_as_text(
 
 
 def test_an_answer_with_nul_is_kept(app: App, run: Run, db: Any, endpoint: HttpServer) -> None:
-    """S4-06: a webhook's answer with a byte that PostgreSQL's texts cannot have does not cost the result, nor the error."""
+    """S4-06: a NUL byte in a webhook's answer costs neither the result nor the error."""
     local = {"url": endpoint.url, "allow": LOOPBACK, "allow_http": True}
     serving(app, provider("acme", {"signing_secret": new_signing_secret()}, **local))
     endpoint.reply(Reply(200, {}, b"a\0b"), Reply(500, {}, b"a\0b"))
@@ -120,25 +120,25 @@ def test_an_answer_with_nul_is_kept(app: App, run: Run, db: Any, endpoint: HttpS
 
 @pytest.mark.parametrize("host", ["a" * 64 + ".example", "a..example", "...", "."])
 def test_a_host_that_no_resolver_takes_is_dead(app: App, run: Run, db: Any, host: str) -> None:
-    """S4-06: a name that can never be looked up is told at once, and not tried for days."""
+    """S4-06: a host name that can never be resolved makes the job dead at once."""
     found = run(CALL.enqueue_sync(db, url=f"http://{host}/"))
     assert found.state == "dead" and "its host is not a valid name" in (found.last_error or "")
 
 
 def test_every_way_to_write_the_inside_is_refused(app: App, run: Run, db: Any) -> None:
-    """S4-06: decimal, octal, hexadecimal, short, mapped, compatible, translated, tunnelled: all of it is the inside."""
+    """S4-06: inside addresses are refused: decimal, octal, hex, short, mapped, compatible, translated, tunneled."""
     hosts = """\
 2130706433 0x7f.1 0177.0.0.1 127.1 0 [::ffff:127.0.0.1] [::127.0.0.1] [::ffff:0:127.0.0.1] [64:ff9b::7f00:1]
 [64:ff9b:1::7f00:1] [2002:7f00:1::] [2001:0:7f00:1::] [::] [::1] [fd00:ec2::254] 169.254.169.254 100.100.100.200 255.255.255.255"""
     put = {host: CALL.enqueue_sync(db, url=f"http://{host}:1/") for host in hosts.split()}
-    run(put["127.1"])  # drains: all of them
+    run(put["127.1"])  # drains all of them
     for host, job in put.items():
         found = app.get(job).sync(db)
         assert found.state == "dead" and "has an address that is" in (found.last_error or ""), host
 
 
 def test_one_header_is_sent_once(app: App, run: Run, db: Any, endpoint: HttpServer) -> None:
-    """S4-06: a provider's header, in whatever letters, takes the place of ours of that name, and the task's of it."""
+    """S4-06: a provider's header replaces ours of that name, in any case, and the task's replaces the provider's."""
     local = {"url": endpoint.url, "allow": LOOPBACK, "headers": {"user-agent": "shop", "content-type": "text/x"}}
     serving(app, provider("rates", **local))
     raw: list[int] = []
@@ -154,7 +154,7 @@ def test_one_header_is_sent_once(app: App, run: Run, db: Any, endpoint: HttpServ
 
 
 def test_a_login_that_a_server_quotes_has_stars() -> None:
-    """S4-22: a server that quotes the line of AUTH PLAIN shows the password in base64, with the user; so does one with spaces."""
+    """S4-22: a password that a server quotes becomes stars, also in the base64 of AUTH PLAIN and with spaces."""
     made = provider("mail", {"password": "p  4ss"}, host="127.0.0.1", user="u", **{"from": "a@example.org"})
     server = Server.of("mail", made)
 
@@ -166,7 +166,7 @@ def test_a_login_that_a_server_quotes_has_stars() -> None:
 
 
 def test_a_call_that_fails_has_no_other_error_behind_it(app: App, dsn: str, db: Any, endpoint: HttpServer) -> None:
-    """S1-12: the library's error, whose frames have the request, is neither the cause nor the context of ours."""
+    """S1-12: the library's error, whose frames have the request, is neither the cause nor the context of our error."""
     told: list[BaseException] = []
 
     @app.around_job

@@ -32,7 +32,7 @@ def rates(endpoint: HttpServer, secrets: Any = None, **settings: Any) -> Any:
 
 
 def test_a_call_by_sql_and_its_result(app: App, run: Run, dsn: str, db: Any, endpoint: HttpServer) -> None:
-    """S4-06: a call that SQL put in goes to the provider's URL and path with its token; app.result gives the JSON it answered."""
+    """S4-06: a call that SQL enqueued goes to the provider's URL and path with its token; the result is its JSON."""
     serving(app, rates(endpoint, {"token": "t0ken"}, headers={"Accept": "application/json"}))
     endpoint.reply(
         Reply(200, {"Content-Type": "application/json", "ETag": '"7"', "Set-Cookie": "a=b"}, b'{"EUR": [1, 2.5]}')
@@ -64,7 +64,7 @@ def test_a_call_by_sql_and_its_result(app: App, run: Run, dsn: str, db: Any, end
 def test_how_a_provider_is_shown_who_calls(
     app: App, run: Run, db: Any, endpoint: HttpServer, secrets: Any, settings: Any, header: Any, path: str
 ) -> None:
-    """S4-06: a token as a header of any name or in the query, or user and password; nothing of it is in the args."""
+    """S4-06: a token goes into any header or the query, user and password into Basic; none of it is in the args."""
     serving(app, rates(endpoint, secrets, **settings))
     found = run(http.enqueue_sync(db, "rates"))
     assert found.state == "completed" and found.args == {"provider": "rates"}
@@ -72,7 +72,7 @@ def test_how_a_provider_is_shown_who_calls(
 
 
 def test_what_is_sent_and_what_comes_back(app: App, dsn: str, db: Any, endpoint: HttpServer) -> None:
-    """S4-06 S4-18: JSON or text goes out, POST with an idempotency key of its job; text, bytes and nothing come back."""
+    """S4-06 S4-18: JSON or text is sent, a POST with its job's idempotency key; text, bytes or nothing comes back."""
     serving(app, rates(endpoint))
     answers = {"/v1/text": (b"caf\xc3\xa9", "text/plain"), "/v1/bytes": (b"\x00\xff", "image/png"), "/v1/none": (b"", "text/plain"),
                "/v1/lie": (b"{no", "application/json")}  # fmt: skip
@@ -98,7 +98,7 @@ def test_what_is_sent_and_what_comes_back(app: App, dsn: str, db: Any, endpoint:
 
 
 def test_calls_that_fail_for_good_or_for_now(app: App, dsn: str, db: Any, endpoint: HttpServer) -> None:
-    """S4-06: wrong args, too long answers and 4xx are dead, 5xx and broken answers are tried again; 404 may be expected."""
+    """S4-06: wrong args, too long answers and 4xx are dead, 5xx and broken answers are retried; 404 can be expected."""
     serving(app, rates(endpoint, {"token": "t"}))
     replies = {
         "/v1/gone": Reply(404, body=b"no"),
@@ -139,7 +139,7 @@ def test_calls_that_fail_for_good_or_for_now(app: App, dsn: str, db: Any, endpoi
 
 
 def everything(dsn: str, db: Any, caplog: pytest.LogCaptureFixture) -> str:
-    """All that the database and the log have, as text."""
+    """Everything in the database and the log, as text."""
     tables = db.execute(
         "select table_name from information_schema.tables where table_schema = 'tallybook' and table_type = 'BASE TABLE'"
     ).fetchall()
@@ -149,7 +149,7 @@ def everything(dsn: str, db: Any, caplog: pytest.LogCaptureFixture) -> str:
 
 
 def leaks(app: App, dsn: str, db: Any, endpoint: HttpServer, caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Which secrets are found somewhere after calls to endpoints that echo all they get, succeed, fail, or are not there."""
+    """The secrets that are found after calls to endpoints that echo all input, succeed, fail or do not exist."""
     caplog.set_level(logging.DEBUG)
     token = "Zm9v.c4n4ry-T0ken_a"
     signing = new_signing_secret()
@@ -209,14 +209,14 @@ def leaks(app: App, dsn: str, db: Any, endpoint: HttpServer, caplog: pytest.LogC
 def test_a_secret_is_nowhere(
     app: App, dsn: str, db: Any, endpoint: HttpServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """S4-06 S1-12: whatever a provider echoes, and however a call ends: no secret is in a log line, an error or a result."""
+    """S4-06 S1-12: whatever a provider echoes and however a call ends, no log line, error or result has a secret."""
     assert leaks(app, dsn, db, endpoint, caplog) == []
 
 
 def test_a_secret_that_is_echoed_is_found(
     app: App, dsn: str, db: Any, endpoint: HttpServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S4-06 S1-12, negative control: without the stars the same search finds all of them."""
+    """S4-06 S1-12, negative control: without the stars, the same search finds at least four of the five."""
     monkeypatch.setattr(Mask, "text", lambda mask, text: text)
     found = leaks(app, dsn, db, endpoint, caplog)
     assert len(found) >= 4 and "c4n4ryInTheUrl" in found

@@ -1,4 +1,4 @@
-"""Ready-made tasks in an app: how they get there, who may enqueue, what is missing."""
+"""Ready-made tasks in an app: including them, enqueuing them, and missing libraries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tallybook.testing import drain, drain_async
 
 
 def test_a_notification_by_mail_and_sms_in_one_call(app: App, dsn: str, db: Any, endpoint: HttpServer) -> None:
-    """S4-22 S4-06: one call puts in the mail and the SMS, in the caller's transaction; each is a job with attempts of its own."""
+    """S4-22 S4-06: one call enqueues mail and SMS in the caller's transaction; each is a job with its own attempts."""
     with smtp_server() as (mailbox, port):
         serving(
             app,
@@ -38,7 +38,7 @@ def test_a_notification_by_mail_and_sms_in_one_call(app: App, dsn: str, db: Any,
 
 
 async def test_an_app_serves_what_it_includes(dsn: str, db: Any) -> None:
-    """S4-06: included tasks have their names, options and retries; a job of one that is not included is put aside."""
+    """S4-06: included tasks have their names, options and retries; a job of any other task is set aside."""
     app = App("shop", dsn=dsn)
     app.include(webhook)
     assert list(app.tasks) == ["tallybook.webhook"] and app.tasks["tallybook.webhook"].app is app
@@ -81,7 +81,7 @@ async def test_an_included_task_has_the_app_and_its_policies(dsn: str, db: Any) 
 def test_a_missing_extra_is_one_clear_error(
     app: App, dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch, package: str, extra: str, job: Any
 ) -> None:
-    """S4-06: without its library the job fails with what to install, and goes on once that is done."""
+    """S4-06: without its library, the job fails with the command that installs it, and is retried."""
     serving(app, provider("mail", host="127.0.0.1", port=9, tls="none", **{"from": "shop@example.org"}))
     monkeypatch.delitem(sys.modules, "tallybook.extra.tasks._transport", raising=False)
     monkeypatch.delattr("tallybook.extra.tasks._transport", raising=False)
@@ -93,7 +93,7 @@ def test_a_missing_extra_is_one_clear_error(
 
 
 def test_enqueueing_needs_no_extra() -> None:
-    """S4-06: a producer that imports the ready-made tasks loads no library of theirs."""
+    """S4-06: a producer that imports the ready-made tasks loads none of their libraries."""
     program = (
         "import sys\nfrom tallybook.extra.tasks import email, http, notification, sms, webhook\nwebhook.job('acme', {'a': 1})\n"
         "print([name for name in ('httpcore2', 'aiosmtplib', 'jinja2', 'anyio', 'h11') if name in sys.modules])\n"
@@ -103,5 +103,5 @@ def test_enqueueing_needs_no_extra() -> None:
 
 
 def test_a_new_secret_is_one_that_signs() -> None:
-    """S4-06: whsec_ and 32 random bytes."""
+    """S4-06: a new signing secret is random and begins with whsec_."""
     assert len({new_signing_secret() for _ in range(3)}) == 3 and new_signing_secret().startswith("whsec_")

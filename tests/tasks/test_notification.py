@@ -1,4 +1,4 @@
-"""A mail and an SMS as one job, an SMS alone, and mails made of templates."""
+"""A mail and an SMS as one job, an SMS alone, and mails from templates."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def texts(endpoint: HttpServer, secrets: Any = None, **settings: Any) -> Any:
 
 
 def again(app: App, dsn: str, db: Any, job: Any) -> JobInfo:
-    """An hour later."""
+    """Drain an hour later, and return the job's info."""
     travel(dsn, timedelta(hours=1))
     drain(app, dsn=dsn)
     return app.get(job).sync(db)
 
 
 def test_a_mail_and_an_sms_are_one_job(app: App, run: Run, db: Any, endpoint: HttpServer) -> None:
-    """S4-22: one job that SQL put in sends a mail and an SMS; its result has that of each."""
+    """S4-22: one job that SQL enqueued sends a mail and an SMS; its result has the result of each."""
     with smtp_server() as (mailbox, port):
         serving(app, mail(port), texts(endpoint, {"token": "t0ken"}))
         endpoint.reply(Reply(201, {"Content-Type": "application/json"}, b'{"id": "m1"}'))
@@ -59,7 +59,7 @@ def test_a_mail_and_an_sms_are_one_job(app: App, run: Run, db: Any, endpoint: Ht
 
 @pytest.mark.parametrize("broken", ["email", "sms"])
 def test_a_retry_sends_only_what_was_not_sent(app: App, dsn: str, db: Any, endpoint: HttpServer, broken: str) -> None:
-    """S4-22: where one channel fails the other is sent all the same, and once; the error says which, the retry sends the rest."""
+    """S4-22: if one channel fails, the other is sent, once; the error names both, and the retry sends the rest."""
     with smtp_server() as (mailbox, port):
         serving(app, mail(port), texts(endpoint))
         if broken == "email":
@@ -80,7 +80,7 @@ def test_a_retry_sends_only_what_was_not_sent(app: App, dsn: str, db: Any, endpo
 
 
 def test_a_recipient_of_a_notification_gets_one_mail(app: App, dsn: str, db: Any, endpoint: HttpServer) -> None:
-    """S4-22: within a notification, too, a recipient who has the mail does not get it again while another is refused for now."""
+    """S4-22: in a notification, too, no recipient gets a second mail while another is refused for now."""
     with smtp_server() as (mailbox, port):
         serving(app, mail(port), texts(endpoint))
         mailbox.answers = {"later@example.org": ["450 greylisted", "250 OK"]}
@@ -94,7 +94,7 @@ def test_a_recipient_of_a_notification_gets_one_mail(app: App, dsn: str, db: Any
 def test_what_cannot_be_sent_is_dead_and_a_person_sends_it_alone(
     app: App, dsn: str, db: Any, endpoint: HttpServer
 ) -> None:
-    """S4-22: an SMS that is refused for good makes the job dead with the mail sent; a person's retry sends the SMS only."""
+    """S4-22: an SMS refused for good makes the job dead, with the mail sent; a person's retry sends only the SMS."""
     with smtp_server() as (mailbox, port):
         serving(app, mail(port), texts(endpoint))
         endpoint.reply(Reply(400, body=b"no such number"), Reply(200))
@@ -111,7 +111,7 @@ def test_what_cannot_be_sent_is_dead_and_a_person_sends_it_alone(
 
 
 def test_wrong_args_of_a_channel_send_nothing(app: App, dsn: str, db: Any, endpoint: HttpServer) -> None:
-    """S4-22: args that the task of a channel does not take, no channel, and a number that is none are dead with a clear error."""
+    """S4-22: wrong args of a channel, no channel and an invalid SMS are dead with a clear error, and not sent."""
     with smtp_server() as (mailbox, port):
         serving(app, mail(port), texts(endpoint))
         cases: list[tuple[dict[str, Any], str]] = [
@@ -129,7 +129,7 @@ def test_wrong_args_of_a_channel_send_nothing(app: App, dsn: str, db: Any, endpo
 
 
 def test_an_sms_as_a_form_by_names_of_the_provider(app: App, run: Run, db: Any, endpoint: HttpServer) -> None:
-    """S4-22 S4-06: the provider's settings say how the fields are called, what else it wants, the sender, and that it is a form."""
+    """S4-22 S4-06: the provider's settings set the field names, extra fields, the sender and the form encoding."""
     fields = {"to": "To", "text": "Body", "sender": "From", "Channel": "7"}
     serving(app, texts(endpoint, {"password": "p4ss"}, user="AC1", form=True, fields=fields, **{"from": "+4930999"}))
     found = run(sms.enqueue_sync(db, "sms", "+4930123", "Grüße & more", idempotency_key="form-7"))
@@ -143,7 +143,7 @@ def test_an_sms_as_a_form_by_names_of_the_provider(app: App, run: Run, db: Any, 
 def test_a_mail_is_made_of_a_template(
     app: App, dsn: str, db: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S4-22: subject, text and html come from the template's files; values are escaped in html only; a missing one is named."""
+    """S4-22: subject, text and html come from template files; only html is escaped; a missing value is named."""
     monkeypatch.setenv("TALLYBOOK_MAIL_TEMPLATES", str(tmp_path))
     (tmp_path / "hello.subject").write_text("Hello {{ name }}\n")
     (tmp_path / "hello.txt").write_text("You are {{ name }}.")

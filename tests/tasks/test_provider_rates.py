@@ -1,4 +1,4 @@
-"""Rates that belong to providers: whoever calls one takes a turn at its limits, and a 429 puts them off."""
+"""Rate limits of providers: each caller takes a turn at them, and a 429 delays all callers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HOUR = timedelta(hours=1)
 
 
 class TooMany(Exception):
-    """As HTTP libraries raise it: the status and the headers are those of the response."""
+    """Like the errors of HTTP libraries: the response has the status and the headers."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"status {status}")
@@ -27,7 +27,7 @@ class TooMany(Exception):
 
 @pytest.fixture
 def limited(app: App, dsn: str, db: Any) -> App:
-    """The app with a provider acme of one call an hour, all of it rows."""
+    """The app with a provider acme, limited to one call an hour, all of it in rows."""
     app.dsn = dsn
     app.rate_limits.set("provider:acme", 1, per="1 hour").sync(db)
     asyncio.run(set_provider(app, ["provider:acme"]))
@@ -44,13 +44,13 @@ def ends(app: App, db: Any, *jobs: Any) -> list[tuple[str, int]]:
 
 
 def pushed_for(app: App, db: Any) -> timedelta:
-    """How long from now nobody calls acme."""
+    """The time until acme may be called again."""
     (rate,) = [rate for rate in app.rate_limits.list().sync(db) if rate.name == "provider:acme"]
     return timedelta(0) if rate.pushed_to is None else rate.pushed_to - datetime.now(UTC)
 
 
 def test_a_handler_takes_a_turn_of_its_provider(limited: App, dsn: str, db: Any) -> None:
-    """S1-18 S1-12: ctx.provider lets one of three handlers call, and ends the others without a failure, until their turns."""
+    """S1-18 S1-12: ctx.provider lets one of three handlers call; the others end without failure until their turns."""
     called: list[str] = []
 
     @limited.task
@@ -74,7 +74,7 @@ def test_a_handler_takes_a_turn_of_its_provider(limited: App, dsn: str, db: Any)
 
 @pytest.mark.parametrize("plain", [False, True])
 def test_a_429_puts_the_provider_off(limited: App, dsn: str, db: Any, plain: bool) -> None:
-    """S1-19: an error that is a 429 pushes the provider's limits back by its Retry-After; the attempt is no failure."""
+    """S1-19: a 429 delays the provider's limits by its Retry-After; the attempt is no failure."""
     limited.rate_limits.set("provider:acme", 600, per="1 min").sync(db)
 
     @limited.task
@@ -98,7 +98,7 @@ def test_a_429_puts_the_provider_off(limited: App, dsn: str, db: Any, plain: boo
 
 
 def test_a_provider_without_limits_asks_for_no_turn(limited: App, dsn: str, db: Any) -> None:
-    """S1-18: without limits a 429 is an error like any other; limits that are no list or not there are clear errors."""
+    """S1-18: without limits, a 429 is an ordinary error; limits that are no list or are unknown are clear errors."""
     limited.providers.fresh_for = timedelta(0)
 
     @limited.task(max_attempts=1)
@@ -117,7 +117,7 @@ def test_a_provider_without_limits_asks_for_no_turn(limited: App, dsn: str, db: 
 
 
 def test_ready_made_tasks_keep_to_their_providers_rates(app: App, dsn: str, db: Any, endpoint: HttpServer) -> None:
-    """S1-18 S1-19: webhook, http, sms, email and a notification take turns by themselves; a 429 puts all of them off."""
+    """S1-18 S1-19: webhook, http, sms, email and a notification take turns on their own; a 429 delays all of them."""
     limits = {"limits": ["provider:acme"]}
     app.rate_limits.set("provider:acme", 1, per="1 hour").sync(db)
     with smtp_server() as (mailbox, port):

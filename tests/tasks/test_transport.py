@@ -1,4 +1,4 @@
-"""Where a call may go: the address that was checked, and no other."""
+"""A call may go only to the address that was checked."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PUBLIC, INTERNAL = "127.0.0.2", "127.0.0.1"  # the first plays a public address:
      "64:ff9b::127.0.0.1", "64:ff9b::10.0.0.1", "64:ff9b:1::1", "2002:7f00:1::", "2002:808:808::", "2001:0:7f00:1::1"],
 )  # fmt: skip
 def test_addresses_that_nobody_is_sent_to(address: str) -> None:
-    """S4-06: loopback, private, link-local, multicast, reserved, metadata, in IPv4, IPv6 and IPv4 inside of IPv6."""
+    """S4-06: loopback, private, link-local, multicast, reserved and metadata addresses are refused, also in IPv6."""
     assert problem(ip_address(address)) is not None
     assert Allowed().refusal("endpoint.test", address) is not None
 
@@ -41,12 +41,12 @@ def test_addresses_that_nobody_is_sent_to(address: str) -> None:
     "address", ["1.1.1.1", "93.184.215.14", "100.63.255.255", "2606:4700::1111", "64:ff9b::1.1.1.1", "::ffff:1.1.1.1"]
 )
 def test_public_addresses_are_called(address: str) -> None:
-    """S4-06: ordinary public addresses are fine, also where NAT64 or IPv6 wraps them."""
+    """S4-06: ordinary public addresses are allowed, also wrapped in NAT64 or IPv6."""
     assert problem(ip_address(address)) is None
 
 
 def test_what_is_allowed() -> None:
-    """S4-06: a provider allows networks, also as they look inside of IPv6, and whole names; nothing beside them."""
+    """S4-06: a provider allows networks, also wrapped in IPv6, and whole names, and nothing else."""
     allowed = Allowed.of(["10.0.0.0/8", "Hooks.Internal", "::1"], option="allow")
     assert allowed.refusal("x", "10.9.9.9") is allowed.refusal("x", "::ffff:10.9.9.9") is None
     assert allowed.refusal("hooks.internal.", "192.168.0.1") is allowed.refusal("x", "::1") is None
@@ -57,7 +57,7 @@ INSIDE = ("127.0.0.1", "localhost", "127.1", "2130706433", "0x7f.1", "[::ffff:12
 
 
 def test_a_call_to_the_inside_is_refused(app: App, dsn: str, db: Any, names: dict[str, list[str]]) -> None:
-    """S4-06: however it is written, an address inside is not connected to and the job is dead; allowed, it is called."""
+    """S4-06: an inside address in any notation is not connected to and the job is dead; if allowed, it is called."""
     names["inside.test"] = [INTERNAL]
     secrets = {"signing_secret": new_signing_secret()}
     with http_server() as inside:
@@ -79,7 +79,7 @@ def test_a_call_to_the_inside_is_refused(app: App, dsn: str, db: Any, names: dic
         assert inside.got == []
         jobs = [
             webhook.enqueue_sync(db, f"own {host}", {}) for host in INSIDE
-        ]  # the control: allowed, the same arrives
+        ]  # the control: if allowed, the call arrives
         drain(app, dsn=dsn)
         assert {app.get(job).sync(db).state for job in jobs} == {"completed"} and len(inside.got) == len(INSIDE)
 
@@ -87,7 +87,7 @@ def test_a_call_to_the_inside_is_refused(app: App, dsn: str, db: Any, names: dic
 def test_without_the_check_the_inside_is_called(
     app: App, run: Run, db: Any, endpoint: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S4-06, negative control: where every address counts as public, a URL of the args reaches the inside."""
+    """S4-06, negative control: if every address counts as public, a URL of the args reaches the inside."""
     assert run(http.enqueue_sync(db, url=f"{endpoint.url}/admin?a=b", query={"c": 1})).state == "dead"
     monkeypatch.setattr(_address, "problem", lambda address: None)
     found = run(http.enqueue_sync(db, url=f"{endpoint.url}/admin?a=b", query={"c": 1}))
@@ -96,7 +96,7 @@ def test_without_the_check_the_inside_is_called(
 
 
 def rebinding(app: App, run: Run, db: Any, names: dict[str, list[str]]) -> tuple[JobInfo, list[int]]:
-    """One webhook to a name that is public when it is looked up first, and inside from then on; who was called how often."""
+    """One webhook to a name that is public at the first lookup and inside later; the job, and the calls per server."""
     names["rebinding.test"] = [PUBLIC, INTERNAL]
     with two_http_servers(PUBLIC, INTERNAL) as (public, inside):
         settings = {"url": f"http://rebinding.test:{public.port}/", "allow_http": True, "allow": [PUBLIC]}
@@ -118,7 +118,7 @@ def test_a_name_that_rebinds_leads_to_the_address_that_was_checked(
 def test_rebinding_reaches_the_inside_where_the_name_is_connected_to(
     app: App, run: Run, db: Any, names: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S4-06, negative control: checked first and then connected to by its name, as is usual, the call ends up inside."""
+    """S4-06, negative control: if a name is checked and then connected to, as is usual, the call ends up inside."""
 
     async def by_name(self: Any, host: str, port: int, *args: Any, **kwargs: Any) -> Any:
         await self._checked(host, port)
@@ -132,7 +132,7 @@ def test_rebinding_reaches_the_inside_where_the_name_is_connected_to(
 def test_one_bad_address_among_good_ones_is_refused(
     app: App, run: Run, db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S4-06: a name with a public and an inside address is refused: which of them is taken must not be luck."""
+    """S4-06: a name with a public and an inside address is refused, because the choice must not be luck."""
 
     async def both(host: str, port: int) -> list[str]:
         return [PUBLIC, INTERNAL]
@@ -148,7 +148,7 @@ def test_one_bad_address_among_good_ones_is_refused(
 def test_an_address_that_does_not_answer_is_passed_over(
     app: App, run: Run, db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S4-06: of several checked addresses the first that takes the connection is called."""
+    """S4-06: of several checked addresses, the first that accepts the connection is called."""
 
     async def both(host: str, port: int) -> list[str]:
         return ["127.0.0.3", PUBLIC]
@@ -164,7 +164,7 @@ def test_an_address_that_does_not_answer_is_passed_over(
 def test_tls_is_with_the_name_and_the_connection_with_the_address(
     app: App, run: Run, db: Any, names: dict[str, list[str]], tmp_path: Path
 ) -> None:
-    """S4-06: certificate, SNI and Host are those of the name; another name at the same address is refused by its certificate."""
+    """S4-06: certificate, SNI and Host are the name's; another name at the same address fails at the certificate."""
     cert = certificate(tmp_path, "endpoint.test")
     names["endpoint.test"] = names["other.test"] = [INTERNAL]
     with http_server(cert=cert) as endpoint:
@@ -186,7 +186,7 @@ def test_tls_is_with_the_name_and_the_connection_with_the_address(
 
 
 def test_a_proxy_of_the_environment_is_not_asked(app: App, run: Run, db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S4-06: HTTP_PROXY would make the check worthless: it is not looked at."""
+    """S4-06: HTTP_PROXY is ignored, because a proxy would make the check worthless."""
     with http_server() as endpoint, http_server() as proxy:
         for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
             monkeypatch.setenv(name, proxy.url)
@@ -201,7 +201,7 @@ def test_a_proxy_of_the_environment_is_not_asked(app: App, run: Run, db: Any, mo
 
 
 def test_a_host_that_is_not_there_is_tried_again(app: App, run: Run, db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S4-18: a name that does not resolve, or a port where nobody listens, is a failure that may pass."""
+    """S4-18: a name that does not resolve, or a port without a listener, is a temporary failure."""
 
     async def none(host: str, port: int) -> list[str]:
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")

@@ -33,7 +33,7 @@ def acme(endpoint: HttpServer, secret: str | Secret | None = None, **settings: A
 def test_sql_alone_sends_a_webhook_that_the_receiver_verifies(
     app: App, run: Run, db: Any, endpoint: HttpServer
 ) -> None:
-    """S4-06: a job put in by SQL names only the provider; what arrives is signed, and standardwebhooks verifies it."""
+    """S4-06: a job that SQL enqueued names only the provider; standardwebhooks verifies the signed webhook."""
     secret = new_signing_secret()
     serving(app, acme(endpoint, secret))
     (job,) = db.execute(
@@ -54,7 +54,7 @@ def test_sql_alone_sends_a_webhook_that_the_receiver_verifies(
 def test_the_apps_own_providers_serve_it(
     app: App, run: Run, dsn: str, db: Any, endpoint: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S1-12, S4-06: with a provider of the database, whose secret is encrypted, a webhook is signed; 410 switches it off there."""
+    """S1-12, S4-06: a provider in the database, with encrypted secret, signs a webhook; a 410 deactivates it there."""
     monkeypatch.setenv("TALLYBOOK_KEYS", new_key("k1"))
     app.dsn, secret = dsn, new_signing_secret()
     settings = {"url": f"{endpoint.url}/hooks", "allow": LOOPBACK, "allow_http": True}
@@ -73,7 +73,7 @@ def test_the_apps_own_providers_serve_it(
 
 
 def test_while_a_secret_is_replaced_both_sign(app: App, run: Run, db: Any, endpoint: HttpServer) -> None:
-    """S4-06: during a rotation a receiver with the old secret and one with the new verify the same webhook; a third does not."""
+    """S4-06: during a rotation, the old and the new secret both verify the same webhook; a third does not."""
     old, new = new_signing_secret(), new_signing_secret()
     serving(app, acme(endpoint, Secret(new, previous=Secret(old))))
     assert run(webhook.enqueue_sync(db, "acme", BODY)).state == "completed"
@@ -86,7 +86,7 @@ def test_while_a_secret_is_replaced_both_sign(app: App, run: Run, db: Any, endpo
 
 @pytest.mark.parametrize("key", [None, "form-7-submission-9-webhook-3"])
 def test_every_attempt_has_the_same_id(app: App, dsn: str, db: Any, endpoint: HttpServer, key: str | None) -> None:
-    """S4-18: the idempotency key is the same at every retry, the caller's or the job's; the timestamp is the attempt's own."""
+    """S4-18: every attempt has the same idempotency key, the caller's or the job's; each has a valid signature."""
     secret = new_signing_secret()
     serving(app, acme(endpoint, secret))
     endpoint.reply(Reply(503), Reply(500), Reply())
@@ -107,7 +107,7 @@ def test_every_attempt_has_the_same_id(app: App, dsn: str, db: Any, endpoint: Ht
 
 @pytest.mark.parametrize("text", ['{"amount": 12345678901234567.10,\r\n "b" : "é \U0001f600"}', "", "a=1&b=%20"])
 def test_a_text_is_sent_and_signed_byte_for_byte(app: App, run: Run, db: Any, endpoint: HttpServer, text: str) -> None:
-    """S4-06: what is given as text arrives byte for byte, and the signature is over these bytes."""
+    """S4-06: a text arrives byte for byte, and the signature covers these bytes."""
     secret = new_signing_secret()
     serving(app, acme(endpoint, secret))
     assert run(webhook.enqueue_sync(db, "acme", text=text, content_type="text/x-own")).state == "completed"
@@ -117,7 +117,7 @@ def test_a_text_is_sent_and_signed_byte_for_byte(app: App, run: Run, db: Any, en
 
 
 def test_gone_stops_the_endpoint(app: App, dsn: str, db: Any, endpoint: HttpServer) -> None:
-    """S4-06: after a 410 the job is dead, its provider is not active, and later jobs do not call until it is active again."""
+    """S4-06: a 410 makes the job dead and its provider inactive; later jobs do not call until it is active again."""
     registry = serving(app, acme(endpoint))
     endpoint.reply(Reply(410, body=b"no such hook"), Reply())
     first = LATER.enqueue_sync(db, "acme", BODY)
@@ -129,14 +129,14 @@ def test_gone_stops_the_endpoint(app: App, dsn: str, db: Any, endpoint: HttpServ
     drain(app, dsn=dsn)
     found = app.get(later).sync(db)
     assert found.state == "retrying" and "is not active" in (found.last_error or "") and len(endpoint.got) == 1
-    asyncio.run(registry.set("acme", active=True))  # the control: it was that alone which kept it
+    asyncio.run(registry.set("acme", active=True))  # the control: only this held it back
     travel(dsn, DAY)
     drain(app, dsn=dsn)
     assert app.get(later).sync(db).state == "completed" and len(endpoint.got) == 2
 
 
 def test_gone_at_a_former_url_stops_nothing(app: App, dsn: str, db: Any, endpoint: HttpServer) -> None:
-    """S4-06: a 410 from a URL that was corrected meanwhile leaves the provider active, and the job is tried again."""
+    """S4-06: a 410 from a URL that was corrected meanwhile leaves the provider active, and the job is retried."""
     registry = serving(app, acme(endpoint))
 
     def gone(_: object) -> Reply:
@@ -156,7 +156,7 @@ def test_gone_at_a_former_url_stops_nothing(app: App, dsn: str, db: Any, endpoin
 
 @pytest.mark.parametrize("status", [429, 503])
 def test_retry_after_is_waited_for(app: App, run: Run, db: Any, endpoint: HttpServer, status: int) -> None:
-    """S4-18: the next attempt is not before the Retry-After of the answer, in seconds or as a date; without one it is sooner."""
+    """S4-18: the next attempt waits for the answer's Retry-After, in seconds or as a date; without one it is sooner."""
     serving(app, acme(endpoint))
     endpoint.reply(
         Reply(status, {"Retry-After": "7200"}),
@@ -175,7 +175,7 @@ def test_retry_after_is_waited_for(app: App, run: Run, db: Any, endpoint: HttpSe
 
 
 def test_what_a_status_makes_of_the_job(app: App, dsn: str, db: Any, endpoint: HttpServer) -> None:
-    """S4-06: 2xx completes; 4xx is dead at once, but for what says later or is about credentials; 5xx is tried again."""
+    """S4-06: 2xx completes; 4xx is dead at once, unless it is temporary or about credentials; 5xx is retried."""
     statuses = {
         "completed": (200, 202, 204),
         "dead": (301, 308, 400, 404, 409, 422),
@@ -203,7 +203,7 @@ def test_what_a_status_makes_of_the_job(app: App, dsn: str, db: Any, endpoint: H
 
 
 def test_a_slow_endpoint_is_left_after_the_timeout(app: App, run: Run, db: Any, endpoint: HttpServer) -> None:
-    """S4-18: an endpoint that does not answer in the provider's timeout has failed, and is tried again."""
+    """S4-18: a call that exceeds the provider's timeout fails and is retried."""
     serving(app, acme(endpoint, timeout="300 ms"))
     endpoint.reply(Reply(held=True))
     found = run(LATER.enqueue_sync(db, "acme", BODY))
@@ -211,7 +211,7 @@ def test_a_slow_endpoint_is_left_after_the_timeout(app: App, run: Run, db: Any, 
 
 
 def test_an_endpoint_that_trickles_is_left_after_the_timeout(app: App, run: Run, db: Any, endpoint: HttpServer) -> None:
-    """S4-18: the timeout is for the whole call: an answer that comes byte by byte does not hold a slot for longer."""
+    """S4-18: the timeout is for the whole call, so an answer that comes byte by byte holds a slot no longer."""
     serving(app, acme(endpoint, timeout=0.5))
     endpoint.reply(Reply(body=b"x" * 10_000, trickling=True))
     found = run(LATER.enqueue_sync(db, "acme", BODY))
@@ -219,7 +219,7 @@ def test_an_endpoint_that_trickles_is_left_after_the_timeout(app: App, run: Run,
 
 
 def test_an_answer_that_breaks_off_is_no_success(app: App, run: Run, db: Any, endpoint: HttpServer) -> None:
-    """S4-18: a 200 whose body is cut off midway is tried again, with the same id; a whole one completes."""
+    """S4-18: a 200 whose body is cut off is retried; a whole one completes."""
     serving(app, acme(endpoint))
     endpoint.reply(Reply(200, body=b"half", length=1000), Reply(200, body=b"half", length=4))
     job = LATER.enqueue_sync(db, "acme", BODY)
@@ -230,7 +230,7 @@ def test_an_answer_that_breaks_off_is_no_success(app: App, run: Run, db: Any, en
 
 
 def test_of_a_long_answer_some_is_read(app: App, run: Run, db: Any, endpoint: HttpServer) -> None:
-    """S4-06: an endpoint that answers with 50 MB is heard out for 16 KB, of which 2,000 characters are kept."""
+    """S4-06: of a 50 MB answer, 2,000 characters are kept."""
     serving(app, acme(endpoint))
     endpoint.reply(Reply(200, body=b"x" * 50_000_000))
     found = run(LATER.enqueue_sync(db, "acme", BODY))
@@ -238,7 +238,7 @@ def test_of_a_long_answer_some_is_read(app: App, run: Run, db: Any, endpoint: Ht
 
 
 def test_args_that_cannot_be_sent_are_dead(app: App, dsn: str, db: Any, endpoint: HttpServer) -> None:
-    """S4-06: args that hold another header, a secret or a bad key are dead at once and nothing is sent; a plain header is sent."""
+    """S4-06: args with a reserved header, a secret or a bad key are dead at once, unsent; a plain header is sent."""
     wrong_args = [
         ({"headers": {"Authorization": "Bearer x"}}, "is for secrets"),
         ({"headers": {"X-A": "b\r\nX-C: d"}}, "is not valid"),
@@ -263,7 +263,7 @@ def test_args_that_cannot_be_sent_are_dead(app: App, dsn: str, db: Any, endpoint
 
 
 def test_a_provider_that_is_wrong_is_tried_again(app: App, dsn: str, db: Any, endpoint: HttpServer) -> None:
-    """S4-06: a wrong setting is a clear error without the secret or the URL; the job waits for somebody to correct it."""
+    """S4-06: a wrong setting is a clear error without the secret or the URL; the job is retried."""
     wrong_providers = [
         ({"url": "ftp://example.org"}, "must be a URL like"),
         ({"url": "https://user:word@example.org"}, "store user and password"),

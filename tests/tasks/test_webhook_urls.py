@@ -1,4 +1,4 @@
-"""Webhooks to URLs of the args, each signed by a secret that the args name: one provider for all forms."""
+"""Webhooks to URLs of the args, each signed with a secret that the args name: one provider for all forms."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ LATER = webhook.with_(retry=Constant(timedelta(hours=1)))  # nothing is tried ag
 def test_each_form_has_its_url_and_secret_without_a_provider_of_its_own(
     app: App, dsn: str, db: Any, endpoint: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S4-06: two forms share a provider row; each is called at the URL of its job and signed by its own encrypted secret.
+    """S4-06: two forms share a provider row; each is called at its job's URL and signed with its own encrypted secret.
 
-    Nothing that the database keeps of the jobs has a secret in it.
+    No row of the jobs contains a secret.
     """
     monkeypatch.setenv("TALLYBOOK_KEYS", new_key("k1"))
     app.dsn = dsn
@@ -58,7 +58,7 @@ def test_each_form_has_its_url_and_secret_without_a_provider_of_its_own(
 def test_no_other_secret_of_the_provider_goes_to_a_url_of_the_args(
     app: App, run: Run, db: Any, endpoint: HttpServer
 ) -> None:
-    """S4-06: the provider's token goes to its own URL, and to no URL that a job says."""
+    """S4-06: the provider's token goes to its own URL, and to no URL of a job's args."""
     own = new_signing_secret()
     secrets = {"token": "t0ken", "signing_secret": own, "form_1": new_signing_secret()}
     serving(app, provider("forms", secrets, url=f"{endpoint.url}/own", **OPEN))
@@ -71,7 +71,7 @@ def test_no_other_secret_of_the_provider_goes_to_a_url_of_the_args(
 
 
 def test_a_form_that_is_gone_switches_nothing_off(app: App, run: Run, db: Any, endpoint: HttpServer) -> None:
-    """S4-06: a 410 of a URL of the args is that job's death alone; the provider of the other forms stays active."""
+    """S4-06: a 410 from a URL of the args ends only that job; the provider of the other forms stays active."""
     registry = serving(app, provider("forms", {"form_1": new_signing_secret()}, **OPEN))
     endpoint.reply(Reply(410))
     assert run(webhook.enqueue_sync(db, "forms", BODY, url=endpoint.url, signed_by="form_1")).state == "dead"
@@ -79,7 +79,7 @@ def test_a_form_that_is_gone_switches_nothing_off(app: App, run: Run, db: Any, e
 
 
 def test_a_url_of_the_args_is_guarded(app: App, dsn: str, db: Any, endpoint: HttpServer) -> None:
-    """S4-06: inside addresses, http:// and URLs that are none are dead; an unknown secret is tried again and is not shown."""
+    """S4-06: inside addresses, http:// and invalid URLs are dead; an unknown secret is retried and is not shown."""
     secret = new_signing_secret()
     serving(app, provider("forms", {"form_1": secret}))
     cases: list[tuple[dict[str, Any], str, str]] = [

@@ -1,4 +1,4 @@
-"""docs/webhooks.md does what it says."""
+"""docs/webhooks.md is checked against the code."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ PAGE = "docs/webhooks.md"
 
 
 def test_the_examples_of_the_webhooks_page_run(tmp_path: Path, dsn: str, db: Any, endpoint: HttpServer) -> None:
-    """S4-06 S4-22: docs/webhooks.md as written: in Python and in SQL, all its jobs run."""
-    # The page's app, with the providers that it names, whose servers are this test's.
+    """S4-06 S4-22: all jobs of docs/webhooks.md run as written, in Python and in SQL."""
+    # The page's app, with its providers at this test's servers.
     drain = """
 import json, sys
 from app import app
@@ -66,7 +66,7 @@ def test_the_args_on_the_page_are_those_of_the_tasks() -> None:
 
 
 def test_the_settings_on_the_page_are_those_that_are_read() -> None:
-    """docs/webhooks.md lists every setting of a provider that the code asks for, and no other."""
+    """docs/webhooks.md lists every provider setting that the code reads, and no other."""
     folder = ROOT / "src/tallybook/extra/tasks"
     pattern = re.compile(
         r'(?:settings\.get\(|text_setting\(\w+, |text_setting\(\s*provider, )"(\w+)"|"(\w+)" (?:not )?in provider\.settings'
