@@ -1,4 +1,4 @@
-"""The docs are held against the code: what they show runs, what they name exists, what they list is complete."""
+"""The docs are checked against the code: examples run, names exist, lists are complete."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ PAGES = [
 @pytest.mark.servers
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "sql")], ids=name)
 def test_the_sql_of_a_page_runs(page: Path, db: Any) -> None:
-    """S5-01: every SQL block runs, in the order of the page, on one connection to a fresh database."""
+    """S5-01: every SQL block runs, in page order, on one connection to a fresh database."""
     for block in blocks(page, "sql"):
         for statement in statements(block):
             db.execute(statement)
 
 
 def test_the_sql_page_does_what_it_says(db: Any) -> None:
-    """S5-01, S1-03, S1-09, S4-02: after docs/sql.md the side table is joined to its jobs: one is done, one waits."""
+    """S5-01, S1-03, S1-09, S4-02: after docs/sql.md the side table joins its jobs: one is completed, one retrying."""
     for block in blocks(ROOT / "docs/sql.md", "sql"):
         for statement in statements(block):
             db.execute(statement)
@@ -58,13 +58,13 @@ def test_the_sql_page_does_what_it_says(db: Any) -> None:
     ).fetchall()
     assert found == [("gold", "completed"), ("silver", "retrying")]
     assert db.execute("select state, reason from tallybook.job where unique_key = 'welcome:42'").fetchall() == [
-        ("scheduled", None)  # cancelled, then retried: the intent was taken back before anybody had met it
+        ("scheduled", None)  # cancelled, then retried: the cancel was withdrawn before any worker saw it
     ]
     assert db.execute("select count(*) from tallybook.job where task = 'send_welcome'").fetchone() == (10,)
 
 
 def test_every_public_sql_function_is_on_the_sql_page(db: Any) -> None:
-    """docs/sql.md names each function of the schema that is not internal, but for the ones a worker needs no words for."""
+    """docs/sql.md names each public function of the schema, except four that only workers use."""
     public = {
         row[0]
         for row in db.execute(
@@ -82,7 +82,7 @@ def test_every_public_sql_function_is_on_the_sql_page(db: Any) -> None:
 
 @pytest.mark.slow
 def test_the_examples_of_the_schedules_page_run(tmp_path: Path, dsn: str, db: Any) -> None:
-    """S2-11, S2-13: the files and the commands of docs/schedules.md, as written: declared, put, run, paused, listed."""
+    """S2-11, S2-13: docs/schedules.md as written: files and commands declare, put, run, pause and list schedules."""
     assert project(tmp_path, "docs/schedules.md") == ["app.py", "change.py"]
     python(tmp_path, dsn, "-c", DRAIN)
     declared = db.execute("select name, cron, every::text, tz, source from tallybook.schedule order by name").fetchall()
@@ -100,14 +100,14 @@ def test_the_examples_of_the_schedules_page_run(tmp_path: Path, dsn: str, db: An
             db.execute(statement)
     for line in blocks(ROOT / "docs/schedules.md", "sh")[0].splitlines():
         python(tmp_path, dsn, "-m", *shlex.split(line))
-    # Those that were run by hand; the others fire whenever five minutes end meanwhile.
+    # Only runs by hand: the others fire whenever five minutes end meanwhile.
     by_hand = "select what, count(*) from tallybook.fire where tick <> date_trunc('minute', tick) group by 1"
     assert db.execute(by_hand).fetchall() == [("enqueued", 3)]
 
 
 @pytest.mark.slow
 def test_the_example_of_the_query_page_runs(tmp_path: Path, dsn: str, db: Any) -> None:
-    """S1-21 S1-22 S1-23: docs/query-schedules.md as written: what is stale and viewed is put in, once; what nobody views is not."""
+    """S1-21 S1-22 S1-23: docs/query-schedules.md as written: stale, viewed assets are enqueued once, others are not."""
     page = ROOT / "docs/query-schedules.md"
     first, *others = blocks(page, "sql")
     for statement in statements(first):
@@ -119,7 +119,7 @@ def test_the_example_of_the_query_page_runs(tmp_path: Path, dsn: str, db: Any) -
         "insert into price select id, now() - interval '25 h' from asset where id <> 4"
     )
     assert project(tmp_path, "docs/query-schedules.md") == ["app.py"]
-    python(tmp_path, dsn, "-c", DRAIN)  # on record
+    python(tmp_path, dsn, "-c", DRAIN)  # registers the schedule
     fire = "select jobs from tallybook.schedule_run('stale-prices')"
     assert [db.execute(fire).fetchone() for _ in range(2)] == [(3,), (0,)]
     printed = python(tmp_path, dsn, "-c", DRAIN)
@@ -169,7 +169,7 @@ def test_the_examples_of_the_providers_page_run(tmp_path: Path, dsn: str, db: An
 
 
 def test_the_example_of_the_telemetry_page_runs(tmp_path: Path, dsn: str, db: Any) -> None:
-    """docs/telemetry.md as written: the app is instrumented, a job is put in with a trace, and runs."""
+    """docs/telemetry.md as written: the app is instrumented; a job is enqueued with a trace, and runs."""
     assert project(tmp_path, "docs/telemetry.md") == ["app.py"]
     put = (
         "from opentelemetry.sdk.trace import TracerProvider; from opentelemetry import trace;"
@@ -182,7 +182,7 @@ def test_the_example_of_the_telemetry_page_runs(tmp_path: Path, dsn: str, db: An
 
 
 def test_attributes_and_metrics_of_opentelemetry_are_listed() -> None:
-    """docs/telemetry.md lists every attribute of a span and every metric that the code names, and no other."""
+    """docs/telemetry.md lists exactly the span attributes and the metrics that the code names."""
     code = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "src/tallybook/_otel").glob("*.py"))
     named = set(re.findall(r'"((?:messaging|tallybook|error)\.[a-z_.]+)"', code)) - {
         "tallybook.telemetry",
@@ -208,7 +208,7 @@ DRAIN = "from app import app; from tallybook.testing import drain; print(drain(a
 
 
 def test_the_first_job_of_the_readme_runs(tmp_path: Path, dsn: str, db: Any) -> None:
-    """The README's two files, as written: a customer and a job in one transaction, and the job runs."""
+    """The README's two files as written: one transaction adds a customer and a job, and the job runs."""
     assert project(tmp_path, "README.md") == ["app.py", "signup.py"]
     assert python(tmp_path, dsn, "signup.py") == "job 1\n"
     assert db.execute("select id from customer").fetchall() == [(42,)]
@@ -220,7 +220,7 @@ def test_the_first_job_of_the_readme_runs(tmp_path: Path, dsn: str, db: Any) -> 
 
 
 def test_the_tutorials_files_run(tmp_path: Path, dsn: str, db: Any) -> None:
-    """The tutorial's files, as written: the rolled-back job is never seen, the next fails, waits and completes."""
+    """The tutorial's files as written: a rolled-back job is never seen; the next one fails, waits and completes."""
     assert project(tmp_path, "docs/tutorial.md") == ["app.py", "signup.py", "test_signup.py"]
     python(tmp_path, dsn, "signup.py")
     assert db.execute("select id from customer").fetchall() == [(2,)]
@@ -263,7 +263,7 @@ def test_the_files_of_the_subjects_page_run(tmp_path: Path, dsn: str, db: Any) -
 
 
 def test_the_sql_page_ends_subjects_as_it_says(db: Any) -> None:
-    """S3-07 S3-28 S3-29: after docs/sql.md each subject is what its verb has made of it."""
+    """S3-07 S3-28 S3-29: after docs/sql.md each subject has the state that its verb sets."""
     for block in blocks(ROOT / "docs/sql.md", "sql"):
         for statement in statements(block):
             db.execute(statement)
@@ -282,7 +282,7 @@ def test_the_sql_page_ends_subjects_as_it_says(db: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.direct("makes databases from a template, which a pooler keeps open")
 def test_the_tutorials_test_passes(tmp_path: Path, dsn: str) -> None:
-    """The test that the tutorial shows passes under pytest, with the fixture that Tallybook brings."""
+    """The tutorial's test passes under pytest, with the fixture that Tallybook provides."""
     project(tmp_path, "docs/tutorial.md")
     arguments = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_signup.py")
     assert "1 passed" in python(tmp_path, dsn, *arguments, TALLYBOOK_TEST_DSN=dsn)
@@ -290,7 +290,7 @@ def test_the_tutorials_test_passes(tmp_path: Path, dsn: str) -> None:
 
 @pytest.mark.slow
 def test_the_example_of_the_fan_out_page_runs(tmp_path: Path, dsn: str, db: Any) -> None:
-    """S4-22: docs/fan-out.md as written: two mails, a message that is cancelled, and a follow-up that says so, once."""
+    """S4-22: docs/fan-out.md as written: two mails, a cancelled message, and a follow-up that reports them, once."""
     assert project(tmp_path, "docs/fan-out.md") == ["app.py", "submit.py"]
     (printed,) = blocks(ROOT / "docs/fan-out.md", "text")
     assert python(tmp_path, dsn, "submit.py") == printed
@@ -299,14 +299,14 @@ def test_the_example_of_the_fan_out_page_runs(tmp_path: Path, dsn: str, db: Any)
 
 
 def test_the_example_of_the_queues_page_runs(tmp_path: Path, dsn: str) -> None:
-    """docs/queues.md as written: a queue is made, looked at, truncated and dropped."""
+    """docs/queues.md as written: a queue is created, read, truncated and dropped."""
     assert project(tmp_path, "docs/queues.md") == ["queues.py"]
     assert python(tmp_path, dsn, "queues.py").splitlines() == ["created", "['send', 'send']", "3", "True"]
 
 
 @pytest.mark.slow
 def test_the_example_of_the_counting_page_runs(tmp_path: Path, dsn: str, db: Any) -> None:
-    """S3-14, S3-33, S4-16: docs/counting.md as written: counted, worked off, completed today, times, events; its commands."""
+    """S3-14, S3-33, S4-16: docs/counting.md as written: counts, today's completed jobs, times, events; its commands."""
     page = ROOT / "docs/counting.md"
     assert project(tmp_path, "docs/counting.md") == ["counting.py"]
     (expected,) = blocks(page, "text")
@@ -321,21 +321,21 @@ def test_the_example_of_the_counting_page_runs(tmp_path: Path, dsn: str, db: Any
 
 
 def test_the_example_of_the_why_page_runs(tmp_path: Path, dsn: str) -> None:
-    """Issue 6, 4: docs/why.md as written: nobody serves the queue, then it is dead, and its events by a link."""
+    """Issue 6, 4: docs/why.md as written: no worker serves the queue, then the job is dead; a link lists its events."""
     assert project(tmp_path, "docs/why.md") == ["app.py", "ask.py"]
     (printed,) = blocks(ROOT / "docs/why.md", "text")
     assert python(tmp_path, dsn, "ask.py") == printed
 
 
 def test_the_example_of_the_jobs_page_runs(tmp_path: Path, dsn: str) -> None:
-    """Issue 7: docs/jobs.md as written: jobs are found by their error, in two pages, and those of the first are retried."""
+    """Issue 7: docs/jobs.md as written: jobs are found by their error, in two pages, and the first page is retried."""
     assert project(tmp_path, "docs/jobs.md") == ["app.py", "find.py"]
     (printed,) = blocks(ROOT / "docs/jobs.md", "text")
     assert python(tmp_path, dsn, "find.py") == printed
 
 
 def test_the_reasons_of_the_why_page_are_those_of_the_functions() -> None:
-    """docs/why.md lists every code that why can give, and no other."""
+    """docs/why.md lists exactly the codes that `why` can return."""
     listed = set(words(table(text("docs/why.md"), "reason")))
     folder = ROOT / "src/tallybook/sql/read/why"
     source = "".join(file.read_text(encoding="utf-8") for file in folder.glob("*.sql"))
@@ -346,7 +346,7 @@ def test_the_reasons_of_the_why_page_are_those_of_the_functions() -> None:
 
 
 def test_the_example_of_the_limits_page_runs(tmp_path: Path, dsn: str, db: Any) -> None:
-    """S1-18: docs/limits.md as written: a provider's second call waits for its turn, another's does not wait."""
+    """S1-18: docs/limits.md as written: a provider's second call waits for its turn, another provider's does not."""
     assert project(tmp_path, "docs/limits.md") == ["app.py", "run.py", "tenants.py", "shuffled.py"]
     printed, _ = blocks(ROOT / "docs/limits.md", "text")
     said = python(tmp_path, dsn, "run.py").splitlines()
@@ -383,7 +383,7 @@ def test_python_blocks_are_python(page: Path) -> None:
 
 
 def commands(group: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """Every command with the words that lead to it."""
+    """Every command with its path of words."""
     yield path, group
     if isinstance(group, click.Group):
         for word, command in group.commands.items():
@@ -403,7 +403,7 @@ def options(command: click.Command) -> set[str]:
 
 
 def lines_of_code(page: Path) -> Iterator[str]:
-    """What a reader would type: the lines of shell blocks, and what stands in backticks elsewhere."""
+    """Lines that a reader would type: those of shell blocks, and texts in backticks elsewhere."""
     whole = page.read_text(encoding="utf-8")
     for language, body in FENCED.findall(whole):
         if language == "sh":
@@ -413,13 +413,13 @@ def lines_of_code(page: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_every_command_and_option_in_the_docs_exists(page: Path) -> None:
-    """Each `tallybook ...` on a page names a command that there is, with options that it has."""
+    """Each `tallybook ...` on a page names an existing command with existing options."""
     for line in lines_of_code(page):
         assert_exists(line, name(page))
 
 
 def assert_exists(line: str, where: str) -> None:
-    """Fails for a line `tallybook ...` that names a command or an option that there is not."""
+    """Fail for a line `tallybook ...` with an unknown command or option."""
     found = re.match(r"tallybook(?: (.*))?$", line.strip())
     path: tuple[str, ...] = ()
     for word in (found[1] or "").split() if found else ():
@@ -427,14 +427,14 @@ def assert_exists(line: str, where: str) -> None:
             flag = word.split("=")[0]
             assert flag in options(COMMANDS[path]), f"{where}: {line}: no option {flag}"
             if isinstance(COMMANDS[path], click.Group):
-                break  # it is run by itself
+                break  # the group itself is run
         elif isinstance(COMMANDS[path], click.Group):
             assert (*path, word) in COMMANDS, f"{where}: {line}: no command {word!r}"
             path = (*path, word)
 
 
 def test_the_dashboard_and_the_doctor_name_commands_that_exist() -> None:
-    """Each command in a template of the dashboard and in an advice of the doctor is one; so is each option beside them."""
+    """Each command and option in the dashboard's templates and in the doctor's advice exists."""
     source = Path(tallybook.__file__).parent
     templates = sorted((source / "extra" / "dashboard" / "templates").glob("*.html"))
     doctor = [source / "_db" / "doctor.py", *sorted((source / "sql" / "read" / "doctor").glob("*.sql"))]
@@ -487,7 +487,7 @@ def test_every_make_target_in_the_docs_exists() -> None:
 
 
 def test_states_are_those_that_the_view_can_show(db: Any) -> None:
-    """docs/states.md lists exactly the states that tallybook.job has in its definition, and each can be brought about."""
+    """docs/states.md lists exactly the states in the definition of tallybook.job, and each can be reached."""
     listed = words(table(text("docs/states.md"), "state"))
     view = text("src/tallybook/sql/read/views/job.sql")
     in_view = set(re.findall(r"(?:then|else) '(\w+)'", view))
@@ -520,7 +520,7 @@ def test_ends_of_attempts_are_those_of_the_type(db: Any) -> None:
 
 
 def test_reasons_and_answers_are_those_of_the_functions() -> None:
-    """docs/states.md lists the reasons that functions bury a job with, and the words that cancel returns."""
+    """docs/states.md lists the reasons with which functions make a job dead, and the return values of cancel."""
     functions = ROOT / "src/tallybook/sql"
     buried = {
         reason
@@ -537,7 +537,7 @@ def test_reasons_and_answers_are_those_of_the_functions() -> None:
 
 
 def test_the_table_of_faults_is_whole_and_names_tests_that_exist() -> None:
-    """docs/reliability.md lists F1 to F50, each with tests that there are, or with why it does not apply."""
+    """docs/reliability.md lists F1 to F50, each with existing tests or a note that it does not apply."""
     rows = table(text("docs/reliability.md"), "#")
     assert [row[0] for row in rows] == [f"F{number}" for number in range(1, 51)]
     known = {
@@ -555,7 +555,7 @@ def test_the_table_of_faults_is_whole_and_names_tests_that_exist() -> None:
 
 
 def test_errors_are_those_of_the_module() -> None:
-    """docs/errors.md lists every class of tallybook.errors and no other, each with its SQLSTATE."""
+    """docs/errors.md lists exactly the classes of tallybook.errors, each with its SQLSTATE."""
     rows = table(text("docs/errors.md"), "error")
     classes = {
         found
@@ -572,7 +572,7 @@ def test_errors_are_those_of_the_module() -> None:
         "UnknownProvider": "TB002",
         "UnknownQueue": "TB002",
         "UnknownSchedule": "TB002",
-    }  # the same code; the verb says which of them it means
+    }  # these share a code; the verb decides between them
 
 
 def test_every_sqlstate_of_the_functions_is_listed() -> None:
@@ -626,7 +626,7 @@ def test_worker_options_are_those_of_the_settings() -> None:
 
 
 def test_task_options_are_those_of_the_functions() -> None:
-    """docs/configuration.md lists the options of @app.task and of with_, and the defaults of the first."""
+    """docs/configuration.md lists the options of @app.task, with their defaults, and those of with_."""
     part = section("docs/configuration.md", "Task")
     declared = inspect.signature(tallybook.App.task).parameters
     rows = table(part, "option of `@app.task`")
@@ -663,14 +663,14 @@ def test_retry_policies_wait_as_the_table_says() -> None:
 
 
 def test_extras_are_those_of_the_package() -> None:
-    """docs/configuration.md lists every extra of pyproject.toml but the one for development, and no other."""
+    """docs/configuration.md lists exactly the extras of pyproject.toml, except the one for development."""
     declared = tomllib.loads(text("pyproject.toml"))["project"]["optional-dependencies"]
     listed = words(table(section("docs/configuration.md", "Extras"), "extra"))
     assert len(listed) == len(set(listed)) and set(listed) == set(declared) - {"dev"}
 
 
 def test_environment_variables_are_those_of_the_code() -> None:
-    """docs/configuration.md lists every variable TALLYBOOK_... that the package reads, and no other."""
+    """docs/configuration.md lists exactly the variables TALLYBOOK_... that the package reads."""
     read = {
         found
         for file in (ROOT / "src").rglob("*.py")
@@ -685,7 +685,7 @@ def test_environment_variables_are_those_of_the_code() -> None:
 
 @pytest.mark.parametrize("page", sources(), ids=name)
 def test_links_between_pages_resolve(page: Path) -> None:
-    """Every link to a file of the repository leads to one, and to a heading that it has; so does every picture in HTML."""
+    """Every link and every HTML picture leads to an existing file of the repository, and to an existing heading."""
 
     def anchor(heading: str) -> str:
         """The anchor that a heading gets on the web."""
@@ -710,14 +710,14 @@ def test_the_list_of_pages_has_every_page() -> None:
 
 
 def test_diagrams_are_pictures() -> None:
-    """No page has a diagram as source, which the site would show as text; each picture has a dark form of its own."""
+    """Pages show diagrams as pictures, because the site shows a source as text; each picture has a dark form."""
     assert [page for page in sources() if "```mermaid" in page.read_text(encoding="utf-8")] == []
     for picture in (ROOT / "docs/pictures").glob("*.svg"):
         assert "prefers-color-scheme: dark" in picture.read_text(encoding="utf-8"), picture
 
 
 def test_files_and_folders_that_contributing_names_exist() -> None:
-    """Each folder of the layout in CONTRIBUTING is there, and each file that a page names by its path."""
+    """Each folder of CONTRIBUTING's layout exists, and so does each file that a page names by its path."""
     for word in words(table(text("CONTRIBUTING.md"), "folder")):
         assert (ROOT / word).exists(), word
     for page in PAGES:
@@ -727,7 +727,7 @@ def test_files_and_folders_that_contributing_names_exist() -> None:
 
 
 def test_benchmark_figures_are_those_of_the_benches() -> None:
-    """docs/benchmarks.md has one row a figure, and its command names the bench that prints such a figure."""
+    """docs/benchmarks.md has one row per figure, with the command of the bench that prints it."""
     rows = table(text("docs/benchmarks.md"), "figure")
     figures = words(rows)
     assert len(figures) == len({(row[0], row[4]) for row in rows}) == len(rows)
@@ -747,7 +747,7 @@ def test_benchmark_figures_are_those_of_the_benches() -> None:
 
 
 def test_the_figures_of_the_comparison_are_those_of_the_benchmarks() -> None:
-    """docs/comparison.md gives no figure that docs/benchmarks.md does not have for the same thing."""
+    """Each figure of docs/comparison.md is in docs/benchmarks.md, for the same thing."""
     rows = {word: row for row in table(text("docs/benchmarks.md"), "figure") for word in words([row])}
     part = section("docs/comparison.md", "Speed")
     for figure in ("ratio_to_graphile", "ratio_to_pgqueuer"):

@@ -1,4 +1,4 @@
-"""make docs: every page is in the site, the reference is whole, a mistake fails the build, nothing comes from elsewhere."""
+"""make docs: the site has every page, the reference is whole, a mistake fails the build, nothing loads from outside."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tools import docs, reference
 
 
 def test_every_page_is_in_the_nav() -> None:
-    """The nav of mkdocs.yml names every page of the repository and of the reference, once, and no other."""
+    """The nav of mkdocs.yml names exactly the pages of the repository and of the reference, each once."""
     assert docs.beside_nav(reference.pages()) == []
 
 
 def test_a_page_beside_the_nav_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Control: a page that the nav leaves out, one that there is not, and one that it has twice are each named."""
+    """Control: a page that is missing in the nav, does not exist or is listed twice is named."""
     listed = docs.nav()
     monkeypatch.setattr(docs, "nav", lambda: [*listed[1:], "docs/none.md", listed[1]])
     assert docs.beside_nav(reference.pages()) == [
@@ -33,7 +33,7 @@ def test_a_page_beside_the_nav_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_every_public_module_has_its_page() -> None:
-    """The reference has a page for each module that has public names, and no other. Of an extra its package is public."""
+    """The reference has a page for each module with public names, and no other; of an extra, for its package."""
     package = ROOT / "src" / "tallybook"
     public = {
         ".".join(file.relative_to(package.parent).with_suffix("").parts).removesuffix(".__init__")
@@ -54,7 +54,7 @@ def test_every_public_name_is_on_one_page() -> None:
 
 @pytest.mark.parametrize("module", reference.MODULES.values())
 def test_every_public_name_says_what_it_is(module: str) -> None:
-    """Each name in a module's `__all__` has a docstring, or is a plain value; so has each public method of a class."""
+    """Each function and class in a module's `__all__` has a docstring, and so has each public method."""
 
     def _may_speak(value: Any) -> bool:
         return inspect.isclass(value) or inspect.isroutine(value)
@@ -75,7 +75,7 @@ def test_every_public_name_says_what_it_is(module: str) -> None:
 
 
 def test_every_sql_file_says_what_it_is() -> None:
-    """The head of each public function says how it is called and what it does; the reference has all of them."""
+    """The head of each public function shows its call and its effect; the reference has all of them."""
     page = reference.pages()["sql-functions.md"]
     for file in reference.sql_files(views=False):
         first = reference.head(file)[0]
@@ -86,7 +86,7 @@ def test_every_sql_file_says_what_it_is() -> None:
 
 
 def test_the_arguments_of_a_function_are_a_table() -> None:
-    """What a head lists is a table in the reference: a word and what it means, over several lines; and no text is lost."""
+    """The reference shows the list of a head as a table of words and their meanings, and loses no text."""
     head = reference.head(reference.SQL / "core" / "enqueue" / "enqueue.sql")
     made = "\n".join(reference.sql_part(reference.SQL / "core" / "enqueue" / "enqueue.sql")).replace("\\", "")
     assert "| `priority` | lower runs first |" in made
@@ -96,20 +96,20 @@ def test_the_arguments_of_a_function_are_a_table() -> None:
 
 
 def test_the_rights_are_one_sentence() -> None:
-    """Who may use a function or a view stands below its text, also where the line in the file goes on in the next."""
+    """The roles that may use a function or a view are below its text, even if the file's list spans lines."""
     view = "\n".join(reference.sql_part(reference.SQL / "read" / "views" / "attempt.sql")).replace("\\", "")
     assert re.search(r"\nRoles with rights: operator; reader \(job_id, .*, worker_id, worker\)\.\n", view)
     assert "\nRoles with rights: worker.\n" in reference.pages()["sql-functions.md"]
 
 
 def test_plain_text_stays_plain() -> None:
-    """What a head says with signs that mean something in Markdown or HTML is shown with these signs."""
+    """Characters of a head that have a meaning in Markdown or HTML are shown as they are."""
     assert reference.prose("a_b * <c> [d] `e` f|g") == r"a\_b \* &lt;c> \[d\] \`e\` f\|g"
 
 
 @pytest.fixture
 def staged(tmp_path: Path) -> Path:
-    """A folder in which the site can be built without touching this one."""
+    """A folder in which the site can be built without changing this one."""
     docs.stage(tmp_path / "build" / "docs")
     shutil.copy(ROOT / "mkdocs.yml", tmp_path)
     (tmp_path / "src").symlink_to(ROOT / "src")
@@ -119,7 +119,7 @@ def staged(tmp_path: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_site_builds(staged: Path) -> None:
-    """Issue 8: the site has a page for each of the nav, with what the code says of itself, and loads nothing from elsewhere."""
+    """Issue 8: the site has each page of the nav, and the code's docstrings, and loads nothing from outside."""
     assert docs.build(staged) == 0
     site = staged / "site"
     for page in docs.nav():
@@ -147,7 +147,7 @@ def test_the_site_builds(staged: Path) -> None:
     "mistake", ["[a page](nowhere.md)", "[a heading](limits.md#nothing-of-the-kind)", "::: tallybook.nothing"]
 )
 def test_a_mistake_fails_the_build(staged: Path, mistake: str) -> None:
-    """Control: a link to no page, a link to no heading and a name that the code has not each fail the build."""
+    """Control: a link to no page, a link to no heading and an unknown name each fail the build."""
     with (staged / "build/docs/docs/states.md").open("a", encoding="utf-8") as page:
         page.write(f"\n\n{mistake}\n")
     assert docs.build(staged) != 0

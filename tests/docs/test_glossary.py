@@ -1,4 +1,4 @@
-"""The glossary is held against the code: one word per idea, each in use, none of the words that other queues have for it."""
+"""The glossary is checked against the code: one word per idea, each in use, none of other queues' words for it."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ OF_OTHER_IDEAS = {
     "run": "a schedule, now",
     "timeout": "the option that sets the deadline",
 }
-"""Words of others that are names here, too, for something else."""
+"""Words of other queues that are names here for something else."""
 PLUMBING = {"move", "look", "put", "many", "from", "after", "due", "done", "listen", "begin", "end"}
-"""Parts of verbs that are said between a worker and the core, or that are plain English."""
+"""Parts of verbs between a worker and the core, and plain English."""
 
 
 def terms() -> list[str]:
-    """The words that are explained, in bold; with what follows where one word has two meanings."""
+    """The words that the glossary explains, in bold."""
     return [term for row in ROWS for term in re.findall(r"\*\*([^*]+)\*\*", row[0])]
 
 
 def public_names() -> set[str]:
-    """Every name that a user writes: commands and options, Python's names and arguments, SQL functions and theirs."""
+    """Every name that a user writes: commands, options, Python's names and arguments, SQL functions and arguments."""
     return {*_of_commands(cli), *_of_python(), *_of_sql()}
 
 
@@ -79,14 +79,14 @@ def _of_sql() -> Iterator[str]:
 
 
 def test_each_word_is_explained_once() -> None:
-    """The glossary has no word twice; where one word has two meanings, what stands behind it tells them apart."""
+    """The glossary has no word twice; the text after a word tells its two meanings apart."""
     assert all(len(row) == 3 and row[1] for row in ROWS)
     qualified = [word.strip() for row in ROWS for word in re.findall(r"\*\*[^*]+\*\*(?: of [\w ]+)?", row[0])]
     assert [word for word, count in Counter(qualified).items() if count > 1] == []
 
 
 def test_each_word_is_in_use() -> None:
-    """Each word of the glossary stands in the sources, so none has been left behind."""
+    """Each word of the glossary occurs in the sources, so none is obsolete."""
     source = ROOT / "src" / "tallybook"
     code = "\n".join(
         file.read_text(encoding="utf-8").lower()
@@ -99,7 +99,7 @@ def test_each_word_is_in_use() -> None:
 
 
 def test_no_public_name_is_a_word_of_others() -> None:
-    """What other queues say for an idea is no command, option, function or argument here, unless it means something else."""
+    """No command, option, function or argument is another queue's word for an idea, unless it means something else."""
     others = {word.strip() for row in ROWS for word in row[2].split(",") if word.strip()} - set(terms())
     parts = {part for name in public_names() for part in (name, *name.split("_"))}
     assert {word for word in others if word.replace(" ", "_") in parts} <= set(OF_OTHER_IDEAS)
@@ -107,7 +107,7 @@ def test_no_public_name_is_a_word_of_others() -> None:
 
 @pytest.mark.parametrize("word", ["payload", "fetch", "requeue", "eta"])
 def test_words_of_others_would_be_found(word: str) -> None:
-    """Control: the glossary knows these as words of others, and such a name is one that the test above looks at."""
+    """Control: the glossary has these words of other queues, and the test above reads such names."""
     assert any(word in re.split(", ?", row[2]) for row in ROWS)
     assert (
         word not in public_names()
@@ -123,7 +123,7 @@ def test_each_state_end_and_reason_is_explained() -> None:
 
 
 def test_each_part_of_a_verb_is_explained() -> None:
-    """Every word that a public SQL function's name is made of is in the glossary."""
+    """Every word in the name of a public SQL function is in the glossary."""
     said = " ".join(f"{row[0]} {row[1]}".lower() for row in ROWS)
     parts = {part for file in sql_files(views=False) for part in file.stem.split("_")}
     assert {part for part in parts - PLUMBING if not re.search(rf"\b{part.rstrip('s')[:5]}", said)} == set()

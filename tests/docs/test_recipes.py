@@ -1,4 +1,4 @@
-"""Programs of the docs that print what their page shows: each recipe of docs/recipes.md, and those of other pages."""
+"""Programs of the docs print what their page shows: each recipe of docs/recipes.md, and those of other pages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAGES = {page: text(f"docs/{page}.md") for page in ("args", "testing", "context"
 @pytest.mark.slow
 @pytest.mark.parametrize("title", [*RECIPES, *PAGES])
 def test_a_recipe_prints_what_the_page_shows(title: str, tmp_path: Path, dsn: str) -> None:
-    """The file of a recipe or page, as written, run on a fresh database."""
+    """The file of a recipe or page, as written, prints the page's output on a fresh database."""
     (_, code), (_, printed) = FENCED.findall((RECIPES | PAGES)[title])
     (tmp_path / "recipe.py").write_text(code, encoding="utf-8")
     assert python(tmp_path, dsn, "recipe.py") == printed

@@ -1,4 +1,4 @@
-"""docs/running.md and the files for others' programs: they are what those programs read, and fit the code."""
+"""docs/running.md and the files for other programs have the formats of those programs, and fit the code."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def unit(text: str) -> dict[str, dict[str, str]]:
 
 
 def test_the_times_to_stop_are_those_of_the_worker() -> None:
-    """Unit, manifest and text give a worker its stop time-out, its grace and 15 s more."""
+    """Unit, manifest, compose file and text give a worker its stop timeout, its grace and 15 s more."""
     stop = WorkerSettings().stop_timeout + WorkerSettings().abort_timeout + timedelta(seconds=15)
     seconds = int(stop.total_seconds())
     service = unit(blocks("ini")[0])["Service"]
@@ -57,7 +57,7 @@ def test_the_times_to_stop_are_those_of_the_worker() -> None:
 
 
 def takes(words: list[str]) -> dict[str, Any]:
-    """What the command line of Tallybook reads from these words; fails where it cannot."""
+    """The parameters that Tallybook's command line reads from these words; raises if it cannot."""
     assert words[0] == "tallybook"
     command = cli.commands[words[1]]
     with command.make_context(words[1], list(words[2:])) as made:
@@ -65,7 +65,7 @@ def takes(words: list[str]) -> dict[str, Any]:
 
 
 def test_the_commands_are_those_of_the_command_line() -> None:
-    """The commands of the unit, the image, the compose file and the manifests are read by the command line as they stand."""
+    """The command line accepts the commands of the unit, the image, the compose file and the manifests as written."""
     service = unit(blocks("ini")[0])["Service"]
     program, *words = service["ExecStart"].split()
     assert takes([program.removeprefix("/srv/shop/.venv/bin/"), *words])["metrics_port"] == 9464
@@ -88,7 +88,7 @@ def _containers(name: str) -> list[dict[str, Any]]:
 
 
 def test_the_probes_ask_what_is_served() -> None:
-    """Each probe asks a page and a port that its process serves, and so does each health check."""
+    """Each probe and each health check requests a page and a port that its process serves."""
     for name, probes in (
         ("worker", ("startupProbe", "livenessProbe", "readinessProbe")),
         ("web", ("livenessProbe", "readinessProbe")),
@@ -118,7 +118,7 @@ def test_a_pod_has_no_rights_that_it_does_not_need(name: str) -> None:
 
 
 def test_selectors_match_and_only_this_machine_reaches_the_dashboard() -> None:
-    """Deployments and the Service select the pods that there are; compose shows the dashboard on loopback alone."""
+    """Deployments and the Service select their own pods; compose serves the dashboard on loopback only."""
     web, service = manifests("web")
     assert service["spec"]["selector"] == web["spec"]["template"]["metadata"]["labels"]
     for deployment in (web, *manifests("worker")):
@@ -128,7 +128,7 @@ def test_selectors_match_and_only_this_machine_reaches_the_dashboard() -> None:
 
 
 def test_the_image_takes_files_that_there_are() -> None:
-    """Each file that the Dockerfile copies is in the repository, and .dockerignore lets it in."""
+    """Each file that the Dockerfile copies exists, and .dockerignore lets it in."""
     copied = [
         name for line in re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE, re.MULTILINE) for name in line.split()
     ]
@@ -146,7 +146,7 @@ def test_every_block_is_read_by_its_own_language() -> None:
 
 @pytest.mark.direct("logs in as users of its own")
 def test_the_number_that_is_scaled_by(empty_dsn: str) -> None:
-    """The role metrics may ask KEDA's question, whose answer is one whole number, 0 for a queue that nobody knows."""
+    """The role metrics may run KEDA's query, which returns one whole number, 0 for an unknown queue."""
     scaled = yaml.safe_load(blocks("yaml")[0])
     query = scaled["spec"]["triggers"][0]["metadata"]["query"]
     assert query == blocks("sql")[0].strip().rstrip(";")
@@ -160,17 +160,17 @@ def test_the_number_that_is_scaled_by(empty_dsn: str) -> None:
             lease = "7c9e6679-7425-40de-944b-e07fc1f90ae8"
             at.db.execute("select tallybook.worker_start('w', '{mail}', '{t}')")
             at.db.execute("select tallybook.claim(1, '{mail}', '{1}', %s::uuid)", (lease,))
-            assert conn.execute(query).fetchall() == [(2,)]  # one in line, one running
+            assert conn.execute(query).fetchall() == [(2,)]  # one available, one running
             with pytest.raises(psycopg.errors.InsufficientPrivilege):  # and nothing else
                 conn.execute("select * from tallybook.job")
 
 
 @pytest.mark.direct("counts the connections of a worker")
 async def test_the_connections_of_a_worker(app: App, dsn: str, db: Any) -> None:
-    """A worker has as many connections as the page says, and one more with the first job that needs it, never more."""
+    """A worker has as many connections as the page says, and one more from the first job that needs it, never more."""
 
     def connections() -> dict[str, str]:
-        """The table of the page: of what, how many."""
+        """The page's table: the number of connections for each purpose."""
         rows = re.findall(
             r"^\| ([^|]+) \| ([^|]+) \| [^|]+ \|$", PAGE.split("## How many connections")[1].split("##")[0], re.M
         )
@@ -266,7 +266,7 @@ WORDS = {
 
 
 def checked(expr: str) -> set[str]:
-    """The metrics of an expression; AssertionError where it cannot be one of PromQL's over our metrics."""
+    """The metrics of an expression; AssertionError if it is not PromQL over our metrics."""
     bare = re.sub(r'"[^"]*"', '""', expr)
     depth = 0
     for char in bare:
@@ -291,7 +291,7 @@ def checked(expr: str) -> set[str]:
 
 
 def test_the_dashboard_names_metrics_that_there_are() -> None:
-    """S2-09: every expression of the Grafana file is of metrics and labels that a scrape has, counters by their rate."""
+    """S2-09: every expression of the Grafana file uses metrics and labels that a scrape has, counters by rate."""
     named = set().union(*(checked(target["expr"]) for panel in PANELS for target in panel["targets"]))
     assert {
         "tallybook_up", "tallybook_jobs", "tallybook_jobs_ended_total", "tallybook_attempts_followed_total",
@@ -306,13 +306,13 @@ def test_the_dashboard_names_metrics_that_there_are() -> None:
      "rate(tallybook_up[5m])", "sum by (worker) (tallybook_jobs)", "summ(tallybook_up)", "sum(x)"],
 )  # fmt: skip
 def test_wrong_expressions_are_found(expr: str) -> None:
-    """Control: an unknown metric, label or function, a parenthesis too few, a counter without its rate."""
+    """Control: an unknown metric, label or function, a missing parenthesis and a counter without rate are found."""
     with pytest.raises(AssertionError):
         checked(expr)
 
 
 def test_the_dashboard_is_one_that_grafana_imports() -> None:
-    """What Grafana needs of a dashboard: ids, places that do not overlap, targets with names, the data source as a variable."""
+    """The dashboard has what Grafana needs: ids, disjoint places, named targets, the data source as a variable."""
     assert isinstance(BOARD["schemaVersion"], int) and BOARD["title"] and "id" not in BOARD
     variables = {found["name"]: found for found in BOARD["templating"]["list"]}
     assert variables["datasource"]["type"] == "datasource" and variables["datasource"]["query"] == "prometheus"

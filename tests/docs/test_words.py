@@ -1,4 +1,4 @@
-"""tools/words.py, which `make check` runs: it finds what it is there for."""
+"""tools/words.py, which `make check` runs, finds odd words and long sentences."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def test_short_strings_sql_and_names_are_not_prose(text: str) -> None:
     "text", ["-- Say what it does.", "select 1;  -- its worker goes on", "  'the job is over now',"]
 )
 def test_phrases_in_sql_are_found(text: str) -> None:
-    """A phrase of the list in a comment or message of SQL is a finding, with its line; code is none."""
+    """A phrase of the list in a comment or message of SQL is a finding, with its line; in code it is not."""
     assert [found.split(":")[0] for found in words.of_sql(f"select says, 'says'\n{text}\n-- rights: say\n")] == ["2"]
 
 
 def test_phrases_in_templates_are_found() -> None:
-    """A phrase of the list in the visible words of a template is a finding, with its line; its code is none."""
+    """A phrase of the list in the visible words of a template is a finding, with its line; in code it is not."""
     text = "<style>says</style>\n{% if says %}\n<p title='on record'\n>It says <b>so</b>.</p>"
     assert [found.split(":")[0] for found in words.of_template(text)] == ["4"]

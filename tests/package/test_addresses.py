@@ -1,4 +1,4 @@
-"""The address of the project, the pages that an installed user is sent to, and the extras."""
+"""The project's address, the pages that installed users are sent to, and the extras."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PAGE = re.compile(r"[\w:/.-]*\bdocs/[\w/-]+\.md")
 
 
 def files(*folders: str) -> list[str]:
-    """The text files below these folders that git knows."""
+    """The text files below these folders that git lists."""
     listed = subprocess.run(
         ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard", *folders],
         capture_output=True, text=True, check=True,
@@ -21,7 +21,7 @@ def files(*folders: str) -> list[str]:
 
 
 def test_the_package_sends_its_users_to_pages_on_the_web() -> None:
-    """Docstrings, errors, help texts and SQL name pages by their whole address: a wheel has no folder docs."""
+    """Docstrings, errors, help texts and SQL link to pages by full address, because a wheel has no docs folder."""
     named = {
         f"{file}: {page}"
         for file in files("src")
@@ -33,7 +33,7 @@ def test_the_package_sends_its_users_to_pages_on_the_web() -> None:
 
 
 def test_the_home_of_the_project_is_written_down_once() -> None:
-    """Each address of Tallybook on GitHub begins with that of pyproject.toml, and so do the others of pyproject.toml."""
+    """Each address of Tallybook on GitHub begins with the home in pyproject.toml, and so do its other URLs."""
     assert all(address.startswith(HOME) for address in PROJECT["urls"].values())
     host, _, name = HOME.rsplit("/", 2)
     address = re.compile(rf"{host}/[\w.-]+/{name}\b")
@@ -42,7 +42,7 @@ def test_the_home_of_the_project_is_written_down_once() -> None:
 
 
 def test_all_is_every_extra_of_a_user() -> None:
-    """`tallybook[all]` has each extra but those that only this repository needs, and `demo`, which is made of others."""
+    """`tallybook[all]` has each extra except those for this repository only and `demo`, which combines others."""
     extras = PROJECT["optional-dependencies"]
     (whole,) = extras["all"]
     assert re.findall(r"[\w-]+", whole.partition("[")[2]) == sorted(set(extras) - {"all", "demo", "dev", "docs"})

@@ -1,4 +1,4 @@
-"""The rooms of the package: no import cycle, imports for types included; and no long function. The layers are import-linter's."""
+"""The modules of the package: no import cycle, not even for types, no long function. import-linter checks layers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.paths import ROOT
 
 @pytest.fixture(scope="module")
 def imports() -> dict[str, set[str]]:
-    """What each module of the package imports, without the imports that the contract of the layers leaves out."""
+    """The imports of each module, without those that the layers contract ignores."""
     graph = grimp.build_graph("tallybook", include_external_packages=True, cache_dir=None)
     found = {module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules}
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
@@ -26,7 +26,7 @@ def imports() -> dict[str, set[str]]:
 
 
 def test_there_is_no_import_cycle(imports: dict[str, set[str]]) -> None:
-    """No module imports itself through others, at run time or for a type: CycleError names the modules of a cycle."""
+    """No module imports itself through others, at run time or for types: CycleError names a cycle's modules."""
     TopologicalSorter(imports).prepare()
 
 
@@ -44,13 +44,13 @@ DRIVER = {
 
 
 def test_other_rooms_import_the_driver_from_db(imports: dict[str, set[str]]) -> None:
-    """Outside `_db` only these modules import psycopg; what others need of it is in `_db/driver.py`."""
+    """Outside `_db`, only these modules import psycopg; other modules use `_db/driver.py`."""
     outside = {module for module in imports if not module.startswith("tallybook._db")}
     assert {module for module in outside if imports[module] & {"psycopg", "psycopg_pool"}} == set(DRIVER)
 
 
 def test_no_function_is_long() -> None:
-    """No function of the package has more than 70 lines, its signature and its docstring included."""
+    """No function of the package has more than 70 lines, including its signature and its docstring."""
     found = {
         f"{file.relative_to(ROOT)}:{node.lineno} {node.name}": (node.end_lineno or 0) - node.lineno + 1
         for file in (ROOT / "src").rglob("*.py")
@@ -61,7 +61,7 @@ def test_no_function_is_long() -> None:
 
 
 def test_examples_import_what_is_public() -> None:
-    """No example and no page imports a module whose name begins with an underscore: readers copy what they see."""
+    """No example and no page imports a private module, because readers copy what they see."""
     shown = [*ROOT.glob("examples/**/*.py"), *ROOT.glob("docs/*.md"), ROOT / "README.md"]
     private = re.compile(r"^\s*(from|import) tallybook(\.\w+)*\._", re.MULTILINE)
     assert len(shown) > 60 and [path.name for path in shown if private.search(path.read_text(encoding="utf-8"))] == []

@@ -1,4 +1,4 @@
-"""make matrix: which cells there are, what a cell that cannot be had says, and what a failed one does to the exit code."""
+"""make matrix: its cells, the row of a cell that cannot run, and the exit code after a failure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tools.matrix import Cell, Failed
 
 @pytest.fixture(autouse=True)
 def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Environments, logs and the table of a test lie in its own folder."""
+    """Keep the environments, logs and table of a test in its own folder."""
     monkeypatch.setattr(matrix, "ROOT", tmp_path)
     monkeypatch.setattr(matrix, "HOME", tmp_path / ".matrix")
     monkeypatch.setattr(matrix, "TABLE", tmp_path / "build" / "matrix.md")
@@ -23,7 +23,7 @@ def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_supported_python_and_postgresql_has_a_cell() -> None:
-    """The classifiers' Pythons, and PostgreSQL 15 to 18, are among the cells."""
+    """Each Python of the classifiers, and PostgreSQL 15 to 18, has a cell."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = {found[1] for line in project["classifiers"] if (found := re.search(r"Python :: (3\.\d+)$", line))}
     assert declared <= {cell.python for cell in matrix.CELLS.values()}
@@ -31,7 +31,7 @@ def test_each_supported_python_and_postgresql_has_a_cell() -> None:
 
 
 def test_the_lowest_versions_are_those_of_the_package() -> None:
-    """The cell `lowest` pins each library of the core and of the extras, the binary of psycopg included."""
+    """The cell `lowest` pins each library of the core and of the extras, including psycopg's binary."""
     pins = matrix.lower_bounds((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     named = {pin.split("==")[0] for pin in pins}
     assert {"psycopg", "psycopg-binary", "psycopg-pool", "click", "cronsim", "sqlalchemy", "django"} <= named
@@ -39,7 +39,7 @@ def test_the_lowest_versions_are_those_of_the_package() -> None:
 
 
 def test_what_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A cell whose Python is missing is a row that names it; it is no failure."""
+    """A cell whose Python is missing gets a row that names it, and does not fail the run."""
     monkeypatch.setattr(matrix, "CELLS", {"py3.99": Cell(python="3.99")})
     assert matrix.main([]) == 0
     assert "| py3.99 |" in matrix.TABLE.read_text(encoding="utf-8")
@@ -47,7 +47,7 @@ def test_what_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 
 def test_a_failed_cell_fails_the_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A cell whose environment cannot be made is FAILED, the others still run, and the exit code is 1."""
+    """A cell whose environment cannot be made is FAILED, other cells still run, and the exit code is 1."""
 
     def broken(*_: object) -> Path:
         raise Failed("no such library")
@@ -60,7 +60,7 @@ def test_a_failed_cell_fails_the_run(monkeypatch: pytest.MonkeyPatch, capsys: py
 
 
 def test_an_unknown_cell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """A misspelt cell ends with the list of those that there are."""
+    """A misspelt cell ends with the list of known cells."""
     with pytest.raises(SystemExit):
         matrix.main(["--only", "py3.1"])
     assert "no cell py3.1; there are usual, py3.12" in capsys.readouterr().err

@@ -1,6 +1,6 @@
-"""The package: what is in the sdist and the wheel, and what an installed one needs. `make package` uses it as a newcomer does.
+"""The package: the contents of the sdist and the wheel, and its needs. `make package` uses it as a newcomer does.
 
-pip needs an index here. Where there is none these tests fail with what pip says; they are never skipped.
+pip needs an index here. Without one these tests fail with pip's message; they are never skipped.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def empty(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python that has Tallybook without extras, and nothing else."""
+    """A Python with Tallybook without extras, and nothing else."""
     return installed(built[1], "", tmp_path_factory.mktemp("empty"))
 
 
 def test_the_wheel_has_what_runs_and_nothing_else(built: tuple[Path, Path]) -> None:
-    """Issue 8: the wheel has every file of src/tallybook, SQL, templates, static files and py.typed among them, and no other."""
+    """Issue 8: the wheel has exactly the files of src/tallybook, with SQL, templates, static files and py.typed."""
     with zipfile.ZipFile(built[1]) as wheel:
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
         about = {Path(name).name for name in wheel.namelist()} - {Path(name).name for name in names}
@@ -53,7 +53,7 @@ def test_the_sdist_has_the_sources_and_nothing_else(built: tuple[Path, Path]) ->
 
 
 def test_an_index_can_follow_the_links_of_the_readme(built: tuple[Path, Path]) -> None:
-    """Every link of the page that an index shows is absolute; a link to a file leads to the file of this version."""
+    """Every link of the page that an index shows is absolute; a link to a file points to this version's file."""
     with zipfile.ZipFile(built[1]) as wheel:
         about = metadata(wheel.read(f"tallybook-{tallybook.__version__}.dist-info/METADATA"))
     files = f"{HOME}/blob/v{tallybook.__version__}/"
@@ -66,7 +66,7 @@ def test_an_index_can_follow_the_links_of_the_readme(built: tuple[Path, Path]) -
 
 
 def test_it_works_without_extras(empty: Path, tmp_path: Path) -> None:
-    """Issue 8: without extras only the four packages of the core come along; the command and the import work."""
+    """Issue 8: without extras, only the core's four packages and typing-extensions come; command and import work."""
     listed = run(*PIP, "--python", empty, "list", "--format=freeze", cwd=tmp_path)
     names = {line.partition("==")[0].lower().replace("_", "-") for line in listed.splitlines() if "==" in line}
     own = {"tallybook", "psycopg", "psycopg-pool", "click", "cronsim", "typing-extensions"}
@@ -92,11 +92,11 @@ def test_it_works_without_extras(empty: Path, tmp_path: Path) -> None:
     ids=lambda value: value if isinstance(value, str) else value[1],
 )
 def test_what_is_missing_is_named(empty: Path, tmp_path: Path, words: tuple[str, ...], extra: str) -> None:
-    """Issue 8: what needs an extra that is not installed ends with the command that installs it."""
+    """Issue 8: a feature whose extra is not installed ends with the command that installs it."""
     assert f"pip install 'tallybook[{extra}]'" in run(empty, *words, cwd=tmp_path, fails=True).splitlines()[-1]
 
 
 def test_a_missing_libpq_is_named(empty: Path, tmp_path: Path) -> None:
-    """Issue 8: where psycopg finds no libpq, the import ends with the command that brings one."""
+    """Issue 8: if psycopg finds no libpq, the import ends with the command that installs one."""
     said = run(empty, "-c", "import tallybook", cwd=tmp_path, fails=True, PSYCOPG_IMPL="binary").splitlines()[-1]
     assert said == "To get psycopg with its own libpq: pip install 'tallybook[binary]'"

@@ -1,4 +1,4 @@
-"""What a user's type checker says about calls of a task."""
+"""A user's type checker on right and wrong calls of a task."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def mypy(folder: Path, source: str) -> tuple[dict[int, str], str]:
 
 
 def pyright(folder: Path, source: str) -> tuple[dict[int, str], str]:
-    """The same by pyright."""
+    """The same with pyright."""
     (folder / "shop.py").write_text(source)
     (folder / "pyrightconfig.json").write_text('{"typeCheckingMode": "standard", "include": ["shop.py"]}')
     command = [sys.executable, "-m", "basedpyright", "--pythonpath", sys.executable, "--outputjson"]
@@ -39,7 +39,7 @@ def pyright(folder: Path, source: str) -> tuple[dict[int, str], str]:
 
 @pytest.mark.parametrize("checker", [mypy, pyright])
 def test_right_calls_pass_and_wrong_calls_fail(tmp_path: Path, checker: Callable[..., Any]) -> None:
-    """S4-21: a call is checked against the task's own signature, the Context apart; right ones pass, in all three forms."""
+    """S4-21: a call is checked against its task's signature without the Context; right ones pass in all three forms."""
     right = """
 import asyncio
 from datetime import timedelta

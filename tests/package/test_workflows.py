@@ -1,4 +1,4 @@
-"""The workflows of GitHub fit the package. Their form is checked by `make check`."""
+"""GitHub's workflows fit the package. `make check` checks their syntax."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def commands(job: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_workflows_call_targets_that_there_are(name: str) -> None:
-    """Each `make` of a workflow names a target of the Makefile."""
+    """Each `make` in a workflow names a target of the Makefile."""
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     called = {
         target
@@ -37,7 +37,7 @@ def test_the_workflows_call_targets_that_there_are(name: str) -> None:
 
 
 def test_each_python_that_is_declared_is_tested() -> None:
-    """The jobs of ci.yml cover the versions of Python that the package declares."""
+    """The jobs of ci.yml cover the Python versions that the package declares."""
     declared = {one.rpartition(" ")[2] for one in PROJECT["classifiers"] if re.search(r"Python :: 3\.\d+$", one)}
     jobs = workflow("ci")
     oldest = jobs["everything"]["container"].partition(":")[2].partition("-")[0]
@@ -46,7 +46,7 @@ def test_each_python_that_is_declared_is_tested() -> None:
 
 
 def test_only_the_job_that_publishes_has_an_identity() -> None:
-    """One job may speak to the index in the name of the project; it runs no code of the repository."""
+    """Only the job that publishes has an identity for the index, and it runs no code of the repository."""
     jobs = workflow("release")
     able = [name for name, job in jobs.items() if "id-token" in job["permissions"]]
     assert able == ["publish"] and commands(jobs["publish"]) == []
@@ -56,7 +56,7 @@ def test_only_the_job_that_publishes_has_an_identity() -> None:
 
 
 def test_the_change_log_begins_with_this_version() -> None:
-    """The newest part of the change log is that of the version of the package, which is written down twice."""
+    """The newest section of the change log, pyproject.toml and the package have the same version."""
     first = re.findall(
         r"^## (\S+) \((?:unreleased|\d{4}-\d\d-\d\d)\)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
     )[0]
