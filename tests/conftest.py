@@ -1,10 +1,10 @@
-"""One PostgreSQL server a run, one database a test.
+"""One PostgreSQL server per run, one database per test.
 
-TALLYBOOK_TEST_DSN names a server that is there already (tools/run_tests.py starts one and shares it between the
-processes of pytest-xdist); without it each process starts one of its own, of the version in TALLYBOOK_TEST_PG.
+TALLYBOOK_TEST_DSN names a server that runs already (tools/run_tests.py starts one and shares it between the
+processes of pytest-xdist); without it each process starts its own, of the version in TALLYBOOK_TEST_PG.
 
 With TALLYBOOK_TEST_POOLER, the DSN of a PgBouncer in transaction mode in front of that server, the tests go through it
-(`tools/run_tests.py --pooled`). Those marked `direct(reason)` are skipped then, and named with their reason.
+(`tools/run_tests.py --pooled`). Tests marked `direct(reason)` are then skipped, with their reason.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tallybook import App
 from tallybook._db.migrate import migrate
 from tallybook.embedded import Server, temporary_server
 
-# How long an example takes says how busy the machine is. All else is as Hypothesis has it.
+# The time of an example depends on the load of the machine. All else is Hypothesis's default.
 hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("patient")
 
@@ -40,7 +40,7 @@ SETTINGS = {"max_prepared_transactions": "20", "max_connections": "200"}
 
 
 class Databases(Protocol):
-    """What a test needs of a server, one that the run started or one that was given to it."""
+    """The part of a server that tests need, whether the run started it or was given it."""
 
     def dsn(self, dbname: str = "postgres") -> str: ...
     def create_database(self, name: str, template: str | None = None) -> str: ...
@@ -52,7 +52,7 @@ _DROP = sql.SQL("drop database if exists {} with (force)")
 
 
 class GivenServer:
-    """A server that somebody else started and stops."""
+    """A server that another program starts and stops."""
 
     def __init__(self, conninfo: str) -> None:
         self._conninfo = conninfo
@@ -79,7 +79,7 @@ CORE = Path(__file__).parent / "sql"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests of the core run on every server. Through a pooler: leave out what never meets it, skip what needs its own session."""
+    """Mark the core's tests for every server. Through a pooler, deselect tests without database, skip direct ones."""
     for item in items:
         if item.path.is_relative_to(CORE):
             item.add_marker(pytest.mark.servers)
@@ -94,13 +94,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _through(direct: str) -> str:
-    """The same database by the pooler, if there is one."""
+    """The same database through the pooler, if there is one."""
     return make_conninfo(POOLER, dbname=str(conninfo_to_dict(direct)["dbname"])) if POOLER else direct
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Databases]:
-    """The run's server; a process of pytest-xdist has one of its own unless one was given."""
+    """The run's server; each process of pytest-xdist starts its own unless one was given."""
     if given := os.environ.get("TALLYBOOK_TEST_DSN"):
         yield GivenServer(given)
     else:
@@ -113,7 +113,7 @@ def _fresh_name(kind: str) -> str:
 
 
 class Aside:
-    """Makes and drops the tests' databases in a thread beside them, on one connection: a test waits for neither."""
+    """Make and drop the tests' databases in a separate thread, on one connection, so that no test waits for it."""
 
     def __init__(self, server: Databases, template: str) -> None:
         self._server, self._template = server, template
@@ -128,7 +128,7 @@ class Aside:
         return made
 
     def give(self, name: str, dsn: str) -> None:
-        """Drop it; what went wrong with an earlier one is raised here."""
+        """Drop it; an error in dropping an earlier one is raised here."""
         self._drops.append(self._thread.submit(self._drop, name, dsn))
         while len(self._drops) > 1 and self._drops[0].done():
             self._drops.pop(0).result()
@@ -147,7 +147,7 @@ class Aside:
         return name, self._server.dsn(name)
 
     def _drop(self, name: str, dsn: str) -> None:
-        """A transaction that the test left prepared in it would keep it there."""
+        """Drop it, after a rollback of the prepared transactions that would keep it."""
         left = self._conn.execute("select gid from pg_prepared_xacts where database = %s", [name]).fetchall()
         if left:
             with psycopg.connect(dsn, autocommit=True) as conn:
@@ -158,7 +158,7 @@ class Aside:
 
 @pytest.fixture(scope="session")
 def aside(server: Databases, template: str) -> Iterator[Aside]:
-    """Where tests get their databases."""
+    """The source of the tests' databases."""
     made = Aside(server, template)
     yield made
     made.close()
@@ -166,9 +166,9 @@ def aside(server: Databases, template: str) -> Iterator[Aside]:
 
 @pytest.fixture(scope="session")
 def template(server: Databases) -> Iterator[str]:
-    """The name of a database with the schema installed, which those of the tests are copied from.
+    """The name of a database with the schema installed, the template of the tests' databases.
 
-    Its tables are published, as they are where somebody publishes all tables: whatever a test does has to work there.
+    Its tables are published, as where an installation publishes all tables: every test must work there.
     """
     name = _fresh_name("template")
     with psycopg.connect(server.create_database(name)) as conn:
@@ -197,18 +197,18 @@ def dsn(aside: Aside) -> Iterator[str]:
 
 @pytest.fixture
 def fleet(server: Databases, template: str) -> Iterator[Fleet]:
-    """Three nodes of one app, numbers 1 to 3, with the table of them in the first: see support/fleet.py."""
+    """Three nodes of one app, numbers 1 to 3, with the node table in the first: see support/fleet.py."""
     with fleets(server, template) as make_fleet:
         yield make_fleet(3)
 
 
 @pytest.fixture
 def connect(dsn: str) -> Iterator[Connect]:
-    """Open further connections to the test's database, autocommit unless told otherwise; closed at the end."""
+    """Open further connections to the test's database, autocommit by default; closed at the end."""
     with ExitStack() as stack:
 
         def open_one(**kwargs: Any) -> Connection:
-            if POOLER:  # it would not know a statement that was prepared on another session
+            if POOLER:  # it does not know a statement that was prepared on another session
                 kwargs.setdefault("prepare_threshold", None)
             conn = psycopg.connect(dsn, **{"autocommit": True, **kwargs})
             stack.callback(_close, conn)
@@ -218,10 +218,10 @@ def connect(dsn: str) -> Iterator[Connect]:
 
 
 def _close(conn: Connection) -> None:
-    """Close it; first cancel what a thread of the test still asks there, and wait until it is out.
+    """Close it; first cancel a query that a thread of the test still runs on it, and wait for that thread.
 
-    A connection that is closed beneath a thread leaves that thread reading from a socket number that the next connection
-    gets: it takes the server's greeting from it, and the next test waits for that in vain.
+    If a connection is closed under a thread, that thread reads on from a socket number that the next connection gets.
+    It takes the server's greeting from it, and the next test waits for that in vain.
     """
     if not conn.lock.acquire(blocking=False):
         conn.cancel_safe(timeout=30)
@@ -246,13 +246,13 @@ def app() -> App:
 
 @pytest.fixture
 def jobs(app: App, db: Connection) -> Jobs:
-    """What became of the App's jobs, read on the test's connection."""
+    """The outcomes of the App's jobs, read on the test's connection."""
     return Jobs(app, db)
 
 
 @pytest.fixture
 async def make(dsn: str) -> AsyncIterator[Callable[..., Any]]:
-    """Dashboards of the test's database, by the options of tallybook.web.dashboard; closed at the end."""
+    """Make dashboards of the test's database, with the options of tallybook.web.dashboard; closed at the end."""
     from tallybook.web import Site, dashboard
 
     made: list[Site] = []
@@ -268,7 +268,7 @@ async def make(dsn: str) -> AsyncIterator[Callable[..., Any]]:
 
 @pytest.fixture
 def paused(db: Connection) -> Callable[[], bool]:
-    """A queue `mail`, and whether it is paused."""
+    """Make a queue `mail`; return a function that reads whether it is paused."""
     db.execute("select tallybook.queue_set('mail')")
 
     def is_paused() -> bool:
@@ -286,7 +286,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="session")
 def clusters() -> Iterator[Callable[[str], Server]]:
-    """Clusters with identifiers of their own, started when first asked for, by name: see support/shop.py."""
+    """Clusters by name, each with its own identifier, started at first use: see support/shop.py."""
     running: dict[str, Server] = {}
     with ExitStack() as stack:
 
@@ -300,6 +300,6 @@ def clusters() -> Iterator[Callable[[str], Server]]:
 
 @pytest.fixture
 def shop(clusters: Callable[[str], Server]) -> Iterator[Callable[..., Shop]]:
-    """A database on the cluster of this name."""
+    """Make a database on the cluster of this name."""
     with ExitStack() as stack:
         yield lambda name, **options: Shop(clusters(name), stack, **options)

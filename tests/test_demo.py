@@ -1,4 +1,4 @@
-"""The demo, run as a person runs it: a process of its own, of which nothing may be left."""
+"""The demo, run as a user runs it: a separate process, of which nothing may be left."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ODD = ["Łukasz, 美咲 👍", 'said "hi"', "two\nlines", "tab\there", "it's \\ 
 
 
 class Demo:
-    """A run of the demo: what it said, and whatever it started."""
+    """A run of the demo: its output, and all that it started."""
 
     def __init__(self, **env: str) -> None:
         program = "from tallybook.extra.demo import run; raise SystemExit(run())"
@@ -55,7 +55,7 @@ class Demo:
         self.errors = self.process.stderr.read()
 
     def look(self) -> None:
-        """Write down which processes and directories there are now."""
+        """Record its current processes and directories."""
         for pid in _descendants(self.process.pid):
             if birth := _birth(pid):
                 self.started.add((pid, birth))
@@ -81,7 +81,7 @@ class Demo:
         return self.process.returncode
 
     def left(self) -> list[str]:
-        """Processes and directories of it that are still there."""
+        """Its processes and directories that still exist."""
         processes = [f"{pid} {_command(pid)}" for pid, birth in self.started if _birth(pid) == birth]
         return processes + [str(path) for path in self.directories if path.exists()]
 
@@ -104,7 +104,7 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _birth(pid: int) -> str | None:
-    """When a process was started, so that a number that is used again is not taken for it; None: gone, or a zombie."""
+    """The start time of a process, which tells it from a later one with its id; None if it is gone or a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except OSError:
@@ -121,7 +121,7 @@ def _command(pid: int) -> str:
 
 @pytest.fixture
 def demo() -> Iterator[Callable[..., Demo]]:
-    """Start the demo; it is taken down at the end whatever happens."""
+    """Start the demo; it is always stopped at the end."""
     runs: list[Demo] = []
 
     def start(**env: str) -> Demo:
@@ -145,7 +145,7 @@ def _write(path: Path, rows: int) -> Path:
 
 @pytest.mark.slow
 def test_nothing_is_lost_when_a_worker_is_killed(demo: Callable[..., Demo], tmp_path: Path) -> None:
-    """S1-11, S4-01: a receiver that fails and a worker that dies by SIGKILL lose no submission, odd ones of one's own included."""
+    """S1-11, S4-01: a receiver that fails and a worker that dies by SIGKILL lose no submission, not even odd ones."""
     last_line = re.compile(
         r"demo: (\d+) submissions, (\d+) delivered, (\d+) lost, (\d+) retries, (\d+) duplicate deliveries,"
         r" rate (\d+)/s, pickup p50 (\d+\.\d) ms p99 (\d+\.\d) ms"
@@ -175,7 +175,7 @@ def test_nothing_is_lost_when_a_worker_is_killed(demo: Callable[..., Demo], tmp_
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupt_leaves_nothing(demo: Callable[..., Demo], tmp_path: Path, number: signal.Signals) -> None:
-    """Ctrl-C, SIGTERM and SIGKILL in the middle leave no process and no directory."""
+    """Ctrl-C, SIGTERM and SIGKILL during a run leave no process and no directory."""
     run = demo(DEMO_INPUT=str(_write(tmp_path / "rows.csv", 400)))
     wait_until(lambda: run.said("form submissions arrive"), "submissions arrive", seconds=60)
     run.process.send_signal(number)
@@ -190,7 +190,7 @@ def test_an_interrupt_leaves_nothing(demo: Callable[..., Demo], tmp_path: Path, 
 
 
 def test_a_wrong_input_is_said_in_one_line(demo: Callable[..., Demo], tmp_path: Path) -> None:
-    """A file that is not there ends the demo before anything is started, with status 2 and no traceback."""
+    """A missing file ends the demo before it starts anything, with status 2 and no traceback."""
     run = demo(DEMO_INPUT=str(tmp_path / "nothing.csv"))
     assert run.finish() == 2
     assert run.lines == []
@@ -217,7 +217,7 @@ def test_a_wrong_input_is_said_in_one_line(demo: Callable[..., Demo], tmp_path: 
     ],
 )
 def test_each_wrong_file_is_named_with_its_line(tmp_path: Path, content: bytes, message: str) -> None:
-    """What is wrong with an input file is said with the file and the line."""
+    """The error for a wrong input file names the file and the line."""
     path = tmp_path / "in.csv"
     path.write_bytes(content)
     with pytest.raises(InputError) as error:
@@ -227,7 +227,7 @@ def test_each_wrong_file_is_named_with_its_line(tmp_path: Path, content: bytes, 
 
 
 def test_a_directory_is_no_input(tmp_path: Path) -> None:
-    """A directory is refused with the system's words."""
+    """A directory is refused with the system's message."""
     with pytest.raises(InputError, match="cannot be read: Is a directory"):
         read(tmp_path)
 
@@ -245,21 +245,21 @@ def test_a_directory_is_no_input(tmp_path: Path) -> None:
     ],
 )
 def test_spreadsheets_own_forms_are_read(tmp_path: Path, content: str, rows: list[dict[str, str]]) -> None:
-    """A byte order mark, CRLF, semicolons, blank lines and missing last columns are no mistakes."""
+    """A byte order mark, CRLF, semicolons, blank lines and missing last columns are accepted."""
     path = tmp_path / "in.csv"
     path.write_text(content, encoding="utf-8", newline="")
     assert read(path) == rows
 
 
 def test_a_long_file_is_taken_in_part(tmp_path: Path) -> None:
-    """Of a file that would not be through in a minute the first rows are taken."""
+    """Of a file that is too long for a minute's run, the first rows are read."""
     path = tmp_path / "in.csv"
     path.write_text("n\n" + "".join(f"{number}\n" for number in range(MOST + 5)), encoding="utf-8")
     assert len(read(path)) == MOST
 
 
 def test_the_shipped_submissions_are_varied() -> None:
-    """The rows that come along are at least 2,000, with invented addresses and all that makes CSV hard."""
+    """At least 2,000 rows are shipped, with invented addresses and all that makes CSV hard."""
     rows = read(SHIPPED)
     assert len(rows) >= 2000
     assert all(re.fullmatch(r"[a-z0-9._-]+@example\.(com|org|net)", row["email"]) for row in rows)
@@ -269,7 +269,7 @@ def test_the_shipped_submissions_are_varied() -> None:
 
 
 def test_the_receiver_fails_the_same_requests_in_every_run() -> None:
-    """Which requests fail follows from key and attempt: about 8 % of the keys at first, a quarter of them twice."""
+    """Key and attempt decide which requests fail: about 8 % of the keys at first, a quarter of them twice."""
     keys = [f"submission-{number}" for number in range(1, 2401)]
     failed = [sum(verdict(key, attempt)[0] == 500 for key in keys) for attempt in (1, 2, 3)]
     assert 0.06 < failed[0] / len(keys) < 0.10
@@ -280,7 +280,7 @@ def test_the_receiver_fails_the_same_requests_in_every_run() -> None:
 
 
 def test_a_submission_and_its_job_are_saved_together(db: Connection) -> None:
-    """S4-21, S1-01: a submission and its delivery are committed or rolled back as one, and nobody waits for the receiver."""
+    """S4-21, S1-01: a submission and its delivery are committed or rolled back together."""
     db.execute(demo_app.TABLE)
     with db.transaction(force_rollback=True):
         demo_app.save(db, {"name": "Ada"})
@@ -296,7 +296,7 @@ def test_a_submission_and_its_job_are_saved_together(db: Connection) -> None:
 
 
 def test_a_deleted_submission_cancels_its_delivery(db: Connection, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A delivery whose submission is gone ends as cancelled, with the reason on record."""
+    """A delivery whose submission was deleted ends as cancelled, with the reason on record."""
     monkeypatch.setenv("TALLYBOOK_DSN", dsn)
     monkeypatch.setenv("WEBHOOK_URL", "http://127.0.0.1:9/webhook")
     db.execute(demo_app.TABLE)

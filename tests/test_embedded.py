@@ -49,7 +49,7 @@ in_18 = pytest.mark.skipif(18 not in installed_versions(), reason="needs Postgre
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """One server for the tests that leave it as they found it."""
+    """One server for the tests that leave it unchanged."""
     with temporary_server() as server:
         yield server
 
@@ -65,20 +65,20 @@ def place() -> Iterator[Path]:
 
 @pytest.fixture
 def children(place: Path) -> Iterator[list[subprocess.Popen[str]]]:
-    """Child processes, ended with the test whatever becomes of it, and before its `place` is removed."""
+    """Child processes, always ended with the test, before its `place` is removed."""
     started: list[subprocess.Popen[str]] = []
     yield started
     for child in started:
         child.kill()
         child.communicate()
-    # Their guards are still at it, and would write into `place` while that is being removed.
+    # Their guards still run, and would write into `place` while that is being removed.
     for lock in place.glob("*.lock"):
         with lock.open() as file:
             fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def run_child(children: list[subprocess.Popen[str]], body: str, *arguments: object) -> tuple[int, dict[str, object]]:
-    """Run Python that starts a server as `server`; return its process number and what it says about the server."""
+    """Run Python that starts a server as `server`; return its process id and what it prints about the server."""
     program = textwrap.dedent(
         """
         import json, os, sys
@@ -114,7 +114,7 @@ def query(server: Server, text: str, dbname: str = "postgres") -> object:
 @pytest.mark.slow
 @pytest.mark.parametrize("version", [15, 16, 18])
 def test_every_installed_version_runs(version: int) -> None:
-    """A temporary server of each installed version starts, says its version and is gone afterwards."""
+    """A temporary server of each installed version starts, reports its version and is gone afterwards."""
     if version not in installed_versions():
         pytest.skip(f"PostgreSQL {version} is not installed")
     with temporary_server(version) as server:
@@ -128,7 +128,7 @@ def test_every_installed_version_runs(version: int) -> None:
 
 
 def test_missing_version_says_what_to_do() -> None:
-    """A version that is not installed is refused with what is there and how to get it."""
+    """A version that is not installed is refused; the error says how to get it."""
     with pytest.raises(EmbeddedUnavailable, match=r"PostgreSQL 12 is not installed\. .*TALLYBOOK_PG_BIN"):
         binaries(12)
 
@@ -157,7 +157,7 @@ def _a_wheel(place: Path, monkeypatch: pytest.MonkeyPatch, **versions: str) -> P
 
 
 def test_a_wheel_is_asked_for_its_versions(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs of the wheel are found by the version that they print, whatever their folder is called."""
+    """Programs of the wheel are found by the version that they print, whatever the name of their folder."""
     _a_wheel(place, monkeypatch, pginstall="postgres (PostgreSQL) 18.9", other="postgres (PostgreSQL) 17.1")
     assert installed_versions() == {18: place / "pginstall" / "bin", 17: place / "other" / "bin"}
 
@@ -168,7 +168,7 @@ def test_a_wheel_is_asked_for_its_versions(place: Path, monkeypatch: pytest.Monk
 def test_a_wheel_without_the_version_is_named(
     place: Path, monkeypatch: pytest.MonkeyPatch, printed: str, there: str
 ) -> None:
-    """A wheel of another version, or whose programs do not run, is named with the version of the wheel that is tried."""
+    """For a wheel of another version or that does not run, the error names the version of the wheel to install."""
     _a_wheel(place, monkeypatch, pginstall18=printed)
     with pytest.raises(EmbeddedUnavailable) as caught:
         binaries()
@@ -178,7 +178,7 @@ def test_a_wheel_without_the_version_is_named(
 
 
 def test_environment_names_the_binaries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TALLYBOOK_PG_BIN decides the default version and wins over other finds of it."""
+    """TALLYBOOK_PG_BIN sets the default version and takes precedence over other installations of it."""
     version, path = next(reversed(installed_versions().items()))
     monkeypatch.setenv("TALLYBOOK_PG_BIN", str(path))
     assert binaries() == path
@@ -186,7 +186,7 @@ def test_environment_names_the_binaries(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_environment_naming_a_wrong_directory_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A TALLYBOOK_PG_BIN without a server in it is an error that says what is missing there."""
+    """A TALLYBOOK_PG_BIN without a server raises an error that names what is missing there."""
     monkeypatch.setenv("TALLYBOOK_PG_BIN", str(tmp_path))
     with pytest.raises(EmbeddedUnavailable, match="no postgres and no initdb"):
         binaries(18)
@@ -203,7 +203,7 @@ def test_the_wheel_is_found_without_running_its_code() -> None:
 
 
 def test_errors_can_be_pickled() -> None:
-    """The errors pass between processes with their data."""
+    """A pickled error keeps its data."""
     busy = pickle.loads(pickle.dumps(EmbeddedBusy("taken", pid=7)))  # noqa: S301
     failed = pickle.loads(pickle.dumps(EmbeddedStartFailed("ended", log_tail="why")))  # noqa: S301
     assert (str(busy), busy.pid, str(failed), failed.log_tail) == ("taken", 7, "ended\nwhy", "why")
@@ -213,7 +213,7 @@ def test_errors_can_be_pickled() -> None:
 
 
 def test_databases_come_and_go(server: Server) -> None:
-    """A database is created, copied from another and dropped, with any name and with clients in it."""
+    """A database is created, copied from another and dropped, with any name and with clients connected."""
     name = 'odd "name" %/?'
     with psycopg.connect(server.create_database("source"), autocommit=True) as conn:
         conn.execute("create table kept as select 42 as answer")
@@ -227,7 +227,7 @@ def test_databases_come_and_go(server: Server) -> None:
 
 
 def test_only_a_private_socket_listens(server: Server) -> None:
-    """By default there is no TCP, and the socket's directory belongs to the server's user alone."""
+    """By default there is no TCP, and only the server's user can enter the socket's directory."""
     assert query(server, "show listen_addresses") == ""
     sockets = Path(str(query(server, "show unix_socket_directories")))
     info = sockets.stat()
@@ -237,7 +237,7 @@ def test_only_a_private_socket_listens(server: Server) -> None:
 
 
 def test_tcp_is_loopback_with_a_password() -> None:
-    """With tcp=True the server listens on 127.0.0.1 only, and lets nobody in without the DSN's password."""
+    """With tcp=True the server listens only on 127.0.0.1 and refuses a wrong password."""
     with temporary_server(tcp=True) as server:
         assert query(server, "show listen_addresses") == "127.0.0.1"
         assert query(server, "select host(inet_client_addr())") == "127.0.0.1"
@@ -248,9 +248,9 @@ def test_tcp_is_loopback_with_a_password() -> None:
 
 
 def test_settings_reach_the_server() -> None:
-    """Settings are given to the server, and durable=True leaves those for safe data alone.
+    """Settings reach the server, and durable=True keeps the defaults that make data safe.
 
-    What is thrown away is thrown away whole: a killed server's shared memory lies in the directory that goes with it.
+    A temporary server's shared memory is a file in its directory, so it is removed with it, even after a kill.
     """
     with temporary_server() as server:
         assert (query(server, "show fsync"), query(server, "show dynamic_shared_memory_type")) == ("off", "mmap")
@@ -261,7 +261,7 @@ def test_settings_reach_the_server() -> None:
 
 @pytest.mark.parametrize("name", ["listen_addresses", "Port", "unix_socket_directories", "hba_file"])
 def test_settings_that_would_open_the_server_are_refused(name: str) -> None:
-    """What decides where the server listens cannot be set from outside."""
+    """Settings that decide where the server listens cannot be passed."""
     with pytest.raises(ValueError, match=name.lower()), temporary_server(settings={name: "*"}):
         pass
 
@@ -282,7 +282,7 @@ def test_a_failed_start_shows_the_log(place: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_data_is_kept_from_start_to_start(place: Path) -> None:
-    """A persistent server keeps its data over stop and start, under the same DSN, and is gone in between."""
+    """A persistent server keeps its data and its DSN over stop and start, and does not run in between."""
     server = Server(place / "deep" / "pg")
     with server:
         pid, dsn = server.pid, server.dsn()
@@ -299,7 +299,7 @@ def test_data_is_kept_from_start_to_start(place: Path) -> None:
 
 
 def test_killed_server_comes_back(place: Path) -> None:
-    """After kill() no process is left; start() gets past the stale pid file and socket with committed rows intact."""
+    """After kill() no process is left; start() ignores the stale pid file and socket, and committed rows are intact."""
     with Server(place / "pg") as server:
         query(server, "create table kept as select 1")
         with closing(psycopg.connect(server.dsn())) as conn:
@@ -314,7 +314,7 @@ def test_killed_server_comes_back(place: Path) -> None:
 
 
 def test_commits_survive_kill_without_fsync() -> None:
-    """On a temporary server too, what was committed is there after kill()."""
+    """On a temporary server, too, committed rows survive kill()."""
     with temporary_server() as server:
         query(server, "create table kept as select 1")
         server.kill()
@@ -322,7 +322,7 @@ def test_commits_survive_kill_without_fsync() -> None:
 
 
 def as_server_user(*command: str) -> subprocess.Popen[bytes]:
-    """Run a program as the server's user: PostgreSQL itself sees through numbers that belong to anybody else."""
+    """Run a program as the server's user, because PostgreSQL itself ignores a pid of any other user."""
     account = server_account()
     if account is None:
         return subprocess.Popen(command, stdin=subprocess.PIPE)
@@ -337,7 +337,7 @@ def write_stale_pid_file(server: Server, pid: int) -> None:
 
 
 def test_pid_file_that_names_another_program(place: Path) -> None:
-    """A stale postmaster.pid whose number now belongs to another program does not keep the server from starting."""
+    """A stale postmaster.pid whose number now belongs to another program does not prevent a start."""
     with Server(place / "pg") as server:
         pass
     with as_server_user("cat") as other:
@@ -349,7 +349,7 @@ def test_pid_file_that_names_another_program(place: Path) -> None:
 
 @on_linux
 def test_pid_file_that_names_a_zombie(place: Path) -> None:
-    """A stale postmaster.pid whose number belongs to a zombie does not keep the server from starting."""
+    """A stale postmaster.pid whose number belongs to a zombie does not prevent a start."""
     with Server(place / "pg") as server:
         pass
     with as_server_user("true") as zombie:
@@ -360,7 +360,7 @@ def test_pid_file_that_names_a_zombie(place: Path) -> None:
 
 
 def test_second_start_is_refused_or_attaches(place: Path, children: list[subprocess.Popen[str]]) -> None:
-    """A second process on the same data is told who has it; with attach it uses that server and leaves it running."""
+    """A second process on the same data gets an error that names the first; with attach it only uses that server."""
     starter, facts = run_child(children, "tell(Server(sys.argv[1]).start())", place / "pg")
     second = Server(place / "pg")
     with pytest.raises(EmbeddedBusy, match=f"pid {facts['pid']}, started by process {starter}") as raised:
@@ -376,14 +376,14 @@ def test_second_start_is_refused_or_attaches(place: Path, children: list[subproc
 
 
 def test_attach_starts_when_nothing_runs(place: Path) -> None:
-    """attach=True on data that nobody uses starts a server of one's own."""
+    """attach=True starts a server if none runs on the data."""
     server = Server(place / "pg").start(attach=True)
     assert not server.attached and server.guard_pid
     server.stop()
 
 
 def test_server_of_a_dead_starter_is_waited_for(place: Path, children: list[subprocess.Popen[str]]) -> None:
-    """Right after the starter was killed, a new start on the same data succeeds once the old server is gone."""
+    """Right after its starter was killed, a new start on the same data succeeds once the old server is gone."""
     starter, facts = run_child(children, "tell(Server(sys.argv[1]).start())", place / "pg")
     os.kill(starter, signal.SIGKILL)
     children[0].wait()
@@ -392,7 +392,7 @@ def test_server_of_a_dead_starter_is_waited_for(place: Path, children: list[subp
 
 
 def test_foreign_directories_are_refused(place: Path) -> None:
-    """A directory with something else in it, or with data of another version, is left alone with a clear error."""
+    """A directory with other content, or with data of another version, is left alone with a clear error."""
     (place / "notes").mkdir()
     (place / "notes" / "file").write_text("mine")
     with pytest.raises(EmbeddedError, match="not a PostgreSQL data directory"):
@@ -418,7 +418,7 @@ def test_killed_parent_leaves_nothing(children: list[subprocess.Popen[str]]) -> 
 
 
 def test_terminal_signals_do_not_end_the_guard(server: Server) -> None:
-    """The guard is in a session of its own and ignores SIGINT, SIGTERM and SIGHUP."""
+    """The guard has its own session and ignores SIGINT, SIGTERM and SIGHUP."""
     guard = server.guard_pid
     assert guard and os.getsid(guard) == guard != os.getsid(0)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -428,7 +428,7 @@ def test_terminal_signals_do_not_end_the_guard(server: Server) -> None:
 
 @on_linux
 def test_killed_guard_takes_the_server_along(place: Path) -> None:
-    """Without its guard the server ends; the next start works, and so does a stop."""
+    """Without its guard the server ends; the next start and a stop both work."""
     with Server(place / "pg") as server:
         pid, guard = server.pid, server.guard_pid
         assert pid and guard
@@ -443,7 +443,7 @@ def test_killed_guard_takes_the_server_along(place: Path) -> None:
 
 @on_linux
 def test_directory_left_by_killed_guard_and_parent_is_swept(children: list[subprocess.Popen[str]]) -> None:
-    """When guard and parent are killed at once, whoever makes the next server removes what they left."""
+    """If guard and parent are killed at once, the next server that is made removes what they left."""
     parent, facts = run_child(children, "with temporary_server() as server: tell(server)")
     os.kill(int(str(facts["guard"])), signal.SIGKILL)
     os.kill(parent, signal.SIGKILL)
@@ -460,7 +460,7 @@ def test_directory_left_by_killed_guard_and_parent_is_swept(children: list[subpr
 
 @on_linux
 def test_dead_postmaster_leaves_no_backends() -> None:
-    """SIGKILL of the postmaster alone ends its backends in the midst of a statement; then it can be started again."""
+    """SIGKILL of the postmaster alone ends its backends during a statement; then it can be started again."""
     with temporary_server() as server:
         pid = server.pid
         assert pid
@@ -475,7 +475,7 @@ def test_dead_postmaster_leaves_no_backends() -> None:
 
 
 def test_forked_copy_has_no_hand_on_the_server() -> None:
-    """A forked child can use the server but neither stops it nor keeps it alive."""
+    """A forked child can use the server but does not stop it."""
 
     def _stop_in_child(server: Server) -> None:
         assert query(server, "select 1") == 1
@@ -492,7 +492,7 @@ def test_forked_copy_has_no_hand_on_the_server() -> None:
 
 
 def test_forked_copy_does_not_keep_the_server_alive(children: list[subprocess.Popen[str]]) -> None:
-    """When the parent dies, a forked child that lives on does not hold its server."""
+    """When the parent dies, a forked child that survives does not keep the server alive."""
     body = """
         server = temporary_server()
         with server as server:
@@ -511,14 +511,14 @@ def test_forked_copy_does_not_keep_the_server_alive(children: list[subprocess.Po
 
 @pytest.fixture
 def cache(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of the test's own, empty."""
+    """An empty cache for the test."""
     monkeypatch.setenv("TALLYBOOK_CACHE", str(place / "cache"))
     (place / "cache").mkdir()
     return place / "cache"
 
 
 def test_half_made_template_is_recovered(cache: Path) -> None:
-    """What an interrupted initdb or copy left is removed, and a template with parts missing is made anew."""
+    """Leftovers of an interrupted initdb or copy are removed, and a template with missing parts is made anew."""
     account = server_account()
     name = f"template-{_fingerprint(binaries())}-{account.uid if account else os.geteuid()}"
     (cache / f"{name}.unfinished-abc").mkdir()
@@ -557,7 +557,7 @@ def snapshot(path: Path) -> list[tuple[str, int, int, int]]:
 def test_binaries_that_the_server_user_cannot_reach_are_copied(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As root, an installation below a directory with mode 0700 is copied to the cache, and its parents stay shut."""
+    """As root, an installation below a 0700 directory is copied to the cache; its parents keep their modes."""
     home = binaries(18).parent
     private = tmp_path / "private" / "site-packages"
     shutil.copytree(home, private / home.parent.name / home.name, ignore=shutil.ignore_patterns("include"))
@@ -578,7 +578,7 @@ def test_binaries_that_the_server_user_cannot_reach_are_copied(
 
 @as_root
 def test_data_that_the_server_user_cannot_reach_goes_elsewhere(cache: Path, tmp_path: Path) -> None:
-    """As root, a data directory below mode 0700 becomes a link to one that can be reached; the parents stay shut."""
+    """As root, a data directory below a 0700 directory becomes a link to a reachable one; parents keep their modes."""
     (tmp_path / "private").mkdir(mode=0o700)
     before = snapshot(tmp_path / "private")
     with Server(tmp_path / "private" / "pg") as server:
@@ -603,7 +603,7 @@ def test_root_runs_the_server_as_another_user(server: Server) -> None:
 
 @as_root
 def test_others_cannot_connect(server: Server) -> None:
-    """A user that is neither root nor the server's own gets no way to the socket."""
+    """A user that is neither root nor the server's own cannot connect to the socket."""
     path = psycopg.conninfo.conninfo_to_dict(server.dsn())["host"] + "/.s.PGSQL.5432"
     pid = os.fork()
     if pid == 0:
@@ -621,7 +621,7 @@ def test_others_cannot_connect(server: Server) -> None:
 @pytest.mark.slow
 @as_root
 def test_works_for_an_ordinary_user(place: Path) -> None:
-    """An ordinary user runs temporary and persistent servers as himself, with a cache of his own."""
+    """An ordinary user runs temporary and persistent servers under the same account, with a separate cache."""
     python = shutil.which(f"python3.{sys.version_info.minor}", path="/usr/bin:/usr/local/bin")
     user = pwd.getpwnam("nobody")
     account = server_account()
@@ -660,7 +660,7 @@ def test_works_for_an_ordinary_user(place: Path) -> None:
 
 
 def test_postmaster_file_in_the_making_is_no_error(tmp_path: Path) -> None:
-    """A postmaster.pid that is empty or partly written reads as far as it goes."""
+    """A postmaster.pid that is empty or partly written is read as far as possible."""
     assert read_postmaster(tmp_path) is None
     (tmp_path / "postmaster.pid").write_text("")
     assert read_postmaster(tmp_path) is None

@@ -1,4 +1,4 @@
-"""OpenTelemetry: traces from the enqueue to the handler, metrics by the conventions, and nothing where it is off."""
+"""OpenTelemetry: traces from the enqueue to the handler, metrics by the conventions, and no cost when it is off."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CUSTOM = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 class Telemetry:
-    """What an SDK has recorded of one app."""
+    """The records that an SDK has of one app."""
 
     def __init__(self) -> None:
         self.exporter = InMemorySpanExporter()
@@ -56,7 +56,7 @@ class Telemetry:
         instrument(app, tracer_provider=self.tracers, meter_provider=self.meters, **options)
 
     def spans(self, name: str) -> list[ReadableSpan]:
-        """Those of this name, in the order in which they ended."""
+        """The spans of this name, in the order in which they ended."""
         return [span for span in self.exporter.get_finished_spans() if span.name == name]
 
     def span(self, name: str) -> ReadableSpan:
@@ -104,7 +104,7 @@ def traced_by(header: dict[str, Any] | None) -> tuple[int, int]:
 async def test_a_job_is_traced_from_enqueue_to_handler(
     app: App, dsn: str, db: Any, jobs: Jobs, seen: Telemetry
 ) -> None:
-    """S2-09: the enqueue is a producer span whose context is in the row; the attempt is a consumer span with a link to it."""
+    """S2-09: the enqueue is a producer span with its context in the row; a consumer span, the attempt, links to it."""
     inside: list[Any] = []
 
     @app.task(queue="mail")
@@ -139,7 +139,7 @@ async def test_a_job_is_traced_from_enqueue_to_handler(
 
 
 def test_without_it_nothing_is_there(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """Control: an app that is not instrumented, and one that is not any more, put no header in and record no span."""
+    """Control: an app that is not instrumented, or no longer, adds no header and records no span."""
     found = Telemetry()
 
     @app.task
@@ -201,7 +201,7 @@ async def test_each_way_to_put_in_carries_the_trace(app: App, dsn: str, db: Any,
 
 
 def test_an_upsert_takes_no_headers_away(app: App, db: Any, seen: Telemetry) -> None:
-    """An upsert without headers leaves those that are there, links and trace; one with headers carries its own trace."""
+    """An upsert without headers keeps the existing ones, links and trace; one with headers carries its own trace."""
 
     @app.task
     async def refresh(n: int) -> None:
@@ -223,7 +223,7 @@ def test_an_upsert_takes_no_headers_away(app: App, db: Any, seen: Telemetry) -> 
 
 
 def test_the_users_own_trace_wins(app: App, dsn: str, db: Any, jobs: Jobs, seen: Telemetry) -> None:
-    """A traceparent that the caller gave stays as it is; the attempt links to it, and so does the span of the enqueue."""
+    """A caller's traceparent is not changed; the attempt links to it, and so does the span of the enqueue."""
 
     @app.task
     async def hello() -> None:
@@ -234,13 +234,13 @@ def test_the_users_own_trace_wins(app: App, dsn: str, db: Any, jobs: Jobs, seen:
     assert jobs(job).headers == own
     assert linked(seen.span("send default")) == [traced_by(own)]
     broken = hello.with_(headers={"traceparent": 7, "tracestate": [1]}).enqueue_sync(db)
-    assert jobs(broken).headers == {"traceparent": 7, "tracestate": [1]}  # what the caller says is not overwritten
+    assert jobs(broken).headers == {"traceparent": 7, "tracestate": [1]}  # the caller's values are not overwritten
     drain(app, dsn=dsn)
     assert [linked(span) for span in seen.spans("process default")] == [[traced_by(own)], []]
 
 
 def test_a_trace_whose_ids_look_like_numbers_fits_as_any_other() -> None:
-    """An id that ends in e is no exponent: nearly full headers take this trace, too."""
+    """An id that looks like a number with an exponent is text: nearly full headers take this trace, too."""
     carried = {"traceparent": f"00-{'e' * 32}-{'e' * 16}-01"}
     full = json.dumps({"x": "x" * 7_700})
     assert json.loads(Headers(TraceContextTextMapPropagator()).with_trace(full, carried) or "") == {
@@ -250,7 +250,7 @@ def test_a_trace_whose_ids_look_like_numbers_fits_as_any_other() -> None:
 
 
 def test_a_trace_never_makes_headers_too_long(app: App, db: Any, jobs: Jobs, seen: Telemetry) -> None:
-    """Headers that are nearly full go without the trace, or with as much of it as fits; the enqueue succeeds."""
+    """Nearly full headers get no trace, or as much of it as fits; the enqueue succeeds."""
 
     @app.task
     async def hello() -> None:
@@ -270,7 +270,7 @@ def test_a_trace_never_makes_headers_too_long(app: App, db: Any, jobs: Jobs, see
 
 
 async def test_each_end_marks_its_span(app: App, dsn: str, db: Any, seen: Telemetry) -> None:
-    """A failure is an error with its type; snoozed, cancelled and completed attempts are none; dead is one."""
+    """A failure is an error with its type, and so is Dead; snoozed, cancelled and completed attempts are none."""
 
     @app.task(max_attempts=1)
     async def end(how: str) -> Any:
@@ -336,14 +336,14 @@ async def test_each_end_marks_its_span(app: App, dsn: str, db: Any, seen: Teleme
     assert event.attributes["exception.type"] == "ZeroDivisionError"
     assert event.attributes["exception.message"] == "by zero"
     assert "raise ZeroDivisionError" in str(event.attributes["exception.stacktrace"])
-    # What a handler puts in belongs to its own span.
+    # A handler's enqueue belongs to the handler's span.
     (parent,) = [span for span in spans if told(span) == ("atomic", "completed", None)]
     inner = seen.span("send inner")
     assert inner.parent is not None and inner.parent.span_id == id_of(parent)[1]
 
 
 def test_attempts_keep_the_trace(app: App, dsn: str, db: Any, jobs: Jobs, seen: Telemetry) -> None:
-    """Retries, a promotion and a retry by a person keep the headers: all attempts link to the one enqueue."""
+    """Retries, a promotion and a user's retry keep the headers: all attempts link to the one enqueue."""
 
     @app.task(retry=Constant(timedelta(minutes=1)), max_attempts=2)
     async def flaky(ctx: Context) -> None:
@@ -364,7 +364,7 @@ def test_attempts_keep_the_trace(app: App, dsn: str, db: Any, jobs: Jobs, seen: 
 
 
 def test_schedules_make_no_trace_of_their_own(app: App, dsn: str, db: Any, seen: Telemetry) -> None:
-    """A job that a schedule puts in has the headers that were declared with it, and its attempt links to nothing."""
+    """A schedule's job has the headers that were declared with it, and its attempt links to nothing."""
 
     @app.task
     async def tick() -> None:
@@ -381,7 +381,7 @@ def test_schedules_make_no_trace_of_their_own(app: App, dsn: str, db: Any, seen:
 
 @pytest.mark.parametrize("parent", [True, False])
 def test_one_trace_where_that_is_asked_for(app: App, dsn: str, db: Any, parent: bool) -> None:
-    """parent=True: the attempt is the enqueue's child; its baggage is the handler's either way, and nobody else's."""
+    """With parent=True the attempt is the enqueue's child; either way only the handler has the enqueue's baggage."""
     seen, said = Telemetry(), []
     seen.instrument(app, parent=parent)
 
@@ -401,7 +401,7 @@ def test_one_trace_where_that_is_asked_for(app: App, dsn: str, db: Any, parent: 
 
 
 def test_who_drains_in_a_span_is_linked(app: App, dsn: str, db: Any, seen: Telemetry) -> None:
-    """A drain inside a request: attempts are traces of their own that link to the request, too."""
+    """Attempts of a drain inside a request have their own traces, which link to the request, too."""
 
     @app.task
     async def hello() -> None:
@@ -415,7 +415,7 @@ def test_who_drains_in_a_span_is_linked(app: App, dsn: str, db: Any, seen: Telem
 
 
 async def test_an_aborted_handler_ends_its_span(app: App, dsn: str, db: Any, jobs: Jobs, seen: Telemetry) -> None:
-    """A job that is cancelled while it runs, and one that is given back at the stop, end their spans without an error."""
+    """A job that is cancelled while it runs, and one given back at the stop, end their spans without an error."""
     running = asyncio.Semaphore(0)
 
     @app.task
@@ -448,7 +448,7 @@ def run(dsn: str, *words: str) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_the_trace_crosses_processes(app: App, dsn: str, db: Any) -> None:
-    """S2-09: one process enqueues, another runs the job, in a thread: its span links to the first one's by the row alone."""
+    """S2-09: one process enqueues, another runs the job in a thread: the row alone links its span to the first."""
     (sent,) = run(dsn, "put")
     (done,) = run(dsn, "drain")
     assert (sent["name"], done["name"]) == ("send default", "process default")
@@ -458,7 +458,7 @@ def test_the_trace_crosses_processes(app: App, dsn: str, db: Any) -> None:
 
 
 def test_a_task_in_a_child_is_in_the_trace(app: App, dsn: str, db: Any) -> None:
-    """process=True: the attempt's span is the worker's, and the handler's own spans, in the child, are its children."""
+    """With process=True the attempt's span is the worker's; the handler's own spans, in the child, are its children."""
     enqueue = "select tallybook.enqueue('default', 'apart', '{\"n\": 1}', headers => jsonb_build_object('traceparent', %s::text))"
     db.execute(enqueue, (CUSTOM,))
     spans = {span["name"]: span for span in run(dsn, "drain")}
@@ -468,7 +468,7 @@ def test_a_task_in_a_child_is_in_the_trace(app: App, dsn: str, db: Any) -> None:
 
 
 def test_metrics_by_the_conventions(app: App, dsn: str, db: Any, seen: Telemetry) -> None:
-    """S2-09: what was sent and consumed is counted, how long it took is in histograms, by queue and task, failures by type."""
+    """S2-09: jobs sent and consumed are counted, durations are in histograms, by queue and task, failures by type."""
 
     @app.task(queue="mail", max_attempts=1)
     async def hello(n: int) -> None:
@@ -505,7 +505,7 @@ def test_metrics_by_the_conventions(app: App, dsn: str, db: Any, seen: Telemetry
 async def test_gauges_say_what_is_in_the_database(
     app: App, dsn: str, db: Any, seen: Telemetry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Jobs by queue, task and state, and the oldest one's age, while a worker runs in the process; one question a second."""
+    """While a worker runs, gauges have jobs by queue, task and state and the oldest's age, from one cached query."""
     monkeypatch.setattr(_numbers, "FRESH", 3600.0)
     asked: list[str] = []
     ask = _numbers.ask_sync
@@ -513,7 +513,7 @@ async def test_gauges_say_what_is_in_the_database(
 
     db.execute("select tallybook.enqueue('mail', 'unknown')")
     db.execute("select tallybook.enqueue('mail', 'unknown', run_at => now() + interval '1 day')")
-    assert seen.points("tallybook.jobs") == [] and asked == []  # no worker, no question
+    assert seen.points("tallybook.jobs") == [] and asked == []  # no worker, no query
     async with working(app, dsn, ["other"], **SLEEPY) as worker:
         await eventually(lambda: not worker.why_not_ready(), "it is ready")
         points = await asyncio.to_thread(seen.points, "tallybook.jobs")
@@ -529,7 +529,7 @@ async def test_gauges_say_what_is_in_the_database(
 async def test_gauges_of_several_nodes(
     fleet: Fleet, seen: Telemetry, app: App, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The gauges have the numbers of each node with its name; a node that does not answer is left out and logged."""
+    """The gauges have each node's numbers with its name; a node that does not answer is left out and logged."""
     assert app._tracing is not None
     for number in (1, 2):
         fleet.run(number, "select tallybook.enqueue('mail', 't') from generate_series(1, %s)", number)
@@ -545,7 +545,7 @@ async def test_gauges_of_several_nodes(
 
 
 async def test_gauges_without_a_database(app: App, seen: Telemetry, caplog: pytest.LogCaptureFixture) -> None:
-    """A database that does not answer makes no series and no exception, and is logged once."""
+    """A database that does not answer causes no series and no exception, and is logged once."""
     assert app._tracing is not None
     app._tracing.opened("host=127.0.0.1 port=1", "w")
     for _ in range(2):
@@ -554,7 +554,7 @@ async def test_gauges_without_a_database(app: App, seen: Telemetry, caplog: pyte
 
 
 def test_the_series_of_a_process_are_bounded() -> None:
-    """Beyond so many pairs of queue and task, what comes is counted together."""
+    """Above a maximum of pairs of queue and task, further pairs are counted together."""
     seen = Telemetry()
     metrics = Metrics(seen.meters.get_meter("test"))
     for n in range(3 * MOST):
@@ -566,7 +566,7 @@ def test_the_series_of_a_process_are_bounded() -> None:
 
 
 def test_unreadable_headers_are_no_trace() -> None:
-    """Headers that Python cannot read, or that a propagator chokes on, carry nothing, and nothing is raised."""
+    """Headers that Python or a propagator cannot read carry no trace, and nothing is raised."""
 
     class Broken:
         fields = {"traceparent"}  # noqa: RUF012
@@ -585,7 +585,7 @@ def test_unreadable_headers_are_no_trace() -> None:
 
 
 def test_ready_made_tasks_are_traced(app: App, db: Any) -> None:
-    """What is put in by a task of another App that this one includes is traced as its own, whichever came first."""
+    """A task of another App is traced by the App that includes it, before or after instrument."""
     seen = Telemetry()
     shelf, later = App("shelf"), App("later")
 
@@ -608,7 +608,7 @@ def test_ready_made_tasks_are_traced(app: App, db: Any) -> None:
 
 
 def test_wrong_use_is_refused(app: App) -> None:
-    """Anything but an App is an error that says so."""
+    """Anything but an App raises an error that says so."""
     with pytest.raises(ConfigError, match="not an App"):
         instrument("shop")  # type: ignore[arg-type]
 
@@ -638,7 +638,7 @@ asyncio.run(main())
 
 @pytest.mark.slow
 def test_off_means_not_imported(dsn: str) -> None:
-    """Without instrument nothing of OpenTelemetry is imported, by producers or workers; with it, it is (control)."""
+    """Without instrument, neither producers nor workers import OpenTelemetry; with it, they do (control)."""
 
     def printed(more: str) -> subprocess.CompletedProcess[str]:
         code = OFF.replace("{more}", more)
@@ -653,10 +653,10 @@ def test_off_means_not_imported(dsn: str) -> None:
 
 
 def test_off_means_no_statement_and_no_call(app: App, dsn: str, db: Any) -> None:
-    """Off: an enqueue is one statement and one call more than the verb, nothing of tracing is called, in the worker either."""
+    """When off, an enqueue is one statement and one extra call, and neither it nor the worker calls tracing code."""
 
     def calls(work: Callable[[], object]) -> list[str]:
-        """The functions of Tallybook that are called, in their order."""
+        """The functions of Tallybook that the work calls, in order."""
         found = []
 
         def profile(frame: Any, event: str, _: object) -> None:
@@ -674,14 +674,14 @@ def test_off_means_no_statement_and_no_call(app: App, dsn: str, db: Any) -> None
     async def hello() -> None:
         pass
 
-    hello.enqueue_sync(db)  # what is compiled once
+    hello.enqueue_sync(db)  # compiles what is compiled once
     statements: list[Any] = []
     execute = psycopg.Cursor.execute
 
     mine = threading.current_thread()
 
     def counted(self: Any, *args: Any, **options: Any) -> Any:
-        if threading.current_thread() is mine:  # another one makes the database of the next test
+        if threading.current_thread() is mine:  # another thread makes the next test's database
             statements.append(args[0])
         return execute(self, *args, **options)
 
@@ -694,7 +694,7 @@ def test_off_means_no_statement_and_no_call(app: App, dsn: str, db: Any) -> None
         seen.instrument(app)
         statements.clear()
         on = calls(lambda: hello.enqueue_sync(db))
-        assert len(statements) == 1  # nor does it cost the database one
+        assert len(statements) == 1  # tracing costs no statement either
         traced = calls(lambda: drain(app, dsn=dsn))
     tracing = {"spans", "metrics", "headers", "otel"}
     assert not [name for name in off + drained if name.split(".")[0] in tracing or "_trace" in name]

@@ -1,4 +1,4 @@
-"""The helpers for users' own tests, as a user's test uses them, on the real PostgreSQL."""
+"""The helpers for users' tests, as a user's test uses them, on a real PostgreSQL."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def broken() -> None:
 
 
 def test_assert_enqueued_sees_the_own_transaction(dsn: str) -> None:
-    """A job that is not committed yet is found on its own connection, and returned; on no other."""
+    """A job that is not committed yet is found and returned on its own connection, and on no other."""
     with psycopg.connect(dsn, row_factory=dict_row) as conn:
         job = send_welcome.enqueue_sync(conn, 42, since=date(2030, 1, 2))
         send_welcome.enqueue_sync(conn, 43)
@@ -66,7 +66,7 @@ def test_assert_enqueued_sees_the_own_transaction(dsn: str) -> None:
 
 
 def test_a_failed_assertion_shows_what_is_there(db: Any) -> None:
-    """The message of a failed assertion names what was looked for and lists what is there."""
+    """A failed assertion names the job that it expected and lists the jobs that exist."""
     with pytest.raises(AssertionError, match=r"no job send_welcome\(user_id=1\) is enqueued; there are no jobs at all"):
         assert_enqueued(db, send_welcome, user_id=1)
     job = send_welcome.enqueue_sync(db, 42)
@@ -78,14 +78,14 @@ def test_a_failed_assertion_shows_what_is_there(db: Any) -> None:
 
 @pytest.mark.parametrize("args", [{"user_id": True}, {"user_id": "42"}, {"user_id": None}, {"since": "2030-01-02"}])
 def test_args_are_equal_as_json_is(db: Any, args: dict[str, Any]) -> None:
-    """A bool is no number, a text no number, null is not what is missing; 42.0 is 42."""
+    """Args are compared as JSON: a bool or a text is no number, null is not a missing arg; 42.0 is 42."""
     send_welcome.enqueue_sync(db, 42)
     assert_not_enqueued(db, send_welcome, **args)
     assert_enqueued(db, send_welcome, user_id=42.0)
 
 
 def test_a_wrong_argument_name_is_told(db: Any) -> None:
-    """A slip of the pen does not make assert_not_enqueued right; a task with **kwargs takes any name."""
+    """A wrong argument name does not let assert_not_enqueued pass; a task with **kwargs takes any name."""
     with pytest.raises(InvalidArgument, match="no argument 'user'"):
         assert_not_enqueued(db, send_welcome, user=42)
     with pytest.raises(InvalidArgument, match="expected a task"):
@@ -95,7 +95,7 @@ def test_a_wrong_argument_name_is_told(db: Any) -> None:
 
 
 async def test_assertions_on_an_async_connection(dsn: str) -> None:
-    """The async forms take what `enqueue` takes as connection."""
+    """The async forms accept an async connection, as `enqueue` does."""
     async with await psycopg.AsyncConnection.connect(dsn) as conn:
         await assert_not_enqueued_async(conn, send_welcome)
         job = await send_welcome.enqueue(conn, 42)
@@ -105,7 +105,7 @@ async def test_assertions_on_an_async_connection(dsn: str) -> None:
 
 
 def test_drain_runs_every_queue_and_what_follows(dsn: str, db: Any) -> None:
-    """S5-12: drain runs what handlers enqueue by the App in the same database; ended jobs are enqueued no more."""
+    """S5-12: drain also runs jobs that handlers enqueue through the App; ended jobs no longer count as enqueued."""
     app.enqueue_many_sync(db, [send_welcome.job(1), two_steps.job(0)])
     two_steps.with_(queue="follow-ups").enqueue_sync(db, 3)
     report = drain(app, dsn=dsn)
@@ -115,7 +115,7 @@ def test_drain_runs_every_queue_and_what_follows(dsn: str, db: Any) -> None:
 
 
 async def test_drain_inside_a_running_loop_says_what_to_do(dsn: str, db: Any) -> None:
-    """drain() in a coroutine names drain_async, which works there."""
+    """drain() in a coroutine raises an error that names drain_async, which works there."""
     send_welcome.enqueue_sync(db, 1)
     with pytest.raises(RuntimeError, match="drain_async"):
         drain(app, dsn=dsn)
@@ -123,7 +123,7 @@ async def test_drain_inside_a_running_loop_says_what_to_do(dsn: str, db: Any) ->
 
 
 def test_travel_makes_due_what_is_scheduled(dsn: str, db: Any) -> None:
-    """A delay and a backoff of an hour pass in no time, and not a minute earlier."""
+    """A delay and a backoff of an hour end after an hour's travel, and not a minute earlier."""
     send_welcome.with_(delay=HOUR).enqueue_sync(db, 1)
     broken.enqueue_sync(db)
     assert drain(app, dsn=dsn).retrying == 1
@@ -135,7 +135,7 @@ def test_travel_makes_due_what_is_scheduled(dsn: str, db: Any) -> None:
 
 
 def test_travel_lets_jobs_expire(dsn: str, db: Any) -> None:
-    """A job in line or scheduled expires when travel has brought its expires_at by, and not before."""
+    """An available or scheduled job expires once travel reaches its expires_at, and not before."""
     at = datetime.now(UTC) + HOUR
     in_line = send_welcome.with_(expires_at=at).enqueue_sync(db, 1)
     later = send_welcome.with_(expires_at=at, delay=timedelta(minutes=30)).enqueue_sync(db, 2)
@@ -147,7 +147,7 @@ def test_travel_lets_jobs_expire(dsn: str, db: Any) -> None:
 
 
 def test_travel_reaches_what_was_pushed(dsn: str, db: Any) -> None:
-    """A debounced job that was pushed an hour on while it stood in line runs after an hour's travel, and not before."""
+    """A debounced job that was pushed an hour later while available runs after an hour's travel, and not before."""
     for run_at in (datetime.now(UTC), datetime.now(UTC) + HOUR):
         send_welcome.with_(unique="k", on_conflict="push_run_at", run_at=run_at).enqueue_sync(db, 1)
     assert drain(app, dsn=dsn).completed == 0
@@ -159,14 +159,14 @@ def test_travel_reaches_what_was_pushed(dsn: str, db: Any) -> None:
 
 @pytest.mark.parametrize("jitter", [timedelta(0), timedelta(minutes=10)])
 def test_travel_reaches_schedules(dsn: str, db: Any, jitter: timedelta) -> None:
-    """A schedule fires when travel has brought its tick by, once however far, and not before; then by the clock again."""
+    """A schedule fires once travel reaches its tick, once however far, and not before; then by the clock again."""
     timed = App("timed")
     later = datetime.now(UTC) + 12 * HOUR  # no tick of its own within the jitter before now
 
     @timed.task(schedule=f"{later.minute} {later.hour} * * *", jitter=jitter)
     async def nightly() -> None: ...
 
-    assert drain(timed, dsn=dsn).processed == 0  # it is on record now
+    assert drain(timed, dsn=dsn).processed == 0  # registers the schedule
     (left,) = db.execute("select due_at - clock_timestamp() from tallybook.schedule").fetchone()
     travel(dsn, left / 2)
     assert drain(timed, dsn=dsn).processed == 0
@@ -180,7 +180,7 @@ def test_travel_reaches_schedules(dsn: str, db: Any, jitter: timedelta) -> None:
 
 
 def test_travel_reaches_rate_limits(dsn: str, db: Any) -> None:
-    """S1-18: a call is let through when travel has brought its turn by, and not before; no window gets more for it."""
+    """S1-18: a call starts once travel reaches its turn, and not before; no window gets more calls for it."""
     calling = App("calling")
     calling.rate_limit("provider", 2, per=timedelta(hours=2))
 
@@ -194,13 +194,13 @@ def test_travel_reaches_rate_limits(dsn: str, db: Any) -> None:
     travel(dsn, timedelta(minutes=1))
     assert drain(calling, dsn=dsn).completed == 1
     assert db.execute("select calls_in_window from tallybook.rate where name = 'provider:acme'").fetchone() == (2,)
-    travel(dsn, timedelta(hours=5))  # nothing is made up for: they start a gap apart, as ever
+    travel(dsn, timedelta(hours=5))  # no catch-up: calls start a gap apart, as usual
     assert drain(calling, dsn=dsn).completed == 1
     assert db.execute("select calls_in_window from tallybook.rate where name = 'provider:acme'").fetchone() == (1,)
 
 
 def test_travel_reaches_what_was_pushed_back(dsn: str, db: Any) -> None:
-    """S1-18: a limit that was pushed back by an hour lets through after an hour's travel, and not before."""
+    """S1-18: a limit that was pushed back an hour lets a call start after an hour's travel, and not before."""
     calling = App("calling")
 
     @calling.task(limits=("provider",))
@@ -216,7 +216,7 @@ def test_travel_reaches_what_was_pushed_back(dsn: str, db: Any) -> None:
 
 
 def test_travel_reaches_breakers(dsn: str, db: Any) -> None:
-    """An open breaker lets its probe through when travel has brought the end by; failures before it are out of the window."""
+    """An open breaker lets its probe through once travel reaches its end; failures before travel leave the window."""
     calling = App("calling")
 
     @calling.task(limits=("provider",), max_attempts=1)
@@ -241,7 +241,7 @@ def test_travel_reaches_breakers(dsn: str, db: Any) -> None:
 
 
 def test_travel_is_part_of_the_transaction(dsn: str, db: Any) -> None:
-    """On a connection, travel happens when that commits; backwards it is refused."""
+    """On a connection, travel is part of the transaction; backwards it is refused."""
     send_welcome.with_(delay=HOUR).enqueue_sync(db, 1)
     with psycopg.connect(dsn) as conn:
         assert travel(conn, HOUR) == 1
@@ -252,7 +252,7 @@ def test_travel_is_part_of_the_transaction(dsn: str, db: Any) -> None:
 
 
 def test_fresh_databases_on_a_given_server(server: Any) -> None:
-    """Each database is new, has the schema, and is gone at the end, as is the template, on a server named by DSN."""
+    """On a server given by DSN, each database is new, has the schema, and is gone at the end, as is the template."""
     with psycopg.connect(server.dsn(), autocommit=True) as conn:
         with fresh_databases(server.dsn()) as databases:
             with databases.fresh() as first, databases.fresh() as second:
@@ -275,13 +275,13 @@ def test_fresh_databases_on_a_given_server(server: Any) -> None:
     ],
 )
 def test_the_dsn_of_a_database_keeps_its_form(given: str, named: str) -> None:
-    """A URI stays one, which SQLAlchemy, asyncpg and Django want; a conninfo stays one."""
+    """A URI stays a URI, which SQLAlchemy, asyncpg and Django need; a conninfo stays a conninfo."""
     with fresh_databases(given) as databases:
         assert databases.dsn("other db") == named
 
 
 def users_pytest(folder: Path, file: str, environment: dict[str, str] | None = None) -> str:
-    """What pytest prints in a process of its own, as a user runs it; all tests of the file pass."""
+    """Run pytest in its own process, as a user does, and return its output; all tests of the file pass."""
     words = ["-q", "-p", "no:cacheprovider", "--rootdir", str(folder), file]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *words],
@@ -327,7 +327,7 @@ def test_a_second_database(tallybook_server, tallybook_dsn):
 
 @pytest.mark.slow
 def test_the_plugin_starts_nothing_and_imports_no_manager_of_servers(tmp_path: Path) -> None:
-    """pytest in an environment with Tallybook loads no testing module and no embedded server before it is asked for."""
+    """pytest in an environment with Tallybook loads no testing module and no embedded server until a test needs it."""
     (tmp_path / "test_other.py").write_text(
         "import sys\ndef test_it():\n    assert not {'tallybook.testing', 'tallybook.embedded'} & sys.modules.keys()\n"
     )

@@ -1,4 +1,4 @@
-"""At home in FastAPI, Flask and SQLAlchemy: their pages run as written, and what they promise holds."""
+"""Integrations with FastAPI, Flask and SQLAlchemy: their pages run as written, and their promises hold."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def app(dsn: str, db: Any) -> App:
 
 
 def rows(db: Any) -> tuple[int, int]:
-    """How many customers and jobs there are."""
+    """The numbers of customers and jobs."""
     return db.execute("select (select count(*) from customer), (select count(*) from tallybook.job)").fetchone()
 
 
 def url(dsn: str) -> URL:
-    """The same database for SQLAlchemy."""
+    """The database's URL for SQLAlchemy."""
     known = {key: str(value) for key, value in conninfo_to_dict(dsn).items() if value is not None}
     return URL.create("postgresql+psycopg", database=known.pop("dbname"), query=known)
 
@@ -71,13 +71,13 @@ def sync_sessions(dsn: str) -> sessionmaker[Session]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["psycopg", "async session", "session"])
 def test_a_route_and_its_jobs_are_one_transaction(kind: str, app: App, dsn: str, db: Any) -> None:
-    """S4-21: row and job are there once the answer is a success; a refusal, an accident or a failed COMMIT leaves neither."""
+    """S4-21: after a successful answer row and job exist; after a refusal, an error or a failed COMMIT neither does."""
 
     def async_sessions(dsn: str) -> async_sessionmaker[AsyncSession]:
         return async_sessionmaker(create_async_engine(url(dsn), poolclass=NullPool))
 
     def register_route(api: FastAPI, app: App, dsn: str, kind: str) -> None:
-        """POST /{user}?boss=: a customer and a job in the request's transaction; user 13 is refused, and 14 an accident."""
+        """POST /{user}?boss=: a customer and a job in the request's transaction; user 13 is refused, 14 fails."""
         welcome = app.tasks["welcome"]
         insert = "insert into customer values (:id, :boss)"
 
@@ -130,7 +130,7 @@ def test_a_route_and_its_jobs_are_one_transaction(kind: str, app: App, dsn: str,
 
 @pytest.mark.slow
 def test_without_the_scope_a_failed_commit_would_be_a_success(app: App, db: Any) -> None:
-    """The control: a dependency as FastAPI has it by default commits after the answer, and a lost row is a 200."""
+    """The control: FastAPI's default dependency commits after the answer, and a lost row is a 200."""
     api = FastAPI(lifespan=lifespan(app))
 
     async def late(request: Request) -> AsyncIterator[Any]:
@@ -150,7 +150,7 @@ def test_without_the_scope_a_failed_commit_would_be_a_success(app: App, db: Any)
 
 @pytest.mark.slow
 def test_the_lifespan_goes_around_the_users_own(app: App, db: Any) -> None:
-    """The pool is open before and after the user's own lifespan, whose state the requests have; then it is closed."""
+    """The pool is open before and after the user's own lifespan, whose state requests have; then it is closed."""
     seen: list[bool] = []
 
     @asynccontextmanager
@@ -173,7 +173,7 @@ def test_the_lifespan_goes_around_the_users_own(app: App, db: Any) -> None:
 
 
 def test_requests_and_jobs_share_the_lifespans_of_the_app(app: App, db: Any) -> None:
-    """With shared=True a route finds in request.state what @app.lifespan set, providers too; all closes in reverse order."""
+    """With shared=True, request.state has what @app.lifespan set, providers too; all closes in reverse order."""
     seen: list[str] = []
 
     @app.lifespan
@@ -212,7 +212,7 @@ def test_requests_and_jobs_share_the_lifespans_of_the_app(app: App, db: Any) -> 
 
 
 def test_a_resource_that_cannot_be_opened_stops_the_web_server(app: App) -> None:
-    """What a lifespan raises ends the start of the server, after the ones before it and the pool were closed."""
+    """An error in a lifespan stops the server's start, after earlier lifespans and the pool are closed."""
     closed: list[bool] = []
 
     @app.lifespan
@@ -236,7 +236,7 @@ def test_a_resource_that_cannot_be_opened_stops_the_web_server(app: App) -> None
 
 @pytest.mark.slow
 def test_what_is_missing_is_said() -> None:
-    """Without the lifespan, with a wrong source of sessions, without a database: an error that says what to do."""
+    """A missing lifespan, a wrong source of sessions and a missing database each raise a clear error."""
     api = FastAPI()
 
     @api.get("/")
@@ -254,7 +254,7 @@ def test_what_is_missing_is_said() -> None:
 @pytest.mark.slow
 @pytest.mark.direct("a worker has a session of its own")
 def test_a_worker_in_the_web_server_runs_jobs_and_warns(app: App, db: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """`worker=True` runs what requests put in, says that it is for development, and ends with the server."""
+    """`worker=True` runs jobs that requests enqueue, warns that it is for development, and ends with the server."""
     with caplog.at_level(logging.WARNING, "tallybook.web"), TestClient(FastAPI(lifespan=lifespan(app, worker=True))):
         assert "for development only" in caplog.text
         job = app.tasks["welcome"].enqueue_sync(db, 1)
@@ -264,7 +264,7 @@ def test_a_worker_in_the_web_server_runs_jobs_and_warns(app: App, db: Any, caplo
 
 @pytest.mark.slow
 def test_a_mounted_dashboard_is_closed_with_the_server(app: App) -> None:
-    """The host's own log-in decides who sees it, and its connections end with the lifespan."""
+    """The host's own login decides access to a mounted dashboard, whose connections end with the lifespan."""
     from tallybook.web import User
 
     site = dashboard(app, authenticate=lambda request: User("ada") if "ada" in request.headers else None)
@@ -288,7 +288,7 @@ def test_a_mounted_dashboard_is_closed_with_the_server(app: App) -> None:
 @pytest.mark.slow
 @pytest.mark.direct("a worker has a session of its own")
 def test_the_fastapi_page_runs(tmp_path: Path, dsn: str, db: Any) -> None:
-    """S4-07: docs/fastapi.md as written: registered, welcomed by the route of the cron and by a worker, over one kind of client."""
+    """S4-07: docs/fastapi.md as written: users register; the cron route and a worker welcome them with one client."""
     uses_fastapi = """
 import os
 os.environ["CRON_TOKEN"] = "t"
@@ -326,7 +326,7 @@ with TestClient(api) as client:
 @pytest.fixture
 def flask_app(app: App) -> Iterator[Flask]:
     flask_app = Flask("shop")
-    flask_app.config["TALLYBOOK_DSN"] = "host=nowhere"  # the App has one
+    flask_app.config["TALLYBOOK_DSN"] = "host=nowhere"  # the App has its own
     tallybook = Tallybook(app, flask_app)
     welcome = app.tasks["welcome"]
 
@@ -354,7 +354,7 @@ def flask_app(app: App) -> Iterator[Flask]:
 @pytest.mark.slow
 @pytest.mark.direct("counts the sessions that are left")
 def test_a_view_and_its_jobs_are_one_transaction(flask_app: Flask, db: Any) -> None:
-    """S4-21: by psycopg and by a session row and job are committed; by an exception or a failed COMMIT neither is."""
+    """S4-21: with psycopg and with a session, row and job are committed; an exception or failed COMMIT keeps none."""
     client = flask_app.test_client()
     assert client.post("/1/1").status_code == 200
     assert client.post("/session/2").status_code == 200
@@ -388,7 +388,7 @@ def test_handlers_run_in_the_applications_context(app: App, flask_app: Flask, ds
 
 @pytest.mark.slow
 def test_flask_commands_know_the_app(app: App, flask_app: Flask, db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`flask tallybook`: the App and its database are known, errors are a line, and the environment is left as it was."""
+    """`flask tallybook` knows the App and its database, prints errors as one line, and leaves the environment alone."""
     monkeypatch.delenv("TALLYBOOK_APP", raising=False)
     monkeypatch.delenv("TALLYBOOK_DSN", raising=False)
     app.tasks["welcome"].enqueue_sync(db, 1)
@@ -404,7 +404,7 @@ def test_flask_commands_know_the_app(app: App, flask_app: Flask, db: Any, monkey
 
 @pytest.mark.slow
 def test_wrong_uses_of_the_flask_extension_are_said(app: App, dsn: str, db: Any) -> None:
-    """The Flask application in the App's place; a job before init_app."""
+    """A Flask application instead of the App, and a job before init_app, are clear errors."""
     with pytest.raises(ConfigError, match="not a Tallybook App"):
         Tallybook(Flask("shop"))  # type: ignore[arg-type]
     Tallybook(app)
@@ -415,7 +415,7 @@ def test_wrong_uses_of_the_flask_extension_are_said(app: App, dsn: str, db: Any)
 
 @pytest.mark.slow
 def test_the_flask_page_runs(tmp_path: Path, dsn: str, db: Any) -> None:
-    """docs/flask.md as written: registered, welcomed in the application's context; its commands but the endless one."""
+    """docs/flask.md as written: a job runs in the application's context; its commands run, but for the endless one."""
     uses_flask = """
 from web import create_app
 from jobs import app
@@ -467,7 +467,7 @@ def test_flask_workers_in_several_processes_find_their_app(tmp_path: Path, dsn: 
 @pytest.mark.filterwarnings("ignore:Did not recognize type")
 @pytest.mark.parametrize("spared", [True, False], ids=["with the helper", "without"])
 def test_alembics_autogenerate_leaves_the_schema_alone(spared: bool, app: App, dsn: str) -> None:
-    """With include_name autogenerate proposes to drop the user's forgotten table only; without it Tallybook's as well."""
+    """With include_name, autogenerate drops only the user's forgotten table; without it, Tallybook's tables as well."""
     with create_engine(url(dsn), poolclass=NullPool).connect() as connection:
         opts = {"include_schemas": True, **({"include_name": include_name} if spared else {})}
         found = compare_metadata(MigrationContext.configure(connection, opts=opts), MetaData())
@@ -478,7 +478,7 @@ def test_alembics_autogenerate_leaves_the_schema_alone(spared: bool, app: App, d
 
 @pytest.mark.slow
 def test_include_name_speaks_of_that_schema_only() -> None:
-    """Schemas, and what is in them, by name; the default schema is None."""
+    """include_name leaves out the schema tallybook and its tables, and nothing else; the default schema is None."""
     assert not include_name("tallybook", "schema", {})
     assert not include_name("job", "table", {"schema_name": "tallybook"})
     assert include_name(None, "schema", {}) and include_name("other", "schema", {})

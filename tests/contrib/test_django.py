@@ -1,4 +1,4 @@
-"""A Django project, written from docs/django.md: its own tests, its checks, its commands, its workers."""
+"""A Django project, made from docs/django.md: its tests, its checks, its commands, its workers."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def site(tmp_path: Path, empty_dsn: str) -> Site:
 
 @pytest.mark.slow
 def test_the_tests_of_a_django_project_pass(site: Site) -> None:
-    """S5-01 S5-03 S5-12: a Django project's tests, on the test database that its migrations have made, with our schema in it:
-    orders with their jobs, atomic handlers, `django.tasks` with all four abilities, connections closed around jobs.
+    """S5-01 S5-03 S5-12: a Django project's tests pass on the test database that its migrations made, with our schema.
+    Cases: orders with jobs, atomic handlers, `django.tasks` with all four abilities, connections closed around jobs.
     """
     said = site.manage("test", "--noinput")
     assert re.search(r"Ran (\d+) tests", said)[1] == "14", said  # type: ignore[index]
@@ -36,7 +36,7 @@ def test_the_tests_of_a_django_project_pass(site: Site) -> None:
 
 @pytest.mark.slow
 def test_djangos_own_cases_of_tasks_pass(tmp_path: Path, empty_dsn: str) -> None:
-    """Django's own tests of its tasks pass on our Backend. They are in no wheel: DJANGO_SOURCE is a folder with its source."""
+    """Django's own tests of tasks pass on our Backend. No wheel has them: DJANGO_SOURCE is a folder with its source."""
     source = os.environ.get("DJANGO_SOURCE")
     if source is None or django.VERSION < (6,):
         pytest.skip("needs Django 6, and its source in DJANGO_SOURCE")
@@ -64,7 +64,7 @@ def test_dev_follows_the_code_of_the_project(site: Site, empty_dsn: str) -> None
 
 @pytest.mark.slow
 def test_migrations_leave_the_schema_alone(site: Site, empty_dsn: str) -> None:
-    """`migrate` brings the schema once, `makemigrations` finds nothing of ours, and going back takes nothing of ours away."""
+    """`migrate` installs the schema once, `makemigrations` finds no change, and going back removes nothing of ours."""
     site.manage("makemigrations", "shop")
     first = site.manage("migrate")
     assert "Brought the schema tallybook of database 'default' up to date" in first
@@ -79,7 +79,7 @@ def test_migrations_leave_the_schema_alone(site: Site, empty_dsn: str) -> None:
 
 @pytest.mark.slow
 def test_what_is_wrong_is_found_by_the_checks(tmp_path: Path, empty_dsn: str) -> None:
-    """Each system check says what is wrong, and nothing is wrong with the project as it is but the missing schema."""
+    """Each system check names its problem; the unchanged project has only one, the missing schema."""
     told = {
         "": ("tallybook.W002", "no schema tallybook", 0),
         'TALLYBOOK = {"APPS": "shop.jobs:app"}': ("tallybook.E001", "TALLYBOOK has no key 'APPS'", 1),
@@ -92,7 +92,7 @@ def test_what_is_wrong_is_found_by_the_checks(tmp_path: Path, empty_dsn: str) ->
         'TASKS["default"]["OPTIONS"] = {"patience": 3}': ("ImproperlyConfigured", "has no key 'patience'", 1),
     }
     for number, (extra, (name, text, code)) in enumerate(told.items()):
-        # Without the tasks of the page, which could not even be declared with some of these.
+        # Without the page's tasks, which cannot even be declared with some of these settings.
         installed = 'INSTALLED_APPS.append("django_tasks")\n'
         (folder := tmp_path / str(number)).mkdir()
         broken = Site(folder, empty_dsn, f"{installed}{extra}\n")
@@ -102,7 +102,7 @@ def test_what_is_wrong_is_found_by_the_checks(tmp_path: Path, empty_dsn: str) ->
 
 @pytest.mark.slow
 def test_the_command_line_has_the_projects_database_and_app(site: Site, empty_dsn: str) -> None:
-    """manage.py tallybook: database and App of the settings, whatever TALLYBOOK_DSN says; errors and codes as ever."""
+    """manage.py tallybook uses the settings' database and App, whatever TALLYBOOK_DSN is; errors and codes as usual."""
     elsewhere = {"TALLYBOOK_DSN": "host=nowhere.invalid"}
     assert "not installed" in site.manage("tallybook", "doctor", "--info", code=1, **elsewhere)
     assert "installed schema tallybook" in site.manage("tallybook", "--database", "other", "migrate", **elsewhere)
@@ -114,8 +114,8 @@ def test_the_command_line_has_the_projects_database_and_app(site: Site, empty_ds
 
 @pytest.mark.slow
 def test_workers_of_a_project_run_its_jobs(site: Site, empty_dsn: str, tmp_path: Path) -> None:
-    """S5-05 S5-10: two worker processes, started from another folder, run what SQL and Django have put in; one is killed,
-    nothing is lost or done twice; the password is on no command line.
+    """S5-05 S5-10: two worker processes, started in another folder, run jobs of SQL and Django; one process is killed.
+    No job is lost and no atomic one is done twice; the password is on no command line.
     """
     site.manage("makemigrations", "shop")
     site.manage("migrate")
@@ -146,7 +146,7 @@ def test_workers_of_a_project_run_its_jobs(site: Site, empty_dsn: str, tmp_path:
             counted = "select count(*), count(distinct order_id) from shop_receipt"
             receipts = db.execute(counted).fetchone()
             assert receipts is not None and receipts[1] == 200
-            # bill is atomic: one receipt is enqueued for each order. send_receipt is not, and may have been under way.
+            # bill is atomic: it enqueues one receipt per order. send_receipt is not, and may have been running.
             jobs = "select count(*) from tallybook.job where task = 'send_receipt'"
             assert db.execute(jobs).fetchone() == (200,)
     finally:

@@ -1,4 +1,4 @@
-"""The admin and the dashboard in the Django project of docs/django.md: by Django's test client, by real servers, in a browser."""
+"""The admin and the dashboard in docs/django.md's project: by Django's test client, real servers and a browser."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def site(tmp_path: Path, empty_dsn: str) -> Site:
 
 @contextmanager
 def served(site: Site, kind: str) -> Iterator[str]:
-    """A server of the project, with people in it; its address."""
+    """Run a server of the project, with users; yield its address."""
     site.manage("makemigrations", "shop")
     site.manage("migrate")
     site.manage("shell", "--command", PEOPLE)
@@ -71,7 +71,7 @@ def served(site: Site, kind: str) -> Iterator[str]:
 
 
 def test_the_admin_of_a_project(site: Site) -> None:
-    """Lists, pages of one thing, actions, permissions and the audit, by Django's own test client."""
+    """Lists, detail pages, actions, permissions and the audit work, by Django's own test client."""
     site.manage("makemigrations", "shop")
     said = site.manage("test", "--noinput", "shop.test_more")
     assert re.search(r"Ran (\d+) tests", said)[1] == "9", said  # type: ignore[index]
@@ -90,7 +90,7 @@ def enter(http: httpx2.Client, name: str) -> None:
 
 @pytest.mark.parametrize("kind", COMMANDS)
 def test_the_dashboard_is_behind_djangos_login(site: Site, empty_dsn: str, kind: str) -> None:
-    """One line of urls.py, under WSGI and ASGI: permissions decide who looks and who acts; pages, forms and streams work."""
+    """One line of urls.py, under WSGI and ASGI: permissions set who sees and acts; pages, forms and streams work."""
     with served(site, kind) as base, psycopg.connect(empty_dsn, autocommit=True) as db:
         db.execute("select tallybook.enqueue('mail', 'send_receipt', '{\"order_id\": 1}')")
         for name, looks, acts in (("", 302, False), ("cem", 403, False), ("bob", 200, False), ("ada", 200, True)):
@@ -116,7 +116,7 @@ def test_the_dashboard_is_behind_djangos_login(site: Site, empty_dsn: str, kind:
                     for chunk in events.iter_text():
                         text += chunk
                         if kind == "asgi" and "event: live" in text:
-                            break  # it would go on as long as somebody looks; under WSGI it ends there by itself
+                            break  # it continues while a client reads; under WSGI it ends there by itself
                 assert "event: overview" in text and text.endswith("data: ok\n\n"), text
         assert db.execute("select actor, via, action from tallybook.audits").fetchall() == [
             ("ada", "web", "queue.pause")
@@ -124,7 +124,7 @@ def test_the_dashboard_is_behind_djangos_login(site: Site, empty_dsn: str, kind:
 
 
 def test_the_admin_and_the_dashboard_in_a_browser(site: Site, empty_dsn: str, tmp_path: Path) -> None:
-    """A person logs in, filters jobs, cancels one after the question, pauses a queue, and looks at the live dashboard."""
+    """A user logs in, filters jobs, cancels one after the question, pauses a queue and sees the live dashboard."""
     chromium.needed()
     with served(site, "wsgi") as base, psycopg.connect(empty_dsn, autocommit=True) as db, chromium.browser() as window:
         db.execute("select tallybook.enqueue('mail', 'send_receipt', '{\"order_id\": 1}') from generate_series(1, 60)")

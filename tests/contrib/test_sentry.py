@@ -1,4 +1,4 @@
-"""Sentry: a failure is one event with its job, the trace goes from the enqueue to the handler, and no args leave."""
+"""Sentry: a failure is one event with its job, one trace covers enqueue and handler, and no args are sent."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ W3C = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 class Collected(Transport):
-    """What would be sent."""
+    """Collects the items that would be sent."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Collected(Transport):
 
 @pytest.fixture
 def sentry() -> Iterator[Collected]:
-    """A client of this test's own scope: nothing of the process is set or patched."""
+    """A client in this test's own scope: nothing of the process is set or patched."""
     found = Collected()
     client = sentry_sdk.Client(
         dsn="https://key@sentry.example/1", transport=found, traces_sample_rate=1.0, default_integrations=False
@@ -69,8 +69,8 @@ def app(dsn: str) -> App:
 
 
 async def test_a_failure_is_an_event_with_its_job(app: App, dsn: str, sentry: Collected) -> None:
-    """Async and in a thread: type, message, the handler's frame, task, queue, job and attempt; once for each attempt."""
-    secret = "-".join(("canary", "of", "args"))  # not as the lines around a frame show it
+    """A failure, async or in a thread, is one event per attempt: type, message, frame, task, queue, job and attempt."""
+    secret = "-".join(("canary", "of", "args"))  # joined, so that the source lines of a frame do not show it
 
     @app.task(queue="mail", max_attempts=2, retry=Constant(timedelta(hours=1)))
     async def on_loop(secret: str) -> None:
@@ -99,7 +99,7 @@ async def test_a_failure_is_an_event_with_its_job(app: App, dsn: str, sentry: Co
 
 
 async def test_only_last_failures_and_args_where_asked(app: App, dsn: str, sentry: Collected) -> None:
-    """retried=False reports the failure of which the job is dead; args=True sends args and the frames' variables."""
+    """retried=False reports only the failure that makes the job dead; args=True sends args and frames' variables."""
     instrument(app, retried=False, args=True)
 
     @app.task(max_attempts=2, retry=Constant(timedelta(hours=1)))
@@ -117,7 +117,7 @@ async def test_only_last_failures_and_args_where_asked(app: App, dsn: str, sentr
 
 
 async def test_what_is_no_unhandled_failure_is_not_reported(app: App, sentry: Collected) -> None:
-    """A snooze, a cancel, a handler that gives up and one that completes are no events; each is a transaction that is ok."""
+    """A snooze, a cancel, a handler that gives up and one that completes are no events, but ok transactions."""
     outcomes = {
         "snooze": Snooze(timedelta(hours=1)),
         "cancel": Cancel("no need"),
@@ -131,7 +131,7 @@ async def test_what_is_no_unhandled_failure_is_not_reported(app: App, sentry: Co
 
     @app.task
     def raises(how: str) -> None:
-        raise outcomes[how] or RuntimeError  # a control: what is no outcome is an event
+        raise outcomes[how] or RuntimeError  # a control: an exception that is no outcome is an event
 
     for how in outcomes:
         await ends.enqueue(app, how)
@@ -143,7 +143,7 @@ async def test_what_is_no_unhandled_failure_is_not_reported(app: App, sentry: Co
 
 
 async def test_args_that_cannot_be_read_and_a_deadline_are_reported(app: App, db: Any, sentry: Collected) -> None:
-    """What fails outside the handler's code is an event, too."""
+    """A failure outside the handler's code is an event, too: args that cannot be read, and a deadline."""
 
     @app.task(timeout=timedelta(milliseconds=200), retry=Constant(timedelta(hours=1)))
     async def slow(n: int) -> None:
@@ -157,7 +157,7 @@ async def test_args_that_cannot_be_read_and_a_deadline_are_reported(app: App, db
 
 
 async def test_one_trace_goes_from_the_enqueue_to_the_handler(app: App, db: Any, sentry: Collected) -> None:
-    """The enqueue is a span whose trace is in the job's headers; the attempt and its failure belong to it. SQL's too."""
+    """The enqueue is a span in the job's headers; the attempt and its failure share its trace. So do SQL's jobs."""
 
     @app.task(max_attempts=1)
     async def hello(n: int) -> None:
@@ -185,7 +185,7 @@ async def test_one_trace_goes_from_the_enqueue_to_the_handler(app: App, db: Any,
 
 
 async def test_it_goes_with_opentelemetry_that_came_first(dsn: str, sentry: Collected) -> None:
-    """Both see the attempt, called again or not; the other order would lose Sentry, and is refused."""
+    """Both see the attempt once, even if instrument is called again; the other order loses Sentry and is refused."""
     app, exporter = App("shop", dsn=dsn), InMemorySpanExporter()
     tracers = TracerProvider()
     tracers.add_span_processor(SimpleSpanProcessor(exporter))
@@ -207,7 +207,7 @@ async def test_it_goes_with_opentelemetry_that_came_first(dsn: str, sentry: Coll
 
 
 async def test_without_a_client_nothing_is_added(app: App) -> None:
-    """An App that is instrumented where Sentry was not initialized: no headers, and jobs run and fail as ever."""
+    """An App that is instrumented without Sentry's client: no headers are added, and jobs run and fail as usual."""
 
     @app.task(max_attempts=1)
     async def hello() -> None:
@@ -248,7 +248,7 @@ def test_a_whole_program_reports_each_failure_once(dsn: str) -> None:
 
 
 def test_the_page_runs(tmp_path: Path, dsn: str) -> None:
-    """docs/sentry.md as written: each failure is one event, also that of a retry which is due at once (its delay is random)."""
+    """docs/sentry.md as written: each failure is one event, also of a retry due at once (the delay is random)."""
     assert project(tmp_path, "docs/sentry.md") == ["jobs.py"]
     uses = """
 import os
