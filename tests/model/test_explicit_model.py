@@ -34,7 +34,7 @@ def test_every_interleaving_keeps_the_promises() -> None:
 
 @pytest.mark.slow
 def test_every_interleaving_of_three_faults_keeps_the_promises() -> None:
-    """F1, F2, F3, F5, F7, F8: any three faults, at any moment."""
+    """F1, F2, F3, F5, F7, F8: any three faults, at any time."""
     held(explore_protocol(faults=3))
 
 

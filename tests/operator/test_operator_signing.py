@@ -266,7 +266,7 @@ async def test_the_order_of_the_query_is_free_and_a_name_is_there_once(call: Cli
     ("scope", "path"),
     [
         ({"path": "/v1/queues", "root_path": "/v1", "raw_path": b"/v1/queues"}, b"/v1/queues"),  # mounted in Starlette
-        ({"path": "/queues", "root_path": "/v1", "raw_path": b"/v1/queues"}, b"/v1/queues"),  # a host that strips it
+        ({"path": "/queues", "root_path": "/v1", "raw_path": b"/v1/queues"}, b"/v1/queues"),  # a host that strips /v1
         (
             {"path": "/a b", "root_path": "", "raw_path": b"/a%20b?x=1"},
             b"/a%20b",
