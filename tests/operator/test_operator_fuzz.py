@@ -1,4 +1,4 @@
-"""schemathesis, an API fuzzer, finds no defect in the operator API, but those that are made on purpose."""
+"""schemathesis, an API fuzzer, finds no defect in the operator API except deliberate ones."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def stage(db: Any) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.direct("the fuzzer's server has many connections")
 def test_the_fuzzer_finds_nothing(dsn: str, db: Any, tmp_path: Path) -> None:
-    """S2-12: all checks of schemathesis pass: what fits the document is accepted; the rest, or unsigned, is refused."""
+    """S2-12: by all checks of schemathesis, a fitting request is accepted, a wrong or unsigned one is refused."""
     stage(db)
     done = fuzz(dsn, tmp_path)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr

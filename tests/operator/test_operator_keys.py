@@ -36,7 +36,7 @@ def test_keys_are_read_from_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o640, 0o620, 0o604, 0o602, 0o644, 0o666])
 def test_a_file_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> None:
-    """S2-12: a key file that group or others can read or write is refused with the fix; control: 600 and 400."""
+    """S2-12: a key file that group or others can read or write is refused with the fix; 600 and 400 are accepted."""
 
     def _only_read(folder: Path) -> Path:
         (folder / "keys.toml").chmod(0o400)

@@ -170,7 +170,7 @@ async def raw(api: Any, request: dict[str, Any]) -> tuple[int, dict[str, Any]]:
 
 @pytest.mark.parametrize("what", [*ALTERED, "nothing"])
 async def test_an_altered_request_is_refused(api: OperatorApi, db: Any, what: str) -> None:
-    """S2-12: an altered request is refused with 401, or 405 for its method, and changes nothing; control: unaltered."""
+    """S2-12: an altered request is refused with 401 (its method: 405) and changes nothing; unaltered, it is served."""
     request = {"method": "POST", "path": PAUSE, "headers": headers("POST", PAUSE)}
     if what != "nothing":
         ALTERED[what](request)
@@ -270,7 +270,7 @@ async def test_the_order_of_the_query_is_free_and_a_name_is_there_once(call: Cli
         (
             {"path": "/a b", "root_path": "", "raw_path": b"/a%20b?x=1"},
             b"/a%20b",
-        ),  # a server that keeps the query in it
+        ),  # a server that keeps the query there
         ({"path": "/ü", "root_path": ""}, b"/%C3%BC"),  # a server without a raw path
         ({"path": "/v1/queues", "root_path": "", "raw_path": b"/elsewhere"}, b"/v1/queues"),  # rewritten on the way
     ],

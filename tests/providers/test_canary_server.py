@@ -24,7 +24,7 @@ ALL = {
 
 
 async def test_the_servers_log_and_sessions_do_not_show_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S1-12: with every statement and parameter logged, no secret, former secret or key is in log or pg_stat_activity.
+    """S1-12: with all statements and parameters logged, no secret, former secret or key is in log or pg_stat_activity.
 
     The control: a text in the same provider's settings, which may be seen, is found in both.
     """

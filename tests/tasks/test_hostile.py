@@ -100,7 +100,7 @@ def test_control_frames_of_the_call_would_show_it(
 def test_json_that_no_database_keeps_is_kept_as_text(
     app: App, run: Run, db: Any, endpoint: HttpServer, body: bytes
 ) -> None:
-    """S4-06: an answer that jsonb cannot store, for NUL, a half character, NaN or its depth, is kept as text."""
+    """S4-06: an answer that jsonb cannot store (NUL, a lone surrogate, NaN, its depth) is kept as text."""
     json = {"Content-Type": "application/json"}
     serving(app, provider("rates", url=endpoint.url, allow=LOOPBACK))
     endpoint.reply(Reply(200, json, body), Reply(200, json, b'{"a": 1}'))

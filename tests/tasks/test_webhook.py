@@ -54,7 +54,7 @@ def test_sql_alone_sends_a_webhook_that_the_receiver_verifies(
 def test_the_apps_own_providers_serve_it(
     app: App, run: Run, dsn: str, db: Any, endpoint: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S1-12, S4-06: a provider in the database, with encrypted secret, signs a webhook; a 410 deactivates it there."""
+    """S1-12, S4-06: a provider in the database signs a webhook with its encrypted secret; a 410 deactivates it."""
     monkeypatch.setenv("TALLYBOOK_KEYS", new_key("k1"))
     app.dsn, secret = dsn, new_signing_secret()
     settings = {"url": f"{endpoint.url}/hooks", "allow": LOOPBACK, "allow_http": True}
