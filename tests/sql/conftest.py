@@ -1,4 +1,4 @@
-"""What tests of the core share."""
+"""Fixtures of the core's tests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def now(db: Connection) -> datetime:
 
 @pytest.fixture
 def quick(connect: Connect) -> Connect:
-    """Open connections on which whatever waits for a lock for long raises LockNotAvailable."""
+    """Open connections on which a long wait for a lock raises LockNotAvailable."""
 
     def open_one(**kwargs: Any) -> Connection:
         conn = connect(**kwargs)

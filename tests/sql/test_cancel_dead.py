@@ -1,4 +1,4 @@
-"""A person cancels a dead letter: it ends as cancelled, is recorded and shown so, and leaves the dead letters."""
+"""Cancels of dead letters by a person: the job ends as cancelled, is recorded and shown so, and is not dead."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.direct("holds transactions open beside one another and 
 
 
 def died(db: Connection, hands: Hands, death: str = "failed", **more: Any) -> Job:
-    """The last attempt of a job that has died of this."""
+    """Return the last attempt of a job that has died for this reason."""
     if death == "expired":
         more["expires_at"] = hands.one("select clock_timestamp() - interval '1 s'")
     if death == "killed":
@@ -40,14 +40,14 @@ def cancel(db: Connection, job: int, reason: str | None = "not wanted") -> Any:
 
 
 def exact(db: Connection) -> None:
-    """The counters and a recount agree."""
+    """Check that the counters agree with a recount."""
     assert db.execute("select * from tallybook.verify()").fetchall() == []
 
 
 @pytest.mark.servers
 @pytest.mark.parametrize("death", ("failed", "crashed", "expired", "killed"))
 def test_a_dead_letter_ends_as_cancelled(db: Connection, hands: Hands, death: str) -> None:
-    """S4-22: cancel of a dead job is on record with its reason, and the job keeps its errors and leaves the dead letters."""
+    """S4-22: the cancel of a dead job is recorded with its reason; the job keeps its errors and is no dead letter."""
     columns = (
         "select attempts, failures, crashes, args, errors, last_error, enqueued_at from tallybook.job where id = %s"
     )
@@ -58,7 +58,7 @@ def test_a_dead_letter_ends_as_cancelled(db: Connection, hands: Hands, death: st
     assert found == [("cancelled", "not wanted", True)]
     after = db.execute(columns, [job]).fetchone()
     assert before is not None and after is not None and after[1:] == before[1:]
-    assert after[0] == 1  # of one that expired the view says 0 only while it is dead
+    assert after[0] == 1  # the view shows 0 attempts of an expired job only while it is dead
     assert db.execute("select count(*) from tallybook.dead_letters()").fetchone() == (0,)
     assert db.execute("select state from tallybook.result(%s)", [job]).fetchone() == ("cancelled",)
     assert cancel(db, job) == "cancelled"
@@ -69,14 +69,14 @@ def test_a_dead_letter_ends_as_cancelled(db: Connection, hands: Hands, death: st
     events = db.execute("select event, attempt, details ->> 'reason' from tallybook.trace(job => %s)", [job]).fetchall()
     assert events[-1] == ("cancelled", 2, "not wanted") and "retried" not in [event for event, *_ in events]
     assert [row[0] for row in db.execute("select reason from tallybook.why(%s)", [job])] == ["cancelled"]
-    assert hands.claim() == []  # the cursor passes it, and takes the mark along
+    assert hands.claim() == []  # the cursor passes it and removes the tombstone
     assert db.execute("select count(*) from tallybook.tombstone").fetchone() == (0,)
     exact(db)
 
 
 @pytest.mark.servers
 def test_a_person_retries_it(db: Connection, hands: Hands) -> None:
-    """A cancelled dead letter is retried like any cancelled job: it runs, and attempts count what was started."""
+    """A cancelled dead letter is retried like any cancelled job: it runs, and attempts count each start."""
     job = died(db, hands, unique_key="k", order_key="o").id
     cancel(db, job)
     assert hands.one("select tallybook.retry(%s)", job) == 3
@@ -89,7 +89,7 @@ def test_a_person_retries_it(db: Connection, hands: Hands) -> None:
 
 
 def test_its_keys_are_free(db: Connection, hands: Hands) -> None:
-    """The unique key, the line of the order key and the name of a subject are free after the cancel."""
+    """A cancel frees the unique key, the line of the order key and the name of a subject."""
     job = died(db, hands, unique_key="k", order_key="o").id
     cancel(db, job)
     assert put(db, unique_key="k", order_key="o") != job
@@ -101,7 +101,7 @@ def test_its_keys_are_free(db: Connection, hands: Hands) -> None:
 
 
 def test_one_that_was_dropped_stays_dead(db: Connection, hands: Hands) -> None:
-    """A dead letter that was dropped cannot be cancelled any more: the answer is dead, at once."""
+    """A dropped dead letter can no longer be cancelled: cancel returns dead at once."""
     job = died(db, hands).id
     assert hands.one("select tallybook.drop_dead(%s)", job)
     db.execute("set statement_timeout = '20 s'")
@@ -112,7 +112,7 @@ def test_one_that_was_dropped_stays_dead(db: Connection, hands: Hands) -> None:
 def test_a_rollback_leaves_it_dead_and_an_open_cancel_holds_up_no_claim(
     db: Connection, hands: Hands, connect: Connect
 ) -> None:
-    """While a transaction that cancelled it is open, others are claimed; after its rollback it is a dead letter again."""
+    """An open transaction that cancelled a dead letter delays no claim; after a rollback the job is dead again."""
     job = died(db, hands).id
     with connect(autocommit=False) as person:
         assert cancel(person, job) == "cancelled"
@@ -126,7 +126,7 @@ def test_a_rollback_leaves_it_dead_and_an_open_cancel_holds_up_no_claim(
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_it_waits_for_who_retries_it(db: Connection, hands: Hands, connect: Connect, end: str) -> None:
-    """A cancel that meets an open retry of the same dead letter waits, and cancels what that has made of it."""
+    """A cancel waits for an open retry of the same dead letter, and cancels the job whether that commits or not."""
     job = died(db, hands).id
     person, other = connect(autocommit=False), connect()
     person.execute("select tallybook.retry(%s)", [job])
@@ -144,7 +144,7 @@ def test_it_waits_for_who_retries_it(db: Connection, hands: Hands, connect: Conn
 
 
 def test_many_by_their_ids(db: Connection, hands: Hands) -> None:
-    """cancel_jobs cancels dead letters among the others, and says so of each."""
+    """cancel_jobs cancels dead letters and other jobs, and reports each."""
     dead, stands = died(db, hands).id, put(db)
     found = db.execute("select job_id, done from tallybook.cancel_jobs(%s)", [[dead, stands]]).fetchall()
     assert found == [(dead, "cancelled"), (stands, "cancelled")]

@@ -1,4 +1,4 @@
-"""Concurrency limits in SQL: never more than so many at once, whoever ends or dies, and who waits goes on."""
+"""Concurrency limits in SQL: running jobs never exceed the limit, however attempts end, and waiting jobs continue."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def permits(db: Connection, *names: str, at: datetime = T) -> int:
 
 
 def test_only_so_many_run_and_the_others_wait(db: Connection) -> None:
-    """S1-18: two of five run, three are waiting, hold no worker and no lane, and show what for; nobody else is held up."""
+    """S1-18: two of five jobs run; three wait, hold no worker and no lane, and show why; another key is not delayed."""
     limit(db)
     jobs, (other,) = put(db, "customer:1", n=5), put(db, "customer:2")
     asker = Asker(db)
@@ -53,7 +53,7 @@ def test_only_so_many_run_and_the_others_wait(db: Connection) -> None:
 
 
 def test_who_has_a_permit_starts_when_it_can(db: Connection) -> None:
-    """S1-18: a permit has no moment: its job may start an hour late, but for one that a rate limit holds, too."""
+    """S1-18: a job with a permit may start up to an hour late; one that also has a rate limit may not."""
     limit(db)
     db.execute("select tallybook.rate_limit_set('api', 10, '1 second')")
     (plain,), (paced,) = put(db, "customer:1"), put(db, "customer:2", "api")
@@ -63,7 +63,7 @@ def test_who_has_a_permit_starts_when_it_can(db: Connection) -> None:
 
 
 def test_an_end_lets_the_next_go_on(db: Connection) -> None:
-    """S1-18: each completion frees one permit, taken by priority, then as they came; no attempt is counted."""
+    """S1-18: each completion frees one permit for the next job by priority, then arrival; waiting is no attempt."""
     limit(db)
     jobs = put(db, "customer:1", n=4)
     (urgent,) = put(db, "customer:1", priority=1)
@@ -82,7 +82,7 @@ def test_an_end_lets_the_next_go_on(db: Connection) -> None:
 @pytest.mark.direct("listens")
 @pytest.mark.parametrize("quiet", [False, True])
 def test_nobody_is_woken_for_a_queue_that_the_caller_looks_at(db: Connection, connect: Any, quiet: bool) -> None:
-    """S1-18: who lets a job go on wakes those who sleep on its queue, unless it says that it will look there itself."""
+    """S1-18: concurrency_release notifies the queue of a released job, unless the caller lists it as quiet."""
     limit(db, most=1)
     (first, _) = put(db, "customer:1", n=2)
     asker = Asker(db)
@@ -103,7 +103,7 @@ def test_nobody_is_woken_for_a_queue_that_the_caller_looks_at(db: Connection, co
 
 
 def test_a_key_that_somebody_has_is_not_waited_for(db: Connection, connect: Any) -> None:
-    """S1-18: who was told of an end and finds the key's row locked says so, at once; nothing is let go on."""
+    """S1-18: concurrency_release returns null at once if the key's row is locked, and releases nothing."""
     limit(db, most=1)
     (first, _) = put(db, "customer:1", n=2)
     asker = Asker(db)
@@ -128,7 +128,7 @@ def test_a_key_that_somebody_has_is_not_waited_for(db: Connection, connect: Any)
     ids=["permits alone", "a rate", "a breaker", "a rule for its queue", "its permit was lost"],
 )
 def test_who_waited_for_a_permit_asks_no_second_time(db: Connection, more: LiteralString, asks: bool) -> None:
-    """A job that comes into line with all its permits starts from there; where anything else limits it, it asks."""
+    """A job that re-enters its lane with all its permits starts without asking; if anything else limits it, it asks."""
     limit(db, most=1)
     first, second = put(db, "customer:1", n=2)
     asker = Asker(db)
@@ -140,7 +140,7 @@ def test_who_waited_for_a_permit_asks_no_second_time(db: Connection, more: Liter
 
 
 def test_a_job_without_limits_asks_for_none(db: Connection) -> None:
-    """Where no rule holds a whole queue or task, the look for limits is not made for jobs that name none."""
+    """If no rule covers a whole queue or task, a claim checks no limits for jobs that name none."""
     limit(db)
     without(db, "_is_limited", "begin", "begin raise exception 'asked';")
     (plain,), (other,) = put(db), put(db, options=Jsonb({"note": 1}))
@@ -152,7 +152,7 @@ def test_a_job_without_limits_asks_for_none(db: Connection) -> None:
 
 
 def test_a_newcomer_goes_behind_those_who_wait(db: Connection) -> None:
-    """S1-18: a permit that is free goes to who waits for it, also where a newcomer is the first to ask."""
+    """S1-18: a free permit goes to a waiting job, even if a newer job asks first."""
     limit(db, most=1)
     first, second = put(db, "customer:1", n=2)
     asker = Asker(db)
@@ -165,7 +165,7 @@ def test_a_newcomer_goes_behind_those_who_wait(db: Connection) -> None:
 
 @pytest.mark.parametrize("end", ["fail", "bury", "snooze", "cancelled", "rescue"])
 def test_whatever_ends_an_attempt_frees_its_place(db: Connection, end: str) -> None:
-    """S1-18: a failure, a snooze, a cancel and the death of the worker free the permit; the job asks again at its next attempt."""
+    """S1-18: a failure, a snooze, a cancel and a rescue free the permit; the job asks again at its next attempt."""
     limit(db, most=1)
     first, second = put(db, "customer:1", n=2)
     asker = Asker(db)
@@ -192,7 +192,7 @@ def test_whatever_ends_an_attempt_frees_its_place(db: Connection, end: str) -> N
 
 
 def test_no_place_is_kept_for_a_job_that_waits_for_another_key(db: Connection) -> None:
-    """S1-18: a job of two keys takes both permits or none: while one is full, others use the other one."""
+    """S1-18: a job with two keys takes both permits or none; while one key is full, other jobs use the other key."""
     limit(db, "a", 1)
     limit(db, "b", 1)
     (of_a,), (of_b,) = put(db, "a"), put(db, "b")
@@ -214,7 +214,7 @@ def test_no_place_is_kept_for_a_job_that_waits_for_another_key(db: Connection) -
 
 
 def test_who_waits_can_be_cancelled(db: Connection) -> None:
-    """S1-18: a cancelled job is passed over, and ends; it takes nobody's permit."""
+    """S1-18: a cancelled job is skipped and ends; it takes no permit."""
     limit(db, most=1)
     jobs = put(db, "customer:1", n=3)
     asker = Asker(db)
@@ -227,7 +227,7 @@ def test_who_waits_can_be_cancelled(db: Connection) -> None:
 
 
 def test_a_rule_that_changes_or_goes_lets_them_go_on(db: Connection) -> None:
-    """S1-18: a higher limit counts at the next look, a lower one stops nobody, and without it all go on."""
+    """S1-18: a higher limit applies at the next release, a lower one stops no job, and without one all continue."""
     limit(db, most=1)
     jobs = put(db, "customer:1", n=6)
     asker = Asker(db)
@@ -237,7 +237,7 @@ def test_a_rule_that_changes_or_goes_lets_them_go_on(db: Connection) -> None:
     limit(db, most=1)
     complete(asker, jobs[0])
     assert (permits(db), asker.look(T)) == (0, [])
-    limit(db, "all", 1)  # a name that still has a rule of some kind is no unknown one
+    limit(db, "all", 1)  # a name that still has a rule of any kind is not unknown
     assert one(db, "select tallybook.concurrency_limit_drop('customer')") is True
     db.execute("select tallybook.rate_limit_set('customer', 1000, '1 s')")
     assert permits(db) == 3
@@ -245,7 +245,7 @@ def test_a_rule_that_changes_or_goes_lets_them_go_on(db: Connection) -> None:
 
 
 def test_a_rate_and_a_place_are_taken_together(db: Connection) -> None:
-    """S1-18: what has a place and no turn gives it back; what has both starts, and one call is counted for each start."""
+    """S1-18: a job with a permit but no turn returns the permit; with both it starts; each start counts one call."""
     limit(db, "api", 2)
     db.execute("select tallybook.rate_limit_set('api', 1, '1 s')")
     jobs = put(db, "api", n=4)
@@ -266,7 +266,7 @@ def test_a_rate_and_a_place_are_taken_together(db: Connection) -> None:
 
 
 def test_a_limit_of_a_queue_and_of_a_task(db: Connection) -> None:
-    """S1-18: jobs that name nothing are held by the rule of their queue and of their task."""
+    """S1-18: jobs that name no limit are held by the limits of their queue and task."""
     limit(db, "queue:q", 3)
     limit(db, "task:slow", 1)
     slow, fast = put(db, n=2, task="slow"), put(db, n=3)
@@ -276,14 +276,14 @@ def test_a_limit_of_a_queue_and_of_a_task(db: Connection) -> None:
 
 
 def test_other_claims_read_no_more_for_those_who_wait(db: Connection) -> None:
-    """S1-18: a thousand jobs that wait cost the claims of their queue nothing: no claim reads their rows."""
+    """S1-18: a thousand waiting jobs cost the claims of their queue nothing: no claim reads their rows."""
     returned = (
         "select sum(pg_stat_get_xact_tuples_returned(oid)) from pg_class"
         " where relnamespace = 'tallybook'::regnamespace and relkind in ('r', 'i')"
     )
 
     def rows() -> int:
-        """What a claim of one other job gets from tables and indexes, the fewest of five; its effects are rolled back."""
+        """Return the fewest rows that a claim of one other job reads in five runs; its effects are rolled back."""
         found = []
         with db.transaction(force_rollback=True):
             db.execute("select tallybook.enqueue('q', 't', priority => 1)")
@@ -306,7 +306,7 @@ def test_other_claims_read_no_more_for_those_who_wait(db: Connection) -> None:
 
 @pytest.mark.parametrize("seed", seeds(8))
 def test_never_more_than_the_limit_whatever_happens(db: Connection, seed: int) -> None:  # noqa: PLR0912
-    """S1-18: random claims, ends, deaths, cancels and rules: in no committed state are there more than the limit, and all end."""
+    """S1-18: under random claims, ends, deaths and cancels, no committed state exceeds the limit, and all jobs end."""
     left = "select count(*) from tallybook.job where state not in ('completed', 'cancelled', 'dead', 'running')"
     chance = random.Random(seed)
     rules = {"a": 3, "b": 1, "c": 5}
@@ -370,26 +370,26 @@ def test_never_more_than_the_limit_whatever_happens(db: Connection, seed: int) -
 
 
 def _two_at_once(db: Connection, connect: Any, *, known: bool = True) -> int:
-    """Two sessions ask for one job each at the same moment where there is one permit; how many are let through."""
+    """Let two sessions ask for one job each at the same moment, with one permit; return how many jobs start."""
     limit(db, "one", 1)
     return sum(len(asker.started) for asker in two_at_once(db, connect, "one", known=known))
 
 
 @pytest.mark.direct("watches which session waits for which")
 def test_two_that_ask_at_once_get_one_place(db: Connection, connect: Any) -> None:
-    """S1-18: the second waits for the first one's commit, and knows of its permit."""
+    """S1-18: the second session waits for the first one's commit, then sees its permit."""
     assert _two_at_once(db, connect) == 1
 
 
 @pytest.mark.direct("watches which session waits for which")
 def test_two_that_are_the_first_of_their_key_get_one_place(db: Connection, connect: Any) -> None:
-    """S1-18: both make the row of a key that nobody has used; the second reads the first one's row once it has committed."""
+    """S1-18: both insert the row of an unused key; the second reads the first one's row once that has committed."""
     assert _two_at_once(db, connect, known=False) == 1
 
 
 @pytest.mark.direct("watches which session waits for which")
 def test_control_without_the_lock_two_get_one_place(db: Connection, connect: Any) -> None:
-    """Control: without the lock of the key's row both are let through."""
+    """Control: without the lock on the key's row, both jobs start."""
     without(db, "_limit_keys", "order by s.name for update) s", "order by s.name) s")
     assert _two_at_once(db, connect) == 2
 
@@ -404,7 +404,7 @@ def test_control_without_the_lock_two_get_one_place(db: Connection, connect: Any
     ],
 )
 def test_what_does_not_fit_is_refused(db: Connection, call: str, message: str) -> None:
-    """Bad input gets a clear error."""
+    """Invalid arguments raise TB005 with a clear message."""
     with pytest.raises(psycopg.Error, match=message) as error:
         db.execute(cast("Any", f"select tallybook.{call}"))
     assert error.value.sqlstate == "TB005"

@@ -1,4 +1,4 @@
-"""The counters in SQL: what each verb does to them, that a recount agrees after each, and what reading them costs."""
+"""The counters in SQL: the effect of each verb, a recount after each, and the cost of reading them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FOLD = "select tallybook.fold()"
 
 
 def counted(db: Connection) -> dict[str, int]:
-    """All queues together: what is not 0."""
+    """Return the non-zero counts of all queues together."""
     row = db.execute(COUNTS).fetchone()  # type: ignore[arg-type]
     assert row is not None
     return {what: n for what, n in zip((*STATES, *ENDS), row, strict=True) if n}
@@ -32,7 +32,7 @@ def differences(db: Connection) -> list[Any]:
 
 
 class Watched:
-    """Each step's effect on the counters: before a fold and after it, beside a recount."""
+    """Check each step's effect on the counters before and after a fold, and against a recount."""
 
     def __init__(self, db: Connection) -> None:
         self.db = db
@@ -56,7 +56,7 @@ def watched(db: Connection) -> Watched:
 
 
 def test_what_is_put_in_and_falls_due_is_counted(db: Connection, watched: Watched) -> None:
-    """S3-14, S3-16, S3-17: enqueue, enqueue_many, promote and cancel move jobs from count to count; a recount agrees each time."""
+    """S3-14, S3-16, S3-17: enqueue, promote, cancel and retry move jobs between counts; a recount agrees each time."""
     with watched.changes(available=1):
         put(db)
     with watched.changes(available=2, scheduled=1):
@@ -69,7 +69,7 @@ def test_what_is_put_in_and_falls_due_is_counted(db: Connection, watched: Watche
     with watched.changes(scheduled=-1, available=1):
         db.execute("select tallybook.promote(at => clock_timestamp() + interval '2 h')")
     later = put(db, run_at="2100-01-01")
-    with watched.changes(scheduled=1):  # an intent: it counts where it is until it is carried out
+    with watched.changes(scheduled=1):  # the cancel is an intent: the job stays scheduled until it is carried out
         db.execute("select tallybook.cancel(%s)", (later,))
     with watched.changes(scheduled=-1, available=1):
         db.execute("select tallybook.promote(at => '2100-01-02')")
@@ -91,7 +91,7 @@ def test_how_attempts_end_is_counted(db: Connection, watched: Watched) -> None:
     with watched.changes(running=-1, completed=1):
         hands.complete(a)
     with watched.changes():
-        assert hands.say("complete", a) is True  # said twice
+        assert hands.say("complete", a) is True  # a repeated call
     with watched.changes(running=-1, failed=1, retrying=1):
         hands.fail(b, "1 h")
     with watched.changes(running=-1, failed=1, available=1):
@@ -105,7 +105,7 @@ def test_how_attempts_end_is_counted(db: Connection, watched: Watched) -> None:
     with watched.changes(running=-1, moved=1, available=1):
         hands.say("unclaim", g, timedelta(0))
     with watched.changes():
-        db.execute("select tallybook.cancel(%s)", (h.id,))  # it runs: its worker is told
+        db.execute("select tallybook.cancel(%s)", (h.id,))  # it is running: its worker has to end it
     with watched.changes(running=-1, cancelled=1):
         hands.say("cancel_running", h)
     with watched.changes(dead=-1, available=1):
@@ -122,7 +122,7 @@ def test_how_attempts_end_is_counted(db: Connection, watched: Watched) -> None:
 
 
 def test_what_waits_is_counted(db: Connection, watched: Watched) -> None:
-    """S3-14, S3-17: order keys, parents and fair keys: what waits, and what is put in line for it, each with a recount."""
+    """S3-14, S3-17: jobs that wait for order keys, parents and fair keys are counted, with a recount at each step."""
     hands = Hands(db)
     with watched.changes(available=3):
         parent, *_ = (put(db, order_key="k") for _ in range(3))
@@ -145,7 +145,7 @@ def test_what_waits_is_counted(db: Connection, watched: Watched) -> None:
 
 
 def test_subjects_are_counted(db: Connection, watched: Watched) -> None:
-    """S3-14, S3-17: a subject that is pushed, changed, run again and again, and dropped counts as its job does."""
+    """S3-14, S3-17: a subject that is pushed, changed, run, rescheduled and completed counts as its job does."""
     hands = Hands(db)
     with watched.changes(available=1):
         db.execute("select tallybook.subject_push('q', 't', 'one')")
@@ -168,7 +168,7 @@ def test_subjects_are_counted(db: Connection, watched: Watched) -> None:
 
 
 def test_a_truncated_queue_is_counted(db: Connection, watched: Watched) -> None:
-    """S3-36: truncate ends what stands in line, is scheduled or waits, by the thousand, and every step agrees with a recount."""
+    """S3-36: truncate ends available and scheduled jobs in batches of 1,000, and every step agrees with a recount."""
     db.execute(
         "select tallybook.enqueue('q', t) from unnest(array_fill('a'::text, '{1500}') || array_fill('b'::text, '{1500}')) t"
     )
@@ -188,7 +188,7 @@ def test_a_truncated_queue_is_counted(db: Connection, watched: Watched) -> None:
 
 @pytest.mark.parametrize("line", [30, 2200], ids=["a short line", "a long line"])
 def test_tasks_that_share_a_lane_are_told_apart(db: Connection, line: int) -> None:
-    """S4-15: what waits and what runs is exact per task where several share a lane, whichever of the two is the shorter."""
+    """S4-15: if several tasks share a lane, available and running are exact per task, whichever is smaller."""
     db.execute(
         "select tallybook.enqueue('q', (array['a', 'b', 'c'])[1 + n %% 3]) from generate_series(1, %s) n", (line + 20,)
     )
@@ -208,7 +208,7 @@ def test_tasks_that_share_a_lane_are_told_apart(db: Connection, line: int) -> No
 
 @pytest.mark.slow
 def test_what_has_run_for_long_before_a_long_line_costs_no_reader_all_claims_since(db: Connection) -> None:
-    """S3-15: of a lane of several tasks the newest claims and each worker's oldest open one are read, not those in between."""
+    """S3-15: in a lane of several tasks, a count reads the newest claims and each worker's oldest open one only."""
     hands = Hands(db)
     many: LiteralString = "select tallybook.enqueue('q', 'short') from generate_series(1, %s)"
     for task in ("long", "middle"):
@@ -221,14 +221,14 @@ def test_what_has_run_for_long_before_a_long_line_costs_no_reader_all_claims_sin
     hands.claim(3)
     db.execute(FOLD)
     seen: LiteralString = "select task, available::int, running::int from tallybook.counts() order by 1"
-    # The middle one is where nobody looks: it counts under the task of which there are most. All together are right.
+    # The middle job's claim is not read: the job counts under the most frequent task. The totals are right.
     assert db.execute(seen).fetchall() == [("long", 0, 1), ("middle", 1, 0), ("short", 2_496, 4)]
     assert one(db, "select array[available, running]::text from tallybook.queue_stats") == "{2497,5}"
     assert differences(db) == [], "one job of the queue may be of another task"
 
 
 def unattributed(db: Connection) -> None:
-    """A lane of two tasks in which one job runs that nobody looks for, as behind thousands; it counts under another task."""
+    """Make a lane of several tasks with one running job whose claim is not read, so it counts under another task."""
     without(db, "_counted", "<= 2000", "<= 2")
     without(db, "_split", "v_seen >= 3000", "v_seen >= 3")
     without(db, "_split", "v_seen >= 2000", "v_seen >= 1")
@@ -245,7 +245,7 @@ def unattributed(db: Connection) -> None:
 
 
 def test_verify_compares_what_people_read(db: Connection) -> None:
-    """S4-15: verify allows tasks to differ by as many jobs as counts leaves unattributed; by more is a difference."""
+    """S4-15: verify allows tasks to differ by as many jobs as counts leaves unattributed; it reports any more."""
     unattributed(db)
     assert differences(db) == []
     db.execute(
@@ -257,7 +257,7 @@ def test_verify_compares_what_people_read(db: Connection) -> None:
 
 
 def test_verify_finds_a_job_that_nobody_counts(db: Connection) -> None:
-    """S4-15: where counts loses the job that it cannot attribute, verify returns the queue's numbers."""
+    """S4-15: if counts loses the job that it cannot attribute, verify returns the queue's numbers."""
     without(db, "_counted", "k.seen + k.unattributed end as running", "k.seen end as running")
     with pytest.raises(AssertionError):
         unattributed(db)
@@ -265,9 +265,9 @@ def test_verify_finds_a_job_that_nobody_counts(db: Connection) -> None:
 
 
 def test_what_was_to_run_since_ever_completes(db: Connection) -> None:
-    """S3-33: a job whose time is -infinity ends and is counted like any other; it has waited since it came."""
+    """S3-33: a job whose run_at is -infinity completes and is counted like any other; it waits since its enqueue."""
     hands = Hands(db)
-    for n in (1, 9):  # few of a claim are looked up, many are read in one go
+    for n in (1, 9):  # few jobs of a claim are looked up one by one, many are read at once
         db.execute(
             "select tallybook.enqueue('q', 't', run_at => now() + interval '1 h') from generate_series(1, %s)", (n,)
         )
@@ -283,7 +283,7 @@ def test_what_was_to_run_since_ever_completes(db: Connection) -> None:
 
 
 def test_queue_status_says_how_old_and_how_often(db: Connection) -> None:
-    """S4-15: per queue, task and state: how many, when the oldest and the newest came, how often they were tried on average."""
+    """S4-15: queue_status has the jobs, the oldest, the newest and the average attempts per queue, task and state."""
     for minutes, task in ((30, "mail"), (20, "mail"), (10, "report")):
         db.execute("select tallybook.enqueue('q', %s, at => now() - make_interval(mins => %s))", (task, minutes))
     hands = Hands(db)
@@ -301,7 +301,7 @@ def test_queue_status_says_how_old_and_how_often(db: Connection) -> None:
 
 
 def test_completed_today_is_a_look_up(db: Connection) -> None:
-    """S4-16: per queue the numbers of all states and ends, and what has completed since midnight; yesterday's is left out."""
+    """S4-16: completed_since counts today's completions without yesterday's; queue_stats has all states and ends."""
     hands = Hands(db)
     now = one(db, "select date_trunc('day', now()) + interval '12 h'")
     for at, n in ((now - timedelta(days=1), 3), (now, 2)):
@@ -349,7 +349,7 @@ end $$"""
 
 
 def pages(conn: Connection, query: LiteralString) -> int:
-    """How many pages a statement touches once its session knows it: the least of some runs: autovacuum has it planned anew."""
+    """Return the fewest pages that a repeated statement touches; autovacuum can cause a new plan between runs."""
     found = []
     for _ in range(4):
         plan = one(conn, "explain (analyze, buffers, format json) " + query)[0]["Plan"]
@@ -358,7 +358,7 @@ def pages(conn: Connection, query: LiteralString) -> int:
 
 
 def test_reading_costs_the_same_at_any_size(db: Connection, connect: Callable[..., Connection]) -> None:
-    """S3-15: counts and views for people read no more pages with 10,000 jobs in line and 10,000 behind them than with 100."""
+    """S3-15: counts and views for people read no more pages with 20,000 jobs, half of them completed, than with 100."""
     fill = HISTORY.replace("%(n)s", "100")
     db.execute(fill)
     before = {name: pages(connect(), query) for name, query in READS.items()}
@@ -370,13 +370,13 @@ def test_reading_costs_the_same_at_any_size(db: Connection, connect: Callable[..
 
 
 def test_control_a_count_reads_all_of_them(db: Connection) -> None:
-    """Control: the same numbers by count(*) take hundreds of pages more; so the pages of the test above tell something."""
+    """Control: count(*) takes over 40 pages more for the same numbers, so the test above can fail."""
     db.execute(HISTORY.replace("%(n)s", "20000"))
     assert pages(db, "select count(*) from tallybook.entry") > pages(db, READS["counts"]) + 40
 
 
 def test_two_that_complete_at_once_do_not_wait(db: Connection, connect: Callable[..., Connection]) -> None:
-    """S3-17: counters move in the statement, with its transaction; another one that has not committed is waited for by nobody."""
+    """S3-17: a statement changes the counters in its own transaction and waits for no other open transaction."""
     for _ in range(4):
         put(db)
     hands = Hands(db)
@@ -385,7 +385,7 @@ def test_two_that_complete_at_once_do_not_wait(db: Connection, connect: Callable
     for conn, job in zip((first, second), jobs, strict=False):
         conn.execute("set lock_timeout = '2 s'")
         conn.execute("select tallybook.complete(%s, %s, %s)", (job.lease, job.id, job.attempt))
-        assert counted(conn) == {"running": 3, "completed": 1}  # its own, at once
+        assert counted(conn) == {"running": 3, "completed": 1}  # its own change, immediately
     assert counted(db) == {"running": 4}
     db.execute(FOLD)
     second.commit()
@@ -396,7 +396,7 @@ def test_two_that_complete_at_once_do_not_wait(db: Connection, connect: Callable
 
 
 def test_control_a_counter_row_makes_the_second_wait(db: Connection, connect: Callable[..., Connection]) -> None:
-    """Negative control: with one row that both update in place the second of them waits for the first one's transaction."""
+    """Negative control: if both update one row in place, the second waits for the first one's transaction."""
     db.execute("create table counter (n int); insert into counter values (0)")
     first, second = connect(autocommit=False), connect(autocommit=False)
     first.execute("update counter set n = n + 1")
@@ -406,7 +406,7 @@ def test_control_a_counter_row_makes_the_second_wait(db: Connection, connect: Ca
 
 
 def test_counters_are_logged_and_folded(db: Connection) -> None:
-    """S3-18: each change is a row of the log; folds sum them up, then write new totals beside the old: all sums stay the same."""
+    """S3-18: each change is a row of a log; folds add new totals and update none in place; all counts stay the same."""
     hands = Hands(db)
     for n in range(60):
         for _ in range(2):
@@ -428,7 +428,7 @@ def test_counters_are_logged_and_folded(db: Connection) -> None:
 
 
 def test_counters_are_folded_where_tables_are_published(db: Connection) -> None:
-    """S3-18: with a publication of all tables, for logical replication, folds, checkpoints and recounts go on."""
+    """S3-18: folds, checkpoints and recounts work while a publication covers all tables, as for logical replication."""
     db.execute("create publication everything for all tables")
     for n in range(220):
         put(db, task=f"t{n}")
@@ -439,7 +439,7 @@ def test_counters_are_folded_where_tables_are_published(db: Connection) -> None:
 
 
 def test_events_are_counted_up_and_down(db: Connection, connect: Callable[..., Connection]) -> None:
-    """S3-16, S3-33: an event moves by what is said, down too; rolled back with its transaction, kept by folds and recounts."""
+    """S3-16, S3-33: count_event moves an event up or down at its commit; folds and recounts keep the count."""
     events: LiteralString = "select name, n::int from tallybook.event_counts()"
     for n in (5, -2, 1):
         db.execute("select tallybook.count_event('sent', %s)", (n,))
@@ -459,7 +459,8 @@ def test_events_are_counted_up_and_down(db: Connection, connect: Callable[..., C
 
 
 def test_an_event_is_set_and_forgotten(db: Connection, connect: Callable[..., Connection]) -> None:
-    """S3-33: set to a number, whatever is folded; forgotten at 0; one setter waits for another, who counts waits for nobody."""
+    """S3-33: event_set sets an event after any fold, and deletes it at 0; it waits for a setter, count_event does not.
+    """
     events: LiteralString = "select name, n::int from tallybook.event_counts()"
     setting: LiteralString = "select tallybook.event_set('open', %s)"
     assert [one(db, setting, 17), one(db, setting, 17), one(db, setting, -4_000)] == [0, 17, 17]
@@ -470,7 +471,7 @@ def test_an_event_is_set_and_forgotten(db: Connection, connect: Callable[..., Co
     with pytest.raises(psycopg.errors.LockNotAvailable):
         third.execute("set lock_timeout = '50 ms'; select tallybook.event_set('another', 1)")
     other.commit()
-    assert db.execute(events).fetchall() == [("open", 7)]  # 5, and what was counted beside it
+    assert db.execute(events).fetchall() == [("open", 7)]  # 5, plus what was counted concurrently
     assert one(db, setting, 0) == 7 and db.execute(events).fetchall() == []
     db.execute("select tallybook.recount()")
     assert db.execute(events).fetchall() == []
@@ -481,12 +482,12 @@ def test_an_event_is_set_and_forgotten(db: Connection, connect: Callable[..., Co
 def test_a_recount_inside_a_transaction_counts_its_changes_once(
     db: Connection, connect: Callable[..., Connection]
 ) -> None:
-    """S3-33: who recounts in a transaction of changes has these counted once, those after it too, and not if it is rolled back."""
+    """S3-33: a recount inside a transaction counts the changes before and after it once, and none after a rollback."""
     put(db)
     for end in ("commit", "rollback"):
         conn = connect(autocommit=False)
         put(conn)
-        put(db)  # a later number that is over
+        put(db)  # a later transaction id that has committed
         Hands(conn)
         conn.execute("select tallybook.recount()")
         put(conn, run_at="2100-01-01")
@@ -501,7 +502,7 @@ def test_a_recount_inside_a_transaction_counts_its_changes_once(
 def test_an_attempt_that_is_said_twice_in_a_call_is_counted_once(
     db: Connection, watched: Watched, jobs: int, results: bool
 ) -> None:
-    """S3-33: complete_many with the same attempts twice over accepts them, and counts each once."""
+    """S3-33: complete_many accepts attempts that are passed twice, and counts each once."""
     hands = Hands(db)
     with watched.changes(running=jobs):
         for _ in range(jobs):
@@ -516,7 +517,7 @@ def test_an_attempt_that_is_said_twice_in_a_call_is_counted_once(
 
 
 def test_a_difference_is_found_and_mended(db: Connection) -> None:
-    """S3-33: what is taken from the ledgers behind the counters' back is named by verify, and right again after a recount."""
+    """S3-33: verify reports counters that were changed by hand, and a recount corrects them."""
     for _ in range(3):
         put(db)
     db.execute(FOLD)
@@ -529,7 +530,7 @@ def test_a_difference_is_found_and_mended(db: Connection) -> None:
 
 
 def test_throughput_and_times(db: Connection) -> None:
-    """S3-33: what came and ended per second, and percentiles of how long jobs waited and took, at most 19 % too high."""
+    """S3-33: throughput is what came and ended per second; timings are percentiles, at most 19 % too high."""
     now = one(db, "select clock_timestamp()")
     for seconds in (10, 20, 40):
         db.execute("select tallybook.enqueue('q', 't', at => %s)", (now - timedelta(seconds=seconds),))
@@ -553,7 +554,7 @@ def test_throughput_and_times(db: Connection) -> None:
 
 
 def test_levels_walk_back_from_now(db: Connection) -> None:
-    """S3-33: the series says how many were in each state at the end of each step, and what ended in it; the last has the rest."""
+    """S3-33: levels has the open jobs at the end of each step, and its ends; the last step has unfolded changes."""
     start = one(db, "select date_bin('1 min', now(), '2001-01-01 00:00+00')")
     hands = Hands(db)
     for minute, come, done in ((0, 5, 1), (1, 0, 3), (3, 2, 0)):
@@ -574,7 +575,7 @@ def test_levels_walk_back_from_now(db: Connection) -> None:
 
 @pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin"])
 def test_levels_by_day_do_not_depend_on_the_time_zone(db: Connection, zone: str) -> None:
-    """S3-33: steps of days are days of UTC, also where the session's clocks have changed between them."""
+    """S3-33: steps of days are UTC days, even if the session's time zone changes its clocks in between."""
     put(db)
     db.execute("select tallybook.fold(at => '2026-11-10 12:00+00')")
     with db.transaction():
@@ -588,7 +589,7 @@ def test_levels_by_day_do_not_depend_on_the_time_zone(db: Connection, zone: str)
 
 @pytest.mark.parametrize("keep", [{}, {0: "3 days", 60: "1 h"}], ids=["as installed", "a longer step kept shorter"])
 def test_series_thin_out_with_age(db: Connection, keep: dict[int, str]) -> None:
-    """S3-34: folds become minutes, hours and days as they age, every sum stays the same, the longest is forgotten at last."""
+    """S3-34: folds become minutes, hours and days with age; every sum stays the same; the oldest are dropped."""
     for step, time in keep.items():
         assert one(db, "select tallybook.series_keep(%s, %s::interval)", step, time) is True
         assert one(db, "select tallybook.series_keep(%s, %s::interval)", step, time) is False
@@ -625,7 +626,7 @@ def test_series_thin_out_with_age(db: Connection, keep: dict[int, str]) -> None:
 
 
 def test_a_queues_metrics_leave_before_the_others(db: Connection) -> None:
-    """S3-36: a queue's series goes when its metrics_retention is over and its step ends; others' and all totals stay."""
+    """S3-36: a queue's series goes once its metrics_retention and its step are past; others and all totals stay."""
     db.execute("select tallybook.queue_set('short', metrics_retention => '2 h')")
     start = one(db, "select date_trunc('day', now())")
     db.execute("select tallybook.enqueue(q, 't') from unnest('{short,long}'::text[]) q")
@@ -670,14 +671,14 @@ BAD: dict[str, LiteralString] = {
 
 @pytest.mark.parametrize("query", BAD.values(), ids=BAD)
 def test_what_does_not_fit_is_said(db: Connection, query: LiteralString) -> None:
-    """S3-33: what does not fit is refused with TB005 and a message."""
+    """S3-33: invalid arguments raise TB005."""
     with pytest.raises(psycopg.Error) as caught:
         db.execute(query)
     assert caught.value.sqlstate == "TB005"
 
 
 def test_the_backlog_is_made_of_the_counters(db: Connection) -> None:
-    """S3-15: backlog says how many of each queue are in each state, and since when the oldest could run."""
+    """S3-15: backlog has the number of jobs per queue and state, and the time at which the oldest could run."""
     first = one(db, "select clock_timestamp()") - timedelta(hours=3)
     for hours in (0, 1):
         db.execute("select tallybook.enqueue('q', 't', at => %s)", (first + timedelta(hours=hours),))

@@ -1,4 +1,4 @@
-"""What the ends of attempts do inside a transaction of the user's: `ended`, the mark of atomic tasks, isolation levels."""
+"""Ends of attempts inside a user's transaction: `ended`, the mark of atomic tasks, isolation levels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COMPLETE = "select tallybook.complete(%s, %s, 1)"
 
 
 def claimed(db: Connection, jobs: int = 1) -> list[int]:
-    """So many jobs in the hands of one worker, under LEASE."""
+    """Return new jobs that one worker has claimed under LEASE."""
     ids = [one(db, "select tallybook.enqueue('mail', 'send')") for _ in range(jobs)]
     worker = one(db, "select tallybook.worker_start('w', array['mail'])")
     assert one(db, "select jobs from tallybook.claim(%s, array['mail'], array[99], %s)", worker, LEASE) == jobs
@@ -29,7 +29,7 @@ def claimed(db: Connection, jobs: int = 1) -> list[int]:
 
 @pytest.mark.servers
 def test_ended_says_how_an_attempt_ended(db: Connection) -> None:
-    """P5 F7: running until it has ended, then how; null for what the lease does not hold."""
+    """P5 F7: ended is running until the attempt has ended, then how; null for what the lease does not hold."""
     jobs = claimed(db, 5)
     assert [one(db, ENDED, LEASE, job, 1) for job in jobs] == ["running"] * 5
     one(db, COMPLETE, LEASE, jobs[0])
@@ -51,7 +51,7 @@ def test_complete_in_a_transaction_of_the_users(db: Connection, connect: Callabl
     for end, expected in (("rollback", "running"), ("commit", "completed")):
         user.execute(f"begin isolation level {level}")  # type: ignore[call-overload]
         assert one(user, COMPLETE, LEASE, job) is True
-        assert one(user, COMPLETE, LEASE, job) is True  # said twice
+        assert one(user, COMPLETE, LEASE, job) is True  # a repeated call
         assert one(db, ENDED, LEASE, job, 1) == "running"
         user.execute(end)  # type: ignore[call-overload]
         assert one(db, ENDED, LEASE, job, 1) == expected
@@ -61,7 +61,7 @@ def test_complete_in_a_transaction_of_the_users(db: Connection, connect: Callabl
 @pytest.mark.parametrize("level", ["read committed", "repeatable read", "serializable"])
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_two_ends_of_one_attempt_meet(db: Connection, connect: Callable[..., Connection], level: str, end: str) -> None:
-    """P5: an end waits for another one that is not committed yet, at every level; one of the two is accepted."""
+    """P5: at every isolation level an end waits for another uncommitted one; exactly one of the two is accepted."""
     (job,) = claimed(db)
     first, second = connect(), connect()
     first.execute("begin")
@@ -90,7 +90,7 @@ def test_two_ends_of_one_attempt_meet(db: Connection, connect: Callable[..., Con
 
 @pytest.mark.servers
 def test_the_mark_of_an_atomic_tasks_transaction(db: Connection) -> None:
-    """P4: the mark is gone with its transaction, is no query, and from the end on the transaction may not lie idle for long."""
+    """P4: the mark ends with its transaction, does not count as a query, and limits the idle time to 10 s."""
     assert one(db, "select tallybook._atomic()") is False
     for left in (
         "commit",

@@ -1,4 +1,4 @@
-"""Small tables that grow with history: what goes with it, row by row in batches, and what is needed stays."""
+"""The sweep of small tables that grow with history: old rows go in batches, and rows in use stay."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def sweep(db: Connection, at: datetime) -> int:
 
 
 def forget(db: Connection) -> None:
-    """The history leaves, but for what is open or dead."""
+    """Drop the history; dead letters and scheduled jobs stay."""
     db.execute("truncate tallybook.entry, tallybook.claim, tallybook.outcome")
 
 
@@ -34,7 +34,7 @@ def make_dead(db: Connection, hands: Hands) -> int:
 
 
 def test_dead_letters_go_after_their_time(db: Connection, now: datetime) -> None:
-    """S3-21: a dead letter is kept for 30 days, or as long as an installation says; younger ones stay."""
+    """S3-21: a dead letter is kept for 30 days or the installation's own retention; younger ones stay."""
     make_dead(db, Hands(db))
     assert sweep(db, now + 29 * DAY) == 0
     db.execute("select tallybook.retention_set('dead', '60 days')")
@@ -47,7 +47,7 @@ def test_dead_letters_go_after_their_time(db: Connection, now: datetime) -> None
 def test_a_dead_letter_that_somebody_has_is_left(
     db: Connection, connect: Callable[..., Connection], now: datetime
 ) -> None:
-    """S3-20: a row that is locked is left for later, and nobody is waited for."""
+    """S3-20: a sweep skips a locked row without waiting and deletes it later."""
     make_dead(db, Hands(db))
     other = connect(autocommit=False)
     other.execute("select from tallybook.dead for update")
@@ -58,7 +58,7 @@ def test_a_dead_letter_that_somebody_has_is_left(
 
 
 def test_a_batch_is_at_most_a_thousand_rows(db: Connection, now: datetime) -> None:
-    """S3-20: one sweep takes at most 1000 rows of a table, and says that there are more."""
+    """S3-20: one sweep deletes at most 1000 rows of a table, and reports whether there are more."""
     db.execute(
         "insert into tallybook.fire (schedule, tick, fired_at, what) select 's', %s - make_interval(secs => n), %s, 'enqueued'"
         " from generate_series(1, 1500) n",
@@ -69,7 +69,7 @@ def test_a_batch_is_at_most_a_thousand_rows(db: Connection, now: datetime) -> No
 
 
 def test_ticks_go_after_ninety_days(db: Connection, now: datetime) -> None:
-    """S3-21: what became of a tick is kept for 90 days, of each schedule."""
+    """S3-21: the outcome of a tick is kept for 90 days, for each schedule."""
     for name, days in (("a", 89), ("b", 91), ("c", 92), ("c", 1)):
         db.execute(
             "insert into tallybook.fire (schedule, tick, fired_at, what) values (%s, %s, %s, 'enqueued')",
@@ -80,7 +80,7 @@ def test_ticks_go_after_ninety_days(db: Connection, now: datetime) -> None:
 
 
 def test_calls_stay_as_long_as_their_window(db: Connection, now: datetime) -> None:
-    """S3-21: calls of a rate limit go with the history of the class default, but not before their rule's window is over."""
+    """S3-21: calls of a rate limit leave with the history of class default, but not before the rule's window ends."""
     db.execute("select tallybook.rate_limit_set('week', 5, '10 days'), tallybook.rate_limit_set('second', 5, '1 s')")
     for name, days in (("week", 9), ("week", 11), ("second", 6), ("second", 9)):
         db.execute(
@@ -95,7 +95,7 @@ def test_calls_stay_as_long_as_their_window(db: Connection, now: datetime) -> No
 
 
 def test_workers_go_when_no_claim_names_them(db: Connection, now: datetime) -> None:
-    """S3-21: a worker that ended longer ago than anything is kept goes; one that lives, however long, does not."""
+    """S3-21: a worker that ended longer ago than the longest retention is deleted; a live worker never is."""
     gone, lives = Hands(db), Hands(db)
     db.execute("select tallybook.worker_stop(%s)", [gone.worker])
     assert sweep(db, now + 89 * DAY) == 0
@@ -104,7 +104,7 @@ def test_workers_go_when_no_claim_names_them(db: Connection, now: datetime) -> N
 
 
 def test_progress_goes_with_its_job(db: Connection, now: datetime) -> None:
-    """S3-21: progress stays for as long as its job is anywhere, a dead letter or scheduled, and goes when the job has left."""
+    """S3-21: progress stays while its job exists, even dead or scheduled, and goes once the job has left."""
     hands = Hands(db)
     dead = make_dead(db, hands)
     later = one(db, "select tallybook.enqueue('q', 'work', run_at => %s)", now + DAY)
@@ -132,7 +132,7 @@ def _taken(db: Connection, hands: Hands, times: int) -> None:
 
 
 def test_old_generations_of_a_key_go(db: Connection, now: datetime) -> None:
-    """S3-21: of a unique key that was taken often the newest generation stays, also when its job has left; the key works on."""
+    """S3-21: once the jobs of a unique key have left, only its newest generation stays, and the key still works."""
     hands = Hands(db)
     _taken(db, hands, 5)
     assert sweep(db, now) == 0, "their jobs are there"
@@ -145,7 +145,7 @@ def test_old_generations_of_a_key_go(db: Connection, now: datetime) -> None:
 
 
 def test_generations_go_without_a_gap(db: Connection, now: datetime) -> None:
-    """S3-21: a generation whose job is there keeps all after it: by a gap a producer with an old snapshot would take the key."""
+    """S3-21: a generation whose job exists keeps all later ones: a gap would let an old snapshot take the key."""
     _taken(db, Hands(db), 5)
     second = one(db, "select job_id from tallybook.unique_key where generation = 2")
     forget(db)
@@ -163,8 +163,9 @@ def test_generations_go_without_a_gap(db: Connection, now: datetime) -> None:
 def test_a_producer_with_an_old_snapshot_is_not_fooled(
     db: Connection, connect: Callable[..., Connection], now: datetime, guard: bool
 ) -> None:
-    """S3-21: who saw an older generation as the newest, by a snapshot from before, is refused with 40001 and has no second job;
-    control: without the lock of what it saw it has one.
+    """S3-21: a producer whose old snapshot shows an older generation as the newest gets 40001 and no second job.
+
+    Control: without the lock on the generation that it saw, it gets a second job.
     """
     if not guard:
         text = source("_claim_key")
@@ -191,7 +192,7 @@ def test_a_producer_with_an_old_snapshot_is_not_fooled(
 
 
 def test_turns_go_with_their_jobs(db: Connection, connect: Callable[..., Connection], now: datetime) -> None:
-    """S3-21: older turns of an order key go, and the newest when its job has left; not while somebody moves the line."""
+    """S3-21: older turns of an order key go, the newest once its job has left; none goes while the line is locked."""
     hands = Hands(db)
     for _ in range(3):
         db.execute("select tallybook.enqueue('q', 'work', order_key => 'k')")

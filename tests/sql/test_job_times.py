@@ -1,4 +1,4 @@
-"""updated_at and last_attempt_at of the view job: since when a job is in its state, and when it was last started."""
+"""updated_at and last_attempt_at of the view job: when its state began, and when it was last started."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def times(db: Connection, job: int) -> tuple[Any, ...]:
 
 
 def started(db: Connection, job: int) -> datetime:
-    """When its newest claim was made, whatever became of it."""
+    """Return the time of the job's newest claim, even if that started nothing."""
     return one(db, "select max(started_at) from tallybook.attempt where job_id = %s", job)
 
 
@@ -33,7 +33,7 @@ def ended(db: Connection, job: int) -> datetime:
 
 
 def test_from_line_to_end(db: Connection, hands: Hands) -> None:
-    """S1-02: available since its enqueue, running since its claim, completed since its end; started at its claim."""
+    """S1-02: updated_at is the time of the enqueue, then the claim, then the end; last_attempt_at is the claim's."""
     job = put(db)
     enqueued_at = one(db, "select enqueued_at from tallybook.job where id = %s", job)
     assert times(db, job) == ("available", enqueued_at, None)
@@ -45,7 +45,7 @@ def test_from_line_to_end(db: Connection, hands: Hands) -> None:
 
 
 def test_through_a_failure(db: Connection, hands: Hands) -> None:
-    """Retrying since its failure, available since it was due, with the start of the attempt before; then that of its own."""
+    """updated_at is the failure, then the due time, then the death; last_attempt_at is the newest start."""
     job = put(db)
     hands.fail(hands.start()[0], "1 h")
     first, failed_at = started(db, job), ended(db, job)
@@ -61,7 +61,7 @@ def test_through_a_failure(db: Connection, hands: Hands) -> None:
 
 
 def test_what_was_never_started(db: Connection, hands: Hands) -> None:
-    """Scheduled since its enqueue, cancelled since the cancel, and never started, even if it was put aside meanwhile."""
+    """updated_at is the enqueue, then the cancel; without a start, even if set aside, last_attempt_at is null."""
     later, aside = put(db, run_at=clock(db, "1 h")), put(db)
     enqueued_at = one(db, "select enqueued_at from tallybook.job where id = %s", later)
     assert times(db, later) == ("scheduled", enqueued_at, None)
@@ -75,7 +75,7 @@ def test_what_was_never_started(db: Connection, hands: Hands) -> None:
 
 
 def test_many_iterations(db: Connection, hands: Hands) -> None:
-    """Of a job with many attempts the newest counts, also after one that was put aside before its start."""
+    """last_attempt_at is the newest start, even after a later attempt was set aside before its start."""
     job = put(db)
     attempt: Job
     for _ in range(4):
@@ -85,5 +85,5 @@ def test_many_iterations(db: Connection, hands: Hands) -> None:
     assert times(db, job)[2] == last
     (attempt,) = hands.claim()
     assert hands.say("move", attempt) == "moved"
-    assert started(db, job) > last  # the claim that came to nothing
+    assert started(db, job) > last  # the claim whose attempt did not start
     assert times(db, job)[2] == last

@@ -1,4 +1,4 @@
-"""Which names the server takes: those that people can type and see, and that the pages find again."""
+"""Names that the server accepts: people can type and see them, and the pages find them again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CODES = [
                         (0xE0000, 0xE01FF), (0x10FFFF, 0x10FFFF)]
     for code in range(first, last + 1)
 ]  # fmt: skip
-"""Where Unicode has white space, controls and what is invisible, and what lies around it."""
+"""The ranges of Unicode with white space, control characters and invisible characters, and their neighborhood."""
 
 
 def in_python(name: str) -> bool:
@@ -31,7 +31,7 @@ def in_python(name: str) -> bool:
 @pytest.mark.servers
 @pytest.mark.parametrize("shape", ["{}mail", "mail{}", "ma{}il"])
 def test_sql_and_python_refuse_the_same_characters(db: Connection, shape: str) -> None:
-    """S5-13: SQL and Python take the same names; what one of them takes stays as it is when a page strips it."""
+    """S5-13: SQL and Python accept the same names; a page that strips an accepted name leaves it unchanged."""
 
     def in_sql(db: Connection, names: list[str]) -> list[bool]:
         query = (
@@ -53,7 +53,7 @@ def test_sql_and_python_refuse_the_same_characters(db: Connection, shape: str) -
     "name", ["mail", "a b", "Zürich", "\u90f5\u4fbf", "\u2709\ufe0f", "a/b?c=%20#d", "a\"b'c", "<b>"]
 )
 def test_what_people_type_is_taken(db: Connection, name: str) -> None:
-    """Letters of any script, spaces inside, emoji and punctuation make a name."""
+    """A name may have letters of any script, spaces inside, emoji and punctuation."""
     assert in_python(name)
     db.execute("select tallybook.enqueue(%s, %s)", [name, name])
 

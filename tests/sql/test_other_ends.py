@@ -16,7 +16,7 @@ pytestmark = pytest.mark.direct("holds transactions open beside one another and 
 
 
 def value(db: Connection, call: str, filters: str) -> tuple[Any, ...]:
-    """The row of one of the verbs, with these filters, which are written in this file."""
+    """Return the row of one verb with these filters, which are constants of this file."""
     row = db.execute(f"select {call.replace('...', filters)}").fetchone()  # type: ignore[arg-type]
     assert row is not None
     return row
@@ -31,7 +31,7 @@ def result(db: Connection, job: int) -> tuple[Any, ...] | None:
 
 @pytest.mark.servers
 def test_a_result_is_kept_with_the_outcome(db: Connection, hands: Hands) -> None:
-    """S4-17: what the handler returned is on record; where it returned nothing, nothing is."""
+    """S4-17: a handler's result is stored with the outcome; if it returned nothing, nothing is stored."""
     one, two = put(db), put(db)
     first, second = hands.start()
     assert hands.one("select tallybook.complete(%s, %s, 1, %s)", first.lease, one, Jsonb({"sum": 3})) is True
@@ -42,7 +42,7 @@ def test_a_result_is_kept_with_the_outcome(db: Connection, hands: Hands) -> None
 
 
 def test_complete_said_twice_is_accepted(db: Connection, hands: Hands) -> None:
-    """With results and without: a caller that lost the answer asks again. The first result stays. P5"""
+    """A repeated complete_many is accepted, with results and without, and the first result stays. P5"""
     jobs = [put(db) for _ in range(3)]
     started = hands.start()
     params = ([j.lease for j in started], jobs, [1, 1, 1])
@@ -56,7 +56,7 @@ def test_complete_said_twice_is_accepted(db: Connection, hands: Hands) -> None:
 
 
 def test_a_refused_completion_keeps_no_result(db: Connection, hands: Hands) -> None:
-    """Whoever lost the right to end the attempt is told so, and the others of his call are completed. P5"""
+    """A caller that lost the right to end an attempt gets its id back; the other attempts of the call complete. P5"""
     jobs = [put(db), put(db)]
     started = hands.start()
     hands.say("cancel_running", started[0])
@@ -71,7 +71,7 @@ def test_a_refused_completion_keeps_no_result(db: Connection, hands: Hands) -> N
 
 
 def test_a_result_that_is_too_large_is_not_kept(db: Connection, hands: Hands) -> None:
-    """The job is completed all the same, and the outcome says what is missing."""
+    """A job with a result that is too large completes without it, and the outcome reports the size."""
     job = put(db)
     (started,) = hands.start()
     hands.one("select tallybook.complete(%s, %s, 1, %s)", started.lease, job, Jsonb("x" * 1_000_000))
@@ -81,7 +81,7 @@ def test_a_result_that_is_too_large_is_not_kept(db: Connection, hands: Hands) ->
 
 
 def test_result_of_what_has_not_completed(db: Connection, hands: Hands) -> None:
-    """State null while it goes on, through backoff and waiting; dead and cancelled with what is known, also after drop_dead."""
+    """result has no state while a job is open; a dead or cancelled job has its error, even after drop_dead."""
     goes_on, dies, cancelled, waits = put(db), put(db), put(db), put(db, order_key="k")
     put(db, order_key="k", task="before")
     hands.one("select tallybook.cancel(%s, 'no more')", cancelled)
@@ -107,7 +107,7 @@ def past(hands: Hands) -> Any:
 
 @pytest.mark.parametrize("way", ["in line", "promoted", "second attempt", "rescued"])
 def test_no_attempt_starts_after_expires_at(db: Connection, hands: Hands, way: str) -> None:
-    """Whichever way it came, the claim's reader is told that it has expired; it is dead then, with that reason."""
+    """Whichever path a job took, past expires_at its claim is marked expired, and it is dead with that reason."""
     if way == "promoted":
         job = put(db, expires_at=past(hands), run_at=hands.one("select clock_timestamp() + interval '1 h'"))
         assert hands.one("select promoted from tallybook.promote(at => clock_timestamp() + interval '2 h')") == 1
@@ -121,7 +121,7 @@ def test_no_attempt_starts_after_expires_at(db: Connection, hands: Hands, way: s
             hands = Hands(db)
         else:
             hands.fail(started)
-        # The hour is over.
+        # The hour has passed.
         db.execute("update tallybook.entry set expires_at = clock_timestamp() where job_id = %s", (job,))
     (claimed,) = hands.claim()
     assert claimed.expired
@@ -134,7 +134,7 @@ def test_no_attempt_starts_after_expires_at(db: Connection, hands: Hands, way: s
 
 
 def test_a_persons_retry_runs_an_expired_job(db: Connection, hands: Hands) -> None:
-    """Nobody asks for what shall not start."""
+    """A retry by a person runs an expired job."""
     job = put(db, expires_at=past(hands))
     assert hands.start() == []
     hands.one("select tallybook.retry(%s)", job)
@@ -163,7 +163,7 @@ def told(db: Connection) -> list[tuple[Any, ...]]:
 @pytest.mark.usefixtures("catalogue")
 @pytest.mark.parametrize("death", ["failed", "crashed", "expired"])
 def test_a_death_enqueues_on_dead_once(db: Connection, hands: Hands, death: str) -> None:
-    """S1-25: one job per death, in the same transaction, with the job, its args and its last error."""
+    """S1-25: each death enqueues exactly one job, with the dead job, its args and its last error."""
     more = {"expires_at": past(hands)} if death == "expired" else {}
     job = put(db, task="old_fetch", args={"asset": 7}, headers=Jsonb({"trace": "x"}), **more)
     (claimed,) = hands.claim()
@@ -182,7 +182,7 @@ def test_a_death_enqueues_on_dead_once(db: Connection, hands: Hands, death: str)
 
 @pytest.mark.usefixtures("catalogue")
 def test_a_death_that_is_rolled_back_tells_nobody(db: Connection, hands: Hands, connect: Connect) -> None:
-    """S1-25: the dead letter and the job that it brings forth are one transaction's."""
+    """S1-25: a dead letter and its on_dead job belong to one transaction."""
     put(db, task="fetch")
     (claimed,) = hands.claim()
     other = connect(autocommit=False)
@@ -195,7 +195,7 @@ def test_a_death_that_is_rolled_back_tells_nobody(db: Connection, hands: Hands, 
 
 @pytest.mark.usefixtures("catalogue")
 def test_no_chain_of_deaths_is_endless(db: Connection) -> None:
-    """S1-25: a job of a task that is somebody's on_dead brings forth no other, though its own names one."""
+    """S1-25: the death of an on_dead job enqueues no other job, even if its own task names one."""
     hands = Hands(db, "q", "mails", "default")
     put(db, task="fetch")
     for _ in range(5):
@@ -206,7 +206,7 @@ def test_no_chain_of_deaths_is_endless(db: Connection) -> None:
 
 
 def test_an_on_dead_that_no_job_can_have_is_refused_at_the_start(db: Connection) -> None:
-    """TB005 when the worker registers, not when a job dies."""
+    """An on_dead that no job can have raises TB005 when the worker registers, not when a job dies."""
     for bad in ({"on_dead_task": ""}, {"on_dead_task": "t", "on_dead_queue": "x" * 65}):
         catalogue = [{"name": "fetch", "app": "shop", **bad}]
         with pytest.raises(psycopg.Error) as caught:
@@ -218,7 +218,7 @@ def test_an_on_dead_that_no_job_can_have_is_refused_at_the_start(db: Connection)
 
 
 def letters(db: Connection, n: int, **more: Any) -> list[int]:
-    """So many that died at one instant."""
+    """Enqueue n jobs that all die at one instant, and return them."""
     hands = Hands(db)
     jobs = [put(db, args={"n": i % 3}, **more) for i in range(n)]
     with db.transaction():
@@ -232,7 +232,7 @@ def letters(db: Connection, n: int, **more: Any) -> list[int]:
 
 
 def test_pages_of_dead_letters_leave_out_none(db: Connection) -> None:
-    """S2-08: also where many died at one instant, as after a crash of a worker."""
+    """S2-08: pages of dead letters skip none, even if many died at one instant, as after a crash of a worker."""
     jobs = letters(db, 25)
     found: list[int] = []
     last: tuple[Any, Any] = (None, None)
@@ -264,7 +264,7 @@ def test_pages_of_dead_letters_leave_out_none(db: Connection) -> None:
     ],
 )
 def test_dead_letter_verbs_mean_the_same_filters(db: Connection, where: str, n: int) -> None:
-    """S2-08: what is listed is what is retried and what is dropped."""
+    """S2-08: the same filters list, retry and drop the same dead letters."""
     letters(db, 6)
 
     assert value(db, "count(*) from tallybook.dead_letters(...)", where) == (n,)
@@ -277,7 +277,7 @@ def test_dead_letter_verbs_mean_the_same_filters(db: Connection, where: str, n: 
 
 
 def test_thousands_of_dead_letters_are_retried_by_one_call(db: Connection) -> None:
-    """S2-08: ten thousand at once hold no more locks than the server has room for; taken keys are counted, not raised."""
+    """S2-08: one call retries 3,000 dead letters with under 10 advisory locks; taken keys are counted, not raised."""
     db.execute(
         "insert into tallybook.dead (job_id, died_at, enqueued_at, lane_id, attempt, failures, crashes, reason, task, args)"
         " select nextval('tallybook.job_id'), now(), now(), l.lane_id, 1, 1, 0, 'failed', 't', '{}'"
@@ -317,10 +317,10 @@ def test_thousands_of_dead_letters_are_retried_by_one_call(db: Connection) -> No
     ],
 )
 def test_cancel_many_takes_what_matches(db: Connection, hands: Hands, where: str, found: str) -> None:
-    """F45: open jobs only, by every filter; those that run are told, the others do not start; a second call finds none."""
+    """F45: cancel_many cancels open jobs that match, and asks running ones to stop; a second call finds none."""
 
     def crowd(db: Connection, hands: Hands) -> dict[str, int]:
-        """One job in each state, with keys."""
+        """Create one job in each state, with keys."""
         jobs = {"ended": put(db, unique_key="a", order_key="o", args={"x": 1})}
         hands.complete(*hands.start())
         jobs["running"] = put(db, unique_key="a", order_key="o", args={"x": 1})
@@ -343,7 +343,7 @@ def test_cancel_many_takes_what_matches(db: Connection, hands: Hands, where: str
 
 
 def test_cancel_many_finds_what_commits_late(db: Connection, hands: Hands, connect: Connect) -> None:
-    """A job of a transaction that was open while others' claims went by, and by its args as they are now."""
+    """cancel_many finds a job that committed after later claims, and matches its current args."""
     late = connect(autocommit=False)
     job = put(late, unique_key="k", args={"n": 1})
     put(db)
@@ -358,7 +358,7 @@ def test_cancel_many_finds_what_commits_late(db: Connection, hands: Hands, conne
 
 
 def test_cancel_many_needs_a_filter(db: Connection) -> None:
-    """TB005 without one, and for a state that is none."""
+    """cancel_many raises TB005 without a filter, and for the state of an ended job."""
     for bad in ("", "queue => 'q', states => '{completed}'"):
         with pytest.raises(psycopg.Error) as caught:
             value(db, "tallybook.cancel_many(...)", bad)
@@ -366,7 +366,7 @@ def test_cancel_many_needs_a_filter(db: Connection) -> None:
 
 
 def test_cancel_races_with_complete(db: Connection, hands: Hands) -> None:
-    """F45: whoever is second is told what the first has done."""
+    """F45: the second of cancel and complete learns what the first one did."""
     jobs: list[Job] = [job for _ in range(2) if put(db) for job in hands.start()]
     hands.complete(jobs[0])
     assert hands.one("select tallybook.cancel(%s)", jobs[0].id) == "completed"

@@ -1,4 +1,4 @@
-"""Jobs that wait for others: when they start, when they are cancelled, and what they are told."""
+"""Jobs that wait for parents: when they start, when they are cancelled, and what they receive."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from support.hands import Hands, put, states
 
 
 def child(db: Connection, *after: int, **more: Any) -> int:
-    """A job that waits for these."""
+    """Enqueue a job that waits for these."""
     ((job,),) = call(db, "enqueue_after", **{"queue": "q", "task": "child", "after": list(after), **more})
     return job
 
 
 def resolve(db: Connection, *parents: int) -> tuple[int, int, int, int]:
-    """How many parents have ended, how many children were released, cancelled, busy."""
+    """Return the numbers of ended parents, and of released, cancelled and busy children."""
     row = db.execute(
         "select ended, released, cancelled, busy from tallybook.parents_resolve(%s)", (list(parents) or None,)
     ).fetchone()
@@ -33,7 +33,7 @@ def job(db: Connection, job_id: int, columns: str = "state, reason") -> Any:
 
 @pytest.mark.servers
 def test_a_job_waits_until_all_its_parents_have_completed(db: Connection, hands: Hands) -> None:
-    """S4-22: a job with parents is waiting, says for which, and is available when the last of them has completed."""
+    """S4-22: a job with parents waits and names the open ones; it is available when the last of them has completed."""
     one, two = put(db), put(db)
     last = child(db, one, two)
     assert job(db, last) == ("waiting", f"2 of its 2 parents have not ended: {one}, {two}")
@@ -50,7 +50,7 @@ def test_a_job_waits_until_all_its_parents_have_completed(db: Connection, hands:
 
 
 def test_backoff_snooze_and_rescue_are_no_ends(db: Connection, hands: Hands) -> None:
-    """A parent that fails, is snoozed or loses its worker goes on, and so does the waiting."""
+    """A parent that fails, is snoozed or loses its worker has not ended, so its child continues to wait."""
     parent = put(db)
     waiter = child(db, parent)
     for end in ("fail", "snooze", "lost"):
@@ -74,7 +74,7 @@ def test_backoff_snooze_and_rescue_are_no_ends(db: Connection, hands: Hands) -> 
     "end", ["dead", "cancelled in line", "cancelled while it ran", "dropped", "cancelled while scheduled"]
 )
 def test_a_parent_that_does_not_complete_cancels_its_children(db: Connection, hands: Hands, end: str) -> None:
-    """A parent that is dead or cancelled cancels its children with that reason, and theirs; another parent does not matter."""
+    """A dead or cancelled parent cancels its children, and theirs, with that reason, even if another parent is open."""
     other = put(db, queue="elsewhere")
     parent = put(db, run_at="2100-01-01") if end.endswith("scheduled") else put(db)
     waiter = child(db, parent, other)
@@ -108,7 +108,7 @@ def test_a_parent_that_does_not_complete_cancels_its_children(db: Connection, ha
 
 
 def test_who_needs_no_success_waits_for_all(db: Connection, hands: Hands) -> None:
-    """With on_parent any a job runs when all parents have ended, told of those that did not complete, in their order."""
+    """With on_parent any, a job runs once all parents have ended, and gets the failed ones in their order."""
     jobs = [put(db) for _ in range(4)]
     last = child(db, *reversed(jobs), on_parent="any", failed_as="failed", args='{"x": 1}')
     a, b, c, d = hands.start()
@@ -124,7 +124,7 @@ def test_who_needs_no_success_waits_for_all(db: Connection, hands: Hands) -> Non
 
 
 def test_a_parent_that_has_ended_already(db: Connection, hands: Hands) -> None:
-    """A child that is enqueued after its parent has ended waits for one look; by a late commit, too."""
+    """A child that is enqueued after its parent has ended waits for one parents_resolve."""
     parent = put(db)
     assert hands.run_all() == [parent]
     with db.transaction():
@@ -134,7 +134,7 @@ def test_a_parent_that_has_ended_already(db: Connection, hands: Hands) -> None:
 
 
 def test_parents_that_are_not_on_record_are_refused(db: Connection, connect: Connect) -> None:
-    """TB002 for a parent that does not exist, was rolled back, or is not committed yet: nobody knows when it ends."""
+    """A parent that does not exist raises TB002; an uncommitted one is refused until it commits."""
     other = connect()
     with pytest.raises(pg.DatabaseError) as refused:
         child(db, 12345)
@@ -148,7 +148,7 @@ def test_parents_that_are_not_on_record_are_refused(db: Connection, connect: Con
 
 @pytest.mark.slow
 def test_chains_and_diamonds(db: Connection, hands: Hands) -> None:
-    """A chain of hundreds runs one after the other; the end of a diamond runs once, after both its sides."""
+    """A chain of 300 jobs runs in order; the end of a diamond runs once, after both its sides."""
     top = put(db)
     left, right = child(db, top), child(db, top)
     bottom = child(db, left, right)
@@ -165,7 +165,7 @@ def test_chains_and_diamonds(db: Connection, hands: Hands) -> None:
 
 
 def test_a_dead_parent_ends_a_whole_chain_by_one_call(db: Connection, hands: Hands) -> None:
-    """All that waits below a dead job is cancelled by one look, however deep."""
+    """One parents_resolve cancels everything that waits below a dead job, however deep."""
     chain = [put(db)]
     for _ in range(300):
         chain.append(child(db, chain[-1]))
@@ -178,7 +178,7 @@ def test_a_dead_parent_ends_a_whole_chain_by_one_call(db: Connection, hands: Han
 
 @pytest.mark.slow
 def test_thousands_of_parents(db: Connection, hands: Hands) -> None:
-    """One follow-up of 3,000 jobs runs once, and is told of the first 1,000 failures, and how many there were."""
+    """A follow-up of 3,000 jobs is released with the first 1,000 failures and the number of all failures."""
     n = 3000
     row = db.execute(
         "select job_ids from tallybook.fan_out(array_fill('q'::text, array[%(n)s + 1]), array_fill('t'::text, array[%(n)s + 1]),"
@@ -208,7 +208,7 @@ def test_thousands_of_parents(db: Connection, hands: Hands) -> None:
 
 
 def test_cancel_and_retry_of_a_waiting_child(db: Connection, hands: Hands) -> None:
-    """A cancelled child ends its own children; a retry while its parents are open takes the cancel back, later it runs."""
+    """A cancelled child cancels its own; a retry while its parents are open undoes the cancel, a later one runs it."""
     parent = put(db)
     waiter, below = child(db, parent), 0
     assert db.execute("select tallybook.cancel(%s, 'no')", (waiter,)).fetchone() == ("cancelled",)
@@ -222,7 +222,7 @@ def test_cancel_and_retry_of_a_waiting_child(db: Connection, hands: Hands) -> No
     assert resolve(db) == (1, 0, 1, 0)
     assert states(db, below) == ["cancelled"]
     hands.complete(*hands.start())
-    assert resolve(db) == (1, 1, 0, 0)  # into its lane, where the claim ends it
+    assert resolve(db) == (1, 1, 0, 0)  # it enters its lane, where the claim ends it
     assert states(db, waiter) == ["cancelled"]
     assert hands.start() == []
     assert db.execute("select tallybook.retry(%s)", (waiter,)).fetchone() == (2,)
@@ -232,7 +232,7 @@ def test_cancel_and_retry_of_a_waiting_child(db: Connection, hands: Hands) -> No
 
 
 def test_a_dead_parent_that_is_retried(db: Connection, hands: Hands) -> None:
-    """A parent that a person retries before anybody has looked has not ended; afterwards its child stays cancelled."""
+    """A dead parent that is retried before parents_resolve runs has not ended; after it, the child stays cancelled."""
     parent = put(db)
     waiter = child(db, parent)
     hands.fail(*hands.start(), final=True)
@@ -246,7 +246,7 @@ def test_a_dead_parent_that_is_retried(db: Connection, hands: Hands) -> None:
 
 
 def test_time_order_key_and_expiry_hold_afterwards(db: Connection, hands: Hands) -> None:
-    """run_at, an order key and expires_at of a child count once its parents have ended."""
+    """A child's run_at, order key and expires_at apply once its parents have ended."""
     parent = put(db)
     later = child(db, parent, run_at="2100-01-01")
     lined = child(db, parent, order_key="k")
@@ -268,17 +268,17 @@ def test_time_order_key_and_expiry_hold_afterwards(db: Connection, hands: Hands)
 
 
 def test_cancel_many_by_order_key_finds_waiting_children(db: Connection) -> None:
-    """cancel_many by an order key meets a child that waits for its parents, too."""
+    """cancel_many by an order key also finds a child that waits for its parents."""
     waiter = child(db, put(db), order_key="k")
     assert db.execute("select cancelled from tallybook.cancel_many(order_key => 'k')").fetchone() == (1,)
     assert states(db, waiter) == ["cancelled"]
 
 
 def test_a_circle_is_refused(db: Connection) -> None:
-    """TB005 where a unique key gives back a job that is a parent of itself, directly or through others; and in a batch."""
+    """A unique key whose job would wait for itself, directly or not, raises TB005; a batch is refused, too."""
     first = child(db, put(db), unique_key="k")
     between = child(db, first)
-    assert child(db, put(db), unique_key="k") == first  # another job: it waits for what it waited for
+    assert child(db, put(db), unique_key="k") == first  # the existing job, whose parents stay the same
     for after in (first, between):
         with pytest.raises(pg.DatabaseError, match=f"job {first} would wait for itself") as refused:
             child(db, after, unique_key="k")
@@ -304,7 +304,7 @@ def test_a_circle_is_refused(db: Connection) -> None:
     ],
 )
 def test_bad_input(db: Connection, more: dict[str, Any], says: str) -> None:
-    """What does not fit is refused with TB005, and nothing is put in."""
+    """Invalid arguments raise TB005, and nothing is enqueued."""
     parent = put(db)
     with pytest.raises(pg.DatabaseError, match=says) as refused:
         child(db, parent, **more)
@@ -313,6 +313,6 @@ def test_bad_input(db: Connection, more: dict[str, Any], says: str) -> None:
 
 
 def test_no_parents_is_an_ordinary_job(db: Connection, hands: Hands) -> None:
-    """With an empty list a job is one like any other."""
+    """With an empty list of parents a job is an ordinary one."""
     waiter = child(db)
     assert hands.run_all() == [waiter]

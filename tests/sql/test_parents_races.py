@@ -1,4 +1,4 @@
-"""Parents that end at the same moment, in transactions that stay open: no child waits for ever, none starts early or twice."""
+"""Parents that end at the same moment in open transactions: no child waits forever, starts early or starts twice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def child(db: Connection, after: list[int], on_parent: str = "completed", **more
 
 
 def resolve(db: Connection, *parents: int) -> tuple[int, int, int]:
-    """How many children were released, cancelled, busy."""
+    """Return how many children were released, cancelled and busy."""
     query = "select released, cancelled, busy from tallybook.parents_resolve(%s)"
     row = db.execute(query, (list(parents) or None,)).fetchone()
     assert row is not None
@@ -34,7 +34,7 @@ def resolve(db: Connection, *parents: int) -> tuple[int, int, int]:
 
 
 def both_end_at_once(db: Connection, connect: Connect) -> int:
-    """The two parents of one child are settled by two transactions, neither of which sees the other."""
+    """Two transactions, neither of which sees the other, resolve the two parents of one child."""
     hands = Hands(db)
     parents = [put(db), put(db)]
     waiter = child(db, parents)
@@ -48,18 +48,18 @@ def both_end_at_once(db: Connection, connect: Connect) -> int:
 
 
 def test_two_parents_that_are_settled_at_once(db: Connection, connect: Connect) -> None:
-    """Whoever meets a child that another transaction has locked leaves it alone; the next look finds both parents ended."""
+    """A transaction skips a child that another one has locked; the next parents_resolve finds both parents ended."""
     assert states(db, both_end_at_once(db, connect)) == ["available"]
 
 
 def test_without_the_lock_of_the_child_it_waits_for_ever(db: Connection, connect: Connect) -> None:
-    """Control: parents_resolve without the lock of the child's row marks both parents, and nobody sees that both have ended."""
+    """Control: without the lock on the child's row, parents_resolve marks both parents and the child waits forever."""
     without(db, *GUARD)
     assert states(db, both_end_at_once(db, connect)) == ["waiting"]
 
 
 def test_an_open_transaction_that_has_the_child_stops_nobody(db: Connection, connect: Connect) -> None:
-    """A user's transaction that cancels or changes a child and stays open delays that child alone; the service waits for none."""
+    """An open transaction that cancels or changes a child delays only that child; parents_resolve does not wait."""
     hands = Hands(db)
     parent, bad = put(db), put(db)
     changed = child(db, [parent], unique_key="u")
@@ -85,7 +85,7 @@ def test_an_open_transaction_that_has_the_child_stops_nobody(db: Connection, con
 
 
 class World:
-    """Jobs and their children under random steps of sessions whose transactions stay open for a while."""
+    """Jobs and their children under random steps of sessions that keep transactions open for a while."""
 
     def __init__(self, db: Connection, connect: Connect, seed: int) -> None:
         self.db = db
@@ -156,7 +156,7 @@ class World:
                 self.db.execute("select tallybook.rescue()")
             elif what == "parents_resolve":
                 resolve(session)
-            elif what == "told" and self.recent:  # as the worker that has ended it
+            elif what == "told" and self.recent:  # as the worker that ended it does
                 resolve(session, self.recent.pop(0))
             elif what == "child" and self.jobs:
                 young = self.jobs[-6:]
@@ -188,7 +188,7 @@ class World:
             self.jobs.append(job)
 
     def finish(self) -> None:
-        """Commit what is open, and let everything run to its end."""
+        """Commit open transactions, and run everything to its end."""
         for at in range(len(self.sessions)):
             self.commit(at)
         for _ in range(400):
@@ -219,8 +219,10 @@ class World:
 
 @pytest.mark.parametrize("seed", seeds(8))
 def test_random_interleavings(db: Connection, connect: Connect, seed: int) -> None:
-    """Whatever sessions enqueue, end, cancel, retry and resolve beside one another: no child starts before its parents have ended,
-    none waits for ever, each comes into line once, and runs only if its parents ended as it needs them.
+    """Under random steps of concurrent sessions, no child starts before its parents have ended.
+
+    The sessions enqueue, end, cancel, retry and resolve. No child waits forever, each enters its lane once, and a child
+    runs only if its parents ended as it requires.
     """
     play(World(db, connect, seed))
 
@@ -235,7 +237,7 @@ def play(world: World) -> None:
 
 @pytest.mark.slow
 def test_random_interleavings_find_it_without_the_lock(db: Connection, connect: Connect) -> None:
-    """Control: without the lock of the child's row the same steps leave a job that waits for ever, or raise."""
+    """Control: without the lock on the child's row, the same steps leave a job that waits forever, or raise."""
     without(db, *GUARD)
     with pytest.raises((AssertionError, pg.DatabaseError)):
         for seed in range(25):

@@ -1,4 +1,4 @@
-"""rebase, by SQL alone, on databases that have come from another cluster by a real dump."""
+"""rebase, in SQL alone, on databases that were restored from a real dump of another cluster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ pytestmark = pytest.mark.direct("holds transactions open beside one another and 
 def test_without_the_rebase_a_lower_counter_loses_jobs(
     shop: Callable[..., Shop], tmp_path: Path, claimed: bool
 ) -> None:
-    """Negative control: a cluster that takes the lanes for its own never sees their jobs, or raises TB004 for a cursor."""
+    """Negative control: a cluster that keeps the lanes as its own never sees their jobs, or raises TB004 for a cursor.
+    """
     old, new = shop("far"), shop("fresh", empty=True)
     put(old.db)
     if claimed:
@@ -46,7 +47,7 @@ def test_without_the_rebase_a_lower_counter_loses_jobs(
 def test_without_the_rebase_jobs_between_the_ids_of_the_dump_are_lost(
     shop: Callable[..., Shop], tmp_path: Path
 ) -> None:
-    """Negative control: what was put in below a cursor is not seen by its lane once the counter has passed the cursor."""
+    """Negative control: a lane does not see a job enqueued below its cursor once the counter has passed the cursor."""
     old, new = shop("near"), shop("fresh", empty=True)
     catch_up(old, new, 5000)
     put(old.db)
@@ -66,7 +67,7 @@ def test_without_the_rebase_jobs_between_the_ids_of_the_dump_are_lost(
 
 @pytest.mark.slow
 def test_many_at_once_rebase_once(shop: Callable[..., Shop], tmp_path: Path) -> None:
-    """Rebase: of eight sessions that start at one moment one does it, the others wait for it and find it done."""
+    """Rebase: of eight sessions that start at the same moment one rebases; the others wait for it and find it done."""
     old, new = shop("far"), shop("fresh", empty=True)
     for _ in range(300):
         put(old.db)
@@ -92,14 +93,14 @@ def test_many_at_once_rebase_once(shop: Callable[..., Shop], tmp_path: Path) -> 
 def test_a_transaction_older_than_the_rebase_loses_no_job(
     shop: Callable[..., Shop], tmp_path: Path, level: str
 ) -> None:
-    """Rebase waits for no producer, and what an older transaction commits later is brought over, once."""
+    """Rebase waits for no producer; a job that an older transaction commits later is moved once."""
     old, new = shop("far"), shop("fresh", empty=True)
     put(old.db)
     moved(old, new, tmp_path)
     before, after = new.connect(), new.connect()
     for producer in (before, after):
         producer.execute(f"begin isolation level {level}")
-        producer.execute("select count(*) from tallybook.lane")  # its snapshot, where it has but one
+        producer.execute("select count(*) from tallybook.lane")  # takes its snapshot, if it has only one
     late = [put(before)]
     cancelled = put(before)
     before.execute("select tallybook.cancel(%s)", (cancelled,))
@@ -120,7 +121,7 @@ def test_a_transaction_older_than_the_rebase_loses_no_job(
 
 
 def test_without_the_later_looks_a_late_job_is_lost(shop: Callable[..., Shop], tmp_path: Path) -> None:
-    """Negative control: a job that was put into a lane which is retired by then is claimed by nobody."""
+    """Negative control: a job that is committed into a retired lane is not claimed until rebase runs again."""
     old, new = shop("far"), shop("fresh", empty=True)
     put(old.db)
     moved(old, new, tmp_path)
@@ -138,7 +139,7 @@ def test_without_the_later_looks_a_late_job_is_lost(shop: Callable[..., Shop], t
 
 @pytest.mark.slow
 def test_the_counter_climbs_through_the_old_ids(shop: Callable[..., Shop], tmp_path: Path) -> None:
-    """Rebase: when the new cluster reaches the transaction ids of the dump, nothing of the old lanes is run again."""
+    """Rebase: when the new cluster reaches the transaction ids of the dump, no job of the old lanes runs again."""
     old, new = shop("near"), shop("fresh", empty=True)
     catch_up(old, new, 5000)
     jobs = {put(old.db) for _ in range(5)}
@@ -154,7 +155,7 @@ def test_the_counter_climbs_through_the_old_ids(shop: Callable[..., Shop], tmp_p
 
 
 def test_every_column_of_a_job_moves(shop: Callable[..., Shop], tmp_path: Path) -> None:
-    """Rebase: of an entry only what places it in its line changes. A new column of entry has to be added here and there."""
+    """Rebase: only an entry's place in its lane changes. Add each new column of entry here and in rebase."""
     old, new = shop("far"), shop("fresh", empty=True)
     options = {"unique_key": "k", "max_attempts": 7, "headers": '{"trace": "x"}', "priority": 3}
     options |= {"order_key": "o", "expires_at": "2900-01-01", "options": '{"version": 2}'}
@@ -178,7 +179,7 @@ def test_every_column_of_a_job_moves(shop: Callable[..., Shop], tmp_path: Path) 
 
 
 def test_numbers_that_did_not_come_along_are_set(shop: Callable[..., Shop], tmp_path: Path) -> None:
-    """Rebase, logical replication: sequences that start anew are set past every number in use."""
+    """Rebase, logical replication: sequences that restarted are set past every number in use."""
     old, new = shop("far"), shop("fresh", empty=True)
     furnish(old.db, old.connect)
     moved(old, new, tmp_path)
@@ -197,7 +198,7 @@ def test_numbers_that_did_not_come_along_are_set(shop: Callable[..., Shop], tmp_
 
 
 def test_a_rebase_needs_read_committed(shop: Callable[..., Shop], tmp_path: Path) -> None:
-    """TB003: an old snapshot would overlook jobs; where nothing is to do any level will do."""
+    """TB003: an old snapshot would overlook jobs; if there is nothing to do, any isolation level works."""
     old, new = shop("far"), shop("fresh", empty=True)
     put(old.db)
     moved(old, new, tmp_path)

@@ -1,4 +1,4 @@
-"""Who may name whom: rooms below the parts reach up by a few functions, parts leave each other alone, none names read or ops."""
+"""Dependencies of rooms: lower rooms call few functions of the parts; parts name neither each other nor read or ops."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ SEAMS = {
         "_subject_retaken": "a retry by a person: the subject lives again",
     },
 }
-"""What the rooms below the parts call in rooms above them, and when."""
+"""The functions that rooms below the parts call in rooms above them, and when."""
 EXCEPTIONS = Path(__file__).parent / "rooms.txt"
 
 
@@ -87,17 +87,17 @@ def exceptions() -> set[str]:
 
 
 def test_rooms_keep_to_themselves() -> None:
-    """No function names what another room keeps for itself, but for the exceptions in rooms.txt."""
+    """Apart from the exceptions in rooms.txt, no function names an item of a room that it may not name."""
     assert forbidden(texts()) - exceptions() == set()
 
 
 def test_the_exceptions_only_shrink() -> None:
-    """Each exception is still there: one that has been mended leaves the list."""
+    """Every exception in rooms.txt still occurs; a fixed one leaves the list."""
     assert exceptions() - forbidden(texts()) == set()
 
 
 def test_control_a_forbidden_call_is_found() -> None:
-    """Control: one call from the core into a part, one from a part into another and one table of ops are found."""
+    """Control: a call from the core into a part, one from a part into another and one to a table of ops are found."""
     files = texts()
     before = forbidden(files)
     files["core/end/snooze.sql"] += "\ncreate function tallybook._one() as $$ select tallybook.parents_resolve() $$;"
@@ -115,13 +115,13 @@ def test_control_a_forbidden_call_is_found() -> None:
 
 
 def test_every_seam_is_in_use() -> None:
-    """The lists of seams name no function that is not called."""
+    """The lists of seams name only functions that are called."""
     for room_below, seams in SEAMS.items():
         assert {name for caller, _, _, name in named(texts()) if caller == room_below} >= set(seams)
 
 
 def test_one_public_verb_is_one_file() -> None:
-    """A public function or view has a file with its name, alone in it; tables are the other files."""
+    """Each public function or view is alone in a file of its name; tables are in the other files."""
     for path, text in texts().items():
         if "/tables" not in path:
             public = [name for name in MADE.findall(text) if not name.startswith("_")]
@@ -130,13 +130,13 @@ def test_one_public_verb_is_one_file() -> None:
 
 
 def test_a_name_is_made_in_one_room() -> None:
-    """A function and a table may share a name (claim, fold, progress), but then they are of one room."""
+    """A function and a table may share a name (claim, fold, progress) only within one room."""
     homes = {(name, room(path)) for path, text in texts().items() for name in MADE.findall(text)}
     assert [name for name, rooms in Counter(name for name, _ in homes).items() if rooms > 1] == []
 
 
 def test_every_file_of_tables_is_installed() -> None:
-    """Migration 0001 names every file of tables, once: one that it forgot would be missing in every database."""
+    """Migration 0001 includes every file of tables exactly once; a forgotten one would be missing in every database."""
     ((_, _, text),) = [one for one in migrations() if one[0] == 1]
     for path in texts():
         if "/tables" in path:
@@ -144,7 +144,7 @@ def test_every_file_of_tables_is_installed() -> None:
 
 
 def test_no_function_is_longer_than_a_reader_can_hold() -> None:
-    """Without comments and empty lines a function below the parts has at most 70 lines, another one 120."""
+    """A function has at most 70 lines below the parts and 120 elsewhere, without comments and empty lines."""
     functions = re.compile(r"^create or replace function tallybook\.(\w+)", re.MULTILINE)
     long = {}
     for path, text in texts().items():
@@ -157,14 +157,14 @@ def test_no_function_is_longer_than_a_reader_can_hold() -> None:
 
 
 def test_the_core_reads_in_an_afternoon() -> None:
-    """The core has at most 1,900 lines of code, its tables included, and all SQL 10,500, without comments."""
+    """Without comments, the core with its tables has at most 1,900 lines, and all SQL at most 10,500."""
     lines = Counter(room(path) for path, text in texts().items() for line in text.splitlines() if line.strip())
     assert lines["core"] <= 1900
     assert lines.total() <= 10_500
 
 
 def test_settings_of_the_planner_are_profiles() -> None:
-    """At most six profiles, each in use; whatever else a function sets is written in its head with a reason."""
+    """There are at most six profiles, each in use; any other setting in a function's head has a reason beside it."""
     read = {file: file.read_text(encoding="utf-8") for file in SQL.rglob("*.sql")}
     used = {name for text in read.values() for name in re.findall(r"^-- profile: (.*)$", text, re.MULTILINE)}
     assert used == set(PROFILES) and len(PROFILES) <= 6

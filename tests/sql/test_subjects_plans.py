@@ -1,5 +1,6 @@
-"""What the verbs of subjects read, with no statistics at all: indexes only, and no more when there are ten times the subjects,
-and a subject has ten times the iterations behind it. Measured as in test_plans.py, by the server's own counters.
+"""Verbs of subjects without statistics: they use indexes only, and ten times the subjects or iterations cost no more.
+
+The server's own counters measure it, as in test_plans.py.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Readings = dict[str, list[tuple[int, set[str]]]]
 TABLES = "^(entry|claim|outcome)_(brief|default|long)|^scheduled$|^subject_job$|^dead$"
 SIZES = (1_000, 10_000)
 
-# Half of the subjects planned, a quarter pending, an eighth completed, the rest dead; and two that have come back n / 10 times.
+# Half of the subjects are planned, a quarter pending, an eighth completed, the rest dead; two have n / 10 iterations.
 FILL = """
 do $$
 declare
@@ -107,18 +108,18 @@ CONTROLS = {
 }
 
 
-# A person's look, planned anew each time, for which the statistics are those of an empty table.
+# A query of a person, planned anew each time from the statistics of an empty table.
 PLANNED_ANEW = {"the newest errors"}
 
 
 def scans(db: Connection) -> dict[str, int]:
-    """Table -> how often this transaction has read the whole of it."""
+    """Map each table to the number of times that this transaction has scanned it."""
     query = "select relname, seq_scan from pg_stat_xact_user_tables where schemaname = 'tallybook' and relname ~ %s"
     return dict(db.execute(query, (TABLES,)).fetchall())
 
 
 def read(db: Connection, call: str) -> tuple[int, set[str]]:
-    """Pages, the fewest of some times, and the tables that were read as a whole."""
+    """Return the fewest pages of six runs, and the tables that were scanned."""
     pages, whole = [], set()
     for _ in range(6):
         db.execute("begin")
@@ -132,10 +133,10 @@ def read(db: Connection, call: str) -> tuple[int, set[str]]:
 
 @pytest.fixture(scope="module", params=["never vacuumed", "vacuumed while empty"])
 def readings(request: pytest.FixtureRequest, server: Any, template: str) -> Iterator[Readings]:
-    """Each call with little and with ten times as much behind it; never analyzed.
+    """Readings of each call on a small and on a ten times larger database, never analyzed.
 
-    All in one session, which keeps the plans that it made while the tables were empty. A table that was vacuumed then counts as
-    one page: reading all of an index is as cheap as looking up one row.
+    All calls share one session, which keeps the plans that it made while the tables were empty. A table that was
+    vacuumed then counts as one page, so reading a whole index seems as cheap as one look-up.
     """
     with fresh(server, template) as dsn, psycopg.connect(dsn, autocommit=True) as db:
         db.execute("set synchronous_commit = off")
@@ -156,7 +157,7 @@ def readings(request: pytest.FixtureRequest, server: Any, template: str) -> Iter
         found: dict[str, list[tuple[int, set[str]]]] = {verb: [] for verb in VERBS | CONTROLS}
         first = 0
         for size in SIZES:
-            if first:  # the active one goes on, so that the filling can go on
+            if first:  # reschedule the active subject, so that the filling can continue
                 db.execute(call(db, "reschedule").replace("1 h", "0"))  # type: ignore[arg-type]
             db.execute(FILL.format(first=first, subjects=size))  # type: ignore[arg-type]
             first = size // 1000
@@ -184,31 +185,27 @@ def call(db: Connection, verb: str) -> str:
 
 @pytest.mark.slow
 def test_no_table_is_read_from_end_to_end(readings: Readings) -> None:
-    """S3-19, S3-20: with no statistics, no verb of subjects and no look-up in the views reads the whole of a table."""
+    """S3-19, S3-20: without statistics, no verb of subjects and no look-up in the views scans a whole table."""
     assert {verb: readings[verb] for verb in VERBS if verb in readings and readings[verb][1][1]} == {}
 
 
 @pytest.mark.slow
 def test_neither_subjects_nor_iterations_cost(readings: Readings) -> None:
-    """S3-20: with ten times the subjects, and ten times the iterations behind one, each call reads the same pages, but for the
-    height of indexes.
-    """
+    """S3-20: with ten times the subjects and iterations a call reads the same pages, but for the height of indexes."""
     grown = {}
     for verb in [verb for verb in VERBS if verb in readings]:
         (small, _), (large, _) = readings[verb]
         print(f"{verb:30} {small:6} {large:6} pages")
         if large > max(
             1.3 * small, small + 60
-        ):  # a page more for each of 50 names: a higher index, and fewer of them in one page
+        ):  # one more page for each of 50 names: the index is higher, and a page holds fewer names
             grown[verb] = (small, large)
     assert grown == {}
 
 
 @pytest.mark.slow
 def test_control_what_reads_all_is_seen(readings: Readings) -> None:
-    """Negative control: a count of what is planned shows as a table read as a whole, and the attempts of one subject, looked up by
-    its job alone, as ten times the pages.
-    """
+    """Negative control: a count of planned jobs scans a table; all attempts of one subject cost more pages."""
     assert readings["all that is planned"][1][1] == {"scheduled"}
     (small, _), (large, _) = readings["all attempts of one"]
     print(small, large)

@@ -1,4 +1,4 @@
-"""trace: all that happened for a subject, a unique key, links or a job, across queues; and links on every way that a job goes."""
+"""trace: the history of a subject, a unique key, links or a job across queues; and links on every path of a job."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def hands(db: Connection) -> Hands:
 
 
 def trace(db: Connection, **named: Any) -> list[tuple[int, int, str]]:
-    """Job, attempt and event of each, in the order that is given."""
+    """Return the job, attempt and event of each row, in the order of the call."""
     return [(row["job_id"], row["attempt"], row["event"]) for row in rows(db, **named)]
 
 
@@ -42,7 +42,7 @@ def linked(db: Connection, **links: Any) -> list[int]:
 
 
 def test_a_link_is_followed_across_queues(db: Connection, hands: Hands) -> None:
-    """S4-02: jobs of several tasks and queues that belong to one submission, event by event in order of time."""
+    """S4-02: the jobs of one submission, of several tasks and queues, are traced event by event in order of time."""
     first = put(db, headers=HEADERS, args={"n": 1})
     put(db, headers=Jsonb({"links": {"submission": 43}}))
     put(db)
@@ -73,7 +73,7 @@ def test_a_link_is_followed_across_queues(db: Connection, hands: Hands) -> None:
 
 
 def test_a_subject_is_followed(db: Connection, hands: Hands) -> None:
-    """S3-35: all that happened for one subject, in steps, over queues and over each job that it has had: args and errors."""
+    """S3-35: a subject's trace lists each step with its args, across queues and all jobs that the subject has had."""
     job, _ = push(db, "doc", args={"n": 1})
     other, _ = push(db, "doc", task="u", queue="r")
     push(db, "other")
@@ -94,7 +94,7 @@ def test_a_subject_is_followed(db: Connection, hands: Hands) -> None:
 
 
 def test_a_unique_key_is_followed(db: Connection, hands: Hands) -> None:
-    """All jobs that have had a key, of whatever task, or of one."""
+    """The trace of a unique key lists all jobs that have had it, of every task or of one."""
     first, foreign = put(db, unique_key="k"), put(db, unique_key="k", task="u")
     put(db, unique_key="other")
     hands.complete(*hands.start())
@@ -108,7 +108,7 @@ def test_a_unique_key_is_followed(db: Connection, hands: Hands) -> None:
 
 
 def test_the_events_of_a_long_way(db: Connection, hands: Hands) -> None:
-    """Scheduled, started, failed, again, dead, retried by a person, lost, cancelled: one row each."""
+    """A trace has one row per event: scheduled, started, failed, started again, dead, retried, lost and cancelled."""
     job = put(db, run_at=FAR)
     assert trace(db, job=job) == [(job, 1, "enqueued"), (job, 1, "scheduled")]
     db.execute("update tallybook.scheduled set run_at = clock_timestamp()")
@@ -137,7 +137,7 @@ def test_the_events_of_a_long_way(db: Connection, hands: Hands) -> None:
 
 
 def test_what_waits_says_for_what(db: Connection, hands: Hands) -> None:
-    """A job that was put aside for its order key has moved, and waits."""
+    """A job that was set aside for its order key has a moved event, then a waiting event with the key."""
     put(db, order_key="k")
     job = put(db, order_key="k")
     hands.start()
@@ -156,7 +156,7 @@ def test_what_waits_says_for_what(db: Connection, hands: Hands) -> None:
     ],
 )
 def test_what_cannot_be_followed_is_refused(db: Connection, named: dict[str, Any], said: str) -> None:
-    """Nothing, or two things, or numbers that do not fit: TB005."""
+    """Nothing to follow, two things to follow, or invalid values raise TB005."""
     with pytest.raises(psycopg.Error, match=said) as error:
         trace(db, **named)
     assert error.value.sqlstate == "TB005"
@@ -177,7 +177,7 @@ def test_what_cannot_be_followed_is_refused(db: Connection, named: dict[str, Any
     ],
 )
 def test_bad_links_are_refused(db: Connection, links: str, said: str) -> None:
-    """TB005 from each verb that puts jobs in: one, many, children, subjects, schedules."""
+    """Invalid links raise TB005 in every verb that enqueues: one job, many, children, subjects and schedules."""
     headers = f'{{"links": {links}}}'
     for query in (
         "select tallybook.enqueue('q', 't', headers => %s::jsonb)",
@@ -193,7 +193,7 @@ def test_bad_links_are_refused(db: Connection, links: str, said: str) -> None:
 
 
 def test_links_go_all_the_way_with_a_job(db: Connection, hands: Hands) -> None:
-    """S4-02: put in alone, by many, as a child, keyed, fair, scheduled: found in every table, and after retries."""
+    """S4-02: links of plain, batch, child, keyed, fair, scheduled and subject jobs are found, also after retries."""
     many = "select unnest(job_ids) from tallybook.enqueue_many('{q,q}', '{t,t}', '{\"{}\",\"{}\"}', headers => array[%s, null])"
     text = json.dumps({"links": LINKS})
     plain = put(db, headers=HEADERS)
@@ -218,7 +218,7 @@ def test_links_go_all_the_way_with_a_job(db: Connection, hands: Hands) -> None:
 
 
 def test_an_on_dead_job_has_the_links_of_the_dead_one(db: Connection) -> None:
-    """S4-02: what is enqueued because a job died belongs to the same rows."""
+    """S4-02: the job that is enqueued because a job died has the links of the dead job."""
     catalogue = '[{"name": "t", "app": "shop", "on_dead_task": "told", "on_dead_queue": "q"}]'
     db.execute("select tallybook.worker_start('w', '{q}', '{t}', catalogue => %s)", (catalogue,))
     job, hands = put(db, headers=HEADERS), Hands(db)
@@ -228,14 +228,14 @@ def test_an_on_dead_job_has_the_links_of_the_dead_one(db: Connection) -> None:
 
 
 def test_a_schedule_gives_its_jobs_their_links(db: Connection) -> None:
-    """S4-02: jobs that the clock puts in have the links of their schedule."""
+    """S4-02: jobs that a schedule enqueues have the schedule's links."""
     db.execute("select tallybook.schedule_set('s', 't', every => '1 min', headers => %s)", (HEADERS,))
     job = one(db, "select job_id from tallybook.schedule_run('s')")
     assert linked(db, submission=42) == [job]
 
 
 def test_jobs_without_links_are_in_no_index(db: Connection, hands: Hands) -> None:
-    """Their way is not a byte longer: the indexes of links and subjects stay empty, however many jobs there are."""
+    """Jobs without links add nothing to the indexes of links and subjects; the first with links does."""
     load = LOAD.format(n=500)
     sizes = (
         "select coalesce(sum(pg_relation_size(c.oid)), 0) from pg_class c join pg_index i on i.indexrelid = c.oid"
@@ -252,7 +252,7 @@ def test_jobs_without_links_are_in_no_index(db: Connection, hands: Hands) -> Non
 
 
 def test_more_jobs_than_a_trace_takes_are_refused(db: Connection) -> None:
-    """A link that ten thousand jobs have is no thing to follow: TB005, and not a long wait."""
+    """The trace of a link that more than 10,000 jobs have raises TB005."""
     many = (
         "select tallybook.enqueue_many(array_fill('q'::text, '{10001}'), array_fill('t'::text, '{10001}'),"
         " array_fill('{}'::text, '{10001}'), headers => array_fill('{\"links\": {\"tenant\": 1}}'::text, '{10001}'))"
@@ -264,10 +264,10 @@ def test_more_jobs_than_a_trace_takes_are_refused(db: Connection) -> None:
 
 
 def test_why_and_trace_do_not_know_how_much_history_there_is(db: Connection, hands: Hands) -> None:
-    """The pages that they touch are the same behind 1,000 done jobs and behind 15,000, with and without statistics."""
+    """why and trace read at most 60 pages more behind 15,000 completed jobs than behind 1,000, analyzed or not."""
 
     def pages(db: Connection, query: str) -> int:
-        """How many pages a whole call touches."""
+        """Return the number of pages that a call touches."""
         plan = one(db, f"explain (analyze, buffers, format json) {query}")[0]["Plan"]
         return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
 

@@ -1,4 +1,4 @@
-"""why: each reason for which a job does not run, made for real, then solved, and what is said then."""
+"""why: each reason why a job does not run, created for real, then removed, with the answer after each step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOAD = (
 
 
 def why(db: Connection, job: int, at: str = "clock_timestamp()") -> list[tuple[str | None, str, dict[str, Any]]]:
-    """State, code and details; each explanation is one sentence."""
+    """Return state, code and details; check that each explanation is a sentence."""
     query = f"select state, reason, explanation, details from tallybook.why(%s, at => {at})"  # noqa: S608
     rows = db.execute(query, (job,)).fetchall()  # type: ignore[arg-type]
     assert rows and all(row[2].endswith(".") and "%s" not in row[2] for row in rows)
@@ -35,7 +35,8 @@ def codes(db: Connection, job: int, at: str = "clock_timestamp()") -> list[str]:
 
 
 def test_a_job_that_nothing_holds_should_start(db: Connection, hands: Hands) -> None:
-    """Issue 6, 4: with a worker there and nobody before it the answer is should_start; claimed, it runs, on whom and since when."""
+    """Issue 6, 4: with a worker and nothing before it a job should start; claimed, it shows its worker and its start.
+    """
     job = put(db)
     assert why(db, job) == [("available", "should_start", {})]
     (claimed,) = hands.start()
@@ -50,12 +51,12 @@ def test_a_job_that_nothing_holds_should_start(db: Connection, hands: Hands) -> 
 
 
 def test_no_such_job(db: Connection) -> None:
-    """An id that nobody has is unknown, and has no state."""
+    """An id that no job has is unknown and has no state."""
     assert why(db, 4711) == [(None, "unknown", {})]
 
 
 def test_uncommitted_is_unknown_to_others(db: Connection, connect: Connect, hands: Hands) -> None:
-    """What its own transaction has not committed is told so inside, and is unknown outside until it commits."""
+    """A job is uncommitted inside its own transaction, and unknown outside until that commits."""
     other = connect(autocommit=False)
     job = put(other)
     assert codes(other, job) == ["uncommitted"]
@@ -65,7 +66,7 @@ def test_uncommitted_is_unknown_to_others(db: Connection, connect: Connect, hand
 
 
 def test_not_due(db: Connection, hands: Hands) -> None:
-    """A job with a later time: until when; due, promote is to come; promoted, it should start."""
+    """A scheduled job is not_due with its time; once due, promote is pending; once promoted, it should start."""
     job = put(db, run_at=datetime.fromisoformat("2040-01-01T00:00:00+00:00"))
     ((state, code, details),) = why(db, job)
     assert (state, code, details) == ("scheduled", "not_due", {"until": "2040-01-01T00:00:00+00:00"})
@@ -77,7 +78,7 @@ def test_not_due(db: Connection, hands: Hands) -> None:
 
 
 def test_retrying(db: Connection, hands: Hands) -> None:
-    """In backoff: until when, after how many failures, and the last error; a snooze is no failure."""
+    """A job in backoff shows its failures and its last error; a snooze is no failure."""
     job, snoozed = put(db), put(db)
     first, second = hands.start()
     hands.fail(first, "1 hour")
@@ -89,7 +90,7 @@ def test_retrying(db: Connection, hands: Hands) -> None:
 
 
 def test_a_paused_queue_and_a_missing_worker(db: Connection) -> None:
-    """Several hold at once: who paused it and since when, then that nobody serves the queue; each is solved by itself."""
+    """Several reasons hold at once: who paused the queue and when, and no worker; each is removed by itself."""
     job = put(db)
     assert codes(db, job) == ["no_worker"]
     db.execute("select tallybook.pause('q', 'ann', '2026-01-01 00:00+00')")
@@ -106,7 +107,7 @@ def test_a_paused_queue_and_a_missing_worker(db: Connection) -> None:
 
 
 def test_nobody_knows_its_task(db: Connection) -> None:
-    """No live worker of the queue has the task, before and after a worker has put the job aside for one that has."""
+    """No live worker of the queue has the task, before and after a worker has set the job aside for one that has."""
     old = one(db, "select tallybook.worker_start('old', '{q}', '{other}')")
     job = put(db)
     assert why(db, job) == [("available", "unknown_task", {"queue": "q", "task": "t"})]
@@ -120,7 +121,7 @@ def test_nobody_knows_its_task(db: Connection) -> None:
 
 
 def test_nobody_knows_the_version_of_its_args(db: Connection) -> None:
-    """Args of a newer version than any live worker knows, until one of the newer release is there."""
+    """No live worker knows the version of the job's args, until one of the newer release starts."""
     catalogue = '[{{"name": "t", "app": "shop", "version": {}}}]'
     db.execute("select tallybook.worker_start('v1', '{q}', '{t}', catalogue => %s)", (catalogue.format(1),))
     job = put(db, options=Jsonb({"version": 2}))
@@ -130,7 +131,7 @@ def test_nobody_knows_the_version_of_its_args(db: Connection) -> None:
 
 
 def test_behind_others(db: Connection, hands: Hands) -> None:
-    """How many are before it in its line, exactly, and how many in lines of lower priority numbers; with each claim fewer."""
+    """behind counts exactly the jobs before it in its lane and in lanes of lower numbers; each claim lowers it."""
     jobs = [put(db) for _ in range(5)]
     put(db, priority=1)
     assert why(db, jobs[3]) == [("available", "behind", {"before": 3, "of_lower_priority": 1, "priority": 2})]
@@ -143,7 +144,7 @@ def test_behind_others(db: Connection, hands: Hands) -> None:
 
 
 def test_the_count_of_others_has_a_bound(db: Connection, hands: Hands) -> None:
-    """Behind 12,000 it says at least 10,000, and that there are more."""
+    """Behind 12,000 jobs, why reports at least 10,000 and that there are more."""
     load = LOAD.format(n=12000)
     db.execute(cast("Any", load))
     job = put(db)
@@ -154,9 +155,9 @@ def test_the_count_of_others_has_a_bound(db: Connection, hands: Hands) -> None:
 
 
 def test_a_late_commit(db: Connection, connect: Connect, hands: Hands) -> None:
-    """A job whose transaction committed after the line had moved on says so, with what is before it, and comes next but one."""
+    """A job that committed after its lane moved on is late_commit, with the jobs before it, and comes next but one."""
     late = connect(autocommit=False)
-    before = put(db)  # makes the line, which who does not see it would make for itself
+    before = put(db)  # creates the lane; a transaction that does not see it would create its own
     assert [j.id for j in hands.claim(1)] == [before]
     job = put(late)
     first, second = put(db), put(db)
@@ -172,7 +173,7 @@ def test_a_late_commit(db: Connection, connect: Connect, hands: Hands) -> None:
 
 
 def test_cancelled_and_not_carried_out(db: Connection, hands: Hands) -> None:
-    """A cancel that no claim has met yet: since when and why; met, it is cancelled; of a running one its worker is told."""
+    """A cancel that no claim has met is pending, then the job is cancelled; a running job is cancelling."""
     job, running = put(db, priority=3), put(db)
     (claimed,) = hands.start(1)
     db.execute("select tallybook.cancel(%s, 'changed my mind')", (job,))
@@ -188,7 +189,7 @@ def test_cancelled_and_not_carried_out(db: Connection, hands: Hands) -> None:
 
 
 def test_a_silent_worker(db: Connection, hands: Hands) -> None:
-    """It runs on a worker that is not heard any more: since when; rescued, it should start again."""
+    """A job on a worker that has stopped its heartbeat is worker_silent; rescued, it should start on another worker."""
     job = put(db)
     hands.start()
     assert codes(db, job) == ["running"]
@@ -200,7 +201,7 @@ def test_a_silent_worker(db: Connection, hands: Hands) -> None:
 
 
 def test_dead_and_dropped(db: Connection, hands: Hands) -> None:
-    """A dead letter says of what it died; dropped, that it was; a person's retry puts it back."""
+    """A dead letter shows its reason and its error; a retry by a person puts it back; a dropped one is dropped."""
     job = put(db)
     hands.fail(hands.start()[0], final=True)
     ((state, code, details),) = why(db, job)
@@ -213,7 +214,7 @@ def test_dead_and_dropped(db: Connection, hands: Hands) -> None:
 
 
 def test_past_its_expiry(db: Connection, hands: Hands) -> None:
-    """Past its expires_at no attempt starts: the claim makes it dead."""
+    """A job that is past its expires_at is expired, because no attempt of it starts."""
     job = put(db, expires_at=datetime.fromisoformat("2040-01-01T00:00:00+00:00"))
     db.execute("update tallybook.worker set seen_at = 'infinity'")
     assert codes(db, job) == ["should_start"]
@@ -221,7 +222,7 @@ def test_past_its_expiry(db: Connection, hands: Hands) -> None:
 
 
 def test_waits_for_its_parents(db: Connection, hands: Hands) -> None:
-    """Which of its parents are open; ended, parents_resolve is to come; resolved, it should start."""
+    """A child lists its open parents; once they end, parents_resolve is pending; once resolved, it should start."""
     one_, two = put(db), put(db)
     child = one(db, "select tallybook.enqueue_after('q', 't', after => %s)", [one_, two])
     first, second = hands.start()
@@ -237,7 +238,7 @@ def test_waits_for_its_parents(db: Connection, hands: Hands) -> None:
 
 
 def test_its_order_key(db: Connection, hands: Hands) -> None:
-    """In line and put aside: which job goes first; that one completed, it should start."""
+    """In its lane or set aside, a job names the first job of its order key; once that completes, the next is behind."""
     first, second, third = (put(db, order_key="k") for _ in range(3))
     (running,) = hands.start()
     assert running.id == first
@@ -250,7 +251,7 @@ def test_its_order_key(db: Connection, hands: Hands) -> None:
 
 
 def ask(hands: Hands) -> list[int]:
-    """Claim all there is and ask the limits: what starts."""
+    """Claim everything and ask the limits; return the jobs that start."""
     jobs = hands.claim()
     if not jobs:
         return []
@@ -262,7 +263,7 @@ def ask(hands: Hands) -> list[int]:
 
 
 def test_a_rate_limit(db: Connection, hands: Hands) -> None:
-    """Held by a rate limit: which, when its turn comes, behind how many; one in line is told that it will be held."""
+    """rate_limit names the key and the jobs before; a job that is still in its lane shows it in advance."""
     db.execute("select tallybook.rate_limit_set('acme', 1, '1 h')")
     jobs = [put(db, options=Jsonb({"limits": ["acme"]})) for _ in range(3)]
     assert ask(hands) == jobs[:1]
@@ -277,7 +278,7 @@ def test_a_rate_limit(db: Connection, hands: Hands) -> None:
 
 
 def test_a_concurrency_limit(db: Connection, hands: Hands) -> None:
-    """Held by a concurrency limit: which, by which jobs, behind how many; the permit free, places is to come."""
+    """concurrency_limit names the key, its holders and the jobs before; a free permit needs concurrency_release."""
     db.execute("select tallybook.concurrency_limit_set('acme', 1)")
     jobs = [put(db, options=Jsonb({"limits": ["acme"]})) for _ in range(3)]
     assert ask(hands) == jobs[:1]
@@ -293,7 +294,7 @@ def test_a_concurrency_limit(db: Connection, hands: Hands) -> None:
 
 
 def test_a_breaker(db: Connection, hands: Hands) -> None:
-    """Held by an open breaker: since when and until when; half-open, by which probe; closed, it should start."""
+    """An open breaker holds a job; half-open, it names the probe; once it is closed, the job should start."""
     db.execute("select tallybook.breaker_set('acme', 3, '1 min', '1 h')")
     db.execute("select tallybook.breaker_open('acme', '1 h')")
     jobs = [put(db, options=Jsonb({"limits": ["acme"]})) for _ in range(2)]
@@ -312,7 +313,7 @@ def test_a_breaker(db: Connection, hands: Hands) -> None:
 
 
 def test_its_turn_among_the_keys(db: Connection, hands: Hands) -> None:
-    """A fair key's turn: how many of the key are before it, how many are in line; released, it stands in line."""
+    """A job with a fair key shows how many of the key are before it and how many in line; released, it should start."""
     jobs = [put(db, options=Jsonb({"fair_key": "a"})) for _ in range(3)]
     ((state, code, details),) = why(db, jobs[2])
     assert (state, code, details) == ("waiting", "fair_key", {"key": "a", "before": 2, "in_line": 0})
@@ -323,7 +324,7 @@ def test_its_turn_among_the_keys(db: Connection, hands: Hands) -> None:
 
 @pytest.mark.direct("the producer's lock is looked at from another session")
 def test_a_producer_holds_it(db: Connection, connect: Connect, hands: Hands) -> None:
-    """An open transaction that changes a job with a unique key keeps it from starting, until it ends."""
+    """While an open transaction changes a job with a unique key, the job is busy and does not start."""
     job = put(db, unique_key="u")
     assert codes(db, job) == ["should_start"]
     other = connect(autocommit=False)
@@ -336,7 +337,7 @@ def test_a_producer_holds_it(db: Connection, connect: Connect, hands: Hands) -> 
 
 
 def test_another_cluster(db: Connection, hands: Hands) -> None:
-    """In a database that came from another cluster: it is to be brought over first."""
+    """In a database from another cluster a job is not_rebased, until rebase has run."""
     job = put(db)
     db.execute("update tallybook.installation set system_identifier = 1")
     assert codes(db, job) == ["not_rebased"]
@@ -345,7 +346,7 @@ def test_another_cluster(db: Connection, hands: Hands) -> None:
 
 
 def test_a_subject_whose_history_has_gone(db: Connection, hands: Hands) -> None:
-    """Nothing of its job is left, and its end is told all the same."""
+    """A subject's job with no history left is history_gone, with the subject's name."""
     job, _ = push(db, "s")
     (claimed,) = hands.start()
     db.execute("select tallybook.subject_complete(%s, %s, %s)", (claimed.lease, claimed.id, claimed.attempt))
@@ -355,7 +356,7 @@ def test_a_subject_whose_history_has_gone(db: Connection, hands: Hands) -> None:
 
 
 def test_why_agrees_with_the_claim(db: Connection, connect: Connect) -> None:
-    """Whatever says should_start is what the next claim hands out first, and nothing else is, in 150 random steps."""
+    """In 150 random steps, whenever jobs should start, the next claim returns one of them and nothing else."""
     chance = random.Random(6)
     hands, jobs, held = Hands(db, at="'infinity'"), list[int](), list[Any]()  # it sends no heartbeat
     late: list[tuple[Connection, int]] = []
