@@ -459,7 +459,8 @@ def test_events_are_counted_up_and_down(db: Connection, connect: Callable[..., C
 
 
 def test_an_event_is_set_and_forgotten(db: Connection, connect: Callable[..., Connection]) -> None:
-    """S3-33: event_set sets an event after any fold, and deletes it at 0; it waits for a setter, count_event does not.
+    """S3-33: event_set sets an event after any fold, deletes it at 0, and waits for a setter; count_event does not
+    wait.
     """
     events: LiteralString = "select name, n::int from tallybook.event_counts()"
     setting: LiteralString = "select tallybook.event_set('open', %s)"

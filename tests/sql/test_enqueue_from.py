@@ -1,4 +1,4 @@
-"""enqueue_from: which jobs a query puts in, and which queries and rows it refuses."""
+"""enqueue_from: the jobs that a query enqueues, and the queries and rows that it refuses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.queries import enqueue_from, keys, values
 
 
 def test_each_row_is_a_job(db: Connection) -> None:
-    """S1-21: each row is a job with its own key, args, time and priority; the rest is what the call says of all."""
+    """S1-21: each row is a job with its own key, args, time and priority; the call's other arguments apply to all."""
     now = datetime(2026, 3, 1, 12, tzinfo=UTC)
     query = """
       select 'a' as key, '{"n": 1}'::jsonb as args, null::timestamptz as run_at, null::int as priority union all
@@ -43,14 +43,14 @@ def test_each_row_is_a_job(db: Connection) -> None:
 
 
 def test_args_are_enough(db: Connection) -> None:
-    """Without a key there is no unique key: each call puts all of them in."""
+    """Without a key column there is no unique key: each call enqueues all rows."""
     query = "select jsonb_build_object('n', n) as args from generate_series(1, 3) n"
     assert [enqueue_from(db, query), enqueue_from(db, query)] == [(3, 3), (3, 3)]
     assert keys(db) == [None] * 6
 
 
 def test_the_second_call_puts_nothing_in(db: Connection) -> None:
-    """S1-21: what is queued already is left alone: a second call makes nothing, and what has ended since is put in again."""
+    """S1-21: a second call skips keys with a live job, and enqueues those whose job has ended since."""
     hands = Hands(db)
     assert enqueue_from(db, values("a", "b", "c")) == (3, 3)
     assert enqueue_from(db, values("a", "b", "c", "d")) == (4, 1)
@@ -63,14 +63,14 @@ def test_the_second_call_puts_nothing_in(db: Connection) -> None:
 
 
 def test_jobs_run_in_the_order_of_the_query(db: Connection) -> None:
-    """The keys are taken in their own order, the jobs run in the query's."""
+    """Keys are taken in their own order, but the jobs run in the query's order."""
     enqueue_from(db, "select key, '{}'::jsonb as args from (values ('m'), ('z'), ('a')) v(key) order by key desc")
     assert keys(db) == ["z", "m", "a"]
     assert [keys(db, f"id = {job}") for job in Hands(db).run_all()] == [["z"], ["m"], ["a"]]
 
 
 def test_a_key_that_comes_twice_is_put_in_once(db: Connection) -> None:
-    """The first row of a key has it, however far away the second one is."""
+    """The first row of a key gets it, however far away the second one is."""
     assert enqueue_from(db, values("b", "a", "b", "a")) == (4, 2)
     without(db, "enqueue_from", "v_n = 100000", "v_n = 500")
     far = "select (n % 600)::text as key, jsonb_build_object('n', n) as args from generate_series(0, 1199) n"
@@ -79,7 +79,7 @@ def test_a_key_that_comes_twice_is_put_in_once(db: Connection) -> None:
 
 
 def test_the_order_of_the_query_holds_within_a_part(db: Connection) -> None:
-    """Past the size of a part, jobs with keys come by parts in the order of their keys, those without in the query's order."""
+    """Past the size of a part, keyed jobs come in parts by key; jobs without keys keep the query's order."""
     without(db, "enqueue_from", "v_n = 100000", "v_n = 2")
     assert enqueue_from(db, values("d", "a", "c", "b")) == (4, 4)
     assert keys(db) == ["a", "b", "d", "c"]
@@ -90,7 +90,7 @@ def test_the_order_of_the_query_holds_within_a_part(db: Connection) -> None:
 
 @pytest.mark.slow
 def test_batches_are_not_to_be_seen(db: Connection) -> None:
-    """More rows than one batch has, by number and by size, with and without keys: each is put in once."""
+    """A query with more rows than a batch, by number or by size, with or without keys, enqueues each row once."""
     without(db, "enqueue_from", "v_n = 100000", "v_n = 5000")
     many = "select nullif(n % 4000, 0)::text as key, '{}'::jsonb as args from generate_series(1, 12001) n"
     assert enqueue_from(db, many) == (12001, 3999 + 3)
@@ -101,13 +101,13 @@ def test_batches_are_not_to_be_seen(db: Connection) -> None:
 
 
 def test_nothing_is_a_fine_answer(db: Connection) -> None:
-    """A query without rows puts nothing in."""
+    """A query without rows enqueues nothing."""
     assert enqueue_from(db, "select 'a' as key, '{}'::jsonb as args where false") == (0, 0)
     assert db.execute("select count(*) from tallybook.lane").fetchone() == (0,)
 
 
 def test_any_select_will_do(db: Connection) -> None:
-    """Comments, a semicolon at the end, CTEs, functions, locks, text that looks like SQL: whatever can stand in brackets."""
+    """Comments, a final semicolon, CTEs, functions, locks, text like SQL: whatever fits in brackets is accepted."""
     fine = [
         "select 'a' as key, '{}'::jsonb as args;",
         "select 'a' as key, '{}'::jsonb as args ; \n ;",
@@ -137,7 +137,7 @@ def test_any_select_will_do(db: Connection) -> None:
 
 
 def test_names_are_the_callers(db: Connection) -> None:
-    """Tables are found by the caller's search_path, and what only the transaction sees is seen."""
+    """Tables are found by the caller's search_path, and the query sees what only its transaction sees."""
     with db.transaction():
         db.execute("create schema shop create table asset (id int)")
         db.execute("set local search_path = shop")
@@ -149,7 +149,7 @@ def test_names_are_the_callers(db: Connection) -> None:
 
 
 def test_what_is_no_list_of_jobs_is_refused(db: Connection) -> None:
-    """TB005 that says what is wrong with the query or with which row; nothing is run, changed or put in."""
+    """TB005 names the fault of the query or the row; nothing is run, changed or enqueued."""
     refused = [
     (None, "is empty"),
     (" ;; \n", "is empty"),
@@ -213,7 +213,7 @@ def test_what_is_no_list_of_jobs_is_refused(db: Connection) -> None:
 
 
 def test_looking_at_the_query_runs_nothing_of_it(db: Connection) -> None:
-    """A query is checked without being run: what it calls is called once a row, and not at all where it is refused."""
+    """A query is checked without being run: it calls its functions once per row, and not at all if it is refused."""
     db.execute("create sequence calls")
     db.execute("select nextval('calls')")
     query = "select nextval('calls') as key, '{}'::jsonb as args"
@@ -239,7 +239,7 @@ BAD: list[dict[str, Any]] = [
 
 
 def test_what_enqueue_refuses_is_refused(db: Connection) -> None:
-    """TB005 for arguments that no job may have."""
+    """Arguments that no job may have raise TB005."""
     for bad in BAD:
         with pytest.raises(psycopg.Error) as caught:
             enqueue_from(db, values("a"), **bad)
@@ -255,7 +255,7 @@ def test_what_enqueue_refuses_is_refused(db: Connection) -> None:
     ],
 )
 def test_what_the_query_raises_is_passed_on(db: Connection, query: str, state: str) -> None:
-    """An error of the running query stays what it is, also half way through, and nothing is put in."""
+    """An error of the running query is passed on, even from half way through, and nothing is enqueued."""
     with pytest.raises(psycopg.Error) as caught, db.transaction():
         if state == "57014":
             db.execute("set local statement_timeout = '1 s'")
@@ -265,7 +265,7 @@ def test_what_the_query_raises_is_passed_on(db: Connection, query: str, state: s
 
 
 def test_the_query_has_the_rights_of_the_caller(db: Connection) -> None:
-    """Security: who may not read a table may not read it through a query either, and the error says so (42501)."""
+    """Security: a caller who may not read a table cannot read it through a query either, and the error is 42501."""
     db.execute("create table secret (id int)")
     with db.transaction(force_rollback=True):
         db.execute("create role reader")
@@ -277,7 +277,7 @@ def test_the_query_has_the_rights_of_the_caller(db: Connection) -> None:
 
 @pytest.mark.parametrize("state", ["available", "running", "scheduled", "waiting", "retrying"])
 def test_a_live_job_keeps_its_key(db: Connection, state: str) -> None:
-    """S1-21: whatever the job that has the key is doing, as long as it is to end its row is skipped."""
+    """S1-21: a row is skipped as long as a job with its key has not ended, whatever that job's state."""
     hands, more = Hands(db), {"unique_key": "a"}
     if state == "scheduled":
         put(db, run_at="2999-01-01", **more)
@@ -297,7 +297,7 @@ def test_a_live_job_keeps_its_key(db: Connection, state: str) -> None:
 
 @pytest.mark.direct("a sleeping worker holds a session")
 def test_sleepers_are_woken(db: Connection, connect: Any) -> None:
-    """Who sleeps on the queue is woken by what is put in, whoever promotes by what is due soon, nobody by nothing."""
+    """A job wakes sleepers on its queue, one that is due soon wakes the promoter, and no new job wakes nobody."""
     with connect() as sleeper:
         sleeper.execute("listen tallybook")
         assert sleeper.execute("select armed from tallybook.listen_begin(array['q', ' promote'])").fetchone() == (True,)

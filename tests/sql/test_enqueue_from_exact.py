@@ -1,4 +1,4 @@
-"""enqueue_from puts in exactly what enqueue would, row by row: in any state of the queue, and beside other producers."""
+"""enqueue_from enqueues exactly what enqueue would, row by row: in any state of the queue, beside other producers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = [
 
 
 class Example:
-    """A task and a queue of their own whose jobs have been through something; and rows that a query yields."""
+    """A task and a queue of their own, with jobs after random steps, and the rows of a query."""
 
     def __init__(self, db: Connection, seed: int) -> None:
         self.db, self.seed, self.chance = db, seed, random.Random(seed)
@@ -106,7 +106,7 @@ class Example:
             try:
                 self.db.execute("select tallybook.retry(%s)", [job])
             except psycopg.Error as error:
-                assert error.sqlstate == "TB005", error  # another one has the key
+                assert error.sqlstate == "TB005", error  # another job has the key
 
     def promote(self) -> None:
         self.db.execute("select tallybook.promote(at => now() + interval '2 h')")
@@ -114,7 +114,8 @@ class Example:
     # Both ways start from the same committed state, and are rolled back.
 
     def outcome(self, way: Callable[[], object]) -> Any:
-        """What the jobs and keys of this task are after it, or the error; ids of new jobs by their number in the query."""
+        """Return the jobs and keys of this task after it, or the error; a new job is named by its number in the query.
+        """
         last = self.hands.one("select last_value - (not is_called)::int from tallybook.job_id")
         with self.db.transaction(force_rollback=True):
             if self.own_cancel:
@@ -156,7 +157,7 @@ class Example:
 
 
 def differences(db: Connection, seed: int, examples: int) -> Iterator[str]:
-    """Where the two ways do not agree."""
+    """Yield the examples in which the two ways differ."""
     db.execute("set lock_timeout = '5 s'")
     for n in range(examples):
         example = Example(db, seed * 1000 + n)
@@ -167,7 +168,7 @@ def differences(db: Connection, seed: int, examples: int) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_it_agrees_with_enqueue(db: Connection) -> None:
-    """S1-21: in random states of the queue, the jobs, keys, generations and errors are those of enqueue row by row."""
+    """S1-21: in random states of the queue, jobs, keys, generations and errors are those of enqueue row by row."""
     examples = 60
     seed = int(os.environ.get("TALLYBOOK_SEED") or random.randrange(1_000_000))
     assert next(differences(db, seed, examples), None) is None
@@ -186,7 +187,7 @@ def test_it_agrees_with_enqueue(db: Connection) -> None:
     ],
 )  # fmt: skip
 def test_control_every_part_of_the_look_counts(db: Connection, guard: str, instead: str) -> None:
-    """Negative control: with any part of the look at held keys taken away the examples find a difference."""
+    """Negative control: without any one part of the check for held keys, the examples find a difference."""
     without(db, "_enqueue_batch", guard, instead)
     assert next(differences(db, 7, 400), None) is not None
 
@@ -195,7 +196,7 @@ def test_control_every_part_of_the_look_counts(db: Connection, guard: str, inste
 
 
 class Call:
-    """enqueue_from on a connection of its own, in a thread, and whom it waits for."""
+    """A call of enqueue_from in a thread, on a connection of its own."""
 
     def __init__(self, connect: Connect, query: str) -> None:
         self.conn = connect()
@@ -211,7 +212,7 @@ class Call:
             self.answer = error
 
     def waits_for(self, db: Connection, other: Connection) -> None:
-        """Until it does."""
+        """Wait until the call waits for the other session."""
         query = "select %s = any (pg_blocking_pids(%s))"
         pids = (other.info.backend_pid, self.pid)
         wait_until(lambda: db.execute(query, pids).fetchone() == (True,), "the call waits for the other")
@@ -226,7 +227,7 @@ class Call:
 
 @contextmanager
 def producer(connect: Connect, *unique: str) -> Iterator[Connection]:
-    """Somebody who has put in a job with each of these keys, and has not committed."""
+    """A session that has enqueued a job with each of these keys, and has not committed."""
     conn = connect(autocommit=False)
     for key in unique:
         conn.execute("select tallybook.enqueue('q', 't', unique_key => %s)", [key])
@@ -239,7 +240,7 @@ def live(db: Connection) -> list[str | None]:
 
 
 def test_it_waits_for_nobody_else(db: Connection, connect: Connect) -> None:
-    """A producer that holds other keys, the same keys of another task, or jobs without one, holds up nothing."""
+    """A producer with other keys, the same keys of another task, or jobs without a key delays nothing."""
     with producer(connect, "x", "y") as other:
         other.execute("select tallybook.enqueue('q', 'other', unique_key => 'a'), tallybook.enqueue('q', 't')")
         db.execute("set lock_timeout = '2 s'")
@@ -248,7 +249,7 @@ def test_it_waits_for_nobody_else(db: Connection, connect: Connect) -> None:
 
 @pytest.mark.parametrize(("end", "made"), [("commit", 2), ("rollback", 3)])
 def test_it_waits_for_who_uses_the_same_key(db: Connection, connect: Connect, end: str, made: int) -> None:
-    """S1-21: it waits for the producer that is using one of its keys, and puts that one in only if the other did not."""
+    """S1-21: a call waits for a producer that uses one of its keys, and enqueues that row only after a rollback."""
     with producer(connect, "b") as other:
         call = Call(connect, values("a", "b", "c"))
         call.waits_for(db, other)
@@ -258,7 +259,7 @@ def test_it_waits_for_who_uses_the_same_key(db: Connection, connect: Connect, en
 
 
 def test_control_a_key_taken_meanwhile(db: Connection, connect: Connect) -> None:
-    """Negative control: where it does not look whether it got the key, two jobs have it."""
+    """Negative control: without the check whether it got the key, two jobs have it."""
     without(db, "_enqueue_batch", "if found then", "if true then")
     with producer(connect, "b") as other:
         call = Call(connect, values("a", "b", "c"))
@@ -269,7 +270,7 @@ def test_control_a_key_taken_meanwhile(db: Connection, connect: Connect) -> None
 
 
 def test_after_a_conflict_it_looks_again(db: Connection, connect: Connect) -> None:
-    """A producer that took the key, and cancelled its job before it committed, leaves the key free: the row is put in."""
+    """A producer that cancels its job before its commit leaves the key free, so the row is enqueued."""
     with producer(connect, "b") as other:
         call = Call(connect, values("a", "b", "c"))
         call.waits_for(db, other)
@@ -280,7 +281,7 @@ def test_after_a_conflict_it_looks_again(db: Connection, connect: Connect) -> No
 
 
 def test_control_no_second_look(db: Connection, connect: Connect) -> None:
-    """Negative control: where a conflict counts as held, that row is lost."""
+    """Negative control: if a conflict counts as a held key, that row is lost."""
     without(db, "_enqueue_batch", "v_ours[v.n] := tallybook._claim_key(p_task, v.key, v.id) = v.id", "continue")
     with producer(connect, "b") as other:
         call = Call(connect, values("a", "b", "c"))
@@ -292,7 +293,7 @@ def test_control_no_second_look(db: Connection, connect: Connect) -> None:
 
 
 def cross(db: Connection, connect: Connect) -> list[Call]:
-    """Two calls with the same keys in opposite orders; the second comes while the first waits for a third in the middle."""
+    """Make two calls with the same keys in opposite orders; the second starts while the first waits for a third."""
     with producer(connect, "m") as third:
         first = Call(connect, values("a", "m", "z"))
         first.waits_for(db, third)
@@ -305,14 +306,14 @@ def cross(db: Connection, connect: Connect) -> list[Call]:
 
 
 def test_opposite_orders_do_not_deadlock(db: Connection, connect: Connect) -> None:
-    """Two calls with the same rows in opposite orders: one puts all in, the other nothing, and none is a victim."""
+    """Two calls with the same rows in opposite orders do not deadlock: one enqueues all, the other nothing."""
     first, second = cross(db, connect)
     assert [first.said(), second.said()] == [(3, 3), (3, 0)]
     assert live(db) == ["a", "m", "z"]
 
 
 def test_control_the_order_of_the_query_deadlocks(db: Connection, connect: Connect) -> None:
-    """Negative control: keys that are taken in the query's order make two such calls wait for each other."""
+    """Negative control: if keys are taken in the query's order, two such calls deadlock."""
     without(db, "enqueue_from", "order by s.key, s.place", "order by s.place")
     with pytest.raises(psycopg.errors.DeadlockDetected):
         for call in cross(db, connect):
@@ -320,7 +321,7 @@ def test_control_the_order_of_the_query_deadlocks(db: Connection, connect: Conne
 
 
 def test_in_the_order_of_enqueue_many(db: Connection, connect: Connect) -> None:
-    """Beside an enqueue_many with the same keys, in the order of the database's collation, there is no deadlock either."""
+    """Beside an enqueue_many with the same keys, in the order of the database's collation, there is no deadlock."""
     names = ["B", "a", "Ä", "z", "_", "1"]
     with producer(connect, "a") as third:
         many = threading.Thread(
@@ -342,7 +343,7 @@ def test_in_the_order_of_enqueue_many(db: Connection, connect: Connect) -> None:
 
 
 def test_an_older_snapshot_meets_a_conflict(db: Connection, connect: Connect) -> None:
-    """At REPEATABLE READ it works; a key that was taken since its snapshot raises 40001, for the caller's own retry."""
+    """REPEATABLE READ works; a key that was taken since the snapshot raises 40001, for the caller's own retry."""
     old = connect(autocommit=False)
     old.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
     assert enqueue_from(old, values("a", "b")) == (2, 2)
@@ -355,7 +356,7 @@ def test_an_older_snapshot_meets_a_conflict(db: Connection, connect: Connect) ->
 
 
 def test_many_at_once(db: Connection, connect: Connect) -> None:
-    """S1-21: of calls that all find the same rows, in whatever order, all together put each in once; none fails."""
+    """S1-21: five calls that find the same rows in random order enqueue each row once in total, and none fails."""
     query = "select n as key, '{}'::jsonb as args from generate_series(1, 300) n order by random()"
     for _ in range(3):
         calls = [Call(connect, query) for _ in range(5)]

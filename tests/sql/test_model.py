@@ -52,7 +52,7 @@ class Attempt:
 
 @dataclass(eq=False)
 class Job:
-    """What the view shows of a job, and what decides what becomes of it."""
+    """A job as the view shows it, and the fields that decide what becomes of it."""
 
     id: int
     task: str
@@ -89,7 +89,7 @@ class Worker:
 
 
 class Ledger(RuleBasedStateMachine):
-    """One queue, one connection: every rule is one verb, given to both sides."""
+    """One queue and one connection; every rule runs one verb on both sides."""
 
     db: ClassVar[Connection]
     examples: ClassVar[int] = 0
@@ -164,7 +164,7 @@ class Ledger(RuleBasedStateMachine):
     def put(
         self, got: int, task: str, priority: int, run_at: datetime | None, key: str | None, limit: int | None
     ) -> bool:
-        """Whether it is a new job."""
+        """Return whether it is a new job."""
         holders = [
             job.id for job in self.jobs.values() if job.open and key is not None and (job.task, job.key) == (task, key)
         ]
@@ -207,9 +207,9 @@ class Ledger(RuleBasedStateMachine):
             self.run(place.job, worker, lease)
 
     def take(self, worker: Worker, n: int) -> list[Attempt]:
-        """From the first lane that has work, its next n; those that must not start leave it as well.
+        """Take the next n of the first lane that has work; those that must not start leave it as well.
 
-        What was written after the lane's window was opened is taken with the next window: a batch may be smaller than n.
+        Places written after the lane's window was opened belong to the next window, so a batch may be smaller than n.
         """
         walked = [
             (priority, line[0].written, part)
@@ -255,7 +255,7 @@ class Ledger(RuleBasedStateMachine):
     def run(self, job: Job, worker: Worker, lease: uuid.UUID) -> None:
         job.state, job.lease, job.worker, job.started = "running", lease, worker.id, job.started + 1
 
-    # Rules: ends. Each by the lease that holds the attempt, and by leases and attempts that do not.
+    # Rules: ends. Each is called with the lease that holds the attempt, and with leases and attempts that do not.
 
     def one_running(self, data: st.DataObject) -> Job:
         return data.draw(st.sampled_from([job for job in self.jobs.values() if job.state == "running"]))
@@ -375,10 +375,10 @@ class Ledger(RuleBasedStateMachine):
         got = self.one("select tallybook.retry(%s, %s)", job.id, self.now)
         self.written += 1
         job.reason, job.cancel_asked = None, False
-        if job.run_at is not None:  # cancelled before its time: the cancel is taken back
+        if job.run_at is not None:  # cancelled before its time: the retry undoes the cancel
             assert got == job.attempt
             job.state = "retrying" if job.failures else "scheduled"
-        else:  # where it was cancelled in line, its place stays cancelled, and the job gets another one
+        else:  # cancelled in its lane: its place stays cancelled, and the job gets another one
             assert got == job.attempt + 1
             job.failures = job.crashes = 0
             self.go_on(job, self.now)
@@ -408,7 +408,7 @@ class Ledger(RuleBasedStateMachine):
             (job for job in held if job.run_at <= self.now), key=lambda job: (job.run_at, job.failures, job.id)
         )
         assert promoted == min(most, len(due))
-        # Those that are due at one instant may come in either order into a promote that cannot take them all.
+        # If promote cannot take them all, jobs that are due at one instant may come in any order.
         ids = [row[0] for row in self.db.execute("select job_id from tallybook.scheduled")]
         came = [job for job in due if job.id not in ids]
         assert len(came) == promoted
@@ -465,7 +465,7 @@ class Ledger(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def roll_back(self, data: st.DataObject) -> None:
-        """Any verb, taken back by a savepoint, has not happened."""
+        """A verb that is rolled back to a savepoint has no effect."""
         job = data.draw(st.sampled_from([*self.jobs.values(), Job(0, "send", 1, None, None)]))
         verb = data.draw(st.sampled_from(VERBS))
         values = {
@@ -491,12 +491,12 @@ class Ledger(RuleBasedStateMachine):
         self.one("select tallybook.fold()")
 
     def teardown(self) -> None:
-        """S3-17: whatever has happened, in whatever order, a recount agrees with the counters."""
+        """S3-17: after any verbs in any order, a recount agrees with the counters."""
         assert self.db.execute("select * from tallybook.verify()").fetchall() == []
         self.lists()
 
     def lists(self) -> None:
-        """Issue 7: and every list of jobs by filter, page by page, has the jobs that the view has."""
+        """Issue 7: every list of jobs by filter, page by page, has the jobs of the view."""
         rng = random.Random(self.written)
         for named in [{"states": [state]} for state in STATES] + [
             some_filters(
@@ -506,7 +506,7 @@ class Ledger(RuleBasedStateMachine):
         ]:
             assert differences(self.db, **named) == ""
 
-    # What both sides must agree on after each step.
+    # Checks of both sides after each step.
 
     @invariant()
     def view(self) -> None:
@@ -536,7 +536,7 @@ class Ledger(RuleBasedStateMachine):
 
     @invariant()
     def attempts_are_numbered(self) -> None:
-        """Every attempt from 1 on is on record once, with at most one outcome."""
+        """Every attempt from 1 on is recorded exactly once, with at most one outcome."""
         wrong = self.db.execute(
             "select job_id from tallybook.attempt group by job_id"
             " having count(*) <> max(attempt) or count(distinct attempt) <> count(*)"
@@ -552,7 +552,7 @@ class Ledger(RuleBasedStateMachine):
         self.lines.setdefault((job.priority, job.part), []).append(job.place)
 
     def go_on(self, job: Job, run_at: datetime) -> None:
-        """As its next attempt. A cancel that was asked for holds for that one too."""
+        """Create the job's next attempt; a cancel that was requested applies to it too."""
         job.attempt += 1
         job.lease = job.worker = job.place = None
         if run_at > self.now:
@@ -607,7 +607,7 @@ VERBS = (
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_verbs_do_what_the_model_does(careless: Connection) -> None:
-    """Random verbs, in random order, some rolled back: each returns what the model says, and the view shows its state."""
+    """Random verbs in random order, some rolled back, return what the model does, and the view shows its state."""
     Ledger.db = careless
     run_state_machine_as_test(
         Ledger,
@@ -643,10 +643,10 @@ KEYS = st.text(st.characters(exclude_characters="\x00", exclude_categories=["Cs"
     many=st.booleans(),
 )
 def test_args_come_back_as_they_went_in(careless: Connection, args: dict[str, Any], many: bool) -> None:
-    """I13: what is enqueued is what the worker and the view read: big integers, unicode, nested, empty."""
+    """I13: the view shows args as they were enqueued: big integers, Unicode, nested and empty values."""
 
     def exact(text: str) -> Any:
-        """The JSON with its numbers as they are written: jsonb keeps every digit, but writes 5.8e+16 as an integer."""
+        """Parse JSON with exact numbers: jsonb keeps every digit, but writes 5.8e+16 as an integer."""
         return json.loads(text, parse_float=Decimal, parse_int=Decimal)
 
     text = json.dumps(args)
@@ -680,10 +680,10 @@ def test_args_come_back_as_they_went_in(careless: Connection, args: dict[str, An
     )
 )
 def test_a_batch_is_its_singles_in_order(careless: Connection, specs: list[dict[str, Any]]) -> None:
-    """I14: enqueue_many does what enqueue of each in order does, with unique keys that meet inside the batch too."""
+    """I14: enqueue_many does what enqueue of each job in order does, even if unique keys repeat in the batch."""
 
     def elsewhere(specs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The same jobs in queues and with keys of their own: their names go on behind a space."""
+        """Return the same jobs in queues and with keys of their own, with a suffix after a space."""
         own = secrets.token_hex(4)
         return [
             {**spec, "queue": f"{spec['queue']} {own}", "key": spec["key"] and f"{spec['key']} {own}"} for spec in specs
@@ -717,7 +717,7 @@ def test_a_batch_is_its_singles_in_order(careless: Connection, specs: list[dict[
 
 
 def shown(conn: Connection, ids: list[int]) -> Iterator[tuple[Any, ...]]:
-    """The jobs on view, then the lines as a claim would walk them, with each job named by its place in the batch."""
+    """Yield the jobs of the view, then the lanes in the order of claims, with each job as its place in the batch."""
     yield from conn.execute(
         "select array_position(%(ids)s, id) as n, split_part(queue, ' ', 1), task, state, priority, args, headers,"
         " max_attempts, split_part(unique_key, ' ', 1), case when state = 'scheduled' then run_at end"

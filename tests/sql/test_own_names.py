@@ -1,4 +1,4 @@
-"""Subjects whose names are their queue's own: the same name of one task lives in two queues at once."""
+"""Subjects in queues with own names: the same name of one task exists in two queues at once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def push(db: Connection, queue: str, name: str = "a", **more: Any) -> tuple[int,
 
 
 def start(hands: Hands) -> list[Job]:
-    """All that may run, of all queues, by the number in their args."""
+    """Return all jobs that may run, of all queues, by the number in their args."""
     jobs = list[Job]()
     while more := hands.start():
         jobs += more
@@ -55,7 +55,7 @@ def refused(db: Connection, verb: str, **given: Any) -> str:
 
 
 def test_one_name_lives_in_several_queues(db: Connection, hands: Hands) -> None:
-    """S3-02: each queue with own names has its own subject of a name, the others share one; a second push of each is a no-op."""
+    """S3-02: a queue with own names has its own subject of a name, others share one; a second push is a no-op."""
     made = {queue: push(db, queue, args={"n": n}) for n, queue in enumerate(("eu", "us", "q"))}
     assert [created for _, created in made.values()] == [True] * 3
     assert {queue: push(db, queue, args={"n": 9}) for queue in made} == {
@@ -71,7 +71,7 @@ def test_one_name_lives_in_several_queues(db: Connection, hands: Hands) -> None:
 
 
 def test_each_ends_and_lives_on_alone(db: Connection, hands: Hands) -> None:
-    """The end of one is put on record for that one; an upsert revives it, with its iterations, in its own queue."""
+    """The end of a subject is recorded for it alone; an upsert revives it, with its iterations, in its queue."""
     for n, queue in enumerate(("eu", "us", "q")):
         push(db, queue, args={"n": n})
     eu, us, q = start(hands)
@@ -90,7 +90,7 @@ def test_each_ends_and_lives_on_alone(db: Connection, hands: Hands) -> None:
 
 
 def test_a_retry_gives_back_the_name_of_its_queue(db: Connection, hands: Hands) -> None:
-    """A person's retry of a dead or forgotten one takes back its own name, and leaves the same name elsewhere alone."""
+    """A retry of a forgotten dead subject takes back its own name, and leaves the same name elsewhere alone."""
     shared, _ = push(db, "q")
     (job,) = start(hands)
     end(hands, "subject_kill", job)
@@ -105,7 +105,8 @@ def test_a_retry_gives_back_the_name_of_its_queue(db: Connection, hands: Hands) 
 
 
 def test_a_name_without_its_queue(db: Connection, hands: Hands) -> None:
-    """What takes a name takes the queue, too; without it an ambiguous name is an error that names the queues, and harms nothing."""
+    """Without its queue, an ambiguous name is an error that lists the queues, and nothing changes; with it, all works.
+    """
     at = clock(db, "1 h")
     for queue in ("eu", "us", "q"):
         push(db, queue, run_at=at)
@@ -127,7 +128,7 @@ def test_a_name_without_its_queue(db: Connection, hands: Hands) -> None:
 
 @pytest.mark.parametrize("states", [None, ["completed"]])
 def test_pages_pass_over_none_of_one_name(db: Connection, hands: Hands, states: list[str] | None) -> None:
-    """Subjects of one name, ended at one moment too, come once each in pages of one."""
+    """Pages of one return each subject of one name once, even if all ended at the same moment."""
     for queue in ("eu", "us", "q"):
         push(db, queue)
     at = clock(db)
@@ -144,7 +145,7 @@ def test_pages_pass_over_none_of_one_name(db: Connection, hands: Hands, states: 
 
 
 def test_a_truncate_forgets_the_names_of_its_queue(db: Connection, hands: Hands) -> None:
-    """Completed subjects leave with their queue, batch by batch; the same name elsewhere stays."""
+    """A truncate forgets the completed subjects of its queue, batch by batch; the same name elsewhere stays."""
     for queue in ("eu", "us", "q"):
         push(db, queue)
     at = clock(db)
@@ -160,7 +161,7 @@ def test_a_truncate_forgets_the_names_of_its_queue(db: Connection, hands: Hands)
 
 
 def test_names_are_settled_before_the_first_job(db: Connection, hands: Hands) -> None:
-    """own_names of a queue that has had jobs is refused, and nothing changes; what is as it was, or null, is no change."""
+    """own_names of a queue that has had jobs cannot change; passing the present value or null changes nothing."""
     push(db, "eu")
     push(db, "q")
     for queue, wanted in (("eu", False), ("q", True)):
@@ -174,7 +175,7 @@ def test_names_are_settled_before_the_first_job(db: Connection, hands: Hands) ->
 
 
 def test_a_dropped_queue_is_settled_anew(db: Connection, hands: Hands) -> None:
-    """After a drop the names of a queue can be its own; with the next job they are settled again."""
+    """After its drop a queue can get own names; its next job fixes the setting again."""
     push(db, "q")
     (job,) = start(hands)
     end(hands, "subject_drop", job)

@@ -1,4 +1,4 @@
-"""pick: a claim for callers that keep nothing, in SQL alone."""
+"""pick: a claim for callers that keep no state, in SQL alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def put(db: Connection, n: int = 1, **options: Any) -> list[int]:
 
 
 def pick(db: Connection, n: int = 10, at: datetime = T, lock: str = "5 min") -> list[Any]:
-    """(lease, job, attempt) of each."""
+    """Return lease, job and attempt of each picked job."""
     return call(db, "pick", "lease, job_id, attempt", queue="q", max_jobs=n, lock=lock, at=at)
 
 
@@ -29,12 +29,12 @@ def complete(db: Connection, *picked: Any) -> list[bool]:
 
 
 def rescued(db: Connection, at: datetime) -> int:
-    """What two looks of the rescue at this time, half a minute apart, have given back."""
+    """Run rescue at this time and half a minute later; return how many jobs it has given back."""
     return sum(one(db, "select lost from tallybook.rescue(at => %s)", when) for when in (at, at + MIN / 2))
 
 
 def test_a_pick_is_ended_by_its_lease(db: Connection) -> None:
-    """S3-05: without worker_start and heartbeat: pick, complete, and nothing is left; a queue nobody has used is empty."""
+    """S3-05: pick and complete work without worker_start and heartbeat; a queue that nobody has used is empty."""
     assert pick(db) == []
     jobs = put(db, 3)
     picked = pick(db)
@@ -46,7 +46,7 @@ def test_a_pick_is_ended_by_its_lease(db: Connection) -> None:
 
 
 def test_no_job_is_picked_twice(db: Connection, connect: Any) -> None:
-    """Two callers side by side get different jobs, of one record in `worker`; what is behind the first ten is left."""
+    """Two callers get ten different jobs each, through one row in `worker`; the others are left."""
     jobs = put(db, 25)
     first, second = pick(db), pick(connect())
     assert [job for _, job, _ in first + second] == jobs[:20]
@@ -54,12 +54,12 @@ def test_no_job_is_picked_twice(db: Connection, connect: Any) -> None:
 
 
 def test_a_pick_takes_one_version_only(db: Connection) -> None:
-    """S3-26, S3-39: with a version only its jobs are picked, in order; others are put aside once, for those that ask for them."""
+    """S3-26, S3-39: pick takes only jobs of its version, in order; it sets others aside once, for their version."""
     two = psycopg.types.json.Jsonb({"version": 2})
     jobs = [put(db, options=two if n % 2 else None)[0] for n in range(6)]
 
     def of(version: int) -> list[Any]:
-        """What two calls pick: the line, then what was put aside."""
+        """Return what two calls pick: first the lane, then what was set aside."""
         return [
             job
             for _ in range(2)
@@ -88,7 +88,7 @@ def test_a_pick_takes_one_version_only(db: Connection) -> None:
 
 
 def test_the_lock_runs_out(db: Connection) -> None:
-    """What has not ended after the lock time is somebody else's, after at most a quarter more; the old lease is refused."""
+    """An attempt that outlives its lock time by a quarter at most is given back; the old lease is refused."""
     (job,) = put(db)
     (old,) = pick(db)
     put(db)
@@ -103,7 +103,7 @@ def test_the_lock_runs_out(db: Connection) -> None:
 
 
 def test_a_later_pick_does_not_prolong_an_earlier_one(db: Connection) -> None:
-    """Each quarter of the lock time has a record of its own, so that many picks make few records and no lock is renewed."""
+    """Each quarter of the lock time has its own worker row, so many picks make few rows and renew no lock."""
     put(db, 40)
     for second in range(0, 300, 10):
         assert len(pick(db, 1, at=T + timedelta(seconds=second))) == 1
@@ -112,7 +112,7 @@ def test_a_later_pick_does_not_prolong_an_earlier_one(db: Connection) -> None:
 
 
 def test_a_failure_waits_for_its_backoff(db: Connection) -> None:
-    """fail with the picked lease: retried after its delay, with the failure counted."""
+    """fail with the picked lease retries the job after its delay, and counts the failure."""
     put(db)
     ((lease, job, attempt),) = pick(db)
     assert one(
@@ -124,7 +124,7 @@ def test_a_failure_waits_for_its_backoff(db: Connection) -> None:
 
 
 def test_what_may_not_start_is_not_picked(db: Connection) -> None:
-    """S1-18: a concurrency limit, an order key and a cancel hold for who picks as for any worker."""
+    """S1-18: a concurrency limit and a cancel apply to pick as to any worker."""
     db.execute("select tallybook.concurrency_limit_set('task:note', 2)")
     cancelled, *jobs = put(db, 5)
     db.execute("select tallybook.cancel(%s)", (cancelled,))
@@ -137,7 +137,7 @@ def test_what_may_not_start_is_not_picked(db: Connection) -> None:
 
 
 def test_the_turn_of_an_order_key_comes_one_at_a_time(db: Connection) -> None:
-    """Of one order key one job is picked; the next one when that has ended."""
+    """pick takes one job of an order key; the next one once that has ended."""
     first, second = put(db, 2, order_key="k")
     (picked,) = pick(db)
     assert picked[1] == first
@@ -148,7 +148,7 @@ def test_the_turn_of_an_order_key_comes_one_at_a_time(db: Connection) -> None:
 
 
 def test_a_limit_without_a_rule_is_told_and_nothing_is_lost(db: Connection) -> None:
-    """A job that names a limit that nobody has made: the error says which; the others are still in line."""
+    """A job that names a limit without a rule raises an error with the limit's name; no job leaves its lane."""
     jobs = [*put(db), *put(db, options={"limits": ["api"]})]
     with pytest.raises(psycopg.Error, match="names the limit api, which has no rule"):
         pick(db)
@@ -166,6 +166,6 @@ def test_a_limit_without_a_rule_is_told_and_nothing_is_lost(db: Connection) -> N
     ],
 )
 def test_wrong_numbers_are_refused(db: Connection, wrong: dict[str, Any], says: str) -> None:
-    """Each with what it may be."""
+    """An argument that is out of range raises an error with its value."""
     with pytest.raises(psycopg.Error, match=says):
         call(db, "pick", **{"queue": "q", **wrong})

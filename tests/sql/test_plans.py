@@ -1,9 +1,9 @@
-"""What the hot statements read, with no statistics at all: indexes only, and no more when there is ten times the history.
+"""What the hot statements read without statistics: indexes only, and no more with ten times the history.
 
-The counters are the server's own, of one transaction, so they see every statement inside the functions, on each version:
-pg_stat_xact_user_tables says which tables were read from end to end, pg_stat_get_xact_numscans which indexes were used,
-explain (analyze, buffers) how many pages a whole call touched. Where the server has auto_explain (Debian's 15) the plans
-themselves are read too, for JIT above all.
+The counters are the server's own, of one transaction, so they see every statement inside the functions, on each
+version: pg_stat_xact_user_tables shows which tables were scanned, pg_stat_get_xact_numscans which indexes were used,
+and explain (analyze, buffers) how many pages a whole call touched. If the server has auto_explain (Debian's 15), the
+plans themselves are read too, mainly for JIT.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ begin
   perform tallybook.worker_stop(v_worker);
 end $$"""
 
-# Ten jobs that run, 200 that wait in two lanes, and one of each other state: what the verbs are measured on.
+# The jobs on which the verbs are measured: ten running, 200 available in two lanes, and one in each other state.
 STAGE = """
 do $$
 declare
@@ -104,7 +104,7 @@ FROM = (
     "select * from tallybook.enqueue_from("
     "$$select :key as key, '{}'::jsonb as args from generate_series(1, 20) n$$, 'keyed', 'send')"
 )
-# What only reads comes first: what is rolled back leaves dead rows at the ends of the indexes.
+# Calls that only read come first: a rollback leaves dead rows at the ends of the indexes.
 VERBS = {
     **{
         f"the view: {state}": VIEW.replace(":state", f":{state}")
@@ -214,7 +214,7 @@ class Stage:
         return call
 
     def read(self, call: str) -> Reading:
-        """The fewest pages of eight times, for the first ones read the catalog too; the scans of all of them."""
+        """Return the fewest pages of eight runs, because the first ones also read the catalog, and the scans of all."""
         readings = []
         for _ in range(8):
             self.db.execute("begin")
@@ -252,13 +252,13 @@ class Stage:
 
 @pytest.fixture(scope="module")
 def stage(server: Any, template: str) -> Iterator[Stage]:
-    """Measured with little and with ten times the history; never analyzed, never vacuumed."""
+    """A stage measured with little and with ten times the history; never analyzed, never vacuumed."""
     with fresh(server, template) as dsn, psycopg.connect(dsn, autocommit=True) as conn:
         yield measured(conn)
 
 
 def measured(conn: Connection) -> Stage:
-    """Both fillings, with every call measured after each."""
+    """Fill the tables twice, and measure every call after each."""
     conn.execute("set synchronous_commit = off")
     tables = conn.execute(
         "select relname from pg_class where relnamespace = 'tallybook'::regnamespace and relkind = 'r'"
@@ -275,7 +275,7 @@ def measured(conn: Connection) -> Stage:
 
 
 def test_there_are_no_statistics(stage: Stage) -> None:
-    """What follows is measured as promised: the tables are full, and the planner knows nothing of it."""
+    """The tables are full and the planner has no statistics, as the tests below assume."""
     counts = stage.db.execute(
         "select (select count(*) from tallybook.entry), (select count(*) from tallybook.claim),"
         " (select count(*) from tallybook.scheduled), (select count(*) from pg_stats where schemaname = 'tallybook')"
@@ -288,7 +288,7 @@ def test_there_are_no_statistics(stage: Stage) -> None:
 
 
 def test_no_ledger_is_read_from_end_to_end(stage: Stage) -> None:
-    """With no statistics, no hot statement reads the whole of entry, claim, outcome or scheduled."""
+    """Without statistics, no hot statement scans the whole of entry, claim, outcome or scheduled."""
     whole_tables = {verb: reading.whole_tables for verb, reading in stage.readings[LARGE].items()}
     assert {verb: tables for verb, tables in whole_tables.items() if tables} == {}
 
@@ -296,13 +296,13 @@ def test_no_ledger_is_read_from_end_to_end(stage: Stage) -> None:
 def test_history_costs_nothing(stage: Stage) -> None:
     """With ten times the history a call reads the same pages, but for the height of its indexes.
 
-    One page a job or a claim of the history would be 18,000 or 1,800 more.
+    One page for each job or claim of the history would be 18,000 or 1,800 more.
     """
     grown = {}
     for verb, large in stage.readings[LARGE].items():
         small = stage.readings[SMALL][verb]
         print(f"{verb:35} {small.pages:5} {large.pages:5} pages")
-        # A person's verb, and no hot one: 16 reads 420 pages more, by a plan that is not understood yet.
+        # A person's verb, and not a hot one: PostgreSQL 16 reads 420 pages more, by a plan that is not understood yet.
         factor = 2 if verb == "cancel_many of a queue that has no history" else 1.3
         if large.pages > max(factor * small.pages, small.pages + 100):
             grown[verb] = (small.pages, large.pages)
@@ -310,7 +310,7 @@ def test_history_costs_nothing(stage: Stage) -> None:
 
 
 def test_control_what_reads_all_is_seen(stage: Stage) -> None:
-    """Negative control: a statement that counts the ledger shows as one that read its tables from end to end."""
+    """Negative control: a statement that counts the ledger is recorded as a scan of its tables."""
     reading = stage.read("select count(*) from tallybook.outcome where retention = 'd'")
     assert reading.whole_tables == {"outcome_default_1", "outcome_default_2"}
     assert reading.pages > 100
@@ -344,10 +344,10 @@ def test_jit_is_off_where_plans_are_guessed(stage: Stage) -> None:
 
 
 def test_no_plan_reads_all_or_compiles(stage: Stage) -> None:
-    """The plans themselves, of each statement in each verb, where auto_explain is there: no Seq Scan on a ledger, no JIT."""
+    """If auto_explain is there, the plan of each statement in each verb has no Seq Scan on a ledger and no JIT."""
 
     def whole(node: dict[str, Any]) -> Iterator[str]:
-        """The ledger tables that a plan reads from end to end; what was never started is none of them."""
+        """Yield the ledger tables that a plan scans."""
         name = node.get("Relation Name", "")
         if node["Node Type"] == "Seq Scan" and re.search(LEDGERS, name):
             yield name
@@ -370,7 +370,7 @@ def test_no_plan_reads_all_or_compiles(stage: Stage) -> None:
     db.execute(STAGE)
     for verb in VERBS:
         if verb == "cancel_many of a queue that has no history":
-            continue  # a person's verb without a key: what is scheduled has no index by queue, and is read as a whole
+            continue  # a person's verb without a key: scheduled has no index by queue, so it is scanned
         call = stage.call(verb)
         notices.clear()
         db.execute("begin")
@@ -391,6 +391,6 @@ def test_no_plan_reads_all_or_compiles(stage: Stage) -> None:
 
 
 def children(db: Connection, index: str) -> set[str]:
-    """The indexes on the partitions, by the name of the index on the root."""
+    """Return the indexes on the partitions, from the name of the index on the root."""
     rows = db.execute("select relid::regclass::text from pg_partition_tree(%s)", [f"tallybook.{index}"]).fetchall()
     return {name.removeprefix("tallybook.") for (name,) in rows}

@@ -1,4 +1,4 @@
-"""Truncating a queue: all that it holds is cancelled, in bulk, and nobody is lost, run or ended twice beside it."""
+"""Truncating a queue: all its jobs are cancelled, in bulk, and none is lost, run after its end, or ended twice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LATER = datetime.now(UTC) + timedelta(days=1)
 
 
 def truncate(db: Connection, queue: str = "q", **more: Any) -> tuple[int, int, bool]:
-    """Batch by batch to the end: how many were cancelled, how many told, whether others held some."""
+    """Truncate batch by batch; return the jobs cancelled, the jobs asked to stop, and whether others held some."""
     cancelled = cancelling = 0
     mark = None
     names = "".join(f", {name} => %({name})s" for name in more)
@@ -40,7 +40,7 @@ def truncate(db: Connection, queue: str = "q", **more: Any) -> tuple[int, int, b
 
 @pytest.mark.servers
 def test_all_that_does_not_run_is_cancelled(db: Connection, hands: Hands) -> None:
-    """S3-36: truncate ends what is in line, scheduled, retrying and waiting; what runs goes on, other queues are not touched."""
+    """S3-36: truncate ends available, scheduled, retrying and waiting jobs; running jobs and other queues stay."""
     failed = put(db)
     (job,) = hands.start()
     hands.fail(job, "1 day")
@@ -79,7 +79,7 @@ def test_all_that_does_not_run_is_cancelled(db: Connection, hands: Hands) -> Non
 
 
 def test_states_can_be_chosen_and_what_runs_can_be_told(db: Connection, hands: Hands) -> None:
-    """S3-36: only the states that are named go; with running what runs is told, and a person's earlier word stays."""
+    """S3-36: only the named states end; with running, running jobs are asked to stop; a person's reason stays."""
     runs = put(db)
     (running,) = hands.start()
     line, later, mine = put(db), put(db, run_at=LATER), put(db, run_at=LATER)
@@ -99,7 +99,7 @@ def test_states_can_be_chosen_and_what_runs_can_be_told(db: Connection, hands: H
 
 @pytest.mark.direct("holds a transaction open beside another")
 def test_all_queues_are_truncated_in_turn(db: Connection, connect: Connect, hands: Hands) -> None:
-    """S3-36: truncate_all ends what all queues hold, a batch of one queue a call; what was left of the first is said to the end."""
+    """S3-36: truncate_all ends one batch of one queue per call; the last call reports what was left of the first."""
     locked = put(db, queue="a", run_at=LATER)
     jobs = [put(db, queue=queue) for queue in "abbbz"]
     runs = put(db)
@@ -125,7 +125,7 @@ def test_all_queues_are_truncated_in_turn(db: Connection, connect: Connect, hand
 
 @pytest.mark.direct("holds a transaction open beside another")
 def test_what_others_hold_stays_theirs(db: Connection, connect: Connect, hands: Hands) -> None:
-    """S3-36: an entry taken by its id, a job that is being enqueued and a row that is locked are left; nobody is waited for."""
+    """S3-36: a job claimed by its id, one being enqueued and a locked row are left; truncate waits for none."""
     taken, later = put(db), put(db, run_at=LATER)
     lease = "7c9e6679-7425-40de-944b-e07fc1f90ae7"
     assert hands.one("select tallybook.claim_job(%s, %s, %s)", hands.worker, taken, lease)
@@ -145,7 +145,7 @@ def test_what_others_hold_stays_theirs(db: Connection, connect: Connect, hands: 
 
 @pytest.mark.direct("holds a transaction open beside another")
 def test_a_cancel_that_has_not_committed_is_not_waited_for(db: Connection, connect: Connect, hands: Hands) -> None:
-    """One of many scheduled jobs is being cancelled in an open transaction: the others go, that one is left, and busy says so."""
+    """A scheduled job whose cancel is not committed is left, the others end, and busy reports it."""
     jobs = [put(db, run_at=LATER) for _ in range(5)]
     other = connect(autocommit=False)
     other.execute("select tallybook.cancel(%s, 'mine')", (jobs[2],))
@@ -156,7 +156,7 @@ def test_a_cancel_that_has_not_committed_is_not_waited_for(db: Connection, conne
 
 
 def test_who_waits_for_the_truncated_goes_on(db: Connection, hands: Hands) -> None:
-    """S3-36: the next job of an order key starts, a job that needs a truncated one is cancelled, a limit's permit is free."""
+    """S3-36: after a truncate the next job of an order key starts, and a child of a truncated job is cancelled."""
     db.execute("select tallybook.concurrency_limit_set('l', 1)")
     first = put(db, order_key="k")
     (job,) = hands.start()
@@ -173,7 +173,7 @@ def test_who_waits_for_the_truncated_goes_on(db: Connection, hands: Hands) -> No
 
 
 def test_many_at_once_go_in_bulk(db: Connection, hands: Hands) -> None:
-    """A line is passed by one claim row a batch, which hands out nothing; other queues are not touched."""
+    """Truncate passes a lane with one claim row per batch, which hands out no job; other queues are not touched."""
     db.execute(
         "select tallybook.enqueue_many(array_fill('q'::text, array[2500]), array_fill('t'::text, array[2500]),"
         " array_fill('{}'::text, array[2500]))"
@@ -199,14 +199,14 @@ def test_many_at_once_go_in_bulk(db: Connection, hands: Hands) -> None:
     ],
 )
 def test_bad_input(db: Connection, hands: Hands, code: str, words: str, call: str) -> None:
-    """What cannot be gets a clear error."""
+    """Invalid arguments raise a clear error."""
     with pytest.raises(psycopg.Error, match=words) as said:
         db.execute(f"select tallybook.{call}")  # type: ignore[arg-type]
     assert said.value.sqlstate == code
 
 
 def test_an_old_snapshot_is_refused(db: Connection, connect: Connect, hands: Hands) -> None:
-    """A transaction at another isolation level would read an old cursor: TB003."""
+    """A transaction at REPEATABLE READ would read an old cursor, so it raises TB003."""
     other = connect(autocommit=False)
     other.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
     with pytest.raises(psycopg.Error, match="READ COMMITTED") as said:
@@ -215,7 +215,7 @@ def test_an_old_snapshot_is_refused(db: Connection, connect: Connect, hands: Han
 
 
 class Crowd:
-    """Producers, claimers who complete, fail and put off, promoters and truncates, side by side."""
+    """Producers, claimers that complete and fail, promoters and truncates, side by side."""
 
     def __init__(self, connect: Connect, seed: int, jobs: int) -> None:
         self.connect, self.seed, self.per_producer = connect, seed, jobs // 3
@@ -296,7 +296,7 @@ class Crowd:
         def safely(work: Callable[[int], None], number: int) -> None:
             try:
                 work(number)
-            except Exception as error:  # told below
+            except Exception as error:  # reported below
                 self.problems.append(f"{type(error).__name__}: {error}")
                 self.done.set()
 
@@ -336,7 +336,7 @@ class Crowd:
 @pytest.mark.direct("several sessions beside one another, some with transactions that stay open")
 @pytest.mark.parametrize("seed", [1, 2])
 def test_truncates_beside_everybody_else(connect: Connect, seed: int) -> None:
-    """S3-36: beside producers, claimers, failures and promotions nothing is lost, run after its end, or ended twice."""
+    """S3-36: beside producers, claimers, failures and promotes no job is lost, run after its end, or ended twice."""
     crowd = Crowd(connect, seed, 240)
     assert crowd.run() == []
     assert crowd.cancelled > 0
@@ -344,7 +344,7 @@ def test_truncates_beside_everybody_else(connect: Connect, seed: int) -> None:
 
 @pytest.mark.direct("two sessions, one waits for the other's lock")
 def test_the_lanes_lock_keeps_claims_and_truncates_apart(db: Connection, connect: Connect) -> None:
-    """A claim on its way is waited for, and what it took is left; without the lane's lock its jobs end under it."""
+    """Truncate waits for an open claim and leaves its jobs; control: without the lane's lock it ends them."""
     for guarded in (True, False):
         if not guarded:
             without(db, "queue_truncate", "perform pg_advisory_xact_lock(1413565441, l.lane_id);")
@@ -381,7 +381,7 @@ def test_the_lanes_lock_keeps_claims_and_truncates_apart(db: Connection, connect
 
 @pytest.mark.parametrize("how", ["truncate", "drop"])
 def test_subjects_that_have_stopped_leave_with_their_queue(db: Connection, how: str) -> None:
-    """Completed and killed subjects are forgotten, so a push of their name makes a job; a dead one and other queues' stay."""
+    """Completed and killed subjects are forgotten, so their names are free; a dead one and other queues' stay."""
     hands, others = Hands(db), Hands(db, "other")
     for who in ("done", "killed", "dead"):
         push(db, who)
@@ -406,7 +406,7 @@ def test_subjects_that_have_stopped_leave_with_their_queue(db: Connection, how: 
 
 
 def test_a_queue_of_many_lanes_is_truncated_in_few_calls(db: Connection) -> None:
-    """A call ends the jobs of up to 100 lanes; one transaction, as queue_drop's, refuses more than 256."""
+    """A call ends the jobs of up to 100 lanes; queue_drop, which is one transaction, refuses more than 256."""
     db.execute("select tallybook.enqueue('q', 't', priority => i) from generate_series(1, 300) i")
     with pytest.raises(psycopg.errors.Error, match="at most 256 lanes") as error:
         db.execute("select tallybook.queue_drop('q', truncate => true)")

@@ -1,4 +1,4 @@
-"""Queues as things: settings, retention classes, pause and resume, drop, top, and transitions on a channel."""
+"""Queues: settings, retention classes, pause and resume, drop, top, and transitions on a channel."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ LATER = datetime.now(UTC) + timedelta(days=1)
 
 
 def listening(connect: Connect, channel: str) -> Connection:
-    """A session that listens to this channel, and to the word that ends what `heard` returns."""
+    """Return a session that listens to this channel, and to the notification that ends `heard`."""
     ear = connect()
     ear.execute(f"listen {channel}; listen until_here".encode())
     return ear
 
 
 def heard(db: Connection, ear: Connection) -> list[dict[str, Any]]:
-    """What has been published to this session by now: notifications come in the order of their commits."""
+    """Return what has been published to this session so far, in the order of the commits."""
     db.execute("notify until_here")
     said = []
     for word in ear.notifies(timeout=60):
@@ -37,7 +37,8 @@ def heard(db: Connection, ear: Connection) -> list[dict[str, Any]]:
 
 @pytest.mark.servers
 def test_a_queue_is_made_and_changed(db: Connection) -> None:
-    """S3-36: put says whether it made, changed or left a queue; null leaves a setting; the view shows them, and who said so."""
+    """S3-36: queue_set reports created, changed or unchanged; null keeps a setting; the view shows them and the user.
+    """
     assert one(db, "select tallybook.queue_set('q', by => 'ada')") == "created"
     assert one(db, "select tallybook.queue_set('q')") == "unchanged"
     assert one(db, "select tallybook.queue_set('q', max_attempts => 3, retention => 'long', by => 'bob')") == "changed"
@@ -78,7 +79,7 @@ def test_a_queue_is_made_and_changed(db: Connection) -> None:
     ],
 )
 def test_bad_input(db: Connection, hands: Hands, code: str, words: str, call: str) -> None:
-    """What cannot be gets a clear error."""
+    """Invalid arguments raise a clear error."""
     with pytest.raises(psycopg.Error, match=words) as said:
         db.execute(f"select tallybook.{call}")  # type: ignore[arg-type]
     assert said.value.sqlstate == code
@@ -108,7 +109,7 @@ def test_the_default_of_attempts_is_between_the_tasks_and_5(db: Connection, hand
 
 
 def test_a_class_is_for_new_lanes(db: Connection, hands: Hands) -> None:
-    """S3-36: after a change of class producers use new lanes of it, the old ones are drained."""
+    """S3-36: after a change of class producers use new lanes of that class, and the old lanes are drained."""
 
     def lanes(db: Connection) -> list[tuple[Any, ...]]:
         return db.execute(
@@ -132,7 +133,7 @@ def test_a_class_is_for_new_lanes(db: Connection, hands: Hands) -> None:
 
 
 def test_what_goes_by_another_part_keeps_its_class(db: Connection, hands: Hands) -> None:
-    """A fair job, one that comes back to a limit, and one whose task nobody knows run to their end after a change of class."""
+    """After a change of class fair jobs run, and a job released by a limit is claimed, each in a lane of its class."""
     fair = psycopg.types.json.Jsonb({"fair_key": "x"})
     jobs = [put(db, options=fair), put(db, options=fair, run_at=LATER)]
     db.execute("select tallybook.queue_set('q', retention => 'brief')")
@@ -161,7 +162,7 @@ def test_what_goes_by_another_part_keeps_its_class(db: Connection, hands: Hands)
 
 @pytest.mark.direct("listens")
 def test_pause_and_resume_are_published(db: Connection, connect: Connect, hands: Hands) -> None:
-    """S3-37: each change of a queue's settings is one JSON object on tallybook_queues; what rolls back says nothing."""
+    """S3-37: each change of a queue is one JSON object on tallybook_queues; a rolled-back change publishes nothing."""
     ear = listening(connect, "tallybook_queues")
     db.execute("select tallybook.queue_set('q', max_attempts => 2, by => 'ada')")
     db.execute("select tallybook.queue_set('q', max_attempts => 2, by => 'ada')")
@@ -182,7 +183,7 @@ def test_pause_and_resume_are_published(db: Connection, connect: Connect, hands:
 
 
 def test_a_pause_holds_from_its_commit_on(db: Connection, hands: Hands) -> None:
-    """S3-38: every claim after the commit of pause gives nothing, every one after resume does; also through a pooler."""
+    """S3-38: a claim after the commit of pause returns no jobs, one after resume does; also through a pooler."""
     job = put(db)
     for _ in range(3):
         assert one(db, "select tallybook.pause('q')") is True
@@ -193,7 +194,7 @@ def test_a_pause_holds_from_its_commit_on(db: Connection, hands: Hands) -> None:
 
 @pytest.mark.direct("listens")
 def test_a_sleeper_is_woken_by_resume(db: Connection, connect: Connect, hands: Hands) -> None:
-    """S3-38: a worker that sleeps on the queue gets a notification at the commit of resume."""
+    """S3-38: the commit of resume notifies a worker that sleeps on the queue."""
     put(db)
     db.execute("select tallybook.pause('q')")
     ear = connect()
@@ -204,7 +205,7 @@ def test_a_sleeper_is_woken_by_resume(db: Connection, connect: Connect, hands: H
 
 
 def test_drop_refuses_what_is_in_use(db: Connection, hands: Hands) -> None:
-    """S3-36: open jobs, workers and schedules keep a queue; without them it goes, and its history stays on view."""
+    """S3-36: open jobs, workers and schedules prevent a drop; after the drop the queue's history can still be read."""
     job = put(db)
     db.execute("select tallybook.schedule_set('s', task => 't', queue => 'q', every => '1 h')")
     with pytest.raises(psycopg.Error, match="1 workers serve it, 1 schedules"):
@@ -226,7 +227,7 @@ def test_drop_refuses_what_is_in_use(db: Connection, hands: Hands) -> None:
 
 @pytest.mark.direct("holds a transaction open beside another")
 def test_a_job_that_is_being_enqueued_outlives_the_drop(db: Connection, connect: Connect) -> None:
-    """S3-36: a producer beside a drop waits for nothing, its job is not lost, and the queue is there anew, with the defaults."""
+    """S3-36: a producer beside a drop does not wait or lose its job; the queue is created again with the defaults."""
     db.execute("select tallybook.queue_set('q', retention => 'brief', max_attempts => 2)")
     put(db)
     other = connect(autocommit=False)
@@ -242,7 +243,7 @@ def test_a_job_that_is_being_enqueued_outlives_the_drop(db: Connection, connect:
 
 
 def test_a_queue_can_be_dumped_alone(db: Connection, hands: Hands) -> None:
-    """S3-21: what a queue has, open and ended, is one query; it is truncated and dropped without touching any other."""
+    """S3-21: one query dumps the jobs of a queue; it is truncated and dropped without touching any other."""
     jobs = [put(db), put(db, run_at=LATER), put(db, priority=7)]
     put(db, queue="other")
     with db.cursor().copy(
@@ -260,7 +261,7 @@ def top(db: Connection, **more: Any) -> list[Row]:
 
 
 def test_top_is_the_order_in_which_they_run(db: Connection, hands: Hands) -> None:
-    """S3-36: top shows what would be claimed next, in that order, then what is scheduled by its time; pages follow each other."""
+    """S3-36: top lists jobs in the order of their claims, then scheduled ones by time; pages follow without gaps."""
     first = put(db)
     hands.complete(*hands.start())
     gone, late = put(db), put(db, run_at=LATER + timedelta(hours=1))
@@ -284,7 +285,7 @@ def test_top_is_the_order_in_which_they_run(db: Connection, hands: Hands) -> Non
 
 @pytest.mark.direct("holds transactions open beside one another")
 def test_top_knows_holes(db: Connection, connect: Connect, hands: Hands) -> None:
-    """What commits behind a cursor that has passed its transaction id is shown where it will be claimed: after the window, once."""
+    """A job that commits behind the cursor is shown where it will be claimed: after the window, once."""
     put(db)
     hands.complete(*hands.start())
     slow = connect(autocommit=False)
@@ -299,13 +300,13 @@ def test_top_knows_holes(db: Connection, connect: Connect, hands: Hands) -> None
 
 
 def pages(db: Connection, query: str) -> int:
-    """How many pages a statement touches, the least of some runs: autovacuum has it planned anew."""
+    """Return the fewest pages of five runs; autovacuum can cause a new plan between them."""
     plans = [one(db, f"explain (analyze, buffers, format json) {query}")[0]["Plan"] for _ in range(5)]
     return int(min(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] for plan in plans))
 
 
 def test_top_reads_what_it_shows(db: Connection) -> None:
-    """S3-36: a page of ten costs the same few pages of memory whether 50 or 20,000 jobs are in line, scheduled and ended."""
+    """S3-36: a page of ten reads the same few pages of memory with 50 jobs as with 20,000 available and scheduled."""
 
     def touched() -> int:
         return pages(db, "select * from tallybook.queue_top('q', max_jobs => 10)")
@@ -325,7 +326,7 @@ def test_top_reads_what_it_shows(db: Connection) -> None:
 
 
 def test_a_small_queue_does_not_pay_for_a_large_one(db: Connection) -> None:
-    """S3-36: who looks at a queue of one scheduled job does not pass over what is scheduled in another queue."""
+    """S3-36: top of a queue with one scheduled job does not read the scheduled jobs of another queue."""
 
     def blocks() -> int:
         return pages(db, "select tallybook.queue_top('few', max_jobs => 10)")
@@ -345,7 +346,8 @@ def test_a_small_queue_does_not_pay_for_a_large_one(db: Connection) -> None:
 
 @pytest.mark.direct("listens")
 def test_transitions_are_published_while_notify_is_on(db: Connection, connect: Connect, hands: Hands) -> None:
-    """S3-37: with notify on each transition of a queue's jobs is published, in batches; with it off there is not even a trigger."""
+    """S3-37: with notify on, a queue's transitions are published in batches; with it off there is not even a trigger.
+    """
     triggers = "select count(*) from pg_trigger where tgname = 'publish'"
     assert one(db, triggers) == 0
     db.execute("select tallybook.queue_set('q', notify => true)")
@@ -388,7 +390,7 @@ def test_transitions_are_published_while_notify_is_on(db: Connection, connect: C
 
 @pytest.mark.direct("holds a transaction open beside another")
 def test_notify_never_holds_up_producers(db: Connection, connect: Connect) -> None:
-    """S3-37: switched on beside an open transaction that has enqueued it gives up at once, and nobody waits."""
+    """S3-37: switching notify on beside an open transaction that has enqueued fails at once, and nobody waits."""
     other = connect(autocommit=False)
     put(other)
     with pytest.raises(psycopg.errors.LockNotAvailable, match="cannot be switched on"):
@@ -401,7 +403,7 @@ def test_notify_never_holds_up_producers(db: Connection, connect: Connect) -> No
 @pytest.mark.direct("waits for another session")
 @pytest.mark.parametrize("before", [True, False], ids=["on", "off"])
 def test_notify_is_switched_on_beside_another_change_of_it(db: Connection, connect: Connect, before: bool) -> None:
-    """S3-37: who switches it on while another's change of it is not over waits for that, has no error, and it is on."""
+    """S3-37: switching notify on waits for an uncommitted change of it, raises no error, and notify is on."""
     db.execute("alter function tallybook._publishing() set lock_timeout = '10s'")
     first, second = connect(autocommit=False), connect()
     db.execute("select tallybook.queue_set('a', notify => %s)", [not before])

@@ -23,8 +23,7 @@ pytestmark = pytest.mark.direct("holds transactions open beside one another and 
 def test_without_the_rebase_a_lower_counter_loses_jobs(
     shop: Callable[..., Shop], tmp_path: Path, claimed: bool
 ) -> None:
-    """Negative control: a cluster that keeps the lanes as its own never sees their jobs, or raises TB004 for a cursor.
-    """
+    """Negative control: a cluster that keeps the lanes as its own never sees their jobs, or a cursor raises TB004."""
     old, new = shop("far"), shop("fresh", empty=True)
     put(old.db)
     if claimed:

@@ -1,4 +1,4 @@
-"""Time is an argument: what the clock decides is tried by saying another time, and nothing sleeps."""
+"""Time is an argument: tests pass another time, and nothing sleeps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def claim(db: Connection, worker: int, at: datetime) -> UUID:
 
 @pytest.mark.servers
 def test_no_function_asks_the_clock_itself(db: Connection) -> None:
-    """S3-19: the clock is only looked at for the default of an argument; how long a run took is the one exception."""
+    """S3-19: functions read the clock only for default arguments; the one exception measures how long a run took."""
     asking = db.execute(
         "select p.proname::text from pg_proc p where p.pronamespace = 'tallybook'::regnamespace"
         " and p.prosrc ~* '(clock_timestamp|statement_timestamp|transaction_timestamp|timeofday|\\mnow) *\\(|current_timestamp'"
@@ -40,7 +40,7 @@ def test_no_function_asks_the_clock_itself(db: Connection) -> None:
 
 
 def test_a_job_for_later_is_due_when_its_time_comes(db: Connection) -> None:
-    """S3-22: one with a later time is scheduled, one with an earlier is in line at once; the later is due to the microsecond."""
+    """S3-22: a later run_at makes a job scheduled, an earlier one available; the job is due to the microsecond."""
     later = one(db, "select tallybook.enqueue('q', 'send', run_at => %s, at => %s)", T + HOUR, T)
     now = one(db, "select tallybook.enqueue('q', 'send', run_at => %s, at => %s)", T - HOUR, T)
     many = db.execute(
@@ -75,7 +75,7 @@ INFINITE = {
 @pytest.mark.parametrize("value", ["infinity", "-infinity"])
 @pytest.mark.parametrize("verb", INFINITE)
 def test_an_infinite_time_is_refused(db: Connection, worker: int, verb: str, value: str) -> None:
-    """A job whose run_at is infinite would wait for ever: TB005 wherever a time comes in, and nothing is put in."""
+    """An infinite run_at would let a job wait forever: it raises TB005 in every verb, and nothing is enqueued."""
     db.execute("select tallybook.rate_limit_set('r', 1, '1 s'), tallybook.subject_push('other', 't', 's')")
     job = one(db, "select tallybook.enqueue('q', 't', unique_key => 'old', at => %s)", T)
     given = {"at": T, "job": job, "lease": claim(db, worker, T)}
@@ -91,7 +91,7 @@ def test_an_infinite_time_is_refused(db: Connection, worker: int, verb: str, val
 @pytest.mark.servers
 @pytest.mark.parametrize("verb", ["snooze(%s, %s, 1, 'infinity'", "fail(%s, %s, 1, '{}', retry_in => 'infinity'"])
 def test_a_delay_without_an_end_is_refused(db: Connection, worker: int, verb: str) -> None:
-    """PostgreSQL 17 knows an infinite interval, older ones refuse the text; the attempt stays the worker's."""
+    """An infinite delay raises TB005 on PostgreSQL 17 and 22007 on older ones; the worker keeps the attempt."""
     job = one(db, "select tallybook.enqueue('q', 't', at => %s)", T)
     lease = claim(db, worker, T)
     with pytest.raises(psycopg.Error) as caught:
@@ -101,14 +101,14 @@ def test_a_delay_without_an_end_is_refused(db: Connection, worker: int, verb: st
 
 
 def test_years_far_away_are_times(db: Connection) -> None:
-    """A year BC is past, a far year is to come: both are times like others."""
+    """A year BC is in the past and a far year in the future; both are ordinary times."""
     for at, state in (("0044-03-15 00:00:00+00 BC", "available"), ("12026-01-01 00:00:00+00", "scheduled")):
         job = one(db, "select tallybook.enqueue('q', 't', run_at => %s, at => %s)", at, T)
         assert one(db, "select state from tallybook.job where id = %s", job) == state
 
 
 def test_backoff_by_the_clock(db: Connection, worker: int) -> None:
-    """S2-07 S4-11: after a failure the job is tried again when its backoff is over, and not before."""
+    """S2-07 S4-11: a failed job is tried again when its backoff has ended, and not before."""
     job = one(db, "select tallybook.enqueue('q', 'send', at => %s)", T)
     at = T
     for attempt, wait in ((1, 5 * MIN), (2, 10 * MIN)):
@@ -127,7 +127,7 @@ def test_backoff_by_the_clock(db: Connection, worker: int) -> None:
 
 
 def test_a_lease_by_the_clock(db: Connection, worker: int) -> None:
-    """S3-05 S3-06: a worker without a session that is silent loses its job when its lease ends, not before."""
+    """S3-05 S3-06: a silent worker without a session loses its job when its lease ends, not before."""
     job = one(db, "select tallybook.enqueue('q', 'send', at => %s)", T)
     claim(db, worker, T)
     look = "select lost, suspects from tallybook.rescue(at => %s)"
@@ -137,7 +137,7 @@ def test_a_lease_by_the_clock(db: Connection, worker: int) -> None:
 
 
 def test_a_heartbeat_by_the_clock(db: Connection, worker: int) -> None:
-    """S3-06: a worker that is heard of keeps its jobs, however long they run."""
+    """S3-06: a worker that sends heartbeats keeps its jobs, however long they run."""
     one(db, "select tallybook.enqueue('q', 'send', at => %s)", T)
     claim(db, worker, T)
     for beat in range(1, 360):
@@ -147,7 +147,7 @@ def test_a_heartbeat_by_the_clock(db: Connection, worker: int) -> None:
 
 
 def test_expiry_by_the_clock(db: Connection, worker: int) -> None:
-    """An attempt that is about to start at its job's expires_at, or later, does not: the job is dead, expired at that time."""
+    """An attempt that would start at or after its job's expires_at does not: the job is dead, expired at that time."""
     job = one(db, "select tallybook.enqueue('q', 'send', expires_at => %s, at => %s)", T + HOUR, T)
     lease = claim(db, worker, T + HOUR - S)
     expired = "select coalesce(blocked_by = 'expired', false) from tallybook.claimed_jobs(%s, at => %s)"
@@ -159,7 +159,7 @@ def test_expiry_by_the_clock(db: Connection, worker: int) -> None:
 
 
 def test_a_debounce_by_the_clock(db: Connection, worker: int) -> None:
-    """push_run_at: each call within the window pushes the job on; it runs when nobody has called for as long as that."""
+    """push_run_at: each call within the window moves the job on; it runs once no call has come for that long."""
     push = (
         "select tallybook.enqueue('q', 'send', unique_key => 'k', on_conflict => 'push_run_at', run_at => %s, at => %s)"
     )
@@ -167,7 +167,7 @@ def test_a_debounce_by_the_clock(db: Connection, worker: int) -> None:
     assert len(jobs) == 1
     assert promoted(db, T + 11 * MIN - S) == 0
     assert promoted(db, T + 11 * MIN) == 1
-    one(db, push, T + 20 * MIN, T + 11 * MIN)  # in line by now
+    one(db, push, T + 20 * MIN, T + 11 * MIN)  # the job is in its lane by now
     lease = claim(db, worker, T + 12 * MIN)
     put_off = "select coalesce(blocked_by = 'postponed', false) from tallybook.claimed_jobs(%s, at => %s)"
     assert [one(db, put_off, lease, T + minutes * MIN) for minutes in (19, 20)] == [True, False]
@@ -176,7 +176,7 @@ def test_a_debounce_by_the_clock(db: Connection, worker: int) -> None:
 
 
 def test_a_line_by_the_clock(db: Connection, worker: int) -> None:
-    """A job of an order key that was pushed to a later time while it waited comes into line then, whatever the clock says now."""
+    """A job that is pushed to a later time while it waits for its order key comes into its lane at that time."""
     put = "select tallybook.enqueue('q', 'send', order_key => 'o', unique_key => %s, at => %s)"
     first, second = one(db, put, "a", T), one(db, put, "b", T)
     lease = claim(db, worker, T)
@@ -192,7 +192,7 @@ def test_a_line_by_the_clock(db: Connection, worker: int) -> None:
 
 
 def test_history_has_the_times_that_were_said(db: Connection, worker: int) -> None:
-    """What retention goes by, when an attempt started and ended, is what the verbs were told."""
+    """History has the start and end times that the verbs were given, on which retention relies."""
     jobs = [one(db, "select tallybook.enqueue('q', 'send', at => %s)", T) for _ in range(5)]
     lease = claim(db, worker, T + S)
     ends = (
@@ -209,7 +209,7 @@ def test_history_has_the_times_that_were_said(db: Connection, worker: int) -> No
 
 
 def test_progress_and_cancels_by_the_clock(db: Connection, worker: int) -> None:
-    """The times of progress, checkpoints and cancels are what the verbs were told; a cancel's rest is cleared a minute later."""
+    """Progress, checkpoints and cancels have the times that the verbs were given; a tombstone goes a minute later."""
     job = one(db, "select tallybook.enqueue('q', 'send', at => %s)", T)
     lease = claim(db, worker, T)
     db.execute("select tallybook.progress(%s, %s, 1, 0.5, at => %s)", (lease, job, T + S))

@@ -1,4 +1,4 @@
-"""The traps of design/ledger.md, "Traps already found", each by its number: what once went wrong must not come back."""
+"""The traps of design/ledger.md, "Traps already found", each by its number: no old fault comes back."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def start_worker(db: Connection, queues: list[str] | None = None) -> int:
 
 
 def claim(db: Connection, worker: int, queues: str | list[str] = "q", n: int = 100) -> UUID | None:
-    """Claim; the lease, or None where there was nothing. Where all that it met was cancelled, claim again."""
+    """Claim and return the lease, or None if there was nothing; if all claimed jobs were cancelled, claim again."""
     names = [queues] if isinstance(queues, str) else queues
     query = "select jobs from tallybook.claim(%s, %s, %s, %s) where claim_id is not null"
     while row := db.execute(query, [worker, names, [n] * len(names), lease := uuid4()]).fetchone():
@@ -50,19 +50,19 @@ def claimed_jobs(db: Connection, lease: UUID | None) -> list[int]:
 
 
 def complete(db: Connection, lease: UUID | None, jobs: list[int], attempt: int = 1) -> list[int]:
-    """Complete; the jobs that were refused."""
+    """Complete the jobs and return those that were refused."""
     query = "select tallybook.complete_many(%s, %s, %s)"
     return cast("list[int]", one(db, query, [lease] * len(jobs), jobs, [attempt] * len(jobs)))
 
 
 def rescue(db: Connection) -> None:
-    """Rescue the work of all workers: none has beaten for a day, nor for another day after that was noticed."""
+    """Rescue the work of all workers, as after a day without heartbeat and another day as suspects."""
     db.execute("select tallybook.rescue(at => clock_timestamp() + interval '1 day')")
     db.execute("select tallybook.rescue(at => clock_timestamp() + interval '2 days')")
 
 
 def drain(db: Connection, queue: str = "q") -> list[int]:
-    """Claim and complete all that is available; the jobs, in the order in which they were claimed."""
+    """Claim and complete all that is available; return the jobs in the order of the claims."""
     worker, jobs = start_worker(db, [queue]), []
     while lease := claim(db, worker, queue):
         batch = db.execute("select job_id, attempt from tallybook.claimed_jobs(%s)", [lease]).fetchall()
@@ -73,7 +73,7 @@ def drain(db: Connection, queue: str = "q") -> list[int]:
 
 
 def advisory_locks(db: Connection, conn: Connection, classid: int | None = None) -> int:
-    """How many advisory locks a session holds."""
+    """Return how many advisory locks a session holds."""
     query = """
     select count(*) from pg_locks where locktype = 'advisory' and granted and pid = %s
        and (%s::bigint is null or classid = %s)"""
@@ -81,7 +81,7 @@ def advisory_locks(db: Connection, conn: Connection, classid: int | None = None)
 
 
 def arm(conn: Connection, *, held: bool = False) -> tuple[Any, ...] | None:
-    """Whether the session lies down now, and whether it can have missed nothing."""
+    """Return whether the session sleeps now, and whether it cannot have missed anything."""
     return conn.execute("select armed, clear from tallybook.listen_begin('{q}', %s)", [held]).fetchone()
 
 
@@ -151,7 +151,7 @@ def test_claim_at_another_isolation_level_is_refused(db: Connection, level: str)
 
 
 def test_claim_returns_no_args(db: Connection) -> None:
-    """Trap 2: what a claim sends back has one size whatever it takes: no ids, no args."""
+    """Trap 2: a claim returns a row of one size whatever it takes: no ids, no args."""
     worker = start_worker(db)
     enqueue(db, n=50)
     row = db.execute("select * from tallybook.claim(%s, '{q}', '{50}', gen_random_uuid())", [worker]).fetchone()
@@ -186,7 +186,7 @@ def test_a_frozen_client_holds_up_no_claim(db: Connection, quick: Any) -> None:
 
 
 def _opposite_orders(db: Connection, connect: Any) -> None:
-    """Two claimers that each come to hold a lane in which nothing is left, and see work in the lane of the other."""
+    """Run two claimers that each hold an empty lane and see work in the lane of the other."""
     producer, first, second, left, right = (cast(Connection, connect()) for _ in range(5))
     workers = [start_worker(db, ["a", "b"]) for _ in range(4)]
     for conn in (producer, first, second):
@@ -199,7 +199,7 @@ def _opposite_orders(db: Connection, connect: Any) -> None:
     drain(db, "b")
     with behind(left, right) as pool:
         producer.execute("begin")
-        enqueue(producer, "b")  # the older transaction, so b goes before a for who sees both
+        enqueue(producer, "b")  # the older transaction, so b goes before a for a claimer that sees both
         enqueue(db, "a")
         first.execute("begin")
         claim(first, workers[0], "a")
@@ -236,7 +236,7 @@ def _opposite_orders(db: Connection, connect: Any) -> None:
 
 @pytest.mark.direct("watches which session waits for which")
 def test_two_lanes_in_opposite_order(db: Connection, connect: Any) -> None:
-    """Trap 3: two claimers that come to two lanes in opposite order do not deadlock."""
+    """Trap 3: two claimers that reach two lanes in opposite order do not deadlock."""
     _opposite_orders(db, connect)
 
 
@@ -308,7 +308,7 @@ def test_an_open_cancel_of_an_available_job_holds_up_nobody(db: Connection, quic
 
 
 def test_a_prepared_cancel_holds_up_nobody(db: Connection, quick: Any) -> None:
-    """Trap 4: the same for a transaction that was prepared for two-phase commit."""
+    """Trap 4: a transaction that cancelled two jobs and is prepared delays neither complete nor claim."""
     business, other, worker = quick(), quick(), start_worker(db)
     jobs = enqueue(db, n=2)
     lease = claim(db, worker, n=1)
@@ -336,7 +336,7 @@ def test_an_open_cancel_holds_up_no_rescue(db: Connection, quick: Any) -> None:
 
 @pytest.mark.direct("watches which session waits for which")
 def test_an_open_cancel_of_a_job_that_is_claimed_by_id_holds_up_no_claim(db: Connection, quick: Any) -> None:
-    """Trap 4: who claims a job by its id while an open transaction cancels it does not hold up its lane's claims."""
+    """Trap 4: a claim by id of a job that an open transaction cancels does not delay the claims of its lane."""
     business, by_id, other, worker = quick(), quick(), quick(), start_worker(db)
     its_worker = start_worker(db)
     jobs = enqueue(db, n=3)
@@ -356,7 +356,7 @@ def test_an_open_cancel_of_a_job_that_is_claimed_by_id_holds_up_no_claim(db: Con
 
 
 def test_an_open_cancel_of_a_job_that_was_claimed_by_id_holds_up_no_claim(db: Connection, quick: Any) -> None:
-    """Trap 4: the cursor comes by a job claimed by its id although an open transaction has cancelled that job."""
+    """Trap 4: the cursor passes a job claimed by its id, even if an open transaction has cancelled that job."""
     business, other, worker = quick(), quick(), start_worker(db)
     jobs = enqueue(db, n=3)
     assert one(db, "select tallybook.claim_job(%s, %s, gen_random_uuid())", worker, jobs[0])
@@ -384,7 +384,7 @@ def test_an_open_transaction_that_clears_a_tombstone_holds_up_no_rescue(db: Conn
 
 
 def test_two_producers_of_a_new_lane_do_not_wait(db: Connection, quick: Any) -> None:
-    """Trap 5: two open transactions that are the first of a queue each put their job in at once; both jobs run."""
+    """Trap 5: two open transactions that are the first of a queue both enqueue without waiting; all jobs run."""
     first, second = quick(), quick()
     first.execute("begin")
     second.execute("begin")
@@ -396,7 +396,7 @@ def test_two_producers_of_a_new_lane_do_not_wait(db: Connection, quick: Any) -> 
 
 
 def test_two_new_lanes_in_opposite_order_do_not_deadlock(db: Connection, quick: Any) -> None:
-    """Trap 5: two open transactions that make two new lanes in opposite order do not meet."""
+    """Trap 5: two open transactions that create two lanes in opposite order do not wait for each other."""
     first, second = quick(), quick()
     first.execute("begin")
     second.execute("begin")
@@ -409,7 +409,7 @@ def test_two_new_lanes_in_opposite_order_do_not_deadlock(db: Connection, quick: 
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 def test_a_producer_older_than_the_lane(db: Connection, quick: Any, level: str) -> None:
-    """Trap 5: a REPEATABLE READ or SERIALIZABLE producer that began before the lane was made puts its job in."""
+    """Trap 5: a REPEATABLE READ or SERIALIZABLE producer that began before the lane was created can enqueue."""
     old = quick()
     old.execute(sql.SQL("begin isolation level {}").format(sql.SQL(level)))
     old.execute("select 1")
@@ -421,7 +421,7 @@ def test_a_producer_older_than_the_lane(db: Connection, quick: Any, level: str) 
 
 
 def test_a_transaction_older_than_its_lane_is_not_passed_over(db: Connection, quick: Any) -> None:
-    """Trap 5: a transaction with an id from before the lane was made, and drained, has its jobs run too."""
+    """Trap 5: jobs of a transaction whose id is older than its lane, which was drained since, run too."""
     old = quick()
     old.execute("begin")
     old.execute("select pg_current_xact_id()")
@@ -453,7 +453,7 @@ def test_a_twin_lane_does_not_starve(db: Connection, quick: Any) -> None:
 
 
 def test_rescue_waits_for_a_claim_in_flight(db: Connection, quick: Any) -> None:
-    """Trap 6: rescue passes by a worker whose claim has not committed, and rescues its jobs the next time."""
+    """Trap 6: rescue skips a worker whose claim has not committed, and rescues its jobs the next time."""
     dying, worker, jobs = quick(), start_worker(db), enqueue(db, n=3)
     dying.execute("begin")
     assert claim(dying, worker) is not None
@@ -467,7 +467,7 @@ def test_rescue_waits_for_a_claim_in_flight(db: Connection, quick: Any) -> None:
 
 
 def test_a_worker_that_was_given_up_is_refused(db: Connection) -> None:
-    """Trap 6: a zombie's claim and heartbeat raise TB006, and what it still ends is refused; the new attempt counts."""
+    """Trap 6: a zombie's claim and heartbeat raise TB006, and its ends are refused; the new attempt counts."""
     worker, jobs = start_worker(db), enqueue(db, n=2)
     lease = claim(db, worker)
     rescue(db)
@@ -484,7 +484,7 @@ def test_a_worker_that_was_given_up_is_refused(db: Connection) -> None:
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_a_zombies_open_end_does_not_hold_up_the_others(db: Connection, quick: Any, end: LiteralString) -> None:
-    """Trap 6: an end that a zombie has not committed delays the rescue of that job alone."""
+    """Trap 6: an end that a zombie has not committed delays the rescue of that job only."""
     zombie, worker, jobs = quick(), start_worker(db), enqueue(db, n=5)
     lease = claim(db, worker)
     zombie.execute("begin")
@@ -501,7 +501,7 @@ def test_a_zombies_open_end_does_not_hold_up_the_others(db: Connection, quick: A
 
 
 def test_rescue_reads_from_the_watermark_on(db: Connection) -> None:
-    """Trap 6: rescue of a worker that has ended thousands of jobs reads what may be open, not what ever was."""
+    """Trap 6: rescue of a worker that has ended thousands of jobs reads only those that may be open."""
     worker = start_worker(db)
     for _ in range(30):
         jobs = enqueue(db, n=100)
@@ -523,7 +523,7 @@ def test_rescue_reads_from_the_watermark_on(db: Connection) -> None:
 
 @pytest.mark.direct("watches which session waits for which")
 def test_ends_go_in_the_order_of_job_ids(db: Connection, connect: Any) -> None:
-    """Trap 7: a batch of ends given in any order goes by job id, so that two of them cannot deadlock."""
+    """Trap 7: a batch of ends in any order is carried out by job id, so that two batches cannot deadlock."""
     blocker, batch, other = (cast(Connection, connect()) for _ in range(3))
     worker, jobs = start_worker(db), enqueue(db, n=3)
     lease = claim(db, worker)
@@ -533,7 +533,7 @@ def test_ends_go_in_the_order_of_job_ids(db: Connection, connect: Any) -> None:
         waiting: Future[list[int]] = pool.submit(complete, batch, lease, jobs[::-1])
         wait_until(lambda: waits_for_lock(db, batch), "the batch to wait for its second job")
         other.execute("set lock_timeout = '5s'")
-        # The batch holds the first, and has not come to the third, which it was given first.
+        # The batch holds the first job and has not reached the third, which is the first of its arguments.
         assert one(other, "select tallybook.fail(%s, %s, 1, '{}', '1 h')", lease, jobs[2]) == "scheduled"
         blocker.execute("rollback")
         assert waiting.result(timeout=20) == jobs[2:]
@@ -572,7 +572,7 @@ def test_finish_and_rescue_do_not_deadlock(db: Connection, connect: Any) -> None
 
 
 def test_a_cancel_that_meets_a_failing_attempt_is_kept(db: Connection, quick: Any) -> None:
-    """Trap 8: a cancel that was accepted while the attempt was failing ends the job: it does not run again."""
+    """Trap 8: a cancel that is accepted while the attempt fails ends the job: it does not run again."""
     failing, worker, jobs = quick(), start_worker(db), enqueue(db)
     lease = claim(db, worker)
     failing.execute("begin")
@@ -603,7 +603,7 @@ def test_a_cancel_outlives_the_attempt_that_it_met(db: Connection, how: str) -> 
 
 @pytest.mark.direct("watches which session waits for which")
 def test_a_cancel_that_meets_a_claim_by_id_is_kept(db: Connection, quick: Any) -> None:
-    """Trap 8: a cancel that waited for a claim by id looks again: the job runs, and its worker is told."""
+    """Trap 8: a cancel that waited for a claim by id checks again: the job runs, and a heartbeat reports the cancel."""
     by_id, business, worker, jobs = quick(), quick(), start_worker(db), enqueue(db)
     by_id.execute("begin")
     assert one(by_id, "select tallybook.claim_job(%s, %s, gen_random_uuid())", worker, jobs[0])
@@ -617,7 +617,7 @@ def test_a_cancel_that_meets_a_claim_by_id_is_kept(db: Connection, quick: Any) -
 
 
 def test_a_cancel_after_a_failure_looks_again(db: Connection) -> None:
-    """Trap 8: a cancel of a job in backoff is accepted, and a committed completion wins and is named."""
+    """Trap 8: a cancel of a job in backoff is accepted; after a committed completion, cancel returns completed."""
     worker, jobs = start_worker(db), enqueue(db, n=2)
     lease = claim(db, worker)
     db.execute("select tallybook.fail(%s, %s, 1, '{}', '1 s')", [lease, jobs[0]])
@@ -631,7 +631,7 @@ def test_a_cancel_after_a_failure_looks_again(db: Connection) -> None:
 
 @pytest.mark.direct("a sleeping worker holds a session")
 def test_a_producer_that_looked_before_the_sleeper_lay_down(db: Connection, quick: Any) -> None:
-    """Trap 8: arm returns false until a producer that looked before, and will wake nobody, has ended."""
+    """Trap 8: listen_begin is not clear until a producer that looked before it, and wakes nobody, has ended."""
     producer, sleeper = quick(), quick()
     enqueue(db)
     producer.execute("begin")
@@ -647,7 +647,7 @@ def test_a_producer_that_looked_before_the_sleeper_lay_down(db: Connection, quic
 
 @pytest.mark.direct("a sleeping worker holds a session")
 def test_arming_during_a_probe_holds_nothing(db: Connection, quick: Any) -> None:
-    """Trap 8: a call of arm that meets a producer's probe gives back what it took, so that it can be tried again."""
+    """Trap 8: a listen_begin that meets a producer's probe releases what it took, so that it can be tried again."""
     probing, sleeper = quick(), quick()
     probing.execute("select pg_advisory_lock(%s, hashtext('b'))", [ASLEEP])
     query = "select armed, clear from tallybook.listen_begin('{a,b,c}')"
@@ -678,7 +678,7 @@ def test_only_a_sleeper_is_woken(db: Connection, quick: Any) -> None:
 
 
 def test_a_probe_leaves_no_lock(db: Connection, quick: Any) -> None:
-    """Trap 8: looking for sleepers leaves no session lock behind, whether the producer commits or not."""
+    """Trap 8: looking for sleepers leaves no session lock behind, neither before nor after the rollback."""
     producer = quick()
     producer.execute("begin")
     enqueue(producer, "a")
@@ -690,7 +690,7 @@ def test_a_probe_leaves_no_lock(db: Connection, quick: Any) -> None:
 
 @pytest.mark.direct("a sleeping worker holds a session")
 def test_notify_off_can_be_prepared(db: Connection, quick: Any) -> None:
-    """Trap 8: with notifications off a transaction that enqueued, with a sleeper there, can be prepared."""
+    """Trap 8: with notifications off, a transaction that enqueued beside a sleeper can be prepared."""
     sleeper, producer = quick(), quick()
     assert arm(sleeper) == (True, True)
     producer.execute("begin")
@@ -710,10 +710,10 @@ def test_notify_off_can_be_prepared(db: Connection, quick: Any) -> None:
 
 
 def test_an_attempt_has_one_end_across_partitions(db: Connection) -> None:
-    """Trap 9: an attempt whose entry, claim and ends lie transactions apart accepts one end, beside its entry."""
+    """Trap 9: an attempt whose entry, claim and ends are transactions apart accepts one end, beside its entry."""
 
     def split(db: Connection, bounds: list[int]) -> None:
-        """Lay the ledgers of the default class into smaller partitions, with what they hold."""
+        """Split the ledgers of the default class into smaller partitions, with their rows."""
         edges = [sql.SQL("minvalue"), *(sql.Literal(str(bound)) for bound in bounds), sql.SQL("maxvalue")]
         for table in ("entry", "claim", "outcome"):
             parent = f"{table}_default"
@@ -758,7 +758,7 @@ def test_an_attempt_has_one_end_across_partitions(db: Connection) -> None:
 
 
 def test_a_second_outcome_of_an_entry_violates_a_key(db: Connection) -> None:
-    """Trap 9: the key that stops a second end is in the table itself, in every retention class."""
+    """Trap 9: the key that prevents a second end is in the table itself, in every retention class."""
     for retention in "bdl":
         row = f"('{10**6}', 7, now(), 'completed', '{retention}')"
         insert = f"insert into tallybook.outcome (entry_xid, entry_seq, ended_at, state, retention) values {row}"  # noqa: S608
@@ -790,7 +790,7 @@ def test_there_is_a_partition_for_every_transaction_id(db: Connection) -> None:
 
 @pytest.mark.parametrize("xid", [3, 10**9, 2**32 + 5, 2**63, 2**64 - 1])
 def test_an_entry_with_any_transaction_id_finds_its_place(db: Connection, xid: int) -> None:
-    """Trap 10: a producer never fails for want of a partition, however far the ids have come."""
+    """Trap 10: an insert never lacks a partition, however high its transaction id."""
     for retention in "bdl":
         db.execute(
             "insert into tallybook.entry (xid, seq, job_id, enqueued_at, lane_id, attempt, failures, crashes, retention, task,"
@@ -813,10 +813,10 @@ def later(db: Connection) -> Connection:
 
 
 def test_a_cursor_of_another_cluster_raises(later: Connection) -> None:
-    """Trap 11: a claim whose lane's cursor is ahead of this cluster's transaction ids raises TB004, not silence."""
+    """Trap 11: a claim whose lane's cursor is ahead of this cluster's transaction ids raises TB004."""
 
     def _moved_to_a_younger_cluster(db: Connection) -> None:
-        """What a restore into a cluster with lower transaction ids leaves: the newest cursors are of the future."""
+        """Put the newest cursors into the future, as a restore into a cluster with lower transaction ids does."""
         db.execute(
             "update tallybook.claim set xid = f(xid), lo = f(lo), hi = f(hi), from_xid = f(from_xid), pos_xid = f(pos_xid)".replace(
                 "f(", "pg_temp.later("
@@ -835,7 +835,7 @@ def test_a_cursor_of_another_cluster_raises(later: Connection) -> None:
 
 
 def test_a_window_of_another_cluster_raises(later: Connection) -> None:
-    """Trap 11: the same where only the end of the window is ahead: nothing is taken past what may still commit."""
+    """Trap 11: a claim raises TB004 even if only the end of its window is ahead."""
     db = later
     worker = start_worker(db)
     enqueue(db)
@@ -852,7 +852,7 @@ def test_a_window_of_another_cluster_raises(later: Connection) -> None:
 
 @pytest.fixture
 def jobs_of_each_state(db: Connection) -> dict[str, int]:
-    """Thousands of jobs, and one of each state among them; no statistics."""
+    """Thousands of jobs, with one in each state among them, and no statistics."""
     db.execute("alter table tallybook.entry_default_1 set (autovacuum_enabled = off)")
     worker = start_worker(db)
     for _ in range(4):
@@ -886,7 +886,7 @@ def jobs_of_each_state(db: Connection) -> dict[str, int]:
 
 
 def test_a_job_is_looked_up_by_indexes_in_every_state(db: Connection, jobs_of_each_state: dict[str, int]) -> None:
-    """Trap 12, S5-11: a look-up of one job by its id scans no table, and reads few pages, whatever the job's state."""
+    """Trap 12, S5-11: a look-up of one job by its id scans no table and reads few pages, whatever its state."""
 
     def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield plan
@@ -912,7 +912,7 @@ def test_a_job_is_looked_up_by_indexes_in_every_state(db: Connection, jobs_of_ea
 
 
 def test_many_holes(db: Connection, connect: Any) -> None:
-    """Trap 13: with transactions open and prepared on all sides claims go on, and each late job is taken once."""
+    """Trap 13: beside 20 open and prepared transactions claims continue, and each late job is taken once."""
     open_ones = [cast(Connection, connect()) for _ in range(20)]
     enqueue(db)
     for n, conn in enumerate(open_ones):
@@ -938,7 +938,7 @@ def test_many_holes(db: Connection, connect: Any) -> None:
 
 @contextmanager
 def pinned(conn: Connection) -> Iterator[None]:
-    """An old snapshot that holds back vacuum."""
+    """Hold an old snapshot, which holds back vacuum."""
     conn.execute("begin isolation level repeatable read")
     conn.execute("select pg_current_xact_id()")
     yield
@@ -946,7 +946,7 @@ def pinned(conn: Connection) -> Iterator[None]:
 
 
 def test_a_unique_key_stays_flat_under_a_pinned_horizon(db: Connection, connect: Any) -> None:
-    """Trap 14: a key taken and released 800 times while vacuum is held back costs as many page reads as at first."""
+    """Trap 14: after 800 uses while vacuum is held back, a unique key costs as many page reads as at first."""
     worker = start_worker(db)
     use = sql.SQL("""
         do $$ declare v_id bigint; v_lease uuid; begin
@@ -966,7 +966,7 @@ def test_a_unique_key_stays_flat_under_a_pinned_horizon(db: Connection, connect:
 
 
 def test_promote_stays_flat_under_a_pinned_horizon(db: Connection, connect: Any) -> None:
-    """Trap 14: promote from its watermark does not walk over what it promoted while vacuum is held back."""
+    """Trap 14: promote from its watermark does not read what it promoted while vacuum is held back."""
     query = "select * from tallybook.promote(after => %s, at => clock_timestamp() + interval '1 h')"
     with pinned(connect()):
         last = None

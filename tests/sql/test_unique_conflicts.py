@@ -1,4 +1,4 @@
-"""Conflicts of unique keys: what a producer is told and what the job that has the key becomes, exactly, whatever is open."""
+"""Conflicts of unique keys: what the producer gets and what the key's job becomes, whatever transactions are open."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SOON: LiteralString = "select clock_timestamp() + interval '1 h'"
 
 
 def again(hands: Hands, job: Job) -> Job:
-    """What claimed_jobs says of it now."""
+    """Return what claimed_jobs returns for it now."""
     (now,) = hands.claimed_jobs(job.lease, job.id)
     return now
 
@@ -27,7 +27,7 @@ def again(hands: Hands, job: Job) -> Job:
 
 
 def test_raise_names_the_job(db: Connection) -> None:
-    """on_conflict raise is TB008, and the detail is the other job's id."""
+    """on_conflict raise is TB008, and its detail is the other job's id."""
     job = put(db, unique_key="k")
     with pytest.raises(psycopg.Error) as caught:
         put(db, unique_key="k", on_conflict="raise")
@@ -49,7 +49,7 @@ def test_raise_names_the_job(db: Connection) -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(db: Connection, bad: dict[str, Any]) -> None:
-    """TB005, and nothing is put in."""
+    """Invalid arguments raise TB005, and nothing is enqueued."""
     with pytest.raises(psycopg.Error) as caught:
         put(db, **bad)
     assert caught.value.sqlstate == "TB005"
@@ -63,7 +63,7 @@ select tallybook.complete(c.lease, e.job_id, 1) from tallybook.entry e, tallyboo
 
 
 def queued(db: Connection, hands: Hands, place: str) -> int:
-    """A job with the unique key k, priority 2 and args {"n": 1}, in this place."""
+    """Enqueue a job with the unique key k, priority 2 and args {"n": 1}, and bring it to this state."""
     more: dict[str, Any] = {"unique_key": "k", "args": {"n": 1}}
     if place == "scheduled":
         more["run_at"] = "2999-01-01"
@@ -80,10 +80,10 @@ def queued(db: Connection, hands: Hands, place: str) -> int:
 @pytest.mark.servers
 @pytest.mark.parametrize("place", PLACES)
 def test_replace_args_changes_a_queued_job(db: Connection, hands: Hands, place: str) -> None:
-    """The last args count, on view at once and in the run; the id is the first one's."""
+    """The last args count, in the view at once and in the run; the id is the first one's."""
 
     def run_of(db: Connection, hands: Hands, place: str, job: int) -> Job:
-        """Let it start."""
+        """Let the job start and return it."""
         if place == "scheduled":
             db.execute("update tallybook.scheduled set run_at = now()")
             db.execute("select tallybook.promote()")
@@ -101,7 +101,7 @@ def test_replace_args_changes_a_queued_job(db: Connection, hands: Hands, place: 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_raise_priority_changes_a_queued_job(db: Connection, hands: Hands, place: str) -> None:
-    """S1-07: a more urgent enqueue of a queued key is not lost: the job runs before what came earlier. Never the other way."""
+    """S1-07: a more urgent enqueue of a queued key moves the job before earlier ones; a less urgent one does not."""
     job = queued(db, hands, place)
     before = [put(db) for _ in range(2)]
     for priority in (1, 3):
@@ -114,7 +114,7 @@ def test_raise_priority_changes_a_queued_job(db: Connection, hands: Hands, place
 
 @pytest.mark.parametrize("place", PLACES)
 def test_push_run_at_moves_a_queued_job(db: Connection, hands: Hands, place: str) -> None:
-    """A debounce: it is not started before the time that was said last, with or without a promote in between."""
+    """A debounce: the job does not start before the last run_at, with or without a promote in between."""
     job = queued(db, hands, place)
     later = hands.one(SOON)
     assert put(db, unique_key="k", run_at=later, on_conflict="push_run_at") == job
@@ -128,7 +128,7 @@ def test_push_run_at_moves_a_queued_job(db: Connection, hands: Hands, place: str
 
 
 def test_pushing_to_the_past_leaves_it_where_it_is(db: Connection, hands: Hands) -> None:
-    """What stands in line keeps its place; what was pushed before comes back."""
+    """A push to the past leaves an available job in its place, and brings back a job that was pushed before."""
     job, other = put(db, unique_key="k"), put(db)
     now = hands.one("select clock_timestamp()")
     put(db, unique_key="k", run_at=now, on_conflict="push_run_at")
@@ -144,7 +144,7 @@ def test_pushing_to_the_past_leaves_it_where_it_is(db: Connection, hands: Hands)
 
 @pytest.mark.parametrize("how", ["replace_args", "raise_priority", "push_run_at"])
 def test_what_runs_is_left_alone(db: Connection, hands: Hands, how: str) -> None:
-    """A job that has started keeps its args, time and priority, also for its next attempts."""
+    """A job that has started keeps its args, time and priority, even for its next attempts."""
     job = put(db, unique_key="k", args={"n": 1})
     (started,) = hands.start()
     assert put(db, unique_key="k", args={"n": 2}, on_conflict=how, priority=0, run_at=hands.one(SOON)) == job
@@ -156,7 +156,7 @@ def test_what_runs_is_left_alone(db: Connection, hands: Hands, how: str) -> None
 
 @pytest.mark.parametrize("end", ["fail", "snooze", "rescue", "move", "dead", "cancel_running", "cancelled in line"])
 def test_changed_args_outlive_every_end(db: Connection, hands: Hands, end: str) -> None:
-    """Whatever an attempt ends with, the next one, a person's retry included, has the args of the change."""
+    """However an attempt ends, the next one has the changed args, even after a retry by a person."""
     job = put(db, unique_key="k", args={"n": 1})
     put(db, args={"n": 2}, **REPLACE)
     if end == "cancelled in line":
@@ -188,7 +188,7 @@ def test_changed_args_outlive_every_end(db: Connection, hands: Hands, end: str) 
 
 @pytest.mark.parametrize("how", ["snooze", "rescue"])
 def test_a_worker_that_stops_before_the_start_does_not_undo_a_push(db: Connection, hands: Hands, how: str) -> None:
-    """Claimed, pushed to a later time, given back or rescued: it still does not run before that time."""
+    """A claimed job that was pushed to a later time does not run before it, even if it is given back or rescued."""
     job = put(db, unique_key="k")
     producer_relies = put(db, unique_key="k", run_at=hands.one(SOON), on_conflict="push_run_at")
     (claimed,) = hands.claim()
@@ -204,7 +204,7 @@ def test_a_worker_that_stops_before_the_start_does_not_undo_a_push(db: Connectio
 
 
 def test_a_raised_priority_counts_for_the_next_attempt_at_the_latest(db: Connection, hands: Hands) -> None:
-    """S1-07: claimed before it could be moved, the job has its new priority when it comes back; a push does not undo it."""
+    """S1-07: a job claimed before its move has the raised priority when it returns; a push does not undo that."""
     job = put(db, unique_key="k", priority=5)
     put(db, unique_key="k", priority=1, on_conflict="raise_priority")
     put(db, unique_key="k", run_at=hands.one(SOON), on_conflict="push_run_at")
@@ -217,7 +217,7 @@ def test_a_raised_priority_counts_for_the_next_attempt_at_the_latest(db: Connect
 
 
 def test_a_claimed_job_waits_for_the_producer_that_changes_it(db: Connection, hands: Hands, connect: Connect) -> None:
-    """busy until the producer's commit, then the new args; claimed_jobs asked for one job tells of that one."""
+    """A claimed job is changing until the producer commits, then has the new args; another job is not."""
     other, job = put(db, args={"n": 0}), put(db, unique_key="k", args={"n": 1})
     producer = connect(autocommit=False)
     assert put(producer, args={"n": 2}, **REPLACE) == job
@@ -229,7 +229,7 @@ def test_a_claimed_job_waits_for_the_producer_that_changes_it(db: Connection, ha
 
 
 def test_a_rollback_changes_nothing(db: Connection, hands: Hands, connect: Connect) -> None:
-    """The claimed job waits for the producer, and starts with its old args."""
+    """A claimed job waits for the producer, and after the rollback starts with its old args."""
     put(db, unique_key="k", args={"n": 1})
     producer = connect(autocommit=False)
     put(producer, args={"n": 2}, **REPLACE)
@@ -245,7 +245,7 @@ def test_a_rollback_changes_nothing(db: Connection, hands: Hands, connect: Conne
 def test_a_worker_that_stops_while_a_producer_is_at_it(
     db: Connection, hands: Hands, connect: Connect, end: str, outcome: str
 ) -> None:
-    """The change is for the next attempt, if it is committed at all."""
+    """The change applies to the next attempt, but only if it is committed."""
     put(db, unique_key="k", args={"n": 1})
     producer = connect(autocommit=False)
     put(producer, args={"n": 2}, **REPLACE)
@@ -266,7 +266,7 @@ def test_a_worker_that_stops_while_a_producer_is_at_it(
 def test_a_second_change_in_one_transaction_counts_though_the_job_was_claimed(
     db: Connection, hands: Hands, connect: Connect, savepoint: bool
 ) -> None:
-    """It has not started, it waits for this producer: also where the changes were made in savepoints."""
+    """A later change in the same transaction counts, because the claimed job waits for it; even in savepoints."""
     put(db, unique_key="k", args={"n": 1})
     producer = connect(autocommit=False)
     producer.execute("select")
@@ -283,7 +283,7 @@ def test_a_second_change_in_one_transaction_counts_though_the_job_was_claimed(
 
 
 def test_a_change_that_is_rolled_back_to_a_savepoint(db: Connection, hands: Hands, connect: Connect) -> None:
-    """Its lock goes with it: the job does not wait for the rest of that transaction."""
+    """A change that is rolled back to a savepoint releases its lock: the job does not wait for the transaction."""
     put(db, unique_key="k", args={"n": 1})
     producer = connect(autocommit=False)
     producer.execute("select")
@@ -296,7 +296,7 @@ def test_a_change_that_is_rolled_back_to_a_savepoint(db: Connection, hands: Hand
 
 @pytest.mark.parametrize("outcome", ["commit", "rollback"])
 def test_a_prepared_transaction_is_waited_for(db: Connection, hands: Hands, connect: Connect, outcome: str) -> None:
-    """Two-phase commit: the job waits for the second phase, whatever became of the session."""
+    """Two-phase commit: the job waits for the second phase, even if the session has closed."""
     put(db, unique_key="k", args={"n": 1})
     producer = connect()
     producer.execute("begin; set local tallybook.notify = off")
@@ -311,7 +311,7 @@ def test_a_prepared_transaction_is_waited_for(db: Connection, hands: Hands, conn
 
 
 def test_a_running_job_is_not_held_up_by_those_who_met_its_key(db: Connection, hands: Hands, connect: Connect) -> None:
-    """A producer whose conflict found the job running leaves no lock behind: its next attempt waits for nobody."""
+    """A producer that found the job running leaves no lock behind: the job's next attempt waits for nobody."""
     put(db, unique_key="k", args={"n": 1})
     (started,) = hands.start()
     producer = connect(autocommit=False)
@@ -322,7 +322,7 @@ def test_a_running_job_is_not_held_up_by_those_who_met_its_key(db: Connection, h
 
 
 def test_a_move_does_not_wait_for_a_transaction_that_has_cancelled_the_job(db: Connection, connect: Connect) -> None:
-    """promote leaves an amended job alone whose cancel is not committed, in no time, and moves the others."""
+    """promote skips an amended job whose cancel is not committed, without waiting, and moves the others."""
     jobs = [put(db, unique_key=key, priority=5) for key in "abc"]
     for key in "abc":
         put(db, unique_key=key, priority=1, on_conflict="raise_priority")
@@ -341,7 +341,7 @@ def test_a_move_does_not_wait_for_a_transaction_that_has_cancelled_the_job(db: C
 
 
 def test_while_queued_one_runs_and_one_is_queued(db: Connection, hands: Hands) -> None:
-    """The key is free from the start on; at most one more is queued, however many run."""
+    """The key is free once the job has started; at most one more job is queued, however many run."""
     first = put(db, **QUEUED)
     assert put(db, **QUEUED) == first
     (one,) = hands.start()
@@ -354,12 +354,12 @@ def test_while_queued_one_runs_and_one_is_queued(db: Connection, hands: Hands) -
     assert put(db, **QUEUED) == third
     hands.complete(one, two)
     assert put(db, **QUEUED) == third
-    # Who asks for none at all meets the queued one.
+    # A call with the default unique_while meets the queued job.
     assert put(db, unique_key="k") == third
 
 
 def test_what_was_written_before_a_skip_is_seen_by_the_run(db: Connection, hands: Hands, connect: Connect) -> None:
-    """S1-07: the producer relied on the queued job; that does not start before the producer's rows are there."""
+    """S1-07: a queued job that a producer relied on does not start before the producer's rows are committed."""
     db.execute("create table rows (n int)")
     job = put(db, **QUEUED)
     producer = connect(autocommit=False)
@@ -373,7 +373,7 @@ def test_what_was_written_before_a_skip_is_seen_by_the_run(db: Connection, hands
 
 
 def test_an_older_snapshot_relies_on_nobody(db: Connection, connect: Connect) -> None:
-    """At REPEATABLE READ nothing proves that the other has not started: the producer gets a job of its own."""
+    """At REPEATABLE READ a producer cannot know whether the other job has started, so it gets a job of its own."""
     job = put(db, **QUEUED)
     producer = connect(autocommit=False)
     producer.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
@@ -384,7 +384,7 @@ def test_an_older_snapshot_relies_on_nobody(db: Connection, connect: Connect) ->
 
 
 def test_a_change_at_repeatable_read_is_refused(db: Connection, connect: Connect) -> None:
-    """TB003, since nobody knows there whether the job has started."""
+    """TB003, because at this level a producer cannot know whether the job has started."""
     put(db, unique_key="k")
     producer = connect(autocommit=False)
     producer.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ

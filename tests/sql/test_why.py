@@ -35,8 +35,7 @@ def codes(db: Connection, job: int, at: str = "clock_timestamp()") -> list[str]:
 
 
 def test_a_job_that_nothing_holds_should_start(db: Connection, hands: Hands) -> None:
-    """Issue 6, 4: with a worker and nothing before it a job should start; claimed, it shows its worker and its start.
-    """
+    """Issue 6, 4: with a worker and nothing before it a job should start; claimed, it shows its worker and start."""
     job = put(db)
     assert why(db, job) == [("available", "should_start", {})]
     (claimed,) = hands.start()
