@@ -1,4 +1,4 @@
-"""Circuit breakers in SQL: too many failures open them, a probe closes them, and nobody is lost on the way."""
+"""Circuit breakers in SQL: too many failures open them, a probe closes them, and no job is lost on the way."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def rule(db: Connection, name: str = "provider", failures: int = 3, per: str = "
 
 
 def end(asker: Asker, job: int, at: datetime, how: str = "completed") -> None:
-    """End an attempt so; a failure is tried again a minute later."""
+    """End an attempt in this way; a failure is tried again a minute later."""
     lease, attempt = asker.held.pop(job)
     verb = {
         "completed": "complete(%s, %s, %s, at => %s)",
@@ -52,7 +52,7 @@ def state(db: Connection, name: str = KEY) -> tuple[Any, ...]:
 
 
 def broken(db: Connection, asker: Asker, n: int = 3, at: datetime = T) -> datetime:
-    """Let the breaker open by that many jobs that fail for good; when that was."""
+    """Open the breaker by n jobs that die; return when that was."""
     for _ in range(n):
         (job,) = put(db, KEY, at=at)
         assert asker.look(at) == [job]
@@ -63,7 +63,7 @@ def broken(db: Connection, asker: Asker, n: int = 3, at: datetime = T) -> dateti
 
 
 def test_so_many_failures_open_it_and_its_jobs_wait(db: Connection) -> None:
-    """Three failures within a minute: the jobs of the key wait, no failure is counted, others are not held, and it is on view."""
+    """After three failures in a minute the key's jobs wait without a failure, others do not, and the view shows it."""
     rule(db)
     asker = Asker(db)
     at = broken(db, asker)
@@ -84,7 +84,7 @@ def test_so_many_failures_open_it_and_its_jobs_wait(db: Connection) -> None:
 
 
 def test_one_probe_closes_it(db: Connection) -> None:
-    """After its time exactly one job starts; when it completes the others go on."""
+    """After its time exactly one job starts; once that has completed, the others continue."""
     rule(db)
     asker = Asker(db)
     at = broken(db, asker)
@@ -105,7 +105,7 @@ def test_one_probe_closes_it(db: Connection) -> None:
 
 
 def test_a_probe_that_fails_opens_it_once_more(db: Connection) -> None:
-    """The others wait for another time of the same length, and then the next probe goes."""
+    """After a failed probe the others wait for the same time again, and then the next probe starts."""
     rule(db)
     asker = Asker(db)
     at = broken(db, asker) + 30 * S
@@ -123,7 +123,7 @@ def test_a_probe_that_fails_opens_it_once_more(db: Connection) -> None:
 
 @pytest.mark.parametrize("how", ["snoozed", "cancelled", "lost"])
 def test_a_probe_that_says_nothing_is_followed_by_another(db: Connection, how: str) -> None:
-    """A probe that was snoozed or cancelled, or whose worker died, neither opens nor closes it: the next one is let through."""
+    """A probe that is snoozed, cancelled or lost neither opens nor closes the breaker: the next one starts."""
     rule(db)
     asker = Asker(db)
     at = broken(db, asker) + 30 * S
@@ -141,7 +141,7 @@ def test_a_probe_that_says_nothing_is_followed_by_another(db: Connection, how: s
 
 
 def test_failures_that_are_far_apart_do_not_open_it(db: Connection) -> None:
-    """Two in a minute and one later are not three in a minute; snoozes, cancels and completions are no failures."""
+    """Two failures in a minute and one later do not open it; snoozes, cancels and completions are no failures."""
     rule(db)
     asker = Asker(db)
     jobs = put(db, KEY, n=9)
@@ -160,7 +160,7 @@ def test_failures_that_are_far_apart_do_not_open_it(db: Connection) -> None:
 
 
 def test_what_runs_when_it_opens_does_not_close_it(db: Connection) -> None:
-    """A job that started before it opened and completes afterwards is no probe."""
+    """A job that started before the breaker opened and ends afterwards is no probe."""
     rule(db)
     asker = Asker(db)
     jobs = put(db, KEY, n=5)
@@ -179,7 +179,7 @@ def test_what_runs_when_it_opens_does_not_close_it(db: Connection) -> None:
 
 
 def test_by_hand(db: Connection) -> None:
-    """A person opens it for a time, and closes it; nobody's failures are needed; a probe that ran meanwhile decides nothing."""
+    """A person opens the breaker for a time and closes it, without failures; a probe meanwhile decides nothing."""
     rule(db)
     asker = Asker(db)
     until = one(db, "select tallybook.breaker_open(%s, '2 h', at => %s)", KEY, T)
@@ -202,9 +202,9 @@ def test_by_hand(db: Connection) -> None:
 
 
 def test_a_rule_that_goes_lets_all_go_on(db: Connection) -> None:
-    """Without its rule nobody waits; a changed one counts at once."""
+    """Without its rule no job waits; a changed rule applies at once."""
     assert [rule(db), rule(db), rule(db, failures=1)] == ["created", "unchanged", "changed"]
-    db.execute("select tallybook.rate_limit_set('provider', 1000, '1 s')")  # so that the name is still one
+    db.execute("select tallybook.rate_limit_set('provider', 1000, '1 s')")  # so that the name is still known
     asker = Asker(db)
     at = broken(db, asker, n=1)
     jobs = put(db, KEY, n=3, at=at)
@@ -218,7 +218,7 @@ def test_a_rule_that_goes_lets_all_go_on(db: Connection) -> None:
 
 
 def test_of_a_queue_and_of_a_task(db: Connection) -> None:
-    """Jobs that name nothing are held by the breaker of their queue and of their task."""
+    """Jobs that name no limit are held by the breaker of their queue and of their task."""
     rule(db, "task:slow", 1)
     rule(db, "queue:q", 2)
     asker = Asker(db)
@@ -234,7 +234,7 @@ def test_of_a_queue_and_of_a_task(db: Connection) -> None:
 
 
 def test_with_a_concurrency_limit_of_the_same_name(db: Connection) -> None:
-    """Both hold: never more than the permits, and none while it is open."""
+    """Both apply: never more jobs than the permits, and none while the breaker is open."""
     rule(db)
     db.execute("select tallybook.concurrency_limit_set('provider', 2)")
     asker = Asker(db)
@@ -252,7 +252,7 @@ def test_with_a_concurrency_limit_of_the_same_name(db: Connection) -> None:
 
 
 def _probes(db: Connection, connect: Any) -> int:
-    """Two sessions ask for one job each when it is time for a probe; how many start."""
+    """Let two sessions ask for one job each when a probe is due; return how many start."""
     rule(db)
     asker = Asker(db)
     at = broken(db, asker) + 30 * S
@@ -263,19 +263,19 @@ def _probes(db: Connection, connect: Any) -> int:
 
 
 def test_two_workers_get_one_probe(db: Connection, connect: Any) -> None:
-    """Whoever asks second finds the probe of the first."""
+    """The second session finds the probe of the first."""
     assert _probes(db, connect) == 1
 
 
 def test_control_two_probes_if_they_are_not_counted(db: Connection, connect: Any) -> None:
-    """Control: if probes were not counted both would start."""
+    """Control: if probes are not counted, both start."""
     without(db, "_permits_free", "1 - v_probes", "1")
     assert _probes(db, connect) == 2
 
 
 @pytest.mark.parametrize("seed", seeds(4, quick=1))
 def test_all_end_whatever_happens(db: Connection, seed: int) -> None:  # noqa: PLR0912
-    """Random jobs, ends, times and hands on two keys: at most one probe at a time, nothing starts while open, and all end."""
+    """Random jobs, ends, times and manual changes: at most one probe a key, no start while it is open, and all end."""
     chance = random.Random(seed)
     rule(db, "a", 2, "20 s", "5 s")
     rule(db, "b", 1, "20 s", "3 s")
@@ -344,14 +344,14 @@ def test_all_end_whatever_happens(db: Connection, seed: int) -> None:  # noqa: P
     ],
 )
 def test_what_does_not_fit_is_refused(db: Connection, call: str, message: str) -> None:
-    """Bad input gets a clear error."""
+    """Invalid arguments raise a clear error."""
     with pytest.raises(psycopg.Error, match=message) as error:
         db.execute(cast("Any", f"select tallybook.{call}"))
     assert error.value.sqlstate == "TB005"
 
 
 def test_a_duration_that_does_not_fit(db: Connection) -> None:
-    """A time before now, or of centuries, is refused."""
+    """A negative duration and one of more than a century are refused."""
     rule(db, "a")
     for duration in (timedelta(seconds=-1), timedelta(days=40_000)):
         with pytest.raises(psycopg.Error, match="is out of range"):

@@ -459,9 +459,7 @@ def test_events_are_counted_up_and_down(db: Connection, connect: Callable[..., C
 
 
 def test_an_event_is_set_and_forgotten(db: Connection, connect: Callable[..., Connection]) -> None:
-    """S3-33: event_set sets an event after any fold, deletes it at 0, and waits for a setter; count_event does not
-    wait.
-    """
+    """S3-33: event_set sets an event after any fold, deletes it at 0 and waits for a setter; count_event does not."""
     events: LiteralString = "select name, n::int from tallybook.event_counts()"
     setting: LiteralString = "select tallybook.event_set('open', %s)"
     assert [one(db, setting, 17), one(db, setting, 17), one(db, setting, -4_000)] == [0, 17, 17]

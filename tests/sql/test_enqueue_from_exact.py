@@ -114,8 +114,7 @@ class Example:
     # Both ways start from the same committed state, and are rolled back.
 
     def outcome(self, way: Callable[[], object]) -> Any:
-        """Return the jobs and keys of this task after it, or the error; a new job is named by its number in the query.
-        """
+        """Return the jobs and keys of this task after it, or the error; new jobs are named by their row."""
         last = self.hands.one("select last_value - (not is_called)::int from tallybook.job_id")
         with self.db.transaction(force_rollback=True):
             if self.own_cancel:

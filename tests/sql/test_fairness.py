@@ -1,4 +1,4 @@
-"""Fairness in SQL: jobs of many keys are dealt in rounds, and what was seen once costs nothing."""
+"""Fairness in SQL: jobs of many keys are released in rounds, and keys that are known to be gone cost nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def load(db: Connection, keys: list[str], at: datetime = T) -> None:
 
 
 class Dealer:
-    """Deals and keeps what it knows from call to call, as the service does."""
+    """Calls fair_release and keeps what it knows from call to call, as the service does."""
 
     def __init__(self, db: Connection, most: int = 200) -> None:
         self.db, self.most, self.known, self.busy, self.remain = db, most, None, False, False
@@ -52,7 +52,7 @@ class Dealer:
 
 
 class Worker:
-    """Claims by hand; what it got, in the order of the line."""
+    """Claims by hand; returns its jobs in the order of the lane."""
 
     def __init__(self, db: Connection) -> None:
         self.db = db
@@ -82,19 +82,19 @@ def keys_of(db: Connection, jobs: list[int]) -> list[str]:
 
 
 def in_line(db: Connection) -> int:
-    """Entries that no claim has passed, by the view."""
+    """Return how many entries no claim has passed, by the view."""
     return int(one(db, "select count(*) from tallybook.job where state = 'available'"))
 
 
 def test_each_key_gets_one_turn_a_round(db: Connection) -> None:
-    """Jobs of three keys are claimed one of each, in rounds; within a key in the order in which they came."""
+    """Jobs of three keys are claimed in rounds, one of each key; within a key in the order of their enqueue."""
     a, b, c = put(db, "a", 5), put(db, "b", 2), put(db, "c", 3)
     assert Dealer(db).deal() == 10
     assert Worker(db).claim() == [a[0], b[0], c[0], a[1], b[1], c[1], a[2], c[2], a[3], a[4]]
 
 
 def test_a_round_goes_on_where_the_last_deal_ended(db: Connection) -> None:
-    """With room for one at a time each key is served in turn, whoever deals and whatever it knows."""
+    """With room for one job at a time each key is served in turn, whoever calls and whatever it knows."""
     for key in "abc":
         put(db, key, 3)
     worker, dealers = Worker(db), [Dealer(db, 1), Dealer(db, 1)]
@@ -106,7 +106,7 @@ def test_a_round_goes_on_where_the_last_deal_ended(db: Connection) -> None:
 
 
 def test_random_keys_are_a_random_order(db: Connection) -> None:
-    """Jobs with keys of their own run by key, around a ring: a later job can pass earlier ones, and none is left behind."""
+    """Jobs with random keys run by key, around a ring: a later job can pass earlier ones, and all of them run."""
     rng, dealer, worker = random.Random(7), Dealer(db, 1), Worker(db)
     early, late = ([f"{rng.getrandbits(64):016x}" for _ in range(20)] for _ in range(2))
     for key in early:
@@ -126,7 +126,7 @@ def test_random_keys_are_a_random_order(db: Connection) -> None:
 
 @pytest.mark.slow
 def test_a_tenant_with_thousands_delays_others_by_one_round(db: Connection) -> None:
-    """5,000 jobs of one key, then one each of 300 others: all of these are claimed within what was in line and one round."""
+    """After 5,000 jobs of one key, one job each of 300 others is claimed within the line of 200 and one round."""
     load(db, ["big"] * 5000)
     dealer, worker, order = Dealer(db), Worker(db), []
     dealer.deal()
@@ -140,7 +140,7 @@ def test_a_tenant_with_thousands_delays_others_by_one_round(db: Connection) -> N
 
 
 def test_an_ordinary_job_is_not_touched(db: Connection) -> None:
-    """A job without a fair key goes to its lane at once; no lane, row or column of fairness is there for it."""
+    """A job without a fair key goes to its lane at once, and no lane or row of fairness is created for it."""
     db.execute("select tallybook.enqueue('q', 't', at => %s)", (T,))
     assert one(db, "select count(*) from tallybook.waiting") == 0
     assert one(db, "select count(*) from tallybook.lane where part = 'fair'") == 0
@@ -149,7 +149,7 @@ def test_an_ordinary_job_is_not_touched(db: Connection) -> None:
 
 
 def test_what_waits_says_what_for(db: Connection) -> None:
-    """Until its turn a job is waiting, with a reason; the view counts them by key."""
+    """Until its turn a job is waiting, with a reason; the view counts waiting jobs by key."""
     jobs = put(db, "tenant:42", 2)
     assert db.execute("select state, reason from tallybook.job where id = %s", (jobs[0],)).fetchone() == (
         "waiting",
@@ -165,21 +165,21 @@ def test_what_waits_says_what_for(db: Connection) -> None:
     [({"fair_key": ""}, None), ({"fair_key": 7}, None), ({"fair_key": "x" * 201}, None), ({"fair_key": "a"}, "o")],
 )
 def test_what_does_not_fit_is_refused(db: Connection, options: dict[str, Any], order_key: str | None) -> None:
-    """A key that is no text of 1 to 200 bytes, or comes beside an order key: TB005."""
+    """A fair key that is no text of 1 to 200 bytes, or comes with an order key, raises TB005."""
     with pytest.raises(psycopg.Error) as found:
         db.execute("select tallybook.enqueue('q', 't', options => %s, order_key => %s)", (Jsonb(options), order_key))
     assert found.value.sqlstate == "TB005"
 
 
 def test_a_subject_has_no_fair_key(db: Connection) -> None:
-    """A subject's job comes at its own time: TB005."""
+    """A subject with a fair key raises TB005, because its job comes at its own time."""
     with pytest.raises(psycopg.Error) as found:
         db.execute("select tallybook.subject_push('q', 't', 's', options => '{\"fair_key\": \"a\"}')")
     assert found.value.sqlstate == "TB005"
 
 
 def test_late_commits_are_found(db: Connection, connect: Connect) -> None:
-    """A job whose number was drawn before those that were dealt is dealt when it commits; one that is very late within 3 s."""
+    """A job that commits after later ones were released is released next; a very late one after 4 s."""
     put(db, "b")
     dealer, worker = Dealer(db), Worker(db)
     with connect(autocommit=False) as late, connect(autocommit=False) as very_late:
@@ -199,7 +199,7 @@ def test_late_commits_are_found(db: Connection, connect: Connect) -> None:
 
 
 def test_one_deals_at_a_time(db: Connection, connect: Connect) -> None:
-    """While one deals, another says busy and puts nothing in line; afterwards it sees the line full."""
+    """While one session releases jobs, another reports busy and releases none; afterwards it finds the line full."""
     put(db, "a", 30)
     with connect(autocommit=False) as other:
         assert Dealer(other, 10).deal() == 10
@@ -211,12 +211,12 @@ def test_one_deals_at_a_time(db: Connection, connect: Connect) -> None:
 
 
 def test_two_deal_more_without_the_lock(db: Connection, connect: Connect) -> None:
-    """The control: without the lock two that deal at one moment put twice as many in line."""
+    """Control: without the lock two concurrent releases put twice as many jobs in line."""
     without(db, "fair_release", "tallybook._service_claim('fair_release ' || l.lane_id, at)", "true")
     put(db, "a", 30)
     others = put(db, "b", 30)
     lane = one(db, "select lane_id from tallybook.lane where part = 'fair'")
-    mine = Dealer(db, 10)  # it has seen these only, or all would be locked that it chooses
+    mine = Dealer(db, 10)  # it knows only these; otherwise all that it chooses would be locked
     mine.known = json.dumps(
         {lane: {"keys": {"b": others[10]}, "top": others[-1] + 100, "full": False, "looked": T.timestamp()}}
     )
@@ -228,7 +228,7 @@ def test_two_deal_more_without_the_lock(db: Connection, connect: Connect) -> Non
 
 
 def test_a_cancelled_job_does_not_start(db: Connection) -> None:
-    """Cancelled while it waits: its turn comes, and a claim ends it; the others go on."""
+    """A job that is cancelled while it waits ends at its turn, in a claim; the others continue."""
     jobs = put(db, "a", 3)
     assert one(db, "select tallybook.cancel(%s, at => %s)", jobs[1], T) == "cancelled"
     Dealer(db).deal()
@@ -237,7 +237,7 @@ def test_a_cancelled_job_does_not_start(db: Connection) -> None:
 
 
 def test_a_cancelled_job_is_retried(db: Connection) -> None:
-    """A person takes the cancel of a waiting job back: it waits on, and runs once."""
+    """A retry by a person undoes the cancel of a waiting job: the job continues to wait, and runs once."""
     (job,) = put(db, "a")
     db.execute("select tallybook.cancel(%s, at => %s)", (job, T))
     db.execute("select tallybook.retry(%s, at => %s)", (job, T))
@@ -246,7 +246,7 @@ def test_a_cancelled_job_is_retried(db: Connection) -> None:
 
 
 def test_priorities_have_rounds_of_their_own(db: Connection) -> None:
-    """A lower number runs first, whatever waits behind; each priority has its own rounds."""
+    """Each priority has its own rounds, and a lower number runs first."""
     later, first = put(db, "a", 2), put(db, "b", 1, priority=1)
     assert Dealer(db).deal() == 3
     worker = Worker(db)
@@ -254,7 +254,7 @@ def test_priorities_have_rounds_of_their_own(db: Connection) -> None:
 
 
 def test_raised_priority_moves_what_waits(db: Connection) -> None:
-    """on_conflict raise_priority: the waiting job with that unique key goes to the rounds of the other priority."""
+    """on_conflict raise_priority: the waiting job with that unique key moves to the rounds of the other priority."""
     put(db, "a", 2)
     (job,) = put(db, "a", unique_key="u")
     assert put(db, "a", unique_key="u", priority=0, on_conflict="raise_priority") == [job]
@@ -263,7 +263,7 @@ def test_raised_priority_moves_what_waits(db: Connection) -> None:
 
 
 def test_a_pushed_job_comes_later(db: Connection) -> None:
-    """on_conflict push_run_at: at its turn it goes to scheduled, and comes back to the rounds at its time."""
+    """on_conflict push_run_at: at its turn the job is scheduled, and it returns to the rounds at its time."""
     (job,) = put(db, "a", unique_key="u")
     put(db, "a", unique_key="u", run_at=T + HOUR, on_conflict="push_run_at")
     dealer = Dealer(db)
@@ -275,7 +275,7 @@ def test_a_pushed_job_comes_later(db: Connection) -> None:
 
 
 def test_scheduled_and_retried_jobs_come_into_the_rounds(db: Connection) -> None:
-    """What was promoted waits for its turn like a new one: first when it is due, again after a failure."""
+    """A promoted job waits for its turn like a new one, both when it is first due and after a failure."""
     dealer, worker = Dealer(db, 1), Worker(db)
     (job,) = put(db, "b", run_at=T + S)
     dealer.deal()
@@ -296,7 +296,7 @@ def test_scheduled_and_retried_jobs_come_into_the_rounds(db: Connection) -> None
 
 
 def test_what_was_given_back_goes_straight_to_the_line(db: Connection) -> None:
-    """unclaim and rescue: its turn had come."""
+    """A job that was unclaimed or rescued goes straight to the lane, because its turn had come."""
     first, _ = put(db, "a", 2)
     dealer, worker = Dealer(db, 1), Worker(db)
     dealer.deal()
@@ -308,7 +308,7 @@ def test_what_was_given_back_goes_straight_to_the_line(db: Connection) -> None:
 
 
 def snoozing(db: Connection) -> tuple[int, list[int]]:
-    """Ten that snooze without a delay fill a line of ten; then another key's job comes: that, and what was claimed since."""
+    """Let ten jobs that snooze without delay fill a line of ten; return a later job of another key, and the claims."""
     put(db, "a", 10)
     dealer, worker, seen = Dealer(db, 10), Worker(db), []
     dealer.deal()
@@ -322,20 +322,20 @@ def snoozing(db: Connection) -> tuple[int, list[int]]:
 
 
 def test_jobs_that_go_on_at_once_do_not_keep_others_out(db: Connection) -> None:
-    """A snooze without a delay waits for its turn once more: another key's job starts after what was in line."""
+    """A job that snoozes without delay waits for another turn, so another key's job starts after those in line."""
     other, seen = snoozing(db)
     assert other in seen[:12]
 
 
 def test_jobs_that_go_straight_to_the_line_keep_others_out(db: Connection) -> None:
-    """The control: where what was snoozed goes straight to the line, it is always full."""
+    """Control: if snoozed jobs go straight to the lane, it is always full, and the other job never starts."""
     without(db, "_next_attempt", "p_at, null, p_fair)", "p_at, null, false)")
     other, seen = snoozing(db)
     assert other not in seen
 
 
 def test_a_persons_retry_waits_for_its_turn(db: Connection) -> None:
-    """A dead letter that is retried comes into the rounds: retried by the thousand they hold up nobody."""
+    """A retried dead letter waits for its turn, so that thousands of retries delay nobody."""
     (job,) = put(db, "a")
     dealer, worker = Dealer(db), Worker(db)
     dealer.deal()
@@ -352,7 +352,7 @@ def test_a_persons_retry_waits_for_its_turn(db: Connection) -> None:
 
 
 def test_bulk_and_query_put_them_in_turn(db: Connection) -> None:
-    """enqueue_many, beside jobs without a key, with a unique key, for later; and enqueue_from: all wait for their turn."""
+    """Jobs with a fair key from enqueue_many, even unique or for later, and from enqueue_from wait for their turn."""
     db.execute(
         "select tallybook.enqueue_many('{q,q,q,q}', '{t,t,t,t}', array['{}', '{}', '{}', '{}'],"
         " unique_keys => '{NULL,u,NULL,NULL}', run_ats => array[null, null, null, %s]::timestamptz[], options => %s, at => %s)",
@@ -371,7 +371,7 @@ def test_bulk_and_query_put_them_in_turn(db: Connection) -> None:
 
 
 def test_a_held_job_goes_on_when_its_place_is_free(db: Connection) -> None:
-    """A concurrency limit beside the fair key: who was put aside had its turn, and comes back without another."""
+    """With a concurrency limit, a job that was set aside has had its turn, and returns without another one."""
     db.execute("select tallybook.concurrency_limit_set('p', 1)")
     jobs = put(db, "a", 2, options={"limits": ["p"]})
     dealer, worker = Dealer(db), Worker(db)
@@ -390,7 +390,7 @@ def test_a_held_job_goes_on_when_its_place_is_free(db: Connection) -> None:
 
 
 def test_a_move_to_another_cluster_takes_them_along(db: Connection) -> None:
-    """rebase: what waits and what is in line goes on under new lanes, in the rounds of these, once."""
+    """rebase moves waiting jobs and jobs in line to new lanes and their rounds, each exactly once."""
     jobs = put(db, "a", 3) + put(db, "b", 3)
     Dealer(db, 2).deal()
     db.execute("update tallybook.installation set system_identifier = 1")
@@ -405,7 +405,7 @@ def test_a_move_to_another_cluster_takes_them_along(db: Connection) -> None:
 
 
 def test_a_look_says_that_there_is_to_deal(db: Connection) -> None:
-    """services_due names deal while a job waits for its turn and nobody has dealt in the last second, and not when none does."""
+    """services_due names fair_release while a job waits and no release ran in the last second, and not otherwise."""
     due = "select 'fair_release' = any (due) from tallybook.services_due(at => %s)"
     put(db, "a")
     db.execute("select tallybook.fair_release(max_line => 0, as_service => true, at => %s)", (T,))
@@ -416,7 +416,7 @@ def test_a_look_says_that_there_is_to_deal(db: Connection) -> None:
 
 
 def test_a_deal_reads_by_indexes_only(db: Connection) -> None:
-    """Without any statistics, as after an installation: a deal among 3,000 waiting jobs reads no table as a whole."""
+    """Without statistics, as after an installation, a release among 3,000 waiting jobs scans no table."""
     load(db, [f"k{n % 20}" for n in range(3000)])
     dealer = Dealer(db)
     scans = (
@@ -431,7 +431,7 @@ def test_a_deal_reads_by_indexes_only(db: Connection) -> None:
 
 
 def test_a_child_comes_into_the_rounds_after_its_parents(db: Connection) -> None:
-    """enqueue_after: first it waits for its parent, then for its turn."""
+    """enqueue_after: the child first waits for its parent, then for its turn."""
     (parent,) = put(db, "a")
     child = one(
         db,
@@ -449,7 +449,7 @@ def test_a_child_comes_into_the_rounds_after_its_parents(db: Connection) -> None
 
 
 def test_a_rate_limited_job_keeps_its_turn(db: Connection) -> None:
-    """What a rate limit has put off goes to the lane of turns at its time, not into the rounds again."""
+    """A job that a rate limit has postponed goes to the lane of turns at its time, not into the rounds again."""
     db.execute("select tallybook.rate_limit_set('p', 1, '1 hour')")
     jobs = put(db, "a", 2, options={"limits": ["p"]})
     dealer, worker = Dealer(db), Worker(db)
@@ -468,7 +468,7 @@ def test_a_rate_limited_job_keeps_its_turn(db: Connection) -> None:
 
 
 def read(db: Connection, statement: str, params: tuple[Any, ...]) -> int:
-    """Pages that a statement reads, the second time: catalogues are in memory then."""
+    """Return the fewest pages of three runs of a statement, because the first one also reads the catalogs."""
 
     def once() -> int:
         row = db.execute(f"explain (analyze, buffers, format json) {statement}", params).fetchone()  # type: ignore[arg-type]
@@ -480,7 +480,7 @@ def read(db: Connection, statement: str, params: tuple[Any, ...]) -> int:
 
 
 def costs_after(db: Connection, connect: Connect, tenants: int, *, knows: bool = True) -> tuple[int, int]:
-    """Pages of an idle deal and of an idle claim after so many keys have come and gone under a pinned snapshot."""
+    """Return the pages of an idle release and an idle claim, after n keys have come and gone under a snapshot."""
     with connect(autocommit=False) as pin:
         pin.execute("set transaction isolation level repeatable read")
         pin.execute("select 1 from tallybook.waiting")
@@ -489,7 +489,7 @@ def costs_after(db: Connection, connect: Connect, tenants: int, *, knows: bool =
         while dealer.deal() or dealer.remain:
             while worker.claim(200):
                 pass
-        load(db, ["t1"])  # and one more, as it would be in a queue that is in use
+        load(db, ["t1"])  # one more, as in a queue that is in use
         dealer.deal()
         worker.claim()
         known = dealer.known if knows else None
@@ -502,7 +502,7 @@ def costs_after(db: Connection, connect: Connect, tenants: int, *, knows: bool =
 
 
 def test_what_was_seen_once_costs_nothing(db: Connection, connect: Connect) -> None:
-    """An idle deal and an idle claim read as much after 3,000 keys as after 150, under a pinned snapshot; no row stays."""
+    """An idle release and claim read as much after 3,000 keys as after 150, under a pinned snapshot; no row stays."""
     few = costs_after(db, connect, 150)
     many = costs_after(db, connect, 3000)
     assert many[0] <= few[0] + 30
@@ -513,14 +513,14 @@ def test_what_was_seen_once_costs_nothing(db: Connection, connect: Connect) -> N
 
 
 def test_without_what_it_knows_a_deal_walks_over_dead_rows(db: Connection, connect: Connect) -> None:
-    """The control: a deal that knows nothing reads all that has gone."""
+    """Control: a release that knows nothing reads the dead rows of all keys that have gone."""
     few, _ = costs_after(db, connect, 150, knows=False)
     many, _ = costs_after(db, connect, 3000, knows=False)
     assert many > few + 300
 
 
 def test_a_backlog_is_not_walked_again(db: Connection, connect: Connect) -> None:
-    """The dead head of a key's own jobs is not read again, while a snapshot holds back vacuum; a deal that knows nothing does."""
+    """Under a pinned snapshot a release does not read a key's dead rows again; one that knows nothing does."""
     with connect(autocommit=False) as pin:
         pin.execute("set transaction isolation level repeatable read")
         pin.execute("select 1 from tallybook.waiting")
@@ -542,7 +542,7 @@ def test_a_backlog_is_not_walked_again(db: Connection, connect: Connect) -> None
 
 
 def test_more_keys_than_are_kept(db: Connection) -> None:
-    """1,000 keys of two jobs each: the first round serves each of them once before the second begins."""
+    """The first round serves each of 1,000 keys with two jobs once before the second round begins."""
     load(db, [f"k{n}" for n in range(1000)] * 2)
     dealer, worker, order = Dealer(db), Worker(db), []
     while len(order) < 2000:
@@ -554,7 +554,7 @@ def test_more_keys_than_are_kept(db: Connection) -> None:
 
 
 def test_of_very_many_keys_no_more_are_looked_up_than_there_is_room_for(db: Connection) -> None:
-    """500 keys, more than are kept: with room for 3 a call knows 4 of them afterwards, less what it has released."""
+    """With 500 keys, more than are kept, and room for 3, a release looks up 4 keys and then knows one."""
     load(db, [f"k{n:03}" for n in range(500)])
     dealer, worker = Dealer(db), Worker(db)
     assert dealer.deal() == 200
@@ -565,7 +565,7 @@ def test_of_very_many_keys_no_more_are_looked_up_than_there_is_room_for(db: Conn
 
 
 def test_a_key_with_much_fills_what_keys_with_little_leave(db: Connection) -> None:
-    """Fifty keys of one job each and one of 300: one call fills the line, one of each first."""
+    """With fifty keys of one job each and one of 300, one call fills the line, one job of each key first."""
     load(db, [f"k{n:02}" for n in range(50)] + ["x"] * 300)
     assert Dealer(db).deal() == 200
     keys = keys_of(db, Worker(db).claim(200))
@@ -574,7 +574,7 @@ def test_a_key_with_much_fills_what_keys_with_little_leave(db: Connection) -> No
 
 
 def test_a_run_as_service_commits_asynchronously(db: Connection) -> None:
-    """What a crash takes back waits again; a call of somebody's own keeps what its transaction has."""
+    """A release as a service commits asynchronously: a crash only makes jobs wait again. A direct call does not."""
     put(db, "a")
     for as_service, said in ((False, "on"), (True, "off")):
         with db.transaction():
@@ -584,7 +584,7 @@ def test_a_run_as_service_commits_asynchronously(db: Connection) -> None:
 
 
 def stumbles(db: Connection) -> int:
-    """How many were given back: these come into line without a turn."""
+    """Return how many jobs were given back; these enter the line without a turn."""
     return int(one(db, "select count(*) from tallybook.outcome where state = 'moved'"))
 
 
@@ -596,10 +596,10 @@ def complete(worker: Worker, rng: random.Random, share: float) -> None:
 
 @pytest.mark.parametrize("seed", seeds(4, quick=1))
 def test_all_end_exactly_once(db: Connection, seed: int) -> None:
-    """Random enqueues, delays, cancels, failures, crashes and two that deal: every job ends once, the line is never too long."""
+    """With random enqueues, delays, cancels, failures and two releasers each job ends once; the line stays short."""
 
     def stumble(db: Connection, worker: Worker, rng: random.Random, at: datetime) -> None:
-        """An attempt fails, or is given back."""
+        """Fail an attempt or give it back."""
         job = rng.choice(list(worker.held))
         if rng.random() < 0.5:
             worker.end("unclaim", job)

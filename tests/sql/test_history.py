@@ -1,4 +1,4 @@
-"""History goes by ranges of transaction ids: what goes, what stays, and that nobody waits for it."""
+"""History is pruned by ranges of transaction ids: what goes, what stays, and that nobody waits for it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COUNT = "select (select count(*) from tallybook.entry), (select count(*) from ta
 
 
 def prune(db: Connection, at: datetime) -> int:
-    """Runs as long as there is something to do: how many rows went."""
+    """Prune until there is nothing left to do; return how many rows went."""
     went = 0
     db.execute("select tallybook.fold()")
     for _ in range(1000):
@@ -54,7 +54,7 @@ select x.at::text, x.at = r.upper or tallybook._range_split(f.parents, r.lower, 
 
 
 def cut(db: Connection, *, ended: bool = True) -> None:
-    """What follows this comes into another range; ended: and all that came before has ended."""
+    """Start another range for what follows; with `ended`, wait until all earlier transactions have ended."""
     for _ in range(20):  # other tests use up transaction ids, too
         row = db.execute(CUT).fetchone()
         if row and row[1]:
@@ -77,7 +77,7 @@ union all select p.transaction::text from pg_prepared_xacts p where p.database <
 
 
 def passed(db: Connection) -> None:
-    """What others had begun in this server has ended, which would hold this test's ranges: other tests, and autovacuum."""
+    """Wait until transactions of others in this server have ended, such as tests and autovacuum: they hold ranges."""
     begun = set(db.execute(OTHERS).fetchall())
     wait_until(lambda: begun.isdisjoint(db.execute(OTHERS).fetchall()), "all have ended", seconds=90)
 
@@ -90,7 +90,8 @@ def held(db: Connection, at: datetime) -> list[tuple[Any, ...]]:
 
 
 def test_ended_jobs_go_when_their_time_is_over(db: Connection, now: datetime) -> None:
-    """S3-21: a range of ended jobs is there until its newest end is older than its class keeps; then it goes, and is on record."""
+    """S3-21: a range of ended jobs stays until its newest end is past its class's retention; then it goes, on record.
+    """
     hands = Hands(db)
     done(db, hands, 30)
     cut(db)
@@ -106,7 +107,7 @@ ERRORS: LiteralString = "select queue, message from tallybook.error order by que
 
 
 def test_errors_outlive_their_jobs_where_the_queue_keeps_them(db: Connection, now: datetime) -> None:
-    """S3-30: a queue's errors leave the log before its jobs, with them, or later, as its error_retention says."""
+    """S3-30: a queue's errors leave the log before its jobs, with them, or later, according to error_retention."""
     queues = ("a", "b", "c", "d")  # longer, as the jobs, shorter, dropped
     hands, old = Hands(db, *queues), now - 8 * DAY
     for queue in queues:
@@ -118,7 +119,7 @@ def test_errors_outlive_their_jobs_where_the_queue_keeps_them(db: Connection, no
     assert db.execute(ERRORS).fetchall() == [(queue, "lost") for queue in queues]
     db.execute("select tallybook.queue_set(q, error_retention => '9 days') from unnest('{a,d}'::text[]) q")
     db.execute("select tallybook.queue_set('c', error_retention => '1 h')")
-    assert db.execute(ERRORS).fetchall() == [(queue, "lost") for queue in "abd"]  # c's is with its job still
+    assert db.execute(ERRORS).fetchall() == [(queue, "lost") for queue in "abd"]  # c's is still with its job
     assert one(db, "select count(*) from tallybook.attempt where state = 'dead'") == 4
     cut(db)
     assert prune(db, now) == 4
@@ -133,7 +134,7 @@ def test_errors_outlive_their_jobs_where_the_queue_keeps_them(db: Connection, no
 def test_an_error_is_copied_only_when_its_range_goes(
     db: Connection, connect: Callable[..., Connection], now: datetime
 ) -> None:
-    """S3-30: while a reader holds the range its errors are in the log once, and once when it has gone."""
+    """S3-30: an error is in the log exactly once, both while a reader holds its range and after that has gone."""
     hands = Hands(db)
     put(db, 1)
     hands.fail(hands.claim()[0], final=True)
@@ -141,7 +142,7 @@ def test_an_error_is_copied_only_when_its_range_goes(
     cut(db)
     reader = connect(autocommit=False)
     reader.execute("select from tallybook.outcome")
-    pid = one(reader, "select pg_backend_pid()")  # through a pooler it is not that of the connection
+    pid = one(reader, "select pg_backend_pid()")  # through a pooler it differs from the connection's
     prune(db, now + 8 * DAY)
     assert [why for _, why in held(db, now + 8 * DAY)] == [f"a reader: pid {pid}"]
     assert one(db, "select count(*) from tallybook.error") == 1
@@ -151,7 +152,7 @@ def test_an_error_is_copied_only_when_its_range_goes(
 
 
 def test_without_a_longer_retention_no_error_is_copied(db: Connection, now: datetime) -> None:
-    """Control: the look for errors to keep reads queue alone where no queue keeps them for longer than its class."""
+    """Control: _errors_keep does not read history if no queue keeps errors for longer than its class."""
     db.execute("select tallybook.queue_set('q', error_retention => '1 h')")
     db.execute("begin")
     db.execute("select tallybook._errors_keep('d', '7 days', '0', '18446744073709551615', %s)", [now])
@@ -163,7 +164,7 @@ def test_without_a_longer_retention_no_error_is_copied(db: Connection, now: date
 
 
 def test_the_lane_goes_on_where_it_was(db: Connection, now: datetime) -> None:
-    """S3-21: a lane whose newest claim has gone with its range goes on behind it: nothing is taken twice, nothing left."""
+    """S3-21: a lane whose newest claim has gone continues behind it: no job is taken twice, none is left."""
     hands = Hands(db)
     done(db, hands, 5)
     put(db, 3)
@@ -190,7 +191,7 @@ def test_the_lane_goes_on_where_it_was(db: Connection, now: datetime) -> None:
 
 @pytest.mark.parametrize("kind", ["waits in a paused queue", "runs"])
 def test_an_open_job_holds_its_range(db: Connection, now: datetime, kind: str) -> None:
-    """S3-21: what is open stays whatever its age, with all of its range, and it is said why; when it has ended all goes."""
+    """S3-21: an open job of any age holds its whole range, with a reason; once it has ended, all of it goes."""
     hands = Hands(db)
     done(db, hands, 20)
     put(db, 1)
@@ -205,7 +206,7 @@ def test_an_open_job_holds_its_range(db: Connection, now: datetime, kind: str) -
 
 
 def test_the_claim_of_a_running_job_stays(db: Connection, now: datetime) -> None:
-    """S3-21: a job of an old range that was claimed in a newer one holds both: its end finds its claim."""
+    """S3-21: a job of an old range that was claimed in a newer one holds both, so that its end finds its claim."""
     hands = Hands(db)
     put(db, 1)
     cut(db)
@@ -219,7 +220,7 @@ def test_the_claim_of_a_running_job_stays(db: Connection, now: datetime) -> None
 
 
 def test_control_without_the_look_at_claims_a_running_job_loses_its_claim(db: Connection, now: datetime) -> None:
-    """Control: without the look at workers' claims, the claim of a running job goes with its range, and the job cannot end."""
+    """Control: without the check of workers' claims, a running job's claim is pruned, and the job cannot end."""
     without(db, "_range_claims", "exists (select from tallybook._open_attempts(c.worker_id, c.id, c.id))", "false")
     hands = Hands(db)
     put(db, 1)
@@ -232,7 +233,7 @@ def test_control_without_the_look_at_claims_a_running_job_loses_its_claim(db: Co
 
 
 def test_control_without_the_count_an_open_job_is_lost(db: Connection, now: datetime) -> None:
-    """Control: where a range counts as complete without its outcomes, an open job goes with it."""
+    """Control: if a range counts as complete without its outcomes, an open job is pruned with it."""
     text = source("_prune_range")
     guard = "if h.entries = h.outcomes then"
     assert guard in text
@@ -246,7 +247,7 @@ def test_control_without_the_count_an_open_job_is_lost(db: Connection, now: date
 
 
 def test_a_job_that_others_wait_for_is_told_first(db: Connection, now: datetime) -> None:
-    """A range with a job that has ended, and whose children have not been told, stays until they have."""
+    """A range with an ended job stays until parents_resolve has released the job's children."""
     hands = Hands(db)
     put(db, 1)
     (job,) = hands.claim()
@@ -260,7 +261,7 @@ def test_a_job_that_others_wait_for_is_told_first(db: Connection, now: datetime)
 
 
 def test_a_place_of_an_ended_job_does_not_outlive_its_outcome(db: Connection, now: datetime) -> None:
-    """A concurrency limit's permit is free when the history of who held it has gone: nobody had looked in between."""
+    """A permit is free once the history of its holder has gone, even without a release in between."""
     db.execute("select tallybook.concurrency_limit_set('one', 1)")
     hands = Hands(db)
     put(db, 1)
@@ -277,7 +278,7 @@ def test_a_place_of_an_ended_job_does_not_outlive_its_outcome(db: Connection, no
 
 
 def test_two_prunes_at_once_lose_no_open_job(db: Connection, connect: Callable[..., Connection], now: datetime) -> None:
-    """S3-21: a prune beside one that is not over does nothing and does not wait: no page counts twice, no open job goes."""
+    """S3-21: a prune beside an open one does nothing and does not wait: no page counts twice, no open job goes."""
     at = now + 30 * DAY
     done(db, Hands(db), 2)
     put(db, 2)
@@ -302,7 +303,7 @@ def test_two_prunes_at_once_lose_no_open_job(db: Connection, connect: Callable[.
 def test_a_lane_that_somebody_keeps_locked_holds_its_range_only(
     db: Connection, connect: Callable[..., Connection], now: datetime
 ) -> None:
-    """S3-21: while a claim stays open the range of its lane's cursor waits; prune says so, and has nothing more to do at once."""
+    """S3-21: an open claim holds only the range of its lane's cursor; prune names it and has no more to do."""
     hands = Hands(db, "q", "other")
     done(db, hands, 3)
     cut(db)
@@ -315,7 +316,7 @@ def test_a_lane_that_somebody_keeps_locked_holds_its_range_only(
 
 
 def test_the_counters_come_first(db: Connection, now: datetime) -> None:
-    """A range that the counters have not passed stays, and it is said why."""
+    """A range that the counters have not passed stays, and the reason is named."""
     done(db, Hands(db), 3)
     cut(db)
     db.execute(
@@ -326,7 +327,7 @@ def test_the_counters_come_first(db: Connection, now: datetime) -> None:
 
 
 def test_a_rewritten_table_is_counted_anew(db: Connection, now: datetime) -> None:
-    """What was counted counts for the files of a range only: a table that was rewritten, or restored, is counted anew."""
+    """Counts of a range are valid for its files only: a table that was rewritten or restored is counted again."""
     hands = Hands(db)
     done(db, hands, 5)
     put(db, 1)
@@ -339,7 +340,7 @@ def test_a_rewritten_table_is_counted_anew(db: Connection, now: datetime) -> Non
 
 
 def test_a_range_that_is_written_again_is_counted_anew(db: Connection, now: datetime) -> None:
-    """What was counted in a range that had come from another cluster does not count any more once this one writes to it."""
+    """Counts of a range from another cluster are no longer valid once this cluster writes to it."""
     put(db, 1)
     prune(db, now)
     db.execute("update tallybook.history_range set complete = true, quiet_since = %s, newest_end = %s", [now, now])
@@ -357,7 +358,7 @@ def test_a_range_that_is_written_again_is_counted_anew(db: Connection, now: date
 def test_a_long_reader_makes_nobody_wait(
     db: Connection, connect: Callable[..., Connection], now: datetime, insists: bool
 ) -> None:
-    """S3-20: a dump that reads a range makes prune try later: claims beside it wait for nobody; control: a plain TRUNCATE."""
+    """S3-20: prune tries later while a dump reads a range, and claims do not wait; control: a plain TRUNCATE."""
     hands = Hands(db)
     done(db, hands, 5)
     cut(db)
@@ -390,7 +391,7 @@ def test_a_long_reader_makes_nobody_wait(
 
 @pytest.mark.direct("holds locks of a session")
 def test_a_range_is_cut_only_where_nobody_is(db: Connection, connect: Callable[..., Connection], now: datetime) -> None:
-    """S3-21: no range is cut while a producer's transaction is open: that one waits for nobody, and is named; then it is cut."""
+    """S3-21: a range is cut only after an open producer has ended; that one does not wait, and is named."""
     producer = connect(autocommit=False)
     pid = one(producer, "select pg_backend_pid() from (select tallybook.enqueue('q', 'work')) x")
     put(db, 1)
@@ -417,8 +418,9 @@ def ranges(db: Connection, table: str) -> list[tuple[Any, ...]]:
 
 
 def test_the_range_in_use_is_cut_by_time(db: Connection, now: datetime) -> None:
-    """S3-21: once it has held something for an eighth of the retention what follows gets a range of its own: the same one for
-    entries, claims and outcomes, without a gap; a range that nothing was put into is never cut.
+    """S3-21: a range is cut once it has held something for an eighth of the retention; an empty one never is.
+
+    Entries, claims and outcomes have the same ranges, without a gap.
     """
     prune(db, now - DAY)
     put(db, 1)
@@ -460,14 +462,14 @@ def test_never_more_than_sixteen_ranges(db: Connection, now: datetime) -> None:
 
 
 def replaced(db: Connection, function: str, old: str, new: str) -> None:
-    """Another text of a function: a smaller limit, or a guard taken away."""
+    """Replace text in a function: for a smaller limit, or without a guard."""
     text = source(function)
     assert old in text
     db.execute(cast("LiteralString", text.replace(old, new)))
 
 
 def test_at_the_limit_of_ranges_the_reason_is_named(db: Connection, now: datetime) -> None:
-    """Where open jobs hold so many ranges that no other can be made, what is not cut names that as its reason, until they end."""
+    """If open jobs hold so many ranges that no more can be created, that is named as the reason until they end."""
     replaced(db, "_ranges", "c_most constant int := 16", "c_most constant int := 5")
     for n in range(10):
         put(db, 1)
@@ -490,12 +492,13 @@ def test_at_the_limit_of_ranges_the_reason_is_named(db: Connection, now: datetim
 
 @pytest.mark.parametrize("before", [0, 5], ids=["first of all", "after quiet hours"])
 def test_a_burst_leaves_in_time(db: Connection, now: datetime, before: int) -> None:
-    """S3-21: every ended job leaves at most 1.25 times its retention after its end, also after a burst that uses up transaction
-    ids and space a thousand times as fast as what comes before and after it.
+    """S3-21: every ended job leaves within 1.25 times its retention after its end, even after a burst.
+
+    The burst uses up transaction ids and space a thousand times as fast as what comes before and after it.
     """
 
     def large(db: Connection, jobs: int) -> None:
-        """One transaction's jobs, one to a page of 8 kB."""
+        """Enqueue jobs in one transaction, one to a page of 8 kB."""
         db.execute(
             "do $$ declare l regclass; begin for l in select r.leaf from tallybook._families() f, tallybook._ranges(f.parents[1]) r"
             " where f.name = 'default' loop execute format('alter table %s set (fillfactor = 10)', l); end loop; end $$"
@@ -507,7 +510,7 @@ def test_a_burst_leaves_in_time(db: Connection, now: datetime, before: int) -> N
         )
 
     def finish(db: Connection, hands: Hands, at: datetime) -> None:
-        """All that can be claimed is claimed and ends at the played time."""
+        """Claim all that can be claimed, and end it at this time."""
         while jobs := hands.claim(5000):
             db.execute(
                 "select tallybook.complete_many(%s, %s, %s, at => %s)",
@@ -516,7 +519,7 @@ def test_a_burst_leaves_in_time(db: Connection, now: datetime, before: int) -> N
         db.execute("update tallybook.claim set claimed_at = %s where claimed_at < clock_timestamp()", [at])
 
     def pruned(at: datetime) -> bool:
-        """Pruned, and nobody who has nothing to do with it was in the way."""
+        """Prune, and return whether nothing unrelated held a range."""
         passed(db)
         prune(db, at)
         return bool(one(db, "select not exists (select from tallybook.history_range where held is not null)"))
@@ -540,7 +543,7 @@ def test_a_burst_leaves_in_time(db: Connection, now: datetime, before: int) -> N
 
 @pytest.mark.slow
 def test_exactly_once_whatever_is_pruned_in_between(db: Connection, now: datetime) -> None:
-    """S3-21: with short ranges and random claims, ends, failures, cancels and prunes each job runs once and none is lost."""
+    """S3-21: with short ranges and random claims, ends, cancels and prunes each job runs once and none is lost."""
     draw = random.Random(7)
     hands = [Hands(db, at="'infinity'") for _ in range(3)]
     left: list[tuple[Hands, Any]] = []
@@ -594,7 +597,7 @@ def test_exactly_once_whatever_is_pruned_in_between(db: Connection, now: datetim
 
 
 def test_the_reads_of_a_claim_do_not_grow_with_history(db: Connection, now: datetime) -> None:
-    """S3-20: a claim touches the same pages in the sixth range as in the second, but for one probe a range."""
+    """S3-20: a claim reads the same pages in the sixth range as in the second, but for one probe per range."""
     hands = Hands(db)
 
     def pages() -> int:
@@ -630,12 +633,12 @@ select tallybook._range_split(f.parents, (select max(r.lower) from tallybook._ra
 
 
 def in_steps(db: Connection) -> None:
-    """Every range counts as large, whatever it holds."""
+    """Let every range count as large, whatever it holds."""
     replaced(db, "_ranges", "c_small constant bigint := 1048576", "c_small constant bigint := 0")
 
 
 def cut_again(db: Connection) -> None:
-    """The range in use is cut, however many tries its locks take."""
+    """Cut the range in use, however many tries its locks take."""
     before = len(ranges(db, "entry_default"))
     for _ in range(2000):
         db.execute(STEP)
@@ -645,7 +648,7 @@ def cut_again(db: Connection) -> None:
 
 
 def misplaced(db: Connection) -> int:
-    """Rows that lie in a range which they do not belong to."""
+    """Return how many rows are in a range to which they do not belong."""
     leaves = db.execute(
         "select r.leaf::text, pg_get_partition_constraintdef(r.leaf)"
         " from tallybook._families() f, unnest(f.parents) p, lateral tallybook._ranges(p) r"
@@ -655,7 +658,7 @@ def misplaced(db: Connection) -> int:
 
 
 def test_a_large_range_is_cut_without_a_look_at_its_rows(db: Connection) -> None:
-    """S3-20: what a large range holds is validated beside producers; under the lock PostgreSQL takes its constraint for it."""
+    """S3-20: a large range is validated beside producers; under the lock PostgreSQL relies on its constraint."""
     hands = Hands(db)
     in_steps(db)
     done(db, hands, 3)
@@ -679,7 +682,7 @@ def test_a_large_range_is_cut_without_a_look_at_its_rows(db: Connection) -> None
 
 
 def test_control_a_bound_that_is_known_too_early_fails_producers(db: Connection) -> None:
-    """Control: with the cut itself in the constraint, a producer that comes before the cut is made gets an error."""
+    """Control: with the bound of the cut in the constraint, a producer before the cut gets an error."""
     text = source("_ranges").replace("bigint := 1048576", "bigint := 0")
     bound = "format('%I < tallybook._range_cut()', k.key)"
     assert bound in text
@@ -692,7 +695,7 @@ def test_control_a_bound_that_is_known_too_early_fails_producers(db: Connection)
 
 
 def test_control_a_cut_behind_what_was_written_is_seen(db: Connection) -> None:
-    """Control: where a range is cut right behind the first job that was written, the others lie in the wrong one."""
+    """Control: if a range is cut right behind the first job that was written, the others are in the wrong one."""
     guard = "v_next := greatest(pg_snapshot_xmax(pg_current_snapshot())::text::numeric, pg_current_xact_id()::text::numeric + 1);"
     text = source("_ranges").replace("bigint := 1048576", "bigint := 0")
     assert guard in text
@@ -705,7 +708,7 @@ def test_control_a_cut_behind_what_was_written_is_seen(db: Connection) -> None:
 
 
 def test_no_producer_and_no_claim_fails_beside_cuts(db: Connection, connect: Callable[..., Connection]) -> None:
-    """S3-20: while ranges are cut again and again beside producers and a claimer each job runs once, in its range."""
+    """S3-20: while ranges are cut again and again beside producers and a claimer, each job runs once, in its range."""
     in_steps(db)
     more = True
 
@@ -748,7 +751,7 @@ def test_no_producer_and_no_claim_fails_beside_cuts(db: Connection, connect: Cal
 def test_an_open_transaction_that_holds_history_is_named(
     db: Connection, connect: Callable[..., Connection], now: datetime, prepared: bool
 ) -> None:
-    """S3-21: what was written before a transaction that is still open began to write stays as long as that, and it is named."""
+    """S3-21: a transaction that is still open holds what was written before its first write, and is named."""
     done(db, Hands(db), 3)
     writer = connect(autocommit=False)
     pid = one(writer, "select pg_backend_pid(), pg_current_xact_id()")
@@ -775,7 +778,7 @@ def test_an_open_transaction_that_holds_history_is_named(
 
 
 def test_jobs_of_another_cluster_that_hold_a_range_are_named(db: Connection, now: datetime) -> None:
-    """What came from a cluster that was ahead of this one is not cut off from what it lies with, whatever the size; it is named."""
+    """A range with jobs from a cluster that was ahead of this one is not cut, whatever its size; that is named."""
     for large_ones in (False, True):
         if large_ones:
             in_steps(db)
@@ -796,11 +799,11 @@ def test_jobs_of_another_cluster_that_hold_a_range_are_named(db: Connection, now
         assert held(db, now + 9 * DAY) == [(None, "jobs of another cluster")]
 
 
-# Words for what has left
+# Messages about jobs that have left
 
 
 def test_a_job_that_has_left_is_said_to_be_past_its_retention(db: Connection, now: datetime) -> None:
-    """S3-21: of an id below all that are left cancel and retry say that it is past its retention; of one that never was not."""
+    """S3-21: cancel and retry report of a pruned id that it is past its retention, and of an unknown id nothing."""
     done(db, Hands(db), 3)
     cut(db)
     for job, said in ((2, None), (10**9, None)):
@@ -831,7 +834,7 @@ def test_a_job_that_has_left_is_said_to_be_past_its_retention(db: Connection, no
     ],
 )
 def test_a_retention_that_cannot_be_is_refused(db: Connection, call: str, said: str) -> None:
-    """S3-21: an unknown class and a time out of range are TB005, and nothing is changed."""
+    """S3-21: an unknown class and a time out of range raise TB005, and nothing is changed."""
     with pytest.raises(psycopg.Error) as caught:
         db.execute(f"select tallybook.retention_set({call})".encode())
     assert (caught.value.sqlstate, caught.value.diag.message_primary) == ("TB005", said)
@@ -839,7 +842,7 @@ def test_a_retention_that_cannot_be_is_refused(db: Connection, call: str, said: 
 
 
 def test_a_shorter_retention_holds_at_once(db: Connection, now: datetime) -> None:
-    """S3-21: what was kept for a week goes after an hour when the class is given an hour."""
+    """S3-21: history that was kept for a week goes after an hour once its class has an hour."""
     done(db, Hands(db), 3)
     cut(db)
     assert prune(db, now + 2 * timedelta(hours=1)) == 0

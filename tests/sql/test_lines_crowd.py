@@ -1,6 +1,6 @@
-"""A crowd on a few order keys and unique keys: producers, workers that complete, fail, snooze and die, cancels, retries, rescue.
+"""A crowd on a few order keys and unique keys: producers, workers that may die, cancels, retries, rescue.
 
-The ledger is no witness of what ran when, so each worker writes it down: a start after its answer, an end before it is sent.
+The ledger does not prove what ran when, so each worker records it: a start after its answer, an end before it is sent.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ LONGEST = 60.0
 
 @dataclass
 class Crowd:
-    """What they share."""
+    """The state that all threads share."""
 
     connect: Connect
     enough: Callable[[Crowd], bool]
-    """Whether what the test needs has happened: until then it goes on for longer, on a machine that is slow."""
+    """Whether all that the test needs has happened; until then it runs longer, on a slow machine."""
     began: float = field(default_factory=time.monotonic)
     running: dict[str, set[int]] = field(default_factory=lambda: {key: set() for key in KEYS})
     did: dict[int, int] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Crowd:
 
 
 def produce(crowd: Crowd, number: int) -> None:
-    """One producer of one unique key; of the order keys all of them are."""
+    """Enqueue as one producer with its own unique key; the order keys are shared."""
     source, db = random.Random(number), crowd.connect(autocommit=False)
     n = 0
     while crowd.goes_on():
@@ -88,11 +88,11 @@ def produce(crowd: Crowd, number: int) -> None:
 
 
 def work(crowd: Crowd, number: int) -> None:
-    """A worker that dies now and then, and comes back."""
+    """Work, die now and then, and come back."""
     source, db = random.Random(100 + number), crowd.connect()
-    hands, held = Hands(db, at="'infinity'"), list[Job]()  # nobody's heart beats here
+    hands, held = Hands(db, at="'infinity'"), list[Job]()  # workers send no heartbeat here
     while crowd.goes_on() or held:
-        if source.random() < 0.02:  # it dies: what it has started is not running any more
+        if source.random() < 0.02:  # it dies: what it has started is no longer running
             for job in held:
                 crowd.ends(job)
             hands.rescued()
@@ -124,7 +124,7 @@ def work(crowd: Crowd, number: int) -> None:
 
 
 def meddle(crowd: Crowd) -> None:
-    """Cancels, retries, promote and rescue."""
+    """Run cancels, retries, promote and rescue."""
     source, db = random.Random(7), crowd.connect()
     while crowd.goes_on():
         if crowd.jobs and source.random() < 0.3:
@@ -181,7 +181,7 @@ def play(connect: Connect, enough: Callable[[Crowd], bool]) -> Crowd:
 
 @pytest.mark.slow
 def test_a_crowd_keeps_its_lines(connect: Connect) -> None:
-    """S1-07, S3-08, P3: no two of a key at once, nobody stuck, no work missed that a producer was promised."""
+    """S1-07, S3-08, P3: no two jobs of a key overlap, none is stuck, and no work promised to a producer is missed."""
     crowd = play(connect, lambda crowd: len(crowd.did) > 50)
     assert crowd.wrong == []
     assert len(crowd.did) > 50
@@ -189,7 +189,7 @@ def test_a_crowd_keeps_its_lines(connect: Connect) -> None:
 
 @pytest.mark.slow
 def test_control_a_turn_for_everybody_is_seen(connect: Connect, db: Connection) -> None:
-    """Control: where turn does not ask whether its holder is open, the crowd sees jobs of one key overlap."""
+    """Control: if order_admit does not check whether a turn's holder is open, jobs of one key overlap."""
     text = source("order_admit")
     guard = "or not tallybook._job_open(v_holder))"
     assert guard in text

@@ -1,7 +1,7 @@
-"""Order keys and conflicts of unique keys under every order of concurrent steps, with controls that take a guard out.
+"""Order keys and conflicts of unique keys under every order of concurrent steps, with controls that remove a guard.
 
-Each schedule has a queue and keys of its own. What started and ended is written down as a program outside would see it: a
-start after its answer, an end before its commit is sent, so an overlap that is found was one.
+Each schedule has its own queue and keys. Starts and ends are recorded as a program outside would see them: a start
+after its answer, an end before its commit is sent, so each overlap that is found is real.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Scene:
     ordered: bool = True
     relied: dict[Connection, list[tuple[int, int]]] = field(default_factory=dict)
     told: list[tuple[int, int]] = field(default_factory=list)
-    """Which job a committed producer was told would do its work, and the number of that work."""
+    """The job that would do a committed producer's work, as the producer was told, and the number of that work."""
     did: dict[int, int] = field(default_factory=dict)
-    """What number each job had when it started."""
+    """The number that each job had when it started."""
 
 
 def claim(name: str, max_jobs: int = 10) -> Step:
@@ -49,7 +49,7 @@ def claim(name: str, max_jobs: int = 10) -> Step:
 
 
 def start(name: str) -> Step:
-    """Look again at all that is claimed and not started: cancelled ones end, the free ones ask for their turn."""
+    """Check all jobs that are claimed and not started: end the cancelled ones, ask for the turns of the free ones."""
 
     async def step(conn: Connection, scene: Scene) -> None:
         mine = scene.claimed.setdefault(name, {})
@@ -145,7 +145,7 @@ def retry(which: int, *, begin: bool = False) -> Step:
 
 
 def produce(n: int, *, begin: bool = False) -> Step:
-    """Somebody wants work number n (and all before it) done by one queued job."""
+    """Ask for work number n, and all before it, to be done by one queued job."""
 
     async def step(conn: Connection, scene: Scene) -> None:
         if begin:
@@ -169,7 +169,7 @@ class Scenario:
     keyed: int = 0
     unique: bool = False
     heal: bool = False
-    """Whether a look of rescue is allowed to be needed."""
+    """Whether a rescue may be needed."""
 
 
 async def _drain(conn: Connection, scene: Scene, *, heal: bool) -> None:
@@ -219,7 +219,7 @@ def play(dsn: str, scenario: Scenario) -> tuple[list[str], int]:
             wrong.append(f"started in the order {first}")
         wrong += [
             f"work {n} was told to job {job}, which did {scene.did.get(job)}"
-            for job, n in dict(scene.told).items()  # the last that was said of each
+            for job, n in dict(scene.told).items()  # the last number for each job
             if scene.did.get(job) != n
         ]
         return wrong
@@ -255,8 +255,9 @@ SCENARIOS: dict[str, Scenario] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_in_every_order(dsn: str, name: str) -> None:
-    """S1-07, S3-08: per key one runs at a time in the order of the line, nobody is stuck, and no work that a producer was
-    promised is missed.
+    """S1-07, S3-08: per key one job runs at a time, in the order of the line, and none is stuck.
+
+    No work that was promised to a producer is missed.
     """
     found, played = play(dsn, SCENARIOS[name])
     assert not found
@@ -288,7 +289,7 @@ CONTROLS: dict[str, tuple[str, str, tuple[str, str]]] = {
 
 
 def _crowded(db: Db) -> None:
-    """From now on each producer acts as one that changes more jobs than it has locks for; see _start_waits."""
+    """Let each producer act as one that changes more jobs than it has locks for; see _start_waits."""
     db.execute(f"alter database {db.info.dbname} set tallybook.jobs_locked = '1000'")  # type: ignore[arg-type]
 
 
@@ -302,7 +303,7 @@ def test_a_crowd_in_every_order(dsn: str, db: Db, name: str) -> None:
 
 @pytest.mark.slow
 def test_control_of_a_crowd(dsn: str, db: Db) -> None:
-    """Control: with no probe of the task's lock, work that was promised is missed."""
+    """Control: without the probe of the task's lock, promised work is missed."""
     _crowded(db)
     without(db, "_amendment_state", "or p_crowd and not (", "or false and not (")
     assert play(dsn, SCENARIOS["a producer and a worker"])[0]
@@ -311,7 +312,7 @@ def test_control_of_a_crowd(dsn: str, db: Db) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONTROLS)
 def test_control(dsn: str, db: Db, name: str) -> None:
-    """Control: with a guard taken out the checker finds an overlap, a job that is stuck, or work that was missed."""
+    """Control: without a guard the checker finds an overlap, a stuck job or missed work."""
     scenario, function, change = CONTROLS[name]
     without(db, function, *change)
     found, _ = play(dsn, SCENARIOS[scenario])

@@ -1,4 +1,4 @@
-"""How many locks one transaction takes: a server has room for a few thousand, which all its databases and connections share."""
+"""Locks per transaction: a server has room for a few thousand, which all its databases and connections share."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tallybook._db.migrate import migrate
 pytestmark = pytest.mark.direct("counts the locks of a session, and holds transactions open")
 
 MOST = 256
-"""Advisory locks of one class, as sql/README.md has it."""
+"""The limit of advisory locks of one class, as in sql/README.md."""
 
 
 def held(db: Connection) -> dict[int, int]:
-    """How many advisory locks of each class this session holds: 40 to 49."""
+    """Return how many advisory locks of each class, 40 to 49, this session holds."""
     query = (
         "select classid::bigint - 1413565400, count(*) from pg_locks"
         " where locktype = 'advisory' and pid = pg_backend_pid() group by 1"
@@ -33,7 +33,7 @@ def held(db: Connection) -> dict[int, int]:
 
 
 def keyed(db: Connection, keys: Sequence[str], how: str, n: int = 1, task: str = "t") -> list[int]:
-    """Put in a job for each of these keys, in one statement."""
+    """Enqueue a job for each of these keys, in one statement."""
     query = (
         "select job_ids from tallybook.enqueue_many(array_fill('q'::text, array[%(n)s]),"
         " array_fill(%(task)s::text, array[%(n)s]), array_fill(%(args)s::text, array[%(n)s]), unique_keys => %(keys)s,"
@@ -116,7 +116,7 @@ def test_the_locks_of_one_transaction_are_bounded(db: Connection, verb: str) -> 
 
 
 def test_the_locks_of_order_keys_are_bounded(db: Connection) -> None:
-    """A call of turn looks at 256 keys and answers busy for the others; ends move as many lines, and rescue the rest."""
+    """order_admit takes 256 keys and returns busy for the others; ends move as many lines, and rescue the rest."""
     hands, n = Hands(db), 300
     for _ in range(2):
         db.execute(
@@ -142,7 +142,7 @@ def test_the_locks_of_order_keys_are_bounded(db: Connection) -> None:
 
 
 def _retried_twice(db: Connection, connect: Connect) -> list[Any]:
-    """What two people are answered who retry one cancelled job at the same moment."""
+    """Return the answers to two people who retry one cancelled job at the same moment."""
     with_cancelled(db, 1)
     one, two = connect(), connect()
     query = "select tallybook.retry(o.job_id) from tallybook.outcome o where o.state = 'cancelled'"
@@ -166,12 +166,12 @@ def _retried_twice(db: Connection, connect: Connect) -> list[Any]:
 
 
 def test_two_people_retry_one_cancelled_job(db: Connection, connect: Connect) -> None:
-    """The second waits for the first, and is answered that the job is not cancelled any more."""
+    """The second waits for the first, then gets TB005, because the job is no longer cancelled."""
     assert _retried_twice(db, connect) == [(2,), "TB005"]
 
 
 def test_control_without_the_lock_of_the_attempt(db: Connection, connect: Connect) -> None:
-    """Control: without the lock of its newest attempt's row both retry the job."""
+    """Control: without the lock on the row of its newest attempt both retry the job."""
     without(db, "retry", "order by x.attempt desc limit 1 for update;", "order by x.attempt desc limit 1;")
     assert _retried_twice(db, connect) == [(2,), (2,)]
 
@@ -183,7 +183,7 @@ CHANGED = 200
 
 
 def _started_meanwhile(db: Connection, connect: Connect) -> tuple[set[str], list[Any]]:
-    """Which jobs may start while a transaction that changes 200 of 210 is open, and what each has in its args after its commit."""
+    """Change 200 of 210 jobs in an open transaction; return which may start, and the args after the commit."""
     hands, producer = Hands(db), connect()
     jobs = dict(zip(names(CHANGED + 10), keyed(db, names(CHANGED + 10), "skip"), strict=True))
     (other,) = keyed(db, ["other"], "skip", task="another task")
@@ -202,7 +202,7 @@ def _started_meanwhile(db: Connection, connect: Connect) -> tuple[set[str], list
 
 
 def test_what_a_crowd_changes_waits_for_it(db: Connection, connect: Connect) -> None:
-    """Jobs beyond the 128 with a lock of their own wait for the producer, too, and see what it wrote; other tasks do not."""
+    """Jobs beyond the 128 with a lock of their own also wait for the producer and see its rows; other tasks do not."""
     free, numbers = _started_meanwhile(db, connect)
     assert free == {"other"}
     assert numbers == [2] * (CHANGED - 1)
@@ -212,11 +212,11 @@ def test_control_without_the_lock_of_the_task(db: Connection, connect: Connect) 
     """Control: without the probe of the task's lock, jobs that the open transaction changes start with the old args."""
     without(db, "_amendment_state", "or p_crowd and not", "or false and not")
     free, _ = _started_meanwhile(db, connect)
-    assert free >= {"other", "k99"}  # in the order of keys the last
+    assert free >= {"other", "k99"}  # the last in the order of keys
 
 
 def test_few_changes_hold_only_what_they_change(db: Connection, connect: Connect) -> None:
-    """Up to 128 jobs in a transaction, no other job of the task waits, and a rollback to a savepoint gives the locks back."""
+    """With up to 128 jobs in a transaction no other job waits; a rollback to a savepoint releases the locks."""
     hands, producer = Hands(db), connect()
     keyed(db, names(CHANGED), "skip")
     producer.execute("begin; savepoint s")
@@ -230,7 +230,7 @@ def test_few_changes_hold_only_what_they_change(db: Connection, connect: Connect
 
 
 def test_crowds_do_not_deadlock(db: Connection, connect: Connect) -> None:
-    """Transactions that rely on the same hundreds of jobs, in opposite orders, beside workers of the task: none fails."""
+    """Transactions on the same 200 jobs in opposite orders, beside workers of the task: none fails."""
     keys = names(CHANGED)
     query = "select tallybook.enqueue('q', 't', unique_key => k, run_at => now() + interval '1 h') from unnest(%s::text[]) k"
     db.execute(query, (keys,))
@@ -270,7 +270,7 @@ def test_crowds_do_not_deadlock(db: Connection, connect: Connect) -> None:
 @pytest.mark.slow
 @pytest.mark.servers
 def test_everybody_can_connect_beside_a_crowd() -> None:
-    """With the default max_locks_per_transaction and 20 connections, 6,000 changes in a transaction leave room for others."""
+    """With the default max_locks_per_transaction and 20 connections, 6,000 changes leave room for others."""
     with cluster(max_connections="20") as server:
         for verb in ("subject_upsert_many", "unique_while queued", "queues"):  # one for each class of locks
             prepare, change = VERBS[verb]

@@ -105,8 +105,7 @@ def test_a_retry_gives_back_the_name_of_its_queue(db: Connection, hands: Hands) 
 
 
 def test_a_name_without_its_queue(db: Connection, hands: Hands) -> None:
-    """Without its queue, an ambiguous name is an error that lists the queues, and nothing changes; with it, all works.
-    """
+    """Without its queue, an ambiguous name raises an error with the queues and changes nothing; with it, all works."""
     at = clock(db, "1 h")
     for queue in ("eu", "us", "q"):
         push(db, queue, run_at=at)

@@ -37,8 +37,7 @@ def heard(db: Connection, ear: Connection) -> list[dict[str, Any]]:
 
 @pytest.mark.servers
 def test_a_queue_is_made_and_changed(db: Connection) -> None:
-    """S3-36: queue_set reports created, changed or unchanged; null keeps a setting; the view shows them and the user.
-    """
+    """S3-36: queue_set reports created, changed or unchanged; null keeps a setting; the view shows all and the user."""
     assert one(db, "select tallybook.queue_set('q', by => 'ada')") == "created"
     assert one(db, "select tallybook.queue_set('q')") == "unchanged"
     assert one(db, "select tallybook.queue_set('q', max_attempts => 3, retention => 'long', by => 'bob')") == "changed"
@@ -346,8 +345,7 @@ def test_a_small_queue_does_not_pay_for_a_large_one(db: Connection) -> None:
 
 @pytest.mark.direct("listens")
 def test_transitions_are_published_while_notify_is_on(db: Connection, connect: Connect, hands: Hands) -> None:
-    """S3-37: with notify on, a queue's transitions are published in batches; with it off there is not even a trigger.
-    """
+    """S3-37: with notify on, transitions of the queue's jobs are published in batches; off, there is no trigger."""
     triggers = "select count(*) from pg_trigger where tgname = 'publish'"
     assert one(db, triggers) == 0
     db.execute("select tallybook.queue_set('q', notify => true)")

@@ -1,4 +1,4 @@
-"""Rate limits in SQL: at most so many calls in any window, in order, whoever asks, at a time of the test's."""
+"""Rate limits in SQL: at most N calls in any window, in order, whoever asks, at a time that the test sets."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from support.chance import seeds
 from support.database import Connection, one
 from support.waiting import wait_until
 
-EARLY = 120 * MS  # what waits comes back so long before its turn
+EARLY = 120 * MS  # a waiting job comes back this long before its turn
 
 
 def late(window: timedelta) -> timedelta:
-    """How late a start may be."""
+    """Return how late a start may be."""
     return max(20 * MS, min(window / 100, S))
 
 
 def most_in_window(starts: list[datetime], window: timedelta) -> int:
-    """The largest number of starts in any window, where each may be late by what is allowed, or not."""
+    """Return the largest number of starts in any window, if each may be late by what is allowed, or not."""
     starts, most_late = sorted(starts), late(window)
     return max(sum(first + most_late <= start < first + window + most_late for start in [first + most_late, *starts[n + 1 :]])
                for n, first in enumerate(starts))  # fmt: skip
@@ -41,7 +41,7 @@ def eight(db: Connection) -> Connection:
 
 
 def test_eight_a_minute_are_a_gap_of_seven_and_a_half_seconds(eight: Connection) -> None:
-    """S1-18, S1-20: the first call does not wait, each next one starts 7,500 ms after it, at exactly its turn."""
+    """S1-18, S1-20: the first call does not wait; each next one starts 7,500 ms later, exactly at its turn."""
     jobs = put(eight, "provider:acme", n=8)
     asker = Asker(eight)
     assert asker.look(T) == jobs[:1]
@@ -52,7 +52,8 @@ def test_eight_a_minute_are_a_gap_of_seven_and_a_half_seconds(eight: Connection)
 
 
 def test_a_job_over_the_limit_is_put_off_without_a_failure(eight: Connection) -> None:
-    """S1-18: waiting for a turn holds no worker and no lane, is no failure and no attempt that counts, and shows its time."""
+    """S1-18: waiting for a turn holds no worker and no lane, counts as no failure and no attempt, and shows its time.
+    """
     _, second = put(eight, "provider:acme", n=2)
     (other,) = put(eight)
     asker = Asker(eight)
@@ -69,13 +70,13 @@ def test_a_job_over_the_limit_is_put_off_without_a_failure(eight: Connection) ->
 
 
 def test_each_key_is_held_by_itself(eight: Connection) -> None:
-    """S1-18: a provider that is at its limit does not hold up another one."""
+    """S1-18: a provider that is at its limit does not delay another one."""
     acme, other = put(eight, "provider:acme", n=2), put(eight, "provider:other", n=2)
     assert Asker(eight).look(T) == [acme[0], other[0]]
 
 
 def test_a_rule_of_a_keys_own_goes_before_the_broad_one(eight: Connection) -> None:
-    """S1-18: NAME:KEY has the rule NAME unless it has one itself; a change of it counts from the next turn on."""
+    """S1-18: NAME:KEY has the rule NAME unless it has its own; a change of it applies from the next turn on."""
     eight.execute("select tallybook.rate_limit_set('provider:acme', 60, '1 minute')")
     jobs = put(eight, "provider:acme", n=3)
     asker = Asker(eight)
@@ -90,7 +91,7 @@ def test_a_rule_of_a_keys_own_goes_before_the_broad_one(eight: Connection) -> No
 
 
 def test_the_limit_survives_restarts(eight: Connection, connect: Any) -> None:
-    """S1-19: a new worker on a new connection is held by what another one has called."""
+    """S1-19: a new worker on a new connection is held by the calls of another one."""
     put(eight, "provider:acme", n=2)
     assert len(Asker(eight).look(T)) == 1
     later = Asker(connect())
@@ -100,7 +101,7 @@ def test_the_limit_survives_restarts(eight: Connection, connect: Any) -> None:
 
 
 def test_every_call_is_on_record_with_its_end(eight: Connection) -> None:
-    """S1-19: key, time, job and success are logged for each call, whether it failed or not."""
+    """S1-19: each call is logged with key, time, job and success, whether it failed or not."""
     jobs = put(eight, "provider:acme", n=3)
     asker = Asker(eight)
     asker.run(T + MIN)
@@ -117,7 +118,7 @@ def test_every_call_is_on_record_with_its_end(eight: Connection) -> None:
 
 
 def test_an_outage_is_not_followed_by_a_burst(eight: Connection) -> None:
-    """S1-18: unused turns are not saved up, and who waited through the outage keeps its place before newcomers."""
+    """S1-18: unused turns are not saved, and jobs that waited through the outage keep their place before newcomers."""
     jobs = put(eight, "provider:acme", n=20)
     asker = Asker(eight)
     asker.look(T)
@@ -133,7 +134,7 @@ def test_an_outage_is_not_followed_by_a_burst(eight: Connection) -> None:
 
 
 def test_a_push_back_holds_all_calls_of_its_key(eight: Connection) -> None:
-    """S1-19: after a 429 no call starts before its Retry-After is over; order and gaps are as before, others go on."""
+    """S1-19: after a 429 no call starts before its Retry-After; order and gaps stay, and other keys continue."""
     jobs = put(eight, "provider:acme", n=4)
     asker = Asker(eight)
     asker.look(T)
@@ -149,7 +150,7 @@ def test_a_push_back_holds_all_calls_of_its_key(eight: Connection) -> None:
 
 
 def test_what_is_urgent_goes_ahead_of_those_who_wait(eight: Connection) -> None:
-    """S1-07: a job of priority 1 takes the next turn, not the one behind a thousand that wait."""
+    """S1-07: a job of priority 1 takes one of the next two turns, ahead of all that wait."""
     jobs = put(eight, "provider:acme", n=10)
     asker = Asker(eight)
     asker.look(T)
@@ -161,7 +162,7 @@ def test_what_is_urgent_goes_ahead_of_those_who_wait(eight: Connection) -> None:
 
 
 def test_who_waits_and_is_cancelled_leaves_no_hole(eight: Connection) -> None:
-    """S1-18: turns of cancelled jobs are given to others: a newcomer does not wait behind nobody."""
+    """S1-18: turns of cancelled jobs go to other jobs: a newcomer does not wait behind them."""
     jobs = put(eight, "provider:acme", n=100)
     asker = Asker(eight)
     asker.look(T)
@@ -173,7 +174,7 @@ def test_who_waits_and_is_cancelled_leaves_no_hole(eight: Connection) -> None:
 
 
 def _after_an_outage(db: Connection) -> tuple[list[int], Asker, int]:
-    """Forty jobs that wait, nobody looks for an hour; how many come into line at the next look."""
+    """Let forty jobs wait and an hour pass; return how many jobs the next promote puts in line."""
     jobs = put(db, "provider:acme", n=40)
     asker = Asker(db)
     assert asker.look(T) == jobs[:1]
@@ -181,7 +182,7 @@ def _after_an_outage(db: Connection) -> tuple[list[int], Asker, int]:
 
 
 def test_after_an_outage_only_so_many_come_as_can_start(eight: Connection) -> None:
-    """S1-19: those whose turns went by get new ones, in their order, and not all at once."""
+    """S1-19: jobs whose turns have passed get new ones, in their order, and do not come all at once."""
     jobs, asker, came = _after_an_outage(eight)
     assert came == 1
     waiting = eight.execute("select job_id, run_at from tallybook.scheduled order by run_at").fetchall()
@@ -194,28 +195,28 @@ def test_after_an_outage_only_so_many_come_as_can_start(eight: Connection) -> No
 
 
 def test_control_without_the_pace_all_come_at_once(eight: Connection) -> None:
-    """Control: without it each of them is claimed in vain."""
+    """Control: without the pace all of them come into line, to be claimed in vain."""
     without(eight, "promote", "if v_limited then", "if false then")
     assert _after_an_outage(eight)[2] == 39
 
 
 def _pushed(db: Connection, asker: Asker) -> None:
-    """The key is pushed by three minutes."""
+    """Push the key by three minutes."""
     db.execute("select tallybook.rate_limit_push('provider:acme', %s)", (T + 3 * MIN,))
 
 
 def _overtaken(db: Connection, asker: Asker) -> None:
-    """Urgent jobs take the next ten turns."""
+    """Let urgent jobs take the next ten turns."""
     put(db, "provider:acme", n=10, priority=1, at=T + S)
 
 
 def _lagging(db: Connection, asker: Asker) -> None:
-    """One is so far away that the longer gap is longer than those who wait were told."""
+    """Let the longer gap, for a distant caller, be longer than the waiting jobs were told."""
     db.execute("update tallybook.rate_state set lag = '1 s', next_at = next_at + interval '1 s'")
 
 
 def _moved_while_they_wait(db: Connection, moved: Callable[[Connection, Asker], None]) -> tuple[int, list[int], Asker]:
-    """39 jobs wait, and their turns move: the most entries of one, how far each was from its place, and all starts."""
+    """Move the turns of 39 waiting jobs; return the most entries of one, how far each was displaced, and the asker."""
     jobs = put(db, "provider:acme", n=40)
     asker = Asker(db)
     assert asker.look(T) == jobs[:1]
@@ -228,7 +229,7 @@ def _moved_while_they_wait(db: Connection, moved: Callable[[Connection, Asker], 
 
 @pytest.mark.parametrize("moved", [_pushed, _overtaken, _lagging])
 def test_who_waits_costs_one_more_entry(eight: Connection, moved: Callable[[Connection, Asker], None]) -> None:
-    """S1-18: a job that a rate limit holds has two entries, however often its turn moves; no place and no turn is lost."""
+    """S1-18: a job that a rate limit holds has two entries, however often its turn moves; no place or turn is lost."""
     most, displaced, asker = _moved_while_they_wait(eight, moved)
     assert most == 2
     assert set(displaced) == {0}
@@ -237,13 +238,13 @@ def test_who_waits_costs_one_more_entry(eight: Connection, moved: Callable[[Conn
 
 
 def test_control_who_comes_too_early_is_written_again(eight: Connection) -> None:
-    """Control: where only what is late gets a new turn in place, the others are claimed in vain."""
+    """Control: if only late jobs get a new turn in place, the others are claimed in vain."""
     without(eight, "_pace", "greatest(r.next_at, r.promised_at) > c_near", "false")
     assert _moved_while_they_wait(eight, _pushed)[0] > 2
 
 
 def test_a_changed_rule_counts_for_those_who_wait(eight: Connection) -> None:
-    """S1-18: a faster rule brings the turns of those who wait forward, in their order; a slower one does not."""
+    """S1-18: a faster rule brings the turns of waiting jobs forward, in their order."""
     jobs = put(eight, "provider:acme", n=5)
     asker = Asker(eight)
     asker.look(T)
@@ -253,7 +254,7 @@ def test_a_changed_rule_counts_for_those_who_wait(eight: Connection) -> None:
 
 
 def test_a_mistaken_push_goes_with_its_rule(eight: Connection) -> None:
-    """S1-18: a key that was pushed back for years by mistake is free again when its rule is dropped and made anew."""
+    """S1-18: a key that was pushed back for years by mistake is free once its rule is dropped and created again."""
     eight.execute("select tallybook.rate_limit_push('provider:acme', '2226-01-01')")
     eight.execute("select tallybook.rate_limit_drop('provider')")
     eight.execute("select tallybook.rate_limit_set('provider', 8, '1 minute')")
@@ -262,7 +263,7 @@ def test_a_mistaken_push_goes_with_its_rule(eight: Connection) -> None:
 
 
 def test_a_burst_starts_at_once_and_no_window_has_more(db: Connection) -> None:
-    """S1-18: a burst of 5 of 20 a second starts 5 together; the gap is longer for it, so that no second ever has 21."""
+    """S1-18: a burst of 5 of 20 a second starts 5 together; longer gaps make sure that no second ever has 21."""
     db.execute("select tallybook.rate_limit_set('api', 20, '1 second', burst => 5)")
     put(db, "api", n=100)
     asker = Asker(db)
@@ -275,7 +276,7 @@ def test_a_burst_starts_at_once_and_no_window_has_more(db: Connection) -> None:
 
 @pytest.mark.parametrize("seed", seeds(6))
 def test_no_window_has_more_whatever_comes_when(db: Connection, seed: int) -> None:
-    """S1-18: jobs at random times, outages, pushes, cancels, several keys a job: no window of any key ever has too many."""
+    """S1-18: with random times, outages, pushes, cancels and several keys a job no window of a key has too many."""
     late = 20 * MS
     chance = random.Random(seed)
     rules = {"a": (5, S, 1), "b": (20, S, 4), "c": (3, 10 * S, 3)}
@@ -310,7 +311,7 @@ def test_no_window_has_more_whatever_comes_when(db: Connection, seed: int) -> No
 
 
 def test_a_start_that_was_missed_is_made_up_for(db: Connection) -> None:
-    """S1-18: who comes too late starts at once, takes no second call, and all who come later are put off by as much."""
+    """S1-18: a late job starts at once, takes no second call, and all later jobs are postponed by as much."""
     db.execute("select tallybook.rate_limit_set('api', 10, '1 second')")
     jobs = put(db, "api", n=3)
     asker = Asker(db)
@@ -325,7 +326,7 @@ def test_a_start_that_was_missed_is_made_up_for(db: Connection) -> None:
 
 
 def test_starts_are_not_sooner_than_the_caller_can(db: Connection) -> None:
-    """S1-18: with ahead the first start is so long from now, and the gaps are as ever."""
+    """S1-18: with ahead the first start is that far from now, and the gaps stay the same."""
     db.execute("select tallybook.rate_limit_set('api', 10, '1 second')")
     put(db, "api", n=2)
     asker = Asker(db)
@@ -334,10 +335,10 @@ def test_starts_are_not_sooner_than_the_caller_can(db: Connection) -> None:
 
 
 def test_who_is_far_away_may_be_late_by_as_much(db: Connection) -> None:
-    """S1-18: late is at least ahead, and no window has more for it: who is near and who is far take turns at one key."""
+    """S1-18: late is at least ahead, and no window has more for it, if near and far callers share a key."""
 
     def far_and_near(db: Connection) -> list[tuple[datetime, timedelta]]:
-        """When 60 jobs of a key start, by workers of which one needs 300 ms from asking to starting; and how late at most."""
+        """Start 60 jobs of a key, some by a worker that needs 300 ms; return each start and how late it may be."""
         db.execute("select tallybook.rate_limit_set('api', 10, '1 second')")
         put(db, "api", n=60)
         asker, at, turn = Asker(db), T, 0
@@ -358,14 +359,14 @@ def test_who_is_far_away_may_be_late_by_as_much(db: Connection) -> None:
 
 
 def test_control_a_gap_that_knows_only_the_last_start(db: Connection) -> None:
-    """Control: where the longer gap is that of its own start, one that was late by more makes one too many."""
+    """Control: if the longer gap covers only its own start, an earlier one that was later makes one too many."""
     without(db, "limit_take", "greatest(k.lag, k.late)", "k.late")
     with pytest.raises(AssertionError):
         test_who_is_far_away_may_be_late_by_as_much(db)
 
 
 def test_control_without_the_longer_gap_a_late_start_makes_one_too_many(db: Connection) -> None:
-    """Control: with gaps of exactly the window divided by the calls, a start that is a little late makes nine in a minute."""
+    """Control: with gaps of exactly window / calls, a start that is a little late makes nine in a minute."""
     without(db, "limit_take", "k.next_at := k.next_at + k.lag;")
     db.execute("select tallybook.rate_limit_set('api', 8, '1 minute')")
     put(db, "api", n=20)
@@ -376,9 +377,10 @@ def test_control_without_the_longer_gap_a_late_start_makes_one_too_many(db: Conn
 
 @pytest.mark.direct("watches which session waits for which")
 def test_sessions_that_make_keys_do_not_deadlock(eight: Connection, connect: Any) -> None:
-    """F18: a session that makes a row of a key has no other row locked.
+    """F18: a session that inserts the row of a key has no other row locked.
 
-    One session makes b and another c. A third makes a, and waits for b, then for c. The fourth comes once b is there.
+    One session inserts b and another c. A third inserts a, and waits for b, then for c. The fourth comes once b is
+    there.
     """
     names = {"makes b": ["provider:b"], "makes c": ["provider:c"], "makes a": ["provider:a", "provider:b", "provider:c"],
              "comes last": ["provider:a", "provider:b"]}  # fmt: skip
@@ -414,32 +416,32 @@ def test_sessions_that_make_keys_do_not_deadlock(eight: Connection, connect: Any
 
 
 def _two_at_once(db: Connection, connect: Any, *, known: bool = True) -> list[float]:
-    """When two sessions that ask for one job each at the same moment are told to start it."""
+    """Return when each of two sessions that ask for one job at the same moment may start it."""
     db.execute("select tallybook.rate_limit_set('api', 10, '1 second')")
     return [(start - T) / S for asker in two_at_once(db, connect, "api", known=known) for _, start in asker.started]
 
 
 @pytest.mark.direct("watches which session waits for which")
 def test_two_that_ask_at_once_get_two_turns(db: Connection, connect: Any) -> None:
-    """S1-18: the second waits for the first one's commit, and knows of its call."""
+    """S1-18: the second session waits for the first one's commit, then sees its call."""
     assert _two_at_once(db, connect) == [0.0, 0.1]
 
 
 @pytest.mark.direct("watches which session waits for which")
 def test_two_that_are_the_first_of_their_key_get_two_turns(db: Connection, connect: Any) -> None:
-    """S1-18: both make the row of a key that nobody has used; the second reads the first one's row once it has committed."""
+    """S1-18: both insert the row of an unused key; the second reads the first one's row once that has committed."""
     assert _two_at_once(db, connect, known=False) == [0.0, 0.1]
 
 
 @pytest.mark.direct("watches which session waits for which")
 def test_control_without_the_lock_two_get_one_turn(db: Connection, connect: Any) -> None:
-    """Control: read, then write without the lock, and both are let through at once: the original's defect."""
+    """Control: without the lock, both read, then write, and start at the same time: the original's defect."""
     without(db, "_limit_keys", "order by s.name for update) s", "order by s.name) s")
     assert _two_at_once(db, connect) == [0.0, 0.0]
 
 
 def test_a_limit_of_a_queue_and_of_a_task_holds_their_jobs(db: Connection) -> None:
-    """S1-18: jobs that name nothing are held by the rule of their queue and of their task, all of these together."""
+    """S1-18: jobs that name no limit are held by the rules of their queue and of their task."""
     db.execute("select tallybook.rate_limit_set('queue:q', 10, '1 second')")
     db.execute("select tallybook.rate_limit_set('task:slow', 1, '1 second')")
     fast, slow = put(db, n=2), put(db, n=2, task="slow")
@@ -455,7 +457,7 @@ def test_a_limit_of_a_queue_and_of_a_task_holds_their_jobs(db: Connection) -> No
 
 
 def test_a_job_of_two_limits_takes_both_or_none(db: Connection) -> None:
-    """S1-18: a job that one of its limits holds takes nothing of the others."""
+    """S1-18: a job that is held by one of its limits takes nothing of the others."""
     db.execute("select tallybook.rate_limit_set('slow', 1, '1 hour')")
     db.execute("select tallybook.rate_limit_set('fast', 1, '1 second')")
     put(db, "slow")
@@ -470,7 +472,7 @@ def test_a_job_of_two_limits_takes_both_or_none(db: Connection) -> None:
 
 
 def test_a_limit_without_a_rule_is_told_and_changes_nothing(db: Connection) -> None:
-    """S1-18: a slip of the pen does not lift a limit: the job stays with its worker, which fails it."""
+    """S1-18: a misspelled name does not lift a limit: the job stays with its worker, which fails it."""
     jobs = put(db, "provder:acme")
     asker = Asker(db)
     assert asker.look(T) == []
@@ -481,7 +483,7 @@ def test_a_limit_without_a_rule_is_told_and_changes_nothing(db: Connection) -> N
 
 
 def test_what_was_lost_gets_no_turn(eight: Connection) -> None:
-    """S1-18: who was rescued meanwhile is told nothing, and takes nothing."""
+    """S1-18: an attempt that was rescued meanwhile gets no turn and takes no call."""
     put(eight, "provider:acme")
     asker = Asker(eight)
     jobs = asker.claim(T)
@@ -493,7 +495,7 @@ def test_what_was_lost_gets_no_turn(eight: Connection) -> None:
 
 
 def test_a_handler_takes_what_it_knows_only_then(eight: Connection) -> None:
-    """S1-18: names given by the caller are taken in place of the job's; over the limit the attempt is over as snoozed."""
+    """S1-18: names from the caller replace the job's; over the limit the attempt ends as snoozed."""
     first, second = put(eight, n=2)
     asker = Asker(eight)
     jobs = asker.claim(T)
@@ -505,7 +507,7 @@ def test_a_handler_takes_what_it_knows_only_then(eight: Connection) -> None:
 
 
 def test_it_needs_read_committed(eight: Connection, connect: Any) -> None:
-    """S1-18: an older snapshot cannot know who was let through."""
+    """S1-18: limit_take needs READ COMMITTED: an older snapshot cannot see all calls."""
     conn = connect(autocommit=False)
     conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
     with pytest.raises(psycopg.Error, match="READ COMMITTED"):
@@ -528,14 +530,14 @@ def test_it_needs_read_committed(eight: Connection, connect: Any) -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(db: Connection, call: str, message: str) -> None:
-    """Bad input gets a clear error."""
+    """Invalid arguments raise a clear error."""
     with pytest.raises(psycopg.Error, match=message) as error:
         db.execute(cast("Any", f"select tallybook.{call}"))
     assert error.value.sqlstate == "TB005"
 
 
 def test_the_view_shows_where_each_key_stands(eight: Connection) -> None:
-    """S1-19: rule, calls, who waits and when the next may start."""
+    """S1-19: the view has each key's rule, calls, waiting jobs and the time of its next call."""
     put(eight, "provider:acme", n=3)
     Asker(eight).look(T)
     row = eight.execute(

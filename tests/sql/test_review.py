@@ -1,4 +1,4 @@
-"""What a hostile review of the SQL found, each finding by its number: claims, heartbeats, rescue, promote, arguments.
+"""Findings of a hostile review of the SQL, each by its number: claims, heartbeats, rescue, promote, arguments.
 
 Cancel, retry and unique keys are in test_review_cancel.py.
 """
@@ -28,7 +28,7 @@ Attempt: TypeAlias = tuple[int, int]
 
 
 class Claimed(NamedTuple):
-    """What one claim answered, and the lease under which it was said."""
+    """The answer of one claim, and its lease."""
 
     lease: UUID
     claim_id: int | None
@@ -59,7 +59,7 @@ def jobs_of(db: Connection, *claims: Claimed) -> list[int]:
 
 
 def drain(db: Connection, queue: str = "q") -> list[int]:
-    """Claim and complete all that is available; the jobs, in the order in which they were claimed."""
+    """Claim and complete all that is available; return the jobs in the order of the claims."""
     worker, jobs = start_worker(db, queue), []
     while (claimed := claim(db, worker, queue)).claim_id is not None:
         for job, attempt in claimed_jobs(db, claimed):
@@ -69,7 +69,7 @@ def drain(db: Connection, queue: str = "q") -> list[int]:
 
 
 def rescue(db: Connection, at: datetime, lease_time: str = "30 s") -> tuple[int, int]:
-    """One look of rescue at a time of the test's: how many attempts were lost, how many workers are suspects."""
+    """Run rescue once at this time; return how many attempts were lost and how many workers are suspects."""
     row = db.execute("select lost, suspects from tallybook.rescue(%s, at => %s)", [lease_time, at]).fetchone()
     assert row is not None
     return row[0], row[1]
@@ -97,7 +97,7 @@ def blocked_by(db: Connection, conn: Connection) -> list[int]:
 def claimed_around_a_claim_that_waited(
     db: Connection, connect: Any, *, later: bool, look: LiteralString | None = None
 ) -> tuple[list[int], list[int]]:
-    """X, Y and T enqueue and stay open, T claims while C has the lane; the jobs put in, and those handed out."""
+    """Let X, Y and T enqueue, and T claim while C has the lane; return the jobs put in and those handed out."""
     enqueue(db)
     drain(db)
     worker, other = start_worker(db), start_worker(db)
@@ -125,22 +125,22 @@ def claimed_around_a_claim_that_waited(
 @pytest.mark.direct("watches which session waits for which")
 @pytest.mark.parametrize("later", [False, True])
 def test_a_claim_that_waited_for_its_lane_passes_over_nothing(db: Connection, connect: Any, later: bool) -> None:
-    """Review 1, S1-10: what a claim saw before it waited for its lane does not make it pass over what came meanwhile."""
+    """Review 1, S1-10: a claim that waited for its lane does not skip jobs that came while it waited."""
     jobs, handed_out = claimed_around_a_claim_that_waited(db, connect, later=later)
     assert sorted(handed_out) == sorted(jobs)
 
 
 @pytest.mark.direct("has a server of its own")
 def test_control_a_claim_that_looks_at_its_own_entry() -> None:
-    """Review 1, control: where a claim believes what it saw of its own entry, the other's second job is lost."""
-    # A look that sees the caller's own entries as well.
+    """Review 1, control: if a claim trusts what it saw of its own entry, the other's second job is lost."""
+    # A _next that sees the caller's own entries as well.
     naive_next = """
 create or replace function tallybook._next(p_lane_id int, p_retention "char", p_born xid8) returns xid8 language sql as $$
   select e.xid from tallybook.entry e
    where e.lane_id = p_lane_id and e.retention = p_retention
      and e.xid > (select c.pos_xid from tallybook.claim c where c.lane_id = p_lane_id order by c.number desc limit 1)
    order by e.xid limit 1 $$"""
-    # A server of its own: it is not lost where a transaction of another test has just ended with a higher number.
+    # A server of its own: the job is not lost if another test's transaction with a higher id has just ended.
     with temporary_server() as server, ExitStack() as stack:
         dsn = server.create_database("control")
 
@@ -163,7 +163,7 @@ create or replace function tallybook._next(p_lane_id int, p_retention "char", p_
 
 @pytest.mark.direct("watches which session waits for which")
 def test_a_lease_that_is_said_twice_is_one_claim(db: Connection, connect: Any) -> None:
-    """Review 2: a claim said again on a new connection waits for the first one, still under way, and has its answer."""
+    """Review 2: a claim that is repeated on a new connection waits for the first one and has its answer."""
     worker, jobs = start_worker(db), enqueue(db, n=4)
     holder, old, new, lease = connect(autocommit=False), connect(), connect(), uuid4()
     holder.execute("select pg_advisory_xact_lock(%s, %s)", [LANE_LOCK, lane(db)])
@@ -180,7 +180,7 @@ def test_a_lease_that_is_said_twice_is_one_claim(db: Connection, connect: Any) -
 
 
 def test_a_job_that_is_claimed_twice_by_one_lease(db: Connection) -> None:
-    """Review 2: claim_job says true again for the lease that has the job, and false for any other."""
+    """Review 2: claim_job returns true again for the lease that has the job, and false for any other."""
     worker, (job,), lease = start_worker(db), enqueue(db), uuid4()
     query = "select tallybook.claim_job(%s, %s, %s)"
     assert one(db, query, worker, job, lease) is True
@@ -213,9 +213,9 @@ def test_a_claim_without_a_lease_is_refused(db: Connection, call: LiteralString)
 def test_a_job_that_moves_between_two_looks_is_found(
     db: Connection, connect: Any, verb: str, look: str, query: LiteralString, said: object
 ) -> None:
-    """Who looks in one table after the other finds a job that goes from one to the other between the looks."""
+    """A verb that reads one table after another finds a job that moves between them meanwhile."""
     mover, gate, caller, worker = connect(), connect(), connect(), start_worker(db)
-    if verb == "cancel":  # it runs, and goes from its line to scheduled
+    if verb == "cancel":  # it runs, and moves from its lane to scheduled
         (job,) = enqueue(db)
         held = claim(db, worker)
         assert jobs_of(db, held) == [job]
@@ -243,7 +243,7 @@ def test_a_job_that_moves_between_two_looks_is_found(
 def test_rescue_with_an_old_snapshot_is_refused(
     db: Connection, connect: Any, call: LiteralString, level: LiteralString
 ) -> None:
-    """Review 3, S1-11: with a snapshot that overlooks new claims rescue raises TB003, and gives nobody up."""
+    """Review 3, S1-11: rescue with a snapshot that misses new claims raises TB003 and gives up no worker."""
     worker, jobs = start_worker(db), enqueue(db)
     old = connect(autocommit=False)
     old.execute("set transaction isolation level " + level)
@@ -274,7 +274,7 @@ def test_a_watermark_from_the_future_hides_no_claim(db: Connection, claims_befor
 
 
 def test_an_outage_longer_than_the_lease_robs_nobody(db: Connection) -> None:
-    """Review 10, S1-11: after an outage the first look takes nothing, and later ones only from whom stays silent."""
+    """Review 10, S1-11: after an outage the first rescue takes nothing; later ones only from workers still silent."""
     back, silent, start = start_worker(db), start_worker(db), now(db)
     enqueue(db, n=2)
     mine, lost = claim(db, back, n=1), claim(db, silent, n=1)
@@ -290,16 +290,16 @@ def test_an_outage_longer_than_the_lease_robs_nobody(db: Connection) -> None:
 
 @pytest.mark.parametrize("session", [False, True])
 def test_a_suspicion_from_before_an_outage_proves_nothing_after_it(db: Connection, session: bool) -> None:
-    """Review 10b: a worker that was a suspect when the server went away has its grace after the server is back."""
+    """Review 10b: a worker that was a suspect before an outage of the server has its grace again after it."""
     worker = start_worker(db, session=session)
     enqueue(db)
     claim(db, worker)
     db.execute("""
     update tallybook.worker set seen_at = pg_postmaster_start_time() - interval '40 s',
                                 gone_at = pg_postmaster_start_time() - interval '15 s'""")
-    # Later than the lease that everybody has after a start of the server.
+    # Later than the lease that every worker has after a start of the server.
     back = one(db, "select greatest(clock_timestamp(), pg_postmaster_start_time() + interval '40 s')")
-    grace = 10 if session else 30  # a session that has gone says more than a silence at which nobody has looked
+    grace = 10 if session else 30  # a lost session proves more than a silence that nobody has observed
     assert rescue(db, back) == (0, 1)
     assert rescue(db, back + seconds(grace - 1)) == (0, 1)
     assert rescue(db, back + seconds(grace + 1)) == (1, 0)
@@ -307,7 +307,7 @@ def test_a_suspicion_from_before_an_outage_proves_nothing_after_it(db: Connectio
 
 @pytest.mark.direct("a worker holds a lock of its session")
 def test_a_session_that_comes_back_has_its_grace_again(db: Connection, connect: Any) -> None:
-    """Review 12: a session that is back is no longer gone; when it is lost again, it has a grace again."""
+    """Review 12: a session that is back is no longer gone; when it is lost again, its grace starts again."""
     worker, start = start_worker(db, session=True), now(db)
     enqueue(db)
     claim(db, worker)
@@ -328,7 +328,7 @@ def test_a_session_that_comes_back_has_its_grace_again(db: Connection, connect: 
 
 
 def lost_alone(db: Connection, connect: Any, *, there: bool) -> tuple[str, int]:
-    """A job that was alone with three silent workers, whose sessions are still there or gone: its state and its crashes."""
+    """Let a job be alone with three silent workers, with or without their sessions; return its state and crashes."""
     (job,) = enqueue(db)
     for _ in range(3):
         worker, start = start_worker(db, session=True), now(db)
@@ -345,20 +345,20 @@ def lost_alone(db: Connection, connect: Any, *, there: bool) -> tuple[str, int]:
 
 @pytest.mark.direct("a worker holds a lock of its session")
 def test_no_job_is_buried_for_a_worker_that_the_network_hides(db: Connection, connect: Any) -> None:
-    """P8: a worker that is silent while its session is there may live: a job that it had alone goes on, at three crashes too."""
+    """P8: a silent worker whose session is there may live: a job that it had alone is available after three crashes."""
     assert lost_alone(db, connect, there=True) == ("available", 3)
 
 
 @pytest.mark.direct("a worker holds a lock of its session")
 def test_control_silence_buries_the_innocent(db: Connection, connect: Any) -> None:
-    """Control: without that look the job is dead; and it is where the session has gone, as after a death."""
+    """Control: without the check of sessions the job is dead; if the sessions have gone, it is dead in any case."""
     assert lost_alone(db, connect, there=False) == ("dead", 3)
     without(db, "_rescue_attempts", "and v_died")
     assert lost_alone(db, connect, there=True) == ("dead", 3)
 
 
 def test_a_session_that_comes_back_finds_its_lock_free(db: Connection, connect: Any) -> None:
-    """Review 12: a rescue whose transaction is still open is not in the way of a worker that comes back."""
+    """Review 12: a rescue whose transaction is still open does not block a worker that comes back."""
     worker = start_worker(db, session=True)
     rescuer, heartbeat = connect(autocommit=False), connect()
     rescuer.execute("select tallybook.rescue()")
@@ -370,7 +370,7 @@ def test_a_session_that_comes_back_finds_its_lock_free(db: Connection, connect: 
 
 @pytest.mark.parametrize("analyzed", [False, True])
 def test_promote_keeps_the_order(db: Connection, analyzed: bool) -> None:
-    """Review 13, S3-03: what is promoted together stands in line by run_at, then by fewer failures."""
+    """Review 13, S3-03: jobs that are promoted together are in line by run_at, then by fewer failures."""
     db.execute("""
     select tallybook.enqueue_many(array_fill('q'::text, array[1500]), array_fill('work'::text, array[1500]),
       array_fill('{}'::text, array[1500]),
@@ -397,7 +397,7 @@ def test_promote_keeps_the_order(db: Connection, analyzed: bool) -> None:
 def test_an_idle_claim_reads_nothing_of_a_big_open_enqueue(
     db: Connection, connect: Any, holes: str, newest: bool
 ) -> None:
-    """Review 14: 20,000 jobs that nobody has committed yet do not make the claims of their lane any dearer."""
+    """Review 14: 20,000 jobs that are not committed yet do not make the claims of their lane more expensive."""
     other = connect(autocommit=False)
     if holes != "no holes":
         other.execute("select pg_current_xact_id()")
@@ -415,16 +415,16 @@ def test_an_idle_claim_reads_nothing_of_a_big_open_enqueue(
     business.execute("""
     select tallybook.enqueue_many(array_fill('q'::text, array[20000]), array_fill('work'::text, array[20000]),
                                   array_fill('{}'::text, array[20000]))""")
-    if not newest:  # a snapshot does not list what is running after the newest transaction that has ended
+    if not newest:  # a snapshot does not list transactions newer than the newest one that has ended
         db.execute("select pg_current_xact_id()")
-    # The least of many: a server that is busy making databases throws its sessions' caches away in between.
+    # The fewest of many runs: a server that is busy creating databases drops its sessions' caches in between.
     assert min(buffers(db, idle, worker) for _ in range(30)) <= 2 * without
     business.rollback()
     other.rollback()
 
 
 def test_a_claim_that_meets_only_cancelled_jobs_says_so(db: Connection) -> None:
-    """Review 15: a claim that met nothing but cancelled jobs has a number and no jobs, which is not "no work"."""
+    """Review 15: a claim that met only cancelled jobs has an id and no jobs, which is not "no work"."""
     worker, jobs = start_worker(db), enqueue(db, n=100)
     db.execute("select tallybook.cancel(id) from unnest(%s::bigint[]) id", [jobs[:-1]])
     first = claim(db, worker, n=1)
@@ -471,7 +471,7 @@ def test_pause_is_exact(db: Connection, connect: Any) -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(db: Connection, call: LiteralString) -> None:
-    """Review, low: priorities, task names and headers that do not fit raise TB005, and nothing is put in."""
+    """Review, low: invalid priorities, task names, args and headers raise TB005, and nothing is enqueued."""
     with pytest.raises(psycopg.Error) as raised:
         db.execute("select " + call)
     assert raised.value.sqlstate == "TB005"
@@ -479,13 +479,13 @@ def test_what_does_not_fit_is_refused(db: Connection, call: LiteralString) -> No
 
 
 def test_no_priority_in_a_batch_is_the_default(db: Connection) -> None:
-    """Review, low: a job of a batch whose priority is null has the default one."""
+    """Review, low: a job of a batch with a null priority has the default one."""
     db.execute("select tallybook.enqueue_many('{q,q}', '{work,work}', array['{}', '{}'], priorities => '{null,7}')")
     assert db.execute("select priority from tallybook.job order by id").fetchall() == [(2,), (7,)]
 
 
 def test_fail_without_a_delay_answers_available(db: Connection) -> None:
-    """Review, low: fail answers where the job is: available at once without a delay, scheduled with one."""
+    """Review, low: fail returns available without a delay, and scheduled with one."""
     worker = start_worker(db)
     enqueue(db, n=2)
     claimed = claim(db, worker)
@@ -497,7 +497,7 @@ def test_fail_without_a_delay_answers_available(db: Connection) -> None:
 
 
 def test_a_job_that_is_named_twice_is_completed_once(db: Connection) -> None:
-    """Review, low: an end that names a job twice completes it and refuses nothing, also when it is said again."""
+    """Review, low: an end that names a job twice completes it and refuses nothing, even if it is repeated."""
     worker, jobs = start_worker(db), enqueue(db, n=2)
     claimed = claim(db, worker)
     named = [jobs[0], jobs[0], jobs[1]]

@@ -1,4 +1,4 @@
-"""What a hostile review of the SQL found, each finding by its number: cancel, retry and unique keys.
+"""Findings of a hostile review of the SQL, each by its number: cancel, retry and unique keys.
 
 All others are in test_review.py.
 """
@@ -28,7 +28,7 @@ def start_worker(db: Connection, queue: str = "q") -> int:
 
 
 def claim(db: Connection, worker: int, queue: str = "q", n: int = 100) -> tuple[UUID, list[Attempt]]:
-    """Claim; the lease, and what it may start: the jobs that were cancelled meanwhile are not in it."""
+    """Claim; return the lease and the attempts that may start, without jobs that were cancelled meanwhile."""
     lease = uuid4()
     db.execute("select tallybook.claim(%s, array[%s], array[%s::int], %s)", [worker, queue, n, lease])
     rows = db.execute(
@@ -51,7 +51,7 @@ def retry(db: Connection, job: int) -> int:
 
 
 def drain(db: Connection, queue: str = "q") -> list[Attempt]:
-    """Promote, claim and complete all that is there; what was started, in that order."""
+    """Promote, claim and complete all jobs; return the attempts in the order of their starts."""
     worker, started = start_worker(db, queue), []
     db.execute("select tallybook.promote(at => clock_timestamp() + interval '1 day')")
     while True:
@@ -74,7 +74,7 @@ def waits(db: Connection, conn: Connection) -> bool:
 
 
 def sqlstate(db: Connection, query: LiteralString, *params: object) -> str | None:
-    """The SQLSTATE that a statement raises; its effects, and nothing else, are rolled back."""
+    """Return the SQLSTATE that a statement raises; only the statement's effects are rolled back."""
     with pytest.raises(psycopg.Error) as raised, db.transaction():
         db.execute(query, params)
     return raised.value.sqlstate
@@ -85,7 +85,7 @@ def sqlstate(db: Connection, query: LiteralString, *params: object) -> str | Non
 
 @pytest.mark.parametrize("end", ["failed", "cancelled"])
 def test_a_job_taken_by_id_and_retried_has_one_attempt(db: Connection, end: str) -> None:
-    """Review 5, S4-08: the attempt that was taken by id stays out of the line when the job is retried."""
+    """Review 5, S4-08: the attempt that was claimed by id stays out of the line when the job is retried."""
     worker, (before, job) = start_worker(db), enqueue(db, n=2)
     lease = claim_job(db, worker, job)
     if end == "failed":
@@ -100,7 +100,7 @@ def test_a_job_taken_by_id_and_retried_has_one_attempt(db: Connection, end: str)
 
 @pytest.mark.direct("watches which session waits for which")
 def test_a_cancel_that_meets_the_end_of_a_job_taken_by_id(db: Connection, connect: Any) -> None:
-    """Review 5, S4-08: a cancel that comes too late for a job taken by id does not put it back in line."""
+    """Review 5, S4-08: a cancel that comes too late for a job claimed by id does not put it back in line."""
     worker, (before, job) = start_worker(db), enqueue(db, n=2)
     lease = claim_job(db, worker, job)
     first, second = connect(autocommit=False), connect()
@@ -117,7 +117,7 @@ def test_a_cancel_that_meets_the_end_of_a_job_taken_by_id(db: Connection, connec
 @pytest.mark.direct("watches which session waits for which")
 @pytest.mark.parametrize("later", [False, True])
 def test_a_cancel_that_waited_for_a_claim_by_id_is_kept(db: Connection, connect: Any, later: bool) -> None:
-    """Review 5b: a cancel that meets a claim by id, of a job in line or one that is due, is never lost."""
+    """Review 5b: a cancel that meets a claim by id, of an available job or a due one, is never lost."""
     worker, by_id, business = start_worker(db), connect(autocommit=False), connect()
     (job,) = enqueue(db, **({"run_at": one(db, "select clock_timestamp() + interval '1 hour'")} if later else {}))
     lease, query = uuid4(), "select tallybook.claim_job(%s, %s, %s, clock_timestamp() + interval '2 hours')"
@@ -132,10 +132,10 @@ def test_a_cancel_that_waited_for_a_claim_by_id_is_kept(db: Connection, connect:
 
 @pytest.mark.direct("watches which session waits for which")
 def test_a_cancel_whose_tombstone_goes_while_it_looks_is_kept(db: Connection, connect: Any) -> None:
-    """Review 5c: a cancel of a job taken by id is kept although the cursor comes by at the same moment."""
+    """Review 5c: a cancel of a job claimed by id is kept even if the cursor passes it at the same moment."""
     worker, (job,) = start_worker(db), enqueue(db)
     lease, business, holder = claim_job(db, worker, job), connect(), connect()
-    # A stop between two statements of cancel, which no lock of the product gives: once it found a tombstone there.
+    # Stop cancel between two statements, after it has inserted its tombstone: no lock of the product does that.
     db.execute("""
     create function public.stop() returns trigger language plpgsql as $$ begin
       perform pg_advisory_lock_shared(1, 1), pg_advisory_unlock_shared(1, 1); return null; end $$;
@@ -166,7 +166,7 @@ ENDS: dict[str, LiteralString] = {
 
 @pytest.mark.parametrize("end", ENDS)
 def test_a_cancelled_job_does_not_start_again(db: Connection, end: str) -> None:
-    """Review 6: however the attempt ends that a cancel met, the job is cancelled, starts no more, and its key is free."""
+    """Review 6: however a cancelled attempt ends, the job is cancelled, does not start again, and its key is free."""
     worker, (job,) = start_worker(db), enqueue(db, unique_key="k")
     lease, _ = claim(db, worker)
     assert cancel(db, job) == "cancelling"
@@ -195,7 +195,7 @@ def test_a_cancelled_job_does_not_start_again(db: Connection, end: str) -> None:
 
 
 def test_cancel_and_enqueue_with_its_key_in_one_transaction(db: Connection, connect: Any) -> None:
-    """Review 7: until the cancel has committed the job may start, so its key is not free: TB005; then it is."""
+    """Review 7: until a cancel has committed the job may start, so its key is not free: TB005; afterwards it is."""
     (job,) = enqueue(db, unique_key="k")
     business = connect(autocommit=False)
     assert cancel(business, job) == "cancelled"
@@ -231,7 +231,7 @@ def test_an_old_snapshot_takes_no_key_of_a_running_job(db: Connection, connect: 
 def test_the_key_of_a_cancelled_job_is_free_at_any_level(
     db: Connection, connect: Any, later: bool, level: LiteralString
 ) -> None:
-    """Review 7b: once a cancel has committed no enqueue is answered with the id of the job that will never run."""
+    """Review 7b: once a cancel has committed, no enqueue returns the id of the cancelled job, at any level."""
     options = {"run_at": one(db, "select clock_timestamp() + interval '1 hour'")} if later else {}
     (job,) = enqueue(db, unique_key="k", **options)
     assert cancel(db, job) == "cancelled"
@@ -249,7 +249,7 @@ def test_the_key_of_a_cancelled_job_is_free_at_any_level(
 @pytest.mark.slow
 @pytest.mark.direct("watches which session waits for which")
 def test_a_claim_by_id_that_waits_for_a_cancel_gives_up(db: Connection, quick: Any, connect: Any) -> None:
-    """Review 8: claim_job waits two seconds for an open cancel, holds no lane meanwhile, and answers false."""
+    """Review 8: claim_job waits two seconds for an open cancel, holds no lane meanwhile, and returns false."""
     business, other, by_id = quick(autocommit=False), quick(), connect()
     worker, its_worker, jobs = start_worker(db), start_worker(db), enqueue(db, n=3)
     assert cancel(business, jobs[2]) == "cancelled"
@@ -269,7 +269,7 @@ def test_a_claim_by_id_that_waits_for_a_cancel_gives_up(db: Connection, quick: A
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_an_open_cancel_of_a_job_taken_by_id_holds_up_no_claim(db: Connection, quick: Any, end: str) -> None:
-    """Review 8: the cursor passes a job taken by id while its cancel is open, and that cancel reaches its worker."""
+    """Review 8: the cursor passes a job claimed by id while its cancel is open; that cancel reaches the worker."""
     business, other, worker, jobs = quick(autocommit=False), quick(), start_worker(db), enqueue(db, n=2)
     lease = claim_job(db, worker, jobs[0])
     assert cancel(business, jobs[0]) == "cancelling"
@@ -281,7 +281,7 @@ def test_an_open_cancel_of_a_job_taken_by_id_holds_up_no_claim(db: Connection, q
 
 
 def test_an_open_retry_of_a_cancelled_job_holds_up_no_claim(db: Connection, quick: Any) -> None:
-    """Review 8b: a transaction that takes back a cancel and stays open holds up no claim of its lane."""
+    """Review 8b: an open transaction that undoes a cancel delays no claim of its lane."""
     business, other, worker, jobs = quick(autocommit=False), quick(), start_worker(db), enqueue(db, n=2)
     assert cancel(db, jobs[1]) == "cancelled"
     retry(business, jobs[1])
@@ -294,7 +294,7 @@ def test_an_open_retry_of_a_cancelled_job_holds_up_no_claim(db: Connection, quic
 
 
 def test_a_cancel_of_a_crashed_job_comes_to_an_end(db: Connection) -> None:
-    """Review 9: cancel of a job that took too many workers with it finds its dead letter at once, and ends it as cancelled."""
+    """Review 9: cancel of a job that crashed too often finds its dead letter at once, and ends it as cancelled."""
     worker, (job,) = start_worker(db), enqueue(db)
     claim(db, worker)
     db.execute("update tallybook.worker set seen_at = '-infinity'")
@@ -306,7 +306,7 @@ def test_a_cancel_of_a_crashed_job_comes_to_an_end(db: Connection) -> None:
 
 
 def test_an_open_retry_does_not_fail_the_rescue_of_others(db: Connection, quick: Any) -> None:
-    """Review 11, S1-11: dead workers' jobs are given back while a transaction that retried a cancelled job is open."""
+    """Review 11, S1-11: dead workers' jobs are rescued while a transaction that retried a cancelled job is open."""
     business, other, worker, (job,) = quick(autocommit=False), quick(), start_worker(db), enqueue(db)
     lease, _ = claim(db, worker)
     assert cancel(db, job) == "cancelling"
@@ -326,7 +326,7 @@ def test_an_open_retry_does_not_fail_the_rescue_of_others(db: Connection, quick:
 @pytest.mark.parametrize("later", [False, True])
 @pytest.mark.parametrize("key", [None, "k"])
 def test_a_cancel_that_nobody_has_met_is_taken_back(db: Connection, later: bool, key: str | None) -> None:
-    """Review 16, S4-14: retry makes a cancelled job live again, with its key, before any claim has come by."""
+    """Review 16, S4-14: retry makes a cancelled job live again, with its key, before any claim has met it."""
     options = {"run_at": one(db, "select clock_timestamp() + interval '1 hour'")} if later else {}
     (job,) = enqueue(db, unique_key=key, **options)
     assert cancel(db, job) == "cancelled"
@@ -341,7 +341,7 @@ def test_a_cancel_that_nobody_has_met_is_taken_back(db: Connection, later: bool,
 
 @pytest.mark.parametrize("later", [False, True])
 def test_a_cancel_is_not_taken_back_where_another_job_has_the_key(db: Connection, later: bool) -> None:
-    """Review 16: retry of a cancelled job whose key another live job has taken raises TB005 and changes nothing."""
+    """Review 16: retry of a cancelled job whose key another live job has raises TB005 and changes nothing."""
     options = {"run_at": one(db, "select clock_timestamp() + interval '1 hour'")} if later else {}
     (job,) = enqueue(db, unique_key="k", **options)
     cancel(db, job)
@@ -355,7 +355,7 @@ def test_a_cancel_is_not_taken_back_where_another_job_has_the_key(db: Connection
 @pytest.mark.parametrize("later", [False, True])
 @pytest.mark.parametrize("key", [None, "k"])
 def test_a_cancel_is_taken_back_in_its_own_transaction(db: Connection, later: bool, key: str | None) -> None:
-    """Review 16b: cancel and retry of one job in one transaction leave it as it was, also when it has a key."""
+    """Review 16b: cancel and retry of one job in one transaction leave it as it was, even if it has a key."""
     options = {"run_at": one(db, "select clock_timestamp() + interval '1 hour'")} if later else {}
     (job,) = enqueue(db, unique_key=key, **options)
     with db.transaction():
@@ -365,17 +365,17 @@ def test_a_cancel_is_taken_back_in_its_own_transaction(db: Connection, later: bo
 
 
 def test_a_retry_is_not_undone_by_the_cancel_of_an_earlier_attempt(db: Connection) -> None:
-    """F45: cancelled while it ran, lost with its worker, retried by a person: the heartbeat does not cancel the new attempt."""
+    """F45: a retry after a cancel of a running job that was lost: the heartbeat does not cancel the new attempt."""
     first = start_worker(db)
     (job,) = enqueue(db)
     claim(db, first)
     assert one(db, "select tallybook.cancel(%s)", job) == "cancelling"
     db.execute(
         "select tallybook.worker_stop(%s)", [first]
-    )  # it dies: attempt 2 is in line, cancelled by the intent for 1
+    )  # it dies: attempt 2 is in line, cancelled by the intent for attempt 1
     attempt = one(db, "select tallybook.retry(%s)", job)
     second = start_worker(db)
-    for _ in range(2):  # the first one may meet nothing but the cancelled attempt
+    for _ in range(2):  # the first claim may meet only the cancelled attempt
         claim(db, second)
     assert one(db, "select state from tallybook.job where id = %s", job) == "running"
     told = db.execute("select job_id, attempt from tallybook.renew(%s, 0, %s)", [second, [job]]).fetchall()
@@ -384,15 +384,15 @@ def test_a_retry_is_not_undone_by_the_cancel_of_an_earlier_attempt(db: Connectio
 
 @pytest.mark.servers
 def test_a_cancelled_attempt_in_another_lane_does_not_run(db: Connection) -> None:
-    """S4-14: cancelled in the lane of a task that nobody knew, retried and cancelled in another: none of the two attempts runs."""
+    """S4-14: a job that is set aside, cancelled, retried into another lane and cancelled again runs in neither lane."""
     hands = Hands(db)
     job = put(db, options=Jsonb({"fair_key": "a"}))
     one(db, "select tallybook.fair_release()")
     (taken,) = hands.start()
-    hands.say("move", taken)  # attempt 2 stands in the lane of what nobody here knows
+    hands.say("move", taken)  # attempt 2 is in the lane for workers that know the task
     cancel(db, job)
     retry(db, job)
-    one(db, "select tallybook.fair_release()")  # attempt 3 stands in the lane of those with a fair key
+    one(db, "select tallybook.fair_release()")  # attempt 3 is in the lane of fair keys
     cancel(db, job)
     assert hands.start() == []  # meets attempt 3
     assert db.execute("select state, attempt from tallybook.job where id = %s", (job,)).fetchall() == [("cancelled", 3)]

@@ -1,4 +1,4 @@
-"""Providers and routes as SQL has them."""
+"""Providers and routes in SQL."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def two(db: Any) -> Any:
 
 
 def test_a_provider_is_created_changed_and_left_alone(db: Any) -> None:
-    """S1-12: provider_set says created, changed or unchanged; what is null stays; the time is an argument."""
+    """S1-12: provider_set reports created, changed or unchanged; null keeps a setting; the time is an argument."""
     put = "select tallybook.provider_set('acme', %s, %s, %s, at => %s)"
     assert one(db, put, "market-data", '{"url": "https://a"}', None, AT) == "created"
     assert (
@@ -59,7 +59,7 @@ def test_a_provider_is_created_changed_and_left_alone(db: Any) -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(two: Any, call: str, code: str, text: str) -> None:
-    """S1-12, S1-14: bad names, settings and routes, and a provider that routes lead to, end with a code and a clear text."""
+    """S1-12, S1-14: bad names, settings and routes, and a drop of a provider in use, raise a code and a clear text."""
     two.execute("select tallybook.route_set('bond', 'beta')")
     with pytest.raises(psycopg.Error) as refused:
         two.execute(f"select tallybook.{call}")
@@ -67,7 +67,7 @@ def test_what_does_not_fit_is_refused(two: Any, call: str, code: str, text: str)
 
 
 def test_one_route_for_all_and_one_a_symbol(two: Any) -> None:
-    """S1-14: of a kind of data there is at most one broad route, and at most one for each symbol, whoever writes it."""
+    """S1-14: a kind of data has at most one broad route, and at most one for each symbol, even by a plain insert."""
     for symbol in (None, "RELIANCE"):
         assert one(two, "select tallybook.route_set('equity', 'acme', %s)", symbol) == "created"
         assert one(two, "select tallybook.route_set('equity', 'acme', %s)", symbol) == "unchanged"
@@ -84,7 +84,8 @@ def test_one_route_for_all_and_one_a_symbol(two: Any) -> None:
 
 
 def test_without_the_indexes_there_would_be_two(two: Any) -> None:
-    """The negative control of S1-14: a plain unique constraint lets two broad routes in, since null is not null."""
+    """Negative control of S1-14: a plain unique constraint accepts two broad routes, since null is not equal to null.
+    """
     two.execute("drop index tallybook.provider_route_broad")
     two.execute("alter table tallybook.provider_route add unique (data_type, symbol)")
     for name in ("acme", "beta"):
@@ -93,9 +94,10 @@ def test_without_the_indexes_there_would_be_two(two: Any) -> None:
 
 
 def test_the_specific_rule_goes_before_the_broad_one(two: Any) -> None:
-    """S1-15, S1-16: every combination of routes and providers that are there or not, active or not, against the original's query.
+    """S1-15, S1-16: all combinations of routes and providers resolve as by the original's query.
 
-    No route, an inactive one, and one to an inactive provider count for nothing: then the broad one counts, or there is null.
+    A route or a provider can be missing, active or inactive. If the specific route or its provider is not active, the
+    broad one counts, or the result is null.
     """
     original = """\
 select c.name from tallybook.provider_route r join tallybook.provider c on c.name = r.provider
@@ -126,7 +128,7 @@ select c.name from tallybook.provider_route r join tallybook.provider c on c.nam
 
 
 def test_resolving_reads_no_more_with_many_routes(two: Any) -> None:
-    """S1-15: among 20,000 routes a look-up uses the indexes, also where the plan was made on empty tables."""
+    """S1-15: among 20,000 routes a look-up uses the indexes, even if its plan was made on empty tables."""
     two.execute("select tallybook.provider_resolve('equity', 'x')")
     two.execute(
         "insert into tallybook.provider_route (data_type, symbol, provider, created_at, changed_at)"
@@ -140,7 +142,7 @@ def test_resolving_reads_no_more_with_many_routes(two: Any) -> None:
 
 
 def test_two_who_create_the_same_wait_for_no_ever(two: Any, connect: Any) -> None:
-    """S1-14: the second of two open transactions with one new route waits for the first, then finds it: one row, no error."""
+    """S1-14: the second of two transactions with the same new route waits for the first, then changes its row."""
     first, second = connect(), connect()
     first.execute("begin")
     assert one(first, "select tallybook.route_set('equity', 'acme', 'RELIANCE')") == "created"
@@ -153,10 +155,10 @@ def test_two_who_create_the_same_wait_for_no_ever(two: Any, connect: Any) -> Non
 
 
 def test_people_see_which_secrets_there_are_and_nothing_more(two: Any) -> None:
-    """S1-12: the view provider_field has names, keys and times; dropping the provider takes its secrets along."""
+    """S1-12: the view provider_field has names, keys and times only; dropping a provider drops its secrets."""
     put = "select tallybook._provider_secret_set('acme', 'api_key', null, 'k1', %s, %s, null, null, null, p_at => %s)"
     assert one(two, put, b"n" * 12, b"c" * 20, AT) is True
-    assert one(two, put, b"n" * 12, b"c" * 20, AT) is False  # somebody was faster
+    assert one(two, put, b"n" * 12, b"c" * 20, AT) is False  # another call was faster
     cursor = two.execute("select * from tallybook.provider_field")
     assert [column.name for column in cursor.description] == [
         "provider",
@@ -172,7 +174,7 @@ def test_people_see_which_secrets_there_are_and_nothing_more(two: Any) -> None:
 
 
 def test_nobody_is_waited_for_by_a_rotation(two: Any, connect: Any) -> None:
-    """A secret that an open transaction changes is left by a rotation at once, and is not overwritten after it."""
+    """A rotation skips a secret that an open transaction changes, without waiting, and does not overwrite it later."""
     put = "select tallybook._provider_secret_set('acme', 'api_key', %s, 'k1', %s, %s, null, null, null)"
     assert one(two, put, None, b"1" * 12, b"c" * 20)
     other = connect()
@@ -182,6 +184,6 @@ def test_nobody_is_waited_for_by_a_rotation(two: Any, connect: Any) -> None:
     two.execute("set lock_timeout = '100 ms'")
     assert one(two, reseal, b"1" * 12, b"3" * 12, b"c" * 20) is False
     other.execute("commit")
-    assert one(two, reseal, b"1" * 12, b"3" * 12, b"c" * 20) is False  # it is another one by now
+    assert one(two, reseal, b"1" * 12, b"3" * 12, b"c" * 20) is False  # the secret has changed by now
     assert one(two, "select convert_from(ciphertext, 'utf8') from tallybook.provider_secret") == "d" * 20
     assert one(two, reseal, b"2" * 12, b"3" * 12, b"e" * 20) is True

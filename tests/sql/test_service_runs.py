@@ -1,4 +1,5 @@
-"""Services: each run is claimed by one, put on record, and held up by nobody for long; one look says what there is to do."""
+"""Services: one worker claims each run and records it, nothing delays it for long, and services_due names what is due.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def somebody(connect: Callable[..., Connection]) -> Connection:
 
 
 def schedule(db: Connection, *ats: datetime) -> None:
-    for at in ats:  # put in an hour before, however slow the machine is
+    for at in ats:  # enqueued an hour before, however slow the machine is
         db.execute("select tallybook.enqueue('q', 'send', run_at => %s, at => %s)", [at, at - 3600 * S])
 
 
@@ -49,7 +50,7 @@ def left(db: Connection) -> int:
 @pytest.mark.servers
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_is_claimed_by_one(db: Connection, somebody: Connection, name: str, now: datetime) -> None:
-    """S3-32: while one worker runs a service another gets nothing and does nothing; when that run is over it runs."""
+    """S3-32: while one worker runs a service another one does nothing and gets null; after that run it runs."""
     somebody.execute("begin")
     assert one(somebody, RUNS[name], now) is not None
     assert one(db, RUNS[name], now) is None
@@ -60,7 +61,7 @@ def test_a_run_is_claimed_by_one(db: Connection, somebody: Connection, name: str
 
 
 def test_who_is_refused_moves_nothing(db: Connection, somebody: Connection, now: datetime) -> None:
-    """S3-32: a promote that is refused leaves the due job where it is, and says when it is due."""
+    """S3-32: a promote that is refused leaves the due job in place, and returns when it is due."""
     somebody.execute("begin")
     one(somebody, RUNS["promote"], now)
     schedule(db, now + 9 * S)
@@ -71,7 +72,7 @@ def test_who_is_refused_moves_nothing(db: Connection, somebody: Connection, now:
 
 def test_without_the_claim_two_run_at_once(db: Connection, somebody: Connection, now: datetime) -> None:
     """Negative control of S3-32: with a claim that everybody gets, both run."""
-    # What the claim is, taken away.
+    # The claim, without its guard.
     anybody = (
         "create or replace function tallybook._service_claim(p_name text, p_at timestamptz default now()) returns boolean"
         " language sql as 'select true'"
@@ -83,7 +84,7 @@ def test_without_the_claim_two_run_at_once(db: Connection, somebody: Connection,
 
 
 def test_a_person_is_never_refused(db: Connection, somebody: Connection, now: datetime) -> None:
-    """S3-31: a direct call of promote or rescue runs whoever runs the service, and is not put on record."""
+    """S3-31: a direct call of promote, rescue or rebase runs beside the service, and is not recorded."""
     schedule(db, now + 9 * S)
     somebody.execute("begin")
     for run in RUNS.values():
@@ -102,7 +103,7 @@ def holds_a_claim(somebody: Connection, now: datetime) -> None:
 
 
 def test_a_claim_that_is_stuck_stops_nobody_for_long(db: Connection, somebody: Connection, now: datetime) -> None:
-    """S3-32: an open transaction that has run the services holds them up for 20 s at most, for everybody."""
+    """S3-32: an open transaction that has run the services delays them by 20 s at most, for everybody."""
     schedule(db, now + S)
     holds_a_claim(somebody, now)
     assert one(db, RUNS["promote"], now + 5 * S) is None
@@ -112,8 +113,8 @@ def test_a_claim_that_is_stuck_stops_nobody_for_long(db: Connection, somebody: C
 
 
 def test_a_claim_without_an_end_stops_the_fleet(db: Connection, somebody: Connection, now: datetime) -> None:
-    """Negative control: a claim that an open transaction holds to its end stops promotion for as long as that is."""
-    # A claim that a transaction holds for as long as it is open.
+    """Negative control: a claim that an open transaction holds to its end stops promotion for that long."""
+    # A claim that a transaction holds as long as it is open.
     forever = (
         "create or replace function tallybook._service_claim(p_name text, p_at timestamptz default now()) returns boolean"
         " language sql as 'select pg_try_advisory_xact_lock(1413565449, hashtext(p_name))'"
@@ -129,7 +130,7 @@ def test_a_claim_without_an_end_stops_the_fleet(db: Connection, somebody: Connec
 
 
 def test_a_run_is_on_record(db: Connection, now: datetime) -> None:
-    """S3-31: last run, duration and effect of a service are on view; each takes a limit and says how many it changed."""
+    """S3-31: the view has a service's last run, duration and effect; promote takes a limit and returns its count."""
     schedule(db, *[now + n * S for n in range(1, 6)])
     moved = "select promoted from tallybook.promote(%s, at => %s, as_service => true)"
     assert one(db, moved, 2, now + 10 * S) == 2
@@ -145,7 +146,7 @@ def test_a_run_is_on_record(db: Connection, now: datetime) -> None:
 
 
 def test_a_rescue_is_on_record_with_its_effect(db: Connection, now: datetime) -> None:
-    """S3-31: the effect of a rescue is how many attempts of dead workers it has put back or buried."""
+    """S3-31: the effect of a rescue is how many attempts of dead workers it has returned or made dead."""
     hands = Hands(db)
     for _ in range(3):
         db.execute("select tallybook.enqueue('q', 'send')")
@@ -156,7 +157,7 @@ def test_a_rescue_is_on_record_with_its_effect(db: Connection, now: datetime) ->
 
 
 def test_a_rescue_stops_at_its_limit(db: Connection, now: datetime) -> None:
-    """S3-31: rescue and burying take a limit: no other worker's jobs are touched past it; those of one worker go together."""
+    """S3-31: rescue takes a limit: past it no other worker's jobs are touched; those of one worker go together."""
     for _ in range(3):
         hands = Hands(db)
         db.execute("select tallybook.enqueue('q', 'send') from generate_series(1, 2)")
@@ -170,14 +171,14 @@ def test_a_rescue_stops_at_its_limit(db: Connection, now: datetime) -> None:
 
 
 def test_at_most_one_run_a_second_is_put_on_record(db: Connection, now: datetime) -> None:
-    """A service that runs a hundred times a second writes its row once: a pinned horizon would make it slow."""
+    """A service that runs ten times a second writes its row once: a pinned horizon would make it slow."""
     for n in range(20):
         one(db, RUNS["promote"], now + n * S / 10)
     assert one(db, "select last_run_at from tallybook.service where name = 'promote'") == now + timedelta(seconds=1.1)
 
 
 def test_a_run_never_waits_for_its_record(db: Connection, somebody: Connection, now: datetime) -> None:
-    """Somebody who has the row of a service locked, say to change its interval, stops no run."""
+    """A run does not wait for a locked row of its service, as while somebody changes its interval."""
     schedule(db, now + S)
     somebody.execute("begin")
     somebody.execute("select tallybook.service_every('promote', '1 min')")
@@ -189,7 +190,7 @@ def test_a_run_never_waits_for_its_record(db: Connection, somebody: Connection, 
 
 
 def test_every_is_changed_by_sql(db: Connection) -> None:
-    """S3-32: service_every changes how often a service is looked after; each look tells it."""
+    """S3-32: service_every changes the interval of a service, and services_due returns it."""
     assert one(db, "select tallybook.service_every('rescue', '10 s')") is True
     assert one(db, "select tallybook.service_every('rescue', '10 s')") is False
     names, every = db.execute("select names, every from tallybook.services_due()").fetchone() or ((), ())
@@ -197,7 +198,7 @@ def test_every_is_changed_by_sql(db: Connection) -> None:
 
 
 def test_one_run_serves_all_queues(db: Connection, now: datetime) -> None:
-    """S3-32: instead of maintenance per queue one run of a service serves all queues, and one interval holds for all."""
+    """S3-32: one run of a service serves all queues, and one interval applies to all."""
     put = "select tallybook.enqueue('q' || n, 'send', run_at => %s, at => %s) from generate_series(1, 20) n"
     db.execute(put, [now + S, now])
     db.execute("select tallybook.service_every('promote', '1 h')")
@@ -219,7 +220,7 @@ def test_one_run_serves_all_queues(db: Connection, now: datetime) -> None:
     ],
 )
 def test_every_that_cannot_be_is_refused(db: Connection, call: str, said: str) -> None:
-    """S3-32: an unknown service and a time out of range are TB005, and nothing is changed."""
+    """S3-32: an unknown service and a time out of range raise TB005, and nothing is changed."""
     with pytest.raises(psycopg.Error) as caught:
         db.execute(f"select tallybook.service_every({call})")
     assert (caught.value.sqlstate, caught.value.diag.message_primary) == ("TB005", said)
@@ -236,7 +237,7 @@ def look(db: Connection, at: datetime, *, after: datetime | None = None) -> list
 
 @pytest.fixture
 def ran(db: Connection, now: datetime) -> datetime:
-    """All services have just run."""
+    """Run all services now."""
     for run in RUNS.values():
         one(db, run, now)
     return now
@@ -244,7 +245,7 @@ def ran(db: Connection, now: datetime) -> datetime:
 
 @pytest.mark.servers
 def test_an_idle_look_finds_nothing_and_writes_nothing(db: Connection, ran: datetime) -> None:
-    """Where nothing is to be done no service is named, and the look has no transaction id: it wrote nothing."""
+    """If nothing is to be done, services_due names no service and has no transaction id: it wrote nothing."""
     Hands(db, at="'infinity'")
     schedule(db, ran + 60 * S)
     with db.transaction():
@@ -257,7 +258,7 @@ def test_an_idle_look_finds_nothing_and_writes_nothing(db: Connection, ran: date
 
 
 def test_the_look_names_promote_when_a_job_is_due(db: Connection, ran: datetime) -> None:
-    """A job that is due is seen by a look that starts before it, and by one that starts anywhere once in a while."""
+    """services_due names promote for a due job, but not if its mark is after that job's time."""
     schedule(db, ran + 10 * S)
     assert look(db, ran + 9 * S) == []
     assert look(db, ran + 10 * S) == ["promote"]
@@ -266,7 +267,7 @@ def test_the_look_names_promote_when_a_job_is_due(db: Connection, ran: datetime)
 
 
 def test_the_look_names_what_was_amended(db: Connection, ran: datetime) -> None:
-    """A job in line whose priority was changed is moved by promote, and the look says so."""
+    """services_due names promote for an available job whose priority was changed."""
     for _ in range(2):
         db.execute(
             "select tallybook.enqueue('q', 'send', unique_key => 'k', priority => 1, on_conflict => 'raise_priority')"
@@ -280,7 +281,7 @@ def test_the_look_names_what_was_amended(db: Connection, ran: datetime) -> None:
 
 @pytest.mark.direct("holds a lock of a session")
 def test_the_look_names_rescue_for_who_seems_dead(db: Connection, somebody: Connection, ran: datetime) -> None:
-    """A worker is looked after when its session is gone, when it is silent for its lease, and until all is over."""
+    """services_due names rescue if a worker's session is gone or it is silent for its lease, until it is no suspect."""
     silent = Hands(db, at=f"timestamptz '{ran.isoformat()}'").worker
     assert look(db, ran + 20 * S) == []
     assert look(db, ran + 35 * S) == ["rescue"], "silent"
@@ -298,7 +299,7 @@ def test_the_look_names_rescue_for_who_seems_dead(db: Connection, somebody: Conn
 
 
 def test_the_look_names_rescue_for_lines_of_order_keys(db: Connection, ran: datetime) -> None:
-    """While jobs wait for their turn rescue mends what a release has missed, once a second."""
+    """While jobs wait for their order key, services_due names rescue once a second, to fix missed releases."""
     hands = Hands(db, at="'infinity'")
     for _ in range(2):
         db.execute("select tallybook.enqueue('q', 'send', order_key => 'k')")
@@ -313,7 +314,7 @@ def test_the_look_names_rescue_for_lines_of_order_keys(db: Connection, ran: date
 
 
 def test_the_look_names_rescue_for_old_tombstones(db: Connection, ran: datetime) -> None:
-    """What is left of cancelled jobs is cleared away once it is a minute old."""
+    """services_due names rescue once a tombstone of a cancelled job is a minute old."""
     job = one(db, "select tallybook.enqueue('q', 'send')")
     db.execute("select tallybook.cancel(%s)", [job])
     assert "rescue" not in look(db, ran + 30 * S)
@@ -323,11 +324,11 @@ def test_the_look_names_rescue_for_old_tombstones(db: Connection, ran: datetime)
 
 
 def test_the_look_names_the_clock_when_a_schedule_is_due(db: Connection, ran: datetime) -> None:
-    """The next tick of any schedule is told, and the clock is named from then on."""
+    """services_due returns the next tick of any schedule, and names schedules from then on."""
     db.execute("select tallybook.schedule_set('s', 'send', every => '1 h', at => %s)", [ran])
     db.execute("update tallybook.schedule set tick = %s, due_at = %s", (ran + 10 * S, ran + 10 * S))
     db.execute("update tallybook.service set last_run_at = %s", [ran])
-    # Not fold: it is due whenever a transaction ends that was open at the last fold, in whatever database.
+    # Not fold: it is due whenever a transaction that was open at the last fold ends, in any database.
     look = "select due, next_tick_at from tallybook.services_due('{promote,rescue,rebase,schedules}', at => %s)"
     assert db.execute(look, [ran + 9 * S]).fetchone() == ([], ran + 10 * S)
     assert db.execute(look, [ran + 10 * S]).fetchone() == (["schedules"], ran + 10 * S)
@@ -336,7 +337,7 @@ def test_the_look_names_the_clock_when_a_schedule_is_due(db: Connection, ran: da
 
 
 def test_the_look_names_rebase_in_another_cluster(db: Connection, ran: datetime) -> None:
-    """A database that came from elsewhere is seen at once; a lane that was retired by that, every few seconds."""
+    """A database from another cluster needs rebase at once; a lane that it retired, every few seconds."""
     db.execute("select tallybook.enqueue('q', 'send')")
     db.execute("update tallybook.installation set system_identifier = 1")
     assert look(db, ran + S) == ["rebase"]
@@ -346,7 +347,7 @@ def test_the_look_names_rebase_in_another_cluster(db: Connection, ran: datetime)
 
 
 def test_what_has_not_run_for_a_minute_runs(db: Connection, now: datetime) -> None:
-    """S3-31: a service that has nothing to do runs once a minute all the same, so its last run says that somebody looks."""
+    """S3-31: a service with nothing to do still runs once a minute, so its last run proves that somebody looks."""
     assert look(db, now) == sorted(RUNS), "none has ever run"
     for run in RUNS.values():
         one(db, run, now)
@@ -357,7 +358,7 @@ def test_what_has_not_run_for_a_minute_runs(db: Connection, now: datetime) -> No
 
 
 def test_only_what_is_asked_for_is_named(db: Connection, now: datetime) -> None:
-    """A worker asks for the services that it runs; one that a newer schema has is not its business."""
+    """services_due names only the services that the worker asks for."""
     assert one(db, "select due from tallybook.services_due('{rescue}', at => %s)", now) == ["rescue"]
 
 
@@ -373,7 +374,7 @@ def work(db: Connection, hands: Hands, *queues: str) -> bool:
 
 
 def test_the_look_sees_what_a_claim_would_take(db: Connection) -> None:
-    """A job in line of a queue that is asked for is work; of another one, of a paused one, or a claimed one is not."""
+    """An available job of a requested queue is work; one of another or a paused queue, or a claimed one, is not."""
     hands = Hands(db, "q")
     assert not work(db, hands, "q")
     db.execute("select tallybook.enqueue('q', 'send')")
@@ -389,7 +390,7 @@ def test_the_look_sees_what_a_claim_would_take(db: Connection) -> None:
 
 
 def test_the_look_sees_no_work_in_lanes_of_tasks_that_others_know(db: Connection) -> None:
-    """A job that was put aside for workers that know its task is work for those only."""
+    """A job that was set aside for workers that know its task is work for those only."""
     knows = Hands(db, "q")
     db.execute("update tallybook.worker set parts = '{task:send}'")
     stranger = Hands(db, "q")
@@ -400,7 +401,7 @@ def test_the_look_sees_no_work_in_lanes_of_tasks_that_others_know(db: Connection
 
 
 def test_a_look_leaves_the_hard_cases_to_the_claim(db: Connection) -> None:
-    """A worker that was given up, and a cursor of another cluster: its claim is told and knows what to do."""
+    """For a worker that was given up, or a cursor of another cluster, work is true: the claim handles it."""
     hands = Hands(db, "q")
     db.execute("update tallybook.worker set ended_at = now()")
     assert work(db, hands, "q")
@@ -412,7 +413,7 @@ def test_a_look_leaves_the_hard_cases_to_the_claim(db: Connection) -> None:
 
 
 def test_every_service_has_its_row_and_its_claim(db: Connection) -> None:
-    """S3-32: what claims a run does so under the name of a row of tallybook.service."""
+    """S3-32: a run is claimed under the name of a row of tallybook.service."""
     known = {row[0] for row in db.execute("select name from tallybook.service")}
     text = "".join(body for _, body in routines())
     assert all(f"_service_claim('{name}', at)" in text and f"_service_ran('{name}', at, " in text for name in RUNS)

@@ -1,4 +1,4 @@
-"""Subjects, from the producers' side: push, append, upsert, their bulk forms, forget, and what people see."""
+"""Subjects for producers: push, append, upsert, their bulk forms, forget, and the views."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from support.subjects import (
 
 
 def ended(hands: Hands, name: str, how: str) -> int:
-    """A subject that has ended one way; its job."""
+    """End a new subject in one way and return its job."""
     job, _ = push(hands.db, name)
     attempt = next(one for one in hands.start() if one.id == job)
     if how == "dead":
@@ -44,7 +44,7 @@ def ended(hands: Hands, name: str, how: str) -> int:
 
 
 def test_a_subject_has_these_columns(db: Connection) -> None:
-    """S3-01: a subject is a row with its name, args, state, attempts, iterations, the next time and the last."""
+    """S3-01: a subject is a row with its name, args, state, attempts, iterations, its next time and its last."""
     run_at = clock(db, "1 h")
     job, created = push(db, "a", args={"n": 1}, run_at=run_at, priority=4)
     assert created
@@ -62,7 +62,7 @@ def test_a_subject_has_these_columns(db: Connection) -> None:
 
 
 def test_a_second_push_is_a_no_op(db: Connection, hands: Hands) -> None:
-    """S3-02: a second push of a subject changes nothing, whether it is planned, pending, active or has completed."""
+    """S3-02: a second push of a subject changes nothing, whether it is planned, pending, active or completed."""
     job, created = push(db, "a", args={"n": 1}, run_at=clock(db, "1 h"))
     assert created
     assert push(db, "a", args={"n": 2}) == (job, False)
@@ -78,7 +78,7 @@ def test_a_second_push_is_a_no_op(db: Connection, hands: Hands) -> None:
 
 
 def test_a_name_is_one_per_task(db: Connection) -> None:
-    """S3-02: the same name under another task is another subject; a unique key of the same text is neither."""
+    """S3-02: the same name under another task is another subject; an equal unique key is neither."""
     first, _ = push(db, "a")
     second, created = push(db, "a", task="other")
     assert created
@@ -103,7 +103,7 @@ def test_jobs_are_found_by_their_unique_key_and_subjects_are_not(db: Connection)
 
 
 def test_append_makes_a_name(db: Connection) -> None:
-    """S3-02, S3-24: many jobs for one target are subjects with random names, pending at once and in their order."""
+    """S3-02, S3-24: append creates subjects with random names, pending at once and in their order."""
     rows = [call(db, "subject_append", queue="q", task="t", args={"n": n})[0] for n in range(3)]
     names = {str(uuid.UUID(name)) for _, name in rows}
     assert len(names) == 3
@@ -120,7 +120,7 @@ def test_a_past_date_is_pending_a_future_one_planned(db: Connection) -> None:
 
 
 def test_defaults_of_push(db: Connection) -> None:
-    """S3-23: the short form has version 1 of the args, priority 2 and runs at once; the report says whether it was queued."""
+    """S3-23: push by default has version 1 of the args, priority 2 and no delay, and reports what it created."""
     job, created = push(db, "a")
     row = db.execute("select priority, args, options, max_attempts from tallybook.job where id = %s", (job,)).fetchone()
     assert created
@@ -146,7 +146,7 @@ def test_defaults_of_push(db: Connection) -> None:
 )
 @pytest.mark.parametrize("verb", ["subject_push", "subject_upsert"])
 def test_what_does_not_fit_is_refused(db: Connection, verb: str, bad: dict[str, Any]) -> None:
-    """S3-23: a name that is too long, and whatever else does not fit, is TB005, and nothing is put in."""
+    """S3-23: a name that is too long, or any other invalid argument, raises TB005, and nothing is created."""
     with pytest.raises(psycopg.Error) as caught:
         call(db, verb, **{"queue": "q", "task": "t", "subject": "a", **bad})
     assert caught.value.sqlstate == "TB005"
@@ -154,7 +154,7 @@ def test_what_does_not_fit_is_refused(db: Connection, verb: str, bad: dict[str, 
 
 
 def test_nobody_forges_a_subject(db: Connection) -> None:
-    """An ordinary job cannot say of itself that it is a subject's."""
+    """The options of an ordinary job cannot make it a subject's."""
     with pytest.raises(psycopg.Error) as caught:
         put(db, options=psycopg.types.json.Jsonb({"subject": {}}))
     assert caught.value.sqlstate == "TB005"
@@ -164,7 +164,7 @@ def test_nobody_forges_a_subject(db: Connection) -> None:
 
 
 def test_upsert_of_a_planned_one(db: Connection) -> None:
-    """S3-12, S3-13: created, updated, unchanged; with the time before and after."""
+    """S3-12, S3-13: upsert reports created, updated or unchanged, with the time before and after."""
     first, second = clock(db, "1 h"), clock(db, "2 h")
     job, *said = upsert(db, "a", args={"n": 1}, run_at=first)
     assert said == ["created", None, first]
@@ -177,7 +177,7 @@ def test_upsert_of_a_planned_one(db: Connection) -> None:
 
 
 def test_upsert_moves_the_date_and_with_it_the_state(db: Connection, hands: Hands) -> None:
-    """S3-25: with a new date comes the new state: due now, a planned one runs; put off, a pending one does not."""
+    """S3-25: a new time changes the state: a planned subject that is due runs, a pending one for later is planned."""
     job, *_ = upsert(db, "a", run_at=clock(db, "1 h"))
     assert upsert(db, "a", run_at=clock(db, "-1 s"))[1] == "updated"
     assert start_one(hands).id == job
@@ -195,7 +195,7 @@ def test_upsert_moves_the_date_and_with_it_the_state(db: Connection, hands: Hand
 
 
 def test_upsert_of_a_pending_one(db: Connection, hands: Hands) -> None:
-    """S3-25: what stands in line has its args replaced and its priority raised, in its place; the next attempts have them too."""
+    """S3-25: a pending subject gets new args and a raised priority in place, for its next attempts too."""
     job, *_ = upsert(db, "a", args={"n": 1}, options={"version": 2})
     assert upsert(db, "a", args={"n": 1}, options={"version": 2})[1] == "unchanged"
     assert upsert(db, "a", args={"n": 2}, options={"version": 3})[:2] == (job, "updated")
@@ -211,7 +211,7 @@ def test_upsert_of_a_pending_one(db: Connection, hands: Hands) -> None:
 
 
 def test_upsert_never_touches_an_active_one(db: Connection, hands: Hands) -> None:
-    """S3-25: an active subject is reported as that, and neither it nor what it becomes is changed."""
+    """S3-25: an active subject is reported as active, and neither it nor its next iteration is changed."""
     push(db, "a", args={"n": 1})
     attempt = start_one(hands)
     assert upsert(db, "a", args={"n": 2}, run_at=clock(db, "1 h")) == (attempt.id, "active", None, None)
@@ -225,7 +225,7 @@ def test_upsert_never_touches_an_active_one(db: Connection, hands: Hands) -> Non
 
 @pytest.mark.parametrize("planned", [False, True])
 def test_upsert_revives_a_completed_one(db: Connection, hands: Hands, planned: bool) -> None:
-    """S3-12, S3-28: a completed subject lives again, with its iterations, as a new job; push leaves it."""
+    """S3-12, S3-28: upsert revives a completed subject, with its iterations, as a new job; push leaves it."""
     job = ended(hands, "a", "completed")
     assert push(db, "a") == (job, False)
     run_at = clock(db, "1 h") if planned else None
@@ -243,7 +243,7 @@ def test_upsert_revives_a_completed_one(db: Connection, hands: Hands, planned: b
 
 @pytest.mark.parametrize("how", ["killed", "dead"])
 def test_upsert_leaves_the_dead(db: Connection, hands: Hands, how: str) -> None:
-    """S3-13: a dead or killed subject is reported as dead and stays that, for push too."""
+    """S3-13: upsert reports a dead or killed subject as dead; neither upsert nor push changes it."""
     job = ended(hands, "a", how)
     assert upsert(db, "a", args={"n": 2}) == (job, "dead", None, None)
     assert push(db, "a") == (job, False)
@@ -251,7 +251,7 @@ def test_upsert_leaves_the_dead(db: Connection, hands: Hands, how: str) -> None:
 
 
 def test_upsert_keeps_failures(db: Connection, hands: Hands) -> None:
-    """A subject in backoff that is given new args keeps its failures: only a reschedule starts anew."""
+    """A subject in backoff that gets new args keeps its failures: only a reschedule resets them."""
     push(db, "a")
     end(hands, "subject_reject", start_one(hands), message="no", retry_in="1 h")
     assert upsert(db, "a", args={"n": 2})[1] == "updated"
@@ -260,7 +260,7 @@ def test_upsert_keeps_failures(db: Connection, hands: Hands) -> None:
 
 
 def test_upsert_sees_what_its_own_transaction_did(db: Connection, hands: Hands) -> None:
-    """Pushed, changed and forgotten in one transaction: each sees the ones before, and nothing is left after a rollback."""
+    """Push, upsert and forget in one transaction see each other, and a rollback leaves nothing."""
     with db.transaction(force_rollback=True):
         job, _ = push(db, "a", args={"n": 1})
         assert upsert(db, "a", args={"n": 2})[:2] == (job, "updated")
@@ -276,7 +276,7 @@ def test_upsert_sees_what_its_own_transaction_did(db: Connection, hands: Hands) 
 
 
 def test_push_many(db: Connection) -> None:
-    """S3-11: hundreds by one statement; those that are there are skipped, and the report is in the order given."""
+    """S3-11: one call pushes 300 subjects, skips those that exist, and reports in the given order."""
     there, _ = push(db, "s7")
     names = [f"s{n}" for n in range(300)]
     rows = many(db, "subject_push_many", names)
@@ -290,7 +290,7 @@ def test_push_many(db: Connection) -> None:
 
 
 def test_upsert_many_reports_each(db: Connection, hands: Hands) -> None:
-    """S3-12, S3-13: one row of report each: created, updated, unchanged, active, dead, with old and new times."""
+    """S3-12, S3-13: each has a report: created, updated, unchanged, active or dead, with its old and new time."""
     for how in ("dead", "killed", "completed"):
         ended(hands, how, how)
     push(db, "active")
@@ -322,7 +322,7 @@ def test_upsert_many_reports_each(db: Connection, hands: Hands) -> None:
 
 
 def test_duplicates_in_a_batch(db: Connection) -> None:
-    """S3-13: of two of one name the last counts for an upsert, the first for a push, and each has its row."""
+    """S3-13: if a name is twice in a batch, upsert uses the last one and push the first, and each has its row."""
     rows = many(db, "subject_upsert_many", ["a", "b", "a"], args=['{"n": 1}', '{"n": 2}', '{"n": 3}'])
     assert [(row[0], row[2]) for row in rows] == [("a", "unchanged"), ("b", "created"), ("a", "created")]
     assert rows[0][1] == rows[2][1]
@@ -333,7 +333,7 @@ def test_duplicates_in_a_batch(db: Connection) -> None:
 
 
 def test_priorities_options_and_headers_of_a_batch(db: Connection) -> None:
-    """Each has its own priority, options and headers; a null is the default."""
+    """Each subject of a batch has its own priority, options and headers; null is the default."""
     many(
         db, "subject_upsert_many", ["a", "b"], args=["{}", "{}"], priorities=[1, None], max_attempts=9,
         options=['{"version": 2}', None], headers=[None, '{"trace": "x"}'],
@@ -345,14 +345,14 @@ def test_priorities_options_and_headers_of_a_batch(db: Connection) -> None:
 
 
 def test_an_empty_batch(db: Connection) -> None:
-    """Nothing in, nothing out."""
+    """An empty batch returns no rows."""
     assert many(db, "subject_upsert_many", []) == []
     assert many(db, "subject_push_many", []) == []
 
 
 @pytest.mark.parametrize("bad", [{"args": ["{}"]}, {"args": ["{}", "[]"]}, {"args": ["{}", None]}, {"priorities": [1]}])
 def test_a_batch_that_does_not_fit(db: Connection, bad: dict[str, Any]) -> None:
-    """TB005, and nothing of the batch is put in."""
+    """An invalid batch raises TB005, and nothing of it is created."""
     with pytest.raises(psycopg.Error) as caught:
         many(db, "subject_upsert_many", ["a", "b"], **bad)
     assert caught.value.sqlstate == "TB005"
@@ -363,7 +363,7 @@ def test_a_batch_that_does_not_fit(db: Connection, bad: dict[str, Any]) -> None:
 
 
 def test_the_oldest_due_runs_first(db: Connection, hands: Hands) -> None:
-    """S3-03, S3-26: due ones run in the order of their times, with fewer failures first on ties; what is due now is seen."""
+    """S3-03, S3-26: due subjects run by time, then by fewer failures; one that is due at that instant is included."""
     at = clock(db, "1 h")
     for failures in (2, 0, 1):  # the one that failed most is the oldest job
         push(db, f"f{failures}")
@@ -385,7 +385,7 @@ def test_the_oldest_due_runs_first(db: Connection, hands: Hands) -> None:
 
 
 def test_pushed_past_dates_run_oldest_first(db: Connection, hands: Hands) -> None:
-    """S3-03: of one batch with past dates the oldest runs first, and those without a date in the order given."""
+    """S3-03: in a batch the oldest past date runs first; subjects without a date run in the given order."""
     ats = [clock(db, "-1 min"), clock(db, "-3 min"), clock(db, "-2 min")]
     many(db, "subject_push_many", ["a", "b", "c"], args=['{"n": 3}', '{"n": 1}', '{"n": 2}'], run_ats=ats)
     many(db, "subject_push_many", ["z", "y"], args=['{"n": 4}', '{"n": 5}'])
@@ -393,7 +393,7 @@ def test_pushed_past_dates_run_oldest_first(db: Connection, hands: Hands) -> Non
 
 
 def test_priority_goes_before_the_date(db: Connection, hands: Hands) -> None:
-    """S3-26: a lower priority number runs first, whatever is due longer."""
+    """S3-26: a lower priority number runs first, even if another subject has been due for longer."""
     push(db, "old", run_at=clock(db, "-1 h"), args={"n": 2})
     push(db, "urgent", priority=1, args={"n": 1})
     assert [job.args["n"] for _ in range(2) for job in hands.start()] == [1, 2]
@@ -403,7 +403,7 @@ def test_priority_goes_before_the_date(db: Connection, hands: Hands) -> None:
 
 
 def test_forget(db: Connection, hands: Hands) -> None:
-    """What is forgotten can be pushed anew; its job does not run. An active one is left alone."""
+    """A forgotten subject's job does not run, and its name is free; an active subject is left alone."""
     assert forget(db, "a") == "unknown"
     for run_at in (None, clock(db, "1 h")):
         job, _ = push(db, "a", **({"run_at": run_at} if run_at else {}))
@@ -424,7 +424,7 @@ def test_forget(db: Connection, hands: Hands) -> None:
 
 
 def test_a_cancelled_subject_is_as_good_as_forgotten(db: Connection, hands: Hands) -> None:
-    """Cancelled before it started, in line or planned, or while it ran: it is not shown, and a push makes a new one."""
+    """A subject that is cancelled while pending, planned or active is not shown, and a push creates a new one."""
     for name, run_at in (("pending", None), ("planned", clock(db, "1 h")), ("active", None)):
         job, _ = push(db, name, **({"run_at": run_at} if run_at else {}))
         attempt = next((one for one in hands.start() if one.id == job), None) if name == "active" else None
@@ -443,7 +443,7 @@ def test_a_cancelled_subject_is_as_good_as_forgotten(db: Connection, hands: Hand
 
 
 def test_cancelled_in_this_transaction_is_not_free_yet(db: Connection) -> None:
-    """TB005: the job may have started. After the commit the name is free; subject_forget frees it at once."""
+    """TB005 in the transaction of the cancel, because the job may have started."""
     job, _ = push(db, "a")
     with pytest.raises(psycopg.Error) as caught, db.transaction():
         db.execute("select tallybook.cancel(%s)", (job,))
@@ -475,7 +475,7 @@ def test_a_person_retries_a_dead_subject(db: Connection, hands: Hands, how: str)
 
 
 def test_retry_of_a_cancelled_subject(db: Connection, hands: Hands) -> None:
-    """A cancelled job of a subject is the subject again, unless the name has been given to another since: TB005."""
+    """A retry of a subject's cancelled job revives the subject; if another job has the name, it raises TB005."""
     for name, run_at in (("pending", None), ("planned", clock(db, "1 h"))):
         job, _ = push(db, name, **({"run_at": run_at} if run_at else {}))
         hands.one("select tallybook.cancel(%s)", job)
@@ -489,7 +489,7 @@ def test_retry_of_a_cancelled_subject(db: Connection, hands: Hands) -> None:
 
 
 def test_retry_of_a_forgotten_subject(db: Connection, hands: Hands) -> None:
-    """Its dead letter stays when a dead subject is forgotten: retried, it has its name again."""
+    """A forgotten dead subject keeps its dead letter, and a retry gives it its name again."""
     job = ended(hands, "a", "dead")
     forget(db, "a")
     hands.one("select tallybook.retry(%s)", job)
@@ -497,7 +497,7 @@ def test_retry_of_a_forgotten_subject(db: Connection, hands: Hands) -> None:
 
 
 def test_dropping_the_dead_letter_keeps_the_name(db: Connection, hands: Hands) -> None:
-    """Without its dead letter a dead subject is on record still, and no push brings it back: subject_forget does."""
+    """A dead subject without its dead letter stays, and no push revives it; subject_forget frees the name."""
     job = ended(hands, "a", "killed")
     hands.one("select tallybook.drop_dead(%s)", job)
     assert (state(db, "a"), push(db, "a"), upsert(db, "a")[1]) == ("killed", (job, False), "dead")
@@ -509,11 +509,11 @@ def test_dropping_the_dead_letter_keeps_the_name(db: Connection, hands: Hands) -
 
 
 def test_an_ended_subject_outlives_its_history(db: Connection, hands: Hands) -> None:
-    """S3-28: with its job's history gone, an ended subject is seen as before, a push is a no-op and an upsert revives it."""
+    """S3-28: without its history an ended subject looks the same, push is a no-op; upsert revives a completed one."""
     for how in ("completed", "dead", "killed"):
         ended(hands, how, how)
     push(db, "plain", args={"n": 1})
-    hands.complete(start_one(hands))  # not by subject_complete: the same
+    hands.complete(start_one(hands))  # complete has the effect of subject_complete
     names = ("completed", "dead", "killed", "plain")
     before = [subject(db, name) for name in names]
     for table in ("outcome", "claim", "entry", "dead"):
@@ -526,7 +526,7 @@ def test_an_ended_subject_outlives_its_history(db: Connection, hands: Hands) -> 
 
 
 def test_the_error_log(db: Connection, hands: Hands) -> None:
-    """S3-30: each failure with when, queue, task, subject, job, attempt, message, details and ref_id, the newest first."""
+    """S3-30: failures, newest first, by time, queue, task, subject, job, attempt, message, details and ref_id."""
     hour = timedelta(hours=1)
     push(db, "a")
     job = start_one(hands)
@@ -549,7 +549,7 @@ def test_the_error_log(db: Connection, hands: Hands) -> None:
 
 
 def test_details_are_any_json(db: Connection, hands: Hands) -> None:
-    """S3-30: details are kept as they are, nulls in them included."""
+    """S3-30: details are stored unchanged, including nulls."""
     push(db, "a")
     details = {"a": None, "b": [1, {"c": None}]}
     end(hands, "subject_reject", start_one(hands), message="no", details=details)
@@ -577,7 +577,7 @@ def complete_all(asker: Asker) -> None:
 
 
 def test_a_subject_that_waits_for_a_permit_is_pending(db: Connection) -> None:
-    """S3-02: its job waits for a permit: it is shown as pending, and a second push is a no-op."""
+    """S3-02: a subject whose job waits for a permit is pending, and a second push is a no-op."""
     job = waits_for_a_permit(db, Asker(db))
     found = subject(db, "b")
     assert found is not None
@@ -587,7 +587,7 @@ def test_a_subject_that_waits_for_a_permit_is_pending(db: Connection) -> None:
 
 
 def test_an_upsert_changes_a_subject_that_waits_for_a_permit(db: Connection) -> None:
-    """S3-03: args and priority of the waiting job are changed in place, or nothing is; it starts once, with the new args."""
+    """S3-03: upsert changes args and priority of the waiting job in place; it starts once, with the new args."""
     asker = Asker(db)
     job = waits_for_a_permit(db, asker)
     assert upsert(db, "b", at=T)[:2] == (job, "unchanged")
@@ -604,7 +604,7 @@ def test_an_upsert_changes_a_subject_that_waits_for_a_permit(db: Connection) -> 
 
 
 def test_an_upsert_pushes_a_subject_that_waits_for_a_permit_to_later(db: Connection) -> None:
-    """S3-03: pushed to a later time, it is planned when its turn comes, and starts then."""
+    """S3-03: a subject that is pushed to a later time is planned when its turn comes, and starts at that time."""
     asker = Asker(db)
     job = waits_for_a_permit(db, asker)
     assert upsert(db, "b", at=T, run_at=T + HOUR)[1:] == ("updated", T, T + HOUR)
@@ -616,7 +616,7 @@ def test_an_upsert_pushes_a_subject_that_waits_for_a_permit_to_later(db: Connect
 
 
 def test_a_subject_that_waits_for_a_permit_is_forgotten(db: Connection) -> None:
-    """S3-05: its job is cancelled; the name is free."""
+    """S3-05: forget cancels the subject's waiting job and frees the name."""
     job = waits_for_a_permit(db, Asker(db))
     assert forget(db, "b") == "forgotten"
     assert subject(db, "b") is None

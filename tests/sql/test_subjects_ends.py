@@ -1,4 +1,4 @@
-"""Subjects, from the worker's side: how an iteration ends, what is counted, what is rescued, and versions side by side."""
+"""Subjects for workers: how an iteration ends, what is counted, what is rescued, and versions side by side."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def seen(db: Connection, name: str = "a") -> dict[str, Any]:
 
 
 def test_reschedule(db: Connection, hands: Hands) -> None:
-    """S3-07, S3-27: a reschedule counts an iteration, sets last_at, puts attempts and failures back to 0 and keeps the job."""
+    """S3-07, S3-27: a reschedule counts an iteration, sets last_at, resets attempts and failures, keeps the job."""
     job, _ = push(db, "a", args={"n": 1})
     end(hands, "subject_reject", start_one(hands), message="no", retry_in="0")
     attempt = start_one(hands)
@@ -50,7 +50,7 @@ def test_reschedule(db: Connection, hands: Hands) -> None:
 
 @pytest.mark.parametrize("run_in", ["1 week", "1 month", "90 s"])
 def test_a_relative_date(db: Connection, hands: Hands, run_in: str) -> None:
-    """S3-40: a time by a distance: '+1 week' in PostgreSQL's own words."""
+    """S3-40: run_in is a distance in PostgreSQL's own words, such as '1 week'."""
     push(db, "a")
     at = clock(db)
     end(hands, "subject_reschedule", start_one(hands), run_in=run_in, at=at)
@@ -59,7 +59,7 @@ def test_a_relative_date(db: Connection, hands: Hands, run_in: str) -> None:
 
 @pytest.mark.parametrize("past", ["-1 h", "0"])
 def test_a_past_date_is_pending_at_once(db: Connection, hands: Hands, past: str) -> None:
-    """S3-27: rescheduled to a past date a subject is in line at once, and its iterations go on."""
+    """S3-27: a subject that is rescheduled to a past date is in line at once, and its iterations continue."""
     push(db, "a")
     for done in range(1, 4):
         assert end(hands, "subject_reschedule", start_one(hands), run_in=past) == "available"
@@ -68,7 +68,7 @@ def test_a_past_date_is_pending_at_once(db: Connection, hands: Hands, past: str)
 
 
 def test_new_args_from_the_worker(db: Connection, hands: Hands) -> None:
-    """S3-27, S3-28: each end may leave other args behind: the next iteration's, or what is kept."""
+    """S3-27, S3-28: each end can set other args, for the next iteration or for the record."""
     push(db, "a", args={"n": 1})
     end(hands, "subject_reschedule", start_one(hands), run_in="0", args={"n": 2})
     attempt = start_one(hands)
@@ -85,7 +85,7 @@ def test_new_args_from_the_worker(db: Connection, hands: Hands) -> None:
     "bad", [{}, {"run_in": "1 h", "run_at": "2030-01-01"}, {"run_at": "infinity"}, {"run_in": "1 h", "args": "[1]"}]
 )
 def test_a_reschedule_that_says_no_time(db: Connection, hands: Hands, bad: dict[str, Any]) -> None:
-    """TB005 for no time, two, or none that comes, and for args that do not fit; the attempt is open still."""
+    """TB005 for no time, for two, for an infinite one and for invalid args; the attempt stays open."""
     push(db, "a")
     attempt = start_one(hands)
     with pytest.raises(psycopg.Error) as caught:
@@ -96,7 +96,7 @@ def test_a_reschedule_that_says_no_time(db: Connection, hands: Hands, bad: dict[
 
 
 def test_a_checkpoint_ends_with_its_iteration(db: Connection, hands: Hands) -> None:
-    """Within an iteration a checkpoint outlives failures; the next iteration begins without one."""
+    """Within an iteration a checkpoint outlives failures; the next iteration starts without one."""
     job, _ = push(db, "a")
     attempt = start_one(hands)
     hands.one("select tallybook.checkpoint(%s, %s, %s, '7')", attempt.lease, attempt.id, attempt.attempt)
@@ -110,7 +110,7 @@ def test_a_checkpoint_ends_with_its_iteration(db: Connection, hands: Hands) -> N
 
 
 def test_complete_keeps_drop_forgets(db: Connection, hands: Hands) -> None:
-    """S3-07, S3-28: a completed subject is kept, so that a push is a no-op; a dropped one is forgotten, a push makes a new one."""
+    """S3-07, S3-28: a completed subject is kept: push is a no-op; a dropped one is forgotten: push creates it."""
     job, _ = push(db, "a")
     assert end(hands, "subject_complete", start_one(hands)) == "completed"
     found = seen(db)
@@ -141,7 +141,7 @@ def test_a_plain_complete_means_the_same(db: Connection, hands: Hands) -> None:
 
 
 def test_kill(db: Connection, hands: Hands) -> None:
-    """S3-22, S3-28: a killed subject is a dead letter with the reason killed, and is kept."""
+    """S3-22, S3-28: a killed subject is kept, as a dead letter with the reason killed."""
     job, _ = push(db, "a")
     assert end(hands, "subject_kill", start_one(hands), reason="no such page") == "dead"
     found = seen(db)
@@ -151,7 +151,7 @@ def test_kill(db: Connection, hands: Hands) -> None:
 
 
 def test_reject_until_its_tolerance(db: Connection, hands: Hands) -> None:
-    """S3-04, S3-29: a rejected subject is pending again, and dead at its fifth failure; its own limit goes before that."""
+    """S3-04, S3-29: a rejected subject is pending again, and dead at its fifth failure; its own limit goes first."""
     job, _ = push(db, "a")
     for failures in range(1, 5):
         assert end(hands, "subject_reject", start_one(hands), message="no", retry_in="0") == "available"
@@ -168,7 +168,7 @@ def test_reject_until_its_tolerance(db: Connection, hands: Hands) -> None:
 
 
 def test_the_tolerance_counts_anew_with_each_iteration(db: Connection, hands: Hands) -> None:
-    """S3-04, S3-07: only failures in a row count: with a reschedule they start again at 0, and crashes too."""
+    """S3-04, S3-07: only failures in a row count: a reschedule resets failures and crashes."""
     push(db, "a", max_attempts=2)
     for _ in range(4):
         end(hands, "subject_reject", start_one(hands), message="no", retry_in="0")
@@ -179,7 +179,7 @@ def test_the_tolerance_counts_anew_with_each_iteration(db: Connection, hands: Ha
 
 
 def test_an_unhandled_error_is_a_reject(db: Connection, hands: Hands) -> None:
-    """S3-40: a plain fail of a subject's job is what reject is: backoff, then dead."""
+    """S3-40: a plain fail of a subject's job has the effect of a reject: backoff, then dead."""
     push(db, "a", max_attempts=2)
     assert hands.fail(start_one(hands), "1 h") == "scheduled"
     assert (state(db, "a"), seen(db)["failures"], seen(db)["last_error"]) == ("planned", 1, "no luck")
@@ -189,7 +189,7 @@ def test_an_unhandled_error_is_a_reject(db: Connection, hands: Hands) -> None:
 
 @pytest.mark.parametrize(("verb", "more"), ENDS)
 def test_the_fence(db: Connection, hands: Hands, verb: str, more: dict[str, Any]) -> None:
-    """S3-05: who lost the right to end an attempt, ended it before, or never had it, is refused, and changes nothing."""
+    """S3-05: an end by the wrong lease or attempt, after a rescue or repeated is refused, and changes nothing."""
 
     def _rest(job: Job) -> tuple[Any, ...]:
         return (job.id, job.attempt, job.args, job.blocked_by, job.order_key)
@@ -213,7 +213,7 @@ def test_the_fence(db: Connection, hands: Hands, verb: str, more: dict[str, Any]
 
 @pytest.mark.parametrize(("verb", "more"), ENDS[:4])
 def test_ordinary_jobs_have_other_ends(db: Connection, hands: Hands, verb: str, more: dict[str, Any]) -> None:
-    """TB005: an ordinary job is no subject; its attempt is open still."""
+    """TB005: an ordinary job is no subject; its attempt stays open."""
     call(db, "enqueue", queue="q", task="t", unique_key="a")
     attempt = start_one(hands)
     with pytest.raises(psycopg.Error) as caught:
@@ -226,7 +226,7 @@ def test_ordinary_jobs_have_other_ends(db: Connection, hands: Hands, verb: str, 
 
 
 def test_a_dead_process_gives_its_subject_back(db: Connection) -> None:
-    """S3-05, S3-06: a lease holds until its worker is silent for as long; then the subject is eligible again, not before."""
+    """S3-05, S3-06: a lease holds until its worker is silent for that long; only then is the subject eligible again."""
     first = Hands(db)
     push(db, "a")
     attempt = start_one(first)
@@ -252,7 +252,7 @@ def test_rejects_are_spaced_in_time(db: Connection, hands: Hands) -> None:
 
 
 def test_maintenance(db: Connection) -> None:
-    """S3-31: make_pending is promote, reschedule_orphans and mark_dead are rescue; each says how many, promote takes a limit."""
+    """S3-31: make_pending is promote, with a limit and a count; reschedule_orphans and mark_dead are rescue."""
     hands = Hands(db)
     for n in range(5):
         push(db, f"planned {n}", run_at=clock(db, "1 h"))
@@ -265,7 +265,7 @@ def test_maintenance(db: Connection) -> None:
         hands.rescued()
         expected = "dead" if crash == 2 else "pending"
         assert state(db, "planned 0") == expected, crash
-        if crash == 0:  # only the first is left, so that it is known whose fault it is
+        if crash == 0:  # only the first is left, so that the crash is its fault
             for name in [f"planned {n}" for n in range(1, 5)]:
                 call(db, "subject_forget", task="t", subject=name)
         assert jobs
@@ -276,7 +276,7 @@ def test_maintenance(db: Connection) -> None:
 
 
 def test_attempts_that_never_started_are_none(db: Connection, hands: Hands) -> None:
-    """Attempts on view are those that started: not one that was put aside for another worker."""
+    """A subject's attempts are those that have started, without one that was set aside for another worker."""
     push(db, "a")
     end(hands, "subject_reschedule", start_one(hands), run_in="0")
     (job,) = hands.claim()
@@ -293,13 +293,13 @@ def test_attempts_that_never_started_are_none(db: Connection, hands: Hands) -> N
 
 
 def test_versions_side_by_side(db: Connection) -> None:
-    """S3-39: workers of several versions of the args run side by side, each takes what it knows, and one moves subjects up."""
+    """S3-39: workers of several versions run side by side, each takes what it knows, and one upgrades subjects."""
     push(db, "old", args={"n": 1})
     push(db, "new", args={"number": 2}, options={"version": 2})
     old_worker, new_worker = Hands(db), Hands(db)
     catalogue = '[{"name": "t", "app": "x", "version": 2}]'
     new_worker.worker = new_worker.one("select tallybook.worker_start('new', '{q}', '{t}', catalogue => %s)", catalogue)
-    for job in old_worker.start():  # what it does not know it puts aside, with no failure
+    for job in old_worker.start():  # it sets aside what it does not know, with no failure
         if job.args == {"number": 2}:
             assert old_worker.say("move", job) == "moved"
         else:
@@ -314,7 +314,7 @@ def test_versions_side_by_side(db: Connection) -> None:
 
 
 def test_moving_house_takes_subjects_along(db: Connection, hands: Hands) -> None:
-    """A subject that is planned, in line or active when the database goes to another cluster goes on there, under its name."""
+    """A planned, pending or active subject continues under its name when the database moves to another cluster."""
     for name in ("active", "planned", "pending"):
         push(db, name, **({"run_at": clock(db, "1 h")} if name == "planned" else {}))
         if name == "active":

@@ -1,6 +1,6 @@
-"""Subjects under every order of concurrent steps, with controls that take a guard out.
+"""Subjects under every order of concurrent steps, with controls that remove a guard.
 
-What producers were told and what workers saw at their starts is written down as a program outside would: a start after its
+Promises to producers and the args at the starts are recorded as a program outside would see them: a start after its
 answer, a promise after its commit.
 """
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.direct("watches which session waits for which")
 
 @dataclass
 class Scene:
-    """One subject of a queue of its own, which has the queue's name."""
+    """One subject in a queue of its own, which has the queue's name."""
 
     queue: str
     workers: dict[str, int]
@@ -119,7 +119,7 @@ def commit(name: str = "-") -> Step:
 
 
 def produce(n: int, *, verb: str = "upsert", begin: bool = False) -> Step:
-    """Somebody wants the subject to work on number n."""
+    """Ask for the subject to work on number n."""
 
     async def step(conn: Connection, scene: Scene) -> None:
         if begin:
@@ -173,7 +173,7 @@ def cancel_and_retry() -> Sequence[Step]:
 class Scenario:
     sessions: Sequence[Sequence[Step]]
     first: str = ""
-    """How the subject is at the beginning: pending, planned, completed; empty: there is none."""
+    """The subject's state at the beginning: pending, planned or completed; empty: there is none."""
 
 
 OPEN_UPSERT: Sequence[Step] = [produce(2, begin=True), commit()]
@@ -204,7 +204,7 @@ async def _begin(conn: Connection, scene: Scene, first: str) -> None:
     if not first:
         return
     await produce(1)(conn, scene)  # type: ignore[operator, misc]
-    if first == "planned":  # due, and in scheduled still
+    if first == "planned":  # due, but still in scheduled
         query = (
             "select tallybook.subject_upsert(%s, 't', %s, '{\"n\": 1}', run_at => clock_timestamp() + interval '1 h')"
         )
@@ -257,8 +257,9 @@ def play(dsn: str, scenario: Scenario) -> tuple[list[str], int]:
 
 
 def test_an_upsert_against_a_claim(dsn: str) -> None:
-    """S3-25: in every order of an upsert's transaction and a worker's steps, an active subject is never touched, and what the
-    upsert was told is what the subject works on.
+    """S3-25: in every order of an upsert's and a worker's steps an active subject is never changed.
+
+    The subject works on what the upsert was told.
     """
     for name in ("an upsert and a claim", "an upsert of a planned one and a claim"):
         found, played = play(dsn, SCENARIOS[name])
@@ -303,7 +304,7 @@ CONTROLS: dict[str, tuple[Any, ...]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("probed", [True, False])
 def test_a_crowd_and_a_claim(dsn: str, db: Db, probed: bool) -> None:
-    """An upsert out of locks for single jobs keeps its promise by the lock of their task; without its probe it does not."""
+    """An upsert without locks for single jobs keeps its promise by the task's lock; without its probe it does not."""
     db.execute(f"alter database {db.info.dbname} set tallybook.jobs_locked = '1000'")  # type: ignore[arg-type]
     if not probed:
         without(db, "_amendment_state", "or p_crowd and not (", "or false and not (")
@@ -313,7 +314,7 @@ def test_a_crowd_and_a_claim(dsn: str, db: Db, probed: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONTROLS)
 def test_control(dsn: str, db: Db, name: str) -> None:
-    """Control: with a guard taken out, a promise is broken, or there are two jobs of one subject."""
+    """Control: without a guard a promise is broken, or one subject has two jobs."""
     scenario, function, *changes = CONTROLS[name]
     for change in changes:
         without(db, function, *change)
@@ -325,7 +326,8 @@ def test_control(dsn: str, db: Db, name: str) -> None:
 
 
 def _forgotten_while_leased(db: Db, connect: Connect) -> list[bool]:
-    """What claimed_jobs says of two jobs, of which the second is forgotten after its statement began and before it is looked at."""
+    """Forget the second of two jobs after claimed_jobs began and before it checks that job; return which are blocked.
+    """
     hands = Hands(db)
     first, _ = push(db, "a")
     push(db, "b")
@@ -354,12 +356,12 @@ def _forgotten_while_leased(db: Db, connect: Connect) -> list[bool]:
 
 
 def test_a_forget_that_commits_while_a_worker_looks(db: Db, connect: Connect) -> None:
-    """A forgotten subject does not start, also when the forget commits between claimed_jobs' snapshot and its look at that job."""
+    """A forgotten subject does not start, even if the forget commits after claimed_jobs has taken its snapshot."""
     assert _forgotten_while_leased(db, connect) == [False, True]
 
 
 def test_control_without_the_newer_look(db: Db, connect: Connect) -> None:
-    """Control: with the tombstones of claimed_jobs' own snapshot alone, the forgotten subject starts."""
+    """Control: with only the tombstones of claimed_jobs' own snapshot, the forgotten subject starts."""
     without(db, "claimed_jobs", "or (e.a).cancelled")
     assert _forgotten_while_leased(db, connect) == [False, False]
 
@@ -368,7 +370,7 @@ def test_control_without_the_newer_look(db: Db, connect: Connect) -> None:
 
 
 def _opposite(db: Db, connect: Connect, names: list[str], rounds: int, *, fresh: bool) -> int:
-    """Two batches of the same subjects; a third session has the middle one until both wait. How many deadlocks."""
+    """Run two batches of the same subjects while a third session holds one of them; return the deadlocks."""
     deadlocks = 0
     conns, third = [connect(application_name=name) for name in ("one", "two")], connect(autocommit=False)
     for turn in range(rounds):
@@ -415,7 +417,7 @@ UNORDERED = {
 
 @pytest.mark.parametrize("kind", UNORDERED)
 def test_batches_do_not_deadlock(db: Db, connect: Connect, kind: str) -> None:
-    """S3-12: two upserts of the same subjects at once, in opposite orders, end both, and each subject has one job."""
+    """S3-12: two concurrent upserts of the same subjects in opposite orders both end, with one job per subject."""
     names = ["x" * n for n in range(1, 400)]
     if kind == "planned":
         many(db, "subject_push_many", names, run_ats=[clock(db, "1 h")] * len(names))
@@ -428,7 +430,7 @@ def test_batches_do_not_deadlock(db: Db, connect: Connect, kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", UNORDERED)
 def test_control_batches_in_orders_of_their_own(db: Db, connect: Connect, kind: str) -> None:
-    """Control: when each batch takes its locks in an order of its own, two of them deadlock."""
+    """Control: if each batch takes its locks in its own order, two of them deadlock."""
     names = ["x" * n for n in range(1, 400)]
     if kind == "planned":
         many(db, "subject_push_many", names, run_ats=[clock(db, "1 h")] * len(names))
@@ -437,7 +439,7 @@ def test_control_batches_in_orders_of_their_own(db: Db, connect: Connect, kind: 
 
 
 def test_the_old_time_is_exact(db: Db, connect: Connect) -> None:
-    """S3-13: an upsert that waited for another reports as old what that one left, not what it saw before it waited."""
+    """S3-13: an upsert that waited for another one reports the time that one left as old, not an earlier one."""
     push(db, "a", run_at=clock(db, "1 h"))
     first, second = clock(db, "2 h"), clock(db, "3 h")
     other = connect()
@@ -483,7 +485,7 @@ def test_nobody_waits_for_an_open_upsert_but_the_same_subject(db: Db, connect: C
 
 
 def _changed_as_it_is_given_back(db: Db, connect: Connect) -> Hands:
-    """A pending subject is changed to n = 2 while the worker that has claimed it gives it back for later."""
+    """Change a pending subject to n = 2 while the worker that has claimed it gives it back for later."""
     hands = Hands(db)
     push(db, "a")
     upsert(db, "a", args={"n": 1})
@@ -499,7 +501,7 @@ def _changed_as_it_is_given_back(db: Db, connect: Connect) -> Hands:
 
 @pytest.mark.parametrize("last", [2, 3])
 def test_a_change_that_meets_a_worker_that_stops(db: Db, connect: Connect, last: int) -> None:
-    """What was changed in line while its worker gave it back for later is not lost, and does not undo what comes after it."""
+    """A change while the worker gives the subject back for later is not lost, and does not undo later changes."""
     hands = _changed_as_it_is_given_back(db, connect)
     found = subject(db, "a") or {}
     assert (found["state"], found["args"]) == ("planned", {"n": 2})
@@ -508,7 +510,7 @@ def test_a_change_that_meets_a_worker_that_stops(db: Db, connect: Connect, last:
 
 
 def test_control_a_change_that_is_not_absorbed(db: Db, connect: Connect) -> None:
-    """Control: when the older change stays beside the planned job, it undoes the newer one."""
+    """Control: if the older change stays beside the planned job, it undoes the newer one."""
     without(db, "_subjects_read", "where v_special and u.kind = 'p'", "where false")
     hands = _changed_as_it_is_given_back(db, connect)
     upsert(db, "a", args={"n": 3})
