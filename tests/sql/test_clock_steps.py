@@ -1,4 +1,4 @@
-"""The server's clock steps, back or forward: what was to come after a delay comes after that delay, and everything runs on."""
+"""The server's clock steps back or forward: delays keep their length, and everything continues."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run_at(db: Connection, job: int) -> datetime:
 
 
 def end(db: Connection, verb: str, at: datetime, **more: Any) -> int:
-    """One job whose first attempt has ended in this way."""
+    """Make one job whose first attempt has ended in this way."""
     (job,) = put(db, at=at)
     asker = Asker(db)
     ((lease, *_),) = asker.claim(at)
@@ -52,10 +52,10 @@ def end(db: Connection, verb: str, at: datetime, **more: Any) -> int:
 
 @pytest.mark.parametrize("back", [MIN, HOUR, YEARS], ids=str)
 def test_every_service_runs_at_the_next_look(db: Connection, back: timedelta) -> None:
-    """After a step back all services are due at the next look, whatever it asks for; they run, and it is over."""
+    """After a step back the next services_due names all services, whatever it asks for; once they have run, none."""
 
     def look(db: Connection, at: datetime) -> list[str]:
-        """Which services have something to do, as a look for promote alone is told."""
+        """Return the services that are due, from a services_due for promote alone."""
         due: list[str] = one(db, "select due from tallybook.services_due('{promote}', at => %s)", at)
         return due
 
@@ -75,7 +75,7 @@ def test_every_service_runs_at_the_next_look(db: Connection, back: timedelta) ->
 
 
 def test_a_step_is_on_record_once_and_the_doctor_shows_it(db: Connection) -> None:
-    """A step back is recorded with its size, once whoever notices it, and `clock_steps` of the doctor names it for a day."""
+    """A step back is recorded once, with its size, and the doctor's `clock_steps` names it for a day."""
     day = timedelta(days=1)
     run(db, at=T)
     run(db, at=T - HOUR)
@@ -88,7 +88,7 @@ def test_a_step_is_on_record_once_and_the_doctor_shows_it(db: Connection) -> Non
 
 
 def test_a_clock_that_does_not_step_changes_nothing(db: Connection) -> None:
-    """Workers whose looks cross by some seconds are no step."""
+    """Services that run at times some seconds apart, out of order, are no step."""
     run(db, at=T)
     run(db, at=T - 9 * S)
     assert one(db, "select count(*) from tallybook.clock_step") == 0
@@ -96,7 +96,7 @@ def test_a_clock_that_does_not_step_changes_nothing(db: Connection) -> None:
 
 @pytest.mark.parametrize("back", [HOUR, YEARS], ids=str)
 def test_limited_jobs_keep_their_order_and_gaps(db: Connection, back: timedelta) -> None:
-    """Turns that lie ahead by the step come back by it: each job starts a gap after the one before it, as without the step."""
+    """Turns that lie ahead by the step move back by it: each job keeps its gap to the one before."""
     db.execute("select tallybook.rate_limit_set('provider', 8, '1 minute')")
     jobs = put(db, "provider:acme", n=6)
     asker = Asker(db)
@@ -112,14 +112,14 @@ def test_limited_jobs_keep_their_order_and_gaps(db: Connection, back: timedelta)
 
 
 def test_control_limited_jobs_wait_for_the_clock(db: Connection) -> None:
-    """Control: where nothing is brought back, the next job starts when the clock has caught up."""
+    """Control: if nothing is moved back, the next job starts only when the clock has caught up."""
     without(db, "_service_claim", "perform tallybook._clock_back(p_at);")
     with pytest.raises(AssertionError):
         test_limited_jobs_keep_their_order_and_gaps(db, HOUR)
 
 
 def test_a_start_that_was_missed_by_the_step_is_made_up_for_at_once(db: Connection) -> None:
-    """A job that was let through just before the step, and did not start in time, does not wait for the clock."""
+    """A job that was let through just before the step and missed its start does not wait for the clock."""
     db.execute("select tallybook.rate_limit_set('api', 10, '1 second')")
     jobs = put(db, "api")
     asker = Asker(db)
@@ -131,7 +131,7 @@ def test_a_start_that_was_missed_by_the_step_is_made_up_for_at_once(db: Connecti
 
 
 def test_what_an_attempt_has_put_off_comes_after_its_delay(db: Connection) -> None:
-    """A backoff and a snooze are delays, and come back by the step; what a producer asked for by run_at is a time, and stays."""
+    """A backoff and a snooze are delays and move back by the step; the run_at of a producer is a time and stays."""
     run(db, "promote", at=T)
     (asked,) = put(db, at=T, run_at=T + MIN)
     failed = end(db, "fail", T, error='{"message": "no"}', retry_in=MIN)
@@ -141,7 +141,7 @@ def test_what_an_attempt_has_put_off_comes_after_its_delay(db: Connection) -> No
 
 
 def test_a_job_that_somebody_has_locked_holds_up_nothing(db: Connection, connect: Any) -> None:
-    """A job in scheduled that an open transaction holds is left out; the others come back all the same."""
+    """A scheduled job that an open transaction has locked is skipped; the others still move back."""
     jobs = [end(db, "snooze", T, delay=MIN) for _ in range(2)]
     run(db, "promote", at=T)
     holder = connect(autocommit=False)
@@ -160,7 +160,7 @@ def test_an_open_breaker_closes_after_its_time(db: Connection) -> None:
 
 
 def dies(db: Connection, *, at: datetime) -> tuple[int, int]:
-    """A worker without a session that has claimed a job, and is heard of no more; the worker and the job."""
+    """Let a worker without a session claim a job and fall silent; return the worker and the job."""
     (job,) = put(db, at=at)
     worker = one(db, "select tallybook.worker_start('w', '{q}', at => %s)", at)
     db.execute("select from tallybook.claim(%s, '{q}', '{1}', gen_random_uuid(), at => %s)", (worker, at))
@@ -174,7 +174,7 @@ def lost(db: Connection, at: datetime) -> int:
 
 @pytest.mark.parametrize("noted", [False, True], ids=["before it was noticed", "after it was noticed"])
 def test_a_dead_worker_is_rescued_after_its_lease(db: Connection, noted: bool) -> None:
-    """A worker that died before the step loses its jobs when its lease has passed once more, not when the clock has caught up."""
+    """A worker that died before the step loses its jobs one lease after the step, not when the clock has caught up."""
     dies(db, at=T)
     run(db, "rescue", at=T + (31 * S if noted else S))
     after = T - HOUR
@@ -185,7 +185,7 @@ def test_a_dead_worker_is_rescued_after_its_lease(db: Connection, noted: bool) -
 
 
 def test_a_server_that_started_later_than_now_rescues(db: Connection) -> None:
-    """The clock has stepped back behind the start of the server: a dead worker is rescued all the same."""
+    """If the clock has stepped back behind the start of the server, a dead worker is still rescued."""
     started: datetime = one(db, "select pg_postmaster_start_time()")
     dies(db, at=started - HOUR)
     assert [lost(db, started - HOUR + after) for after in (31 * S, 42 * S)] == [0, 1]
@@ -193,7 +193,7 @@ def test_a_server_that_started_later_than_now_rescues(db: Connection) -> None:
 
 @pytest.mark.parametrize("step", [-HOUR, HOUR, YEARS], ids=str)
 def test_a_worker_that_beats_keeps_its_jobs(db: Connection, step: timedelta) -> None:
-    """Whatever the step: who beats as slowly as its lease allows, every 15 s of 30, is not robbed."""
+    """Whatever the step, a worker with the slowest heartbeat, every 15 s of a lease of 30, keeps its jobs."""
     worker, _ = dies(db, at=T)
     run(db, "rescue", at=T + 14 * S)
     after = T + 14 * S + step
@@ -204,7 +204,7 @@ def test_a_worker_that_beats_keeps_its_jobs(db: Connection, step: timedelta) -> 
 
 
 def test_control_a_third_of_the_lease_robs_a_worker_that_beats(db: Connection) -> None:
-    """Control: where the silence of a step forward counts, a worker that beats loses its job."""
+    """Control: if the silence of a step forward counts, a worker that sends heartbeats loses its job."""
     without(
         db, "_worker_fate", "when w.gone_at - w.seen_at > 2 * p_lease and not v_free then greatest(p_grace, p_lease)"
     )
@@ -213,7 +213,7 @@ def test_control_a_third_of_the_lease_robs_a_worker_that_beats(db: Connection) -
 
 
 async def _ticks(db: Connection, dsn: str, rule: dict[str, Any], back: timedelta, *times: timedelta) -> list[datetime]:
-    """The ticks on record of a schedule of this rule that ran until T, and then at these times after a step back."""
+    """Return the recorded ticks of a schedule that ran until T, and then at these times after a step back."""
     set_schedule(db, "s", at=T - HOUR, overlap=True, **rule)
     after = T - back
     async with clocks(dsn, None) as (clock,):
@@ -225,21 +225,21 @@ async def _ticks(db: Connection, dsn: str, rule: dict[str, Any], back: timedelta
 
 @pytest.mark.parametrize("back", [HOUR, YEARS], ids=str)
 async def test_a_schedule_of_short_intervals_ticks_on(db: Connection, dsn: str, back: timedelta) -> None:
-    """A schedule that ticks more often than the step is long ticks from now on, though these ticks may have been fired before."""
+    """A schedule whose interval is shorter than the step ticks from now on, even if it fired these ticks before."""
     times = [n * 10 * S for n in range(4)]
     ticks = await _ticks(db, dsn, {"every": 10 * S}, back, *times)
     assert [tick for tick in ticks if tick > T - back] == [T - back + time for time in times[1:]]
 
 
 async def test_a_daily_schedule_is_not_fired_twice(db: Connection, dsn: str) -> None:
-    """A daily schedule that has fired before a step of an hour is not fired by the same tick again."""
+    """A daily schedule that has fired before a step of an hour does not fire the same tick again."""
     ticks = await _ticks(db, dsn, {"cron": "0 0 * * *"}, HOUR, MIN, 31 * MIN, 59 * MIN, 61 * MIN)
     assert ticks == [T - 30 * MIN]
     assert one(db, "select fired_count from tallybook.schedule") == 1
 
 
 async def test_a_step_forward_fires_once(db: Connection, dsn: str) -> None:
-    """After a step forward missed ticks are treated as the schedule asks, once by default, and it ticks on."""
+    """After a step forward missed ticks are treated as the schedule asks, once by default, and it continues."""
     set_schedule(db, "s", at=T, every=10 * MIN, overlap=True)
     async with clocks(dsn, None) as (clock,):
         ran = [await clock.run(at=at) for at in (T, T + YEARS + 5 * MIN, T + YEARS + 10 * MIN)]

@@ -1,4 +1,4 @@
-"""The fire of a tick in SQL: what decides who fires it, shown by taking it away; stale plans; plans of the clock's statements."""
+"""The fire of a tick in SQL: the guards that let one clock fire it, stale plans, and query plans of the clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COMPARED = " and s.tick is not distinct from p.tick"
 
 
 def planned(db: Any, name: str, at: datetime, *ticks: datetime, following: datetime | None = None, **more: Any) -> str:
-    """What a clock that looks now would say about one schedule."""
+    """Return what a clock that runs now would plan for one schedule."""
     revision, tick = one(db, "select revision::text, tick from tallybook.schedule where name = %s", name)
     following = following or at + STEP
     said = {
@@ -36,14 +36,14 @@ def fire(db: Any, plans: str, at: datetime) -> Any:
 
 @pytest.fixture
 def due(db: Any) -> str:
-    """A schedule that may overlap and whose tick is due, and what every clock has computed for it."""
+    """A schedule that may overlap and has a due tick, and the plan that every clock has computed for it."""
     put(db, "s", at=NOON, overlap=True)
     fire(db, planned(db, "s", NOON, following=NOON + STEP), NOON)
     return planned(db, "s", NOON + STEP, NOON + STEP)
 
 
 def fired_by_many(connect: Any, plans: str) -> int:
-    """How often a tick is fired by eight clocks that have all computed the same, at once and then one after the other."""
+    """Return how often eight clocks with the same plan fire a tick, all at once and then each once more."""
     ready = threading.Barrier(8)
 
     def clock(n: int) -> int:
@@ -58,7 +58,7 @@ def fired_by_many(connect: Any, plans: str) -> int:
 
 @pytest.mark.parametrize("missing", ["nothing", "the primary key", "the comparison"])
 def test_a_tick_is_fired_once(db: Any, connect: Any, due: str, missing: str) -> None:
-    """S2-04: eight clocks with one plan fire once: by the key of fire, and by the row's tick, each alone is enough."""
+    """S2-04: eight clocks with one plan fire once: the key of fire and the row's tick are each enough alone."""
     if missing == "the primary key":
         db.execute("alter table tallybook.fire drop constraint fire_pkey")
     elif missing == "the comparison":
@@ -69,7 +69,7 @@ def test_a_tick_is_fired_once(db: Any, connect: Any, due: str, missing: str) -> 
 
 
 def test_control_without_both_it_is_fired_more_than_once(db: Any, connect: Any, due: str) -> None:
-    """S2-04: negative control: without the key and the comparison the same tick is fired again and again."""
+    """S2-04: negative control: without the key and the comparison the same tick is fired more than once."""
     db.execute("alter table tallybook.fire drop constraint fire_pkey")
     without(db, "_schedules_fire", COMPARED, "")
     assert fired_by_many(connect, due) > 1
@@ -78,7 +78,7 @@ def test_control_without_both_it_is_fired_more_than_once(db: Any, connect: Any, 
 
 @pytest.mark.parametrize("key", [True, False], ids=["key", "control"])
 def test_a_clock_that_goes_back_does_not_fire_twice(db: Any, due: str, key: bool) -> None:
-    """S2-04: planned anew by a server whose clock is behind, a tick that was fired stays so; without the key not."""
+    """S2-04: a fired tick that a server with a slow clock plans again is not fired again; without the key it is."""
     if not key:
         db.execute("alter table tallybook.fire drop constraint fire_pkey")
     fire(db, due, NOON + STEP)
@@ -92,7 +92,7 @@ def test_a_clock_that_goes_back_does_not_fire_twice(db: Any, due: str, key: bool
 
 @pytest.mark.parametrize("what", ["paused", "dropped", "changed", "resumed", "put anew"])
 def test_a_plan_for_what_has_changed_is_not_carried_out(db: Any, due: str, what: str) -> None:
-    """S2-11: who computed before a schedule was paused, dropped or changed fires nothing, whatever he comes with."""
+    """S2-11: a plan from before a pause, resume, drop or change of its schedule fires nothing."""
     at = NOON + STEP
     if what == "changed":
         put(db, "s", at=at, priority=1, overlap=True)
@@ -109,7 +109,7 @@ def test_a_plan_for_what_has_changed_is_not_carried_out(db: Any, due: str, what:
 
 
 def test_what_another_session_holds_is_left_to_it(db: Any, connect: Any, due: str) -> None:
-    """S2-02: an open transaction that holds one schedule's row keeps that one from firing, no other; nobody waits."""
+    """S2-02: an open transaction that holds one schedule's row stops only that one from firing; nobody waits."""
     put(db, "other", at=NOON, overlap=True)
     plans = json.dumps([*json.loads(due), *json.loads(planned(db, "other", NOON + STEP, NOON + STEP))])
     with connect(autocommit=False) as holding:
@@ -120,7 +120,7 @@ def test_what_another_session_holds_is_left_to_it(db: Any, connect: Any, due: st
 
 
 def test_the_fire_in_flight_of_another_session_counts(db: Any, connect: Any) -> None:
-    """S2-02: a tick that comes while run now is not committed fires nothing; when it has committed, it is skipped by that job."""
+    """S2-02: a tick beside an uncommitted run now fires nothing; after the commit it is skipped, for that job."""
     put(db, "s", at=NOON)
     fire(db, planned(db, "s", NOON, following=NOON + STEP), NOON)
     with connect(autocommit=False) as running:
@@ -130,14 +130,14 @@ def test_the_fire_in_flight_of_another_session_counts(db: Any, connect: Any) -> 
 
 
 def test_several_ticks_at_once_with_the_guard(db: Any) -> None:
-    """S2-02: of two ticks in time that are found together the first is fired, the second skipped, since the first's job is open."""
+    """S2-02: of two ticks that are found together the first is fired, the second skipped: the first's job is open."""
     put(db, "s", at=NOON)
     assert fire(db, planned(db, "s", NOON, NOON, NOON + timedelta(seconds=1)), NOON) == (1, 1, 1, 0, 0)
     assert fires(db, "s", "what", "reason") == [("enqueued", None), ("skipped", "overlap")]
 
 
 def test_faults_that_are_not_the_schedules_are_raised(db: Any, due: str) -> None:
-    """S2-16: what is not a schedule's fault, a lock, say, is an error of the call; the tick is not given up."""
+    """S2-16: a fault that is not the schedule's, such as a lock, is an error of the call; the tick is not given up."""
     db.execute(
         "create function pg_temp.broken() returns trigger language plpgsql as $$ begin raise lock_not_available; end $$"
     )
@@ -152,7 +152,7 @@ def test_faults_that_are_not_the_schedules_are_raised(db: Any, due: str) -> None
 
 
 def test_the_clocks_statements_read_indexes_only(db: Any) -> None:
-    """S2-16: with 10,000 schedules and no statistics, a look and a fire of 20 read a few pages and no whole table."""
+    """S2-16: with 10,000 schedules and no statistics, a look and a fire of 20 read few pages and scan no table."""
     db.execute(
         "insert into tallybook.schedule (name, source, task, every, since, tick, due_at, created_at, changed_at)"
         " select 's' || n, 'database', 't', '1 h', %(at)s, %(at)s + n * interval '1 s', %(at)s + n * interval '1 s', %(at)s, %(at)s"
@@ -162,12 +162,12 @@ def test_the_clocks_statements_read_indexes_only(db: Any) -> None:
     scans = "select coalesce(sum(seq_scan), 0) from pg_stat_xact_user_tables where relname in ('schedule', 'fire')"
     pages = "explain (analyze, buffers, format json) "
     at = NOON + timedelta(seconds=20)
-    for _ in range(6):  # what a session keeps as its plan
+    for _ in range(6):  # so that the session keeps its plan
         one(db, "select due_in from tallybook._schedules_look(p_at => %s)", at)
     with db.transaction():
         before = one(db, scans)
         look = f"{pages} select * from tallybook._schedules_look(p_at => %s)"  # noqa: S608
-        plans = [one(db, look, at)[0]["Plan"] for _ in range(5)]  # the least of some: what is planned anew reads more
+        plans = [one(db, look, at)[0]["Plan"] for _ in range(5)]  # the fewest of five: a new plan reads more
         assert min(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] for plan in plans) < 60
         rows = db.execute("select name, revision, tick from tallybook._schedules_due(p_at => %s)", (at,)).fetchall()
         assert len(rows) == 20
@@ -186,7 +186,7 @@ select coalesce(sum(pg_stat_get_xact_tuples_returned(c.oid)), 0)::bigint from pg
 
 
 def test_plans_from_empty_tables_do_when_they_are_full(db: Any, connect: Any) -> None:
-    """S3-20: the clock's statements read no more in a session whose plans are from empty tables than in one that has just come."""
+    """S3-20: the clock's statements read no more in a session with plans from empty tables than in a new one."""
     full = """
 insert into tallybook.schedule (name, source, task, every, since, tick, due_at, created_at, changed_at, query)
 select 's' || n, 'database', 't', '1 h', t, t, t, t, t, case when n % 2 = 0 then 'select 1' end

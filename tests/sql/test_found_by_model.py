@@ -1,4 +1,4 @@
-"""What the explicit-state model (tests/support/protocol_model.py) found in the SQL, on the real server."""
+"""Faults in the SQL that the explicit-state model (tests/support/protocol_model.py) found, on the real server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.direct("kills the server and holds transactions open")
 START = "select tallybook.worker_start(%s, '{q}', at => clock_timestamp())"
 
 
-# What worker_start did before: the row alone, with the commit that its session has.
+# The control is the former worker_start: the row alone, with the commit that its session has.
 @pytest.mark.parametrize(
     ("start", "again"),
     [
@@ -31,7 +31,7 @@ values (%s, '{q}', '{}', '{}', false, clock_timestamp(), clock_timestamp()) retu
     ids=["worker_start", "control"],
 )
 def test_a_crash_gives_a_workers_number_to_nobody_else(start: str, again: bool) -> None:
-    """F5: a worker went on record in a session that commits asynchronously, the server is killed: its number stays its own.
+    """F5: the number of a worker that started in a session with asynchronous commit stays its own after a crash.
 
     The control, a row that is not committed durably, shows the same number given twice.
     """
@@ -39,7 +39,7 @@ def test_a_crash_gives_a_workers_number_to_nobody_else(start: str, again: bool) 
         dsn = server.create_database("crash")
         with psycopg.connect(dsn, autocommit=True) as db:
             migrate(db)
-            db.execute("checkpoint")  # the next number drawn is logged anew
+            db.execute("checkpoint")  # so that the next number is logged again
             db.execute("set synchronous_commit = off")
             before = one(db, start, "before")
             server.kill()
@@ -50,9 +50,9 @@ def test_a_crash_gives_a_workers_number_to_nobody_else(start: str, again: bool) 
 
 @pytest.mark.parametrize("cancel_first", [True, False])
 def test_a_zombie_that_reads_late_does_not_start_what_was_cancelled(db: Connection, cancel_first: bool) -> None:
-    """F8, I16: a worker claims, is given up before it has read its jobs, and a user cancels one: it is told so when it reads.
+    """F8, I16: a worker that reads its jobs only after it was given up learns that a user has cancelled one.
 
-    Whether the cancel met its attempt or the next one. A job that nobody cancelled is read as ever.
+    The cancel may have met its attempt or the next one. A job that nobody cancelled is read as usual.
     """
     worker, lease = one(db, START, "zombie"), uuid4()
     job, other = (one(db, "select tallybook.enqueue('q', 'work')") for _ in range(2))
@@ -70,7 +70,7 @@ def test_a_zombie_that_reads_late_does_not_start_what_was_cancelled(db: Connecti
 
 
 def test_a_cancel_that_was_undone_by_retry_does_not_reach_back(db: Connection) -> None:
-    """A cancel of one attempt alone (retried since) stops no other attempt that is read late."""
+    """A cancel that a retry has undone does not stop the next attempt, even if that is read late."""
     worker, lease = one(db, START, "late"), uuid4()
     job = one(db, "select tallybook.enqueue('q', 'work')")
     assert one(db, "select tallybook.cancel(%s)", job) == "cancelled"

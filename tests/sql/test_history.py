@@ -90,8 +90,7 @@ def held(db: Connection, at: datetime) -> list[tuple[Any, ...]]:
 
 
 def test_ended_jobs_go_when_their_time_is_over(db: Connection, now: datetime) -> None:
-    """S3-21: a range of ended jobs stays until its newest end is past its class's retention; then it goes, on record.
-    """
+    """S3-21: a range of ended jobs stays until its newest end is past its retention; then it goes, on record."""
     hands = Hands(db)
     done(db, hands, 30)
     cut(db)

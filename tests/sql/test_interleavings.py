@@ -1,7 +1,8 @@
-"""Exactness of the claim under every order of concurrent steps, and controls that fail when a fence is taken out.
+"""Exactness of the claim under every order of concurrent steps, and controls that fail without a fence.
 
-Each schedule has a queue of its own in one database. After it everything is drained and the ledger is read: a job whose
-transaction committed has ended exactly once, one that rolled back was never seen, no attempt was handed out twice.
+Each schedule has a queue of its own in one database. Afterwards everything is drained and the ledger is read: a job
+whose transaction committed has ended exactly once, one that rolled back was never seen, and no attempt was handed out
+twice.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ FINAL = {"completed", "cancelled", "dead"}
 
 @dataclass
 class Scene:
-    """What one schedule works on, and what its sessions were told."""
+    """The objects of one schedule, and the answers that its sessions got."""
 
     queue: str
     workers: dict[str, int]
@@ -41,9 +42,9 @@ class Scene:
     leases: dict[str, UUID] = field(default_factory=dict)
     held: dict[str, list[tuple[int, int, bool]]] = field(default_factory=dict)
     ended_by: list[tuple[int, UUID]] = field(default_factory=list)
-    """Who was told that it has ended a job for good: the job and the lease."""
+    """The job and the lease of each caller that was told that it has ended the job for good."""
     prepared: list[int] = field(default_factory=list)
-    """The jobs that were there before the first step."""
+    """The jobs that existed before the first step."""
 
 
 # --- steps: each is one step of a schedule, of one or a few statements ---------------------------------------------
@@ -81,7 +82,7 @@ def claim(name: str, *, begin: bool = False, read: bool = False, max_jobs: int =
     async def step(conn: Connection, scene: Scene) -> None:
         if begin:
             await conn.execute("begin")
-        # A number and no jobs: all that it met was cancelled, and it is to be called again.
+        # An id and no jobs: it met only cancelled jobs, and has to be called again.
         query = "select case when jobs > 0 or claim_id is null then jobs end from tallybook.claim(%s, %s, %s, %s)"
         taken: int | None = None
         while taken is None:
@@ -108,7 +109,7 @@ def claim_by_id(name: str, *, begin: bool = False) -> Step:
 
 
 def finish(name: str, *, begin: bool = False, verb: str = "complete") -> Step:
-    """Read what was claimed, if that was not done before, and end it."""
+    """Read what was claimed, unless that was done before, and end it."""
 
     async def step(conn: Connection, scene: Scene) -> None:
         if begin:
@@ -165,7 +166,7 @@ async def _read(conn: Connection, scene: Scene, name: str) -> None:
 
 
 async def _pass_watermark(conn: Connection, scene: Scene, name: str) -> None:
-    """What the heartbeat of a worker does that has nothing open: rescue need not look at this claim any more."""
+    """Send the heartbeat of a worker with nothing open: rescue need not read this claim anymore."""
     query = """
     select count(r) from tallybook.claim c, tallybook.renew(%s, c.id + 1, at => '-infinity') r where c.lease = %s"""
     await _claimed(conn, query, scene.workers[name], scene.leases[name])
@@ -194,7 +195,7 @@ async def _end(conn: Connection, scene: Scene, name: str, verb: str) -> None:
 
 
 async def drain(conn: Connection, scene: Scene) -> None:
-    """Play the clock forward: promote, rescue whoever has not ended its jobs, claim and complete until nothing is left."""
+    """Move time forward: promote, rescue open jobs, then claim and complete until nothing is left."""
     await conn.execute(PROMOTE)
     await conn.execute(f"select tallybook.rescue(at => {FAR})")
     for _ in range(20):
@@ -220,7 +221,7 @@ select s.job_id from tallybook.scheduled s join tallybook.lane l on l.lane_id = 
 
 
 async def violations(conn: Connection, scene: Scene) -> list[str]:
-    """Say what is wrong with a queue that was drained; nothing, if every promise was kept."""
+    """Return what is wrong with a drained queue; nothing if every promise was kept."""
     found: list[str] = []
     ends: Counter[int] = Counter()
     attempts: dict[int, list[int]] = {}
@@ -260,9 +261,9 @@ async def violations(conn: Connection, scene: Scene) -> list[str]:
 class Scenario:
     sessions: Sequence[Sequence[Step]]
     available: int = 0
-    """So many jobs are in line before the first step,"""
+    """The number of jobs in line before the first step."""
     scheduled: int = 0
-    """and before these so many that are not due yet."""
+    """The number of jobs before these that are not due yet."""
 
     @property
     def lengths(self) -> list[int]:
@@ -319,7 +320,7 @@ SLICES = 6
 
 
 def play(dsn: str, scenario: Scenario, schedules: Iterable[Schedule]) -> tuple[list[str], int]:
-    """What the checker found, with the schedule it came from, and how many of them could happen."""
+    """Return what the checker found, with the schedule it came from, and how many schedules could happen."""
 
     async def begin(conn: Connection, queue: str) -> Scene:
         query = "select " + ", ".join(["tallybook.worker_start(%s, %s, at => %s)"] * 3)
@@ -404,7 +405,7 @@ def test_control_without_holes_jobs_are_lost(dsn: str, db: Db) -> None:
 
 
 def test_control_without_the_lease_check_jobs_end_twice(dsn: str, db: Db) -> None:
-    """Control: with ends accepted from a lease that is not on record, two leases end one job."""
+    """Control: if ends are accepted from a lease that is not on record, two leases end one job."""
     text = source("_lease_entries")
     body = """language sql stable as $$
       select e.lane_id, e.retention, e.xid, e.seq, e.job_id, e.attempt, e.order_key, e.task, e.enqueued_at, e.enqueued_at
@@ -417,7 +418,7 @@ def test_control_without_the_lease_check_jobs_end_twice(dsn: str, db: Db) -> Non
 
 
 def test_control_without_the_workers_gate_jobs_are_lost(dsn: str, db: Db) -> None:
-    """Control: a rescue that does not wait out a claim in flight leaves its jobs open for ever."""
+    """Control: a rescue that does not wait for an open claim leaves its jobs open forever."""
     without(db, "_lock_worker", "pg_advisory_xact_lock(1413565442, p_worker)", "null")
     scenario = TWO["a worker that dies, and rescue"]
     found, _ = play(dsn, scenario, interleavings(scenario.lengths))

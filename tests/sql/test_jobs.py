@@ -1,4 +1,4 @@
-"""jobs: lists of jobs by filter, held against the view job; and what is done to many of them."""
+"""jobs: lists of jobs by filter, compared with the view job; and verbs for many jobs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def hands(db: Connection) -> Hands:
 
 
 def test_pages_join_to_the_list(db: Connection, hands: Hands) -> None:
-    """Jobs are listed newest first, in pages; of one queue, too."""
+    """Jobs are listed newest first, in pages, of all queues or of one."""
     jobs = [put(db, queue="q" if n % 2 else "r", args={"n": n}) for n in range(10)]
     assert ids(db) == jobs[::-1]
     assert ids(db, queue="q") == jobs[::-2]
@@ -42,7 +42,7 @@ def done(db: Connection, verb: str, jobs: list[int], *more: object) -> list[tupl
 
 
 def test_many_are_cancelled_retried_and_dropped(db: Connection, hands: Hands) -> None:
-    """Per job it is said what became of it; one that has ended or is gone keeps no other from it, and is named once."""
+    """Each job has its own answer, once; one that has ended or does not exist stops no other."""
     over, runs, dies, stands = (put(db) for _ in range(4))
     first, second, third = hands.start(3)
     hands.complete(first)
@@ -73,7 +73,7 @@ def test_many_are_cancelled_retried_and_dropped(db: Connection, hands: Hands) ->
 
 @pytest.mark.parametrize("verb", ["retry_jobs", "cancel_jobs", "drop_jobs"])
 def test_at_most_a_thousand_at_once(db: Connection, verb: str) -> None:
-    """More than 1000 ids are refused before anything is done to one of them."""
+    """More than 1000 ids are refused before any job is changed."""
     job = put(db)
     with pytest.raises(psycopg.Error, match="at most 1000 ids") as said:
         done(db, verb, [job, *range(2, 1002)])
@@ -84,7 +84,7 @@ def test_at_most_a_thousand_at_once(db: Connection, verb: str) -> None:
 
 
 class Shop:
-    """Random verbs of producers, workers, people and services, on two queues; time goes on with each."""
+    """Random verbs of producers, workers, people and services, on two queues."""
 
     def __init__(self, db: Connection, seed: int) -> None:
         self.db, self.rng = db, random.Random(seed)
@@ -155,7 +155,7 @@ class Shop:
         self.rng.choice([self.put, self.put, self.end, self.end, self.end, self.person, self.promote])()
 
     def leave(self) -> None:
-        """One that is dead and one that runs, so that none of the states is missing by chance."""
+        """Leave one dead and one running job, so that none of these states is missing by chance."""
         left = [put(self.db, priority=0) for _ in range(2)]
         taken = []
         while len(taken) < 2:
@@ -172,7 +172,7 @@ class Shop:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100 if THOROUGH else 2))
 def test_the_pages_are_the_view(db: Connection, seed: int) -> None:
-    """Whatever was done to the jobs, all pages of a list together have what the view has for its filter, each job once."""
+    """Whatever was done to the jobs, all pages of a list together have the view's jobs for its filter, each once."""
 
     def filters(db: Connection, rng: random.Random) -> list[dict[str, Any]]:
         row = db.execute("select array_agg(enqueued_at order by id) from tallybook.job").fetchone()
@@ -224,13 +224,13 @@ def test_control_a_source_that_is_left_out_is_noticed(db: Connection) -> None:
 
 
 def test_a_page_reads_a_bounded_number_of_rows(db: Connection, connect: Any) -> None:
-    """Issue 7: with plans from empty tables, too, a page reads some thousands of rows, whatever there is, and says how far."""
+    """Issue 7: even with plans from empty tables a page reads a bounded number of rows, and reports how far it got."""
     read: LiteralString = """
 select coalesce(sum(pg_stat_get_xact_tuples_returned(c.oid)), 0)::bigint from pg_class c
   join pg_namespace n on n.oid = c.relnamespace where n.nspname = 'tallybook' and c.relkind in ('i', 'r')"""
 
     def _read(db: Connection, work: Callable[[], object]) -> int:
-        """How many rows and index entries are read by it, at its second run."""
+        """Return how many rows and index entries its second run reads."""
         found = 0
         for _ in range(2):
             with db.transaction():

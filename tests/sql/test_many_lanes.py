@@ -1,4 +1,4 @@
-"""A claim of many lanes: its order, its exactness, and what it looks at."""
+"""A claim of many lanes: its order, its exactness, and the lanes that it looks at."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _looks(db: Connection) -> Callable[[], int]:
 
 
 def test_a_claim_of_many_lanes_looks_at_the_first(db: Connection) -> None:
-    """With 30 priorities in line a claim looks closely at the first alone; with none in line at 10 of them."""
+    """With 30 priorities in line a claim looks closely at the first only; with none in line, at 10 of them."""
     hands = Hands(db)
     for priority in range(MANY):
         put(db, priority=priority)
@@ -47,7 +47,7 @@ def test_a_claim_of_many_lanes_looks_at_the_first(db: Connection) -> None:
 
 
 def test_the_idle_look_of_many_lanes_looks_at_none(db: Connection) -> None:
-    """services_due, which stands for an idle claim, reads the lanes as a claim does; it sees work and a foreign cursor."""
+    """services_due, in place of an idle claim, reads the lanes as a claim does; it sees work and a foreign cursor."""
     hands = Hands(db)
     work = "select work from tallybook.services_due('{}', worker => %s, queues => '{q}')"
     for priority in range(MANY):
@@ -65,7 +65,7 @@ def test_the_idle_look_of_many_lanes_looks_at_none(db: Connection) -> None:
 
 
 def test_a_claim_looks_at_its_own_queues_alone(db: Connection) -> None:
-    """A worker that names two of many queues looks at the lanes of these two, with no statistics at all."""
+    """A worker with two of many queues looks at the lanes of these two only, without any statistics."""
     hands = Hands(db, "q1", "q2")
     for n in range(100):
         put(db, queue=f"q{n}")
@@ -76,7 +76,7 @@ def test_a_claim_looks_at_its_own_queues_alone(db: Connection) -> None:
 
 @pytest.mark.direct("holds a transaction open")
 def test_many_lanes_are_drained_in_order_and_whole(db: Connection, connect: Connect) -> None:
-    """Priorities go first, then the oldest of the named queues; a job that commits late, behind its lane's cursor, is taken."""
+    """Priorities go first, then the oldest of the queues; a job that commits behind its lane's cursor is taken."""
     names = [f"q{n}" for n in range(MANY)]
     hands = Hands(db, *names)
     line = [put(db, queue=name) for name in names[::-1]]
@@ -92,7 +92,7 @@ def test_many_lanes_are_drained_in_order_and_whole(db: Connection, connect: Conn
 
 
 def test_a_foreign_cursor_among_many_is_seen(db: Connection) -> None:
-    """Of many lanes, too, a claim refuses the cursor of another cluster."""
+    """Among many lanes, too, a claim refuses the cursor of another cluster."""
     hands = Hands(db)
     for priority in range(MANY):
         put(db, priority=priority)

@@ -1,4 +1,4 @@
-"""Since when the oldest job of a queue could run: what pages and metrics show."""
+"""The time since which a queue's oldest job could run, for pages and metrics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def put(conn: Connection, queue: str, minutes: int, priority: int = 2) -> None:
 
 
 def oldest(db: Connection, *queues: str) -> dict[str, int]:
-    """Minutes after T, by queue; the view says the same."""
+    """Return the minutes after T, by queue; check that the view agrees."""
     found = {queue: round((at - T).total_seconds() / 60) for queue, at in db.execute(OF, [list(queues)]).fetchall()}
     view = db.execute("select queue, oldest from tallybook.queue_stats where oldest is not null").fetchall()
     assert found == {queue: round((at - T).total_seconds() / 60) for queue, at in view if queue in queues}
@@ -33,9 +33,9 @@ def oldest(db: Connection, *queues: str) -> dict[str, int]:
 @pytest.mark.direct("holds transactions open beside others")
 @pytest.mark.parametrize("open_ones", [0, 2])
 def test_the_oldest_of_a_queue_is_the_next_of_its_lines(db: Connection, connect: Connect, open_ones: int) -> None:
-    """S3-36: never one that was claimed, not even of a transaction that is claimed in part; not one that nobody can see yet.
+    """S3-36: the oldest job is never a claimed one, even of a transaction that is claimed in part, or uncommitted.
 
-    With other transactions open it is found in another way, to the same end.
+    With other transactions open, it is found in another way, with the same result.
     """
     put(db, "a", 1)
     Hands(db, "a").claim()  # so that all go to one lane
@@ -52,22 +52,22 @@ def test_the_oldest_of_a_queue_is_the_next_of_its_lines(db: Connection, connect:
     Hands(db, "done").claim()
     assert oldest(db, "a", "b", "done") == {"a": 10, "b": 40}
     hands = Hands(db, "a")
-    hands.claim(1)  # of the line that goes first
+    hands.claim(1)  # of the lane that goes first
     assert oldest(db, "a") == {"a": 10}
     hands.claim(3)
     assert oldest(db, "a", "b") == {"a": 13, "b": 40}
     hands.claim(7)
     assert oldest(db, "a", "b") == {"b": 40}
-    for n, other in enumerate(others):  # claimed over, and there now
+    for n, other in enumerate(others):  # the claims have passed them, and they are there now
         other.commit()
         assert oldest(db, "a") == {"a": 0}, n
     put(db, "a", 50)
-    assert oldest(db, "a") == {"a": 50}  # a claim takes what came late after it
+    assert oldest(db, "a") == {"a": 50}  # a claim takes the late jobs after this one
 
 
 @pytest.mark.direct("holds transactions open beside others")
 def test_control_an_open_transaction_is_asked_about(db: Connection, connect: Connect) -> None:
-    """The control of the quick way: where it is taken with a hole in the line, what came late is not found."""
+    """Control of the quick way: if it is taken with a hole in the line, the late job is not found."""
     hands, other = Hands(db, "a"), connect(autocommit=False)
     put(db, "a", 5)  # so that both go to one lane
     put(other, "a", 0)

@@ -1,4 +1,4 @@
-"""Order keys: of all jobs with one key one runs at a time, in the order in which they came into line."""
+"""Order keys: jobs with one key run one at a time, in the order in which they came into line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOOK = "select tallybook.rescue()"
 
 @pytest.mark.servers
 def test_one_at_a_time_in_their_order(db: Connection, hands: Hands) -> None:
-    """Jobs with one key start one after the other, in the order in which they were enqueued."""
+    """Jobs with one key start one after the other, in the order of their enqueue."""
     jobs = [put(db, order_key="k") for _ in range(4)]
     for job in jobs:
         (started,) = hands.start()
@@ -35,7 +35,7 @@ def test_one_at_a_time_in_their_order(db: Connection, hands: Hands) -> None:
 
 
 def test_whatever_queue_priority_and_task(db: Connection) -> None:
-    """The line of a key goes across queues, priorities and tasks; another key's and no key's jobs do not wait for it."""
+    """A key's line spans queues, priorities and tasks; jobs of another key or of none do not wait for it."""
     hands = Hands(db, "a", "b")
     jobs = [
         put(db, queue="a", task="x", priority=5, order_key="k"),
@@ -50,7 +50,7 @@ def test_whatever_queue_priority_and_task(db: Connection) -> None:
 
 
 def test_a_batch_keeps_its_order(db: Connection, hands: Hands) -> None:
-    """enqueue_many lines its jobs up in the order given, with unique keys or without."""
+    """enqueue_many lines its jobs up in the given order, with unique keys or without."""
     row = db.execute(
         "select job_ids from tallybook.enqueue_many(array_fill('q'::text, '{4}'), array_fill('t'::text, '{4}'),"
         " array_fill('{}'::text, '{4}'), unique_keys => '{z,NULL,a,NULL}', order_keys => '{k,k,k,k}')"
@@ -60,7 +60,7 @@ def test_a_batch_keeps_its_order(db: Connection, hands: Hands) -> None:
 
 
 def test_a_scheduled_job_comes_into_line_when_it_is_promoted(db: Connection, hands: Hands) -> None:
-    """Until it is due it holds up nobody; then it is the last."""
+    """A scheduled job delays no other until it is due; then it is the last in line."""
     late = put(db, order_key="k", run_at=hands.one("select clock_timestamp() + interval '1 h'"))
     first, second = (put(db, order_key="k") for _ in range(2))
     (started,) = hands.start()
@@ -73,7 +73,7 @@ def test_a_scheduled_job_comes_into_line_when_it_is_promoted(db: Connection, han
 
 
 def test_the_first_scheduled_jobs_of_a_key_keep_their_order(db: Connection, hands: Hands) -> None:
-    """Two jobs of a key that never had a turn are promoted and claimed by two workers: the second one waits for the first."""
+    """Two jobs of a key without any turn yet, promoted and claimed by two workers: the second waits for the first."""
     run_at = hands.one("select clock_timestamp() + interval '1 h'")
     first, second = (put(db, order_key="k", run_at=run_at, priority=priority) for priority in (1, 2))
     db.execute("update tallybook.scheduled set run_at = clock_timestamp()")
@@ -87,7 +87,7 @@ def test_the_first_scheduled_jobs_of_a_key_keep_their_order(db: Connection, hand
 
 @pytest.mark.parametrize("end", ["fail", "snooze", "rescue"])
 def test_it_holds_its_line_until_it_has_ended_for_good(db: Connection, hands: Hands, end: str) -> None:
-    """A job in backoff, snoozed or rescued is next: no other of its key starts before it."""
+    """A job in backoff, snoozed or rescued stays first: no other of its key starts before it."""
     first, second = (put(db, order_key="k") for _ in range(2))
     (started,) = hands.start()
     if end == "fail":
@@ -109,7 +109,7 @@ def test_it_holds_its_line_until_it_has_ended_for_good(db: Connection, hands: Ha
 
 @pytest.mark.parametrize("end", ["dead", "crashed", "expired", "cancelled"])
 def test_every_end_for_good_frees_the_line(db: Connection, hands: Hands, end: str) -> None:
-    """Dead, crashed too often, expired or cancelled while it runs: the next one starts."""
+    """Once the first job is dead, crashed too often, expired or cancelled while it ran, the next one starts."""
     first, second = (put(db, order_key="k") for _ in range(2))
     (started,) = hands.start()
     if end == "dead":
@@ -122,14 +122,14 @@ def test_every_end_for_good_frees_the_line(db: Connection, hands: Hands, end: st
         assert hands.say("expire", started) == "dead"
     else:
         assert hands.one("select tallybook.cancel(%s)", first) == "cancelling"
-        assert hands.start() == []  # it runs still
+        assert hands.start() == []  # it is still running
         assert hands.say("cancel_running", started) == "cancelled"
     assert hands.run_all() == [second]
 
 
 @pytest.mark.parametrize("where", ["in line", "waiting", "in backoff", "back in line", "claimed"])
 def test_a_cancelled_job_never_blocks(db: Connection, hands: Hands, where: str) -> None:
-    """Wherever it is when it is cancelled, the others go on, and it ends as cancelled. F45."""
+    """Wherever a job is when it is cancelled, the others continue, and it ends as cancelled. F45."""
     first, second, third = (put(db, order_key="k") for _ in range(3))
     victim, left = first, [second, third]
     if where == "waiting":
@@ -146,12 +146,12 @@ def test_a_cancelled_job_never_blocks(db: Connection, hands: Hands, where: str) 
         claimed = hands.claim()
         hands.one("select tallybook.cancel(%s)", victim)
         ready, _ = hands.turn(claimed[1:])
-        assert ready == []  # nobody knows yet that it will not start: its lease is out
+        assert ready == []  # its lease is out, so it may still start
         assert hands.say("cancel_running", claimed[0]) == "cancelled"
     else:
         hands.one("select tallybook.cancel(%s)", victim)
     order = hands.run_all()
-    if order != left:  # what a claim has met and ended is seen by rescue, at its next look
+    if order != left:  # rescue finds what a claim has met and ended
         db.execute(LOOK)
         order += hands.run_all()
     assert order == left
@@ -163,7 +163,7 @@ def test_a_cancelled_job_never_blocks(db: Connection, hands: Hands, where: str) 
 
 
 def test_what_was_cancelled_in_backoff_lets_go_at_once(db: Connection, hands: Hands) -> None:
-    """The next promote, which cancel wakes, sets the line free; nobody waits for rescue."""
+    """The next promote frees the line of a job that was cancelled in backoff, without rescue."""
     first, second = (put(db, order_key="k") for _ in range(2))
     (started,) = hands.start()
     assert hands.start() == []
@@ -176,7 +176,7 @@ def test_what_was_cancelled_in_backoff_lets_go_at_once(db: Connection, hands: Ha
 
 @pytest.mark.parametrize("where", ["dead", "cancelled while waiting"])
 def test_a_retried_job_lines_up_again(db: Connection, hands: Hands, where: str) -> None:
-    """A person's retry gives a job a new place, the last one."""
+    """A retry by a person gives a job a new place, the last one."""
     first, second, third = (put(db, order_key="k") for _ in range(3))
     (started,) = hands.start()
     victim, order = (first, [second, third, first]) if where == "dead" else (second, [third, second])
@@ -196,7 +196,7 @@ def test_a_retried_job_lines_up_again(db: Connection, hands: Hands, where: str) 
 def test_a_retry_while_the_next_takes_the_turn_leaves_nobody_stuck(
     db: Connection, hands: Hands, connect: Connect
 ) -> None:
-    """The retried job, which had the turn when it died, has to give it up: it is put aside, and has its turn later."""
+    """A retried job whose turn the next job has taken is set aside, and has its turn later."""
     first, second = (put(db, order_key="k") for _ in range(2))
     (started,) = hands.start()
     hands.fail(started, final=True)
@@ -212,12 +212,12 @@ def test_a_retry_while_the_next_takes_the_turn_leaves_nobody_stuck(
 
 
 def test_a_job_that_lost_its_place_is_not_stuck(db: Connection, hands: Hands) -> None:
-    """Whatever took its place in line away, rescue finds a job that waits while nobody has the turn."""
+    """rescue finds a job that has lost its place in line and waits while no job has the turn."""
     put(db, order_key="k")
     lost = put(db, order_key="k")
     (started,) = hands.start()
     db.execute("delete from tallybook.order_line")
-    # An end that nobody releases after: its outcome alone.
+    # An end without a release: its outcome alone.
     db.execute(
         "insert into tallybook.outcome (entry_xid, entry_seq, ended_at, retention, state) select e.xid, e.seq, now(),"
         " e.retention, 'completed' from tallybook.entry e where e.job_id = %s",
@@ -229,10 +229,10 @@ def test_a_job_that_lost_its_place_is_not_stuck(db: Connection, hands: Hands) ->
 
 
 def test_an_attempt_that_was_rescued_is_not_ready(db: Connection, hands: Hands) -> None:
-    """A worker that slept between its claim and its question is told nothing: the job is another's. P5"""
+    """A worker that was rescued between its claim and its order_admit gets nothing: the job is another's. P5"""
     job = put(db, order_key="k")
     claimed = hands.claim()
-    assert hands.turn(claimed) == hands.turn(claimed) == ([job], [])  # said twice it says the same
+    assert hands.turn(claimed) == hands.turn(claimed) == ([job], [])  # the same when repeated
     hands.rescued()
     assert hands.turn(claimed) == ([], [])
     (again,) = Hands(db).start()
@@ -243,7 +243,7 @@ def test_an_attempt_that_was_rescued_is_not_ready(db: Connection, hands: Hands) 
 
 
 def test_no_producer_waits_for_another(db: Connection, connect: Connect) -> None:
-    """Two open transactions can put in jobs with one key; they come into line as they were numbered."""
+    """Two open transactions can enqueue jobs with one key, which come into line in the order of their ids."""
     one, two = connect(autocommit=False), connect(autocommit=False)
     two.execute("set lock_timeout = '100ms'")
     jobs = [put(conn, order_key="k") for conn in (one, two)]
@@ -255,8 +255,10 @@ def test_no_producer_waits_for_another(db: Connection, connect: Connect) -> None
 def test_an_open_transaction_that_completed_a_job_stops_no_worker(
     db: Connection, hands: Hands, connect: Connect
 ) -> None:
-    """While a handler's own transaction, which has completed its job, stays open: the jobs behind it are put aside after a
-    while and hold no slot, ends of others are told at once, and other keys go on. After its commit the line goes on.
+    """An open transaction of a handler that has completed its job stops no worker.
+
+    The jobs behind it are set aside after a while and hold no slot, ends of other jobs do not wait, and other keys
+    continue. After the commit the line continues.
     """
     jobs = [put(db, order_key="k") for _ in range(4)]
     cancelled, dead, left = jobs[1:]
@@ -301,7 +303,7 @@ def test_control_with_a_release_that_waits_a_worker_would_be_stopped(
 
 
 def test_a_release_that_could_not_be_is_mended_by_rescue(db: Connection, hands: Hands, connect: Connect) -> None:
-    """The key is locked by somebody while its job ends: the end is told all the same, rescue goes on with the line."""
+    """If a key is locked while its job ends, the end succeeds all the same, and rescue continues the line."""
     first, second = (put(db, order_key="k") for _ in range(2))
     (started,) = hands.start()
     somebody = connect(autocommit=False)
@@ -317,7 +319,7 @@ def test_a_release_that_could_not_be_is_mended_by_rescue(db: Connection, hands: 
 def test_an_end_in_a_repeatable_read_transaction_releases_at_the_latest_with_rescue(
     db: Connection, hands: Hands, connect: Connect
 ) -> None:
-    """An older snapshot does not see who came into line since: the next one starts after rescue's look."""
+    """A REPEATABLE READ end does not see jobs that came into line since; the next one starts after rescue."""
     put(db, order_key="k")
     (started,) = hands.start()
     handler = connect(autocommit=False)
@@ -335,7 +337,7 @@ def test_an_end_in_a_repeatable_read_transaction_releases_at_the_latest_with_res
 
 
 def test_a_hot_key_holds_up_nobody_else(db: Connection, hands: Hands) -> None:
-    """F49: with thousands of jobs of one key in front, the others start after each of these was put aside once."""
+    """F49: behind 3,000 jobs of one key, another job starts once each of these was set aside once."""
     n = 3000
     db.execute(
         "select tallybook.enqueue_many(array_fill('q'::text, array[%(n)s]), array_fill('t'::text, array[%(n)s]),"
@@ -348,7 +350,7 @@ def test_a_hot_key_holds_up_nobody_else(db: Connection, hands: Hands) -> None:
         started += hands.start(1000)
     assert len(started) == 2
     hands.complete(*started)
-    # From here on a claim costs the same however many wait: 20 go by turns.
+    # From here on a claim costs the same however many wait: 20 jobs take their turns.
     for _ in range(20):
         (job,) = hands.start()
         hands.complete(job)
@@ -356,7 +358,7 @@ def test_a_hot_key_holds_up_nobody_else(db: Connection, hands: Hands) -> None:
 
 
 def test_the_locks_of_thousands_of_keys_fit(db: Connection, hands: Hands) -> None:
-    """One look of rescue after a thousand missed lines takes the locks of a hundred at most."""
+    """One rescue after hundreds of missed releases takes the locks of a hundred keys at most."""
     keys = [f"k{n}" for n in range(300)]
     for _ in range(2):
         db.execute(
@@ -378,7 +380,7 @@ def test_the_locks_of_thousands_of_keys_fit(db: Connection, hands: Hands) -> Non
 
 
 def test_two_flushes_that_end_jobs_of_the_same_keys_do_not_deadlock(db: Connection, connect: Connect) -> None:
-    """F18: in opposite orders, in transactions of many ends each."""
+    """F18: two transactions of several ends, of the same keys in opposite orders, do not deadlock."""
     one, two = Hands(connect()), Hands(connect(), "p")
     for key in ("a", "b"):
         put(db, order_key=key)

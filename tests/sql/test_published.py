@@ -1,6 +1,6 @@
 """A publication of all tables, for logical replication, changes nothing at the source.
 
-Every test runs where the tables of the schema are published (see conftest.py): so do all verbs and services.
+Every test runs with the tables of the schema published (see conftest.py), and so do all verbs and services.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SERVICES = ("promote", "rescue", "rebase", "concurrency_release", "fair_release"
 
 
 def serve(db: Connection, days: int) -> int:
-    """Each service, at a later time, as long as prune has something to do: how many rows that dropped."""
+    """Run each service, then prune at a later time until nothing is left to do; return how many rows went."""
     for name in SERVICES:
         db.execute(f"select tallybook.{name}()".encode())
     dropped = 0
@@ -34,7 +34,7 @@ def serve(db: Connection, days: int) -> int:
 
 
 def test_every_table_has_a_replica_identity(db: Connection) -> None:
-    """Every table of the schema has a primary key or all of its columns as its replica identity, a new range, too."""
+    """Every table has a primary key or all its columns as its replica identity, even a table of a new range."""
     without = """
 select c.oid::regclass::text from pg_class c
  where c.relnamespace = 'tallybook'::regnamespace and c.relkind in ('r', 'p') and c.relreplident <> 'f'
@@ -49,15 +49,16 @@ select c.oid::regclass::text from pg_class c
 
 
 def test_control_without_an_identity_a_row_cannot_be_deleted(db: Connection) -> None:
-    """Control: the tests' databases are published; without its identity a table of places refuses to give one up."""
+    """Control: the tests' databases are published; without its identity, concurrency_holder refuses a delete."""
     db.execute("alter table tallybook.concurrency_holder replica identity default")
     with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="does not have a replica identity"):
         db.execute("delete from tallybook.concurrency_holder")
 
 
 def test_history_comes_and_goes_where_changes_are_decoded() -> None:
-    """With wal_level = logical, all tables published and a slot that reads them, jobs, limits, routes, services and prune work,
-    ranges are cut and emptied, and the slot delivers all of it.
+    """With wal_level = logical, all tables published and a slot that reads them, everything works.
+
+    Jobs, limits, routes, services and prune work, ranges are cut and emptied, and the slot delivers all of it.
     """
     with cluster(wal_level="logical", max_wal_senders="2") as server, ExitStack() as stack:
         db = stack.enter_context(psycopg.connect(server.create_database("shop"), autocommit=True))

@@ -52,8 +52,7 @@ def test_eight_a_minute_are_a_gap_of_seven_and_a_half_seconds(eight: Connection)
 
 
 def test_a_job_over_the_limit_is_put_off_without_a_failure(eight: Connection) -> None:
-    """S1-18: waiting for a turn holds no worker and no lane, counts as no failure and no attempt, and shows its time.
-    """
+    """S1-18: waiting for a turn holds no worker and no lane, is no failure and no counted attempt, shows its time."""
     _, second = put(eight, "provider:acme", n=2)
     (other,) = put(eight)
     asker = Asker(eight)

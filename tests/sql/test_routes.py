@@ -84,8 +84,7 @@ def test_one_route_for_all_and_one_a_symbol(two: Any) -> None:
 
 
 def test_without_the_indexes_there_would_be_two(two: Any) -> None:
-    """Negative control of S1-14: a plain unique constraint accepts two broad routes, since null is not equal to null.
-    """
+    """Negative control of S1-14: a plain unique constraint accepts two broad routes, since null is not null."""
     two.execute("drop index tallybook.provider_route_broad")
     two.execute("alter table tallybook.provider_route add unique (data_type, symbol)")
     for name in ("acme", "beta"):

@@ -1,8 +1,8 @@
-"""How many rows the verbs read: their own, however many there are.
+"""The number of rows that the verbs read: their own, however many there are.
 
-Plans live as long as their session. One that was made while the tables were empty has to do when they are full: a table that
-was vacuumed while it was empty counts as one page with no rows, reading all of any index is as cheap to the planner as the
-right one, and a worker's session keeps what it has chosen then.
+Plans live as long as their session. A plan that was made while the tables were empty must also serve when they are
+full: a table that was vacuumed while it was empty counts as one page with no rows, so to the planner reading a whole
+index is as cheap as the right one, and a worker's session keeps that choice.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ def _counted(conn: Connection) -> int:
 
 
 def _read(conn: Connection, query: LiteralString) -> int:
-    """How many rows and index entries a statement reads at its second run; its effects are rolled back."""
+    """Return how many rows and index entries a statement reads at its second run; its effects are rolled back."""
     found = 0
     for _ in range(2):
         with conn.transaction(force_rollback=True):
-            before = _counted(conn)  # what was not reported yet is of the statement before it
+            before = _counted(conn)  # includes what earlier statements have not reported yet
             conn.execute(query)
             found = _counted(conn) - before
     return found
@@ -36,7 +36,7 @@ def _read(conn: Connection, query: LiteralString) -> int:
 
 @pytest.mark.slow
 def test_a_plan_from_an_empty_table_does_when_it_is_full(db: Connection, connect: Any) -> None:
-    """S3-20: no verb reads more in a session whose plans are from the empty tables than in one that has just come."""
+    """S3-20: no verb reads more in a session with plans from empty tables than in a new one."""
     verbs = {
         "enqueue": "select tallybook.enqueue('q', 'work')",
         "enqueue with a unique key": "select tallybook.enqueue('q', 'work', unique_key => 'k')",
@@ -72,7 +72,7 @@ def test_a_plan_from_an_empty_table_does_when_it_is_full(db: Connection, connect
         "the view": "select * from tallybook.job where id = (select queued from staged)",
         "the attempts": "select * from tallybook.attempt where job_id = (select queued from staged)",
     }
-    # Three jobs in the hands of a worker, a dead one, and nine in line.
+    # Three jobs claimed by a worker, a dead one, and nine in line.
     stage = """
 do $$
 declare
@@ -140,7 +140,7 @@ select format('%I.%I', n.nspname, c.relname) from pg_class c join pg_namespace n
 
 
 def test_what_is_due_is_found_by_its_index(db: Connection) -> None:
-    """S4-03: promote reads the ten jobs that are due and none of the 3,000 that are not; control: without the index all."""
+    """S4-03: promote reads the ten due jobs and none of the 3,000 others; control: without the index it reads all."""
     db.execute("select tallybook.enqueue('q', 'work', run_at => now() + '1 day') from generate_series(1, 3000)")
     db.execute("select tallybook.enqueue('q', 'work', run_at => now() + '1 hour') from generate_series(1, 10)")
     due: LiteralString = "select tallybook.promote(at => now() + '2 hours')"
@@ -153,7 +153,7 @@ def test_what_is_due_is_found_by_its_index(db: Connection) -> None:
 ENQUEUE_BIG: LiteralString = """
 select tallybook.enqueue_many(array_fill('q'::text, '{20000}'), array_fill('work'::text, '{20000}'),
                               array_fill('{}'::text, '{20000}'))"""
-MOST = 90  # pages; all that is to come are 100 more
+MOST = 90  # pages; all remaining jobs are 100 more
 OF_TEN: dict[str, LiteralString] = {
     "claimed_jobs": "select * from tallybook.claimed_jobs((select lease from ten limit 1))",
     "complete": "select tallybook.complete_many(array_agg(lease), array_agg(job_id), array_agg(attempt)) from ten",
@@ -162,7 +162,7 @@ OF_TEN: dict[str, LiteralString] = {
 
 
 def _pages(conn: Connection, query: LiteralString) -> int:
-    """How many pages a statement touches, the least of some runs; its effects are rolled back."""
+    """Return the fewest pages of five runs of a statement; its effects are rolled back."""
     found = []
     for _ in range(5):
         with conn.transaction(force_rollback=True):
@@ -183,10 +183,10 @@ def _claim_ten(db: Connection) -> None:
 
 @pytest.mark.parametrize("late", [False, True], ids=["in the window", "committed late"])
 def test_ten_jobs_of_a_big_transaction_are_all_that_is_read(db: Connection, connect: Any, late: bool) -> None:
-    """S3-19: who claims ten of the 20,000 jobs of one transaction reads, ends and rescues ten, not all that are to come."""
+    """S3-19: a worker that claims ten of a transaction's 20,000 jobs reads, ends and rescues ten, not all of them."""
     business = connect(autocommit=False)
     business.execute(ENQUEUE_BIG)
-    if late:  # a window is opened while it is running: it is a hole, and drained as one that has closed
+    if late:  # a window opens while it runs: it is a hole, and is drained as a closed one
         db.execute("select tallybook.enqueue('q', 'work')")
         db.execute("select tallybook.claim(tallybook.worker_start('other', '{q}'), '{q}', '{10}', gen_random_uuid())")
     business.commit()
@@ -196,7 +196,7 @@ def test_ten_jobs_of_a_big_transaction_are_all_that_is_read(db: Connection, conn
 
 
 def test_control_without_the_limit_all_jobs_of_a_transaction_are_read(db: Connection) -> None:
-    """Control: an index scan does not end at the second column of a row; what the claim has counted ends it."""
+    """Control: an index scan does not end at a row's second column; the number of jobs in the claim ends it."""
     text = source("claimed_jobs")
     limit = "limit case when claimed_jobs.job is null then c.jobs else 1 end"
     assert limit in text

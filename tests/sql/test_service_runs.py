@@ -1,5 +1,4 @@
-"""Services: one worker claims each run and records it, nothing delays it for long, and services_due names what is due.
-"""
+"""Services: one worker claims each run and records it, nothing delays it long, and services_due names what is due."""
 
 from __future__ import annotations
 

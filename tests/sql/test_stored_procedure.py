@@ -1,4 +1,4 @@
-"""A stored procedure that a form's endpoint calls: it keeps the submission, whatever becomes of the job."""
+"""A stored procedure that a form's endpoint calls: it keeps the submission, whatever happens to the job."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def counts(db: Any) -> tuple[int, int]:
 
 
 def test_a_procedure_returns_the_jobs_id(db: Any) -> None:
-    """S4-05: called as an RPC, the procedure enqueues in its own transaction and returns the id, which asks for the state."""
+    """S4-05: a procedure, called as an RPC, enqueues in its own transaction and returns the id; that gives the state.
+    """
     db.execute(TABLE)
     db.execute(SUBMIT)
     submission, job = db.execute("""select * from submit('out', '{"n": 1}')""").fetchone()
@@ -36,7 +37,7 @@ def test_a_procedure_returns_the_jobs_id(db: Any) -> None:
 
 
 def test_an_error_does_not_break_the_caller(db: Any) -> None:
-    """S4-05: an enqueue that is refused is caught in the procedure: the submission is kept, no job is, the caller goes on."""
+    """S4-05: the procedure catches a refused enqueue: the submission stays, there is no job, the caller continues."""
     db.execute(TABLE)
     db.execute(SUBMIT)
     with db.transaction():
@@ -46,7 +47,7 @@ def test_an_error_does_not_break_the_caller(db: Any) -> None:
 
 
 def test_a_savepoint_keeps_the_submission(db: Any) -> None:
-    """S4-05: in a program the error comes before anything is sent, with its SQLSTATE; a savepoint keeps what was written."""
+    """S4-05: a refused enqueue raises its SQLSTATE, and a savepoint keeps what was written before."""
     db.execute(TABLE)
     with db.transaction():
         db.execute("insert into submission (data) values ('{}')")
@@ -57,7 +58,7 @@ def test_a_savepoint_keeps_the_submission(db: Any) -> None:
 
 
 def test_control_without_a_savepoint_the_submission_is_lost(db: Any) -> None:
-    """S4-05, negative control: without it the same error takes the submission along."""
+    """S4-05, negative control: without a savepoint the same error loses the submission."""
     db.execute(TABLE)
     with pytest.raises(psycopg.Error), db.transaction():
         db.execute("insert into submission (data) values ('{}')")

@@ -509,7 +509,7 @@ def test_dropping_the_dead_letter_keeps_the_name(db: Connection, hands: Hands) -
 
 
 def test_an_ended_subject_outlives_its_history(db: Connection, hands: Hands) -> None:
-    """S3-28: without its history an ended subject looks the same, push is a no-op; upsert revives a completed one."""
+    """S3-28: without its history an ended subject looks the same; push is a no-op, upsert revives a completed one."""
     for how in ("completed", "dead", "killed"):
         ended(hands, how, how)
     push(db, "plain", args={"n": 1})

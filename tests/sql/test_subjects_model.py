@@ -1,7 +1,7 @@
-"""Subjects against a small reference model of what FetchQ's documents are, step by step, on the real server.
+"""Subjects against a small reference model of FetchQ's documents, step by step, on the real server.
 
-The model is a dict of documents with a state, args, iterations, failures and a time. It knows no tables. What it has to know of
-ours: a job in line that is put off to later is in line still until promote comes by (`lined`).
+The model is a dict of documents with a state, args, iterations, failures and a time. It knows no tables. It has to know
+one thing about ours: a job in its lane that is moved to later stays in the lane until promote runs (`lined`).
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class Document:
     attempts: int = 0
     crashes: int = 0
     lined: bool = True
-    """Its job stands in line, though it may be put off."""
+    """Whether its job is in its lane, although it may have been moved to later."""
     moved: datetime | None = None
-    """What an upsert has put one in line off to, or back to."""
+    """The time to which an upsert has moved a job that is in its lane."""
     cancelled: bool = False
-    """It is to be forgotten when it has ended its attempt."""
+    """Whether it will be forgotten once its attempt has ended."""
     attempt: Job | None = None
 
     @property
@@ -65,7 +65,7 @@ class Document:
 
 
 class Documents(RuleBasedStateMachine):
-    """One queue, one task, one worker at a time: every rule is one verb, given to both sides."""
+    """One queue, one task and one worker at a time; every rule runs one verb on both sides."""
 
     db: ClassVar[Connection]
 
@@ -78,7 +78,7 @@ class Documents(RuleBasedStateMachine):
         self.base: datetime = row[0]
         self.documents: dict[str, Document] = {}
         self.gone: dict[int, tuple[str, Document]] = {}
-        """Cancelled before they started, by job: a person may retry them."""
+        """Subjects that were cancelled before they started, by job; a person may retry them."""
 
     @initialize()
     def start(self) -> None:
@@ -235,7 +235,7 @@ class Documents(RuleBasedStateMachine):
 
     @rule(days=st.integers(1, 2))
     def wait(self, days: int) -> None:
-        """Time passes: what is to come comes nearer."""
+        """Let time pass: all that is scheduled comes nearer."""
         for table in ("scheduled", "amendment"):
             query = sql.SQL("update tallybook.{} set run_at = run_at - %s").format(sql.Identifier(table))
             self.db.execute(query, (days * DAY,))
@@ -259,7 +259,7 @@ class Documents(RuleBasedStateMachine):
         assert promoted == len(due)
         for one in due:
             one.lined, one.state, one.run_at = True, "pending", None
-        for one in moved:  # taken out of the line, unless the tombstone of an attempt that was cancelled is still about
+        for one in moved:  # they leave the lane, unless the tombstone of a cancelled attempt still exists
             row = self.db.execute(
                 "select a.run_at from tallybook.amendment a where a.job_id = %s", (one.job,)
             ).fetchone()
@@ -272,7 +272,7 @@ class Documents(RuleBasedStateMachine):
 
     @rule()
     def die(self) -> None:
-        """The worker dies, its subjects are eligible again, and another one comes."""
+        """Let the worker die: its subjects are eligible again, and another worker starts."""
         mine = [(name, one) for name, one in self.documents.items() if one.state == "active"]
         self.hands.rescued()
         for name, one in mine:
@@ -287,8 +287,9 @@ class Documents(RuleBasedStateMachine):
 
     @rule(most=st.sampled_from([1, 2, None]))
     def claim(self, most: int | None) -> None:
-        """Whatever starts was pending; what is put off, or was cancelled, goes where it belongs. Nothing pending is left by a
-        worker that takes all.
+        """Each subject that starts was pending; a postponed or cancelled one goes where it belongs.
+
+        A worker that takes all leaves nothing pending.
         """
         while jobs := self.hands.claim(most or 100):
             self.started(jobs)
@@ -319,7 +320,7 @@ class Documents(RuleBasedStateMachine):
     active = precondition(lambda self: any(one.state == "active" for one in self.documents.values()))
 
     def pick(self, data: st.DataObject) -> tuple[str, Document, Job]:
-        # By the order of their jobs: an appended one has a random name.
+        # In the order of their jobs: an appended subject has a random name.
         active = sorted(self.documents.items(), key=lambda item: item[1].job)
         name, found = data.draw(st.sampled_from([item for item in active if item[1].state == "active"]))
         assert found.attempt is not None
@@ -390,7 +391,7 @@ class Documents(RuleBasedStateMachine):
         return {"args": {"n": args}}
 
     def again(self, name: str, found: Document, run_at: datetime | None) -> None:
-        """It goes on, unless it was cancelled."""
+        """Continue with the next attempt, unless the subject was cancelled."""
         found.attempt = None
         found.state, found.run_at, found.lined = "planned" if run_at else "pending", run_at, run_at is None
         if found.cancelled:
@@ -401,7 +402,7 @@ class Documents(RuleBasedStateMachine):
     def over(self, name: str, found: Document, state: str) -> None:
         found.attempt, found.state, found.run_at, found.cancelled = None, state, None, False
 
-    # What both sides must agree on after each step.
+    # Checks of both sides after each step.
 
     @invariant()
     def view(self) -> None:
@@ -416,7 +417,7 @@ class Documents(RuleBasedStateMachine):
 
     @invariant()
     def one_job_each(self) -> None:
-        """Of a name at most one job is open."""
+        """At most one job of a name is open."""
         twice = self.db.execute(
             "select subject from tallybook.job where state not in ('completed', 'cancelled', 'dead')"
             " group by subject having count(*) > 1"
@@ -427,8 +428,9 @@ class Documents(RuleBasedStateMachine):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_subjects_do_what_documents_do(careless: Connection) -> None:
-    """S3-01, S3-02, S3-07, S3-13, S3-22, S3-25, S3-27, S3-28, S3-29: random verbs in random order: each reports what the model
-    says, and the view shows its documents.
+    """S3-01, S3-02, S3-07, S3-13, S3-22, S3-25, S3-27, S3-28, S3-29: random verbs agree with the model.
+
+    In random order each verb reports what the model does, and the view shows the model's documents.
     """
     Documents.db = careless
     _run()
@@ -452,11 +454,11 @@ def _run(phases: Collection[Phase] = tuple(Phase)) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_control_a_reschedule_that_counts_nothing(careless: Connection) -> None:
-    """Negative control: a reschedule that forgets to count the iteration is found."""
+    """Negative control: a reschedule that does not count the iteration is found."""
     careless.execute(
         "create or replace function tallybook._subject_iterated(p_options jsonb, p_at timestamptz) returns jsonb"
         " language sql as 'select p_options'"
     )
     Documents.db = careless
     with pytest.raises(AssertionError):
-        _run([Phase.generate])  # that it is found is enough: no shorter example is looked for
+        _run([Phase.generate])  # finding it is enough: no shorter example is searched for

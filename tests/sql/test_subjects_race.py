@@ -326,8 +326,7 @@ def test_control(dsn: str, db: Db, name: str) -> None:
 
 
 def _forgotten_while_leased(db: Db, connect: Connect) -> list[bool]:
-    """Forget the second of two jobs after claimed_jobs began and before it checks that job; return which are blocked.
-    """
+    """Forget the second of two jobs after claimed_jobs began, before it checks that job; return which are blocked."""
     hands = Hands(db)
     first, _ = push(db, "a")
     push(db, "b")

@@ -1,4 +1,4 @@
-"""Each verb as a user meets it: plain SQL on a psycopg connection."""
+"""Each verb as a user calls it: plain SQL on a psycopg connection."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_enqueue_is_a_plain_select(db: Connection) -> None:
 def test_enqueue_lives_and_dies_with_its_transaction(
     db: Connection, connect: Callable[..., Connection], end: str
 ) -> None:
-    """S5-01: a job is there when its transaction commits, with the business row, and never if it rolls back."""
+    """S5-01: a job exists once its transaction commits, with the business row, and never if that rolls back."""
     db.execute("create table users (id int primary key)")
     producer = connect()
     producer.execute("begin")
@@ -64,7 +64,7 @@ def test_enqueue_inside_a_cte_of_a_business_statement(db: Connection) -> None:
 
 
 def test_side_table_with_foreign_keys(db: Connection) -> None:
-    """S1-03: a side table refers to a business row and to its job, filled in the statement that enqueues."""
+    """S1-03: a side table refers to a business row and to its job, and is filled by the statement that enqueues."""
     jobs = assets(db)
     with pytest.raises(psycopg.errors.ForeignKeyViolation):
         db.execute("insert into asset_job select 99, tallybook.enqueue('prices', 'refresh')")
@@ -74,7 +74,7 @@ def test_side_table_with_foreign_keys(db: Connection) -> None:
 
 
 def test_side_table_is_joined_by_people_and_workers(db: Connection) -> None:
-    """S1-09: the business columns are joined to tallybook.job, and to what a worker has claimed."""
+    """S1-09: business columns can be joined to tallybook.job, and to the jobs that a worker has claimed."""
     jobs = assets(db)
     on_view = "select a.symbol, j.state from asset_job s join assets a on a.id = s.asset_id join tallybook.job j on j.id = s.job_id"
     assert db.execute(on_view + " order by 1").fetchall() == [("AAPL", "available"), ("MSFT", "available")]
@@ -136,7 +136,7 @@ def test_ids_are_bigint_and_exact_in_json(db: Connection) -> None:
 
 
 def test_args_are_jsonb_and_can_be_asked_for(db: Connection) -> None:
-    """S5-02: args are jsonb, so jobs are found by what is in them; a unique key makes (task, args) idempotent."""
+    """S5-02: args are jsonb, so jobs are found by their content; a unique key makes (task, args) idempotent."""
     put = "select tallybook.enqueue('mail', 'send', a, unique_key => md5(a::text)) from (select %s::jsonb as a) x"
     first = one(db, put, '{"user_id": 1}')
     assert one(db, put, '{"user_id":1}') == first
@@ -157,7 +157,7 @@ def test_everything_is_in_sql(db: Connection) -> None:
 
 
 def test_the_task_is_text_or_an_enum(db: Connection) -> None:
-    """S5-13: a task is any name of 1 to 200 bytes; the label of an enum does as well."""
+    """S5-13: a task is any name of 1 to 200 bytes, also the label of an enum."""
     db.execute("create type task_type as enum ('send', 'résumé prüfen')")
     one(db, "select tallybook.enqueue('mail', 'résumé prüfen'::task_type::text)")
     one(db, "select tallybook.enqueue('mail', %s)", "x" * 200)
@@ -168,7 +168,7 @@ def test_the_task_is_text_or_an_enum(db: Connection) -> None:
 
 
 def test_second_enqueue_of_a_key_is_a_silent_no_op(db: Connection) -> None:
-    """S1-05: a key that has a live job is not put in again: no error, the id of the first, whatever else differs."""
+    """S1-05: a second enqueue with a live job's key is no error and returns the first id, whatever else differs."""
     first = keyed(db)
     assert one(db, "select tallybook.enqueue('other', 'send', '{\"n\": 2}', priority => 0, unique_key => 'k')") == first
     assert see(db, "id, queue, priority, args") == [(first, "mail", 2, {})]
@@ -196,7 +196,7 @@ def test_a_live_job_holds_its_key(db: Connection, state: str) -> None:
     "state", ["completed", "dead", "cancelled while waiting", "cancelled while running", "cancelled before due"]
 )
 def test_a_key_is_free_once_its_job_has_ended(db: Connection, state: str) -> None:
-    """S1-06: after it completed, died or was cancelled, the same key is put in again, as often as one likes."""
+    """S1-06: once its job has completed, died or been cancelled, the same key can be used again and again."""
     seen = set()
     for _ in range(3):
         job = keyed(db, run_at="now() + interval '1 h'" if state == "cancelled before due" else "null")
@@ -217,7 +217,7 @@ def test_a_key_is_free_once_its_job_has_ended(db: Connection, state: str) -> Non
 
 
 def test_one_of_many_that_use_a_key_at_once_wins(db: Connection, connect: Callable[..., Connection]) -> None:
-    """S1-05: ten sessions that enqueue one new key at the same moment make one job, and all get its id."""
+    """S1-05: ten sessions that enqueue one new key at the same moment create one job, and all get its id."""
     got: list[int] = []
     conns = [connect() for _ in range(10)]
     together = threading.Barrier(len(conns))
@@ -239,7 +239,7 @@ def keyed(conn: Connection, *, task: str = "send", key: str = "k", run_at: str =
 
 
 def test_bulk_enqueue_skips_what_is_there(db: Connection) -> None:
-    """S3-11: hundreds of jobs in one statement; those whose key has a live job are skipped and reported."""
+    """S3-11: one statement enqueues 500 jobs; those whose key has a live job are skipped and reported."""
     there = one(db, "select tallybook.enqueue('files', 'scan', unique_key => 'file 7')")
     n = 500
     ids, created = row(
@@ -256,12 +256,12 @@ def test_bulk_enqueue_skips_what_is_there(db: Connection) -> None:
 
 
 def test_bulk_enqueue_of_nothing(db: Connection) -> None:
-    """S3-11: an empty batch is no error and no job."""
+    """S3-11: an empty batch is no error and creates no job."""
     assert row(db, "select * from tallybook.enqueue_many('{}', '{}', '{}')") == ([], [])
 
 
 def test_bulk_enqueue_with_a_bad_job_puts_none_in(db: Connection) -> None:
-    """S3-11: one job that does not fit refuses the batch and names its place."""
+    """S3-11: one invalid job refuses the whole batch, and the error names its position."""
     with pytest.raises(psycopg.Error, match="job 2 of the batch") as caught:
         db.execute('select tallybook.enqueue_many(\'{q,q,q}\', \'{a,"",b}\', \'{"{}","{}","{}"}\')')
     assert caught.value.sqlstate == "TB005"
@@ -272,7 +272,7 @@ def test_bulk_enqueue_with_a_bad_job_puts_none_in(db: Connection) -> None:
 
 
 def test_claims_go_by_priority_then_order(db: Connection) -> None:
-    """S1-08: the lower priority number first, then the order of enqueue, a bulk in its own order."""
+    """S1-08: jobs are claimed by priority number, then in the order of enqueue; a batch keeps its own order."""
     second = [one(db, "select tallybook.enqueue('mail', 'send')") for _ in range(2)]
     many = (
         "select job_ids from tallybook.enqueue_many('{mail,mail}', '{a,b}', '{\"{}\",\"{}\"}', priorities => '{2,2}')"
@@ -286,7 +286,7 @@ def test_claims_go_by_priority_then_order(db: Connection) -> None:
 
 
 def test_two_claimers_take_each_job_once(db: Connection, connect: Callable[..., Connection]) -> None:
-    """S3-08: however many claim at the same moment, each job is taken by one."""
+    """S3-08: however many workers claim at the same moment, each job is claimed once."""
     many = (
         "select job_ids from tallybook.enqueue_many(array_fill('mail'::text, %(n)s), array_fill('send'::text, %(n)s),"
     )
@@ -304,7 +304,7 @@ def test_two_claimers_take_each_job_once(db: Connection, connect: Callable[..., 
 
 
 def test_a_claim_gives_whole_and_current_rows(db: Connection) -> None:
-    """S3-09: what is claimed is the whole job with the attempt's own numbers, after a failure too."""
+    """S3-09: a claim returns the whole job with the attempt's own numbers, even after a failure."""
     job = one(
         db,
         "select tallybook.enqueue('mail', 'send', '{\"n\": 1}', headers => '{\"trace\": \"x\"}',"
@@ -322,7 +322,7 @@ def test_a_claim_gives_whole_and_current_rows(db: Connection) -> None:
 
 
 def test_a_claim_takes_no_more_than_asked_for(db: Connection) -> None:
-    """S3-09: at most max_jobs, none from a queue with 0, nothing and no number where there is no work."""
+    """S3-09: a claim takes at most max_jobs, none from a queue with 0; without work it has no jobs and no id."""
     for _ in range(3):
         one(db, "select tallybook.enqueue('mail', 'send')")
     worker = start(db)
@@ -334,7 +334,7 @@ def test_a_claim_takes_no_more_than_asked_for(db: Connection) -> None:
 
 
 def test_only_what_is_due_is_claimed(db: Connection) -> None:
-    """A scheduled or retrying job is not claimed before its time, and is when promote finds it due."""
+    """A scheduled or retrying job is not claimed before its time, but once promote finds it due."""
     now = one(db, "select now()")
     later = one(db, "select tallybook.enqueue('mail', 'send', run_at => %s)", now + DAY)
     job = one(db, "select tallybook.enqueue('mail', 'send')")
@@ -348,7 +348,7 @@ def test_only_what_is_due_is_claimed(db: Connection) -> None:
 
 
 def test_promoted_jobs_go_by_time_then_fewer_failures(db: Connection) -> None:
-    """Of those that became due the earliest goes first; at one instant, what failed less."""
+    """Jobs that have become due are claimed by their time, and at one instant by fewer failures."""
     now, worker = one(db, "select now()"), start(db)
     failed = one(db, "select tallybook.enqueue('mail', 'send')")
     one(db, "select tallybook.fail(%s, %s, 1, '{}', retry_in => '1 h', at => %s)", claim(db, worker), failed, now)
@@ -360,7 +360,7 @@ def test_promoted_jobs_go_by_time_then_fewer_failures(db: Connection) -> None:
 
 
 def test_exactly_one_claims_a_job_by_its_id(db: Connection, connect: Callable[..., Connection]) -> None:
-    """S4-08: of many who claim one job by its id exactly one gets true, and the line passes over it."""
+    """S4-08: if eight sessions claim one job by its id, exactly one gets true, and the line skips that job."""
     job, other = (one(db, "select tallybook.enqueue('mail', 'send')") for _ in range(2))
     won: list[bool] = []
     conns = [connect() for _ in range(8)]
@@ -378,7 +378,7 @@ def test_exactly_one_claims_a_job_by_its_id(db: Connection, connect: Callable[..
 
 
 def test_claim_by_id_takes_what_may_run(db: Connection) -> None:
-    """S4-08: available, or scheduled and due; not before its time, not twice, not ended, not cancelled, not paused."""
+    """S4-08: claim_job takes an available or due job, but none that is early, taken, cancelled or paused."""
     worker, now = start(db), one(db, "select now()")
 
     def by_id(job: int, at: datetime = now) -> bool:
@@ -397,7 +397,7 @@ def test_claim_by_id_takes_what_may_run(db: Connection) -> None:
 
 
 def test_a_job_retried_after_a_claim_by_id_runs_once(db: Connection) -> None:
-    """S4-08: after its attempt was claimed by id and died, a retry runs the next attempt, never the old one again."""
+    """S4-08: after its attempt was claimed by id and is dead, a retry runs the next attempt, never the old one."""
     job, worker, lease = one(db, "select tallybook.enqueue('mail', 'send')"), start(db), uuid.uuid4()
     assert one(db, "select tallybook.claim_job(%s, %s, %s)", worker, job, lease) is True
     assert one(db, "select tallybook.fail(%s, %s, 1, '{}', final => true)", lease, job) == "dead"
@@ -420,7 +420,7 @@ def test_waiting_jobs_of_one_task(db: Connection) -> None:
 
 
 def test_out_of_attempts_is_dead(db: Connection) -> None:
-    """S4-12: the failure that uses up max_attempts makes a dead letter that keeps the job whole."""
+    """S4-12: the failure that uses up max_attempts makes a dead letter, which keeps the whole job."""
     job, worker = one(db, "select tallybook.enqueue('mail', 'send', '{\"n\": 1}', max_attempts => 3)"), start(db)
     results = [fail_once(db, worker, job, n) for n in (1, 2, 3)]
     assert results == ["available", "available", "dead"]
@@ -429,7 +429,7 @@ def test_out_of_attempts_is_dead(db: Connection) -> None:
 
 
 def test_the_limit_is_the_jobs_then_the_tasks_then_five(db: Connection) -> None:
-    """S4-12: max_attempts of the job wins over that of its task, which the worker says; without both it is 5."""
+    """S4-12: max_attempts of the job wins over that of its task, which the worker passes; without both it is 5."""
     worker = start(db)
     for own, tasks, failures in ((2, 9, 2), (None, 3, 3), (None, None, 5)):
         job = one(db, "select tallybook.enqueue('mail', 'send', max_attempts => %s)", own)
@@ -451,7 +451,7 @@ def test_errors_are_kept(db: Connection) -> None:
 
 
 def test_when_and_where_an_attempt_was_made_is_kept(db: Connection) -> None:
-    """S4-13: an error has its attempt's beginning and end and its worker, also where a worker in SQL says none of it."""
+    """S4-13: an error has its attempt's start, end and worker, even if a worker in SQL passes none of them."""
     job, worker = one(db, "select tallybook.enqueue('mail', 'send', max_attempts => 2)"), start(db)
     fail_once(db, worker, job, 1)
     claim(db, worker)
@@ -471,7 +471,7 @@ def test_when_and_where_an_attempt_was_made_is_kept(db: Connection) -> None:
 
 
 def test_error_history_is_bounded(db: Connection) -> None:
-    """S4-13: of a job that fails for ever the first 10 errors and the newest 40 are kept."""
+    """S4-13: of a job that fails again and again the first 10 errors and the newest 40 are kept."""
     job, worker = one(db, "select tallybook.enqueue('mail', 'send', max_attempts => 100)"), start(db)
     for n in range(1, 61):
         fail_once(db, worker, job, n)
@@ -480,7 +480,7 @@ def test_error_history_is_bounded(db: Connection) -> None:
 
 
 def test_dead_retry_dead_keeps_all_errors(db: Connection) -> None:
-    """S4-13: a retry by a person starts the count of failures anew and keeps the history."""
+    """S4-13: a retry by a person resets the count of failures and keeps the history."""
     job, worker = one(db, "select tallybook.enqueue('mail', 'send', max_attempts => 1)"), start(db)
     assert fail_once(db, worker, job, 1) == "dead"
     assert one(db, "select tallybook.retry(%s)", job) == 2
@@ -490,7 +490,7 @@ def test_dead_retry_dead_keeps_all_errors(db: Connection) -> None:
 
 
 def test_work_of_a_dead_worker_comes_back(db: Connection) -> None:
-    """S4-20: what a silent worker had is available again after two looks; its late end is refused."""
+    """S4-20: jobs of a silent worker are available again after two looks of rescue; its late end is refused."""
     job, worker, now = one(db, "select tallybook.enqueue('mail', 'send')"), start(db), one(db, "select now()")
     lease = claim(db, worker)
     look = "select lost from tallybook.rescue('5 min', at => %s)"
@@ -504,7 +504,7 @@ def test_work_of_a_dead_worker_comes_back(db: Connection) -> None:
 
 
 def test_a_worker_that_beats_keeps_its_work(db: Connection) -> None:
-    """S4-20: a job that runs for days is not taken from a worker whose heart beats."""
+    """S4-20: a job that runs for days is not taken from a worker that sends heartbeats."""
     one(db, "select tallybook.enqueue('mail', 'send')")
     worker, now = start(db), one(db, "select now()")
     claim(db, worker)
@@ -529,7 +529,7 @@ def test_a_job_that_kills_its_workers_is_dead(db: Connection) -> None:
 
 
 def test_cancel_says_what_it_means(db: Connection) -> None:
-    """S4-14: waiting jobs are cancelled, running ones are being cancelled, dead ones end as cancelled, completed ones stay."""
+    """S4-14: cancel ends waiting and dead jobs as cancelled, asks running ones to stop, and leaves completed ones."""
     running, done, dead, waiting, scheduled = (
         one(db, "select tallybook.enqueue('mail', 'send', run_at => %s)", at)
         for at in [None, None, None, None, one(db, "select now() + interval '1 h'")]
@@ -545,7 +545,7 @@ def test_cancel_says_what_it_means(db: Connection) -> None:
 
 @pytest.mark.parametrize("end", ["fail", "snooze", "move", "worker dies"])
 def test_a_cancel_outlives_the_attempt_it_met(db: Connection, end: str) -> None:
-    """S4-14: a running job that was cancelled does not start again, also when its attempt ends in another way."""
+    """S4-14: a running job that was cancelled does not start again, even if its attempt ends in another way."""
     job, worker = one(db, "select tallybook.enqueue('mail', 'send')"), start(db)
     lease = claim(db, worker)
     assert one(db, "select tallybook.cancel(%s)", job) == "cancelling"
@@ -568,7 +568,7 @@ def test_a_cancel_outlives_the_attempt_it_met(db: Connection, end: str) -> None:
 
 @pytest.mark.direct("watches which session waits for which")
 def test_a_cancel_that_meets_a_claim_by_id_is_not_lost(db: Connection, connect: Callable[..., Connection]) -> None:
-    """S4-14: a cancel that waited for a claim by id says cancelling, and the worker is told."""
+    """S4-14: a cancel that waited for a claim by id returns cancelling, and the worker's heartbeat reports it."""
     job, worker = one(db, "select tallybook.enqueue('mail', 'send')"), start(db)
     claimer, person = connect(), connect()
     claimer.execute("begin")
@@ -587,7 +587,7 @@ def test_a_cancel_that_meets_a_claim_by_id_is_not_lost(db: Connection, connect: 
 
 
 def test_a_cancelled_job_can_be_retried(db: Connection) -> None:
-    """S4-14: a retry after a cancel gives another attempt, whether a worker met the cancel or not; each runs once."""
+    """S4-14: a retry after a cancel creates another attempt, whether a worker met the cancel or not; it runs once."""
     job, worker = one(db, "select tallybook.enqueue('mail', 'send')"), start(db)
     one(db, "select tallybook.cancel(%s)", job)
     assert one(db, "select tallybook.retry(%s)", job) == 2
@@ -600,7 +600,7 @@ def test_a_cancelled_job_can_be_retried(db: Connection) -> None:
 
 
 def test_a_scheduled_job_that_was_cancelled_can_be_retried(db: Connection) -> None:
-    """S4-14: a retry of a job that was cancelled before its time takes the cancel back; it runs when it is due."""
+    """S4-14: a retry of a job that was cancelled before its time undoes the cancel; the job runs when it is due."""
     job = one(db, "select tallybook.enqueue('mail', 'send', run_at => now() + interval '1 h')")
     one(db, "select tallybook.cancel(%s)", job)
     assert one(db, "select tallybook.retry(%s)", job) == 1
@@ -610,7 +610,7 @@ def test_a_scheduled_job_that_was_cancelled_can_be_retried(db: Connection) -> No
 
 
 def test_a_job_whose_cancel_outlived_its_attempt_can_be_retried(db: Connection) -> None:
-    """S4-14: what is shown as cancelled can be retried, also where the cancel met an attempt that failed since."""
+    """S4-14: a job shown as cancelled can be retried, even if the cancel met an attempt that has failed since."""
     job, worker = one(db, "select tallybook.enqueue('mail', 'send')"), start(db)
     lease = claim(db, worker)
     one(db, "select tallybook.cancel(%s)", job)
@@ -625,7 +625,7 @@ def test_a_job_whose_cancel_outlived_its_attempt_can_be_retried(db: Connection) 
 
 
 def test_an_open_retry_holds_up_no_claim(db: Connection, connect: Callable[..., Connection]) -> None:
-    """Trap 4: a transaction that retried a cancelled job and stays open holds up no claim of its lane."""
+    """Trap 4: an open transaction that retried a cancelled job delays no claim of its lane."""
     job, other = (one(db, "select tallybook.enqueue('mail', 'send')") for _ in range(2))
     worker, person = start(db), connect()
     one(db, "select tallybook.cancel(%s)", job)
@@ -640,7 +640,7 @@ def test_an_open_retry_holds_up_no_claim(db: Connection, connect: Callable[..., 
 
 
 def test_a_paused_queue_is_not_claimed(db: Connection) -> None:
-    """S5-11: pause and resume say whether they changed something; a paused queue takes jobs and gives none."""
+    """S5-11: pause and resume return whether they changed something; jobs of a paused queue are not claimed."""
     job, worker = one(db, "select tallybook.enqueue('mail', 'send')"), start(db)
     assert [one(db, "select tallybook.pause('mail')") for _ in range(2)] == [True, False]
     assert claimed_jobs(db, claim(db, worker)) == []
@@ -652,7 +652,7 @@ def test_a_paused_queue_is_not_claimed(db: Connection) -> None:
 
 
 def test_enqueue_refuses_what_does_not_fit(db: Connection) -> None:
-    """S5-13: each argument of enqueue that does not fit is TB005 with a message that names it; nothing is written."""
+    """S5-13: each invalid argument of enqueue raises TB005 with a message that names it; nothing is written."""
     enqueues = [
         ("'mail', ''", "task name"),
         ("'mail', null", "task name"),
@@ -684,7 +684,7 @@ def test_enqueue_refuses_what_does_not_fit(db: Connection) -> None:
 
 
 def test_enqueue_many_refuses_what_enqueue_refuses(db: Connection) -> None:
-    """S5-13: what enqueue refuses is refused in a batch too, with TB005; nothing is written."""
+    """S5-13: a batch refuses what enqueue refuses, with TB005; nothing is written."""
     batches = [
         ("'{q}', '{a,b}', '{\"{}\"}'", "lengths"),
         ("'{q}', '{\" a\"}', '{\"{}\"}'", "job 1"),
@@ -706,14 +706,14 @@ def test_enqueue_many_refuses_what_enqueue_refuses(db: Connection) -> None:
 
 
 def test_args_that_are_no_json_are_refused(db: Connection) -> None:
-    """S5-13: text that is not JSON is PostgreSQL's own error, in a batch too, and nothing is written."""
+    """S5-13: text that is not JSON raises PostgreSQL's own error, in a batch too; nothing is written."""
     refused(db, "22P02", "json", "select tallybook.enqueue('q', 'a', '{')")
     refused(db, "22P02", "json", "select tallybook.enqueue_many('{q}', '{a}', array['{1}'])")
     assert one(db, "select count(*) from tallybook.job") == 0
 
 
 def test_a_verb_on_what_is_not_there(db: Connection) -> None:
-    """S5-11: an unknown job or queue is TB002, what does not fit TB005, an unknown worker TB006, each with its name."""
+    """S5-11: TB002 for an unknown job or queue, TB005 for an invalid argument, TB006 for an unknown worker, by name."""
     unknown = [
         ("TB002", "no job 7", "select tallybook.cancel(7)"),
         ("TB002", "no job 7", "select tallybook.retry(7)"),
@@ -736,7 +736,7 @@ def test_a_verb_on_what_is_not_there(db: Connection) -> None:
 
 
 def test_an_end_by_a_stranger_is_refused(db: Connection) -> None:
-    """S4-08: whoever has not the lease of the attempt ends nothing, and is told so."""
+    """S4-08: a caller without the lease of the attempt ends nothing, and is refused."""
     job = one(db, "select tallybook.enqueue('mail', 'send')")
     claim(db, start(db))
     for verb in ("fail(%s, %s, 1, '{}')", "snooze(%s, %s, 1, '0')", "move(%s, %s, 1)", "cancel_running(%s, %s, 1)"):
@@ -755,7 +755,7 @@ def row(conn: Connection, statement: str, params: Any = None) -> tuple[Any, ...]
 
 
 def see(db: Connection, columns: str, where: str = "true") -> list[tuple[Any, ...]]:
-    """Columns of the job view, in the order of the ids."""
+    """Return columns of the job view, in the order of the ids."""
     order = "" if "order by" in where else " order by id"
     return db.execute(f"select {columns} from tallybook.job where {where}{order}").fetchall()  # noqa: S608
 
@@ -765,7 +765,7 @@ def start(conn: Connection, *queues: str, tasks: list[str] | None = None) -> int
 
 
 def claim(conn: Connection, worker: int, queue: str = "mail", *, limit: int = 100) -> uuid.UUID:
-    """The lease of a claim, which may have taken nothing."""
+    """Claim and return the lease, even if nothing was taken."""
     lease = uuid.uuid4()
     one(conn, "select jobs from tallybook.claim(%s, array[%s], array[%s], %s)", worker, queue, limit, lease)
     return lease
@@ -794,7 +794,7 @@ def refused(db: Connection, sqlstate: str, says: str, call: str) -> None:
 
 
 def in_threads(works: list[Callable[[], None]]) -> None:
-    """Run them at once; what one raised is raised here."""
+    """Run these concurrently; raise here what one of them raised."""
     errors: list[BaseException] = []
 
     def guarded(work: Callable[[], None]) -> None:
@@ -812,11 +812,11 @@ def in_threads(works: list[Callable[[], None]]) -> None:
         raise errors[0]
 
 
-# Crash and put_back.
+# Crash and unclaim.
 
 
 def test_a_crash_ends_one_attempt_as_lost(db: Connection) -> None:
-    """F24 P8: `crash` counts a crash and no failure; the job waits 1 s, then 2 s, and is dead as crashed at the third."""
+    """F24 P8: `crash` counts a crash, no failure; the job waits 1 s, then 2 s; at the third it is dead as crashed."""
     job = one(db, "select tallybook.enqueue('mail', 'send')")
     worker = start(db)
     now = one(db, "select clock_timestamp()")
@@ -837,7 +837,7 @@ def test_a_crash_ends_one_attempt_as_lost(db: Connection) -> None:
 
 
 def test_a_crash_is_refused_to_whoever_lost_the_attempt(db: Connection) -> None:
-    """P5: after a rescue, or said twice, `crash` changes nothing."""
+    """P5: after a rescue, or repeated, `crash` is refused and changes nothing."""
     job = one(db, "select tallybook.enqueue('mail', 'send')")
     worker = start(db)
     lease = claim(db, worker)
@@ -851,7 +851,7 @@ def test_a_crash_is_refused_to_whoever_lost_the_attempt(db: Connection) -> None:
 
 
 def test_what_was_put_back_was_not_started(db: Connection) -> None:
-    """`put_back` gives back an attempt that never began: at once or later, and none of the counts goes up."""
+    """`unclaim` returns an attempt that has not started, at once or for later, and none of the counts increases."""
     job = one(db, "select tallybook.enqueue('mail', 'send')")
     worker = start(db)
     lease = claim(db, worker)
@@ -862,7 +862,7 @@ def test_what_was_put_back_was_not_started(db: Connection) -> None:
 
 
 def test_a_job_is_buried_only_for_what_it_did_alone(db: Connection) -> None:
-    """F24: of jobs that were lost together none is dead at three crashes; one that was alone is; all are at nine."""
+    """F24: jobs that were lost together are not dead at eight crashes; one that is then lost alone is, at nine."""
     jobs = [one(db, "select tallybook.enqueue('mail', 'send')") for _ in range(2)]
     for crashes in range(1, 9):
         worker = start(db)
@@ -877,7 +877,7 @@ def test_a_job_is_buried_only_for_what_it_did_alone(db: Connection) -> None:
 
 
 def test_jobs_that_are_lost_together_end_as_well(db: Connection) -> None:
-    """P8: workers that know nothing of suspects do not run a job that kills them for ever: nine crashes are the end."""
+    """P8: workers that know nothing of suspects do not run a deadly job forever: at nine crashes it is dead."""
     for _ in range(2):
         one(db, "select tallybook.enqueue('mail', 'send')")
     for _ in range(9):
