@@ -13,7 +13,7 @@ from support.database import Connection
 from support.hands import Hands, put
 from support.queries import enqueue_from, keys, values
 
-# --- what it puts in -----------------------------------------------------------------------------------------------
+# --- what it enqueues ----------------------------------------------------------------------------------------------
 
 
 def test_each_row_is_a_job(db: Connection) -> None:

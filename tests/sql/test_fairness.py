@@ -94,7 +94,7 @@ def test_each_key_gets_one_turn_a_round(db: Connection) -> None:
 
 
 def test_a_round_goes_on_where_the_last_deal_ended(db: Connection) -> None:
-    """With room for one job at a time each key is served in turn, whoever calls and whatever it knows."""
+    """With room for one job at a time each key is served in turn, even if two callers alternate."""
     for key in "abc":
         put(db, key, 3)
     worker, dealers = Worker(db), [Dealer(db, 1), Dealer(db, 1)]

@@ -392,7 +392,7 @@ def test_long_sessions_in_sampled_orders(dsn: str, seed: int) -> None:
     assert played
 
 
-# --- negative controls: the checker is no good unless it finds what each fence keeps out ---------------------------
+# --- negative controls: without a fence the checker finds the fault that it prevents -------------------------------
 
 
 def test_control_without_holes_jobs_are_lost(dsn: str, db: Db) -> None:

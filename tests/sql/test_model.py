@@ -52,7 +52,7 @@ class Attempt:
 
 @dataclass(eq=False)
 class Job:
-    """A job as the view shows it, and the fields that decide what becomes of it."""
+    """A job as the view shows it, and the fields that decide its future."""
 
     id: int
     task: str

@@ -24,7 +24,7 @@ from tallybook.embedded import temporary_server
 Attempt: TypeAlias = tuple[int, int]
 
 
-# --- words of these tests ------------------------------------------------------------------------------------------
+# --- helpers -------------------------------------------------------------------------------------------------------
 
 
 class Claimed(NamedTuple):
@@ -91,7 +91,7 @@ def blocked_by(db: Connection, conn: Connection) -> list[int]:
     return cast("list[int]", one(db, "select pg_blocking_pids(%s)", conn.info.backend_pid))
 
 
-# --- 1: what the look without the lock saw -------------------------------------------------------------------------
+# --- 1: the look without the lock ----------------------------------------------------------------------------------
 
 
 def claimed_around_a_claim_that_waited(
@@ -158,7 +158,7 @@ create or replace function tallybook._next(p_lane_id int, p_retention "char", p_
         assert any(loses() for _ in range(5))
 
 
-# --- 2: a claim that is said twice ---------------------------------------------------------------------------------
+# --- 2: a claim that is repeated -----------------------------------------------------------------------------------
 
 
 @pytest.mark.direct("watches which session waits for which")
@@ -270,7 +270,7 @@ def test_a_watermark_from_the_future_hides_no_claim(db: Connection, claims_befor
     assert drain(db) == jobs
 
 
-# --- 10, 12: who is dead -------------------------------------------------------------------------------------------
+# --- 10, 12: dead workers ------------------------------------------------------------------------------------------
 
 
 def test_an_outage_longer_than_the_lease_robs_nobody(db: Connection) -> None:

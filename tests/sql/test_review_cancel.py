@@ -20,7 +20,7 @@ from support.waiting import wait_until
 Attempt: TypeAlias = tuple[int, int]
 
 
-# --- words of these tests ------------------------------------------------------------------------------------------
+# --- helpers -------------------------------------------------------------------------------------------------------
 
 
 def start_worker(db: Connection, queue: str = "q") -> int:

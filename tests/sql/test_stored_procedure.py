@@ -27,8 +27,7 @@ def counts(db: Any) -> tuple[int, int]:
 
 
 def test_a_procedure_returns_the_jobs_id(db: Any) -> None:
-    """S4-05: a procedure, called as an RPC, enqueues in its own transaction and returns the id; that gives the state.
-    """
+    """S4-05: a procedure, called as an RPC, enqueues in its own transaction and returns the id, for the state."""
     db.execute(TABLE)
     db.execute(SUBMIT)
     submission, job = db.execute("""select * from submit('out', '{"n": 1}')""").fetchone()

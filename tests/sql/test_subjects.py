@@ -505,7 +505,7 @@ def test_dropping_the_dead_letter_keeps_the_name(db: Connection, hands: Hands) -
     assert push(db, "a")[1]
 
 
-# --- what is seen ---------------------------------------------------------------------------------------------------
+# --- the views ------------------------------------------------------------------------------------------------------
 
 
 def test_an_ended_subject_outlives_its_history(db: Connection, hands: Hands) -> None:

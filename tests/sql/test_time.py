@@ -75,7 +75,7 @@ INFINITE = {
 @pytest.mark.parametrize("value", ["infinity", "-infinity"])
 @pytest.mark.parametrize("verb", INFINITE)
 def test_an_infinite_time_is_refused(db: Connection, worker: int, verb: str, value: str) -> None:
-    """An infinite run_at would let a job wait forever: it raises TB005 in every verb, and nothing is enqueued."""
+    """An infinite time would let a job wait forever: each verb refuses it with TB005, and nothing is enqueued."""
     db.execute("select tallybook.rate_limit_set('r', 1, '1 s'), tallybook.subject_push('other', 't', 's')")
     job = one(db, "select tallybook.enqueue('q', 't', unique_key => 'old', at => %s)", T)
     given = {"at": T, "job": job, "lease": claim(db, worker, T)}

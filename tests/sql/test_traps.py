@@ -26,7 +26,7 @@ from support.waiting import wait_until
 WORKER_GATE, ASLEEP = 1413565442, 1413565444
 
 
-# --- words of these tests ------------------------------------------------------------------------------------------
+# --- helpers -------------------------------------------------------------------------------------------------------
 
 
 def start_worker(db: Connection, queues: list[str] | None = None) -> int:

@@ -23,7 +23,7 @@ def again(hands: Hands, job: Job) -> Job:
     return now
 
 
-# --- what the caller is told ---------------------------------------------------------------------------------------
+# --- the answer to the caller --------------------------------------------------------------------------------------
 
 
 def test_raise_names_the_job(db: Connection) -> None:
