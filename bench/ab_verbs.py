@@ -23,7 +23,7 @@ from tallybook.embedded import Server
 
 T = TypeVar("T")
 Pairs = dict[str, list[tuple[float, float]]]
-_MIGRATE = "import sys, psycopg; from tallybook import migrate; c = psycopg.connect(sys.argv[1]); migrate(c); c.commit()"
+_MIGRATE = "import sys, psycopg, tallybook\nwith psycopg.connect(sys.argv[1]) as c: tallybook.migrate(c)"
 _SINGLE = 20
 _CLAIM = "select from tallybook.claim(%s, '{default}', array[%s]::int[], %s, durable => false)"
 
@@ -33,7 +33,8 @@ class Session:
 
     def __init__(self, running: Server, name: str, src: Path) -> None:
         dsn = running.create_database(name)
-        subprocess.run([sys.executable, "-P", "-c", _MIGRATE, dsn], env={**os.environ, "PYTHONPATH": str(src)}, check=True)
+        environment = {**os.environ, "PYTHONPATH": str(src)}
+        subprocess.run([sys.executable, "-P", "-c", _MIGRATE, dsn], env=environment, check=True)
         self.conn: psycopg.Connection[Any] = psycopg.connect(dsn, autocommit=True, prepare_threshold=1)
         self.conn.execute("set synchronous_commit = off")
         self.worker = start_worker(self.conn, ["default"])
