@@ -157,7 +157,6 @@ def test_a_cancel_that_has_not_committed_is_not_waited_for(db: Connection, conne
 
 def test_who_waits_for_the_truncated_goes_on(db: Connection, hands: Hands) -> None:
     """S3-36: after a truncate the next job of an order key starts, and a child of a truncated job is cancelled."""
-    db.execute("select tallybook.concurrency_limit_set('l', 1)")
     first = put(db, order_key="k")
     (job,) = hands.start()
     hands.fail(job, "1 day")  # it keeps its turn
