@@ -210,7 +210,10 @@ def test_why_reads_only_what_is_before_a_job(db: Connection) -> None:
     """The tenth of 2,000 jobs of one transaction reads no more index entries of its line than are before it."""
     db.execute("select tallybook.enqueue('q', 'work') from generate_series(1, 2000)")
     tenth = one(db, "select job_id from tallybook.entry order by job_id offset 9 limit 1")
-    line = "select coalesce(sum(pg_stat_get_xact_tuples_returned(c.oid)), 0) from pg_class c where c.relname ~ '^entry_.*_lane_id'"
+    line = (
+        "select coalesce(sum(pg_stat_get_xact_tuples_returned(c.oid)), 0) from pg_class c"
+        " where c.relname ~ '^entry_.*_lane_id'"
+    )
     query = f"select details ->> 'before' from tallybook.why({tenth}) where reason = 'behind'"  # noqa: S608
     assert one(db, query) == "9"
     with db.transaction():

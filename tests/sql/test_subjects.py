@@ -92,7 +92,7 @@ def test_a_name_is_one_per_task(db: Connection) -> None:
 
 
 def test_jobs_are_found_by_their_unique_key_and_subjects_are_not(db: Connection) -> None:
-    """cancel_many by unique key, and on_conflict, concern the ordinary job that has the key; the subject of that name stays as it is."""  # noqa: E501
+    """cancel_many by key and on_conflict change the ordinary job with the key, not the subject of that name."""
     job, _ = push(db, "a", args={"n": 1})
     plain = put(db, unique_key="a", args={"n": 2})
     put(db, unique_key="a", args={"n": 3}, on_conflict="replace_args")

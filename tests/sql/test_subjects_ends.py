@@ -127,7 +127,7 @@ def test_complete_keeps_drop_forgets(db: Connection, hands: Hands) -> None:
 
 
 def test_a_plain_complete_means_the_same(db: Connection, hands: Hands) -> None:
-    """S3-28: complete and complete_many, with a result or without, said once or twice, complete the subject as subject_complete does."""  # noqa: E501
+    """S3-28: complete, with or without a result, called once or twice, ends a subject as subject_complete does."""
     for said, result in (("a", None), ("b", '"x"')):
         push(db, said)
         attempt = start_one(hands)

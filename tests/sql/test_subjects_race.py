@@ -270,7 +270,7 @@ def test_an_upsert_against_a_claim(dsn: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in SCENARIOS if not name.endswith("and a claim")])
 def test_in_every_order(dsn: str, name: str) -> None:
-    """S3-02, S3-25: of a subject there is one job, one attempt runs at a time, and no promise is broken, whatever happens at once."""  # noqa: E501
+    """S3-02, S3-25: a subject has one job and one running attempt, and no promise is broken, in any interleaving."""
     found, played = play(dsn, SCENARIOS[name])
     assert not found
     assert played >= 3
@@ -456,7 +456,7 @@ def test_the_old_time_is_exact(db: Db, connect: Connect) -> None:
 
 
 def test_nobody_waits_for_an_open_upsert_but_the_same_subject(db: Db, connect: Connect) -> None:
-    """A business transaction that has upserted subjects stays open: claims, ends and other producers go on; the pending ones wait."""  # noqa: E501
+    """While a transaction with upserts stays open, claims, ends and other producers continue; its subjects wait."""
     hands = Hands(db)
     for name in ("active", "done", "pending", "planned"):
         push(db, name, **({"run_at": clock(db, "1 h")} if name == "planned" else {}))
@@ -518,7 +518,7 @@ def test_control_a_change_that_is_not_absorbed(db: Db, connect: Connect) -> None
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 def test_other_isolation_levels(db: Db, connect: Connect, level: str) -> None:
-    """At REPEATABLE READ and above, planned and new subjects are upserted; a pending one is TB003, unless nothing is to be changed."""  # noqa: E501
+    """At REPEATABLE READ, planned and new subjects are upserted; a pending one is TB003 unless nothing changes."""
     push(db, "pending")
     push(db, "planned", run_at=clock(db, "1 h"))
     other = connect()
