@@ -7,7 +7,10 @@ from datetime import UTC, datetime
 
 from tallybook._model.durations import parse_duration
 from tallybook._model.options import text_problem
-from tallybook.errors import ConfigError, InvalidArgument
+from tallybook.errors import ConfigError, InvalidArgument, UnknownNode
+
+WRONG = (ConfigError, InvalidArgument, UnknownNode)
+"""The errors of a filter that the viewer has set; a list shows them in its page, with status 400."""
 
 _LONGEST = 500
 

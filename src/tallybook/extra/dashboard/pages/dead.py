@@ -8,9 +8,9 @@ from typing import Any
 from starlette.responses import Response
 
 from tallybook._db.declared import Declared
-from tallybook.errors import ConfigError, InvalidArgument
+from tallybook.errors import InvalidArgument
 from tallybook.extra.dashboard import bulk_actions
-from tallybook.extra.dashboard.asked import job_of, text_of, when_of
+from tallybook.extra.dashboard.asked import WRONG, job_of, text_of, when_of
 from tallybook.extra.dashboard.bulk_actions import VERBS
 from tallybook.extra.dashboard.pages.queues import rows
 from tallybook.extra.dashboard.redact import error_view
@@ -87,7 +87,7 @@ async def dead(view: View) -> Response:
             after, looked_to = _place(mark), mark["died_at"]
         for one in letters:
             one["error"] = error_view(one["error"] or {})
-    except (ConfigError, InvalidArgument) as error:
+    except WRONG as error:
         problem = str(error)
     return view.render(
         "dead.html", status=400 if problem else 200, letters=letters, asked=asked, reasons=REASONS, problem=problem,

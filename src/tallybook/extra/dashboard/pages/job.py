@@ -13,8 +13,8 @@ from tallybook._db.calls import STATE
 from tallybook._db.driver import InsufficientPrivilege
 from tallybook._model.job_info import JobInfo
 from tallybook._model.why import Reason, TraceEvent
-from tallybook.errors import ConfigError, InvalidArgument, TallybookError, UnknownJob
-from tallybook.extra.dashboard.asked import job_of, links_of, number_of, text_of
+from tallybook.errors import InvalidArgument, TallybookError, UnknownJob
+from tallybook.extra.dashboard.asked import WRONG, job_of, links_of, number_of, text_of
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.dashboard.nodes import At
 from tallybook.extra.dashboard.pages.queues import rows
@@ -139,7 +139,7 @@ async def trace(view: View) -> Response:
             if view.site.nodes.many:
                 found = sorted(found, key=lambda one: one.at, reverse=True)[:most]
             events = events_of(found)
-    except (ConfigError, InvalidArgument) as error:
+    except WRONG as error:
         problem = str(error)
     status = 400 if problem else 200
     return view.render("trace.html", status=status, events=events, asked=asked, problem=problem, most=most, larger=5000)

@@ -13,9 +13,9 @@ from tallybook._db.jobs import STATES
 from tallybook._model.counting import Counts
 from tallybook._model.lists import JobLine, JobPage
 from tallybook._model.merged import END, Part, goes_on, merged, places
-from tallybook.errors import ConfigError, InvalidArgument
+from tallybook.errors import InvalidArgument
 from tallybook.extra.dashboard import bulk_actions
-from tallybook.extra.dashboard.asked import links_of, text_of, when_of
+from tallybook.extra.dashboard.asked import WRONG, links_of, text_of, when_of
 from tallybook.extra.dashboard.bulk_actions import VERBS
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.dashboard.live import MOST_TOPICS
@@ -186,7 +186,7 @@ async def jobs(view: View) -> Response:
     asked, problem = found.asked, None
     try:
         shown = await found.shown()
-    except (ConfigError, InvalidArgument) as error:
+    except WRONG as error:
         problem = str(error)
     verbs = [verb for verb in VERBS.values() if {*verb.states} & {*(asked["state"] or verb.states)}]
     topic = f"jobs:{view.request.url.query}"

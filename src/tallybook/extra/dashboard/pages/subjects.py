@@ -9,8 +9,8 @@ from starlette.responses import RedirectResponse, Response
 
 from tallybook._db import subjects as calls
 from tallybook._db.verb import run
-from tallybook.errors import ConfigError, InvalidArgument
-from tallybook.extra.dashboard.asked import text_of, time_to_come
+from tallybook.errors import InvalidArgument
+from tallybook.extra.dashboard.asked import WRONG, text_of, time_to_come
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.dashboard.pages.job import events_of, reason_of
 from tallybook.extra.dashboard.pages.queues import rows
@@ -70,7 +70,7 @@ async def subjects(view: View) -> Response:
         found, after, looked_to = _merged((await view.ask(read)).values())
         for one in found:
             one["error"] = error_view(one["error"]) if one["error"] else None
-    except (ConfigError, InvalidArgument) as error:
+    except WRONG as error:
         problem = str(error)
     return view.render(
         "subjects.html", status=400 if problem else 200, subjects=found, asked=asked, states=("stopped", *STATES),
