@@ -216,7 +216,7 @@ def test_supervisor_passes_the_second_signal_on(shop: Path, dsn: str) -> None:
         parent.send(signal.SIGINT)
         parent.says("stopping: waiting for 1 running jobs")
         parent.send(signal.SIGINT)
-        assert parent.ended() == 0
+        assert parent.ended() == 0, parent.output
     assert rows(dsn, "select state, failures from tallybook.job") == [("available", 0)]
 
 
