@@ -1,4 +1,4 @@
-"""What tests of the worker share."""
+"""Fixtures of the worker's tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that must not start yet, through the worker itself: changed by an open transaction, or behind another of their key."""
+"""Jobs that a worker must not start yet: an open transaction changes them, or a job of the same key runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REPLACE: dict[str, Any] = {"task": "note", "unique_key": "k", "on_conflict": "re
 
 
 class Handlers:
-    """One that notes what it was given, and one that runs until it is let go."""
+    """A task that records its args, and one that runs until the test lets it end."""
 
     def __init__(self, app: App) -> None:
         self.ran: list[tuple[int, int]] = []
@@ -49,7 +49,7 @@ def handlers(app: App, anyio_backend: str) -> Handlers:
 async def test_a_held_job_starts_with_the_new_args(
     app: App, dsn: str, db: Any, connect: Connect, handlers: Handlers, jobs: Jobs
 ) -> None:
-    """S1-07: its batch goes on without it; after the producer's commit it runs once, with what that has changed."""
+    """S1-07: its batch starts without it; after the producer's commit it runs once, with the new args."""
     job = put(db, **{**REPLACE, "args": {"n": 1}})
     producer = connect(autocommit=False)
     put(producer, **{**REPLACE, "args": {"n": 2}})
@@ -65,7 +65,7 @@ async def test_a_held_job_starts_with_the_new_args(
 async def test_a_worker_that_stops_gives_held_jobs_back(
     app: App, dsn: str, db: Any, connect: Connect, handlers: Handlers, jobs: Jobs
 ) -> None:
-    """P9: without waiting for the producer, and nothing of the change is lost for the next worker."""
+    """P9: the worker does not wait for the producer, and the next worker runs the job with the new args."""
     job = put(db, **{**REPLACE, "args": {"n": 1}})
     producer = connect(autocommit=False)
     put(producer, **{**REPLACE, "args": {"n": 2}})
@@ -81,7 +81,7 @@ async def test_a_worker_that_stops_gives_held_jobs_back(
 async def test_a_worker_that_was_given_up_starts_no_held_job(
     app: App, dsn: str, db: Any, connect: Connect, handlers: Handlers, jobs: Jobs
 ) -> None:
-    """P5: they are others' then; it comes back with all its slots, and its watermark moves on."""
+    """P5: its held job is given up; it returns with all its slots, and its watermark advances."""
     job = put(db, **{**REPLACE, "args": {"n": 1}})
     producer = connect(autocommit=False)
     put(producer, **{**REPLACE, "args": {"n": 2}})
@@ -101,7 +101,7 @@ async def test_a_worker_that_was_given_up_starts_no_held_job(
 
 
 async def test_one_of_a_key_runs_at_a_time(app: App, dsn: str, db: Any, handlers: Handlers, jobs: Jobs) -> None:
-    """Two workers with many slots: in their order, and the rest waits without a slot."""
+    """Two workers with many slots run them in order; the waiting ones hold no slot."""
     ids = [put(db, task="hold", order_key="k") for _ in range(5)]
     async with working(app, dsn, "q=10") as one, working(app, dsn, "q=10") as two:
         await eventually(lambda: handlers.running, "the first runs")
@@ -116,7 +116,7 @@ async def test_one_of_a_key_runs_at_a_time(app: App, dsn: str, db: Any, handlers
 async def test_an_open_transaction_behind_a_key_costs_no_slot(
     app: App, dsn: str, db: Any, connect: Connect, handlers: Handlers, jobs: Jobs
 ) -> None:
-    """While somebody's transaction moves the line and stays open, its jobs are put aside after a moment; others run."""
+    """While an open transaction holds a key's lock, the key's jobs are set aside after a moment, and others run."""
     somebody = connect(autocommit=False)
     somebody.execute("select pg_advisory_xact_lock(1413565448, hashtext('k'))")
     ordered = [put(db, task="note", order_key="k") for _ in range(2)]
@@ -132,7 +132,7 @@ async def test_an_open_transaction_behind_a_key_costs_no_slot(
 async def test_a_drain_does_not_wait_for_a_producer(
     app: App, dsn: str, db: Any, connect: Connect, handlers: Handlers, jobs: Jobs
 ) -> None:
-    """It ends after a second without what is held, counts only what it ran, and runs a whole line of an order key."""
+    """A drain ends without the held job, counts only what it ran, and runs all jobs of an order key."""
     job = put(db, **{**REPLACE, "args": {"n": 1}})
     producer = connect(autocommit=False)
     put(producer, **{**REPLACE, "args": {"n": 2}})
@@ -155,7 +155,7 @@ async def test_max_jobs_counts_jobs_that_had_to_wait_for_their_turn(
 
 
 async def test_an_expired_job_is_not_started(app: App, dsn: str, db: Any, handlers: Handlers, jobs: Jobs) -> None:
-    """It is dead with the reason expired, and its line goes on."""
+    """It is dead with the reason expired, and its key's next job runs."""
 
     def _past(db: Any) -> Any:
         return db.execute("select clock_timestamp() - interval '1 s'").fetchone()[0]

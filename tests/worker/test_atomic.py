@@ -1,4 +1,4 @@
-"""Atomic tasks: what a handler writes, the jobs that it puts in and its end are committed together, or not at all."""
+"""Atomic tasks: a handler's writes, the jobs that it enqueues and its end are committed together, or not at all."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def declare(request: pytest.FixtureRequest, dsn: str) -> Iterator[Declare]:
     from django.db import connections
 
     with django_alias(dsn):
-        connections["shop"].close()  # this thread's; the handlers' threads have their own
+        connections["shop"].close()  # this thread's connection; handlers' threads have their own
         yield request.param
 
 
 def effects(db: Any) -> list[tuple[int, int]]:
-    """Job and attempt of every effect that is committed."""
+    """Return job and attempt of every committed effect."""
     return [(row[0], row[1]) for row in db.execute("select job_id, attempt from effect order by 1, 2")]
 
 
@@ -65,7 +65,7 @@ def followers(db: Any) -> int:
 async def test_writes_follow_up_jobs_and_the_end_commit_together(
     app: App, dsn: str, db: Any, jobs: Jobs, declare: Declare
 ) -> None:
-    """S5-03 P4: the handler's writes, the jobs that it puts in and its end are one transaction, of whatever library."""
+    """S5-03 P4: the handler's writes, the jobs that it enqueues and its end are one transaction, with every library."""
     seen: list[Any] = []
 
     def look(tx: Any, ctx: Context) -> str:
@@ -86,7 +86,7 @@ async def test_writes_follow_up_jobs_and_the_end_commit_together(
 async def test_an_error_rolls_all_of_it_back_and_counts(
     app: App, dsn: str, db: Any, jobs: Jobs, declare: Declare
 ) -> None:
-    """S5-04 S5-06: what raises leaves nothing behind but its failure, recorded apart; the next attempt's effect is the only one."""
+    """S5-04 S5-06: a failed attempt leaves only its failure, recorded separately; the next one has the only effect."""
 
     written: list[Any] = []
 
@@ -112,7 +112,7 @@ async def test_an_error_rolls_all_of_it_back_and_counts(
 async def test_other_ends_commit_when_returned_and_roll_back_when_raised(
     app: App, dsn: str, db: Any, jobs: Jobs, outcome: Any, state: str, raised: bool
 ) -> None:
-    """S5-03: a returned Snooze, Cancel or Dead commits with the handler's writes; a raised one undoes them and is recorded."""
+    """S5-03: a returned Snooze, Cancel or Dead commits the handler's writes; a raised one is recorded without them."""
 
     def end(tx: Any, ctx: Context) -> Any:
         if raised:
@@ -134,7 +134,7 @@ async def test_other_ends_commit_when_returned_and_roll_back_when_raised(
 @pytest.mark.slow
 @pytest.mark.direct("rescues by hand between two heartbeats")
 async def test_the_stale_workers_commit_is_refused(app: App, dsn: str, db: Any, jobs: Jobs, declare: Declare) -> None:
-    """P4 P5 F8: an attempt that was given to another worker commits nothing; the effect there is one, the other's."""
+    """P4 P5 F8: an attempt that was given to another worker commits nothing; the other's effect is the only one."""
     work = declare(app, robbed(dsn))
     async with working(app, dsn, queues="default", **SLOW_BEAT) as worker:
         await eventually(
@@ -151,7 +151,7 @@ async def test_the_stale_workers_commit_is_refused(app: App, dsn: str, db: Any, 
 
 
 async def test_control_without_the_fence_there_is_a_second_effect(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """Negative control: with a `tallybook.complete` that accepts everything the stale worker's effect is there as well."""
+    """Negative control: with a `tallybook.complete` that accepts everything, the stale worker's effect exists, too."""
     db.execute("alter table effect drop constraint effect_pkey")
     db.execute(
         "create or replace function tallybook.complete(lease uuid, job_id bigint, attempt int, result jsonb default null,"
@@ -172,12 +172,12 @@ async def test_control_without_the_fence_there_is_a_second_effect(app: App, dsn:
 
 
 def robbed(dsn: str) -> Then:
-    """A handler whose first attempt is given to others behind its back."""
+    """Return a handler whose first attempt is rescued while it runs."""
 
     def then(tx: Any, ctx: Context) -> None:
         if ctx.attempt > 1:
             return
-        with psycopg.connect(dsn) as other:  # one transaction, or the worker's own rescue comes between
+        with psycopg.connect(dsn) as other:  # one transaction, so that the worker's own rescue is too late
             other.execute("update tallybook.worker set seen_at = '-infinity' where ended_at is null")
             lost = "select lost from tallybook.rescue() where lost = 1"
             wait_until(lambda: other.execute(lost).fetchall(), "no claim of the worker is in flight")
@@ -189,7 +189,7 @@ def robbed(dsn: str) -> Then:
 
 
 async def test_a_commit_of_the_handlers_own_is_refused(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """P4: commit() on what the handler was given raises before it commits; the job is dead at once, with a clear error."""
+    """P4: commit() on a handler's transaction raises before it commits; the job is dead at once, with a clear error."""
 
     @app.task(atomic=True)
     async def on_psycopg(tx: psycopg.AsyncConnection[Any]) -> None:
@@ -221,7 +221,7 @@ async def test_a_commit_of_the_handlers_own_is_refused(app: App, dsn: str, db: A
 
 
 async def test_leaving_the_transaction_is_found_out(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """P4: COMMIT or ROLLBACK said as SQL, even with a BEGIN behind it: the job is not completed but dead, with a clear error."""
+    """P4: COMMIT or ROLLBACK as SQL, even with a BEGIN after it: the job is dead, not completed, with a clear error."""
     left = ["commit", "rollback", "commit; begin", "rollback; begin; select 1"]
 
     @app.task(atomic=True)
@@ -240,7 +240,7 @@ async def test_leaving_the_transaction_is_found_out(app: App, dsn: str, db: Any,
 
 
 async def test_a_transaction_in_error_fails(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """S5-04: an error of the database that the handler has caught fails the attempt; a caught one in a savepoint does not."""
+    """S5-04: a database error that the handler catches fails the attempt, unless it was caught in a savepoint."""
 
     @app.task(atomic=True, max_attempts=1)
     async def caught(tx: psycopg.AsyncConnection[Any], ctx: Context, savepoint: bool) -> None:
@@ -257,7 +257,7 @@ async def test_a_transaction_in_error_fails(app: App, dsn: str, db: Any, jobs: J
 
 
 async def test_a_plain_handler_may_raise_what_ends_an_iteration(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """StopIteration in a plain atomic handler is a failure like any other, with a text about the handler."""
+    """StopIteration in a plain atomic handler is an ordinary failure, with a message about the handler."""
 
     @app.task(atomic=True, max_attempts=1)
     def ends(conn: psycopg.Connection[Any]) -> None:
@@ -269,7 +269,7 @@ async def test_a_plain_handler_may_raise_what_ends_an_iteration(app: App, dsn: s
 
 
 def test_what_an_atomic_task_takes() -> None:
-    """S5-03: a signature that cannot be served is refused when it is first used, with what to write instead."""
+    """S5-03: a task with an unusable signature is refused at its first use; the error shows the right one."""
     app = App("shop")
 
     @app.task(atomic=True)
@@ -303,7 +303,7 @@ def test_what_an_atomic_task_takes() -> None:
 
 
 async def test_a_cancel_rolls_back(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """S5-04: a cancel ends what an async handler waits for, and the query of a plain one; nothing of it is committed."""
+    """S5-04: a cancel ends the wait of an async handler and the query of a plain one; nothing is committed."""
 
     @app.task(atomic=True)
     async def on_loop(tx: psycopg.AsyncConnection[Any], ctx: Context) -> None:
@@ -337,7 +337,7 @@ async def test_a_cancel_rolls_back(app: App, dsn: str, db: Any, jobs: Jobs) -> N
 
 
 async def test_a_conflict_runs_the_handler_again_at_once(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """F18 F19: after 40001 or 40P01 the handler runs again in the same attempt, with fresh args; at most four times."""
+    """F18 F19: after 40001 or 40P01 the handler runs again in the same attempt, with fresh args; at most four runs."""
     ran: list[Any] = []
 
     @app.task(atomic=True, max_attempts=1)
@@ -368,7 +368,7 @@ async def test_a_conflict_runs_the_handler_again_at_once(app: App, dsn: str, db:
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 async def test_the_handler_chooses_the_isolation_level(app: App, dsn: str, db: Any, jobs: Jobs, level: str) -> None:
-    """S5-03 F19: the level may be set as the transaction's first statement; it is READ COMMITTED otherwise."""
+    """S5-03 F19: a handler may set the level in its first statement; otherwise it is READ COMMITTED."""
     found: list[str] = []
 
     @app.task(atomic=True)
@@ -389,9 +389,9 @@ async def test_the_handler_chooses_the_isolation_level(app: App, dsn: str, db: A
 
 @pytest.mark.direct("looks at the session that a worker keeps for its handlers")
 async def test_a_connection_is_kept_and_clean(app: App, dsn: str, db: Any, jobs: Jobs, declare: Declare) -> None:
-    """S5-03: the next job gets the same connection; of psycopg and asyncpg with nothing left that the last one has set."""
+    """S5-03: the next job gets the same connection (except with Django), and no transaction is left open."""
     seen: list[set[int]] = []
-    in_transaction: LiteralString = (  # in this database: other tests have sessions on the same server
+    in_transaction: LiteralString = (  # in this database: other tests use the same server
         "select pid from pg_stat_activity where datname = current_database() and state like 'idle in transaction%'"
     )
 
@@ -405,7 +405,7 @@ async def test_a_connection_is_kept_and_clean(app: App, dsn: str, db: Any, jobs:
             await jobs.ends(work.enqueue_sync(db, n))
             await eventually(lambda: worker.book.free == {"default": 1}, "its slot is free")
     assert len(seen) == 3 and all(seen)
-    if declare.__name__ != "django":  # it keeps connections by its own settings, here none
+    if declare.__name__ != "django":  # its own settings decide, and here it keeps none
         assert set.intersection(*seen), "one session in all three; a service's may be in one of them, for a moment"
     await eventually(lambda: db.execute(in_transaction).fetchall() == [], "no transaction is left open")
 
@@ -413,7 +413,7 @@ async def test_a_connection_is_kept_and_clean(app: App, dsn: str, db: Any, jobs:
 @pytest.mark.direct("looks at the session that a worker keeps for its handlers")
 @pytest.mark.parametrize("library", ["psycopg", "session", "async session"])
 async def test_what_a_job_has_set_is_gone_for_the_next(app: App, dsn: str, db: Any, jobs: Jobs, library: str) -> None:
-    """S5-03: settings, row factories and session locks of one job are not there for the next one on its connection."""
+    """S5-03: a job's settings, row factory and session locks are gone for the next job on its connection."""
     found: list[Any] = []
     look = (
         "select pg_backend_pid(), coalesce(current_setting('app.tenant', true), ''),"
@@ -445,7 +445,7 @@ async def test_what_a_job_has_set_is_gone_for_the_next(app: App, dsn: str, db: A
 
 
 async def test_sessions_of_the_users_own(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """S5-03: App(session=...) makes the sessions, one maker or two; a kind that none makes fails with a clear error."""
+    """S5-03: App(session=...) takes one or two session makers; a task whose kind has none fails with a clear error."""
     engine = sa.create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(dsn))
     other = create_async_engine("postgresql+psycopg://", async_creator=lambda: psycopg.AsyncConnection.connect(dsn))
     mine, async_mine = sessionmaker(engine, info={"mine": 1}), async_sessionmaker(other, info={"mine": 2})
@@ -472,7 +472,7 @@ async def test_sessions_of_the_users_own(app: App, dsn: str, db: Any, jobs: Jobs
 
 
 async def test_a_session_of_another_database_fails(app: App, dsn: str, db: Any, empty_dsn: str, jobs: Jobs) -> None:
-    """P4: a transaction in a database without the job ends as a failure, and never leaves the job running for ever."""
+    """P4: in a database without the job the attempt fails, and the job does not stay running for ever."""
     engine = sa.create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(empty_dsn))
     tasks = App("shop", session=sessionmaker(engine))
 
@@ -486,7 +486,7 @@ async def test_a_session_of_another_database_fails(app: App, dsn: str, db: Any, 
 
 
 async def test_hooks_and_drain_serve_atomic_tasks(app: App, db: Any) -> None:
-    """S5-03: around_job is around the whole transaction, drain counts it, and ctx.complete has no place in it."""
+    """S5-03: around_job surrounds the whole transaction, drain counts the job, and ctx.complete raises NotSupported."""
     told: list[Any] = []
 
     @app.around_job
@@ -507,7 +507,7 @@ async def test_hooks_and_drain_serve_atomic_tasks(app: App, db: Any) -> None:
 
 
 async def test_results_and_order_keys_go_with_the_transaction(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """S5-03: what an atomic handler returns is its result; the next job of its order key starts after the commit."""
+    """S5-03: an atomic handler's return value is its result; the next job of its order key starts after the commit."""
     ran: list[tuple[int, int]] = []
 
     @app.task(atomic=True)

@@ -1,4 +1,4 @@
-"""One effect a job: atomic tasks in real processes that are killed, stopped and let go on, and with a server that is killed."""
+"""One effect per job: atomic tasks in real processes that are killed or stopped and continued, and a killed server."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def row(db: Any, query: str) -> tuple[Any, ...]:
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_a_worker_that_dies_at_commit(workers: Workers, where: str) -> None:
-    """P4 S5-05 F1 F3: SIGKILL right before or right after COMMIT: the effect and the job that follows are there once."""
+    """P4 S5-05 F1 F3: after SIGKILL right before or right after COMMIT, the effect and the follow-up job exist once."""
     first = workers.start(die=where)
     job = pay.enqueue_sync(workers.db, 1)
     assert first.ends() == -signal.SIGKILL
@@ -58,7 +58,7 @@ def test_a_worker_that_dies_at_commit(workers: Workers, where: str) -> None:
 
 
 def zombie(workers: Workers) -> tuple[Any, WorkerProcess]:
-    """A job in its second attempt, while the worker of the first one is stopped in the middle of it."""
+    """Return a job in its second attempt, and the worker of the first, stopped in the middle of it."""
     first = workers.start()
     job = pay_slowly.enqueue_sync(workers.db, 1)
     began = "select count(*) from began"
@@ -71,7 +71,7 @@ def zombie(workers: Workers) -> tuple[Any, WorkerProcess]:
 
 @pytest.mark.slow
 def test_a_worker_that_was_stopped_past_its_lease(workers: Workers) -> None:
-    """P4 P5 F8: SIGSTOP past the lease, SIGCONT: the job's effect is the rescued attempt's, and the zombie's is not there."""
+    """P4 P5 F8: after SIGSTOP past the lease and SIGCONT, the rescued attempt's effect is the only one."""
     job, first = zombie(workers)
     workers.db.execute("insert into gate values (true)")
     wait_until(lambda: row(workers.db, "select attempt from effect") == (2,), "the second attempt's effect is there")
@@ -86,7 +86,7 @@ def test_a_worker_that_was_stopped_past_its_lease(workers: Workers) -> None:
 
 @pytest.mark.slow
 def test_control_a_zombie_without_the_fence(workers: Workers) -> None:
-    """Negative control: with a `tallybook.complete` that accepts everything the zombie's effect is there, too."""
+    """Negative control: with a `tallybook.complete` that accepts everything, the zombie's effect exists, too."""
     workers.db.execute('alter table effect drop constraint "one effect a job"')
     workers.db.execute(
         "create or replace function tallybook.complete(lease uuid, job_id bigint, attempt int, result jsonb default null,"
@@ -95,7 +95,7 @@ def test_control_a_zombie_without_the_fence(workers: Workers) -> None:
         " $$ select tallybook.complete_many(array[lease], array[job_id], array[attempt]) is not null $$"
     )
     job, first = zombie(workers)
-    # The heartbeat of the one that goes on would cancel it first: it is late, as on a blocked event loop.
+    # The zombie's heartbeat would cancel the handler first, so make it too late, as on a blocked event loop.
     workers.db.execute("update tallybook.worker set ended_at = null, seen_at = clock_timestamp(), gone_at = null")
     workers.db.execute("insert into gate values (true)")
     first.signal(signal.SIGCONT)
@@ -109,7 +109,7 @@ def test_control_a_zombie_without_the_fence(workers: Workers) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_one_effect_a_job_through_kills(workers: Workers) -> None:
-    """P4 S5-03 S5-05 F1 F8: 1000 jobs while workers are killed and stopped at random: one effect each, none without its end."""
+    """P4 S5-03 S5-05 F1 F8: 1000 jobs end under random kills and stops; completed ones have one effect, others none."""
     put = [pay.job(n) if n % 2 else pay_in_thread.job(n) for n in range(1000)]
     running = [workers.start(), workers.start(), workers.start()]
     for at in range(0, len(put), 100):
@@ -133,10 +133,10 @@ def test_one_effect_a_job_through_kills(workers: Workers) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_one_effect_a_job_through_the_servers_death() -> None:
-    """P4 P10 F4 F5: kill -9 of the server, three times under load: one effect a job, and nothing had to be started again."""
+    """P4 P10 F4 F5: kill -9 of the server, three times under load: one effect per job, and no worker is restarted."""
 
     class Reconnecting:
-        """The test's own connection, which the server's death takes as well."""
+        """The test's own connection, which the server's death breaks, too."""
 
         def __init__(self, dsn: str) -> None:
             self._dsn = dsn
@@ -166,7 +166,7 @@ def test_one_effect_a_job_through_the_servers_death() -> None:
             workers.start()
             workers.start()
             for _ in range(3):
-                row(db, "select 1")  # or the connection is the one that died
+                row(db, "select 1")  # reconnects after the server's death
                 app.enqueue_many_sync(db.conn, [pay.job(n) if n % 2 else pay_in_thread.job(n) for n in range(400)])
                 done = row(db, "select count(*) from effect")[0]
                 wait_until(lambda done=done: row(db, "select count(*) from effect")[0] > done + 30, "they run")  # type: ignore[misc]

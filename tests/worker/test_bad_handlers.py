@@ -1,7 +1,7 @@
-"""A zoo of bad handlers, run by real worker processes: none of them hurts what runs beside it for good.
+"""A zoo of bad handlers in real worker processes: none of them harms the jobs beside it for good.
 
-What a handler may raise is in test_worker_handlers.py, deadlines in test_deadlines.py, child processes in
-test_children.py; here a whole worker process lives with them, or dies of them.
+Exceptions are tested in test_worker_handlers.py, deadlines in test_deadlines.py, child processes in test_children.py;
+here a whole worker process survives the handlers, or dies of them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def state(db: Any, job: Any) -> JobInfo:
 
 
 class Restarter:
-    """What a supervisor does: a worker that died is started again."""
+    """A supervisor, which restarts a worker that died."""
 
     def __init__(self, dsn: str, env: dict[str, str] | None, options: dict[str, Any]) -> None:
         self._arguments = dsn, env, options
@@ -67,7 +67,7 @@ def over(db: Any, jobs: list[Any]) -> bool:
 
 
 def poisoned(dsn: str, db: Any, env: dict[str, str] | None = None) -> tuple[JobInfo, list[JobInfo], Restarter]:
-    """One poison among its neighbours, all in one batch, until all have ended."""
+    """Run one poison job among neighbours, all in one batch, until all have ended."""
     calls = [zoo.neighbour.job(n) for n in range(NEIGHBOURS)]
     calls.insert(NEIGHBOURS // 2, zoo.poison.job())
     put = zoo.app.enqueue_many_sync(db, calls)
@@ -79,7 +79,7 @@ def poisoned(dsn: str, db: Any, env: dict[str, str] | None = None) -> tuple[JobI
 
 @pytest.mark.slow
 def test_a_job_that_kills_its_worker_is_dead_and_its_neighbours_complete(dsn: str, db: Any) -> None:
-    """F24 P8 S4-20: one os._exit among 20: it runs alone the third time and is dead as crashed; all others complete."""
+    """F24 P8 S4-20: a job with os._exit runs alone the third time and is dead as crashed; the 20 others complete."""
     poison, neighbours, restarter = poisoned(dsn, db)
     assert (poison.state, poison.reason, poison.crashes, poison.failures) == ("dead", "crashed", 3, 0)
     assert Counter((job.state, job.failures) for job in neighbours) == {("completed", 0): NEIGHBOURS}
@@ -90,7 +90,7 @@ def test_a_job_that_kills_its_worker_is_dead_and_its_neighbours_complete(dsn: st
 
 @pytest.mark.slow
 def test_without_the_guard_its_neighbours_die_too(dsn: str, db: Any) -> None:
-    """F24, negative control: where suspects do not run alone, and the database buries all alike, innocents are dead."""
+    """F24, negative control: if suspects do not run alone, and the database treats all alike, the neighbours die."""
     without(db, "_lost", "and (p_alone or", "and (true or")
     poison, neighbours, _ = poisoned(dsn, db, {"TALLYBOOK_TEST_ALONE": "no"})
     assert (poison.state, poison.reason) == ("dead", "crashed")
@@ -100,7 +100,7 @@ def test_without_the_guard_its_neighbours_die_too(dsn: str, db: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("several", range(5))
 def test_the_same_with_two_workers(dsn: str, db: Any, several: int) -> None:
-    """F24: two poisons among 20, two workers at once: both are dead as crashed, all others complete, five times."""
+    """F24: two poison jobs among 20, on two workers: both are dead as crashed, and all others complete, five times."""
     calls = [zoo.neighbour.job(n) for n in range(NEIGHBOURS)]
     calls[5:5], calls[15:15] = [zoo.poison.job()], [zoo.poison.job()]
     put = zoo.app.enqueue_many_sync(db, calls)
@@ -116,7 +116,7 @@ def test_the_same_with_two_workers(dsn: str, db: Any, several: int) -> None:
 
 @pytest.mark.parametrize("by", ["batch", "order key"])
 async def test_a_suspect_waits_until_it_is_alone(dsn: str, db: Any, by: str) -> None:
-    """F24: a job with two crashes starts when nothing else runs, nothing starts beside it, and then all goes on."""
+    """F24: a job with two crashes starts when nothing else runs, nothing starts beside it, and then all continue."""
     app = App("shop")
     beside: dict[int, int] = {}
     now: set[int] = set()
@@ -146,7 +146,7 @@ async def test_a_suspect_waits_until_it_is_alone(dsn: str, db: Any, by: str) -> 
 
 @pytest.mark.slow
 async def test_a_suspect_that_cannot_be_alone_is_given_back(dsn: str, db: Any, caplog: Any) -> None:
-    """F24: where something else goes on running, a suspect is given back without any count, and claiming goes on."""
+    """F24: if another job keeps running, a suspect is given back with its counts unchanged, and claiming continues."""
     jobs = Jobs(zoo.app, db)
     long = zoo.stays.enqueue_sync(db)
     async with working(zoo.app, dsn, queues={"default": 3}, suspect_wait="100 ms") as worker:
@@ -164,7 +164,7 @@ async def test_a_suspect_that_cannot_be_alone_is_given_back(dsn: str, db: Any, c
 
 
 async def test_drain_runs_suspects_alone_too(dsn: str, db: Any) -> None:
-    """F24: `drain` runs them one after the other, and reports them like all others."""
+    """F24: `drain` runs suspects, and reports them like all other jobs."""
     put = zoo.app.enqueue_many_sync(db, [zoo.fine.job(n) for n in range(12)])
     db.execute("update tallybook.entry set crashes = 2 where job_id % 2 = 0")
     report = await zoo.app.drain(dsn=dsn)
@@ -175,12 +175,12 @@ async def test_drain_runs_suspects_alone_too(dsn: str, db: Any) -> None:
 
 @pytest.mark.slow
 def test_a_worker_lives_with_all_of_them(dsn: str, db: Any, tmp_path: Path) -> None:
-    """F24 F25 F26 F27 F28: one worker, all bad handlers at once: each fails by itself, 200 good jobs complete beside."""
+    """F24 F25 F26 F27 F28: one worker, all bad handlers at once: each fails by itself; 200 good jobs complete."""
 
     def ended(
         db: Any, *jobs: Any, states: tuple[str, ...] = ("completed", "dead", "cancelled"), seconds: float = 30.0
     ) -> Any:
-        """Wait until all of them are in one of these states."""
+        """Wait until all jobs are in one of these states; return them."""
         for job in jobs:
             wait_until(lambda job=job: state(db, job).state in states, f"job {job.id} is {states}", seconds=seconds)
         return [state(db, job) for job in jobs]
@@ -217,7 +217,7 @@ def test_a_worker_lives_with_all_of_them(dsn: str, db: Any, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_a_worker_that_is_used_up_ends_by_itself(dsn: str, db: Any) -> None:
-    """F25: with as many threads lost as it has slots it stops and ends with code 3, although they go on; no job is lost."""
+    """F25: a worker that has lost as many threads as it has slots ends with code 3 while they run; no job is lost."""
     put = zoo.app.enqueue_many_sync(db, [zoo.turns.job(), zoo.turns.job(), zoo.fine.job()])
     with zoo.zoo(dsn, abort_timeout=0.3, queues={"default": 2}) as worker:
         assert worker.ends() == WORN_OUT
@@ -229,7 +229,7 @@ def test_a_worker_that_is_used_up_ends_by_itself(dsn: str, db: Any) -> None:
 
 
 def test_a_handler_that_swallows_everything_does_not_keep_the_process(dsn: str, db: Any) -> None:
-    """F43: after the second SIGTERM the process ends although an async handler ignores every cancel."""
+    """F43: after the second SIGTERM the process ends, although an async handler ignores every cancel."""
     with zoo.zoo(dsn, abort_timeout=0.3, stop_timeout=90.0) as worker:
         job = zoo.swallows_for_ever.enqueue_sync(db)
         wait_until(lambda: state(db, job).state == "running", "it runs")
@@ -238,6 +238,6 @@ def test_a_handler_that_swallows_everything_does_not_keep_the_process(dsn: str, 
         wait_until(lambda: "stopping" in worker.said, "the first signal has arrived")
         worker.process.send_signal(signal.SIGTERM)
         assert worker.ends(40) == 0
-        assert time.monotonic() - began < 80  # the first signal alone would have left it its time to stop
+        assert time.monotonic() - began < 80  # after the first signal alone it would wait for its stop_timeout
     info = state(db, job)
     assert (info.state, info.failures, info.crashes) == ("available", 0, 0)

@@ -1,4 +1,4 @@
-"""Tasks with a process of their own: what a job does to its process it does to no other job."""
+"""Tasks with their own process: a job that damages its process affects no other job."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def jobs(db: Any) -> Jobs:
 
 
 async def failed(jobs: Jobs, job: Any) -> dict[str, Any]:
-    """The error of the only attempt, which has failed."""
+    """Return the error of the only attempt, which has failed."""
     info = await jobs.becomes(job, "retrying")
     assert (info.failures, info.crashes) == (1, 0)
     assert info.errors is not None
@@ -44,7 +44,7 @@ async def test_a_job_runs_in_a_process_that_is_used_again(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """F28 S25: args, typed, and the Context arrive; stdin is empty, stdout no protocol, and no credentials are there."""
+    """F28 S25: the child gets typed args and the Context, but no stdin and no credentials; stdout is the handler's."""
     monkeypatch.setenv("TALLYBOOK_DSN", dsn)
     monkeypatch.setenv("PGPASSWORD", "secret")
     caplog.set_level("INFO")  # children log like their worker
@@ -70,7 +70,7 @@ async def test_a_job_runs_in_a_process_that_is_used_again(
 async def test_a_task_may_ask_for_credentials(
     dsn: str, db: Any, jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S25: `env` names what the child gets all the same, and nothing else comes with it."""
+    """S25: the child gets the credentials that `env` names, and no others."""
     for name in ("TALLYBOOK_DSN", "PGPASSWORD", "PGPASSFILE"):
         monkeypatch.setenv(name, dsn if name == "TALLYBOOK_DSN" else "x")
     async with working(zoo.app, dsn):
@@ -92,7 +92,7 @@ async def test_a_task_may_ask_for_credentials(
 )
 @pytest.mark.slow
 async def test_what_it_raises_comes_back(dsn: str, db: Any, jobs: Jobs, kind: str, name: str, message: str) -> None:
-    """F29: type, message and traceback of whatever a handler raises in its process; it is a failure, and retried."""
+    """F29: type, message and traceback of any exception in the process come back as a failure, which is retried."""
     async with working(zoo.app, dsn) as worker:
         error = await failed(jobs, zoo.raises.enqueue_sync(db, kind))
     assert error["type"] == name
@@ -105,7 +105,7 @@ async def test_what_it_raises_comes_back(dsn: str, db: Any, jobs: Jobs, kind: st
 
 @pytest.mark.slow
 async def test_what_comes_after_a_failure_is_decided_by_the_exception_itself(dsn: str, db: Any, jobs: Jobs) -> None:
-    """S2-07: a policy function, `no_retry` and Retry-After see the exception that was raised in the process."""
+    """S2-07: a policy function, `no_retry` and Retry-After get the exception that was raised in the process."""
     kinds = ("policy", "retry-after", "no_retry", "none")
     async with working(zoo.app, dsn):
         put = {kind: zoo.decides.enqueue_sync(db, kind) for kind in kinds}
@@ -119,7 +119,7 @@ async def test_what_comes_after_a_failure_is_decided_by_the_exception_itself(dsn
 
 @pytest.mark.slow
 async def test_outcomes_come_back(dsn: str, db: Any, jobs: Jobs) -> None:
-    """Snooze, Cancel and Dead mean the same in a process; a value that has no JSON form is dropped, the job completes."""
+    """Snooze, Cancel and Dead work the same in a process; a result without JSON form is dropped, the job completes."""
     async with working(zoo.app, dsn):
         put = {word: zoo.says.enqueue_sync(db, word) for word in ("snooze", "until", "cancel", "dead", "nothing")}
         assert (await jobs.becomes(put["snooze"], "scheduled")).failures == 0
@@ -131,7 +131,7 @@ async def test_outcomes_come_back(dsn: str, db: Any, jobs: Jobs) -> None:
 
 
 async def test_results_progress_and_checkpoints_go_through(dsn: str, db: Any, jobs: Jobs) -> None:
-    """S4-13 S4-17: what a handler in a process returns is kept; its progress and its checkpoint reach the database."""
+    """S4-13 S4-17: result, progress and checkpoint of a handler in a process reach the database."""
     job = zoo.goes_on.enqueue_sync(db)
     async with working(zoo.app, dsn):
         (info,) = await jobs.ends(job)
@@ -155,7 +155,7 @@ async def test_results_progress_and_checkpoints_go_through(dsn: str, db: Any, jo
 async def test_a_process_that_dies_is_a_crash_of_its_job_alone(
     dsn: str, db: Any, jobs: Jobs, tmp_path: Path, call: Any, code: int, how: str
 ) -> None:
-    """F24: a segfault, an exit or a kill ends its own attempt as crashed, at once; its neighbour does not notice."""
+    """F24: a segfault, an exit or a kill ends its own attempt as crashed, at once, and does not affect a neighbour."""
     async with working(zoo.app, dsn) as worker:
         beside = zoo.where.enqueue_sync(db, str(tmp_path / "beside"), 1.0)
         await eventually((tmp_path / "beside").exists, "the neighbour runs")
@@ -172,7 +172,7 @@ async def test_a_process_that_dies_is_a_crash_of_its_job_alone(
 
 @pytest.mark.slow
 async def test_a_job_that_crashes_three_processes_is_dead(dsn: str, db: Any, jobs: Jobs) -> None:
-    """P8 F24: after three processes that died with it a job is dead with reason crashed; no failure is counted."""
+    """P8 F24: a job that crashed three processes is dead with reason crashed; no failure is counted."""
     async with working(zoo.app, dsn):
         # Three processes start, with pauses between them.
         (info,) = await jobs.ends(zoo.exits.enqueue_sync(db, 1), seconds=80)
@@ -182,7 +182,7 @@ async def test_a_job_that_crashes_three_processes_is_dead(dsn: str, db: Any, job
 
 @pytest.mark.slow
 async def test_memory_is_limited_per_task(dsn: str, db: Any, jobs: Jobs, tmp_path: Path) -> None:
-    """F28: a handler that takes more than its `memory` fails with MemoryError; the next job has a fresh process."""
+    """F28: a handler that uses more than its `memory` fails with MemoryError; the next job has a fresh process."""
     async with working(zoo.app, dsn, queues={"default": 1}):
         error = await failed(jobs, zoo.hoards.enqueue_sync(db, str(tmp_path / "hoards")))
         await jobs.ends(zoo.is_modest.enqueue_sync(db, str(tmp_path / "modest")))
@@ -191,7 +191,7 @@ async def test_memory_is_limited_per_task(dsn: str, db: Any, jobs: Jobs, tmp_pat
 
 
 async def test_a_deadline_kills_the_process_and_what_it_started(dsn: str, db: Any, jobs: Jobs, tmp_path: Path) -> None:
-    """F25: an endless loop is killed at its deadline, with the programs it has started; the attempt failed, by TimeoutError."""
+    """F25: an endless loop is killed at its deadline, with the programs it started; the error is a TimeoutError."""
     path = tmp_path / "spins"
     async with working(zoo.app, dsn) as worker:
         began = time.monotonic()
@@ -205,7 +205,7 @@ async def test_a_deadline_kills_the_process_and_what_it_started(dsn: str, db: An
 
 
 async def test_cancel_is_told_and_then_kills(dsn: str, db: Any, jobs: Jobs, tmp_path: Path) -> None:
-    """F45: a cancelled job's handler sees ctx.cancelled; one that goes on is killed after the grace: both are cancelled."""
+    """F45: a handler that sees ctx.cancelled can complete; one that ignores it is killed after the grace: cancelled."""
     async with working(zoo.app, dsn, abort_timeout=timedelta(seconds=2)) as worker:
         paths = tmp_path / "listens", tmp_path / "deaf"
         put = zoo.listens.enqueue_sync(db, str(paths[0])), zoo.deaf.enqueue_sync(db, str(paths[1]))
@@ -221,7 +221,7 @@ async def test_cancel_is_told_and_then_kills(dsn: str, db: Any, jobs: Jobs, tmp_
 
 
 async def test_no_more_children_than_allowed(dsn: str, db: Any, jobs: Jobs, tmp_path: Path) -> None:
-    """With children=1 the second job waits in its slot: it has no process, a cancel ends the wait at once, and a third runs."""
+    """With children=1 a second job waits in its slot, without a process; a cancel ends that at once; a third runs."""
     paths = [tmp_path / name for name in ("first", "second", "third")]
     async with working(zoo.app, dsn, children=1, abort_timeout=timedelta(seconds=0.3)) as worker:
         first = zoo.deaf.enqueue_sync(db, str(paths[0]))
@@ -253,7 +253,7 @@ async def test_an_abort_gives_back_and_ends_the_process(dsn: str, db: Any, jobs:
 
 @pytest.mark.parametrize("busy", [True, False])
 def test_children_end_with_a_worker_that_is_killed(dsn: str, db: Any, tmp_path: Path, busy: bool) -> None:
-    """F24: SIGKILL of the worker ends its child processes, working ones and idle ones; the job is rescued elsewhere."""
+    """F24: SIGKILL of the worker ends its child process, busy or idle."""
     path = tmp_path / "where"
     with zoo.zoo(dsn) as worker:
         job = zoo.deaf.enqueue_sync(db, str(path)) if busy else zoo.where.enqueue_sync(db, str(path))
@@ -266,7 +266,7 @@ def test_children_end_with_a_worker_that_is_killed(dsn: str, db: Any, tmp_path: 
 
 
 def test_a_child_without_the_kernels_help_ends_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where PR_SET_PDEATHSIG does not exist, the socket that closes with the worker ends the child."""
+    """Without PR_SET_PDEATHSIG, the child ends because its socket closes with the worker."""
     import socket
 
     ours, theirs = socket.socketpair()
@@ -297,7 +297,7 @@ def test_a_child_without_the_kernels_help_ends_as_well(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("guarded", [True, False])
 def test_a_script_can_be_its_own_app(dsn: str, db: Any, tmp_path: Path, guarded: bool) -> None:
-    """Tasks of the main module run like those of multiprocessing; a script that starts its worker unguarded is told so."""
+    """Tasks of the main module run as with multiprocessing; a script without the main guard gets a clear error."""
     main = """
 import asyncio, datetime, os, sys
 from tallybook import App, Constant
@@ -328,7 +328,7 @@ def leave(path: str) -> None:
 
 
 def test_wrong_declarations_say_what_to_do() -> None:
-    """ConfigError, with a hint, for a function that no process can import and for options that do not fit."""
+    """ConfigError, with a hint, for a function that no process can import and for unsuitable options."""
     app = App("shop")
 
     async def waits() -> None: ...
@@ -355,7 +355,7 @@ def test_wrong_declarations_say_what_to_do() -> None:
 
 
 async def test_a_function_that_its_name_does_not_find_is_refused_at_the_start(dsn: str) -> None:
-    """A worker does not start with a task whose function a child would not find by its name."""
+    """A worker does not start with a task whose name leads a child to another function."""
     app = App("shop")
 
     def other() -> None: ...

@@ -1,4 +1,4 @@
-"""The server's clock steps on a live server: its workers notice it, and everything runs on within 30 s."""
+"""The clock of a live server steps: its workers notice, and everything runs again within 30 s."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ Step = Callable[[timedelta], None]
 
 @pytest.fixture
 def stepped(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, Step]]:
-    """A server whose clock can be set, and how far from now."""
+    """Yield a server, and a function that sets its clock's offset."""
     if LIBRARY is None:
         if os.environ.get("CI"):
             pytest.fail("libfaketime is not installed: apt-get install faketime")
         pytest.skip("libfaketime is not installed: apt-get install faketime")
     folder = Path(tempfile.mkdtemp(prefix="tallybook-clock-"))
-    folder.chmod(0o755)  # the server is another user's where the tests are root's
+    folder.chmod(0o755)  # if the tests run as root, the server runs as another user
     offset = folder / "offset"
 
     def step(by: timedelta) -> None:
@@ -46,7 +46,7 @@ def stepped(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, Step]]:
         "LD_PRELOAD": str(LIBRARY),
         "FAKETIME_TIMESTAMP_FILE": str(offset),
         "FAKETIME_NO_CACHE": "1",
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1",  # as where the clock is set: this one goes on
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",  # as on a real system: setting the clock leaves it alone
     }
     monkeypatch.setattr("tallybook._embedded.guard.environment", lambda: environment() | faked)
     version = int(os.environ.get("TALLYBOOK_TEST_PG") or 18)
@@ -59,7 +59,7 @@ def stepped(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, Step]]:
 
 @pytest.mark.slow
 async def test_everything_runs_on_after_a_step_back_and_forward(stepped: tuple[Server, Step]) -> None:
-    """An hour back, and forward again: limited jobs, schedules, rescue and all services run within 30 s, and it is on record."""
+    """Limits, schedules, rescue and services run within 30 s of a step of an hour, either way; it is on record."""
     late = """
 select array_agg(name) from tallybook.service
  where name <> 'schedules' and (last_run_at is null or last_run_at not between %s and clock_timestamp())"""

@@ -1,4 +1,4 @@
-"""A deadline per attempt: what an attempt is told, how it ends, and what becomes of one that does not."""
+"""A deadline per attempt: how its handler learns of it, how it ends, and what happens if it does not."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def error_of(info: JobInfo) -> dict[str, Any]:
 
 
 async def test_an_async_handler_is_cancelled_at_its_deadline(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """S4-19: at the deadline the handler is cancelled and told why; the attempt fails as TimeoutError and is retried."""
+    """S4-19: at the deadline the handler is cancelled and sees why; the attempt fails as TimeoutError, with a retry."""
     seen: list[Any] = []
 
     @app.task(timeout=SOON, retry=Constant(timedelta(0)), max_attempts=2)
@@ -76,7 +76,7 @@ async def test_a_text_is_a_timeout_too(app: App, dsn: str, db: Any, jobs: Jobs) 
 async def test_timers_are_always_cleared(
     app: App, dsn: str, db: Any, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S4-19: however an attempt ends, in time or not, its timer is cancelled: none is left in the loop."""
+    """S4-19: however an attempt ends before its deadline, its timer is cancelled: none is left in the loop."""
     retry = LATER
 
     @app.task(timeout="1 hour", retry=retry)
@@ -115,14 +115,14 @@ async def test_timers_are_always_cleared(
 async def test_what_a_handler_does_in_the_grace_counts(
     app: App, dsn: str, db: Any, jobs: Jobs, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """F26: a handler that swallows the cancel and returns has completed; one that raises has failed by that error."""
+    """F26: a handler that swallows the cancel and returns completes; one that raises fails with that error."""
 
     @app.task(timeout=SOON, retry=LATER)
     async def swallows(then: str) -> Any:
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
-            await asyncio.sleep(0.01)  # the cancel was delivered once: this one waits
+            await asyncio.sleep(0.01)  # the cancel was delivered only once, so this waits
             if then == "raises":
                 raise ValueError("half done") from None
         return Snooze(timedelta(hours=1)) if then == "snoozes" else None
@@ -151,7 +151,7 @@ async def test_what_a_handler_does_in_the_grace_counts(
 async def test_an_async_handler_that_ignores_its_cancel_is_abandoned(
     app: App, dsn: str, db: Any, jobs: Jobs, caplog: pytest.LogCaptureFixture, everything: bool
 ) -> None:
-    """F26: past the grace its attempt is failed, its slot is free, the next attempt runs beside; its coroutine is closed."""
+    """F26: past the grace the attempt fails, its slot is free, the next attempt runs; the coroutine is closed."""
     attempts: list[int] = []
     frames: list[weakref.ref[Any]] = []
 
@@ -178,7 +178,7 @@ async def test_an_async_handler_that_ignores_its_cancel_is_abandoned(
     async with working(app, dsn, queues={"default": 1}, max_abandoned=5, **GRACE) as worker:
         (info,) = await jobs.ends(job)
         await jobs.ends(fine.enqueue_sync(db))
-        left = 2 if everything else 0  # what swallows GeneratorExit, too, cannot be closed: it stays, and counts
+        left = 2 if everything else 0  # a handler that also swallows GeneratorExit cannot be closed: it stays
         await eventually(lambda: worker.runner.still_abandoned == left, "the others are gone")
     assert worker.runner.abandoned == 2
     gc.collect()
@@ -189,7 +189,7 @@ async def test_an_async_handler_that_ignores_its_cancel_is_abandoned(
 
 
 async def test_a_thread_that_does_not_end_is_abandoned_and_replaced(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """F25: past the grace the attempt is failed; a new thread serves the slot; the old one's end changes nothing."""
+    """F25: past the grace the attempt fails, and a new thread serves the slot; the old one's end changes nothing."""
     gate, ran = threading.Event(), threading.Event()
 
     @app.task(timeout=SOON, retry=LATER)
@@ -219,7 +219,7 @@ async def test_a_thread_that_does_not_end_is_abandoned_and_replaced(app: App, ds
 async def test_too_many_abandoned_handlers_stop_the_worker(
     app: App, dsn: str, db: Any, jobs: Jobs, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """F25: as many as `max_abandoned` that are still there make the worker stop: it claims no more and says why."""
+    """F25: `max_abandoned` abandoned handlers that still run stop the worker: it claims no more and logs why."""
     gate = threading.Event()
 
     @app.task(timeout=SOON, retry=LATER)
@@ -237,7 +237,7 @@ async def test_too_many_abandoned_handlers_stop_the_worker(
 
 
 async def test_a_cancel_by_a_person_is_not_a_timeout(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """F45: a job that is cancelled before its deadline ends as cancelled, without a failure."""
+    """F45: a job that a user cancels before its deadline ends as cancelled, without a failure."""
 
     @app.task(timeout="1 hour")
     async def slow() -> None:
@@ -252,7 +252,7 @@ async def test_a_cancel_by_a_person_is_not_a_timeout(app: App, dsn: str, db: Any
 
 
 async def test_an_abort_lets_go_of_what_ignores_it(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """F43: a handler that swallows the cancel of an abort does not keep the program: its coroutine is closed."""
+    """F43: a handler that swallows an abort's cancel does not keep the program running: its coroutine is closed."""
     ended: list[str] = []
 
     @app.task
@@ -280,7 +280,7 @@ async def test_a_blocked_loop_is_named(
 ) -> None:
     """F27: a handler that blocks the loop for longer than a second is logged once, with its job and its stack.
 
-    The heartbeat goes on meanwhile: the job is longer than the lease, and nobody takes it away.
+    The heartbeat continues meanwhile: the job runs longer than the lease and is not rescued.
     """
     caplog.set_level(logging.WARNING)
 
@@ -299,7 +299,7 @@ async def test_a_blocked_loop_is_named(
 
 
 async def test_the_deadline_counts_for_hooks_too(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """S4-19: around_job hooks see the cancel, for async and plain handlers; the attempt fails as TimeoutError."""
+    """S4-19: around_job hooks see the cancel of an async handler; a plain one ends by itself; both attempts fail."""
     seen: list[str] = []
 
     @app.around_job
@@ -332,7 +332,7 @@ async def test_the_deadline_counts_for_hooks_too(app: App, dsn: str, db: Any, jo
 async def test_a_deadline_rolls_an_atomic_task_back(
     app: App, dsn: str, db: Any, jobs: Jobs, connect: Any, kind: str
 ) -> None:
-    """S4-19 P4: at its deadline an atomic task's transaction is rolled back, abandoned or not; no connection is left in one."""
+    """S4-19 P4: at its deadline an atomic task is rolled back, abandoned or not; no connection stays in one."""
     db.execute("create table effect (n int)")
 
     @app.task(atomic=True, timeout=LONG_ENOUGH, retry=LATER)

@@ -1,4 +1,4 @@
-"""Drain: run all that is due, once, and return: for routes that a cron calls, and for tests."""
+"""Drain: run all due jobs, once, and return: for routes that cron calls, and for tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tallybook import App, Constant, Context, Snooze
 
 
 async def test_drain_runs_what_is_due_and_never_waits(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """S4-07 S5-09: drain runs all that is due, without a delay between, and what follows from it; what is later stays."""
+    """S4-07 S5-09: drain runs all due jobs, and those that they enqueue, without waiting; jobs due later stay."""
     hour = timedelta(hours=1)
 
     @app.task(retry=Constant(hour), max_attempts=2)
@@ -35,14 +35,14 @@ async def test_drain_runs_what_is_due_and_never_waits(app: App, dsn: str, db: An
     db.execute("select tallybook.enqueue('default', 'unheard_of')")
     report = await app.drain(dsn=dsn)
     assert (report.processed, report.completed, report.retrying, report.dead, report.moved) == (6, 3, 2, 1, 1)
-    async with asyncio.timeout(60):  # an hour would be what it waits for
+    async with asyncio.timeout(60):  # otherwise it would wait for an hour
         assert (await app.drain(dsn=dsn)).processed == 0
     assert db.execute("select count(*) from tallybook.worker where ended_at is null").fetchone() == (0,)
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["completing", "snoozing"])
 async def test_drain_runs_at_most_so_many_jobs(app: App, dsn: str, db: Any, again: bool) -> None:
-    """S4-07: max_jobs is never exceeded, not even by jobs that come back at once; the next drain goes on."""
+    """S4-07: max_jobs is never exceeded, even by jobs that are due again at once; the next drain continues."""
     ran: list[int] = []
 
     @app.task
@@ -58,7 +58,7 @@ async def test_drain_runs_at_most_so_many_jobs(app: App, dsn: str, db: Any, agai
 
 
 async def test_drain_ends_in_time(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """max_seconds ends a drain that would go on; what it interrupts is given back without a failure."""
+    """max_seconds ends a drain that would continue; the interrupted job is given back without a failure."""
 
     @app.task
     async def hold() -> None:
@@ -73,7 +73,7 @@ async def test_drain_ends_in_time(app: App, dsn: str, db: Any, jobs: Jobs) -> No
 
 
 async def test_two_drains_at_once_run_each_job_once(app: App, dsn: str, db: Any) -> None:
-    """S4-07 S1-10: drains side by side, as routes that a cron calls twice, share the work."""
+    """S4-07 S1-10: concurrent drains, as when cron calls a route twice, run each job once."""
     ran: list[int] = []
 
     @app.task

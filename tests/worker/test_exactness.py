@@ -1,4 +1,4 @@
-"""Exactness of the claim, on real processes: every committed job ends once, what rolled back is never seen."""
+"""Exactness of the claim, with real processes: every committed job ends once, a rolled-back one is never seen."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ CLAIM = "select jobs from tallybook.claim(%s, '{mail}', '{9}', gen_random_uuid()
 
 @pytest.mark.direct("kills processes and waits for the end of their sessions")
 def test_every_committed_job_ends_exactly_once(dsn: str) -> None:
-    """S1-10: with random commits, rollbacks, savepoints, open and prepared transactions, cancels, SIGKILL: none lost or twice."""
+    """S1-10: no committed job is lost or ends twice.
+
+    Transactions commit, roll back, stay open or are prepared at random, with savepoints, cancels and SIGKILL.
+    """
     run = Crowd(dsn, SEED).run()
     print(run.counts)
     assert run.findings == []
@@ -42,7 +45,7 @@ def test_every_committed_job_ends_exactly_once_for_long(dsn: str) -> None:
 @pytest.mark.slow
 @pytest.mark.direct("kills processes and waits for the end of their sessions")
 def test_control_a_claim_that_ignores_holes_loses_jobs(dsn: str, db: Connection) -> None:
-    """Negative control: with the holes emptied, the same run finds lost jobs."""
+    """Negative control: with the holes emptied, a shorter run finds lost jobs."""
     without(db, "_window", "h.lo := v_old_hi;", "h.holes := '{}'; h.closed := '{}'; h.lo := v_old_hi;")
     run = Crowd(dsn, SEED, seconds=0.5, producers=1, claimers=2).run()
     assert kinds(run.findings) >= {"lost", "an attempt without outcome"}
@@ -51,7 +54,7 @@ def test_control_a_claim_that_ignores_holes_loses_jobs(dsn: str, db: Connection)
 @pytest.mark.slow
 @pytest.mark.direct("kills processes and waits for the end of their sessions")
 def test_control_an_end_without_the_fence_ends_twice(dsn: str, db: Connection) -> None:
-    """Negative control: with the outcome's unique index dropped, the same run finds attempts that ended twice."""
+    """Negative control: with the outcome's unique index dropped, a shorter run finds attempts that ended twice."""
     for name in ("brief", "default", "long"):
         db.execute(f'drop index tallybook."an attempt of {name} ends once"')
     for function in ("_end", "_rescue_attempts", "_skip"):
@@ -61,10 +64,10 @@ def test_control_an_end_without_the_fence_ends_twice(dsn: str, db: Connection) -
 
 
 def test_control_an_end_by_a_lease_that_is_not_on_record(db: Connection) -> None:
-    """Negative control: with the lease left out of `_lease_entries`, a claim that was taken back ends what another one runs."""
+    """Negative control: if `_lease_entries` ignores the lease, a rolled-back claim ends a job of another claim."""
 
     def end_by_a_forgotten_lease(db: Connection) -> bool:
-        """Whether the lease of a claim that was taken back can complete a job that another lease has."""
+        """Return whether the lease of a rolled-back claim can complete a job that another lease has."""
         job = one(db, "select tallybook.enqueue('mail', 'send')")
         worker = one(db, "select tallybook.worker_start('w', array['mail'])")
         forgotten = "00000000-0000-0000-0000-000000000001"
@@ -89,14 +92,14 @@ def test_control_an_end_by_a_lease_that_is_not_on_record(db: Connection) -> None
 
 
 def test_no_producer_waits_for_another(db: Connection, connect: Callable[..., Connection]) -> None:
-    """S5-01: while a transaction that enqueued stays open, others enqueue to its queues and claim, waiting for no lock."""
+    """S5-01: while a transaction that enqueued stays open, others enqueue to its queues and claim, without a lock."""
     first, second, worker = connect(), connect(), connect()
     one(db, "select tallybook.enqueue('old', 'send')")
     me = one(worker, "select tallybook.worker_start('w', array['old', 'new', 'bulk'])")
     first.execute("begin")
     late = [
         one(first, "select tallybook.enqueue('old', 'send')"),
-        one(first, "select tallybook.enqueue('new', 'send')"),  # this transaction makes the queue
+        one(first, "select tallybook.enqueue('new', 'send')"),  # this transaction creates the queue
         one(first, "select tallybook.enqueue('old', 'send', run_at => now() + interval '1 h')"),
         *one(
             first,
@@ -132,7 +135,7 @@ def test_no_producer_waits_for_another(db: Connection, connect: Callable[..., Co
 @pytest.mark.direct("watches which session waits for which")
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_same_unique_key_waits_for_its_holder(db: Connection, connect: Callable[..., Connection], end: str) -> None:
-    """S1-05: a second producer of a unique key waits for the first; it gets its id, or its own if that rolled back."""
+    """S1-05: a second producer of a unique key waits for the first; it gets its id, or a new one after a rollback."""
     first, second = connect(), connect()
     enqueue = "select tallybook.enqueue('mail', 'send', unique_key => 'k')"
     first.execute("begin")
@@ -151,7 +154,7 @@ def test_same_unique_key_waits_for_its_holder(db: Connection, connect: Callable[
 
 
 def test_another_unique_key_waits_for_nobody(db: Connection, connect: Callable[..., Connection]) -> None:
-    """S1-05: a unique key that is in use by an open transaction holds up no other key and no other task."""
+    """S1-05: a unique key in an open transaction delays no other key and no other task."""
     first, second = connect(), connect()
     first.execute("begin")
     one(first, "select tallybook.enqueue('mail', 'send', unique_key => 'k')")
@@ -161,7 +164,7 @@ def test_another_unique_key_waits_for_nobody(db: Connection, connect: Callable[.
 
 
 def test_an_open_cancel_holds_up_no_claim(db: Connection, connect: Callable[..., Connection]) -> None:
-    """Trap 4: a transaction that cancelled a job stays open, and a claim takes the job without waiting for it."""
+    """Trap 4: a claim does not wait for an open transaction that cancelled the job, and takes it."""
     user, worker = connect(), connect()
     job = one(db, "select tallybook.enqueue('mail', 'send')")
     me = one(worker, "select tallybook.worker_start('w', array['mail'])")
@@ -175,7 +178,7 @@ def test_an_open_cancel_holds_up_no_claim(db: Connection, connect: Callable[...,
 def test_an_open_cancel_of_a_job_taken_by_id_holds_up_no_claim(
     db: Connection, connect: Callable[..., Connection]
 ) -> None:
-    """Trap 4: the same where the job was taken by its id and the line's cursor has not come by yet."""
+    """Trap 4: the same if the job was claimed by its id and the lane's cursor has not passed it yet."""
     user, worker = connect(), connect()
     by_id, other = (one(db, "select tallybook.enqueue('mail', 'send')") for _ in range(2))
     me = one(worker, "select tallybook.worker_start('w', array['mail'])")
@@ -188,8 +191,8 @@ def test_an_open_cancel_of_a_job_taken_by_id_holds_up_no_claim(
 
 
 def without_waiting(watch: Connection, conn: Connection, statement: str, params: list[Any]) -> Any:
-    """The statement's value; fails if its session is seen to wait for a lock, or waits for one until the end."""
-    conn.execute("set lock_timeout = '5 s'")  # so that a wait for what stays open ends as an error, not never
+    """Return the statement's value; fail if its session waits for a lock, briefly or until the timeout."""
+    conn.execute("set lock_timeout = '5 s'")  # so that a wait for an open transaction ends with an error
     result: list[Any] = []
     errors: list[Exception] = []
 

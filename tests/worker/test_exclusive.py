@@ -1,4 +1,4 @@
-"""`exclusive=` of a task: one job at a time on real workers, whatever puts it in; and what becomes of the second."""
+"""`exclusive=` of a task: one job runs at a time on real workers, however enqueued; the second waits or is skipped."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WAITS = 'the permits of the limit "task:report" are taken'
 async def test_one_runs_whatever_puts_it_in(
     app: App, dsn: str, db: Any, jobs: Jobs, guard: Any, states: dict[str, int], reason: str | None
 ) -> None:
-    """S2-02 S2-13 S2-14: of a tick, a person's run and code's job on two workers one runs; control: without the guard all do."""
+    """S2-02 S2-13 S2-14: a tick's, a user's and code's job, two workers: one runs; control: without the guard all."""
     gate, running = asyncio.Event(), Counter[str]()
 
     @app.task(schedule="0 4 1 1 *", overlap=True, **guard)
@@ -59,7 +59,7 @@ async def test_one_runs_whatever_puts_it_in(
 
 
 async def test_a_key_is_exclusive_by_itself(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """S2-14: with a key one job of each key runs, also where `with_` names other limits; a skipped one counts no failure."""
+    """S2-14: with a key one job per key runs, even if `with_` names other limits; a skipped job counts no failure."""
     gate, began = asyncio.Event(), list[str]()
     app.concurrency_limit("disk", 10)
 
@@ -81,7 +81,7 @@ async def test_a_key_is_exclusive_by_itself(app: App, dsn: str, db: Any, jobs: J
 
 
 async def test_a_handler_that_asks_itself_is_skipped(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """S2-14: ctx.limit of a limit that skips ends the attempt as cancelled, where the permit is taken."""
+    """S2-14: ctx.limit of a limit that skips ends the attempt as cancelled if the permit is taken."""
     db.execute("select tallybook.concurrency_limit_set('door', 1, skips => true)")
     gate, began = asyncio.Event(), list[str]()
 
@@ -102,7 +102,7 @@ async def test_a_handler_that_asks_itself_is_skipped(app: App, dsn: str, db: Any
 
 @pytest.mark.parametrize("broken", [False, True], ids=["", "control"])
 def test_a_job_does_not_skip_itself(db: Any, broken: bool) -> None:
-    """S2-14: a worker whose answer was lost asks again: the job waits for its own permit; control: it would be cancelled."""
+    """S2-14: if a worker asks again after a lost answer, the job waits for its own permit; control: it is cancelled."""
     if broken:
         without(db, "_limit_skips", "h.xid = p_job.xid", "false")
     db.execute("select tallybook.concurrency_limit_set('task:t', 1, skips => true), tallybook.enqueue('q', 't')")
@@ -118,7 +118,7 @@ select a.verdict, a.said
 
 
 def test_a_person_changes_the_number_and_not_what_becomes_of_the_second(db: Any) -> None:
-    """S2-14: a changed limit keeps whether it skips; the same again is no change."""
+    """S2-14: a changed limit keeps whether it skips; setting the same again is no change."""
     limit = "select tallybook.concurrency_limit_set('task:t', %s, skips => %s)"
     said = [
         db.execute(limit, given).fetchone()[0] for given in ((1, True), (1, None), (2, None), (2, True), (2, False))
@@ -138,7 +138,7 @@ def test_a_person_changes_the_number_and_not_what_becomes_of_the_second(db: Any)
     ],
 )
 def test_a_wrong_guard_is_refused(app: App, options: Any, words: str) -> None:
-    """S2-14: an option that says nothing is an error where the task is declared."""
+    """S2-14: an invalid option is an error when the task is declared."""
     with pytest.raises(ConfigError, match=words):
 
         @app.task(**options)
@@ -146,7 +146,7 @@ def test_a_wrong_guard_is_refused(app: App, options: Any, words: str) -> None:
 
 
 def test_a_query_gives_no_key(app: App) -> None:
-    """S2-14: rows of a query would be put in without their key, so a schedule of such a task is refused."""
+    """S2-14: a query's rows would be enqueued without their key, so a schedule of such a task is refused."""
 
     @app.task(exclusive="{n}")
     async def report(n: int) -> None: ...

@@ -1,4 +1,4 @@
-"""The server goes away for good and its standby takes over; and the first seconds after a server has started."""
+"""The server dies for good and its standby takes over; and the first seconds after a server's start."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Pair:
     standby: Server
 
     def dsn(self, *servers: Server) -> str:
-        """The database shop on the one of these servers that takes writes."""
+        """Return the DSN of the one of these servers that accepts writes."""
         parts = [conninfo_to_dict(server.dsn("shop")) for server in servers]
         hosts = ",".join(str(part["host"]) for part in parts)
         ports = ",".join(str(part["port"]) for part in parts)
@@ -38,7 +38,7 @@ class Pair:
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    """Two servers; what is committed on the first is on the second."""
+    """Two servers; a commit on the primary is also on the standby."""
     with streaming() as (primary, standby):
         with psycopg.connect(primary.dsn("postgres"), autocommit=True) as conn:
             conn.execute("alter system set synchronous_standby_names = '*'")
@@ -50,9 +50,9 @@ def pair() -> Iterator[Pair]:
 
 @pytest.mark.slow
 def test_a_worker_follows_a_failover(pair: Pair) -> None:
-    """F13 F14 P1 P10: primary killed, standby promoted: a worker with both hosts goes on within 10 s, nothing is lost.
+    """F13 F14 P1 P10: primary killed, standby promoted: a worker with both hosts continues in 10 s, nothing is lost.
 
-    Negative control: beside it a worker whose DSN has the old primary only does nothing more.
+    Negative control: a worker whose DSN has only the old primary does nothing more.
     """
     both, one = pair.dsn(pair.primary, pair.standby), pair.dsn(pair.primary)
     app.dsn = both
@@ -88,9 +88,9 @@ def test_a_worker_follows_a_failover(pair: Pair) -> None:
 
 
 def test_after_a_start_of_the_server_everybody_has_a_lease_to_come_back() -> None:
-    """F4 F5 P6: a worker that starts right after the server robs none whose session is slow to come back.
+    """F4 F5 P6: a worker that starts right after the server rescues none whose session is slow to return.
 
-    Who was heard after the start and is gone again has the short grace; who stays silent is rescued after its lease.
+    A worker that was heard after the start and then lost has the short grace; a silent one is rescued after its lease.
     """
     with temporary_server() as server:
         dsn = server.create_database("shop")
@@ -118,7 +118,7 @@ def test_after_a_start_of_the_server_everybody_has_a_lease_to_come_back() -> Non
                 return lost, ",".join(name for (name,) in names)
 
             assert look(3) == (0, "heard,silent")  # noticed
-            assert look(5) == (1, "silent")  # the one that was heard, and holds no session any more
+            assert look(5) == (1, "silent")  # the one that was heard, and has no session any more
             assert look(29) == (0, "silent")
             assert look(31) == (0, "silent")  # noticed
             assert look(43) == (1, "")

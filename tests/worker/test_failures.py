@@ -1,4 +1,4 @@
-"""What is kept of a failure: of any exception, through a real worker on a real PostgreSQL."""
+"""The record of a failure: of any exception, with a real worker on a real PostgreSQL."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tallybook import App, Constant
 
 @pytest.mark.parametrize("how", ["on the loop", "on a thread"])
 async def test_any_exception_is_kept_as_a_failure(app: App, dsn: str, db: Any, jobs: Jobs, how: str) -> None:
-    """F29: an exception that cannot be shown, in whatever way, fails its job with a record, and the worker goes on."""
+    """F29: an exception that cannot be shown, in whatever way, fails its job with a record; the worker continues."""
 
     class Hostile(Exception):
-        """Everything that is asked of it ends the program."""
+        """Any use of it ends the program."""
 
         def __getattribute__(self, name: str) -> Any:
             raise SystemExit(3)
@@ -69,7 +69,7 @@ async def test_any_exception_is_kept_as_a_failure(app: App, dsn: str, db: Any, j
 
 
 async def test_each_failure_is_kept_with_when_and_where(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """S4-13: type, message, traceback, attempt, worker, beginning and end of each failure; as the view attempt has them."""
+    """S4-13: type, message, traceback, attempt, worker, start and end of each failure are kept, also in the view."""
     now = Constant(timedelta(0))
     second = timedelta(seconds=1)
     ran: list[tuple[datetime, datetime]] = []

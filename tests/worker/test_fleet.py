@@ -1,4 +1,4 @@
-"""One worker process over several nodes, in the test's own loop: what is shared, what is divided, and what delays nobody."""
+"""One worker process for several nodes, in the test's own loop: shared slots, divided limits, nodes that are down."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NOWHERE = "host=127.0.0.1 port=1 dbname=x"
 async def serving(
     app: App, dsn: str, which: str = "all", queues: Any = None, **options: Any
 ) -> AsyncIterator[tuple[Fleet, list[WorkerReport]]]:
-    """Run a fleet's worker while the block runs, then stop it; its report is in the list then."""
+    """Run a fleet's worker for the block, then stop it and append its report to the list."""
     settings = {**QUICK, "stop_timeout": timedelta(seconds=10), "abort_timeout": timedelta(seconds=2), **options}
     worker = Fleet(app, dsn, which, WorkerSettings(queues=parse_queues(queues), **settings))
     life, reports = asyncio.create_task(worker.run()), []
@@ -48,7 +48,7 @@ async def serving(
 
 
 def at_work(worker: Fleet) -> list[str]:
-    """The nodes on which it is on record."""
+    """Return the nodes where it is registered."""
     return [name for name, life in worker.lives.items() if life.worker is not None and life.worker._id()]
 
 
@@ -57,7 +57,7 @@ async def on_record(worker: Fleet, *names: str) -> None:
 
 
 def ended(nodes: Nodes, number: int) -> int:
-    """How many jobs of a node have completed."""
+    """Return how many jobs of a node have completed."""
     return int(nodes.run(number, "select count(*) from tallybook.job where state = 'completed'")[0][0])
 
 
@@ -66,7 +66,7 @@ async def all_ended(nodes: Nodes, counts: dict[int, int]) -> None:
 
 
 async def test_the_jobs_of_all_nodes_run(fleet: Nodes, caplog: pytest.LogCaptureFixture) -> None:
-    """One process runs the jobs of each node in transactions there, opens its lifespans once, and reports by node."""
+    """One process runs each node's jobs in transactions there, opens its lifespans once, and reports by node."""
     caplog.set_level("INFO")
     for number in (1, 2, 3):
         fleet.run(number, TABLES)
@@ -84,7 +84,7 @@ async def test_the_jobs_of_all_nodes_run(fleet: Nodes, caplog: pytest.LogCapture
 
 
 async def test_a_handler_stays_on_the_node_of_its_job(fleet: Nodes) -> None:
-    """What a handler puts in by the App goes to the node of its job, and so does what its process of its own writes."""
+    """Jobs that a handler enqueues by the App go to its job's node, and so do the writes of its child process."""
     for number in (1, 2, 3):
         fleet.run(number, TABLES)
     fleet.enqueue(2, task="relay")
@@ -96,7 +96,7 @@ async def test_a_handler_stays_on_the_node_of_its_job(fleet: Nodes) -> None:
 
 
 async def test_a_handler_reads_the_providers_of_its_node(fleet: Nodes, app: App) -> None:
-    """A provider that has other settings on each node is that of the job's node, for async and for plain handlers."""
+    """Async and plain handlers get a provider's settings from their job's node."""
     for name, dsn in zip(NAMES, fleet.dsns, strict=True):
         await App("shop", dsn=dsn).providers.set("acme", kind="mail", settings={"of": name})
     found: set[tuple[str, str | None, str]] = set()
@@ -118,7 +118,7 @@ async def test_a_handler_reads_the_providers_of_its_node(fleet: Nodes, app: App)
 
 
 async def test_slots_are_shared_and_never_exceeded(fleet: Nodes, app: App) -> None:
-    """With more jobs on each node than slots in all, no more handlers run than there are slots, and no node starves."""
+    """With more jobs on each node than slots in total, running handlers never exceed the slots, and no node starves."""
     now, most, ran = 0, 0, Counter[str]()
 
     @app.task
@@ -141,7 +141,7 @@ async def test_slots_are_shared_and_never_exceeded(fleet: Nodes, app: App) -> No
 
 
 async def test_a_node_that_is_down_holds_up_nobody(fleet: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that cannot be reached at the start is waited for while the others work, and does not hold up the stop."""
+    """A node that cannot be reached at the start delays neither the other nodes nor the stop."""
     monkeypatch.setenv("TALLYBOOK_NODES", f"away={NOWHERE}\nnorth={fleet.dsns[0]}\nsouth={fleet.dsns[1]}")
     for number in (1, 2):
         fleet.run(number, TABLES)
@@ -157,7 +157,7 @@ async def test_a_node_that_is_down_holds_up_nobody(fleet: Nodes, monkeypatch: py
 async def test_a_node_without_the_schema_is_tried_again(
     fleet: Nodes, empty_dsn: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A node that refuses its worker is told in the log and tried again, while the others work."""
+    """A node that refuses its worker is logged and tried again, while the others work."""
     from psycopg import connect
 
     from tallybook._db.migrate import migrate
@@ -177,14 +177,14 @@ async def test_a_node_without_the_schema_is_tried_again(
 async def test_where_all_nodes_refuse_the_worker_it_ends(
     empty_dsn: str, monkeypatch: pytest.MonkeyPatch, app: App, note: Any
 ) -> None:
-    """Where every node refuses the worker, and none ever took one, waiting does not help: the first error is raised."""
+    """If every node refuses the worker, and none ever accepted it, the first error is raised."""
     monkeypatch.setenv("TALLYBOOK_NODES", f"one={empty_dsn}")
     with pytest.raises(Exception, match="tallybook migrate"):
         await run_worker(app, dsn=empty_dsn, nodes="all", **QUICK)
 
 
 async def test_some_nodes_may_be_chosen(fleet: Nodes) -> None:
-    """A worker of named nodes serves these only."""
+    """A worker of named nodes serves only these."""
     for number in (1, 2, 3):
         fleet.run(number, TABLES)
         fleet.enqueue(number, task="note")
@@ -201,7 +201,7 @@ def schedules(nodes: Nodes) -> list[list[str]]:
 async def test_schedules_of_the_code_are_on_the_home(
     fleet: Nodes, app: App, note: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Schedules of the code are put on record on the home only; when that is retired they go to the next one."""
+    """Schedules in code are registered on the home only; when it is retired, they move to the next node."""
     caplog.set_level("INFO")
     monkeypatch.setattr(_fleet, "AGAIN", 0.2)
     app.schedule("daily", note.job(1), cron="@daily")
@@ -215,7 +215,7 @@ async def test_schedules_of_the_code_are_on_the_home(
 
 
 async def test_nodes_that_come_and_go_are_served_or_not(fleet: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that is put on the list gets a worker, one that is taken off loses it, and nobody starts the process anew."""
+    """A node added to the list gets a worker, a removed one loses it, and the process is not restarted."""
     monkeypatch.setattr(_fleet, "AGAIN", 0.2)
     for number in (1, 2, 3):
         fleet.run(number, TABLES)
@@ -239,7 +239,7 @@ def limits(nodes: Nodes) -> list[dict[str, int]]:
 async def test_limits_of_the_code_are_divided(
     fleet: Nodes, app: App, note: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each node has its part of a limit, the first ones the remainder, or the whole where it says so; and again when one goes."""
+    """A limit is divided among the nodes, the remainder to the first, unless it is per_node; again when one goes."""
     caplog.set_level("INFO")
     monkeypatch.setattr(_fleet, "AGAIN", 0.2)
     app.rate_limit("provider", 10, per="1 min")
@@ -256,7 +256,7 @@ async def test_limits_of_the_code_are_divided(
 
 
 async def test_a_limit_below_the_number_of_nodes_is_refused(fleet: Nodes, app: App, note: Any) -> None:
-    """A limit that is too small to be divided ends the start, with what to do."""
+    """A worker and a drain do not start if a limit is too small to be divided."""
     app.concurrency_limit("one", 1)
     with pytest.raises(ConfigError, match=r"concurrency limit 'one'.*cannot be divided among 3 nodes"):
         await run_worker(app, dsn=fleet.dsn, nodes="all", **QUICK)
@@ -265,7 +265,7 @@ async def test_a_limit_below_the_number_of_nodes_is_refused(fleet: Nodes, app: A
 
 
 async def test_what_leads_to_one_node_only_is_refused(fleet: Nodes, app: App, note: Any) -> None:
-    """A direct DSN, and an atomic task with the program's own sessions, cannot serve several nodes."""
+    """A direct DSN, or an atomic task with the program's own sessions, is refused for several nodes."""
     with pytest.raises(ConfigError, match="leads to one node only"):
         await run_worker(app, dsn=fleet.dsn, nodes="all", direct_dsn=fleet.dsn)
     own = App("own", session=lambda: None)
@@ -288,7 +288,7 @@ def _page(port: int, path: str) -> tuple[int, str]:
 
 
 async def test_one_port_shows_all_nodes(fleet: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The figures of all nodes are on one port with the label `node`; a node that is away is shown so, and the process is ready."""
+    """One port has the metrics of all nodes with the label `node`; an absent node has up 0; the process is ready."""
     from prometheus_client.parser import text_string_to_metric_families
 
     monkeypatch.setenv("TALLYBOOK_NODES", f"north={fleet.dsns[0]}\nsouth={fleet.dsns[1]}\naway={NOWHERE}")
@@ -324,14 +324,14 @@ def drained(app: App, fleet: Nodes) -> Callable[..., Awaitable[Any]]:
 
 
 async def test_a_drain_runs_what_is_due_on_all_nodes(drained: Any, fleet: Nodes) -> None:
-    """A drain over nodes runs one after the other and adds up what it did."""
+    """A drain over nodes runs the due jobs of all and adds up the counts."""
     report = await drained()
     assert (report.processed, report.completed, report.unreachable) == (3, 3, ())
     assert [ended(fleet, number) for number in (1, 2, 3)] == [1, 1, 1]
 
 
 async def test_a_drain_has_its_limit_over_all_nodes(drained: Any) -> None:
-    """At most so many jobs are those of all nodes together."""
+    """max_jobs is the limit of all nodes together."""
     assert (await drained(max_jobs=2)).processed == 2
     assert (await drained()).processed == 1
 
@@ -339,7 +339,7 @@ async def test_a_drain_has_its_limit_over_all_nodes(drained: Any) -> None:
 async def test_a_drain_leaves_out_a_node_that_does_not_answer(
     drained: Any, fleet: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node that does not answer is in the report, and the others are drained."""
+    """A node that does not answer is reported, and the others are drained."""
     monkeypatch.setenv("TALLYBOOK_NODES", f"away={NOWHERE}\nsouth={fleet.dsns[1]}")
     report = await drained()
     assert (report.processed, report.unreachable) == (1, ("away",))

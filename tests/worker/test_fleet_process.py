@@ -1,4 +1,4 @@
-"""Worker processes of several nodes, each on a server of its own: killed, stopped, and stopped with a server that hangs."""
+"""Worker processes of several nodes, each on its own server: killed, stopped, and stopped while a server hangs."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ SETTINGS = {"max_connections": "60", "wal_level": "replica", "max_wal_senders": 
 
 
 def worker(folder: Path, nodes: Nodes, *words: str, **environment: str) -> Command:
-    """A worker of all nodes, as a process."""
+    """Return a worker of all nodes, as a process."""
     paths = f"{ROOT / 'tests'}:{ROOT / 'src'}"
     given = ["worker", "-A", "support.fleet_app:app", "--nodes", "all", *TIMES, *words]
     return Command(folder, *given, dsn=nodes.dsn, PYTHONPATH=paths, **environment)
 
 
 def ran(nodes: Nodes, number: int) -> list[tuple[int, int]]:
-    """Attempt and process of each start on a node."""
+    """Return attempt and process of each start on a node."""
     return [(attempt, pid) for attempt, pid in nodes.run(number, "select attempt, pid from ran order by attempt")]
 
 
@@ -45,20 +45,20 @@ def put(nodes: Nodes, task: str, *numbers: int) -> None:
 
 
 def runs(nodes: Nodes, starts: int, *numbers: int, seconds: float = 60.0) -> None:
-    """Wait until so many attempts have started on each of these nodes."""
+    """Wait until this many attempts have started on each of these nodes."""
     wait_until(
         lambda: all(len(ran(nodes, n)) >= starts for n in numbers), f"{starts} starts on {numbers}", seconds=seconds
     )
 
 
 def both_on_record(nodes: Nodes) -> None:
-    """Wait until two workers are on record on each node."""
+    """Wait until two workers are registered on each node."""
     live = "select count(*) from tallybook.worker where ended_at is null"
     wait_until(lambda: all(nodes.run(n, live) == [(2,)] for n in (1, 2, 3)), "two workers on each node")
 
 
 def test_another_process_takes_over_on_all_nodes(fleet: Nodes, tmp_path: Path) -> None:
-    """When a worker of several nodes is killed, another one rescues what it had, on each of them."""
+    """When a worker of several nodes is killed, another one rescues its jobs on each of them."""
     put(fleet, "hold", 1, 2, 3)
     with worker(tmp_path, fleet) as victim:
         runs(fleet, 1, 1, 2, 3)
@@ -72,7 +72,7 @@ def test_another_process_takes_over_on_all_nodes(fleet: Nodes, tmp_path: Path) -
 
 
 def test_the_last_line_is_the_sum_and_each_node(fleet: Nodes, tmp_path: Path) -> None:
-    """SIGTERM ends the process with code 0, and its last line says what it did in all and on each node; lines name their node."""
+    """SIGTERM ends the process with code 0; its last line has the counts, also per node; lines name their node."""
     put(fleet, "note", 1, 2, 3)
     fleet.enqueue(2, task="note")
     with worker(tmp_path, fleet) as process:
@@ -88,7 +88,7 @@ def test_the_last_line_is_the_sum_and_each_node(fleet: Nodes, tmp_path: Path) ->
 
 
 def test_bad_lists_of_nodes_end_the_process(fleet: Nodes, tmp_path: Path) -> None:
-    """A node that is not there, and two with one number, end the process with code 2 and one line."""
+    """An unknown node, or two nodes with one number, end the process with code 2 and one line."""
     twice = f"north={fleet.dsns[0]}\nagain={fleet.dsns[0]}"
     with worker(tmp_path, fleet, "--nodes", "nroth") as unknown, worker(tmp_path, fleet, TALLYBOOK_NODES=twice) as both:
         assert (unknown.ended(), both.ended()) == (2, 2)
@@ -107,14 +107,14 @@ def test_several_processes_serve_all_nodes(fleet: Nodes, tmp_path: Path) -> None
 
 @pytest.fixture
 def servers() -> Iterator[list[Server]]:
-    """Three servers of their own."""
+    """Three separate servers."""
     with ExitStack() as stack:
         yield [stack.enter_context(temporary_server(18, settings=SETTINGS)) for _ in range(3)]
 
 
 @pytest.fixture
 def apart(servers: list[Server]) -> Iterator[Nodes]:
-    """Three nodes, each on a server of its own."""
+    """Three nodes, each on its own server."""
     nodes = Nodes(None, 3, servers=servers)
     for number in (1, 2, 3):
         nodes.run(number, TABLES)
@@ -122,7 +122,7 @@ def apart(servers: list[Server]) -> Iterator[Nodes]:
 
 
 def picked_up(nodes: Nodes, number: int, starts: int) -> float:
-    """Seconds until a job that is put in now has run."""
+    """Enqueue a job; return the seconds until it has run."""
     began = time.monotonic()
     nodes.enqueue(number, task="note")
     runs(nodes, starts, number, seconds=20)
@@ -130,7 +130,7 @@ def picked_up(nodes: Nodes, number: int, starts: int) -> float:
 
 
 def test_a_server_that_hangs_delays_no_other_node(servers: list[Server], apart: Nodes, tmp_path: Path) -> None:
-    """While a node's server stands still the jobs of others start at once, all slots are theirs, and a stop comes to its end."""
+    """While a node's server hangs, jobs of other nodes start at once, all slots are theirs, and a stop ends."""
     pid: Any = servers[1].pid
     with worker(tmp_path, apart, "--queues", "default=2", "--stop-timeout", "3 s") as process:
         for number in (1, 2, 3):
@@ -150,7 +150,7 @@ def test_a_server_that_hangs_delays_no_other_node(servers: list[Server], apart: 
 
 
 def test_a_claim_without_a_bound_keeps_its_slot(servers: list[Server], apart: Nodes, tmp_path: Path) -> None:
-    """The control: where a claim may wait without a bound, the silent server keeps a slot, and others never have all of them."""
+    """Control: if a claim may wait without a bound, the silent server keeps a slot, and others never get all slots."""
     pid: Any = servers[1].pid
     with worker(tmp_path, apart, "-A", "support.fleet_app_patient:app", "--queues", "default=2") as process:
         for number in (1, 2, 3):
@@ -169,7 +169,7 @@ def test_a_claim_without_a_bound_keeps_its_slot(servers: list[Server], apart: No
 def test_a_server_that_hangs_from_the_start_delays_no_other_node(
     servers: list[Server], apart: Nodes, tmp_path: Path
 ) -> None:
-    """A server that accepts connections and never answers is waited for while the others work; later its jobs run, too."""
+    """A server that accepts connections and never answers delays no other node; when it answers, its jobs run, too."""
     pid: Any = servers[1].pid
     with worker(tmp_path, apart) as process:
         with stopped(pid):
@@ -182,7 +182,7 @@ def test_a_server_that_hangs_from_the_start_delays_no_other_node(
 
 
 def _standby(server: Server) -> None:
-    """Start it as one that takes no writes until it is promoted."""
+    """Start the server so that it accepts no writes until its promotion."""
     signal_file = server.data_dir / "standby.signal"
     signal_file.touch()
     if (account := server_account()) is not None:
@@ -191,7 +191,7 @@ def _standby(server: Server) -> None:
 
 
 def test_a_read_only_node_delays_no_other(servers: list[Server], apart: Nodes, tmp_path: Path) -> None:
-    """While a node takes no writes the jobs of the others run; when it does again, its own."""
+    """While a node accepts no writes, jobs of other nodes run; after its promotion, its own."""
     with worker(tmp_path, apart) as process:
         for number in (1, 2, 3):
             picked_up(apart, number, 1)
@@ -209,7 +209,7 @@ def test_a_read_only_node_delays_no_other(servers: list[Server], apart: Nodes, t
 
 
 def test_a_server_that_is_killed_comes_back(servers: list[Server], apart: Nodes, tmp_path: Path) -> None:
-    """A node whose server dies costs the others nothing, and is served again when it is back."""
+    """A node whose server dies does not delay the others, and is served again when it is back."""
     with worker(tmp_path, apart) as process:
         for number in (1, 2, 3):
             picked_up(apart, number, 1)

@@ -1,4 +1,4 @@
-"""A process that was forked after the app had opened its connections, and whose signals are whose."""
+"""A process forked after the app has opened its connections, and the signals that a worker handles."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tallybook._worker.life import signals
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["inside", "between"])
 def test_a_fork_does_not_use_its_parents_connections(dsn: str, db: Any, how: str) -> None:
-    """F42: pool opened, then fork: the child enqueues, opens a pool and runs a worker of its own; the parent's go on."""
+    """F42: after a fork with an open pool, the child enqueues, opens a pool and runs a worker; the parent's work on."""
     paths = os.pathsep.join([str(ROOT / "tests"), str(ROOT / "src")])
     done = subprocess.run(
         [sys.executable, "-m", "support.forked", dsn, how],
@@ -36,7 +36,7 @@ def test_a_fork_does_not_use_its_parents_connections(dsn: str, db: Any, how: str
 
 
 def test_without_the_look_a_fork_would_use_its_parents_pool(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F42, negative control: but for the process number the inherited pool looks like the child's own."""
+    """F42, negative control: except for the process number, the inherited pool looks like the child's own."""
     app = App("shop", dsn=dsn)
 
     async def main() -> None:
@@ -53,10 +53,10 @@ def test_without_the_look_a_fork_would_use_its_parents_pool(dsn: str, monkeypatc
 
 @pytest.mark.parametrize("taken", [False, True])
 def test_a_program_keeps_the_signals_that_it_handles(dsn: str, db: Any, taken: bool) -> None:
-    """run_worker stops at a SIGTERM that nobody handles; one that the program (a web server, say) handles stays its own."""
+    """run_worker stops at a SIGTERM that nobody handles; a handler of the program (a web server, say) stays."""
 
     async def note() -> None:
-        """A task: a worker without one would not start."""
+        """Do nothing: a worker without a task would not start."""
 
     app, heard = App("shop", dsn=dsn), []
     app.task(note)
@@ -91,7 +91,7 @@ def test_a_program_keeps_the_signals_that_it_handles(dsn: str, db: Any, taken: b
 
 
 def test_a_worker_in_another_thread_takes_no_signal() -> None:
-    """Only the main thread can: elsewhere a worker starts without them instead of failing."""
+    """Only the main thread handles signals: in another thread a worker starts without them."""
     found: list[object] = []
     thread = threading.Thread(target=lambda: found.append(signals.unclaimed()))
     thread.start()
