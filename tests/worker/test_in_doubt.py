@@ -1,4 +1,4 @@
-"""Ends whose fate the worker does not know: a connection lost at COMMIT, and `ctx.complete` in a handler's own transaction."""
+"""Ends with an unknown outcome: a connection lost at COMMIT, and `ctx.complete` in a handler's own transaction."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def attempts(db: Any) -> list[int]:
 async def test_a_connection_lost_at_commit(
     app: App, dsn: str, db: Any, jobs: Jobs, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    """P4 F7: whether the COMMIT got through, did not, or is still on its way: the effect is there once, and so is the end."""
+    """P4 F7: whether the COMMIT arrived, was lost, or is still on its way, the effect and the end exist once."""
     commits: list[Any] = []
     commit = Psycopg.commit
 
@@ -48,7 +48,7 @@ async def test_a_connection_lost_at_commit(
         commits.append(begun.handle)
         if when == "after":
             await commit(self, begun)
-        if when == "late":  # the server is still busy with it when the worker begins to ask
+        if when == "late":  # the server is still committing when the worker asks
             monkeypatch.setattr(Psycopg, "drop", keep_open)
             commits.append(asyncio.create_task(commit_late(begun)))
         raise LOST
@@ -83,7 +83,7 @@ async def test_a_connection_lost_at_commit(
 async def test_control_a_blind_second_end_is_refused(
     app: App, dsn: str, db: Any, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Negative control: with a fence that forgets, the job whose COMMIT got through runs again, and its effect is doubled."""
+    """Negative control: if the fence forgets, the job whose COMMIT arrived runs again and has two effects."""
     db.execute("alter table effect drop constraint effect_pkey")
     for name in ("brief", "default", "long"):
         db.execute(f'drop index tallybook."an attempt of {name} ends once"')
@@ -110,7 +110,7 @@ async def test_control_a_blind_second_end_is_refused(
 
 @pytest.mark.direct("kills a session by its process")
 async def test_a_connection_that_dies_in_the_handler_is_a_failure(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """F6 S5-06: a backend that is terminated under the handler: an ordinary failure, tried again on a new connection."""
+    """F6 S5-06: a backend terminated under the handler is an ordinary failure, retried on a new connection."""
 
     def die_once(tx: Any, ctx: Context) -> None:
         if ctx.attempt == 1:
@@ -124,7 +124,7 @@ async def test_a_connection_that_dies_in_the_handler_is_a_failure(app: App, dsn:
 
 
 async def test_idle_connections_that_died_cost_no_attempt(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """F6: connections that were closed while nothing ran are replaced before a handler starts."""
+    """F6: connections that died while nothing ran are replaced before a handler starts."""
     work = psycopg_async(app, lambda tx, ctx: None)
     async with working(app, dsn, queues="default"):
         await jobs.ends(*[work.enqueue_sync(db, n) for n in range(5)])
@@ -140,7 +140,7 @@ async def test_idle_connections_that_died_cost_no_attempt(app: App, dsn: str, db
 
 
 async def test_a_handler_that_chooses_the_moment(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """S5-03 P4: ctx.complete is part of the handler's own transaction; what comes after the commit changes nothing."""
+    """S5-03 P4: ctx.complete is part of the handler's own transaction; nothing after the commit changes the end."""
     seen: list[str] = []
 
     @app.task
@@ -170,7 +170,7 @@ async def test_a_handler_that_chooses_the_moment(app: App, dsn: str, db: Any, jo
 
 
 async def test_a_completion_that_was_rolled_back_is_a_failure(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """S5-06: a handler that returns without having committed its completion has failed, with a clear error, and runs again."""
+    """S5-06: a handler that returns without committing its completion fails, with a clear error, and runs again."""
 
     @app.task(retry=AGAIN)
     async def work(ctx: Context) -> None:
@@ -187,7 +187,7 @@ async def test_a_completion_that_was_rolled_back_is_a_failure(app: App, dsn: str
 
 
 async def test_a_completion_left_open_holds_up_nobody_else(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """P4: a transaction with a completion that nobody ends yet: other jobs end as usual, and this one as it ends."""
+    """P4: while a transaction with a completion stays open, other jobs end as usual; this one ends at its commit."""
     open_one: list[Any] = []
 
     @app.task(retry=AGAIN)
@@ -214,7 +214,7 @@ async def test_a_completion_left_open_holds_up_nobody_else(app: App, dsn: str, d
 
 @pytest.mark.direct("rescues by hand between two heartbeats")
 async def test_a_completion_of_a_lost_attempt_is_refused(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """P5 F8: ctx.complete raises LeaseLost where the job was given to others, and the handler's writes go with it."""
+    """P5 F8: ctx.complete raises LeaseLost if the job was rescued, and the handler's writes are rolled back."""
     told: list[Any] = []
     go_on = threading.Event()
 
@@ -248,7 +248,7 @@ async def test_a_completion_of_a_lost_attempt_is_refused(app: App, dsn: str, db:
 
 
 async def test_a_subject_is_rescheduled_in_its_handlers_own_transaction(app: App, dsn: str, db: Any) -> None:
-    """S3-07 S3-28: each end of an iteration is part of the handler's transaction; what comes after the commit changes nothing."""
+    """S3-07 S3-28: each end of an iteration is part of the handler's transaction; nothing after the commit matters."""
     db.execute("alter table effect drop constraint effect_pkey")
     ends = {
         "later": Reschedule("+1 week", args={"how": "later", "page": 2}), "done": Complete(), "gone": Drop(),
@@ -282,7 +282,7 @@ async def test_a_subject_is_rescheduled_in_its_handlers_own_transaction(app: App
 
 
 async def test_an_iteration_whose_end_was_rolled_back_has_failed(app: App, dsn: str, db: Any) -> None:
-    """S3-07: a handler that returns without having committed its Reschedule has failed, counted as that, and runs again."""
+    """S3-07: a handler that returns without committing its Reschedule fails, which is counted, and runs again."""
 
     @app.task(retry=AGAIN)
     async def crawl(ctx: Context) -> None:
@@ -304,7 +304,7 @@ async def test_an_iteration_whose_end_was_rolled_back_has_failed(app: App, dsn: 
 
 
 async def test_what_cannot_be_ended_so_is_refused(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """S3-40: a Reject, and an ordinary job, are no end for a handler's own transaction; nothing is written."""
+    """S3-40: ctx.end refuses a Reject, and any end of an ordinary job."""
     refused: list[str] = []
 
     @app.task(max_attempts=1)

@@ -1,4 +1,4 @@
-"""`ctx.lock`: one handler at a time has a name, on real workers, until its block or its session ends."""
+"""`ctx.lock`: one handler at a time holds a name, on real workers, until its block or its session ends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def locks(db: Any) -> list[int]:
 async def test_one_has_it_until_its_session_ends(
     app: App, dsn: str, db: Any, jobs: Jobs, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """S2-05: of two workers one has the lock; who does not wait fails, who waits has it once the session is killed."""
+    """S2-05: of two workers one has the lock; without a wait a handler fails, with one it gets a killed session's."""
     gate, began = asyncio.Event(), list[str]()
 
     @app.task(max_attempts=1)
@@ -62,7 +62,7 @@ async def test_one_has_it_until_its_session_ends(
 async def test_plain_handlers_take_turns(
     app: App, dsn: str, db: Any, jobs: Jobs, monkeypatch: pytest.MonkeyPatch, broken: bool
 ) -> None:
-    """S2-14: plain handlers in one process exclude each other, one that raises gives it back; control: without it they meet."""
+    """S2-14: plain handlers in one process exclude each other, one that raises unlocks; control: they meet."""
     if broken:
         monkeypatch.setattr("tallybook._worker.run.lock._TAKE", "select true, %s::text")
     inside, met = list[int](), threading.Event()
@@ -85,7 +85,7 @@ async def test_plain_handlers_take_turns(
 
 
 async def test_a_job_that_is_cancelled_waits_no_more(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """S2-05: a plain handler that waits for a lock ends with its cancel; so does an async one."""
+    """S2-05: a cancel ends a plain handler that waits for a lock, and an async one."""
     db.execute("select pg_advisory_lock(1413565450, hashtext('ledger'))")
     waits = list[int]()
 
@@ -118,7 +118,7 @@ def pooled(dsn: str) -> Iterator[str]:
 @pytest.mark.skipif(not installed(), reason=f"not installed: {PACKAGE}")
 @pytest.mark.parametrize("direct", [False, True])
 async def test_a_pooler_is_no_session(app: App, dsn: str, pooled: str, db: Any, jobs: Jobs, direct: bool) -> None:
-    """S2-05 F40: through a pooler in transaction mode a lock is refused; with a direct DSN it is taken past it."""
+    """S2-05 F40: through a pooler in transaction mode a lock is refused; with a direct DSN it bypasses the pooler."""
 
     @app.task(max_attempts=1)
     async def post(ctx: Context) -> None:
@@ -133,7 +133,7 @@ async def test_a_pooler_is_no_session(app: App, dsn: str, pooled: str, db: Any, 
 
 
 async def test_where_there_is_no_lock_of_its_own(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """S2-05: an atomic task and one in a process of its own get an error that names what to write instead."""
+    """S2-05: in an atomic task, or one with its own process, ctx.lock is an error; the first names what to call."""
 
     @app.task(atomic=True, max_attempts=1)
     async def written(tx: psycopg.AsyncConnection[Any], ctx: Context) -> None:
@@ -151,6 +151,6 @@ async def test_where_there_is_no_lock_of_its_own(app: App, dsn: str, db: Any, jo
     ("name", "wait", "words"), [("", None, "1 to 200 bytes"), ("a", "soon", "wait"), ("a", 5, "wait")]
 )
 def test_a_wrong_lock_is_refused(name: str, wait: Any, words: str) -> None:
-    """S2-05: a name that is none and a time that is no duration are errors at the call."""
+    """S2-05: an invalid name, and a wait that is no duration, are errors at the call."""
     with pytest.raises(ConfigError, match=words):
         Lock(name, wait, "", told=lambda: False, here=lambda coroutine: None)

@@ -55,7 +55,7 @@ def job() -> Iterator[Running]:
 
 
 def test_any_logger_of_a_job_is_marked(lines: Lines, job: Running) -> None:
-    """A line that any library writes while a job runs names the job, its task, queue and attempt."""
+    """A line that any library logs while a job runs names the job, its task, queue and attempt."""
     logging.getLogger("httpx").info("GET %s", "/")
     (line,) = lines.lines
     if isinstance(lines.formatter, JsonFormatter):
@@ -67,7 +67,7 @@ def test_any_logger_of_a_job_is_marked(lines: Lines, job: Running) -> None:
 
 
 def test_context_log_names_the_job_once(lines: Lines, job: Running, caplog: pytest.LogCaptureFixture) -> None:
-    """ctx.log names the job in its text, for programs with a logging of their own; a worker's lines have it once."""
+    """ctx.log puts the job in its text, for programs with their own logging; a worker's lines name it once."""
     from types import SimpleNamespace
 
     log = Context(SimpleNamespace(), job).log
@@ -82,7 +82,7 @@ def test_context_log_names_the_job_once(lines: Lines, job: Running, caplog: pyte
 
 
 def test_line_outside_of_a_job_has_no_mark(lines: Lines) -> None:
-    """What no job wrote names none."""
+    """A line logged outside a job names none."""
     logging.getLogger("shop").info("ready")
     assert "[" not in lines.lines[0] and '"job"' not in lines.lines[0]
 
@@ -109,7 +109,7 @@ def test_no_value_breaks_a_line(lines: Lines, job: Running, message: Any, args: 
 
 
 def test_exceptions_are_text(lines: Lines) -> None:
-    """An exception follows its line as text, one in JSON stays in its line; one that cannot be printed is named."""
+    """An exception follows its line as text; in JSON it stays in the line; an unprintable one is named."""
     for value in ("boo\nfake", Unprintable()):
         try:
             raise ValueError(value)

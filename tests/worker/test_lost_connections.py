@@ -1,4 +1,4 @@
-"""Connections that are lost, silent or refused, in the middle of everything: what goes on, and what is told."""
+"""Connections that are lost, silent or refused, in the middle of everything: what continues, and what is logged."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def proxy(dsn: str) -> Iterator[Proxy]:
 async def test_a_half_open_listener_is_noticed_within_15_seconds(
     app: App, note: Any, db: Any, jobs: Jobs, proxy: Proxy
 ) -> None:
-    """F11 P10: a network that swallows everything is noticed by a question on the listening session; it is made again."""
+    """F11 P10: a ping on the listening session notices a network that drops everything; the session is replaced."""
     async with working(app, proxy.dsn, **SLEEPY, **LONG) as worker:
         assert worker.sleeper is not None
         await eventually(lambda: worker.sleeper and worker.sleeper.clear, "the worker sleeps")
@@ -58,7 +58,7 @@ async def test_a_half_open_listener_is_noticed_within_15_seconds(
 async def test_without_the_question_a_half_open_listener_stays_deaf(
     app: App, db: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F11, negative control: a session that only listens does not notice, longer than one that asks twice takes."""
+    """F11, negative control: a session that is not pinged is not replaced within 13 s, longer than a ping needs."""
     monkeypatch.setattr(sleeper, "_PING_EVERY", 3600.0)
     async with working(app, proxy.dsn, **SLEEPY, **LONG) as worker:
         assert worker.sleeper is not None
@@ -74,12 +74,12 @@ async def test_without_the_question_a_half_open_listener_stays_deaf(
 async def test_a_session_that_does_not_listen_any_more_is_made_again(
     app: App, note: Any, db: Any, jobs: Jobs, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F11: a session that was reset (by a pooler, say) answers, but hears nothing: the question asks for that, too."""
+    """F11: a session that was reset (by a pooler, say) answers, but does not listen: the ping checks for that, too."""
     monkeypatch.setattr(sleeper, "_PING_EVERY", 0.2)
     async with working(app, dsn, **SLEEPY) as worker:
         assert worker.sleeper is not None
         await eventually(lambda: worker.sleeper and worker.sleeper.clear, "the worker sleeps")
-        with suppress(psycopg.ProgrammingError):  # it has no row
+        with suppress(psycopg.ProgrammingError):  # it returns no row
             await worker.sleeper._ask("unlisten *", ())
         first = worker.sleeper._conn
         await eventually(lambda: worker.sleeper and worker.sleeper._conn is not first, "it was noticed")
@@ -89,11 +89,11 @@ async def test_a_session_that_does_not_listen_any_more_is_made_again(
 async def test_a_blackhole_costs_no_job_and_heals_by_itself(
     app: App, note: Any, db: Any, jobs: Jobs, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F10 P10: nothing goes through for longer than the lease; then every connection comes back, and each job ends once.
+    """F10 P10: after a blackhole longer than the lease, every connection comes back, and each job ends once.
 
-    Whether the heartbeat or a rescue is back first is open: an end is refused only for an attempt that was rescued.
+    Either the heartbeat or a rescue may come first: an end is refused only for an attempt that was rescued.
     """
-    monkeypatch.setattr(link, "_ANSWER", 3.0)  # 30 s by default: no test waits so long
+    monkeypatch.setattr(link, "_ANSWER", 3.0)  # 30 s by default, too long for a test
     async with working(app, proxy.dsn) as worker:
         await jobs.ends(note.enqueue_sync(db))
         proxy.silent = True
@@ -108,7 +108,7 @@ async def test_a_blackhole_costs_no_job_and_heals_by_itself(
 
 
 async def test_a_slow_network_costs_no_lease(app: App, db: Any, dsn: str) -> None:
-    """F12: an answer that takes long, but less than the limit, does not cut the heartbeat's connection."""
+    """F12: an answer that is slow, but within the limit, does not cut the heartbeat's connection."""
     settings = {"lease": timedelta(seconds=30), "heartbeat": timedelta(seconds=0.3)}
     async with working(app, dsn, **settings) as worker:
         beat = await eventually(
@@ -126,7 +126,7 @@ async def test_a_slow_network_costs_no_lease(app: App, db: Any, dsn: str) -> Non
 
 
 async def test_terminated_sessions_are_replaced(app: App, note: Any, db: Any, jobs: Jobs, dsn: str) -> None:
-    """F6 P10: an operator terminates all sessions of a worker, again and again: every job ends once."""
+    """F6 P10: an operator terminates all sessions of a worker repeatedly: every job ends once."""
     end = (
         "select pg_terminate_backend(pid) from pg_stat_activity"
         " where application_name like 'tallybook %' and pid <> pg_backend_pid() and datname = current_database()"
@@ -143,7 +143,7 @@ async def test_terminated_sessions_are_replaced(app: App, note: Any, db: Any, jo
 
 
 def limit_the_role(dsn: str) -> None:
-    """What administrators set for roles and databases, and no worker can live with."""
+    """Set limits on the database, as administrators do, with which no worker can run."""
     with psycopg.connect(dsn, autocommit=True) as admin:
         name = sql.Identifier(admin.info.dbname)
         for setting in ("statement_timeout = 150", "lock_timeout = 50", "default_transaction_isolation = serializable"):
@@ -153,7 +153,7 @@ def limit_the_role(dsn: str) -> None:
 async def test_time_limits_of_the_role_are_no_failure_of_a_job(
     app: App, note: Any, db: Any, jobs: Jobs, dsn: str
 ) -> None:
-    """F20: time-outs and an isolation level of the role: the worker's sessions set them aside; an end waits, none fails."""
+    """F20: the worker's sessions override time-outs and the isolation level of a role: an end waits, none fails."""
     put = [note.enqueue_sync(db, n) for n in range(50)]
     limit_the_role(dsn)
     with psycopg.connect(dsn, options="-c statement_timeout=0 -c lock_timeout=0") as blocker:
@@ -169,7 +169,7 @@ async def test_time_limits_of_the_role_are_no_failure_of_a_job(
 async def test_not_set_aside_the_limits_of_the_role_stop_a_worker(
     app: App, note: Any, db: Any, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F20, negative control: with the role's isolation level in force nothing can be claimed."""
+    """F20, negative control: with the role's isolation level in force, the worker stops with WrongIsolationLevel."""
     note.enqueue_sync(db)
     limit_the_role(dsn)
     monkeypatch.setattr(link, "SESSION", "select 1 where pg_backend_pid() = %s::int")
@@ -181,7 +181,7 @@ async def test_not_set_aside_the_limits_of_the_role_stop_a_worker(
 @pytest.mark.slow
 @pytest.mark.parametrize(("state", "times"), [("55P03", 7), ("40P01", 7), ("40001", 7), ("57014", 7), ("53100", 2)])
 async def test_what_only_time_can_mend_is_said_again(dsn: str, state: str, times: int) -> None:
-    """F15 F18 F19 F20: contention, a time limit, a full disk: said again until it works, on the same connection."""
+    """F15 F18 F19 F20: contention, time limit, full disk: a call is repeated on its connection until it works."""
     fail_with = "do $$ begin raise exception 'x' using errcode = '{}'; end $$"
     one, tries = Link(dsn, "test"), 0
     used = set()
@@ -204,7 +204,7 @@ async def test_what_only_time_can_mend_is_said_again(dsn: str, state: str, times
 async def test_a_full_disk_is_an_unavailable_queue_to_who_enqueues(
     app: App, db: Any, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F15: an enqueue that the server has no room for is said again for a while, then QueueUnavailable with its reason."""
+    """F15: an enqueue without room on the server is repeated for a while, then QueueUnavailable has the reason."""
     monkeypatch.setattr(exactly_once, "PATIENCE", 0.5)
     db.execute("""create function public.no_room() returns bigint language plpgsql as
         $$ begin raise exception 'could not extend file' using errcode = '53100'; end $$""")
@@ -218,7 +218,7 @@ async def test_a_full_disk_is_an_unavailable_queue_to_who_enqueues(
 
 @pytest.mark.slow
 async def test_a_server_without_free_connections_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
-    """F16: 53300 from the real server: a worker that finds no slot waits, says so, and goes on when there are some."""
+    """F16: 53300 from the real server: a worker without a connection waits, logs it once, and continues later."""
     app = App("shop")
 
     @app.task
@@ -246,7 +246,7 @@ async def test_a_server_without_free_connections_is_waited_for(caplog: pytest.Lo
 
 @pytest.mark.slow
 async def test_many_idle_workers_and_one_job(app: App, note: Any, db: Any, jobs: Jobs, dsn: str) -> None:
-    """F48: all that sleep are woken, one gets the job, and the others lie down again instead of asking on and on."""
+    """F48: a job wakes all sleeping workers, one gets it, and the others sleep again instead of polling."""
     asked = 0
 
     async with AsyncExitStack() as stack:
@@ -273,7 +273,7 @@ async def test_many_idle_workers_and_one_job(app: App, note: Any, db: Any, jobs:
 async def test_a_commit_whose_answer_is_lost_is_resolved(
     app: App, note: Any, db: Any, proxy: Proxy, deliver: bool, pool: bool
 ) -> None:
-    """F7 P1: enqueue by the app, cut off at its COMMIT: one job, whether the server had it or not; the id is the job's."""
+    """F7 P1: an enqueue by the app, cut off at its COMMIT, makes one job, committed or not; the id is the job's."""
     app.dsn = proxy.dsn
     if pool:
         async with app.open():
@@ -291,7 +291,7 @@ async def test_a_commit_whose_answer_is_lost_is_resolved(
 
 @pytest.mark.parametrize("deliver", [True, False], ids=["committed", "not committed"])
 def test_a_lost_commit_is_resolved_without_a_loop(app: App, note: Any, db: Any, proxy: Proxy, deliver: bool) -> None:
-    """F7: the same by enqueue_sync, and for many jobs at once, keyed ones among them."""
+    """F7: the same with enqueue_many_sync, for three jobs with unique keys."""
     app.dsn = proxy.dsn
     proxy.cut_at(COMMIT, deliver=deliver)
     report = app.enqueue_many_sync(app, [note.with_(unique=str(n)).job(n) for n in range(3)])
@@ -303,7 +303,7 @@ def test_a_lost_commit_is_resolved_without_a_loop(app: App, note: Any, db: Any, 
 async def test_said_again_blindly_a_lost_commit_is_two_jobs(
     app: App, note: Any, db: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F7, negative control: without the look whether it was committed there are two jobs."""
+    """F7, negative control: without the check whether it was committed there are two jobs."""
 
     async def never(conn: object, saying: object) -> bool:
         return False
@@ -318,13 +318,13 @@ async def test_said_again_blindly_a_lost_commit_is_two_jobs(
 async def test_a_commit_that_cannot_be_resolved_is_an_error(
     app: App, note: Any, db: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F7: the server does not come back in time: CommitUnknown, which names the verb, and never a guess."""
+    """F7: if the server does not come back in time, CommitUnknown names the verb; there is no guess."""
     monkeypatch.setattr(exactly_once, "PATIENCE", 0.5)
     app.dsn = proxy.dsn
     async with app.open(max_size=1):
         await note.enqueue(app, 0)
         assert app._pool is not None
-        app._pool.timeout = 0.5  # once its connection is there: that may take a while
+        app._pool.timeout = 0.5  # only after it has connected, which may take a while
         proxy.cut_at(COMMIT)
         proxy.refusing = True
         with pytest.raises(CommitUnknown) as caught:
@@ -334,7 +334,7 @@ async def test_a_commit_that_cannot_be_resolved_is_an_error(
 
 
 async def test_a_job_younger_than_the_lost_commit_is_not_taken_for_it(app: App, note: Any, db: Any, dsn: str) -> None:
-    """F7: after a crash the server may give number and id out again: a job that is younger is another's."""
+    """F7: after a crash the server may reuse transaction and job ids: a younger job is another's."""
     app.dsn = dsn
     job = await note.enqueue(app, 1)
     (xid, at) = db.execute(
@@ -351,7 +351,7 @@ async def test_a_job_younger_than_the_lost_commit_is_not_taken_for_it(app: App, 
 async def test_a_full_server_is_waited_for_without_a_storm(
     app: App, note: Any, db: Any, jobs: Jobs, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F16 P10: a server that refuses connections: the worker lives, tries with growing pauses, and goes on when it may."""
+    """F16 P10: while the server refuses connections, the worker lives, retries with growing pauses, then continues."""
     async with working(app, proxy.dsn) as worker:
         await jobs.ends(note.enqueue_sync(db))
         proxy.refusing = True
@@ -369,7 +369,7 @@ async def test_a_full_server_is_waited_for_without_a_storm(
 async def test_a_wrong_password_while_running_is_told_and_waited_for(
     app: App, note: Any, db: Any, jobs: Jobs, dsn: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """P10: the role may not log in any more: told by name of the server, and when it may again the worker goes on."""
+    """P10: a refused login is logged with the database's name; when it is allowed again, the worker continues."""
     (name,) = db.execute("select current_database()").fetchone()
     role = f"role_{name[-12:]}"
     db.execute(f"create role {role} login superuser")
@@ -390,7 +390,7 @@ async def test_a_wrong_password_while_running_is_told_and_waited_for(
 
 
 async def test_handlers_that_take_the_pool_do_not_stop_the_worker(app: App, db: Any, jobs: Jobs, dsn: str) -> None:
-    """F41: 20 slots whose handlers enqueue by a pool of 2: the worker's own calls have connections of their own; all end."""
+    """F41: 20 slots whose handlers enqueue by a pool of 2: the worker has its own connections, and all jobs end."""
 
     @app.task
     async def child(n: int) -> None:
@@ -409,7 +409,7 @@ async def test_handlers_that_take_the_pool_do_not_stop_the_worker(app: App, db: 
 
 
 async def test_a_taken_pool_is_told_after_a_bound(app: App, note: Any, dsn: str) -> None:
-    """F41: who finds all connections taken gets QueueUnavailable after the time-out, with the reason; then it works again."""
+    """F41: if all connections are taken, a call raises QueueUnavailable with the reason in time; later it works."""
     async with app.open(dsn=dsn, max_size=1, timeout=timedelta(seconds=1)):
         async with app._connection():
             began = time.monotonic()
@@ -420,6 +420,6 @@ async def test_a_taken_pool_is_told_after_a_bound(app: App, note: Any, dsn: str)
 
 
 def test_the_limits_leave_room_in_the_lease() -> None:
-    """F10 F12: a beat that hangs is cut early enough for two more within the lease, by default."""
+    """F10 F12: by default a hanging heartbeat is cut early enough for two more within the lease."""
     assert heartbeat._MOST_ANSWER * 2 + 10 <= 30
     assert sleeper._PING_EVERY + sleeper._PING_LIMIT < 15

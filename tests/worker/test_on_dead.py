@@ -1,4 +1,4 @@
-"""on_dead: what is enqueued when a job dies, in the transaction in which it dies."""
+"""on_dead: the job that a job's death enqueues, in the same transaction."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ app = App("prices")
 
 @app.task(queue="mail")
 async def mail_admin(job: int, task: str, args: dict[str, Any], failures: int, error: dict[str, Any]) -> None:
-    """The notifier: PRICE_FETCH_FAILED {assetId, symbol, retries, error}, as the mission has it."""
+    """The notifier: PRICE_FETCH_FAILED {assetId, symbol, retries, error}, as the mission requires."""
     MAILS.append({"job": job, "task": task, "failures": failures, "error": error, **args})
 
 
@@ -46,12 +46,12 @@ def no_mails() -> None:
 
 
 def enqueued(db: Any) -> list[tuple[Any, ...]]:
-    """Queue, task and args of the jobs of the notifier."""
+    """Return queue and args of the notifier's jobs."""
     return db.execute("select queue, args from tallybook.job where task = 'mail_admin' order by id").fetchall()
 
 
 def test_a_final_failure_tells_the_admin(dsn: str, db: Any) -> None:
-    """S1-25: after the last attempt one job of the task that on_dead names runs, with job, task, args, failures and error."""
+    """S1-25: after the last attempt the on_dead task runs once, with job, task, args, failures and error."""
     job = fetch_price.enqueue_sync(db, 7, "INFY")
     done = drain(app, dsn=dsn)
     assert (done.retrying, done.dead, done.completed) == (1, 1, 1)
@@ -71,7 +71,7 @@ def test_a_final_failure_tells_the_admin(dsn: str, db: Any) -> None:
 
 
 def test_nothing_is_told_of_what_goes_on_or_names_nobody(dsn: str, db: Any) -> None:
-    """S1-25: a failure that is tried again tells nobody yet, and a task without on_dead never does."""
+    """S1-25: a failure that is retried notifies nobody yet, and a task without on_dead never does."""
     fetch_price.with_(retry=Constant(timedelta(hours=1))).enqueue_sync(db, 7, "INFY")
     says_nothing.with_(max_attempts=1).enqueue_sync(db)
     done = drain(app, dsn=dsn)
@@ -89,7 +89,7 @@ def test_a_handler_that_gives_up_tells_the_admin(dsn: str, db: Any) -> None:
 
 
 def test_expiry_tells_the_admin(dsn: str, db: Any) -> None:
-    """S1-25: a job that was not started by its expires_at is told with the reason expired and no failure."""
+    """S1-25: the notifier of a job that did not start by its expires_at gets the reason expired and no failure."""
     fetch_price.with_(expires_at=datetime.now(UTC) - timedelta(seconds=1)).enqueue_sync(db, 7, "INFY")
     drain(app, dsn=dsn)
     (mail,) = MAILS
@@ -97,7 +97,7 @@ def test_expiry_tells_the_admin(dsn: str, db: Any) -> None:
 
 
 def test_a_death_tells_once_and_again_after_a_retry(dsn: str, db: Any) -> None:
-    """S1-25: each death is told once; a person's retry that ends in another death is told again."""
+    """S1-25: each death notifies once; a user's retry that ends in another death notifies again."""
     job = gives_up.enqueue_sync(db, 7)
     drain(app, dsn=dsn)
     drain(app, dsn=dsn)
@@ -108,8 +108,8 @@ def test_a_death_tells_once_and_again_after_a_retry(dsn: str, db: Any) -> None:
 
 
 def test_a_death_that_is_rolled_back_tells_nobody(dsn: str, db: Any, connect: Any) -> None:
-    """S1-25, P2: the job of on_dead is in the death's own transaction: both are there, or none."""
-    drain(app, dsn=dsn)  # puts the catalogue on record
+    """S1-25, P2: the on_dead job is in the death's own transaction: both exist, or neither."""
+    drain(app, dsn=dsn)  # registers the tasks
     job = fetch_price.enqueue_sync(db, 7, "INFY")
     lease = "7c9e6679-7425-40de-944b-e07fc1f90ae7"
     db.execute("select tallybook.worker_start('here', '{default}')")
@@ -127,7 +127,7 @@ def test_a_death_that_is_rolled_back_tells_nobody(dsn: str, db: Any, connect: An
 
 
 def test_the_notifiers_own_death_tells_nobody(dsn: str, db: Any) -> None:
-    """S1-25: a notifier that dies brings forth no other job, so no chain of deaths is endless."""
+    """S1-25: a notifier that dies enqueues no other job, so chains of deaths end."""
     shop = App("shop")
 
     @shop.task(max_attempts=1)
@@ -142,7 +142,7 @@ def test_the_notifiers_own_death_tells_nobody(dsn: str, db: Any) -> None:
     assert drain(shop, dsn=dsn).dead == 2
     tasks = db.execute("select task, reason from tallybook.dead order by job_id").fetchall()
     assert tasks == [("broken", "failed"), ("tell", "failed")]
-    # Even if somebody has written it into the catalogue by hand.
+    # Even if the catalogue was edited by hand.
     db.execute("update tallybook.task set on_dead_task = 'tell' where name = 'tell'")
     tell.enqueue_sync(db, 1, "x", {}, 1, {})
     lease = "7c9e6679-7425-40de-944b-e07fc1f90ae7"
@@ -155,11 +155,11 @@ def test_the_notifiers_own_death_tells_nobody(dsn: str, db: Any) -> None:
 
 @pytest.mark.slow
 def test_a_worker_that_dies_with_its_job_tells_the_admin(dsn: str, db: Any) -> None:
-    """S1-25, F24, P8: whoever rescues the job of a killed worker for the last time tells the admin: reason crashed."""
+    """S1-25, F24, P8: the last rescue of a killed worker's job notifies the admin, with the reason crashed."""
 
     async def _hold(ctx: Context, n: int) -> None: ...
 
-    # The processes know `hold` without on_dead: the catalogue has it from elsewhere, as from another worker of the program.
+    # The processes declare `hold` without on_dead; the catalogue has one, as if from another worker of the program.
     db.execute(
         "insert into tallybook.task (name, app, on_dead_task, on_dead_queue, definition, registered_at)"
         " values ('hold', 'shop', 'mail_admin', 'mail', '{}', now())"
@@ -174,7 +174,7 @@ def test_a_worker_that_dies_with_its_job_tells_the_admin(dsn: str, db: Any) -> N
             worker.signal(signal.SIGKILL)
             worker.ends()
         assert enqueued(db) == []
-        workers.start()  # finds the dead one
+        workers.start()  # finds the dead worker
         wait_until(lambda: enqueued(db), "the admin is told")
     ((queue, args),) = enqueued(db)
     error = args.pop("error")
@@ -183,7 +183,7 @@ def test_a_worker_that_dies_with_its_job_tells_the_admin(dsn: str, db: Any) -> N
 
 
 def declared(**options: Any) -> App:
-    """An app with a good notifier, some bad ones and a task with these options."""
+    """Return an app with a good notifier, some bad ones and a task with these options."""
     shop = App("shop")
 
     @shop.task
@@ -219,7 +219,7 @@ def declared(**options: Any) -> App:
 
 @pytest.mark.parametrize("name", ["good", "with_context"])
 def test_what_on_dead_may_name(name: str) -> None:
-    """S1-25: a task of the app with exactly the five args, with or without a Context."""
+    """S1-25: it may be a task of the app with exactly the five args, with or without a Context."""
     declared(on_dead=name)._check_tasks()
 
 
@@ -239,7 +239,7 @@ def test_what_on_dead_may_name(name: str) -> None:
     ],
 )
 def test_what_on_dead_may_not_name(name: str, said: str, dsn: str) -> None:
-    """S1-25: a worker does not start with a notifier that could not be called; the error says how to write it."""
+    """S1-25: a worker does not start with a notifier that cannot be called; the error gives the reason."""
     with pytest.raises(ConfigError, match=said) as caught:
         drain(declared(on_dead=name), dsn=dsn)
     assert caught.value.option == "on_dead of task 'mine'"
@@ -247,6 +247,6 @@ def test_what_on_dead_may_not_name(name: str, said: str, dsn: str) -> None:
 
 @pytest.mark.parametrize("wrong", [42, "", "a\nb", fetch_price, fetch_price.with_(priority=1), print])
 def test_what_is_no_task_is_told_where_it_is_declared(wrong: Any) -> None:
-    """on_dead is a task of the same app or a name; anything else is an error at its declaration."""
+    """on_dead is a task of the same app or a name; anything else is an error at the declaration."""
     with pytest.raises(ConfigError, match="on_dead"):
         declared(on_dead=wrong)

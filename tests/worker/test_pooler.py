@@ -35,14 +35,14 @@ select count(*) from pg_locks where locktype = 'advisory' and classid in (141356
 
 @pytest.fixture(params=["transaction"])
 def pooled(request: pytest.FixtureRequest, dsn: str) -> Iterator[str]:
-    """The test's database through a PgBouncer with few sessions, so that they are shared; "rotating": each in turn."""
+    """The test's database through a PgBouncer with few, shared sessions; "rotating" takes them in turn."""
     rotate = request.param == "rotating"
     with Pooler(dsn, mode="transaction" if rotate else request.param, pool_size=4, rotate=rotate) as pooler:
         yield pooler.dsn(str(conninfo_to_dict(dsn)["dbname"]))
 
 
 def test_a_pooler_is_noticed(dsn: str, pooled: str) -> None:
-    """F40: what answers is another process than the one that the connection was opened with; without a pooler it is not."""
+    """F40: through a pooler, another process answers than the one that was connected to; directly, the same."""
     with psycopg.connect(dsn) as direct, psycopg.connect(pooled) as through:
         assert (is_behind_pooler(direct), is_behind_pooler(through)) == (False, True)
     assert (shares_sessions(dsn), shares_sessions(pooled)) == (False, True)
@@ -50,7 +50,7 @@ def test_a_pooler_is_noticed(dsn: str, pooled: str) -> None:
 
 @pytest.mark.parametrize("pooled", ["session"], indirect=True)
 def test_a_pooler_in_session_mode_shares_nothing(pooled: str) -> None:
-    """F40: one session for each connection is as good as none between, for who is given it as the direct DSN."""
+    """F40: a pooler with one session per connection shares none, so its DSN can be the direct DSN."""
     with psycopg.connect(pooled) as through:
         assert is_behind_pooler(through)
     assert not shares_sessions(pooled)
@@ -59,7 +59,7 @@ def test_a_pooler_in_session_mode_shares_nothing(pooled: str) -> None:
 async def test_a_worker_through_a_pooler(
     app: App, note: Any, dsn: str, pooled: str, db: Any, jobs: Jobs, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """F40 P10: with no option at all a worker runs through it: no session's lock, no LISTEN, no setting; one line says so."""
+    """F40 P10: a worker runs through it with no option: no session lock, no LISTEN, no setting; one line reports it."""
     caplog.set_level(logging.INFO, "tallybook.worker")
     app.dsn = pooled
     async with working(app, pooled, lease=timedelta(seconds=30)) as worker:
@@ -82,10 +82,10 @@ async def test_a_worker_through_a_pooler(
 async def test_taken_for_a_session_a_pooler_breaks_the_worker(
     app: App, note: Any, pooled: str, db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F40, negative control: statements prepared by name, as without a pooler, meet sessions that do not know them.
+    """F40, negative control: statements prepared by name, as without a pooler, reach sessions that do not know them.
 
-    A PgBouncer that is little used would give the worker the same session again and again: this one takes them in turn,
-    and there are several from the start.
+    A PgBouncer with little load would give the worker the same session every time: this one has several, and takes them
+    in turn.
     """
     original = Claimer._prepare
 
@@ -112,7 +112,7 @@ async def test_taken_for_a_session_a_pooler_breaks_the_worker(
 async def test_a_direct_dsn_gives_the_worker_its_session(
     app: App, note: Any, dsn: str, pooled: str, db: Any, jobs: Jobs
 ) -> None:
-    """F40: with a way past the pooler the worker is woken and holds its session; all other statements go through it."""
+    """F40: with a direct DSN the worker is woken and holds its session; all other statements use the pooler."""
     sleepy = {"poll": timedelta(seconds=60), "direct_dsn": dsn}
     async with working(app, pooled, **sleepy) as worker:
         for _ in range(3):
@@ -126,7 +126,7 @@ async def test_a_direct_dsn_gives_the_worker_its_session(
 async def test_a_direct_dsn_that_is_none(
     app: App, note: Any, pooled: str, db: Any, jobs: Jobs, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """F40: a direct DSN that leads through the pooler, too, is told and not used for a session."""
+    """F40: a direct DSN that also leads through the pooler is logged and not used for a session."""
     async with working(app, pooled, direct_dsn=pooled) as worker:
         await jobs.ends(note.enqueue_sync(db))
         assert worker.sleeper is None
@@ -134,7 +134,7 @@ async def test_a_direct_dsn_that_is_none(
 
 
 async def test_a_direct_dsn_of_another_database(app: App, pooled: str, dsn: str, server: Any) -> None:
-    """A direct DSN of another database would put the worker on record there: refused at the start."""
+    """A direct DSN of another database, where the worker would be registered, is refused at the start."""
     with pytest.raises(ConfigError, match="another database"):
         async with working(app, pooled, direct_dsn=server.dsn("postgres")) as worker:
             await eventually(
@@ -144,9 +144,9 @@ async def test_a_direct_dsn_of_another_database(app: App, pooled: str, dsn: str,
 
 @pytest.mark.slow
 def test_a_killed_worker_behind_a_pooler_is_rescued_by_its_lease(dsn: str, db: Any, pooled: str) -> None:
-    """F1 F40 P6: no session shows that it is gone: its job runs again within its lease and 5 s.
+    """F1 F40 P6: no session shows the death of a worker: its job runs again within its lease and 5 s.
 
-    The others look every 4 s at the latest: the second that is left is for a busy machine to start the job in.
+    The others look every 4 s at the latest; the remaining second is for a busy machine to start the job.
     """
     times = {"lease": 6.0, "heartbeat": 2.0, "rescue_look": 4.0}
     with Workers(pooled, db) as workers:
@@ -162,7 +162,7 @@ def test_a_killed_worker_behind_a_pooler_is_rescued_by_its_lease(dsn: str, db: A
 
 
 def test_the_wake_probe_leaves_no_lock_behind(dsn: str, pooled: str, db: Any) -> None:
-    """F40: the probe for sleepers takes a session's lock and lets it go in one expression, by whatever end of it."""
+    """F40: the probe for sleepers locks and unlocks in one expression, so no end of a transaction leaves its lock."""
     with psycopg.connect(dsn, autocommit=True) as sleeping:
         sleeping.execute("select tallybook.listen_begin(array['default'])")
         with psycopg.connect(pooled, prepare_threshold=None) as producer:
@@ -185,7 +185,7 @@ def test_the_wake_probe_leaves_no_lock_behind(dsn: str, pooled: str, db: Any) ->
 
 
 async def test_an_apps_pool_behind_a_pooler_prepares_nothing(app: App, note: Any, pooled: str, db: Any) -> None:
-    """F40: the pool of app.open() notices the pooler, too: many enqueues side by side, none fails."""
+    """F40: the pool of app.open() notices the pooler, too: of many concurrent enqueues none fails."""
     import asyncio
 
     async with app.open(dsn=pooled, max_size=8):
@@ -196,7 +196,7 @@ async def test_an_apps_pool_behind_a_pooler_prepares_nothing(app: App, note: Any
 async def test_what_a_role_sets_is_told_behind_a_pooler(
     app: App, note: Any, pooled: str, db: Any, jobs: Jobs, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """F20 F40: a time-out of the role cannot be set aside there: the worker says which, and what to do."""
+    """F20 F40: a time-out set for a role or database cannot be overridden there: the worker logs it."""
     (name,) = db.execute("select current_database()").fetchone()
     db.execute(f"alter database {name} set statement_timeout = '20s'")
     async with working(app, pooled):

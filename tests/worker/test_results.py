@@ -1,4 +1,4 @@
-"""What a job leaves behind while it runs and when it has ended: results, progress, checkpoints."""
+"""Results, progress and checkpoints of jobs, while they run and when they have ended."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def app(dsn: str) -> App:
 
 @pytest.mark.servers
 async def test_a_result_is_kept_and_comes_back_as_annotated(app: App, dsn: str, db: Any) -> None:
-    """S4-17: complete stores what the handler returned; app.result gives it back with the type of its annotation."""
+    """S4-17: complete stores the handler's return value; app.result returns it with the annotated type."""
 
     @app.task
     async def quote(symbol: str) -> Price:
@@ -52,7 +52,7 @@ async def test_a_result_is_kept_and_comes_back_as_annotated(app: App, dsn: str, 
 
 
 async def test_whoever_waits_gets_the_result_when_the_job_has_ended(app: App, dsn: str, db: Any) -> None:
-    """S4-17: app.result waits for a job that has not ended, without a connection that is held in between."""
+    """S4-17: app.result waits for a job that has not ended, and returns its result."""
 
     @app.task
     async def add(a: int, b: int) -> int:
@@ -66,7 +66,7 @@ async def test_whoever_waits_gets_the_result_when_the_job_has_ended(app: App, ds
 
 
 async def test_who_waits_is_told_why_there_is_no_result(app: App, dsn: str, db: Any) -> None:
-    """S4-17: not committed, not ended in time, dead, cancelled, not storable: each has an error of its own."""
+    """S4-17: not committed, not ended in time, dead, cancelled, not storable: app.result has an error for each."""
 
     @app.task(max_attempts=1)
     async def ends(how: str) -> Any:
@@ -93,7 +93,7 @@ async def test_who_waits_is_told_why_there_is_no_result(app: App, dsn: str, db: 
         await app.result(jobs["dead"])
     with pytest.raises(JobCancelled, match="not needed"):
         await app.result(jobs["cancel"])
-    for how in ("large", "strange"):  # its work is done: it completed, and is not run again for its result
+    for how in ("large", "strange"):  # its work is done: it completes, and does not run again for its result
         with pytest.raises(ResultMissing, match="its result was not kept"):
             await app.result(jobs[how])
         assert (await app.get(jobs[how])).state == "completed"
@@ -109,7 +109,7 @@ async def test_who_waits_is_told_why_there_is_no_result(app: App, dsn: str, db: 
 
 
 async def test_progress_is_on_view_and_a_checkpoint_survives_a_retry(app: App, dsn: str, db: Any) -> None:
-    """S4-13: a handler says how far it is; what it kept before it failed is where its next attempt goes on."""
+    """S4-13: a handler reports its progress; the next attempt continues from the checkpoint before the failure."""
     began: list[int] = []
 
     @app.task(retry=Constant(timedelta(0)))
@@ -131,7 +131,7 @@ async def test_progress_is_on_view_and_a_checkpoint_survives_a_retry(app: App, d
 
 
 async def test_a_plain_handler_says_the_same_from_its_thread(app: App, dsn: str, db: Any) -> None:
-    """S4-13: the forms with _sync are for threads; an async handler that uses one is told."""
+    """S4-13: the _sync forms are for threads; an async handler that uses one gets an error."""
     told: list[BaseException] = []
 
     @app.task
@@ -155,11 +155,11 @@ async def test_a_plain_handler_says_the_same_from_its_thread(app: App, dsn: str,
 
 
 async def test_who_lost_its_attempt_cannot_write_progress(app: App, dsn: str, db: Any) -> None:
-    """P5 F8: progress and checkpoints of an attempt that was given to another are refused."""
+    """P5 F8: progress and checkpoints of a lost attempt are refused."""
     lost: list[str] = []
 
     def given_to_another() -> bool:
-        with db.transaction():  # or a beat comes between the two looks
+        with db.transaction():  # so that no heartbeat comes between
             db.execute("select tallybook.rescue(at => now() + interval '1 hour')")
             db.execute("select tallybook.rescue(at => now() + interval '2 hours')")
         row = db.execute("select count(*) from tallybook.outcome where state = 'lost'").fetchone()

@@ -1,4 +1,4 @@
-"""Retries: what comes after a failure and when, through a real worker or drain on a real PostgreSQL."""
+"""Retries: what follows a failure and when, with a real worker or drain on a real PostgreSQL."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ HOUR = timedelta(hours=1)
 
 
 def waits(info: Any) -> timedelta:
-    """From the end of the last attempt to the beginning of the next one."""
+    """Return the time from the end of the last attempt to the start of the next one."""
     return info.run_at - datetime.fromisoformat(info.errors[-1]["at"])
 
 
 async def test_five_ten_twenty_forty_eighty_minutes(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """S4-11 S4-12: waits of 5, 10, 20, 40, 80 min, not a minute less, 5, 15, 35, 75, 155 in total; the sixth failure is dead."""
+    """S4-11 S4-12: delays of 5, 10, 20, 40, 80 min, none shorter, 5, 15, 35, 75, 155 in total; failure 6 is final."""
     runs: list[int] = []
 
     @app.task(retry=Exponential(5 * MINUTE), max_attempts=6)
@@ -54,7 +54,7 @@ async def test_five_ten_twenty_forty_eighty_minutes(app: App, dsn: str, db: Any,
 
 
 async def test_the_third_failure_is_final(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """S1-24: a failure is counted and goes back in line; the third is final, and the row and its error text are kept."""
+    """S1-24: a failed job is counted and runs again; the third failure is final, and its row and error are kept."""
 
     @app.task(retry=Constant(MINUTE), max_attempts=3)
     def import_row(row: int) -> None:
@@ -74,7 +74,7 @@ async def test_the_third_failure_is_final(app: App, dsn: str, db: Any, jobs: Job
 
 
 async def test_tasks_share_a_named_policy(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """S2-07: tasks that name one policy wait alike, whichever is declared first; it may be a function."""
+    """S2-07: tasks that name one policy have the same delays, whichever is declared first; it may be a function."""
 
     @app.task(retry="standard")
     async def early() -> None:
@@ -98,7 +98,7 @@ async def test_tasks_share_a_named_policy(app: App, dsn: str, db: Any, jobs: Job
 
 
 async def test_a_policy_that_is_not_declared_stops_the_worker_at_its_start(app: App, dsn: str, db: Any) -> None:
-    """S2-07: a name that nobody has declared is a ConfigError with the near names, before any job is claimed."""
+    """S2-07: an undeclared name is a ConfigError with similar names, before any job is claimed."""
     app.retry_policy("standard", Exponential())
     app.retry_policy("patient", Exponential(HOUR))
 
@@ -120,7 +120,7 @@ async def test_a_policy_that_is_not_declared_stops_the_worker_at_its_start(app: 
 
 
 def test_wrong_declarations_of_policies(app: App) -> None:
-    """S2-07: a name that is taken, an empty one and what is no policy are refused when they are declared."""
+    """S2-07: a duplicate name, an empty one and a value that is no policy are refused at the declaration."""
     app.retry_policy("standard", Exponential())
     wrong: list[tuple[str, Any]] = [("standard", Exponential()), ("", Exponential()), ("x", "standard"), ("x", MINUTE)]
     for name, policy in wrong:
@@ -140,7 +140,7 @@ def test_wrong_declarations_of_policies(app: App) -> None:
 
 
 async def test_a_function_decides(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """S2-07: a function of (failures, error) says how long to wait, and by None that the job is dead, attempts left or not."""
+    """S2-07: a function of (failures, error) returns the delay, or None to make the job dead, with attempts left."""
     heard: list[tuple[int, str]] = []
 
     def by_kind(failures: int, error: BaseException) -> timedelta | None:
@@ -163,7 +163,7 @@ async def test_a_function_decides(app: App, dsn: str, db: Any, jobs: Jobs) -> No
 
 
 async def test_a_call_chooses_its_policy(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """S2-07: one job has another policy than its task, a value or a name, put in alone, in a batch, keyed or by SQL."""
+    """S2-07: a job can have another policy than its task, a value or a name: alone, in a batch, keyed or by SQL."""
 
     def app_at(app: App, dsn: str) -> App:
         app.dsn = dsn
@@ -196,7 +196,7 @@ async def test_a_call_chooses_its_policy(app: App, dsn: str, db: Any, jobs: Jobs
 
 
 async def test_the_choice_of_a_call_holds_for_all_its_attempts(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """S2-07: the policy that a job asked for is its own after failures, a snooze, a lost worker, and a person's retry."""
+    """S2-07: a job's own policy holds after failures, a snooze, a lost worker and a user's retry."""
 
     @app.task(retry=Constant(MINUTE), max_attempts=5)
     async def send(ctx: Context) -> Any:
@@ -233,7 +233,7 @@ async def test_the_choice_of_a_call_holds_for_all_its_attempts(app: App, dsn: st
 
 
 async def test_a_call_cannot_choose_what_nobody_has_declared(app: App, db: Any) -> None:
-    """S2-07: a name that is not declared, and code, are refused before anything is sent, with a hint."""
+    """S2-07: an undeclared name, and a function, are refused before anything is sent, with a hint."""
     app.retry_policy("patient", Constant(HOUR))
 
     @app.task
@@ -255,7 +255,7 @@ async def test_a_call_cannot_choose_what_nobody_has_declared(app: App, db: Any) 
     ['"patent"', "5", "[]", '{"constant": {"every": 5}}', '{"linear": {}}', '{"exponential": {"factor": 0.5}}', '""'],
 )
 async def test_a_policy_that_is_none_is_not_used_and_said(app: App, dsn: str, db: Any, jobs: Jobs, retry: str) -> None:
-    """S2-07: where SQL has put in a policy that is none, the task's own holds, and the failure says so."""
+    """S2-07: if SQL enqueues an invalid policy, the task's own holds, and the failure notes it."""
     app.retry_policy("patient", Constant(HOUR))
 
     @app.task(retry=Constant(MINUTE))
@@ -271,7 +271,7 @@ async def test_a_policy_that_is_none_is_not_used_and_said(app: App, dsn: str, db
 
 @pytest.mark.parametrize("retry", ["9" * 5000, "[" * 3000 + "]" * 3000], ids=["5000 digits", "3000 levels"])
 async def test_no_options_can_stop_the_worker(app: App, dsn: str, db: Any, retry: str) -> None:
-    """S5-09: options that PostgreSQL takes and Python cannot read stop no claim: the job runs as its task says."""
+    """S5-09: options that PostgreSQL accepts and Python cannot read stop no claim: the task's policy holds."""
 
     @app.task(retry=Constant(MINUTE))
     async def send() -> None:
@@ -285,7 +285,7 @@ async def test_no_options_can_stop_the_worker(app: App, dsn: str, db: Any, retry
 
 
 class Rejected(Exception):
-    """As a library marks it."""
+    """An exception marked by a library."""
 
     no_retry = True
 
@@ -308,7 +308,7 @@ def _group(*errors: Exception) -> Exception:
 async def test_what_must_not_be_retried_is_dead(
     app: App, dsn: str, db: Any, jobs: Jobs, make: Callable[[], Exception], state: str
 ) -> None:
-    """S2-07: an exception of no_retry, or one that is marked, makes its job dead at its first failure; others go on."""
+    """S2-07: an exception in no_retry, or a marked one, makes its job dead at its first failure; others retry."""
 
     @app.task(retry=Constant(HOUR), no_retry=(ValueError, LookupError))
     async def send() -> None:
@@ -341,7 +341,7 @@ class TooManyRequests(Exception):
 async def test_retry_after_is_honoured(
     app: App, dsn: str, db: Any, jobs: Jobs, policy: Any, said: str, wait: timedelta
 ) -> None:
-    """S2-07: the next attempt is not before what the server said, at most a day, and not before the policy's delay."""
+    """S2-07: the delay is the server's Retry-After, at most a day, or the policy's delay if that is longer."""
 
     @app.task(retry=policy)
     async def fetch() -> None:
@@ -353,7 +353,7 @@ async def test_retry_after_is_honoured(
 
 
 async def test_retry_after_gives_no_further_attempt(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """S4-12: what a server says about later does not help a job that has no attempt left, or must not be retried."""
+    """S4-12: Retry-After gives no attempt to a job that has none left, or that must not be retried."""
 
     @app.task(max_attempts=1)
     async def last() -> None:
@@ -369,7 +369,7 @@ async def test_retry_after_gives_no_further_attempt(app: App, dsn: str, db: Any,
 
 
 async def test_failing_jobs_do_not_block_the_head_of_the_line(app: App, dsn: str, db: Any) -> None:
-    """S5-07: jobs that fail again and again, at once and first in line, hold up nobody: each goes behind what is there."""
+    """S5-07: jobs that keep failing at once, first in the lane, delay no others: each retry goes behind them."""
     ran: list[str] = []
 
     @app.task(retry=Constant(timedelta(0)), max_attempts=1000)

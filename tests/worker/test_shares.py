@@ -1,4 +1,4 @@
-"""The slots of one process among the workers of its nodes: none is given twice, none lies idle, and nobody starves."""
+"""The slots of one process, shared by its nodes' workers: none is given twice, none is idle, and no node starves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Q = "default"
 
 
 def _jobs(book: SharedBook, count: int, queue: str = Q) -> list[Running]:
-    """Claim so many jobs: what the claimer does with an answer."""
+    """Claim this many jobs, as the claimer does with an answer."""
     lease = Lease("l", random.randrange(1 << 60), queue)
     book.opened(lease, count)
     found = []
@@ -29,7 +29,7 @@ def _jobs(book: SharedBook, count: int, queue: str = Q) -> list[Running]:
 
 
 def _claim(book: SharedBook, there: int = 1 << 30) -> list[Running]:
-    """One claim, with so many jobs in line, answered at once."""
+    """Make one claim, answered at once, with this many jobs available."""
     most = book.room(Q)
     asked = book.asks({Q: most})
     asked.over()
@@ -37,7 +37,7 @@ def _claim(book: SharedBook, there: int = 1 << 30) -> list[Running]:
 
 
 async def test_one_node_with_work_gets_all_slots() -> None:
-    """A node whose work has no end has all slots after its second claim, while the other nodes have nothing to do."""
+    """A node with endless work has all slots after its second claim, while the other nodes have nothing to do."""
     shares = Shares({Q: 10})
     busy, *_ = [shares.book() for _ in range(3)]
     first = _claim(busy)
@@ -47,7 +47,7 @@ async def test_one_node_with_work_gets_all_slots() -> None:
 
 
 async def test_a_waiting_node_gets_its_share() -> None:
-    """Jobs that end make room for a node that waits until it has its share; then both get what they free."""
+    """Freed slots go to a waiting node until it has its share; then each node reuses what it frees."""
     shares = Shares({Q: 10})
     busy, other = shares.book(), shares.book()
     running = _claim(busy) + _claim(busy)
@@ -67,7 +67,7 @@ async def test_a_waiting_node_gets_its_share() -> None:
 @pytest.mark.parametrize("slots", [1, 2, 3, 10, 64])
 @pytest.mark.parametrize("nodes", [2, 3, 8])
 async def test_endless_work_on_all_nodes_starves_none(slots: int, nodes: int) -> None:
-    """Of long jobs on all nodes each node starts about as many as the others, with fewer slots than nodes as well."""
+    """With endless long jobs, each node starts about as many as the others, even with fewer slots than nodes."""
     rng = random.Random(slots * nodes)
     shares = Shares({Q: slots})
     books = [shares.book() for _ in range(nodes)]
@@ -91,7 +91,7 @@ async def test_endless_work_on_all_nodes_starves_none(slots: int, nodes: int) ->
 
 
 async def test_a_claim_without_an_answer_keeps_its_slots_for_a_moment_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slots of a claim to a server that has stopped are free after a moment, and nothing is kept for that node."""
+    """The slots of a claim to a stopped server are free after a moment, and nothing is kept for its node."""
     monkeypatch.setattr(_shares, "PATIENCE", 0.01)
     shares = Shares({Q: 4})
     stopped, other = shares.book(), shares.book()
@@ -109,7 +109,7 @@ async def test_a_claim_without_an_answer_keeps_its_slots_for_a_moment_only(monke
 
 
 async def test_what_comes_late_starts_where_it_still_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the jobs of a late answer those start for which there are slots; the others are given back."""
+    """Jobs of a late answer start if there are slots for them; the others are given back."""
     monkeypatch.setattr(_shares, "PATIENCE", 0.0)
     shares = Shares({Q: 4})
     slow, other = shares.book(), shares.book()
@@ -126,7 +126,7 @@ async def test_what_comes_late_starts_where_it_still_fits(monkeypatch: pytest.Mo
 
 
 async def test_what_waits_for_a_silent_server_holds_no_slot() -> None:
-    """Jobs that were claimed and wait for an answer to start leave their slots to others; later they start where they still fit."""
+    """Claimed jobs that wait for a silent server lend their slots; later they start if they still fit."""
     shares = Shares({Q: 4})
     silent, other = shares.book(), shares.book()
     silent.hungry.add(Q)
@@ -153,7 +153,7 @@ async def test_what_waits_for_a_silent_server_holds_no_slot() -> None:
 
 
 async def test_a_sleeping_claimer_hears_of_a_slot_that_it_had_not() -> None:
-    """A claimer that asked for one queue while another was full is woken when a slot of that is free, whosever it was."""
+    """A claimer that found one queue full and claimed for another is woken when any node frees a slot of the first."""
     shares = Shares({Q: 1, "mail": 1})
     first, second = shares.book(), shares.book()
     woken: list[str] = []
@@ -166,7 +166,7 @@ async def test_a_sleeping_claimer_hears_of_a_slot_that_it_had_not() -> None:
 
 
 async def test_what_a_worker_leaves_behind_is_free() -> None:
-    """The slots of a worker that has ended are free for the other nodes."""
+    """The slots of an ended worker are free for the other nodes."""
     shares = Shares({Q: 3})
     gone, other = shares.book(), shares.book()
     gone.hungry.add(Q)
@@ -176,7 +176,7 @@ async def test_what_a_worker_leaves_behind_is_free() -> None:
 
 
 async def test_one_suspect_runs_in_a_process() -> None:
-    """A job that has to run alone does not start while another node's does."""
+    """A suspect does not start while another node's suspect runs."""
     shares = Shares({Q: 3})
     first, second = shares.book(), shares.book()
     assert first.take_turn() and not second.take_turn() and first.take_turn()
@@ -188,7 +188,7 @@ async def test_one_suspect_runs_in_a_process() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 async def test_no_slot_is_given_twice_and_none_is_lost(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever claims, answers, late answers and ends come in which order: the count is right, and somebody can go on."""
+    """In any order of claims, answers, late answers and ends, the count is right, and some node can continue."""
     rng = random.Random(seed)
     monkeypatch.setattr(_shares, "PATIENCE", 1000.0)
     slots = {Q: rng.randrange(1, 6), "mail": rng.randrange(1, 6)}

@@ -18,7 +18,7 @@ PAUSE = 0.2
 
 @pytest.mark.parametrize("pause", [PAUSE, 0.0], ids=["", "control"])
 async def test_a_slot_rests_between_two_jobs(app: App, dsn: str, db: Any, pause: float) -> None:
-    """S3-40: a delay between two documents: each of two slots starts the next one that much later."""
+    """S3-40: a delay between two documents: each of two slots starts its next job that much later."""
     began = list[float]()
 
     @app.task
@@ -41,7 +41,7 @@ async def test_a_stop_does_not_wait_for_a_pause(app: App, dsn: str, note: Any, d
 
 
 async def test_a_slot_that_rests_is_given_back_once() -> None:
-    """S3-40: the worker of a node that ends while a slot rests gives it back; the end of the pause does not do so again."""
+    """S3-40: a node's worker that ends while a slot rests gives the slot back; the pause's end does not repeat this."""
     shares = Shares({"default": 2})
     book = shares.book()
     job = Running.__new__(Running)

@@ -1,4 +1,4 @@
-"""A worker's metrics and probes over HTTP: what they say, and that nobody who talks to them disturbs it."""
+"""A worker's metrics and probes over HTTP: what they return, and that no client disturbs the worker."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def ask(port: int, path: str, method: str = "GET") -> tuple[int, str]:
-    """Status and text of one request."""
+    """Return status and text of one request."""
     conn = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     try:
         conn.request(method, path)
@@ -45,7 +45,7 @@ def ask(port: int, path: str, method: str = "GET") -> tuple[int, str]:
 
 
 def parsed(text: str) -> Samples:
-    """The samples, as Prometheus' own client reads them; no two of the same name and labels."""
+    """Return the samples as Prometheus' own client reads them; no two have the same name and labels."""
     found: Samples = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -70,7 +70,7 @@ async def page(worker: Worker, path: str, method: str = "GET") -> tuple[int, str
 
 
 async def until(worker: Worker, path: str, status: int, says: str = "") -> str:
-    """Ask until this is the answer; its text."""
+    """Ask until this is the answer; return its text."""
     for _ in range(2000):
         found = await page(worker, path)
         if found[0] == status and says in found[1]:
@@ -81,14 +81,14 @@ async def until(worker: Worker, path: str, status: int, says: str = "") -> str:
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Each scrape asks the database."""
+    """Have each scrape query the database."""
     monkeypatch.setattr(_numbers, "FRESH", 0.0)
     yield
 
 
 @pytest.mark.servers
 async def test_metrics_are_what_has_happened(app: App, dsn: str, db: Any, jobs: Jobs, fresh: None) -> None:
-    """S2-09: a scrape parses, and counts what has completed, failed and died, and what waits; each metric is documented."""
+    """S2-09: a scrape parses, has every metric, and counts completed, failed, dead and available jobs."""
 
     @app.task
     async def good() -> None:
@@ -103,13 +103,13 @@ async def test_metrics_are_what_has_happened(app: App, dsn: str, db: Any, jobs: 
     async with working(app, dsn, "default=3", metrics_port=0, **SLEEPY) as worker:
         await jobs.ends(*put)
         await eventually(lambda: not worker.book.running, "it is idle")
-        await worker.finisher.drained()  # and has counted all that it has ended
+        await worker.finisher.drained()  # and all its ends are counted
         status, text = await page(worker, "/metrics")
         found = parsed(text)
         ended = {end: n for end, n in worker.finisher.counts.items() if n}
     assert status == 200
     named = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
-    assert named == METRICS.keys() - {"tallybook_standby_lag_seconds"}  # the dashboard's
+    assert named == METRICS.keys() - {"tallybook_standby_lag_seconds"}  # only the dashboard's
     assert value(found, "tallybook_up") == 1
     assert value(found, "tallybook_worker_ready") == 1
     assert value(found, "tallybook_worker_info", name=worker.settings.name, version=__version__) == 1
@@ -131,7 +131,7 @@ async def test_metrics_are_what_has_happened(app: App, dsn: str, db: Any, jobs: 
 
 
 async def test_nothing_listens_unless_asked(app: App, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Off by default: no socket, no thread. With a port there is one of each, on loopback, until the worker has stopped."""
+    """By default no socket and no thread; with a port one of each, on loopback, until the worker has stopped."""
     made: list[Any] = []
     create = socket.create_server
     monkeypatch.setattr(socket, "create_server", lambda *args, **kw: made.append(args[0]) or create(*args, **kw))
@@ -151,7 +151,7 @@ async def test_nothing_listens_unless_asked(app: App, dsn: str, monkeypatch: pyt
 
 
 async def test_ready_only_from_registration_to_stop(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """/readyz: 503 with the reason before the worker is on record and while it stops; /healthz is 200 all the time."""
+    """/readyz is 503 with the reason before the worker is registered and while it stops; /healthz is always 200."""
     opening, running, ending = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     @app.lifespan
@@ -180,7 +180,7 @@ async def test_ready_only_from_registration_to_stop(app: App, dsn: str, db: Any,
 
 
 async def test_a_database_that_is_not_there(app: App) -> None:
-    """Before the server can be reached: alive, not ready, tallybook_up 0 and the process's own numbers, no error."""
+    """Before the server can be reached, a scrape works: alive, not ready, tallybook_up 0, the process's own numbers."""
     worker = Worker(app, "host=127.0.0.1 port=1", WorkerSettings(metrics_port=0, **QUICK))
     life = asyncio.create_task(worker.run())
     try:
@@ -200,7 +200,7 @@ async def test_a_database_that_is_not_there(app: App) -> None:
 
 @pytest.mark.direct("a pooler keeps connections to the database that is closed to others")
 async def test_a_database_that_goes_and_comes_back(app: App, dsn: str, db: Any, fresh: None) -> None:
-    """The database goes away from a running worker: up 0 and not ready; when it is back both come back by themselves."""
+    """When the database goes away, a running worker has up 0 and is not ready; both recover by themselves."""
     allow = "update pg_database set datallowconn = %s where datname = current_database()"
     async with working(app, dsn, metrics_port=0, poll=timedelta(seconds=0.05)) as worker:
         await until(worker, "/metrics", 200, "tallybook_up 1\n")
@@ -219,7 +219,7 @@ async def test_a_database_that_goes_and_comes_back(app: App, dsn: str, db: Any, 
 
 @pytest.mark.direct("logs in as users of its own")
 async def test_the_role_of_a_worker_may_ask(app: App, empty_dsn: str) -> None:
-    """With the rights of a worker and no others the database's numbers come; with those of a producer they are refused."""
+    """The rights of a worker are enough for the database's numbers; those of a producer are not."""
     with house(empty_dsn) as at:
         at.give()
         at.db.execute("select tallybook.enqueue('mail', 'hello')")
@@ -234,7 +234,7 @@ async def test_the_role_of_a_worker_may_ask(app: App, empty_dsn: str) -> None:
 
 
 async def test_the_database_is_asked_once_for_many_scrapes(app: App, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any number of scrapes within the time of one answer cost the database one question; without that time, one each."""
+    """All scrapes within the lifetime of one answer cost one query; without a lifetime, one each."""
     monkeypatch.setattr(_numbers, "FRESH", 3600.0)
     async with working(app, dsn, metrics_port=0) as worker:
         assert worker.telemetry is not None
@@ -253,7 +253,7 @@ async def test_the_database_is_asked_once_for_many_scrapes(app: App, dsn: str, m
 async def test_a_blocked_loop_is_not_alive(
     app: App, dsn: str, db: Any, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A handler that blocks the event loop: /healthz answers all the same, 503 with for how long, until it goes on."""
+    """While a handler blocks the event loop, /healthz still answers: 503 with the duration; later 200."""
     monkeypatch.setattr(telemetry, "BLOCKED", 0.1)
     blocking, release, answers = threading.Event(), threading.Event(), []
 
@@ -289,16 +289,16 @@ async def test_a_blocked_loop_is_not_alive(
 async def test_hostile_requests_do_not_disturb(
     app: App, dsn: str, db: Any, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bad methods, bodies, long headers, slow clients and a hundred connections: clear answers, and jobs run meanwhile."""
+    """Bad methods, bodies, long headers, slow clients, a hundred connections: clear answers, and jobs still run."""
 
     def say(port: int, words: bytes) -> bytes:
-        """What comes back for these bytes, to the end of the connection."""
+        """Send these bytes; return the answer, to the end of the connection."""
         with socket.create_connection(("127.0.0.1", port), timeout=20) as conn:
             conn.sendall(words)
             return b"".join(iter(lambda: conn.recv(65_536), b""))
 
     def _refused(crowd: list[socket.socket]) -> int:
-        """How many have an answer already; 0 until all that are too many have one."""
+        """Return how many are refused; 0 until all beyond the limit are."""
         found = 0
         for conn in crowd:
             conn.setblocking(False)
@@ -334,7 +334,7 @@ async def test_hostile_requests_do_not_disturb(
             monkeypatch.setattr(telemetry, "_READ", 0.1 if status == 408 else 3600.0)
             answer = await asyncio.to_thread(say, port, words)
             assert answer.startswith(b"HTTP/1.1 %d " % status), (what, answer[:200])
-        monkeypatch.setattr(telemetry, "_READ", 3600.0)  # whoever is slow stays
+        monkeypatch.setattr(telemetry, "_READ", 3600.0)  # slow clients stay connected
         crowd = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(100)]
         try:
             for conn in crowd[:50]:
@@ -353,7 +353,7 @@ async def test_hostile_requests_do_not_disturb(
 
 
 async def test_hostile_names_are_escaped(app: App, dsn: str, db: Any, fresh: None) -> None:
-    """Quotes, braces and backslashes in names of queues and tasks come back as they are; no line is forged."""
+    """Quotes, braces and backslashes in names of queues and tasks are unchanged when parsed, and forge no line."""
     queue, task = 'a"b\\c{x="1"} 5', 'tallybook_up 7 \\n \\"\\'
     db.execute("select tallybook.enqueue(%s, %s)", (queue, task))
     async with working(app, dsn, metrics_port=0, **SLEEPY) as worker:
@@ -363,7 +363,7 @@ async def test_hostile_names_are_escaped(app: App, dsn: str, db: Any, fresh: Non
 
 
 def test_newlines_forge_no_line() -> None:
-    """The database refuses names with control characters; were there one all the same, it would stay in its label."""
+    """The database refuses names with control characters; if one existed, it would stay in its label."""
     pair = ("q\ntallybook_up 7", 't\\\n"')
     numbers = Numbers({pair: (3,) * len(COLUMNS)}, {}, 0.0)
     found = parsed(_text(numbers, Shown()))
@@ -372,7 +372,7 @@ def test_newlines_forge_no_line() -> None:
 
 
 def test_the_series_are_bounded() -> None:
-    """Only so many queues and tasks have series; the others are one sum, whatever else is called like it, and none moves."""
+    """A limited number of queues and tasks have series; all others share one sum, and no series moves."""
 
     def numbers(n: int, **more: int) -> Numbers:
         counts = {("q", f"t{i}"): (i,) * len(COLUMNS) for i in range(n)} | {
@@ -393,7 +393,7 @@ def test_the_series_are_bounded() -> None:
     assert value(found, "tallybook_jobs", queue="q", task="big", state="dead") == 10**9
     assert (
         value(found, "tallybook_jobs", queue="q", task="t0", state="dead") == 0
-    )  # it had series before: it keeps them
+    )  # it had series before and keeps them
     ages = [n for (name, _), n in found.items() if name == "tallybook_oldest_job_age_seconds"]
     assert len(ages) == MOST + 1 and max(ages) == 4 + 3 * MOST
     grown = parsed(_text(numbers(5 + 3 * MOST, big=10**9, bigger=10**10), shown))
@@ -410,13 +410,13 @@ def _text(numbers: Numbers, shown: Shown) -> str:
      {"metrics_port": 1, "metrics_host": " "}],
 )  # fmt: skip
 def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
-    """A port that is none, and an address without a port, are errors that name the option."""
+    """An invalid port, and an address without a port, are errors that name the option."""
     with pytest.raises(ConfigError, match="metrics_"):
         WorkerSettings(**options)
 
 
 async def test_a_port_that_is_taken(app: App, dsn: str) -> None:
-    """Another process has the port: a clear error, and no worker on record."""
+    """A port of another process is a clear error, and no worker is registered."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         worker = Worker(app, dsn, WorkerSettings(metrics_port=port))
@@ -427,7 +427,7 @@ async def test_a_port_that_is_taken(app: App, dsn: str) -> None:
 
 
 def test_the_command_line_listens_while_it_waits(tmp_path: Path) -> None:
-    """`tallybook worker --metrics-port`: a process that waits for its server is alive, not ready, and stops with code 0."""
+    """`tallybook worker --metrics-port`: while waiting for its server it is alive, not ready, and stops with code 0."""
     (tmp_path / "shop.py").write_text(
         "from tallybook import App\napp = App('shop')\n@app.task\ndef note() -> None: ...\n"
     )
@@ -443,7 +443,7 @@ def test_the_command_line_listens_while_it_waits(tmp_path: Path) -> None:
 
 
 def test_every_process_has_a_port_of_its_own() -> None:
-    """--processes: the children listen on the port and those that follow; on any free one for 0; on none without."""
+    """--processes: the children listen on the port and the following ones, on any for 0, on none without."""
     from tallybook._worker.life.supervisor import _port
 
     assert [_port(9464, number) for number in (1, 2)] == [["--metrics-port", "9464"], ["--metrics-port", "9465"]]

@@ -1,6 +1,6 @@
-"""What a worker does when the server is another one than it was: the last that it was told may not have happened there.
+"""A worker whose server was replaced by another one, which may lack the last commits.
 
-A promotion is played by the function that says the timeline; `make chaos NEMESES=failover` does it for real.
+A test replaces the function that returns the timeline; `make chaos NEMESES=failover` promotes a real standby.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ pytestmark = pytest.mark.servers
 TIMELINE = (
     "create or replace function tallybook._timeline() returns text language sql volatile as $$ select '{}'::text $$"
 )
-# Another worker of the same process would take what it gives up: nobody else rescues here.
+# No rescue here: another worker of the process would take the jobs that this one gives up.
 ALONE = {"heartbeat": timedelta(seconds=0.2), "lease": timedelta(seconds=60), "rescue_look": timedelta(seconds=60)}
 
 
 def lose_the_end_of(db: Any, job: Any) -> None:
-    """What a standby lacks: the outcome is gone, the claim is there."""
+    """Delete the outcome and keep the claim, as on a standby."""
     lost = db.execute(
         "delete from tallybook.outcome o using tallybook.entry e where e.job_id = %s"
         " and o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq",
@@ -36,7 +36,7 @@ def lose_the_end_of(db: Any, job: Any) -> None:
 
 
 async def run_and_lose(app: App, db: Any, jobs: Jobs, runs: list[int]) -> Any:
-    """A job that its worker knows to be completed, and the database does not; the watermark is past it."""
+    """Return a job that its worker has completed and the database has lost; the watermark is past it."""
 
     @app.task
     async def note(ctx: Context) -> None:
@@ -58,7 +58,7 @@ async def run_and_lose(app: App, db: Any, jobs: Jobs, runs: list[int]) -> Any:
 async def test_a_lost_end_is_found_after_a_failover(
     app: App, dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F13 P3 P10: the end of a job was lost with the old primary: its worker starts anew and the job runs again."""
+    """F13 P3 P10: if a job's end was lost with the old primary, its worker registers anew and the job runs again."""
     jobs, runs, beating, beat = Jobs(app, db), list[int](), threading.Lock(), Heartbeat._beat
 
     def one_at_a_time(self: Heartbeat) -> None:
@@ -68,7 +68,7 @@ async def test_a_lost_end_is_found_after_a_failover(
     monkeypatch.setattr(Heartbeat, "_beat", one_at_a_time)
     async with working(app, dsn, **ALONE):
         job = await run_and_lose(app, db, jobs, runs)
-        # The watermark of the standby is from before the lost end: no beat moves it on before the standby is there.
+        # The standby's watermark is older than the lost end: no heartbeat may advance it before the failover.
         with beating:
             db.execute("update tallybook.worker set open_from = 0")
             db.execute(TIMELINE.format("00000002"))
@@ -79,7 +79,7 @@ async def test_a_lost_end_is_found_after_a_failover(
 
 @pytest.mark.slow
 async def test_control_without_the_timeline_a_lost_end_is_never_found(app: App, dsn: str, db: Any) -> None:
-    """F13: negative control: a worker that does not notice says that its older claims are over, and nobody looks again."""
+    """F13: negative control: a worker that does not notice reports its older claims ended, and the job stays lost."""
     jobs, runs = Jobs(app, db), list[int]()
     async with working(app, dsn, **{**ALONE, "lease": QUICK["lease"], "rescue_look": QUICK["rescue_look"]}):
         job = await run_and_lose(app, db, jobs, runs)
@@ -87,12 +87,12 @@ async def test_control_without_the_timeline_a_lost_end_is_never_found(app: App, 
         beats = "select count(*) from tallybook.worker where seen_at > %s + interval '3 s' and open_from > 1"
         await eventually(lambda: db.execute(beats, (before,)).fetchone()[0] == 1, "it has beaten on")
         assert jobs(job).state == "running"
-    # Even when the worker has gone, and said so: what lies below the watermark is looked at by nobody.
+    # Even after the worker's stop: nobody looks at claims below the watermark.
     assert jobs(job).state == "running"
 
 
 async def test_what_runs_at_a_failover_is_fenced(app: App, dsn: str, db: Any) -> None:
-    """F13 P5: a handler that ran when the server failed over is cancelled, and its job runs again under a new lease."""
+    """F13 P5: a handler that runs during a failover is cancelled, and its job runs again under a new lease."""
     living = "select id from tallybook.worker where ended_at is null order by id"
     jobs, runs = Jobs(app, db), list[int]()
 
@@ -112,7 +112,7 @@ async def test_what_runs_at_a_failover_is_fenced(app: App, dsn: str, db: Any) ->
 
 
 def test_each_timeline_has_worker_numbers_of_its_own(db: Any) -> None:
-    """F13: numbers given out before the failover, and forgotten by it, are not given to others after it."""
+    """F13: worker numbers from before the failover, even forgotten ones, are not reused after it."""
     start = "select tallybook.worker_start('w', '{default}')"
     first = db.execute(start).fetchone()[0]
     db.execute(TIMELINE.format("0000000B"))
@@ -122,7 +122,7 @@ def test_each_timeline_has_worker_numbers_of_its_own(db: Any) -> None:
 
 
 def test_a_beat_on_another_timeline_changes_nothing(db: Any) -> None:
-    """F13: the look at the timeline and the beat are one statement: refused, it leaves watermark and time as they were."""
+    """F13: the timeline check and the heartbeat are one statement: if refused, it leaves watermark and time alone."""
     worker = db.execute("select tallybook.worker_start('w', '{default}')").fetchone()[0]
     here = db.execute("select tallybook._timeline()").fetchone()[0]
     read = "select seen_at, open_from from tallybook.worker where id = %s"

@@ -1,4 +1,4 @@
-"""Versions of args side by side: newer ones are left to newer workers, older ones upgraded, renamed tasks found."""
+"""Versions of args side by side: newer jobs wait for newer workers, older args are upgraded, old names are found."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def first() -> App:
 
 
 def third(*, upgrades: tuple[int, ...] = (1, 2), alias: tuple[str, ...] = ()) -> App:
-    """Release 3: args of version 3, with a way from each older one."""
+    """Release 3: args of version 3, with an upgrade from each older one."""
     app = App("shop")
 
     @app.task(name="send", version=3, aliases=alias)
@@ -64,7 +64,7 @@ def options(db: Any) -> list[Any]:
 
 
 def test_older_args_are_upgraded_step_by_step(dsn: str, db: Any) -> None:
-    """S3-39, F31: a worker makes args of version 3 of those of 1 and 2, in memory; the row stays as it was."""
+    """S3-39, F31: a worker upgrades args of versions 1 and 2 to version 3, in memory; the row stays as it was."""
     first().tasks["send"].enqueue_sync(db, "a")
     db.execute("""select tallybook.enqueue('default', 'send', '{"address": "b"}', options => '{"version": 2}')""")
     third().tasks["send"].enqueue_sync(db, "c", "de")
@@ -75,7 +75,7 @@ def test_older_args_are_upgraded_step_by_step(dsn: str, db: Any) -> None:
 
 
 def test_a_version_travels_with_the_job_and_costs_nothing_without(dsn: str, db: Any) -> None:
-    """S3-39: jobs of version 1 have no options; others carry theirs, by every way in, beside a retry policy."""
+    """S3-39: jobs of version 1 have no options; others store their version, however enqueued, beside a retry policy."""
     first().tasks["send"].enqueue_sync(db, "a")
     send = third().tasks["send"]
     send.enqueue_sync(db, "b", "en")
@@ -86,11 +86,11 @@ def test_a_version_travels_with_the_job_and_costs_nothing_without(dsn: str, db: 
 
 
 def test_newer_args_are_left_to_newer_workers(dsn: str, db: Any) -> None:
-    """S3-39, P12: a worker of an older release moves a newer job aside, once and without a failure; a newer one runs it."""
+    """S3-39, P12: an older worker sets a newer job aside, once and without a failure; a newer worker runs it."""
     job = third().tasks["send"].enqueue_sync(db, "a", "de")
     done = drain(first(), dsn=dsn)
     assert (done.moved, done.processed) == (1, 0)
-    assert drain(first(), dsn=dsn).moved == 0  # it does not walk there again
+    assert drain(first(), dsn=dsn).moved == 0  # it is not set aside again
     found = first().get(job).sync(db)
     assert (found.state, found.attempts, found.failures, found.unserved) == ("available", 0, 0, True)
     assert drain(third(), dsn=dsn).completed == 1
@@ -99,7 +99,7 @@ def test_newer_args_are_left_to_newer_workers(dsn: str, db: Any) -> None:
 
 
 def test_a_job_of_a_task_and_version_that_nobody_knows_waits_for_its_worker(dsn: str, db: Any) -> None:
-    """F30, S3-39: an unknown task's job is put aside, of whatever version, and runs as soon as a worker knows it."""
+    """F30, S3-39: a job of an unknown task, of any version, is set aside and runs as soon as a worker knows it."""
     other = App("other")
     for version in (None, 1, 2, 3):
         said = None if version is None else json.dumps({"version": version})
@@ -112,7 +112,7 @@ def test_a_job_of_a_task_and_version_that_nobody_knows_waits_for_its_worker(dsn:
 
 
 def test_an_upgrade_that_fails_makes_the_job_dead_and_a_person_retries_it(dsn: str, db: Any) -> None:
-    """F31: the same args would fail again, so the job is dead at once, says which step and why, and can be retried."""
+    """F31: an upgrade that raises would raise again: the job is dead at once, with step and reason, and retryable."""
     db.execute("select tallybook.enqueue('default', 'send', '{\"whom\": 1}')")
     assert drain(third(), dsn=dsn).dead == 1
     (letter,) = app_dead(db)
@@ -138,7 +138,7 @@ def app_dead(db: Any) -> Any:
 
 @pytest.mark.parametrize("returned", [None, [1], {"address": object()}, {"address": float("nan")}, {1: 2}])
 def test_an_upgrade_that_returns_nonsense_is_told(dsn: str, db: Any, returned: Any) -> None:
-    """F31: what no row could hold is no args: dead, with the step's name."""
+    """F31: an upgrade to values that no row can hold makes the job dead; the error names the step."""
     app = App("shop")
 
     @app.task(name="send", version=2)
@@ -152,14 +152,14 @@ def test_an_upgrade_that_returns_nonsense_is_told(dsn: str, db: Any, returned: A
 
 @pytest.mark.parametrize("version", ["0", "1000", "-1", "2.0", '"2"', "null", "true", "[2]"])
 def test_a_version_that_is_none_is_refused_where_it_comes_in(db: Any, version: str) -> None:
-    """S3-39: SQL producers are told of a version that no task can have (TB005)."""
+    """S3-39: SQL producers get an error for a version that no task can have (TB005)."""
     with pytest.raises(psycopg.Error) as caught:
         db.execute("select tallybook.enqueue('default', 'send', options => %s)", (f'{{"version": {version}}}',))
     assert caught.value.sqlstate == "TB005"
 
 
 def test_a_version_that_came_in_by_other_ways_is_a_dead_letter(dsn: str, db: Any) -> None:
-    """F31: options that somebody wrote into the table stop nothing: such a job is dead, others run."""
+    """F31: invalid options written directly into the table stop nothing: such a job is dead, others run."""
     first().tasks["send"].enqueue_sync(db, "a")
     for version in ("0", "2.5", '"2"', "[2]", "12345678901234567890"):
         db.execute("select tallybook.enqueue('default', 'send', options => '{\"retry\": \"x\"}')")
@@ -171,7 +171,7 @@ def test_a_version_that_came_in_by_other_ways_is_a_dead_letter(dsn: str, db: Any
 
 
 def test_replaced_args_bring_their_version_along(dsn: str, db: Any) -> None:
-    """S3-39, S1-07: args that replace others of a queued job are read as of their own version, newer or older."""
+    """S3-39, S1-07: args that replace those of a queued job have their own version, newer or older."""
     old, new = first().tasks["send"], third().tasks["send"]
     replace = {"unique": "k", "on_conflict": "replace_args"}
     old.with_(unique="k").enqueue_sync(db, "old")
@@ -187,7 +187,7 @@ def test_replaced_args_bring_their_version_along(dsn: str, db: Any) -> None:
 
 
 def test_args_that_replaced_others_in_line_are_upgraded_from_their_version(dsn: str, db: Any) -> None:
-    """S3-39, S1-07: the same for a job in line, for which the args are written beside the entry, twice."""
+    """S3-39, S1-07: the same for an available job, whose new args are stored beside the entry, several times."""
     replace = {"unique": "k", "on_conflict": "replace_args"}
     third().tasks["send"].with_(unique="k").enqueue_sync(db, "new", "de")
     first().tasks["send"].with_(**replace).enqueue_sync(db, "older")
@@ -201,21 +201,21 @@ def test_args_that_replaced_others_in_line_are_upgraded_from_their_version(dsn: 
 
 
 def test_a_version_without_a_way_to_it_is_told_when_the_worker_starts(dsn: str) -> None:
-    """S3-39: each step has its function, or no worker starts."""
+    """S3-39: no worker starts if a step has no upgrade function; the error shows it."""
     with pytest.raises(ConfigError, match=r"no upgrade of args from version 2 to 3\. Write @send\.upgrade\(2\)"):
         drain(third(upgrades=(1,)), dsn=dsn)
 
 
 @pytest.mark.parametrize("version", [0, -1, 1000, True, 2.0, "2", None])
 def test_versions_are_whole_numbers(version: Any) -> None:
-    """A version goes from 1 to 999."""
+    """A version is a whole number from 1 to 999."""
     with pytest.raises(ConfigError, match="version"):
         App("a").task(version=version)
 
 
 @pytest.mark.parametrize("version", [0, 2, 3, True, "1"])
 def test_an_upgrade_takes_an_older_version(version: Any) -> None:
-    """What is upgraded is older than what the task takes."""
+    """An upgrade starts from an older version than the task's."""
     task = App("a").task(version=2)(lambda_free)
     with pytest.raises(ConfigError, match="upgrade"):
         task.upgrade(version)(dict)
@@ -230,13 +230,13 @@ async def asynchronous(args: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("fn", [42, asynchronous, lambda: {}, lambda args, more: {}])
 def test_an_upgrade_is_a_plain_function_of_the_args(fn: Any) -> None:
-    """It is called in memory, with the args and nothing else."""
+    """It takes the args and nothing else, and is not async."""
     with pytest.raises(ConfigError, match="upgrade"):
         App("a").task(version=2)(lambda_free).upgrade(1)(fn)
 
 
 def test_one_way_from_each_version() -> None:
-    """Two functions for one step are an error."""
+    """Two upgrade functions for one step are an error."""
     task = App("a").task(version=2)(lambda_free)
     assert task.upgrade(1)(dict) is dict
     with pytest.raises(ConfigError, match="already"):
@@ -247,7 +247,7 @@ def test_one_way_from_each_version() -> None:
 
 
 def test_jobs_of_an_old_name_run_with_the_task_that_has_it_as_alias(dsn: str, db: Any) -> None:
-    """S2-15: a rename with aliases loses no job: neither those in line nor those that old producers still enqueue."""
+    """S2-15: a rename with aliases loses no job: neither available ones nor those that old producers still enqueue."""
     jobs = [db.execute("select tallybook.enqueue('default', %s, '{\"to\": \"a\"}')", (n,)) for n in ("send", "post")]
     app = third(alias=("post", "dispatch"))
     assert drain(app, dsn=dsn).completed == 2 == len(jobs)
@@ -256,7 +256,7 @@ def test_jobs_of_an_old_name_run_with_the_task_that_has_it_as_alias(dsn: str, db
 
 
 def test_without_the_alias_jobs_of_the_old_name_wait(dsn: str, db: Any) -> None:
-    """S2-15, F30: the control: without the alias the job is put aside; with it, it is found there."""
+    """S2-15, F30: control: without the alias the job is set aside; with it, it is found and runs."""
     db.execute("select tallybook.enqueue('default', 'post', '{\"to\": \"a\"}')")
     assert drain(third(), dsn=dsn).moved == 1
     assert drain(third(alias=("post",)), dsn=dsn).completed == 1
@@ -278,7 +278,7 @@ def test_results_of_an_alias_are_read_by_its_task(dsn: str, db: Any) -> None:
 
 @pytest.mark.parametrize(("name", "aliases"), [("send", ()), ("post", ()), ("new", ("send",)), ("new", ("x", "post"))])
 def test_a_name_belongs_to_one_task(name: str, aliases: tuple[str, ...]) -> None:
-    """S2-15: a name that is a task's or an alias already is a DuplicateTask, and nothing of the new one is declared."""
+    """S2-15: a name that a task or alias already has is a DuplicateTask, and nothing of the new task is declared."""
     app = third(alias=("post",))
     with pytest.raises(DuplicateTask):
         app.task(name=name, aliases=aliases)(lambda_free)
@@ -287,7 +287,7 @@ def test_a_name_belongs_to_one_task(name: str, aliases: tuple[str, ...]) -> None
 
 @pytest.mark.parametrize("aliases", ["old", ("",), ("a", "a"), ("mine",), 5, (None,)])
 def test_aliases_are_names(aliases: Any) -> None:
-    """A text alone would be a tuple of letters; empty names, twins and the task's own name are no aliases."""
+    """A text alone (a tuple of letters), empty names, duplicates and the task's own name are no aliases."""
     with pytest.raises(ConfigError, match="aliases"):
         App("a").task(name="mine", aliases=aliases)(lambda_free)
 
@@ -307,7 +307,7 @@ def test_a_unique_key_is_of_the_args_that_are_enqueued(db: Any) -> None:
 
 
 def test_the_error_of_an_upgrade_has_its_data() -> None:
-    """A PayloadError names the task, and comes from what the function raised."""
+    """A PayloadError names the task, and its cause is what the function raised."""
     task = third().tasks["send"]
     with pytest.raises(PayloadError) as caught:
         task.contract.upgraded("send", {}, 1)
@@ -320,7 +320,7 @@ def test_the_error_of_an_upgrade_has_its_data() -> None:
 
 @pytest.mark.slow
 def test_a_rolling_deploy_forward(dsn: str, db: Any) -> None:
-    """S3-39, S2-15, F32, P12: workers and producers of two releases side by side: every job runs once, none moves twice."""
+    """S3-39, S2-15, F32, P12: with workers and producers of two releases, every job runs once, and none moves twice."""
     old, new = release(1), release(2)
     with Releases(dsn, db) as releases:
         before = releases.start(1, "old")
@@ -348,7 +348,7 @@ def test_a_rolling_deploy_forward(dsn: str, db: Any) -> None:
 
 @pytest.mark.slow
 def test_a_rolling_deploy_back(dsn: str, db: Any) -> None:
-    """S3-39, P12: rolled back to the old release, what it cannot read waits, is shown as unserved, and runs in order later."""
+    """S3-39, P12: after a rollback to the old release, unreadable jobs wait, are unserved, and run in order later."""
     old, new = release(1), release(2)
     with Releases(dsn, db) as releases:
         newer = releases.start(2, "new")
@@ -369,5 +369,5 @@ def test_a_rolling_deploy_back(dsn: str, db: Any) -> None:
         wait_until(lambda: len(releases.said()) == 22, "nothing is lost")
         said = [n for n, _ in releases.said()][2:]
         assert releases.most_moves() <= 1
-    assert [n for n in said if n % 2] == list(range(3, 22, 2))  # of one order key: exactly
-    assert [n for n in said if not n % 2] == list(range(2, 22, 2))  # of one lane, one slot
+    assert [n for n in said if n % 2] == list(range(3, 22, 2))  # one order key: exactly
+    assert [n for n in said if not n % 2] == list(range(2, 22, 2))  # one lane, one slot

@@ -1,4 +1,4 @@
-"""How attempts end, what comes after, and what the worker claims when: a worker in this process, a real PostgreSQL."""
+"""How attempts end, what follows, and when the worker claims: a worker in this process, a real PostgreSQL."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOW = Constant(timedelta(0))
 
 
 async def test_a_failure_is_retried_after_its_backoff(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """S1-24: a failed attempt goes on after its backoff, not before, and may complete then; failures are counted."""
+    """S1-24: a failed attempt is retried after its backoff, not before, and may complete then; failures are counted."""
     starts: list[float] = []
     loop = asyncio.get_running_loop()
 
@@ -61,7 +61,7 @@ async def test_out_of_attempts_is_dead_with_its_history(app: App, dsn: str, db: 
 
 
 async def test_max_attempts_of_the_job_beats_that_of_the_task(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """S4-04: the task's default holds unless the enqueue says otherwise."""
+    """S4-04: the task's default holds unless the enqueue sets another value."""
 
     @app.task(retry=NOW, max_attempts=2)
     async def broken() -> None:
@@ -74,7 +74,7 @@ async def test_max_attempts_of_the_job_beats_that_of_the_task(app: App, dsn: str
 
 @pytest.mark.parametrize("how", ["returned", "raised"])
 async def test_outcomes_are_returned_or_raised(app: App, dsn: str, db: Any, jobs: Jobs, how: str) -> None:
-    """Snooze, Cancel and Dead end an attempt in their way, from async and plain handlers; none is a failure."""
+    """Async and plain handlers end an attempt by Snooze, Cancel or Dead; Snooze and Cancel count no failure."""
     hour = timedelta(hours=1)
     outcomes: dict[str, Callable[[], Exception]] = {
         "snooze": lambda: Snooze(hour),
@@ -129,7 +129,7 @@ async def test_a_snooze_counts_no_failure(app: App, dsn: str, db: Any, jobs: Job
 
 
 async def test_args_that_do_not_fit_are_dead_at_once(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """Args from SQL that do not fit the signature cannot fit next time either."""
+    """Args from SQL that do not fit the signature are dead at once: they cannot fit later."""
 
     @app.task
     async def strict(user_id: int) -> None:
@@ -144,12 +144,12 @@ async def test_args_that_do_not_fit_are_dead_at_once(app: App, dsn: str, db: Any
 
 
 async def test_the_loop_outlives_an_error_of_its_own(dsn: str, db: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """S5-09: while each claim finds the server out of memory the worker logs it and tries again; then it goes on, not restarted."""
+    """S5-09: while each claim finds the server out of memory, the worker logs it; later it continues, not restarted."""
     app = App("shop")
 
     @app.task
     async def known() -> None:
-        """Nothing."""
+        """Do nothing."""
 
     jobs = Jobs(app, db)
     async with working(app, dsn):
@@ -174,7 +174,7 @@ async def test_an_unknown_task_is_warned_of_once_a_minute(
     monkeypatch: pytest.MonkeyPatch,
     quiet: float,
 ) -> None:
-    """S5-08: the log has one warning per unknown task and minute, which names it and a job; the others are on the level debug."""
+    """S5-08: the log has one warning per unknown task and minute, which names the task."""
     monkeypatch.setattr("tallybook._worker.run.runner._QUIET", quiet)
     caplog.set_level(logging.INFO, "tallybook.worker")
     db.execute(
@@ -193,10 +193,10 @@ async def test_an_unknown_task_is_warned_of_once_a_minute(
 
 
 async def test_an_old_and_a_new_worker_on_one_queue(dsn: str, db: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """S5-08 S4-10: a task that the old worker does not know is put aside, without a failure, for the new one, and logged.
+    """S5-08 S4-10: a task that the old worker does not know is logged and set aside for the new one, without a failure.
 
-    Nobody new is there at first: the job is visible as unserved, the old worker goes on with what it knows. Once a
-    worker knows the task, its jobs run at once, those of old and new side by side.
+    Without a new worker the job is visible as unserved, and the old worker runs what it knows. Once a worker knows the
+    task, its jobs run at once, beside those that both know.
     """
     caplog.set_level(logging.INFO, "tallybook")
     old, new = App("old"), App("new")
@@ -238,7 +238,7 @@ async def test_an_old_and_a_new_worker_on_one_queue(dsn: str, db: Any, caplog: p
 
 
 async def test_slots_are_respected(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """Never more jobs at once than a queue has slots, async and plain ones together; and never fewer while there is work."""
+    """A queue runs as many jobs at once as it has slots while there is work, and never more."""
     running, most = 0, 0
     gate = asyncio.Event()
 
@@ -280,7 +280,7 @@ async def test_a_plain_handler_takes_a_slot_for_as_long_as_it_runs(app: App, dsn
 
 
 async def test_lower_priority_numbers_run_first(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """S1-08: lower numbers first, within a priority in the order of their enqueue."""
+    """S1-08: lower numbers run first; within a priority, jobs run in the order of their enqueue."""
     ran: list[int] = []
 
     @app.task
@@ -294,7 +294,7 @@ async def test_lower_priority_numbers_run_first(app: App, dsn: str, db: Any, job
 
 
 async def test_delayed_and_immediate_jobs_go_through_one_queue(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """S2-01: scheduled and user-initiated jobs run by one worker; a delayed one when due, though nobody polls."""
+    """S2-01: one worker runs delayed and immediate jobs; a delayed one starts when due, without polling."""
     ran: list[str] = []
 
     @app.task
@@ -313,7 +313,7 @@ async def test_delayed_and_immediate_jobs_go_through_one_queue(app: App, dsn: st
 
 
 async def test_a_handlers_follow_up_runs_next(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """S5-12: what a handler enqueues runs after it."""
+    """S5-12: a job that a handler enqueues runs after it."""
     ran: list[int] = []
 
     @app.task
@@ -329,7 +329,7 @@ async def test_a_handlers_follow_up_runs_next(app: App, dsn: str, db: Any, jobs:
 
 
 def test_the_watermark_hides_no_claim_after_the_numbers_were_set_back() -> None:
-    """F5: a crash of the server can set the claims' numbers back; no open claim lies below what the heartbeat then says."""
+    """F5: a server crash can set the claims' numbers back; no open claim is below the watermark sent after it."""
     book = Book({"default": 10})
     before = Lease("a", 1000, "default")
     book.opened(before, 1)
@@ -340,11 +340,11 @@ def test_the_watermark_hides_no_claim_after_the_numbers_were_set_back() -> None:
     book.ended(before)
     book.forget()
     book.leases.clear()
-    assert book.open_from == 0  # nothing is known of the next number
+    assert book.open_from == 0  # the next number is unknown
 
 
 def test_two_claims_with_one_number_are_told_apart() -> None:
-    """F5 F13: where the numbers were set back, the end of the forgotten claim does not close the one that has its number."""
+    """F5 F13: after numbers were set back, the end of a forgotten claim does not close the claim with its number."""
     book = Book({"default": 10})
     forgotten, open_one = Lease("a", 7, "default"), Lease("b", 7, "default")
     book.opened(forgotten, 1)

@@ -18,7 +18,7 @@ SHORT = timedelta(milliseconds=50)
 
 
 class Handlers:
-    """A handler that runs until it is told to end, and one that ends at once."""
+    """A handler that runs until the gate opens, and one that ends at once."""
 
     def __init__(self, app: App) -> None:
         self.gate = asyncio.Event()
@@ -56,7 +56,7 @@ WOKEN = pytest.mark.direct("a sleeping worker is woken on its session")
 async def test_an_idle_worker_starts_a_job_at_once(
     app: App, dsn: str, db: Any, jobs: Jobs, handlers: Handlers, options: Any
 ) -> None:
-    """An idle worker is woken by a commit, long before it would look; without a session it polls."""
+    """A commit wakes an idle worker long before its next poll; without a session the worker polls."""
     async with working(app, dsn, **options) as worker:
         for _ in range(5):
             if worker.sleeper:
@@ -67,19 +67,19 @@ async def test_an_idle_worker_starts_a_job_at_once(
 async def test_a_job_that_comes_while_the_worker_lies_down_is_not_missed(
     app: App, dsn: str, connect: Any, jobs: Jobs, handlers: Handlers
 ) -> None:
-    """A transaction that looked for sleepers before the worker lay down, and commits later, is found all the same."""
+    """A job is found even if its transaction looked for sleepers before the worker slept, and committed later."""
     producer = connect(autocommit=False)
     async with working(app, dsn, **SLEEPY) as worker:
         for _ in range(10):
-            job = handlers.note.enqueue_sync(producer)  # busy or idle: wherever the worker is now
-            await asyncio.sleep(0.02)  # a transaction that stays open, not a wait for something
+            job = handlers.note.enqueue_sync(producer)  # whether the worker is busy or idle
+            await asyncio.sleep(0.02)  # keeps the transaction open; waits for nothing
             producer.commit()
             await jobs.ends(job)
     assert worker.finisher.counts["completed"] == 10
 
 
 async def test_pause_stops_claims_and_resume_wakes(app: App, dsn: str, db: Any, jobs: Jobs, handlers: Handlers) -> None:
-    """A paused queue starts nothing more, what runs goes on, the other queue is served; resume wakes the worker."""
+    """A paused queue starts no more jobs, running ones continue, the other queue is served; resume wakes the worker."""
     async with working(app, dsn, queues={"default": 5, "other": 5}, **SLEEPY):
         running = handlers.hold.enqueue_sync(db)
         await jobs.becomes(running, "running")
@@ -99,7 +99,7 @@ async def test_pause_stops_claims_and_resume_wakes(app: App, dsn: str, db: Any, 
 async def test_a_running_job_is_told_at_once_that_it_is_cancelled(
     app: App, dsn: str, db: Any, jobs: Jobs, handlers: Handlers
 ) -> None:
-    """A cancel reaches an async handler long before the next heartbeat, ends it, and touches no other job."""
+    """A cancel reaches an async handler long before the next heartbeat, ends it, and affects no other job."""
     slow_beat = {"heartbeat": timedelta(seconds=60), "lease": timedelta(seconds=300)}
     async with working(app, dsn, **SLEEPY, **slow_beat):
         one, other = handlers.hold.enqueue_sync(db), handlers.hold.enqueue_sync(db)
@@ -113,7 +113,7 @@ async def test_a_running_job_is_told_at_once_that_it_is_cancelled(
 
 
 async def test_a_cancelled_job_never_starts(app: App, dsn: str, db: Any, jobs: Jobs, handlers: Handlers) -> None:
-    """Cancelled before it starts, available or scheduled, it never does."""
+    """A job cancelled before it starts, available or scheduled, never starts."""
     first = handlers.hold.enqueue_sync(db)
     late = handlers.hold.with_(delay=SHORT).enqueue_sync(db)
     last = handlers.note.enqueue_sync(db)
@@ -127,13 +127,13 @@ async def test_a_cancelled_job_never_starts(app: App, dsn: str, db: Any, jobs: J
 
 
 async def test_told_before_its_handler_began_it_does_not_begin(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """A job in the hands of the worker that has not begun when the cancel arrives ends as cancelled, unstarted."""
+    """A claimed job that has not begun when the cancel arrives ends as cancelled, without a start."""
     started: list[int] = []
 
     @app.task
     async def note(n: int) -> None:
         started.append(n)
-        if n == 0:  # the first of its batch: the others are behind it in the same turn of the loop
+        if n == 0:  # the first of its batch: the others follow in the same turn of the loop
             for job in worker.book.running.values():
                 if job.job_id != put[0].id:
                     worker.runner.cancel(job.job_id, "not wanted")
@@ -146,7 +146,7 @@ async def test_told_before_its_handler_began_it_does_not_begin(app: App, dsn: st
 
 
 async def test_a_handler_may_refuse_to_be_cancelled(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """A handler that catches the cancellation and returns has completed; its slot and the others are fine."""
+    """A handler that catches the cancellation and returns completes; all slots are free then."""
     gate = asyncio.Event()
 
     @app.task
@@ -166,9 +166,9 @@ async def test_a_handler_may_refuse_to_be_cancelled(app: App, dsn: str, db: Any,
 
 
 async def test_a_plain_handler_keeps_its_job_until_it_returns(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """A thread cannot be cancelled: the job is not over, and its unique key not free, before its code is.
+    """A thread cannot be cancelled: until its code ends, the job runs and its unique key is taken.
 
-    ctx.cancelled tells the handler; what ends by that is cancelled.
+    ctx.cancelled shows the handler the cancel; the job ends as cancelled or completed.
     """
     told, go_on = threading.Event(), threading.Event()
 
@@ -197,7 +197,7 @@ async def test_a_plain_handler_keeps_its_job_until_it_returns(app: App, dsn: str
 
 @WOKEN
 async def test_stop_with_nothing_running_ends_quickly(app: App, dsn: str, handlers: Handlers) -> None:
-    """A sleeping worker stops at once, and is off the record."""
+    """A sleeping worker stops within 2 s."""
     async with working(app, dsn, **SLEEPY) as worker:
         await eventually(lambda: worker.sleeper and worker.sleeper.clear, "the worker sleeps")
         began = time.monotonic()
@@ -207,7 +207,7 @@ async def test_stop_with_nothing_running_ends_quickly(app: App, dsn: str, handle
 async def test_stop_finishes_what_runs_and_claims_nothing_more(
     app: App, dsn: str, db: Any, jobs: Jobs, handlers: Handlers
 ) -> None:
-    """After a stop running jobs end as usual, what comes later stays in line, for another worker."""
+    """After a stop, running jobs end as usual, and later ones stay available for another worker."""
     async with working(app, dsn) as worker:
         running = handlers.hold.enqueue_sync(db)
         await eventually(lambda: handlers.started and worker.claimer.asleep, "it runs, and no claim is on its way")
@@ -222,7 +222,7 @@ async def test_stop_finishes_what_runs_and_claims_nothing_more(
 async def test_a_second_stop_gives_running_jobs_back_at_once(
     app: App, dsn: str, db: Any, jobs: Jobs, handlers: Handlers
 ) -> None:
-    """An abort cancels handlers; their jobs are available at once, without a failure or a crash; no other one starts."""
+    """An abort cancels handlers; their jobs are available at once, without a failure or crash; no other job starts."""
     async with working(app, dsn, queues={"default": 2}) as worker:
         put = [handlers.hold.enqueue_sync(db) for _ in range(4)]
         await eventually(lambda: len(handlers.started) == 2, "two run")
@@ -238,7 +238,7 @@ async def test_a_second_stop_gives_running_jobs_back_at_once(
 
 
 async def test_abort_does_not_wait_for_a_thread(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """A plain handler that does not end is left behind after the abort's time; its job is given back."""
+    """An abort leaves a plain handler behind after abort_timeout; its job is given back."""
     gate = threading.Event()
 
     @app.task
@@ -260,10 +260,10 @@ async def test_abort_does_not_wait_for_a_thread(app: App, dsn: str, db: Any, job
 
 @pytest.mark.slow
 async def test_a_handler_that_blocks_the_loop_keeps_its_jobs(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """A handler that blocks the event loop for longer than the lease is not robbed of its job by another worker."""
+    """A handler that blocks the event loop for longer than the lease does not lose its job to another worker."""
 
     class OtherWorker(threading.Thread):
-        """Rescues with a lease of 2 s, again and again, in a thread of its own."""
+        """Rescues with a lease of 2 s, again and again, in its own thread."""
 
         def __init__(self, dsn: str) -> None:
             super().__init__(daemon=True)
@@ -299,7 +299,7 @@ async def test_a_handler_that_blocks_the_loop_keeps_its_jobs(app: App, dsn: str,
 
 
 async def test_an_attempt_that_was_lost_does_not_hide_the_next(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """A worker that was given up and gets its own job again keeps sight of the new attempt when the old one ends."""
+    """A given-up worker that claims its own job again keeps the new attempt when the old one ends."""
     gates = {1: asyncio.Event(), 2: asyncio.Event()}
     began: list[int] = []
     over: list[int] = []
@@ -329,7 +329,7 @@ async def test_an_attempt_that_was_lost_does_not_hide_the_next(app: App, dsn: st
 
 
 async def test_nothing_of_a_stopped_worker_stays_on_record(app: App, dsn: str, db: Any) -> None:
-    """A heartbeat on its way while the worker stops does not put it on record again."""
+    """A heartbeat in flight while the worker stops does not register it again."""
     fast = {"heartbeat": timedelta(milliseconds=2), "lease": timedelta(seconds=2)}
     for _ in range(8):
         async with working(app, dsn, **fast) as worker:
@@ -341,7 +341,7 @@ async def test_nothing_of_a_stopped_worker_stays_on_record(app: App, dsn: str, d
 async def test_ends_are_on_record_though_their_permits_cannot_be_passed_on(
     app: App, dsn: str, db: Any, jobs: Jobs, handlers: Handlers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """S1-18: an error in the release takes no end back and stops no worker: the service lets those go on who wait."""
+    """S1-18: an error in the release undoes no end and stops no worker: the service releases the waiting jobs."""
     db.execute("select tallybook.concurrency_limit_set('task:note', 1)")
     guard = "perform tallybook._read_committed("
     without(db, "concurrency_release", guard, f"if quiet <> '{{}}' then raise exception 'broken'; end if; {guard}")

@@ -1,4 +1,4 @@
-"""Handlers: each runs as if it had the event loop's task and its context for itself, and none can hurt the worker."""
+"""Handlers: each runs as if it had its own asyncio task and context, and none can harm the worker."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def test_async_and_plain_handlers_run(app: App, dsn: str, db: Any, jobs: J
 
 
 async def test_lifespans_open_once_and_close_at_the_stop(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """What lifespans put into ctx.state every handler finds; they close in reverse when the worker has stopped."""
+    """Every handler finds what lifespans put into ctx.state; they close in reverse when the worker has stopped."""
     events: list[Any] = []
 
     @app.lifespan
@@ -71,7 +71,7 @@ async def test_lifespans_open_once_and_close_at_the_stop(app: App, dsn: str, db:
 
 
 async def test_a_plain_around_job_runs_in_the_handlers_thread(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """A plain generator hook surrounds plain handlers, atomic ones too, in their own thread; async ones it does not."""
+    """A plain generator hook runs around plain handlers, also atomic ones, in their thread, and around no async one."""
     events: list[Any] = []
 
     @app.around_job
@@ -109,7 +109,7 @@ async def test_a_plain_around_job_runs_in_the_handlers_thread(app: App, dsn: str
 
 
 async def test_around_job_wraps_each_job_and_sees_its_error(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """Hooks nest as declared, run in the job's own context, for plain handlers too, and see what a handler raises."""
+    """Hooks nest as declared, run in the job's own context, also for plain handlers, and see a handler's errors."""
     events: list[Any] = []
 
     @app.around_job
@@ -151,7 +151,7 @@ async def test_around_job_wraps_each_job_and_sees_its_error(app: App, dsn: str, 
 
 
 async def test_context_variables_of_a_job_end_with_it(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """What one job sets the next does not see, whether they waited or not, on loop and threads; children inherit it."""
+    """No job sees what another sets, whether they waited or not, on loop and threads; children inherit it."""
     seen: list[str] = []
 
     @app.task
@@ -235,7 +235,7 @@ async def test_timeouts_and_groups_work_inside_handlers(app: App, dsn: str, db: 
 
 
 async def test_one_that_waits_holds_up_no_other(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """Handlers that never wait run on while others wait before, between and after them; each ends when it is told."""
+    """Handlers that never wait complete while others wait before, between and after them; each ends at its gate."""
     gates = {n: asyncio.Event() for n in range(0, 30, 3)}
 
     @app.task
@@ -256,7 +256,7 @@ async def test_one_that_waits_holds_up_no_other(app: App, dsn: str, db: Any, job
 async def test_whatever_a_handler_raises_fails_its_job_only(
     app: App, dsn: str, db: Any, jobs: Jobs, where: str
 ) -> None:
-    """S5-09: any exception ends one attempt as failed; the worker, and the jobs beside it, go on."""
+    """S5-09: any exception ends one attempt as failed; the worker, and the jobs beside it, continue."""
     errors = {
         "ValueError": lambda: ValueError("no luck"),
         "CancelledError": lambda: asyncio.CancelledError("of its own"),
@@ -311,7 +311,7 @@ OUTCOMES = {
 
 @pytest.mark.parametrize("kind", OUTCOMES)
 async def test_no_outcome_can_stop_the_worker(app: App, dsn: str, db: Any, jobs: Jobs, kind: str) -> None:
-    """S5-09: an outcome that cannot be stored as it is ends its job somehow, and the worker goes on."""
+    """S5-09: an outcome that cannot be stored as it is still ends its attempt, and the worker continues."""
 
     @app.task
     async def odd() -> Any:
@@ -349,7 +349,7 @@ class Backwards:
 
 @pytest.mark.parametrize("policy", [Never, Number, Longest, Backwards])
 async def test_no_retry_policy_can_stop_the_worker(app: App, dsn: str, db: Any, jobs: Jobs, policy: Any) -> None:
-    """S5-09: a retry policy of the user's that raises, or returns nonsense, fails its own job only."""
+    """S5-09: a retry policy that raises, or returns nonsense, fails its own job only."""
 
     @app.task(retry=policy(), max_attempts=2)
     async def broken() -> None:
@@ -369,7 +369,7 @@ async def test_no_retry_policy_can_stop_the_worker(app: App, dsn: str, db: Any, 
 async def test_a_plain_function_that_returns_a_coroutine_is_awaited(
     app: App, dsn: str, db: Any, jobs: Jobs, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An async function behind a plain decorator is run to its end, not thrown away and called completed."""
+    """An async function behind a plain decorator is awaited to its end, not dropped as completed."""
     ran: list[str] = []
 
     async def inside() -> None:
@@ -387,7 +387,7 @@ async def test_a_plain_function_that_returns_a_coroutine_is_awaited(
 
 
 async def test_the_asyncio_task_that_a_job_cancels_is_its_own(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """A handler that cancels its own asyncio task, and returns, cancels no job that runs after it."""
+    """A handler that cancels its own asyncio task, and returns, cancels no later job."""
 
     @app.task
     async def cancels_itself() -> None:
@@ -424,7 +424,7 @@ async def test_every_log_line_of_a_job_names_it(
 
 
 async def test_ends_are_told_in_one_statement(app: App, dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F8 P6: no flush leaves a transaction open between two statements, where a frozen worker would hold the outcomes locked."""
+    """F8 P6: each flush is one statement, so a frozen worker cannot hold the outcomes locked between two."""
     flushes: list[int] = []
     flush = Finisher._flush_ends
 

@@ -46,7 +46,7 @@ def runs(workers: Workers, job: Any) -> None:
 
 
 def test_sigterm_finishes_what_runs(workers: Workers) -> None:
-    """SIGTERM: the running job ends as usual, nothing more is claimed, the exit code is 0."""
+    """After SIGTERM the running job ends as usual, nothing more is claimed, and the exit code is 0."""
     living = "select count(*) from tallybook.worker where ended_at is null"
     worker = workers.start()
     running = hold.enqueue_sync(workers.db, 1)
@@ -79,7 +79,7 @@ def test_a_second_signal_gives_jobs_back(workers: Workers, number: signal.Signal
 
 
 def _asleep(workers: Workers) -> bool:
-    # A job that is put in now and is not claimed: the worker claims no more.
+    # If a job enqueued now is not claimed, the worker claims no more.
     job = note.enqueue_sync(workers.db, 9)
     try:
         wait_until(lambda: state(workers, job).state != "available", "", seconds=0.5)
@@ -90,7 +90,7 @@ def _asleep(workers: Workers) -> bool:
 
 
 def test_a_thread_that_does_not_end_does_not_keep_the_process(workers: Workers) -> None:
-    """After the second signal the process ends although a plain handler goes on; its job is given back."""
+    """After the second signal the process ends, although a plain handler still runs; its job is given back."""
     worker = workers.start()
     job = stuck.enqueue_sync(workers.db)
     wait_until(lambda: state(workers, job).state == "running", "it runs")
@@ -104,9 +104,9 @@ def test_a_thread_that_does_not_end_does_not_keep_the_process(workers: Workers) 
 
 @pytest.mark.direct("a killed worker is missed by the end of its session")
 def test_jobs_of_a_killed_worker_are_rescued(workers: Workers) -> None:
-    """S1-11 S4-20: SIGKILL: another worker runs the job within seconds; its unique key is not stuck.
+    """S1-11 S4-20: after SIGKILL another worker runs the job within 8 s; its unique key is not stuck.
 
-    The lease is 30 s here: what is seen is that the session is gone. It counts a crash, no failure.
+    The lease is 30 s here: the missing session shows the death. It counts as a crash, not as a failure.
     """
     slow = {"lease": 30.0, "heartbeat": 10.0}
     first = workers.start(**slow)
@@ -131,7 +131,7 @@ def test_jobs_of_a_killed_worker_are_rescued(workers: Workers) -> None:
 
 @pytest.mark.slow
 def test_a_job_that_kills_its_workers_is_dead(workers: Workers) -> None:
-    """After three workers that died with it a job is a dead letter, with its crashes counted and no failure."""
+    """A job that three workers died with is a dead letter, with its crashes counted and no failure."""
     job = hold.enqueue_sync(workers.db, 1)
     for crash in range(1, 4):
         worker = workers.start()
@@ -144,7 +144,7 @@ def test_a_job_that_kills_its_workers_is_dead(workers: Workers) -> None:
 
 
 def test_a_zombie_is_refused_and_comes_back(workers: Workers) -> None:
-    """Stopped for longer than its lease a worker is given up. Its late end is refused, and it returns as a new one."""
+    """A worker stopped for longer than its lease is given up. Its late end is refused, and it returns as a new one."""
     zombie = workers.start()
     job = hold.enqueue_sync(workers.db, 1)
     runs(workers, job)
@@ -170,7 +170,7 @@ def test_a_zombie_is_refused_and_comes_back(workers: Workers) -> None:
 
 @pytest.mark.slow
 def test_no_worker_is_a_leader(workers: Workers) -> None:
-    """S1-10: whichever worker dies, the others promote, rescue and run; there is no coordinator to lose."""
+    """S1-10: whichever worker dies, the others promote, rescue and run jobs; there is no coordinator to lose."""
     started = [workers.start() for _ in range(3)]
     while len(started) > 1:
         running = hold.enqueue_sync(workers.db, 1)
@@ -189,7 +189,7 @@ def test_no_worker_is_a_leader(workers: Workers) -> None:
 
 @pytest.mark.parametrize("limited", [True, False], ids=["limited", "control"])
 def test_a_limit_of_one_holds_in_all_worker_processes(workers: Workers, limited: bool) -> None:
-    """S2-14: what may run once at a time runs once in all processes together; control: without a limit all run at once."""
+    """S2-14: a concurrency limit of 1 holds across all processes; control: without a limit all jobs run at once."""
     if limited:
         workers.db.execute("select tallybook.concurrency_limit_set('task:hold', 1)")
     for _ in range(2):
@@ -226,7 +226,7 @@ def test_many_workers_run_each_job_once(workers: Workers) -> None:
 
 @pytest.mark.slow
 def test_more_than_100_consumers_take_no_job_twice(dsn: str, db: Any) -> None:
-    """S3-10: 104 consumers in 4 processes, each with a connection of its own, claim by SQL: no job goes to two."""
+    """S3-10: 104 consumers in 4 processes, each with its own connection, claim by SQL: no job goes to two."""
     consumers = """
 import asyncio, json, sys, uuid
 import psycopg
@@ -310,7 +310,7 @@ def own_server() -> Iterator[Server]:
 
 @pytest.mark.slow
 def test_a_restart_of_the_server_loses_nothing(own_server: Server) -> None:
-    """The server is killed and started again in the middle: the worker waits, comes back, and every job ends."""
+    """The server is killed and restarted under load: the worker waits, reconnects, and every job completes."""
     dsn = own_server.dsn("shop")
     with Workers(dsn, psycopg.connect(dsn, autocommit=True)) as workers:
         worker = workers.start()
@@ -332,8 +332,8 @@ def test_a_restart_of_the_server_loses_nothing(own_server: Server) -> None:
 
 @pytest.mark.slow
 def test_a_schedules_lock_and_its_work_go_down_and_come_back_together(own_server: Server) -> None:
-    """S2-03: while the server is down nothing fires and nothing runs; when it is back each fire has its one job, never half."""
-    # Ticks that say they have put in a job which is not there, and jobs of the schedule that no tick has.
+    """S2-03: nothing fires or runs while the server is down; later each fire has its one job, never half."""
+    # Ticks recorded as enqueued whose job is missing, and jobs of the schedule without a tick.
     half = """
 select f.tick, j.id from tallybook.fire f full join (select * from tallybook.job where task = 'rest') j on j.id = f.job_id
  where f.what = 'enqueued' and j.id is null or f.tick is null"""
@@ -361,7 +361,7 @@ select f.tick, j.id from tallybook.fire f full join (select * from tallybook.job
 
 @pytest.mark.slow
 def test_a_limit_outlives_the_workers_that_have_used_it(workers: Workers) -> None:
-    """S1-19: the one call an hour was made; its worker is killed and another is started, and the next call waits out the hour."""
+    """S1-19: after the one call an hour, its worker is killed and another started; the next call waits out the hour."""
     workers.db.execute("select tallybook.rate_limit_set('provider', 1, '1 hour')")
     limited = note.with_(limits=("provider",))
     first = workers.start()
@@ -377,7 +377,7 @@ def test_a_limit_outlives_the_workers_that_have_used_it(workers: Workers) -> Non
 
 
 def test_a_worker_waits_for_a_server_that_is_not_up(own_server: Server) -> None:
-    """Started before its server, a worker waits, and runs what is there when it comes."""
+    """A worker that starts before its server waits, and runs the job there when it is up."""
     dsn = own_server.dsn("shop")
     with psycopg.connect(dsn, autocommit=True) as db, Workers(dsn, db):
         job = note.enqueue_sync(db, 1)
@@ -408,7 +408,7 @@ def test_a_worker_that_waits_for_its_server_can_be_stopped(own_server: Server) -
 
 @pytest.mark.slow
 def test_a_worker_whose_server_is_away_can_be_stopped(own_server: Server) -> None:
-    """SIGTERM ends a worker whose server went away, idle or with a job that ran, within its stop's time."""
+    """SIGTERM ends a worker whose server died while it was at work, within 12 s."""
     dsn = own_server.dsn("shop")
     with Workers(dsn, psycopg.connect(dsn, autocommit=True)) as workers:
         worker = workers.start(stop_timeout=1.0, abort_timeout=1.0)
