@@ -21,7 +21,7 @@ KEYS = {
 
 
 def chaos(*options: str) -> tuple[int, dict[str, Any], str]:
-    """Run it: the exit code, the last line, and all that it said."""
+    """Run the harness; return its exit code, last line and output."""
     done = subprocess.run(
         [sys.executable, "-m", "chaos", "--seed", "11", *options],
         cwd=ROOT,
@@ -42,9 +42,9 @@ def chaos(*options: str) -> tuple[int, dict[str, Any], str]:
 
 
 def test_nothing_is_lost_and_no_effect_comes_twice() -> None:
-    """P1 P3 P4 F1 F2 F5 F8 F13: kill -9 of workers and server, a zombie, a promoted standby that lacks the last commits.
+    """P1 P3 P4 F1 F2 F5 F8 F13: kill -9 of workers and server, a zombie, a promoted standby without the last commits.
 
-    No acknowledged job is lost, none comes out that was not put in, and each effect is there once.
+    No acknowledged job is lost, no job appears that was not enqueued, and each effect exists once.
     """
     code, numbers, said = chaos("--seconds", "30", "--nemeses", "kill_worker,kill_postmaster,pause_worker,failover")
     assert (numbers["lost"], numbers["unexpected"], numbers["second_effects"], code) == (0, 0, 0, 0), said
@@ -53,14 +53,14 @@ def test_nothing_is_lost_and_no_effect_comes_twice() -> None:
 
 
 def test_control_without_the_fence_effects_come_twice() -> None:
-    """P4 F8: negative control: where complete says yes to everybody, a zombie's effect comes on top of the other one."""
+    """P4 F8: negative control: if complete accepts every end, a zombie's effect is added to the other one."""
     code, numbers, said = chaos("--seconds", "20", "--break", "fence", "--nemeses", "pause_worker")
     assert numbers["second_effects"] > 0, said
     assert code == 1, said
 
 
 def test_control_without_holes_jobs_are_lost() -> None:
-    """S1-10 P3: negative control: with a cursor that forgets the transactions still running, late commits are lost."""
+    """S1-10 P3: negative control: if the cursor forgets running transactions, late commits are lost."""
     code, numbers, said = chaos("--seconds", "10", "--break", "holes", "--nemeses", "long_transaction")
     assert numbers["lost"] > 0, said
     assert code == 1, said
@@ -68,7 +68,7 @@ def test_control_without_holes_jobs_are_lost() -> None:
 
 @pytest.mark.parametrize("option", [("--nemeses", "earthquake"), ("--break", "everything")])
 def test_wrong_options_are_refused(option: tuple[str, str]) -> None:
-    """A name that is not known is an error with code 2, not a run without it."""
+    """An unknown name is an error with code 2; it is not ignored."""
     done = subprocess.run(
         [sys.executable, "-m", "chaos", *option], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )

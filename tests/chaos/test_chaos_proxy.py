@@ -1,4 +1,4 @@
-"""The fault proxy of the chaos harness, before a real server: each fault does what its name says, and no more."""
+"""The fault proxy of the chaos harness, before a real server: each fault does exactly what its name says."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Answer = asyncio.Future[Any]
 
 @asynccontextmanager
 async def through(dsn: str, **options: Any) -> AsyncIterator[tuple[Proxy, psycopg.AsyncConnection[Any]]]:
-    """A proxy before the test's server, and a connection through it."""
+    """Yield a proxy before the test's server, and a connection through it."""
     async with Proxy(upstream(dsn), **options) as proxy:
         conn = await connect(dsn, proxy)
         try:
@@ -39,7 +39,7 @@ async def connect(dsn: str, proxy: Proxy, **kwargs: Any) -> psycopg.AsyncConnect
 
 
 def asked(conn: psycopg.AsyncConnection[Any], sql: str) -> Answer:
-    """Say a statement, do not wait for its answer."""
+    """Send a statement without waiting for its answer."""
     return asyncio.ensure_future(conn.execute(sql))  # type: ignore[arg-type]
 
 
@@ -48,7 +48,7 @@ async def within(seconds: float, answer: Answer) -> bool:
 
 
 async def test_without_a_fault_it_is_not_noticed(dsn: str) -> None:
-    """Large answers, pipelines and prepared statements go through whole; many connections at once."""
+    """Large values, pipelines and prepared statements pass through whole, on several connections."""
     async with through(dsn) as (proxy, conn):
         text = await (await conn.execute("select repeat('x', 3000000)")).fetchone()
         assert len(text[0]) == 3_000_000
@@ -65,11 +65,11 @@ async def test_without_a_fault_it_is_not_noticed(dsn: str) -> None:
 
 
 async def test_delay(dsn: str) -> None:
-    """Both directions are late: a round trip takes twice as long."""
+    """Both directions are delayed: a round trip takes twice the delay."""
     async with through(dsn) as (proxy, conn):
 
         async def quickest(trips: int) -> float:
-            """Of so many round trips, for a busy machine makes any of them slow."""
+            """Return the fastest of these trips: a busy machine slows some."""
             took = []
             for _ in range(trips):
                 started = time.monotonic()
@@ -85,7 +85,7 @@ async def test_delay(dsn: str) -> None:
 
 @pytest.mark.parametrize("to_server", [True, False])
 async def test_blackhole_delivers_late(dsn: str, db: Any, to_server: bool) -> None:
-    """F10: what a blackhole swallowed arrives when it heals; in one direction the server may have done it long before."""
+    """F10: data that a blackhole swallowed arrives when it heals; in one direction the server acted long before."""
     db.execute("create table t (n int)")
     async with through(dsn) as (proxy, conn):
         proxy.blackhole(to_server=to_server, to_client=not to_server)
@@ -102,7 +102,7 @@ async def test_blackhole_delivers_late(dsn: str, db: Any, to_server: bool) -> No
 
 @pytest.mark.direct("the server learns of a dead client from the pooler")
 async def test_blackhole_is_given_up_by_the_clients_kernel(dsn: str, db: Any) -> None:
-    """F10: unanswered for as long as tcp_user_timeout, the client is reset; the server learns of it when the line is back."""
+    """F10: unanswered for tcp_user_timeout, the client is reset; the server notices when the line is back."""
     async with through(dsn, unacked=0.3) as (proxy, conn):
         pid = conn.info.backend_pid
         there = "select count(*) from pg_stat_activity where pid = %s"
@@ -116,7 +116,7 @@ async def test_blackhole_is_given_up_by_the_clients_kernel(dsn: str, db: Any) ->
 
 
 async def test_half_open_stays_dead(dsn: str) -> None:
-    """F11: a half-open connection hears nothing any more, healed or not, until its kernel finds out; new ones work."""
+    """F11: a half-open connection receives nothing, even after healing, until its kernel notices; new ones work."""
     async with through(dsn, unacked=None, keepalive=3.0) as (proxy, conn):
         proxy.half_open()
         answer = asked(conn, "select 1")
@@ -131,7 +131,7 @@ async def test_half_open_stays_dead(dsn: str) -> None:
 
 
 async def test_half_open_for_ever(dsn: str) -> None:
-    """F11: told not to play the kernel, the proxy holds on to a dead connection for as long as nobody closes it."""
+    """F11: without kernel timeouts the proxy keeps a dead connection until somebody closes it."""
     async with through(dsn, unacked=None, keepalive=None) as (proxy, conn):
         proxy.half_open()
         answer = asked(conn, "select 1")
@@ -143,7 +143,7 @@ async def test_half_open_for_ever(dsn: str) -> None:
 
 @pytest.mark.parametrize("direction", ["to_server", "to_client"])
 async def test_cut_after_bytes(dsn: str, direction: Any) -> None:
-    """F7: the connection ends after so many bytes in one direction; so does the next one, until it is healed."""
+    """F7: the connection is cut after so many bytes in one direction; so is the next one, until the proxy heals."""
     async with through(dsn) as (proxy, conn):
         proxy.cut_after(lambda: 2000, direction)
         with pytest.raises(psycopg.OperationalError):
@@ -161,7 +161,7 @@ async def test_cut_after_bytes(dsn: str, direction: Any) -> None:
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("prepared", [True, False])
 async def test_cut_at_commit(dsn: str, db: Any, when: Any, prepared: bool) -> None:
-    """F7: cut at COMMIT the client knows nothing; before: the server has not committed, after: it has."""
+    """F7: cut at COMMIT the client gets an error; cut before, nothing is committed; cut after, it is."""
     db.execute("create table t (n int)")
     async with through(dsn) as (proxy, conn):
         proxy.cut_at(lambda text: text.lower() == "commit", when)
@@ -175,7 +175,7 @@ async def test_cut_at_commit(dsn: str, db: Any, when: Any, prepared: bool) -> No
 
 
 async def test_cut_at_a_prepared_statement(dsn: str, db: Any) -> None:
-    """F7: a statement is known by its name too, once it has been prepared."""
+    """F7: a prepared statement is also recognized by its name."""
     db.execute("create table t (n int)")
     async with through(dsn) as (proxy, conn):
         insert = "insert into t values (%s)"
@@ -201,7 +201,7 @@ async def test_reset_is_a_reset(dsn: str) -> None:
 
 
 async def test_a_server_that_is_away_refuses(dsn: str) -> None:
-    """F5: with no server behind it the proxy resets; when there is one again, the same port serves it."""
+    """F5: without a server behind it the proxy refuses; with one again, the same port serves it."""
     place: list[Upstream] = ["/nowhere/.s.PGSQL.5432"]
     async with Proxy(lambda: place[0]) as proxy:
         with pytest.raises(psycopg.OperationalError):
@@ -213,7 +213,7 @@ async def test_a_server_that_is_away_refuses(dsn: str) -> None:
 
 
 def test_messages_in_pieces() -> None:
-    """However a stream is cut up, its messages come out whole and in order, and statements are known by their names."""
+    """However a stream is split, its messages come out whole and in order, and statements are recognized by name."""
     startup = (12).to_bytes(4) + (196608).to_bytes(4) + b"a\0\0\0"
     parse = b"P" + (4 + 3 + 7 + 2).to_bytes(4) + b"s1\0commit\0\0\0"
     bind = b"B" + (4 + 1 + 3 + 6).to_bytes(4) + b"\0s1\0" + b"\0" * 6
@@ -228,7 +228,7 @@ def test_messages_in_pieces() -> None:
 
 
 def test_what_is_no_protocol_goes_through() -> None:
-    """A stream that is encrypted, or is not PostgreSQL's, is passed on as it is."""
+    """A stream that is encrypted, or is not PostgreSQL's, passes through unchanged."""
     requests = Requests()
     ssl = (8).to_bytes(4) + (80877103).to_bytes(4)
     assert requests.feed(ssl) == [(ssl, None)]
@@ -239,7 +239,7 @@ def test_what_is_no_protocol_goes_through() -> None:
 
 
 def test_the_end_of_an_answer() -> None:
-    """ReadyForQuery at the end says that all was done, whatever the state of the transaction."""
+    """ReadyForQuery at the end marks the end of an answer, whatever the state of the transaction."""
     assert is_ready(b"C\0\0\0\x0bCOMMIT\0Z\0\0\0\x05I")
     assert is_ready(b"Z\0\0\0\x05T")
     assert not is_ready(b"C\0\0\0\x0bCOMMIT\0")

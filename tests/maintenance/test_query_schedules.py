@@ -1,4 +1,4 @@
-"""Query-driven schedules: what becomes of their ticks, whoever is slow, wrong, or there twice."""
+"""Query-driven schedules: the results of their ticks, even if a query is slow, wrong or fired twice."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tallybook._maintenance import queries
 from tallybook._maintenance.clock import Clock
 from tallybook.errors import ConfigError, InvalidArgument
 
-NOON = datetime(2999, 3, 1, 12, 0, 5, tzinfo=UTC)  # for workers with a clock of their own nothing is due yet
+NOON = datetime(2999, 3, 1, 12, 0, 5, tzinfo=UTC)  # nothing is due yet for workers with their own clock
 MINUTE = timedelta(minutes=1)
 STALE = "select n as key, jsonb_build_object('n', n) as args from generate_series(1, 3) n"
 
 
 @asynccontextmanager
 async def clock(dsn: str) -> AsyncIterator[Clock]:
-    """A worker's clock, which a test lets run when it likes."""
+    """Yield a worker's clock, which the test runs."""
     link = Link(dsn, "test")
     made = Clock(link, Link(dsn, "test"))
     try:
@@ -46,12 +46,12 @@ def put(db: Connection, name: str, query: str, *, at: datetime = NOON, **more: A
 
 
 async def tick(made: Clock, minutes: int = 1) -> int:
-    """So many minutes after noon."""
+    """Run what is due this many minutes after noon."""
     return await made.run_queries(at=NOON + minutes * MINUTE)
 
 
 def fires(db: Connection, name: str) -> list[tuple[Any, ...]]:
-    """What became of its ticks: minute, what, jobs."""
+    """Return the outcomes of its ticks: minute, what, jobs."""
     return db.execute(
         "select extract(minute from tick at time zone 'UTC')::int, what, jobs from tallybook.fire"
         " where schedule = %s order by tick",
@@ -63,7 +63,7 @@ def fires(db: Connection, name: str) -> list[tuple[Any, ...]]:
 
 
 async def test_stale_prices_are_refreshed_on_demand(db: Connection, dsn: str) -> None:
-    """S1-21 S1-22 S1-23: each minute what qualifies is put in, once as long as it is open; unviewed for 48 h is skipped."""
+    """S1-21 S1-22 S1-23: qualifying assets are enqueued each minute, once while open; those unviewed for 48 h not."""
     qualifies = """
 select 'price:' || a.id as key, jsonb_build_object('asset_id', a.id) as args
   from asset a
@@ -73,7 +73,7 @@ select 'price:' || a.id as key, jsonb_build_object('asset_id', a.id) as args
         or a.viewed_at > now() - interval '48 h'
            and not exists (select from price p where p.asset_id = a.id and p.at > now() - interval '24 h'))
  order by a.viewed_at desc nulls last"""
-    # The ids say why: 1 to 3 qualify, all others lack one thing.
+    # Ids 1 to 3 qualify; each of the others lacks one thing.
     assets = """
 insert into asset (id, price_mode, deleted_at, active, viewed_at) values
   (1, 'api', null, true, null),                            -- no price yet: viewed or not
@@ -107,13 +107,13 @@ create table price (asset_id int not null references asset, at timestamptz not n
 
     put(db, "stale-prices", qualifies)
     async with clock(dsn) as made:
-        assert [await tick(made, 1), await tick(made, 2)] == [3, 0]  # idempotent: all of them are queued
+        assert [await tick(made, 1), await tick(made, 2)] == [3, 0]  # idempotent: all of them are still open
         assert keys(db) == ["price:2", "price:3", "price:1"]  # in the query's order
         assert (await app.drain()).completed == 3
         assert refreshed == [2, 3, 1]
         assert await tick(made, 3) == 0  # they have a price now
         db.execute("update price set at = at - interval '2 days'")
-        assert await tick(made, 4) == 3 - 1 + 1  # 16's has become old; nobody looks at 1
+        assert await tick(made, 4) == 3 - 1 + 1  # the price of 16 is old now; nobody views 1
         assert keys(db, "state = 'available'") == ["price:16", "price:2", "price:3"]
         assert (await app.drain()).completed == 3
         db.execute(
@@ -130,7 +130,7 @@ create table price (asset_id int not null references asset, at timestamptz not n
 
 
 async def test_jobs_know_their_schedule(db: Connection, dsn: str) -> None:
-    """S2-16: jobs have the queue, priority, limits and headers of the schedule, and know it and their tick."""
+    """S2-16: jobs have the schedule's queue, priority, max_attempts and headers, and know it and their tick."""
     put(db, "stale", STALE, queue="q", priority=4, max_attempts=7, headers='{"team": "prices"}')
     async with clock(dsn) as made:
         assert await tick(made) == 3
@@ -142,7 +142,7 @@ async def test_jobs_know_their_schedule(db: Connection, dsn: str) -> None:
 
 
 async def test_a_tick_is_fired_once_by_many(db: Connection, dsn: str) -> None:
-    """S2-04: of several workers that start on one tick at the same instant one fires it, keys or not."""
+    """S2-04: of several workers that start one tick at the same instant one fires it, even without keys."""
     put(db, "keyless", "select jsonb_build_object('n', n) as args from generate_series(1, 3) n")
     async with clock(dsn) as one, clock(dsn) as two, clock(dsn) as three:
         for minute in range(1, 6):
@@ -172,7 +172,7 @@ FIRE = "select carried, jobs from tallybook._schedule_fire_query(%s)"
 
 
 async def test_a_plan_is_carried_out_once(db: Connection) -> None:
-    """S2-04: a worker that was frozen, or whose answer was lost, and says the same plan again, fires nothing."""
+    """S2-04: a frozen worker, or one that lost its answer, fires nothing if it sends the same plan again."""
     put(db, "keyless", "select '{}'::jsonb as args")
     said = plan(db, "keyless")
     assert [db.execute(FIRE, [said]).fetchone() for _ in range(2)] == [(True, 1), (False, 0)]
@@ -181,12 +181,12 @@ async def test_a_plan_is_carried_out_once(db: Connection) -> None:
 @pytest.mark.parametrize(
     ("guards", "told"),
     [
-        (["s.tick is not distinct from p.tick and s.paused_at is null"], (True, 0)),  # the tick is a row: on record already
+        (["s.tick is not distinct from p.tick and s.paused_at is null"], (True, 0)),  # the tick is already a row
         (["s.tick is not distinct from p.tick and s.paused_at is null", "return found;"], (True, 1)),
     ],
 )  # fmt: skip
 async def test_control_a_plan_that_is_said_twice(db: Connection, guards: list[str], told: tuple[bool, int]) -> None:
-    """Negative control: without the look at the schedule's tick the row of the fire decides, without that one it fires twice."""
+    """Negative control: without the check of the schedule's tick the fire's row decides; without both there are two."""
     for guard in guards:
         if guard.startswith("s."):
             without(db, "_schedule_query_begin", guard, "true")
@@ -198,7 +198,7 @@ async def test_control_a_plan_that_is_said_twice(db: Connection, guards: list[st
 
 
 async def test_missed_ticks_fire_once(db: Connection, dsn: str) -> None:
-    """After a downtime the latest missed tick is fired, since the query finds all that is due anyway."""
+    """After a downtime only the latest missed tick fires, since the query finds all due rows anyway."""
     put(db, "stale", STALE)
     async with clock(dsn) as made:
         assert await made.run_queries(at=NOON + timedelta(hours=2, seconds=-6)) == 3
@@ -209,7 +209,7 @@ async def test_missed_ticks_fire_once(db: Connection, dsn: str) -> None:
 
 
 async def test_a_wrong_query_stops_nobody(db: Connection, dsn: str, caplog: pytest.LogCaptureFixture) -> None:
-    """S2-16: a query that fails is on record with its message, tick by tick, counted and in the log; the others fire."""
+    """S2-16: a failing query is recorded with its message, tick by tick, counted and logged; the others fire."""
     db.execute("create table asset (id int)")
     put(db, "a wrong one", "select id as key, '{}'::jsonb as args from asset")
     put(db, "a right one", STALE)
@@ -232,7 +232,7 @@ async def test_a_wrong_query_stops_nobody(db: Connection, dsn: str, caplog: pyte
 
 
 async def test_nothing_of_a_failed_tick_stays(db: Connection, dsn: str) -> None:
-    """A query that fails after thousands of rows has put in none of them."""
+    """A query that fails after thousands of rows enqueues none of them."""
     put(db, "half", "select n as key, jsonb_build_object('n', 1 / (n - 5500)) as args from generate_series(1, 6000) n")
     async with clock(dsn) as made:
         assert await tick(made) == 0
@@ -241,7 +241,7 @@ async def test_nothing_of_a_failed_tick_stays(db: Connection, dsn: str) -> None:
 
 
 async def test_a_query_has_a_time_limit(db: Connection, dsn: str) -> None:
-    """A query that takes too long is cancelled, on record as failed, and its schedule goes on with the next tick."""
+    """A query that takes too long is cancelled and recorded as failed; its schedule continues with the next tick."""
     put(db, "endless", "select 'a' as key, jsonb_build_object('s', pg_sleep(60)::text) as args")
     async with clock(dsn) as made:
         made.queries._longest = 0.2
@@ -253,7 +253,7 @@ async def test_a_query_has_a_time_limit(db: Connection, dsn: str) -> None:
 
 @pytest.mark.direct("terminates a session")
 async def test_a_lost_connection_is_no_fate(db: Connection, dsn: str, connect: Callable[..., Connection]) -> None:
-    """A session that is terminated in the middle leaves the tick as it was; the next look fires it."""
+    """A session terminated in the middle leaves its tick unfired; a later look fires it."""
     held = hold(db, connect)
     async with clock(dsn) as made:
         (running,) = await made.start_queries(at=NOON + MINUTE)
@@ -265,7 +265,7 @@ async def test_a_lost_connection_is_no_fate(db: Connection, dsn: str, connect: C
         assert await running == 0
         held.rollback()
         assert fires(db, "slow") == []
-        assert await tick(made) == 0  # not at once again
+        assert await tick(made) == 0  # not at once
         made.queries._not_before.clear()
         assert await tick(made) == 1
     assert fires(db, "slow") == [(1, "enqueued", 1)]
@@ -275,7 +275,7 @@ async def test_a_lost_connection_is_no_fate(db: Connection, dsn: str, connect: C
 
 
 def hold(db: Connection, connect: Callable[..., Connection]) -> Connection:
-    """The schedule `slow`, whose query waits for as long as this transaction is open."""
+    """Put the schedule `slow`, whose query waits until this transaction ends."""
     db.execute("create table slow as select 'slow' as key, '{\"n\": 9}'::jsonb as args")
     put(db, "slow", "select * from slow")
     held = connect(autocommit=False)
@@ -297,7 +297,7 @@ LOCKS = pytest.mark.direct("watches which session waits")
 @pytest.mark.slow
 @LOCKS
 async def test_a_slow_query_delays_nobody(db: Connection, dsn: str, connect: Callable[..., Connection]) -> None:
-    """S1-21: while a query hangs, a worker fires its other schedules, of queries and plain ones, and runs their jobs."""
+    """S1-21: while a query hangs, a worker fires its other schedules, query-driven and plain, and runs their jobs."""
     held = hold(db, connect)
     db.execute("update tallybook.schedule set due_at = now(), tick = null, since = now() - interval '2 min'")
     app = App("shop", dsn=dsn)
@@ -340,7 +340,7 @@ async def test_control_one_at_a_time(
 async def test_a_slow_query_is_left_to_who_runs_it(
     db: Connection, dsn: str, connect: Callable[..., Connection]
 ) -> None:
-    """S2-04: another worker neither waits for it nor runs it as well; what is due besides is done by either."""
+    """S2-04: another worker neither waits for a running query nor runs it, too, and fires what else is due."""
     held = hold(db, connect)
     async with clock(dsn) as one, clock(dsn) as two:
         (running,) = await one.start_queries(at=NOON + MINUTE)
@@ -354,7 +354,7 @@ async def test_a_slow_query_is_left_to_who_runs_it(
 
 @LOCKS
 async def test_a_slow_query_does_not_stop_people(db: Connection, dsn: str, connect: Callable[..., Connection]) -> None:
-    """While its query runs a schedule can be paused or dropped; run now says that it is at it; a pause stays."""
+    """While its query runs, a schedule can be paused, and stays paused; run now is skipped as an overlap."""
     held = hold(db, connect)
     db.execute("set lock_timeout = '2 s'")
     async with clock(dsn) as made:
@@ -375,7 +375,7 @@ async def test_a_slow_query_does_not_stop_people(db: Connection, dsn: str, conne
 
 @LOCKS
 async def test_a_stop_takes_a_query_back(db: Connection, dsn: str, connect: Callable[..., Connection]) -> None:
-    """A worker that stops while a query runs cancels it: the tick stays due, and nothing waits in the server."""
+    """A worker that stops during a query cancels it: the tick stays due, and nothing waits in the server."""
     held = hold(db, connect)
     async with clock(dsn) as made:
         await made.start_queries(at=NOON + MINUTE)
@@ -406,7 +406,7 @@ async def test_drain_keeps_its_limit(db: Connection, dsn: str, connect: Callable
 
 
 async def test_declared_in_code(db: Connection, dsn: str) -> None:
-    """S2-11: app.schedule with a task and a query is on record at a worker's start, with the task's options and version."""
+    """S2-11: app.schedule with a task and a query is registered at a worker's start, with its options and version."""
     app = App("shop", dsn=dsn)
 
     @app.task(queue="prices", version=2)
@@ -426,7 +426,7 @@ async def test_declared_in_code(db: Connection, dsn: str) -> None:
 
 
 async def test_put_from_python(db: Connection, dsn: str) -> None:
-    """schedule_set takes a task and a query, on any connection; a changed query changes in place."""
+    """schedules.set takes a task and a query, on any connection; a changed query is changed in place."""
     app = App("shop", dsn=dsn)
 
     @app.task
@@ -441,7 +441,7 @@ async def test_put_from_python(db: Connection, dsn: str) -> None:
 
 
 async def test_what_is_no_query_schedule_is_refused() -> None:
-    """A job instead of a task, a task without a query, a derived key, no text: errors that say what to write."""
+    """A job for a task, no query, a blank one, a derived key or a delay: errors that name the mistake."""
     app = App("shop")
 
     @app.task(unique=("n",))
@@ -461,7 +461,7 @@ async def test_what_is_no_query_schedule_is_refused() -> None:
 
 
 def test_the_server_refuses_it_when_it_is_put(db: Connection) -> None:
-    """A query that is no SELECT of jobs, or args beside a query, are refused at once; what only the worker may read is not."""
+    """A query that is no SELECT, or that has args, is refused at once; one that only the worker may read is not."""
     for query, args in (("delete from tallybook.fire returning '{}'::jsonb as args", "{}"), (STALE, '{"n": 1}')):
         with pytest.raises(psycopg.Error) as caught:
             put(db, "x", query, args=args)
@@ -477,7 +477,7 @@ def test_the_server_refuses_it_when_it_is_put(db: Connection) -> None:
 
 
 def test_on_the_command_line(db: Connection, dsn: str) -> None:
-    """tallybook schedule put --query, show, run and next: the same schedule."""
+    """`tallybook schedule set --query`, show, run, next, list: the same schedule."""
 
     said = partial(run, "schedule", dsn=dsn)
 

@@ -1,4 +1,4 @@
-"""Schedules: one fire a tick, the overlap guard, missed ticks, run now; by clocks that are told the time."""
+"""Schedules: one fire per tick, the overlap guard, missed ticks and run now, with clocks that the test sets."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from support.workers import eventually
 from tallybook import App, Context
 from tallybook.errors import UnknownSchedule, WrongIsolationLevel
 
-# One fire a tick
+# One fire per tick
 
 
 async def test_a_tick_is_fired_once_however_many_clocks_there_are(dsn: str, db: Any) -> None:
-    """S2-04: eight clocks that look at the same instant fire each of 50 schedules once, tick after tick."""
+    """S2-04: eight clocks that look at the same instant fire each of 50 schedules once, every tick."""
     for n in range(50):
         put(db, f"s{n:02}", at=NOON, overlap=True)
     async with clocks(dsn, *[None] * 8) as all_of_them:
         for n in (1, 2, 3):
             at = NOON + n * STEP + 0.2 * SECOND
-            for _ in range(2):  # who was kept out by another looks again
+            for _ in range(2):  # a clock kept out by another looks again
                 await asyncio.gather(*(clock.run(at=at) for clock in all_of_them))
     assert one(db, "select count(*) from tallybook.fire where what = 'enqueued'") == 150
     assert one(db, "select count(*), count(distinct schedule || tick) from tallybook.fire") == (150, 150)
@@ -33,7 +33,7 @@ async def test_a_tick_is_fired_once_however_many_clocks_there_are(dsn: str, db: 
 
 
 async def test_the_job_of_a_fire(dsn: str, db: Any) -> None:
-    """S2-01: what a tick puts in is a job like any other, with args, queue and options, that knows its schedule and its tick."""
+    """S2-01: a tick's job is a job like any other, with args, queue and options; it knows its schedule and tick."""
     app = App("shop", dsn=dsn)
     seen: list[Any] = []
 
@@ -57,7 +57,7 @@ async def test_the_job_of_a_fire(dsn: str, db: Any) -> None:
 
 
 async def test_a_clock_that_dies_before_its_commit_has_fired_nothing(dsn: str, db: Any) -> None:
-    """S2-03 S2-05: fire, job and next tick are one transaction: a clock that dies with it leaves nothing, another one fires."""
+    """S2-03 S2-05: fire, job and next tick are one transaction: a clock that dies in it leaves none, another fires."""
     put(db, "s", at=NOON)
     async with clocks(dsn, None) as (clock,):
         await clock.run(at=NOON + SECOND)
@@ -66,7 +66,7 @@ async def test_a_clock_that_dies_before_its_commit_has_fired_nothing(dsn: str, d
         left, ran = await clock._batch(dying, NOON + STEP)
         assert (left, ran.fired) == (False, 1)  # in a transaction that is still open
         assert fires(db) == []
-        assert (await clock.run(at=NOON + STEP)).carried == 0  # it is locked: nobody waits
+        assert (await clock.run(at=NOON + STEP)).carried == 0  # it is locked, and nobody waits
         await dying.close()
         await eventually(
             lambda: one(
@@ -82,7 +82,7 @@ async def test_a_clock_that_dies_before_its_commit_has_fired_nothing(dsn: str, d
 
 
 async def test_a_clock_that_is_frozen_stops_nobody(dsn: str, db: Any) -> None:
-    """S2-03: who holds the claim of the clock's run and does nothing more delays the others by a second, not for ever."""
+    """S2-03: a clock frozen with the claim of its run delays the others by a second, not for ever."""
     put(db, "s", at=NOON)
     await run(dsn, NOON + SECOND)
     with psycopg.connect(dsn) as frozen:
@@ -97,12 +97,12 @@ async def test_a_clock_that_is_frozen_stops_nobody(dsn: str, db: Any) -> None:
 
 
 async def test_a_fire_whose_job_goes_on_keeps_the_next_from_firing(dsn: str, db: Any) -> None:
-    """S2-02 S2-06: the next tick is skipped while the job is in line, runs, or is in backoff: no error, no job, on record."""
+    """S2-02 S2-06: an open job (available, running, in backoff) skips the next tick: no error, no job, on record."""
     put(db, "s", at=NOON)
     hands = Hands(db)
     await run(dsn, NOON + STEP)
     assert fires(db) == ["enqueued"]
-    await run(dsn, NOON + 2 * STEP)  # in line
+    await run(dsn, NOON + 2 * STEP)  # available
     (job,) = hands.start()
     await run(dsn, NOON + 3 * STEP)  # running
     hands.fail(job, "1 hour")
@@ -118,7 +118,7 @@ async def test_a_fire_whose_job_goes_on_keeps_the_next_from_firing(dsn: str, db:
 
 @pytest.mark.parametrize("end", ["completed", "dead", "cancelled", "cancelled in line", "rescued", "crashed"])
 async def test_nothing_stays_blocked(dsn: str, db: Any, end: str) -> None:
-    """S2-05: after any end of the job, a worker that died and a dead letter included, the next tick fires."""
+    """S2-05: after any end of the job, even by a dead worker or as a dead letter, the next tick fires."""
     put(db, "s", at=NOON)
     hands = Hands(db)
     await run(dsn, NOON + STEP)
@@ -136,7 +136,7 @@ async def test_nothing_stays_blocked(dsn: str, db: Any, end: str) -> None:
             case "rescued":
                 hands.rescued()
                 await run(dsn, NOON + 2 * STEP)
-                assert fires(db) == ["enqueued", "skipped"]  # it is in line again
+                assert fires(db) == ["enqueued", "skipped"]  # it is available again
                 assert Hands(db).run_all() == [job.id]
             case "crashed":
                 for _ in range(3):
@@ -149,14 +149,14 @@ async def test_nothing_stays_blocked(dsn: str, db: Any, end: str) -> None:
 
 
 async def test_the_guard_can_be_opted_out_of(dsn: str, db: Any) -> None:
-    """S2-06: with overlap a tick is fired whether or not the last one's job goes on."""
+    """S2-06: with overlap a tick fires even if the last one's job has not ended."""
     put(db, "s", at=NOON, overlap=True)
     await run(dsn, NOON + STEP, NOON + 2 * STEP, NOON + 3 * STEP)
     assert fires(db) == ["enqueued"] * 3
 
 
 async def test_a_rolled_back_fire_leaves_nothing(dsn: str, db: Any, connect: Any) -> None:
-    """S2-03: the guard is rows beside the jobs: where the transaction fails, neither the fire nor the job is there."""
+    """S2-03: the guard is rows beside the jobs: a transaction that fails leaves neither fire nor job."""
     put(db, "s", at=NOON)
     with pytest.raises(ZeroDivisionError), connect(autocommit=False) as conn:
         assert one(conn, "select what from tallybook.schedule_run('s')") == "enqueued"
@@ -169,7 +169,7 @@ async def test_a_rolled_back_fire_leaves_nothing(dsn: str, db: Any, connect: Any
 
 
 async def test_run_now_takes_the_same_path(dsn: str, db: Any) -> None:
-    """S2-13: run now puts in a job with retries, is on record, and its guard holds for ticks and the next run now."""
+    """S2-13: run now enqueues a job with retries, is recorded, and its guard holds for ticks and the next run now."""
     put(db, "s", at=NOON, max_attempts=2)
     hands = Hands(db)
     what, reason, job_id, jobs = one(db, "select what, reason, job_id, jobs from tallybook.schedule_run('s', %s)", NOON)
@@ -191,7 +191,7 @@ async def test_run_now_takes_the_same_path(dsn: str, db: Any) -> None:
 
 
 async def test_run_now_waits_for_a_fire_in_flight_and_sees_its_job(dsn: str, db: Any, connect: Any) -> None:
-    """S2-13 S2-02: run now that meets a fire's open transaction waits for its end, and is skipped by the job that it put in."""
+    """S2-13 S2-02: run now waits for a fire's open transaction, and is skipped because of the fire's job."""
     put(db, "s", at=NOON)
     await run(dsn, NOON + SECOND)
     with connect(autocommit=False) as firing:
@@ -215,7 +215,7 @@ async def test_run_now_waits_for_a_fire_in_flight_and_sees_its_job(dsn: str, db:
 
 
 async def test_run_now_of_what_is_not_there(dsn: str, db: Any, connect: Any) -> None:
-    """S2-13: an unknown schedule is UnknownSchedule, an old snapshot is refused; a paused one runs when a person says so."""
+    """S2-13: run now refuses an unknown schedule and an old snapshot; a user can run a paused schedule."""
     app = App("shop", dsn=dsn)
     with pytest.raises(UnknownSchedule, match="there is no schedule"):
         app.schedules.run("s").sync(db)
@@ -241,7 +241,7 @@ async def test_run_now_of_what_is_not_there(dsn: str, db: Any, connect: Any) -> 
     ],
 )
 async def test_ticks_of_a_downtime(dsn: str, db: Any, missed: str, what: list[Any]) -> None:
-    """S2-16: after an hour without a clock: the latest tick, none, or the latest three; the others are one row with how many."""
+    """S2-16: after an hour without a clock: the latest tick, none, or the latest three; one row counts the others."""
     put(db, "s", at=NOON, missed=missed, catch_up=3, overlap=True)
     await run(dsn, NOON + SECOND, NOON + 65 * MINUTE)
     assert fires(db, "s", "what", "ticks") == what
@@ -249,11 +249,11 @@ async def test_ticks_of_a_downtime(dsn: str, db: Any, missed: str, what: list[An
 
 
 async def test_catching_up_goes_one_by_one(dsn: str, db: Any) -> None:
-    """S2-02: caught-up ticks run one after the other, behind a job that still runs; then ticks skip as ever."""
+    """S2-02: caught-up ticks run one by one, behind a job that still runs; then ticks skip as before."""
     put(db, "s", at=NOON, missed="all", catch_up=3)
     hands = Hands(db)
     await run(dsn, NOON + STEP)
-    (first,) = hands.start()  # and the clocks are away for half an hour
+    (first,) = hands.start()  # then no clock runs for half an hour
     await run(dsn, NOON + 45 * MINUTE)
     assert fires(db) == ["enqueued"] * 4
     assert hands.start() == []
@@ -267,7 +267,7 @@ async def test_catching_up_goes_one_by_one(dsn: str, db: Any) -> None:
 
 
 async def test_the_guard_knows_all_that_is_being_caught_up(dsn: str, db: Any) -> None:
-    """S2-02: while any of several caught-up jobs is open the next tick is skipped, also where the last of them was cancelled."""
+    """S2-02: while any of several caught-up jobs is open the next tick is skipped, even if the last was cancelled."""
     put(db, "s", at=NOON, missed="all")
     hands = Hands(db)
     await run(dsn, NOON + SECOND, NOON + 25 * MINUTE)
@@ -281,7 +281,7 @@ async def test_the_guard_knows_all_that_is_being_caught_up(dsn: str, db: Any) ->
 
 
 async def test_catching_up_does_not_overlap_with_a_job_of_an_older_definition(dsn: str, db: Any) -> None:
-    """S2-02: a job that was put in before missed ticks were to be caught up stands in no line: while it runs they are skipped."""
+    """S2-02: while a job from before the change to catching up is open, missed ticks are skipped, not caught up."""
     put(db, "s", at=NOON)
     await run(dsn, NOON + STEP)
     put(db, "s", at=NOON + STEP, missed="all")
@@ -290,7 +290,7 @@ async def test_catching_up_does_not_overlap_with_a_job_of_an_older_definition(ds
 
 
 async def test_nothing_is_missed_in_a_pause(dsn: str, db: Any) -> None:
-    """S2-16: a paused schedule does not fire; when it is resumed it fires from its next tick on, and the pause was no downtime."""
+    """S2-16: a paused schedule does not fire; resumed, it fires from its next tick on, and none counts as missed."""
     put(db, "s", at=NOON)
     assert one(db, "select tallybook.schedule_pause('s', 'ada', %s)", NOON)
     assert not one(db, "select tallybook.schedule_pause('s', 'eve', %s)", NOON)

@@ -1,4 +1,4 @@
-"""Schedules in code, what goes wrong with schedules, and the workers that fire them."""
+"""Schedules in code, problems with schedules, and the workers that fire them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tallybook.errors import ConfigError, InvalidArgument, UnknownSchedule
 
 
 async def test_schedules_in_code_are_registered(dsn: str, db: Any) -> None:
-    """S2-11: at a worker's start they are put on record, changed in place, and go when they have left the code; a pause stays."""
+    """S2-11: a worker's start registers them, changes them in place, drops those gone from the code, keeps a pause."""
     declared = "select name, cron, every, args from tallybook.schedule order by name"
     releases = [
         declaring(
@@ -45,13 +45,13 @@ async def test_schedules_in_code_are_registered(dsn: str, db: Any) -> None:
             ("b", None, {"n": 2}),
         ]
         assert one(db, "select count(*) from tallybook.schedule where paused_at is not null") == 1
-        assert one(db, "select tick from tallybook.schedule where name = 'b'") == NOON + 5 * MINUTE  # not planned anew
+        assert one(db, "select tick from tallybook.schedule where name = 'b'") == NOON + 5 * MINUTE  # not replanned
         await third.run(at=NOON + 2 * MINUTE)
         assert db.execute(declared).fetchall() == []
 
 
 async def test_the_same_release_again_writes_nothing(dsn: str, db: Any) -> None:
-    """S2-11: a worker that starts with what is on record already writes no row, and waits for nobody who holds one."""
+    """S2-11: a worker that starts with unchanged schedules writes no row, and waits for nobody who locks one."""
     app = declaring(a={"cron": "0 * * * *", "jitter": "5 s"}, b={"every": "5 min", "args": (1,)})
     async with clocks(dsn, app, app) as (first, second):
         await first.run(at=NOON)
@@ -64,7 +64,7 @@ async def test_the_same_release_again_writes_nothing(dsn: str, db: Any) -> None:
 
 
 async def test_a_locked_schedule_is_registered_later(dsn: str, db: Any) -> None:
-    """S2-11: a person's open transaction that holds the row does not stop a worker's start: it is said again a little later."""
+    """S2-11: an open transaction that locks the row does not stop a worker's start: it registers a little later."""
     old, new = declaring(a={"cron": "0 * * * *"}), declaring(a={"cron": "5 * * * *"})
     async with clocks(dsn, old, new) as (first, second):
         await first.run(at=NOON)
@@ -78,7 +78,7 @@ async def test_a_locked_schedule_is_registered_later(dsn: str, db: Any) -> None:
 
 
 async def test_a_changed_expression_counts_from_the_change(dsn: str, db: Any) -> None:
-    """S2-11: a changed expression fires at its own ticks only, from the change on; changed args keep the next tick."""
+    """S2-11: a changed expression fires at its own ticks only, from the change on; other changes keep the next tick."""
     put(db, "s", cron="0 * * * *", at=NOON, overlap=True)
     await run(dsn, NOON, NOON + 60 * MINUTE)
     assert put(db, "s", cron="15 * * * *", at=NOON + 70 * MINUTE, overlap=True) == "changed"
@@ -89,7 +89,7 @@ async def test_a_changed_expression_counts_from_the_change(dsn: str, db: Any) ->
 
 
 async def test_a_name_has_one_owner(dsn: str, db: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """S2-11: a schedule of the database is not overwritten by code, nor that of another app, and code's not by the database."""
+    """S2-11: code overwrites no schedule of the database or of another app, and the database none of code."""
     app, other = declaring(mine={"cron": "@daily"}, theirs={"cron": "@daily"}), App("other")
     put(db, "theirs", cron="@hourly", at=NOON)
     other.task(schedule="@hourly", name="mine")(lambda: None)
@@ -111,7 +111,7 @@ async def test_a_name_has_one_owner(dsn: str, db: Any, caplog: pytest.LogCapture
 async def test_an_expression_that_cannot_be_read_stops_no_other(
     dsn: str, db: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """S2-16: SQL can put what no worker can read: it says so on record and in the log, is tried again, and the others fire."""
+    """S2-16: an expression that no worker can read is recorded, logged and tried again, and the others fire."""
     put(db, "bad", cron="61 * * * *", at=NOON)
     put(db, "odd", cron="0 * * * *", tz="EST5EDT4,M3.2.0,M11.1.0", at=NOON)
     put(db, "good", at=NOON)
@@ -128,7 +128,7 @@ async def test_an_expression_that_cannot_be_read_stops_no_other(
 
 
 async def test_a_schedule_that_cannot_be_fired_stops_no_other(dsn: str, db: Any) -> None:
-    """S2-16: a row that somebody has broken by hand is on record as failed, with the reason, tick for tick; the others fire."""
+    """S2-16: a row broken by hand is recorded as failed, with the reason, tick by tick; the others fire."""
     for name in ("a", "b", "c"):
         put(db, name, at=NOON)
     await run(dsn, NOON + SECOND)
@@ -162,7 +162,7 @@ async def test_a_schedule_that_cannot_be_fired_stops_no_other(dsn: str, db: Any)
     ],
 )
 async def test_sql_refuses_what_cannot_tick(db: Any, more: dict[str, Any], words: str) -> None:
-    """S2-11: schedule_set refuses with TB005, by name, what no job could be made of."""
+    """S2-11: schedule_set refuses with TB005, by name, values that could make no job."""
     with pytest.raises(psycopg.Error, match=words) as error:
         put(db, **{"name": "s", "at": NOON, **more})
     assert error.value.sqlstate == "TB005"
@@ -174,8 +174,9 @@ async def test_sql_refuses_what_cannot_tick(db: Any, more: dict[str, Any], words
 @pytest.mark.slow
 @pytest.mark.direct("kills processes that hold sessions")
 def test_workers_that_are_killed_leave_no_gap(dsn: str, db: Any) -> None:
-    """S2-04, S2-05: of three processes one after the other is killed and another started: each second of five schedules fires once,
-    and every job completes.
+    """S2-04, S2-05: while three workers are killed and replaced one by one, each second of five schedules fires once.
+
+    Every job completes.
     """
     for n in range(5):
         put(
@@ -208,7 +209,7 @@ def test_workers_that_are_killed_leave_no_gap(dsn: str, db: Any) -> None:
 
 @pytest.mark.slow
 async def test_workers_fire_to_the_moment(dsn: str, db: Any) -> None:
-    """S2-01 S2-04: two workers fire each second of a schedule once, within a moment, and run it, beside what users enqueue."""
+    """S2-01 S2-04: two workers fire each second of a schedule once, never early, and run every job."""
     app = App("shop", dsn=dsn)
     seen: list[Any] = []
 
@@ -216,7 +217,7 @@ async def test_workers_fire_to_the_moment(dsn: str, db: Any) -> None:
     async def sweep(ctx: Context) -> None:
         seen.append((ctx.tick, datetime.now(UTC)))
 
-    # Where the machine stops for a second two ticks are fired at once: the second is not to be skipped for the first.
+    # If the machine stalls for a second, two ticks fire at once: the second must not be skipped because of the first.
     app.schedule("sweep", sweep.job(), cron="* * * * * *", tz="Europe/Berlin", overlap=True)
     async with working(app, dsn), working(app, dsn):
         await eventually(lambda: len({tick for tick, _ in seen}) >= 3, "three ticks")
@@ -231,7 +232,7 @@ async def test_workers_fire_to_the_moment(dsn: str, db: Any) -> None:
 
 @pytest.mark.direct("is told by a notification")
 async def test_a_worker_is_told_of_a_new_schedule(dsn: str, db: Any) -> None:
-    """S2-01: a schedule that is put while workers sleep is planned at once, not at their next look."""
+    """S2-01: a schedule that is set while workers sleep is planned at once, not at their next look."""
 
     async def _nothing() -> None: ...
 
@@ -248,7 +249,7 @@ async def test_a_worker_is_told_of_a_new_schedule(dsn: str, db: Any) -> None:
 
 
 async def test_drain_fires_what_is_due(dsn: str, db: Any) -> None:
-    """S4-07: drain registers the app's schedules and fires what is due before it runs the jobs; where none is due it fires none."""
+    """S4-07: drain registers the app's schedules and fires due ones before it runs the jobs; if none is due, none."""
     app = App("shop", dsn=dsn)
     seen: list[Any] = []
 
@@ -265,7 +266,7 @@ async def test_drain_fires_what_is_due(dsn: str, db: Any) -> None:
 
 
 async def test_a_worker_with_a_wrong_schedule_does_not_start(dsn: str) -> None:
-    """S2-11: what can only be known when annotations are read stops the worker's start, with a clear error."""
+    """S2-11: an error that shows only when annotations are read stops the worker's start, with a clear message."""
     app = App("shop", dsn=dsn)
 
     @app.task(schedule="@daily")
@@ -276,7 +277,7 @@ async def test_a_worker_with_a_wrong_schedule_does_not_start(dsn: str) -> None:
 
 
 async def test_what_the_app_tells_of_its_schedules(dsn: str, db: Any) -> None:
-    """S2-16: list, next ticks and fires with the states of their jobs, in Python; both forms of each verb."""
+    """S2-16: list, next ticks, and fires with their jobs' states, in Python; both forms of each verb."""
     app = App("shop", dsn=dsn)
 
     @app.task(queue="q")

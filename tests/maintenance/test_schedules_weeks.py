@@ -1,4 +1,4 @@
-"""Weeks of virtual time across changes of offset, with clocks that come and go and an app that is upgraded."""
+"""Weeks of virtual time across changes of the UTC offset, while clocks start and die and the app is upgraded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CODE = {
     "late": "0 15 23 * * *",
     "weekdays": "5 9-17/4 * * MON-FRI",
 }
-MOVED = "*/45 */3 * * *"  # what the upgrade makes of half-hourly
+MOVED = "*/45 */3 * * *"  # half-hourly after the upgrade
 
 
 def release(tz: str, upgraded: bool) -> App:
@@ -53,8 +53,9 @@ def release(tz: str, upgraded: bool) -> App:
     ],
 )
 async def test_a_week_across_a_change(dsn: str, db: Any, week: str) -> None:
-    """S2-04 S2-11: a week across a change of offset, with clocks starting, dying in the middle of a fire, and the app upgraded,
-    fires exactly what cronsim says, each tick once, none missed and none skipped.
+    """S2-04 S2-11: a week across a change of offset fires exactly cronsim's ticks, each once, none missed or skipped.
+
+    Clocks start, and die in the middle of a fire, and the app is upgraded.
     """
 
     def started(dsn: str, app: App) -> Clock:
@@ -62,7 +63,7 @@ async def test_a_week_across_a_change(dsn: str, db: Any, week: str) -> None:
         return Clock(*links, app=app.name, declared=app._declared_schedules)
 
     def said_by_cronsim(cron: str, tz: str, start: datetime, end: datetime) -> list[datetime]:
-        """The ticks after start and up to end, iterated without a pause from a day before."""
+        """Return the ticks after start and up to end, iterated without a pause from a day before."""
         ticks = (tick.astimezone(UTC) for tick in CronSim(cron, (start - timedelta(days=1)).astimezone(ZoneInfo(tz))))
         return [tick for tick in dict.fromkeys(takewhile(lambda tick: tick <= end, ticks)) if tick > start]
 
@@ -91,7 +92,7 @@ async def test_a_week_across_a_change(dsn: str, db: Any, week: str) -> None:
                 at = max(at, upgrade)
                 running.append(started(dsn, release(tz, True)))
                 upgraded, upgrade = True, at
-                await running[-1].run(at=at)  # fires what is due by the old release, then registers the new one
+                await running[-1].run(at=at)  # fires the old release's due ticks, then registers the new one
                 hands.complete(*hands.start())
                 continue
             if at > end:
@@ -99,7 +100,7 @@ async def test_a_week_across_a_change(dsn: str, db: Any, week: str) -> None:
             if luck.random() < 0.05:
                 await _dies(dsn, running[0], at)
                 died += 1
-            elif luck.random() < 0.05:  # another worker of the release that is there starts
+            elif luck.random() < 0.05:  # another worker of the current release starts
                 running.append(started(dsn, release(tz, upgraded)))
                 await running[-1].register(at=at)
             await luck.choice(running).run(at=at)
@@ -118,7 +119,7 @@ async def test_a_week_across_a_change(dsn: str, db: Any, week: str) -> None:
 
 
 async def _dies(dsn: str, clock: Clock, at: datetime) -> None:
-    """A clock fires what is due and is gone before its transaction has committed."""
+    """Let a clock fire what is due and die before its transaction has committed."""
     async with await psycopg.AsyncConnection.connect(dsn) as dying:
         await dying.execute("select")
         await clock._batch(dying, at)

@@ -21,8 +21,8 @@ from tallybook.errors import ConfigError, InvalidArgument
 
 S = timedelta(seconds=1)
 
-# Whoever runs a service takes its time, holds a lock of the test's own to the end of its transaction, and says so where
-# another one has it.
+# A run of a service takes its time, holds a lock of the test until its transaction ends, and records if another run
+# has that lock.
 WATCHED = """
 create table beside (name text);
 create function claimed(p_name text, p_at timestamptz) returns boolean language plpgsql as $$ {body} $$;
@@ -37,7 +37,7 @@ end $$"""
 
 
 def counted(of: Any, verb: str, monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Have this coroutine function write down each of its calls."""
+    """Record each call of this coroutine function."""
     kept, calls = getattr(of, verb), list[object]()
 
     async def call(*args: Any, **kwargs: Any) -> Any:
@@ -56,7 +56,7 @@ def info(app: App, db: Any, name: str) -> ServiceInfo:
 async def test_a_worker_without_maintenance_only_runs_jobs(
     app: App, dsn: str, db: Any, jobs: Jobs, caplog: pytest.LogCaptureFixture, *, maintenance: bool
 ) -> None:
-    """S3-41: a flag skips maintenance: jobs run, nothing is promoted and no service has run, and its log says so."""
+    """S3-41: without maintenance jobs run, nothing is promoted, no service has run, and the log reports it."""
 
     @app.task
     async def note() -> None: ...
@@ -83,7 +83,7 @@ async def test_a_worker_without_maintenance_only_runs_jobs(
 
 
 async def _three_workers(app: App, dsn: str, db: Any, jobs: Jobs, body: str) -> int:
-    """How often a service was run beside another one, while three workers promote 300 jobs that fall due within a second."""
+    """Return how often a service ran beside itself, while three workers promote 300 jobs that fall due in a second."""
     body = body or db.execute("select prosrc from pg_proc where proname = '_service_claim'").fetchone()[0]
     db.execute(WATCHED.format(body=body))
 
@@ -107,14 +107,14 @@ async def _three_workers(app: App, dsn: str, db: Any, jobs: Jobs, body: str) -> 
 
 @pytest.mark.slow
 async def test_workers_never_run_one_service_at_once(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """S3-32: of three workers, to all of which jobs fall due at once, one at a time runs promote; none is left or run twice."""
+    """S3-32: of three workers for which jobs fall due at once, one at a time promotes; none is left or run twice."""
     assert await _three_workers(app, dsn, db, jobs, "") == 0
     assert info(app, db, "promote").last_effect is not None
 
 
 @pytest.mark.slow
 async def test_workers_run_services_at_once_where_nobody_claims(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """Negative control of S3-32: with a claim that everybody gets, the same test finds them at it together."""
+    """Negative control of S3-32: if every claim succeeds, the same test finds concurrent runs."""
     assert await _three_workers(app, dsn, db, jobs, "begin return true; end") > 0
 
 
@@ -122,7 +122,7 @@ async def test_workers_run_services_at_once_where_nobody_claims(app: App, dsn: s
 async def test_drain_promotes_while_a_worker_does(
     app: App, dsn: str, db: Any, connect: Any, monkeypatch: pytest.MonkeyPatch, insists: bool
 ) -> None:
-    """S4-07 S3-32: a drain that finds the service claimed promotes itself; control: one that does not ends before its jobs."""
+    """S4-07 S3-32: a drain that finds the service claimed promotes itself; control: otherwise its jobs do not run."""
     ran: list[int] = []
 
     @app.task
@@ -153,13 +153,13 @@ async def test_drain_promotes_while_a_worker_does(
 async def test_a_new_interval_reaches_a_running_worker(
     app: App, dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S3-32: an interval that is changed while a worker runs holds from its next look on, without a restart."""
+    """S3-32: an interval changed while a worker runs holds from its next look on, without a restart."""
     for name in ("promote", "rescue", "rebase"):
         app.services.set(name, "1 hour").sync(db)
     async with working(app, dsn, rescue_look=timedelta(hours=1)) as worker:
         looks = counted(worker.maintenance.loop, "look", monkeypatch)
         app.services.set("rebase", "100 ms").sync(db)
-        # Ten looks take a second once it knows; before that each of them comes four seconds after the last one or later.
+        # With the new interval ten looks take a second; before it, looks are at least four seconds apart.
         await eventually(lambda: worker.maintenance.rebaser.every == 0.1, "it has learned")
         before = len(looks)
         await eventually(lambda: len(looks) >= before + 10, "it looks as often", seconds=20)
@@ -169,7 +169,7 @@ async def test_a_new_interval_reaches_a_running_worker(
 async def test_rescue_looks_as_often_as_its_service_says_unless_the_worker_was_told(
     app: App, dsn: str, db: Any
 ) -> None:
-    """The option rescue_look of one worker goes before the service's interval; without it the service's holds."""
+    """A worker's option rescue_look overrides the service's interval; without it, the interval holds."""
     app.services.set("rescue", "200 ms").sync(db)
     async with working(app, dsn, rescue_look=None) as one, working(app, dsn, rescue_look=50 * S) as other:
         await eventually(
@@ -187,14 +187,14 @@ async def test_rescue_looks_as_often_as_its_service_says_unless_the_worker_was_t
 async def test_the_look_finds_jobs_for_a_worker_that_is_not_woken(
     app: App, dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch, rides: bool
 ) -> None:
-    """S4-09: a job whose producer notifies nobody is found by the look of the services; control: by nothing else."""
+    """S4-09: the services' look finds a job whose producer notifies nobody; control: nothing else finds it."""
     ran: list[int] = []
 
     @app.task
     async def note(n: int) -> None:
         ran.append(n)
 
-    monkeypatch.setattr(claimer_module, "jittered", lambda seconds: 3600.0)  # no poll of the claimer's own
+    monkeypatch.setattr(claimer_module, "jittered", lambda seconds: 3600.0)  # the claimer does not poll
     if not rides:
         monkeypatch.setattr(Claimer, "idle_queues", lambda self: [])
     db.execute("set tallybook.notify = off")
@@ -212,7 +212,7 @@ async def test_the_look_finds_jobs_for_a_worker_that_is_not_woken(
 async def test_an_idle_claimer_leaves_the_look_to_the_services(
     app: App, dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An idle worker claims nothing while the services look often enough for it: that is one statement instead of two."""
+    """An idle worker claims nothing while the services look often enough: one statement instead of two."""
     monkeypatch.setattr(claimer_module, "jittered", lambda seconds: seconds)
     async with working(app, dsn, poll=S) as worker:
         await eventually(
@@ -225,12 +225,13 @@ async def test_an_idle_claimer_leaves_the_look_to_the_services(
 
 
 async def test_looks_behind_the_mark_take_a_tenth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trap 14: each producer of a job that is due soon asks for a look behind the mark, which walks over all that was promoted
-    since an old snapshot is held. They take a tenth of the time at most, and none that was asked for is forgotten.
+    """Trap 14: looks behind the mark take about a tenth of the time at most, and no requested one is forgotten.
+
+    Each producer of a job that is due soon requests one; it walks over all jobs promoted while an old snapshot is held.
     """
 
     class SlowLink:
-        """Every promote takes 20 ms of the clock and finds the next job due in 5 ms; the marks that it was asked with."""
+        """Each promote takes 20 ms and finds the next job due in 5 ms; `marks` keeps the marks of all calls."""
 
         def __init__(self) -> None:
             self.now, self.next_in = 100.0, 0.005
@@ -270,8 +271,9 @@ async def test_looks_behind_the_mark_take_a_tenth_of_the_time(monkeypatch: pytes
 async def test_a_suspect_is_looked_at_twice(
     app: App, dsn: str, db: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S3-06: a worker whose session is gone is given up by the second run of rescue, a grace after the first; no look between
-    puts that off.
+    """S3-06: a worker whose session is gone is given up by the second run of rescue, a grace after the first.
+
+    No look in between delays that.
     """
     other = connect()
     dead = db.execute("select tallybook.worker_start('gone', '{default}', session => true)").fetchone()[0]
@@ -289,7 +291,7 @@ async def test_a_suspect_is_looked_at_twice(
 
 
 def test_services_in_python(app: App, db: Any) -> None:
-    """S3-31 S3-32: services lists them with their last run; service_every changes how often, and refuses what cannot be."""
+    """S3-31 S3-32: services.list shows the last runs; services.set changes the interval, and refuses invalid ones."""
     db.execute("select tallybook.promote(as_service => true)")
     names = [one.name for one in app.services.list().sync(db)]
     assert names == sorted(names) and {"fair_release", "concurrency_release", "promote", "rebase", "rescue"} <= set(
@@ -311,7 +313,7 @@ def test_services_in_python(app: App, db: Any) -> None:
 
 
 async def test_services_in_async_python(app: App, dsn: str) -> None:
-    """The same verbs for coroutines, given the App."""
+    """The same verbs, awaited with the App."""
     app.dsn = dsn
     assert await app.services.set("promote", S)
     assert next(one for one in await app.services.list() if one.name == "promote").every == S
