@@ -186,7 +186,7 @@ async def test_a_plan_is_carried_out_once(db: Connection) -> None:
     ],
 )  # fmt: skip
 async def test_control_a_plan_that_is_said_twice(db: Connection, guards: list[str], told: tuple[bool, int]) -> None:
-    """Negative control: without the check of the schedule's tick the fire's row decides; without both there are two."""
+    """Negative control: without the check of the tick the fire's row decides; without both it fires twice."""
     for guard in guards:
         if guard.startswith("s."):
             without(db, "_schedule_query_begin", guard, "true")
@@ -275,7 +275,7 @@ async def test_a_lost_connection_is_no_fate(db: Connection, dsn: str, connect: C
 
 
 def hold(db: Connection, connect: Callable[..., Connection]) -> Connection:
-    """Put the schedule `slow`, whose query waits until this transaction ends."""
+    """Put the schedule `slow`, whose query waits until the returned transaction ends."""
     db.execute("create table slow as select 'slow' as key, '{\"n\": 9}'::jsonb as args")
     put(db, "slow", "select * from slow")
     held = connect(autocommit=False)
@@ -441,7 +441,7 @@ async def test_put_from_python(db: Connection, dsn: str) -> None:
 
 
 async def test_what_is_no_query_schedule_is_refused() -> None:
-    """A job for a task, no query, a blank one, a derived key or a delay: errors that name the mistake."""
+    """A job instead of a task, no query, a blank one, a derived key, a delay: errors that name the mistake."""
     app = App("shop")
 
     @app.task(unique=("n",))

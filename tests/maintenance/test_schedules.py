@@ -97,7 +97,7 @@ async def test_a_clock_that_is_frozen_stops_nobody(dsn: str, db: Any) -> None:
 
 
 async def test_a_fire_whose_job_goes_on_keeps_the_next_from_firing(dsn: str, db: Any) -> None:
-    """S2-02 S2-06: an open job (available, running, in backoff) skips the next tick: no error, no job, on record."""
+    """S2-02 S2-06: a tick is skipped while the job is available, running or in backoff: no error, no job, recorded."""
     put(db, "s", at=NOON)
     hands = Hands(db)
     await run(dsn, NOON + STEP)
@@ -215,7 +215,7 @@ async def test_run_now_waits_for_a_fire_in_flight_and_sees_its_job(dsn: str, db:
 
 
 async def test_run_now_of_what_is_not_there(dsn: str, db: Any, connect: Any) -> None:
-    """S2-13: run now refuses an unknown schedule and an old snapshot; a user can run a paused schedule."""
+    """S2-13: run now raises UnknownSchedule, refuses an old snapshot, and fires a paused schedule."""
     app = App("shop", dsn=dsn)
     with pytest.raises(UnknownSchedule, match="there is no schedule"):
         app.schedules.run("s").sync(db)

@@ -65,7 +65,7 @@ async def test_a_held_job_starts_with_the_new_args(
 async def test_a_worker_that_stops_gives_held_jobs_back(
     app: App, dsn: str, db: Any, connect: Connect, handlers: Handlers, jobs: Jobs
 ) -> None:
-    """P9: the worker does not wait for the producer, and the next worker runs the job with the new args."""
+    """P9: its stop does not wait for the producer, and the next worker runs the job with the new args."""
     job = put(db, **{**REPLACE, "args": {"n": 1}})
     producer = connect(autocommit=False)
     put(producer, **{**REPLACE, "args": {"n": 2}})

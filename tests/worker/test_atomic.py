@@ -269,7 +269,7 @@ async def test_a_plain_handler_may_raise_what_ends_an_iteration(app: App, dsn: s
 
 
 def test_what_an_atomic_task_takes() -> None:
-    """S5-03: a task with an unusable signature is refused at its first use; the error shows the right one."""
+    """S5-03: a task with an unusable signature is refused at its first use, with a clear error."""
     app = App("shop")
 
     @app.task(atomic=True)
@@ -472,7 +472,7 @@ async def test_sessions_of_the_users_own(app: App, dsn: str, db: Any, jobs: Jobs
 
 
 async def test_a_session_of_another_database_fails(app: App, dsn: str, db: Any, empty_dsn: str, jobs: Jobs) -> None:
-    """P4: in a database without the job the attempt fails, and the job does not stay running for ever."""
+    """P4: an attempt in another database, without the job, fails; the job does not stay running for ever."""
     engine = sa.create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(empty_dsn))
     tasks = App("shop", session=sessionmaker(engine))
 

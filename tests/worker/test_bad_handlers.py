@@ -79,7 +79,7 @@ def poisoned(dsn: str, db: Any, env: dict[str, str] | None = None) -> tuple[JobI
 
 @pytest.mark.slow
 def test_a_job_that_kills_its_worker_is_dead_and_its_neighbours_complete(dsn: str, db: Any) -> None:
-    """F24 P8 S4-20: a job with os._exit runs alone the third time and is dead as crashed; the 20 others complete."""
+    """F24 P8 S4-20: a job that calls os._exit runs alone the third time, and is dead as crashed; 20 others complete."""
     poison, neighbours, restarter = poisoned(dsn, db)
     assert (poison.state, poison.reason, poison.crashes, poison.failures) == ("dead", "crashed", 3, 0)
     assert Counter((job.state, job.failures) for job in neighbours) == {("completed", 0): NEIGHBOURS}

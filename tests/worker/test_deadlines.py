@@ -31,7 +31,7 @@ def error_of(info: JobInfo) -> dict[str, Any]:
 
 
 async def test_an_async_handler_is_cancelled_at_its_deadline(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """S4-19: at the deadline the handler is cancelled and sees why; the attempt fails as TimeoutError, with a retry."""
+    """S4-19: at its deadline a handler is cancelled and sees why; the attempt fails as TimeoutError and is retried."""
     seen: list[Any] = []
 
     @app.task(timeout=SOON, retry=Constant(timedelta(0)), max_attempts=2)
@@ -151,7 +151,7 @@ async def test_what_a_handler_does_in_the_grace_counts(
 async def test_an_async_handler_that_ignores_its_cancel_is_abandoned(
     app: App, dsn: str, db: Any, jobs: Jobs, caplog: pytest.LogCaptureFixture, everything: bool
 ) -> None:
-    """F26: past the grace the attempt fails, its slot is free, the next attempt runs; the coroutine is closed."""
+    """F26: past the grace the attempt fails, its slot is free, the next one runs; the coroutine closes if it can."""
     attempts: list[int] = []
     frames: list[weakref.ref[Any]] = []
 
@@ -178,7 +178,7 @@ async def test_an_async_handler_that_ignores_its_cancel_is_abandoned(
     async with working(app, dsn, queues={"default": 1}, max_abandoned=5, **GRACE) as worker:
         (info,) = await jobs.ends(job)
         await jobs.ends(fine.enqueue_sync(db))
-        left = 2 if everything else 0  # a handler that also swallows GeneratorExit cannot be closed: it stays
+        left = 2 if everything else 0  # a handler that also swallows GeneratorExit cannot be closed, and counts
         await eventually(lambda: worker.runner.still_abandoned == left, "the others are gone")
     assert worker.runner.abandoned == 2
     gc.collect()

@@ -92,7 +92,7 @@ def test_control_an_end_by_a_lease_that_is_not_on_record(db: Connection) -> None
 
 
 def test_no_producer_waits_for_another(db: Connection, connect: Callable[..., Connection]) -> None:
-    """S5-01: while a transaction that enqueued stays open, others enqueue to its queues and claim, without a lock."""
+    """S5-01: while a transaction that enqueued is open, others enqueue to its queues and claim without lock waits."""
     first, second, worker = connect(), connect(), connect()
     one(db, "select tallybook.enqueue('old', 'send')")
     me = one(worker, "select tallybook.worker_start('w', array['old', 'new', 'bulk'])")
@@ -164,7 +164,7 @@ def test_another_unique_key_waits_for_nobody(db: Connection, connect: Callable[.
 
 
 def test_an_open_cancel_holds_up_no_claim(db: Connection, connect: Callable[..., Connection]) -> None:
-    """Trap 4: a claim does not wait for an open transaction that cancelled the job, and takes it."""
+    """Trap 4: a claim takes a job that an open transaction has cancelled, without waiting."""
     user, worker = connect(), connect()
     job = one(db, "select tallybook.enqueue('mail', 'send')")
     me = one(worker, "select tallybook.worker_start('w', array['mail'])")

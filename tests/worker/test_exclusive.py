@@ -31,7 +31,7 @@ WAITS = 'the permits of the limit "task:report" are taken'
 async def test_one_runs_whatever_puts_it_in(
     app: App, dsn: str, db: Any, jobs: Jobs, guard: Any, states: dict[str, int], reason: str | None
 ) -> None:
-    """S2-02 S2-13 S2-14: a tick's, a user's and code's job, two workers: one runs; control: without the guard all."""
+    """S2-02 S2-13 S2-14: of jobs from a tick, a user and code, two workers run one; control: without the guard all."""
     gate, running = asyncio.Event(), Counter[str]()
 
     @app.task(schedule="0 4 1 1 *", overlap=True, **guard)

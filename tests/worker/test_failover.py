@@ -50,7 +50,7 @@ def pair() -> Iterator[Pair]:
 
 @pytest.mark.slow
 def test_a_worker_follows_a_failover(pair: Pair) -> None:
-    """F13 F14 P1 P10: primary killed, standby promoted: a worker with both hosts continues in 10 s, nothing is lost.
+    """F13 F14 P1 P10: primary killed, standby promoted: a worker with both hosts resumes within 10 s, none is lost.
 
     Negative control: a worker whose DSN has only the old primary does nothing more.
     """

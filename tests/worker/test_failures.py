@@ -69,7 +69,7 @@ async def test_any_exception_is_kept_as_a_failure(app: App, dsn: str, db: Any, j
 
 
 async def test_each_failure_is_kept_with_when_and_where(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """S4-13: type, message, traceback, attempt, worker, start and end of each failure are kept, also in the view."""
+    """S4-13: type, message, traceback, attempt, worker, start and end of a failure are kept, also in view attempt."""
     now = Constant(timedelta(0))
     second = timedelta(seconds=1)
     ran: list[tuple[datetime, datetime]] = []

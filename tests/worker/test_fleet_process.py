@@ -130,7 +130,7 @@ def picked_up(nodes: Nodes, number: int, starts: int) -> float:
 
 
 def test_a_server_that_hangs_delays_no_other_node(servers: list[Server], apart: Nodes, tmp_path: Path) -> None:
-    """While a node's server hangs, jobs of other nodes start at once, all slots are theirs, and a stop ends."""
+    """While a node's server hangs, jobs of other nodes start at once, all slots are theirs, and a stop completes."""
     pid: Any = servers[1].pid
     with worker(tmp_path, apart, "--queues", "default=2", "--stop-timeout", "3 s") as process:
         for number in (1, 2, 3):

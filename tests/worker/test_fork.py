@@ -21,7 +21,7 @@ from tallybook._worker.life import signals
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["inside", "between"])
 def test_a_fork_does_not_use_its_parents_connections(dsn: str, db: Any, how: str) -> None:
-    """F42: after a fork with an open pool, the child enqueues, opens a pool and runs a worker; the parent's work on."""
+    """F42: after a fork with a pool open, the child enqueues, opens a pool, runs a worker; the parent still works."""
     paths = os.pathsep.join([str(ROOT / "tests"), str(ROOT / "src")])
     done = subprocess.run(
         [sys.executable, "-m", "support.forked", dsn, how],

@@ -32,7 +32,7 @@ def locks(db: Any) -> list[int]:
 async def test_one_has_it_until_its_session_ends(
     app: App, dsn: str, db: Any, jobs: Jobs, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """S2-05: of two workers one has the lock; without a wait a handler fails, with one it gets a killed session's."""
+    """S2-05: one of two has it; a handler that does not wait fails, a waiting one gets it once the session dies."""
     gate, began = asyncio.Event(), list[str]()
 
     @app.task(max_attempts=1)
@@ -62,7 +62,7 @@ async def test_one_has_it_until_its_session_ends(
 async def test_plain_handlers_take_turns(
     app: App, dsn: str, db: Any, jobs: Jobs, monkeypatch: pytest.MonkeyPatch, broken: bool
 ) -> None:
-    """S2-14: plain handlers in one process exclude each other, one that raises unlocks; control: they meet."""
+    """S2-14: plain handlers in one process exclude each other, one that raises unlocks; control: else they meet."""
     if broken:
         monkeypatch.setattr("tallybook._worker.run.lock._TAKE", "select true, %s::text")
     inside, met = list[int](), threading.Event()
@@ -133,7 +133,7 @@ async def test_a_pooler_is_no_session(app: App, dsn: str, pooled: str, db: Any, 
 
 
 async def test_where_there_is_no_lock_of_its_own(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """S2-05: in an atomic task, or one with its own process, ctx.lock is an error; the first names what to call."""
+    """S2-05: ctx.lock is an error in an atomic task, which names what to call, and in a process of its own."""
 
     @app.task(atomic=True, max_attempts=1)
     async def written(tx: psycopg.AsyncConnection[Any], ctx: Context) -> None:

@@ -204,7 +204,7 @@ async def test_what_only_time_can_mend_is_said_again(dsn: str, state: str, times
 async def test_a_full_disk_is_an_unavailable_queue_to_who_enqueues(
     app: App, db: Any, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F15: an enqueue without room on the server is repeated for a while, then QueueUnavailable has the reason."""
+    """F15: an enqueue without room on the server is repeated for a while; then QueueUnavailable gives the reason."""
     monkeypatch.setattr(exactly_once, "PATIENCE", 0.5)
     db.execute("""create function public.no_room() returns bigint language plpgsql as
         $$ begin raise exception 'could not extend file' using errcode = '53100'; end $$""")
@@ -218,7 +218,7 @@ async def test_a_full_disk_is_an_unavailable_queue_to_who_enqueues(
 
 @pytest.mark.slow
 async def test_a_server_without_free_connections_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
-    """F16: 53300 from the real server: a worker without a connection waits, logs it once, and continues later."""
+    """F16: 53300 from the real server: a worker finds no connection, logs it once, and waits until one is free."""
     app = App("shop")
 
     @app.task
@@ -409,7 +409,7 @@ async def test_handlers_that_take_the_pool_do_not_stop_the_worker(app: App, db: 
 
 
 async def test_a_taken_pool_is_told_after_a_bound(app: App, note: Any, dsn: str) -> None:
-    """F41: if all connections are taken, a call raises QueueUnavailable with the reason in time; later it works."""
+    """F41: with all connections taken, a call times out as QueueUnavailable, with the reason; later it works."""
     async with app.open(dsn=dsn, max_size=1, timeout=timedelta(seconds=1)):
         async with app._connection():
             began = time.monotonic()

@@ -308,7 +308,7 @@ def _group(*errors: Exception) -> Exception:
 async def test_what_must_not_be_retried_is_dead(
     app: App, dsn: str, db: Any, jobs: Jobs, make: Callable[[], Exception], state: str
 ) -> None:
-    """S2-07: an exception in no_retry, or a marked one, makes its job dead at its first failure; others retry."""
+    """S2-07: an exception in no_retry, or a marked one, makes its job dead at the first failure; others are retried."""
 
     @app.task(retry=Constant(HOUR), no_retry=(ValueError, LookupError))
     async def send() -> None:

@@ -372,7 +372,7 @@ def test_newlines_forge_no_line() -> None:
 
 
 def test_the_series_are_bounded() -> None:
-    """A limited number of queues and tasks have series; all others share one sum, and no series moves."""
+    """Only some queues and tasks have series; the others are one sum, even if a real one has its name; none moves."""
 
     def numbers(n: int, **more: int) -> Numbers:
         counts = {("q", f"t{i}"): (i,) * len(COLUMNS) for i in range(n)} | {
@@ -416,7 +416,7 @@ def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
 
 
 async def test_a_port_that_is_taken(app: App, dsn: str) -> None:
-    """A port of another process is a clear error, and no worker is registered."""
+    """A port that another process uses is a clear error, and no worker is registered."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         worker = Worker(app, dsn, WorkerSettings(metrics_port=port))
@@ -443,7 +443,7 @@ def test_the_command_line_listens_while_it_waits(tmp_path: Path) -> None:
 
 
 def test_every_process_has_a_port_of_its_own() -> None:
-    """--processes: the children listen on the port and the following ones, on any for 0, on none without."""
+    """--processes: the children listen on the port and the following ones, on any free one for 0, on none without."""
     from tallybook._worker.life.supervisor import _port
 
     assert [_port(9464, number) for number in (1, 2)] == [["--metrics-port", "9464"], ["--metrics-port", "9465"]]

@@ -112,7 +112,7 @@ def test_a_job_of_a_task_and_version_that_nobody_knows_waits_for_its_worker(dsn:
 
 
 def test_an_upgrade_that_fails_makes_the_job_dead_and_a_person_retries_it(dsn: str, db: Any) -> None:
-    """F31: an upgrade that raises would raise again: the job is dead at once, with step and reason, and retryable."""
+    """F31: an upgrade that raises would raise again: the job is dead at once with step and cause; it can be retried."""
     db.execute("select tallybook.enqueue('default', 'send', '{\"whom\": 1}')")
     assert drain(third(), dsn=dsn).dead == 1
     (letter,) = app_dead(db)
@@ -348,7 +348,7 @@ def test_a_rolling_deploy_forward(dsn: str, db: Any) -> None:
 
 @pytest.mark.slow
 def test_a_rolling_deploy_back(dsn: str, db: Any) -> None:
-    """S3-39, P12: after a rollback to the old release, unreadable jobs wait, are unserved, and run in order later."""
+    """S3-39, P12: after a rollback, jobs that the old release cannot read wait as unserved, and run in order later."""
     old, new = release(1), release(2)
     with Releases(dsn, db) as releases:
         newer = releases.start(2, "new")

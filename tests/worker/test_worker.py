@@ -144,7 +144,7 @@ async def test_args_that_do_not_fit_are_dead_at_once(app: App, dsn: str, db: Any
 
 
 async def test_the_loop_outlives_an_error_of_its_own(dsn: str, db: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """S5-09: while each claim finds the server out of memory, the worker logs it; later it continues, not restarted."""
+    """S5-09: while claims fail for lack of memory, the worker logs it and retries; later it works, not restarted."""
     app = App("shop")
 
     @app.task
@@ -329,7 +329,7 @@ async def test_a_handlers_follow_up_runs_next(app: App, dsn: str, db: Any, jobs:
 
 
 def test_the_watermark_hides_no_claim_after_the_numbers_were_set_back() -> None:
-    """F5: a server crash can set the claims' numbers back; no open claim is below the watermark sent after it."""
+    """F5: a server crash can set the claims' numbers back; no open claim is below the watermark sent afterwards."""
     book = Book({"default": 10})
     before = Lease("a", 1000, "default")
     book.opened(before, 1)

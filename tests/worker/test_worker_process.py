@@ -377,7 +377,7 @@ def test_a_limit_outlives_the_workers_that_have_used_it(workers: Workers) -> Non
 
 
 def test_a_worker_waits_for_a_server_that_is_not_up(own_server: Server) -> None:
-    """A worker that starts before its server waits, and runs the job there when it is up."""
+    """Started before its server, a worker waits, and runs the job that is available when it comes."""
     dsn = own_server.dsn("shop")
     with psycopg.connect(dsn, autocommit=True) as db, Workers(dsn, db):
         job = note.enqueue_sync(db, 1)
