@@ -59,7 +59,7 @@ def fires(db: Connection, name: str) -> list[tuple[Any, ...]]:
     ).fetchall()
 
 
-# --- S1-22, S1-23: the assets that somebody looks at -------------------------------------------------------------------
+# --- S1-22, S1-23: the assets that users view -------------------------------------------------------------------------
 
 
 async def test_stale_prices_are_refreshed_on_demand(db: Connection, dsn: str) -> None:
@@ -271,7 +271,7 @@ async def test_a_lost_connection_is_no_fate(db: Connection, dsn: str, connect: C
     assert fires(db, "slow") == [(1, "enqueued", 1)]
 
 
-# --- who is slow ---------------------------------------------------------------------------------------------------
+# --- slow queries --------------------------------------------------------------------------------------------------
 
 
 def hold(db: Connection, connect: Callable[..., Connection]) -> Connection:

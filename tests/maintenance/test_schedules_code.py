@@ -51,7 +51,7 @@ async def test_schedules_in_code_are_registered(dsn: str, db: Any) -> None:
 
 
 async def test_the_same_release_again_writes_nothing(dsn: str, db: Any) -> None:
-    """S2-11: a worker that starts with unchanged schedules writes no row, and waits for nobody who locks one."""
+    """S2-11: a worker that starts with unchanged schedules writes no row, and waits for no lock on one."""
     app = declaring(a={"cron": "0 * * * *", "jitter": "5 s"}, b={"every": "5 min", "args": (1,)})
     async with clocks(dsn, app, app) as (first, second):
         await first.run(at=NOON)
