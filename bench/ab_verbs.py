@@ -1,6 +1,7 @@
 """The CPU time of single verbs on two commits, for `bench.ab`: both on one server, in turns of a few milliseconds.
 
-Other load slows both sides alike, so the medians show a difference of two per cent even on a busy machine.
+Other load slows both sides alike. A session's plans and memory can favour one side for as long as it lives, so each
+pair has new sessions; its value is the median of its turns.
 """
 
 from __future__ import annotations
@@ -10,35 +11,51 @@ import random
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
 import psycopg
 
-from bench.cpu import thread_cpu
+from bench.cpu import HERE, thread_cpu
+from bench.figures import median
 from bench.server import server, start_worker
 from tallybook.embedded import Server
 
 T = TypeVar("T")
 Pairs = dict[str, list[tuple[float, float]]]
-_MIGRATE = "import sys, psycopg, tallybook\nwith psycopg.connect(sys.argv[1]) as c: tallybook.migrate(c)"
+_MIGRATE = """\
+import sys, psycopg
+from tallybook._db.migrate import migrate
+with psycopg.connect(sys.argv[1]) as conn: migrate(conn)"""
 _SINGLE = 20
+_TURNS, _FIRST = 20, 5
 _CLAIM = "select from tallybook.claim(%s, '{default}', array[%s]::int[], %s, durable => false)"
 
 
-class Session:
-    """One side: a connection to a database with that commit's schema, and the times that its verbs took."""
+class NotComparable(Exception):
+    """The machine has no CPU times of single threads, or a side lacks one of the verbs."""
+
+
+class Side:
+    """A database with one commit's schema, a session there, and the times that its verbs took."""
 
     def __init__(self, running: Server, name: str, src: Path) -> None:
-        dsn = running.create_database(name)
+        self.dsn = running.create_database(name)
         environment = {**os.environ, "PYTHONPATH": str(src)}
-        subprocess.run([sys.executable, "-P", "-c", _MIGRATE, dsn], env=environment, check=True)
-        self.conn: psycopg.Connection[Any] = psycopg.connect(dsn, autocommit=True, prepare_threshold=1)
-        self.conn.execute("set synchronous_commit = off")
-        self.worker = start_worker(self.conn, ["default"])
+        subprocess.run([sys.executable, "-P", "-c", _MIGRATE, self.dsn], env=environment, check=True)
+        self.conn: psycopg.Connection[Any]
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Open a new session."""
         self.took: dict[str, list[float]] = defaultdict(list)
+        with psycopg.connect(self.dsn, autocommit=True, prepare_threshold=1) as self.conn:
+            self.conn.execute("set synchronous_commit = off")
+            self.worker = start_worker(self.conn, ["default"])
+            yield
 
     def turn(self, jobs: int) -> None:
         """Enqueue, claim, read and complete a batch of this size."""
@@ -67,16 +84,29 @@ class Session:
         return found
 
 
-def compare(base: Path, this: Path, turns: int) -> Pairs:
-    """Return for each verb the CPU microseconds of both sides per turn; the first turns plan and are left out."""
+def compare(base: Path, this: Path, pairs: int) -> Pairs:
+    """Return for each verb the CPU microseconds of both sides, one value per pair. Raises NotComparable."""
+    if not HERE:
+        raise NotComparable("there is no /proc/self/schedstat")
+    found: Pairs = defaultdict(list)
     with server() as running:
-        sides = [Session(running, "base", base), Session(running, "this", this)]
-        for _ in range(turns + 5):
+        try:
+            sides = [Side(running, "base", base), Side(running, "this", this)]
+            for _ in range(pairs):
+                _pair(sides, found)
+        except (psycopg.Error, subprocess.CalledProcessError) as error:
+            raise NotComparable(str(error).strip()) from error
+    return found
+
+
+def _pair(sides: list[Side], found: Pairs) -> None:
+    """Add one value of each verb; the first turns make the plans and are left out."""
+    then, now = sides
+    with then.session(), now.session():
+        for _ in range(_FIRST + _TURNS):
             for side in random.sample(sides, 2):
                 side.turn(100)
                 side.turn(1)
                 side.singles()
-        for side in sides:
-            side.conn.close()
-        then, now = (side.took for side in sides)
-        return {verb: list(zip(then[verb][5:], now[verb][5:], strict=True)) for verb in now}
+    for verb, took in now.took.items():
+        found[verb].append((median(then.took[verb][_FIRST:]), median(took[_FIRST:])))
