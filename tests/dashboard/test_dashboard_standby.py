@@ -108,7 +108,7 @@ def test_how_a_standby_is_told(standby: Standby, told: str, behind: bool) -> Non
 
 
 def test_a_standby_that_is_gone_is_told(pair: tuple[Server, Server]) -> None:
-    """Without its standby a page answers 503 and names the standby, and actions still work."""
+    """Without its standby each list answers 503 and names the standby, and actions still work."""
     primary, _ = pair
     job = put(primary)
 
@@ -118,8 +118,9 @@ def test_a_standby_that_is_gone_is_told(pair: tuple[Server, Server]) -> None:
         )
         try:
             async with visiting(site) as visitor:
-                page = await visitor.get("/jobs")
-                assert page.status == 503 and "the standby host=127.0.0.1 port=1" in page.text
+                paths = ("/jobs", "/dead", "/subjects", "/trace?subject=any")
+                for page in await asyncio.gather(*map(visitor.get, paths)):
+                    assert page.status == 503 and "the standby host=127.0.0.1 port=1" in page.text
                 await visitor.post("/job/cancel", job=job, reason="", back="/jobs")
         finally:
             await site.aclose()
