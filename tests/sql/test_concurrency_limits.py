@@ -140,13 +140,16 @@ def test_who_waited_for_a_permit_asks_no_second_time(db: Connection, more: Liter
 
 
 def test_a_job_without_limits_asks_for_none(db: Connection) -> None:
-    """If no rule covers a whole queue or task, a claim checks no limits for jobs that name none."""
+    """If no rule covers a whole queue or task, a claim looks up no rules for new jobs, with or without limits."""
     limit(db)
     without(db, "_is_limited", "begin", "begin raise exception 'asked';")
     (plain,), (other,) = put(db), put(db, options=Jsonb({"note": 1}))
     asker = Asker(db)
     assert [(job, limited) for _, job, _, limited in asker.claim(T)] == [(plain, False), (other, False)]
-    put(db, "customer:1")
+    named = put(db, "customer:1")
+    assert [(job, limited) for _, job, _, limited in asker.claim(T)] == [(*named, True)]
+    limit(db, "queue:q")
+    put(db)
     with pytest.raises(psycopg.Error, match="asked"):
         asker.claim(T)
 

@@ -13,7 +13,7 @@
 --            a while
 --   ahead, missed  see limit_take
 -- Needs READ COMMITTED (TB003). Locks and writes: see order_admit and limit_take, and the verbs that end attempts.
--- profile: nested
+-- profile: hot
 -- rights: worker
 create or replace function tallybook.admit(leases uuid[], job_ids bigint[], attempts int[], known text[] default null,
   patient boolean default true, ahead interval default '0', missed boolean default false,

@@ -47,6 +47,7 @@ begin
               when (e.a).busy then 'changing'
               when (e.a).run_at > claimed_jobs.at then 'postponed'
               when e.order_key is not null then 'order_key'
+              when e.options ? 'limits' and not e.options ? 'turn' then 'limit'
               when e.options ? 'limits' or v_wide  -- no "and": of a job without options this is null
               then case when tallybook._is_limited(v_queue, e.task, e.options, e.xid, e.seq) then 'limit' end end
     from (

@@ -12,7 +12,7 @@ set enable_memoize = off  -- each row is looked up once: there is nothing to rem
 as $$
 declare
   c_early constant interval := '120 ms';  -- a waiting job comes back this long before its turn
-  v_keys tallybook._limit_key[]; k tallybook._limit_key; v_names text[] := p_names;
+  v_keys tallybook._limit_key[]; k tallybook._limit_key; v_names text[] := p_names; v_tails boolean;
   v_permits boolean := exists (select from tallybook.limit_rule r where r.kind <> 'rate');
 begin
   loop
@@ -40,22 +40,25 @@ begin
     insert into tallybook.rate_state (name, next_at, front_at, granted)
     select n, '-infinity', '-infinity', 0 from unnest(v_names) n order by n on conflict do nothing;
   end loop;
-  p_newcomers := p_newcomers or exists (select from unnest(v_keys) x where x.front_at > '-infinity');
-  for i in 1..coalesce(cardinality(v_keys), 0) loop
-    k := v_keys[i];
-    if p_newcomers then
-      select w.run_at + c_early + k.step into k.tail_at from tallybook.scheduled w
-       where w.options ? 'turn' and w.options ->> 'turn' = k.name
-         and not exists (select from tallybook.tombstone t where t.job_id = w.job_id and t.cancelled)
-       order by w.run_at desc limit 1;
-    end if;
-    if k.tail_at is null then k.front_at := '-infinity'; end if;  -- no job waits: the one in front was cancelled
-    v_keys[i] := k;
+  v_tails := p_newcomers or exists (select from unnest(v_keys) x where x.front_at > '-infinity');
+  if v_tails then  -- read after the locks
+    v_keys := array(
+      select row(x.name, x.next_at, case when w.tail_at is null then '-infinity' else x.front_at end, x.granted,
+                 w.tail_at, x.gap, x.step, x.late, x.lag, x.burst, x.every, x.free, x.probing, x.barred,
+                 x.has_line)::tallybook._limit_key
+        from unnest(v_keys) x left join lateral (
+          select w.run_at + c_early + x.step as tail_at from tallybook.scheduled w
+           where w.options ? 'turn' and w.options ->> 'turn' = x.name
+             and not exists (select from tallybook.tombstone t where t.job_id = w.job_id and t.cancelled)
+           order by w.run_at desc limit 1) w on true);
+  end if;
+  if not v_permits then return v_keys; end if;
+  foreach k in array coalesce(v_keys, '{}') loop
     perform tallybook._let_in(k.name, p_at, 50)
-      where v_permits and exists (select from tallybook.concurrency_line l where l.name = k.name);
+      where exists (select from tallybook.concurrency_line l where l.name = k.name);
   end loop;
   -- Last, because jobs that continue take permits of other keys, too.
-  for i in 1..case when v_permits then coalesce(cardinality(v_keys), 0) else 0 end loop
+  for i in 1..coalesce(cardinality(v_keys), 0) loop
     k := v_keys[i];
     select x.free, x.probing, x.barred into k.free, k.probing, k.barred from tallybook._permits_free(k.name, p_at) x;
     k.has_line := k.free is not null and exists (select from tallybook.concurrency_line l where l.name = k.name);

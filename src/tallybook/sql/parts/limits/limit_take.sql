@@ -59,11 +59,9 @@ begin
     late := case when unknown is null then coalesce(extract(epoch from v_late), 3600) end;
     if unknown is not null then permits := false; return next; continue; end if;
 
-    select * into v from tallybook._limit_answer(v_job, v_keys, v_of, c_from,
-                                                 case when v_job.front and v_job.priority > 1 then c_near
-                                                 else c_soon end,
-                                                 permits and (v_job.front or missed or names is not null), missed,
-                                                 limit_take.at);
+    v := tallybook._limit_answer(v_job, v_keys, v_of, c_from,
+                                 case when v_job.front and v_job.priority > 1 then c_near else c_soon end,
+                                 permits and (v_job.front or missed or names is not null), missed, limit_take.at);
     if v.blocked_by is not null and tallybook._limit_skips(v_job, v.blocked_by, limit_take.at) then
       late := null; permits := false; return next; continue;
     elsif v.blocked_by is not null then
