@@ -66,14 +66,20 @@ def claim(conn: psycopg.Connection[Any], worker: int) -> float:
     return took
 
 
-def claims(dsn: str, count: int) -> list[float]:
-    """Time this many claims of existing jobs, in a session that has made its plans."""
-    with psycopg.connect(dsn, autocommit=True) as conn:
-        worker = start_worker(conn, ["default"])
-        load(conn, (count + 20) * _BATCH)
-        for _ in range(20):
-            claim(conn, worker)
-        return [claim(conn, worker) for _ in range(count)]
+def claims(with_them: str, without: str, count: int) -> tuple[list[float], list[float]]:
+    """Time this many claims of existing jobs with and without history, in turn, in sessions that have their plans."""
+    took: tuple[list[float], list[float]] = ([], [])
+    with psycopg.connect(with_them, autocommit=True) as one, psycopg.connect(without, autocommit=True) as other:
+        conns = (one, other)
+        workers = [start_worker(conn, ["default"]) for conn in conns]
+        for conn in conns:
+            load(conn, (count + 20) * _BATCH)
+        for turn in range(count + 20):
+            for at in (0, 1) if turn % 2 else (1, 0):
+                spent = claim(conns[at], workers[at])
+                if turn >= 20:  # its plans are made
+                    took[at].append(spent)
+    return took
 
 
 def advance(conn: psycopg.Connection[Any], to: int) -> None:
@@ -203,13 +209,12 @@ def run() -> None:
     """Print the figures."""
     with server() as running:
         with database(running) as dsn:
-            none = claims(dsn, _CLAIMS)
-        with database(running) as dsn:
             with psycopg.connect(dsn, autocommit=True) as conn:
                 fill(conn)
                 conn.execute("select tallybook.fold()")  # the counters must be folded first
             vacuum(dsn)
-            behind = claims(dsn, _CLAIMS)
+            with database(running) as empty:
+                behind, none = claims(dsn, empty, _CLAIMS)
             took, beside, gone, whole = drop(dsn)
         with database(running) as dsn:
             put, claimed, steps, before = cut(dsn)
