@@ -10,7 +10,7 @@
 -- profile: batch
 create or replace function tallybook._lease_entries(p_leases uuid[], p_job_ids bigint[], p_attempts int[])
 returns table (lane_id int, retention "char", xid xid8, seq bigint, job_id bigint, attempt int, order_key text,
-               task text, claimed_at timestamptz, ready_at timestamptz, lease uuid) language plpgsql stable as $$
+               task text, claimed_at timestamptz, ready_at timestamptz) language plpgsql stable as $$
 #variable_conflict use_column
 declare c record; f record;
 begin
@@ -21,8 +21,7 @@ begin
                from tallybook.claim k where k.lease = d.lease limit 1) k loop
     if c.n * 8 >= c.jobs and c.one_xid is null and c.closed = '{}' then
       return query
-      select c.lane_id, c.retention, e.xid, e.seq, e.job_id, e.attempt, e.order_key, e.task, c.claimed_at, e.ready_at,
-             c.lease
+      select c.lane_id, c.retention, e.xid, e.seq, e.job_id, e.attempt, e.order_key, e.task, c.claimed_at, e.ready_at
         from (select e.xid, e.seq, e.job_id, e.attempt, e.order_key, e.task,
               greatest(e.run_at, e.enqueued_at) as ready_at from tallybook.entry e
                where e.lane_id = c.lane_id and e.retention = c.retention
@@ -38,7 +37,7 @@ begin
         if f.attempt > 1 then  -- a job that lives on has thousands of attempts: by the index of these
           return query
           select c.lane_id, c.retention, e.xid, e.seq, e.job_id, e.attempt, e.order_key, e.task, c.claimed_at,
-                 greatest(e.run_at, e.enqueued_at), c.lease
+                 greatest(e.run_at, e.enqueued_at)
             from tallybook._attempt(f.job_id, f.attempt) e
            where e.lane_id = c.lane_id and e.retention = c.retention and e.seq <> all (c.skipped)
              and case when c.one_xid is not null then e.xid = c.one_xid and e.seq = c.one_seq
@@ -48,7 +47,7 @@ begin
         else
           return query
           select c.lane_id, c.retention, e.xid, e.seq, e.job_id, e.attempt, e.order_key, e.task, c.claimed_at,
-                 greatest(e.run_at, e.enqueued_at), c.lease
+                 greatest(e.run_at, e.enqueued_at)
             from (select e.lane_id, e.xid, e.seq, e.job_id, e.attempt, e.order_key, e.task, e.run_at, e.enqueued_at
                   from tallybook.entry e
                    where e.retention = c.retention and e.job_id = f.job_id and e.attempt = f.attempt offset 0) e

@@ -10,7 +10,7 @@ as $$
 declare v_wide boolean := tallybook._has_limits(true);
 begin
   return query
-  select k.lease, k.job_id, k.attempt, k.lane_id, k.retention, k.xid, k.seq, l.priority::int,
+  select f.lease, k.job_id, k.attempt, k.lane_id, k.retention, k.xid, k.seq, l.priority::int,
          l.priority < 2 or coalesce(e.options ? 'turn', false) as front, e.unique_key is not null,
          case when p_names is null and not v_wide and jsonb_array_length(e.options -> 'limits') = 1
               then array[e.options -> 'limits' ->> 0]
@@ -21,6 +21,8 @@ begin
                            end) with ordinality u(n, place) group by n order by min(place)) end,
          null::timestamptz, null::text
     from tallybook._lease_entries(p_leases, p_job_ids, p_attempts) k
+    join unnest(p_leases, p_job_ids, p_attempts) f(lease, job_id, attempt) on f.job_id = k.job_id
+         and f.attempt = k.attempt
     cross join lateral (
       select x.task, x.options, x.unique_key from tallybook.entry x
        where x.lane_id = k.lane_id and x.retention = k.retention and x.xid = k.xid and x.seq = k.seq limit 1) e
