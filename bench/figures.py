@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 SCALE = float(os.environ.get("SCALE", "1"))
@@ -49,6 +50,17 @@ def plain(bench: str, figure: str, value: float | None, unit: str, limit: str = 
 def say(line: str) -> None:
     """Print a line for people on stderr."""
     print(line, file=sys.stderr, flush=True)
+
+
+def in_turn(count: int, *calls: Callable[[], float]) -> list[list[float]]:
+    """Make this many calls of each, in turn, and return their answers; the first 20, which make plans, do not count."""
+    said: list[list[float]] = [[] for _ in calls]
+    for turn in range(count + 20):
+        for which in sorted(range(len(calls)), reverse=turn % 2 == 0):
+            answer = calls[which]()
+            if turn >= 20:
+                said[which].append(answer)
+    return said
 
 
 def median(values: list[float]) -> float:

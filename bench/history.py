@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 
-from bench.figures import SCALE, at_most, median, percentile, plain, say
+from bench.figures import SCALE, at_most, in_turn, median, percentile, plain, say
 from bench.server import database, load, server, start_worker, vacuum
 
 _PARENTS = "array['tallybook.entry_default', 'tallybook.claim_default', 'tallybook.outcome_default']::regclass[]"
@@ -66,20 +66,13 @@ def claim(conn: psycopg.Connection[Any], worker: int) -> float:
     return took
 
 
-def claims(with_them: str, without: str, count: int) -> tuple[list[float], list[float]]:
-    """Time this many claims of existing jobs with and without history, in turn, in sessions that have their plans."""
-    took: tuple[list[float], list[float]] = ([], [])
+def claims(with_them: str, without: str, count: int) -> list[list[float]]:
+    """Time this many claims of existing jobs with and without history, in turn."""
     with psycopg.connect(with_them, autocommit=True) as one, psycopg.connect(without, autocommit=True) as other:
-        conns = (one, other)
-        workers = [start_worker(conn, ["default"]) for conn in conns]
-        for conn in conns:
+        workers = [start_worker(conn, ["default"]) for conn in (one, other)]
+        for conn in (one, other):
             load(conn, (count + 20) * _BATCH)
-        for turn in range(count + 20):
-            for at in (0, 1) if turn % 2 else (1, 0):
-                spent = claim(conns[at], workers[at])
-                if turn >= 20:  # its plans are made
-                    took[at].append(spent)
-    return took
+        return in_turn(count, lambda: claim(one, workers[0]), lambda: claim(other, workers[1]))
 
 
 def advance(conn: psycopg.Connection[Any], to: int) -> None:

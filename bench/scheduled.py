@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 
-from bench.figures import SCALE, at_most, median, percentile, plain, say
+from bench.figures import SCALE, at_most, in_turn, median, percentile, plain, say
 from bench.processes import Process
 from bench.server import database, load, server, start_worker, vacuum
 
@@ -62,18 +62,13 @@ def _claim(conn: psycopg.Connection[Any], worker: int) -> float:
 
 def claims(with_them: str, without: str, count: int) -> tuple[float, float]:
     """Return the median time of a claim of 100 jobs in ms, with and without the scheduled jobs."""
-    took: tuple[list[float], list[float]] = ([], [])
     with psycopg.connect(with_them, autocommit=True) as one, psycopg.connect(without, autocommit=True) as other:
         conns = (one, other)
         workers = [start_worker(conn, ["default"]) for conn in conns]
         for conn in conns:
             load(conn, (count + 20) * _BATCH)
             conn.execute("analyze")
-        for turn in range(count + 20):
-            for at in (0, 1) if turn % 2 else (1, 0):
-                times = _claim(conns[at], workers[at])
-                if turn >= 20:  # warm
-                    took[at].append(times)
+        took = in_turn(count, lambda: _claim(one, workers[0]), lambda: _claim(other, workers[1]))
         for conn, worker in zip(conns, workers, strict=True):
             conn.execute("select tallybook.worker_stop(%s::int)", (worker,))
             conn.execute("truncate tallybook.entry, tallybook.claim, tallybook.outcome")

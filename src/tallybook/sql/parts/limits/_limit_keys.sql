@@ -12,7 +12,7 @@ set enable_memoize = off  -- each row is looked up once: there is nothing to rem
 as $$
 declare
   c_early constant interval := '120 ms';  -- a waiting job comes back this long before its turn
-  v_keys tallybook._limit_key[]; k tallybook._limit_key; v_names text[] := p_names; v_tails boolean;
+  v_keys tallybook._limit_key[]; k tallybook._limit_key; v_names text[] := p_names;
   v_permits boolean := exists (select from tallybook.limit_rule r where r.kind <> 'rate');
 begin
   loop
@@ -40,8 +40,8 @@ begin
     insert into tallybook.rate_state (name, next_at, front_at, granted)
     select n, '-infinity', '-infinity', 0 from unnest(v_names) n order by n on conflict do nothing;
   end loop;
-  v_tails := p_newcomers or exists (select from unnest(v_keys) x where x.front_at > '-infinity');
-  if v_tails then  -- read after the locks
+  -- Read after the locks. If no job waits for a key any more, the one in front was cancelled.
+  if p_newcomers or exists (select from unnest(v_keys) x where x.front_at > '-infinity') then
     v_keys := array(
       select row(x.name, x.next_at, case when w.tail_at is null then '-infinity' else x.front_at end, x.granted,
                  w.tail_at, x.gap, x.step, x.late, x.lag, x.burst, x.every, x.free, x.probing, x.barred,
