@@ -9,6 +9,7 @@ With TALLYBOOK_TEST_POOLER, the DSN of a PgBouncer in transaction mode in front 
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -73,6 +74,12 @@ class GivenServer:
 
 
 POOLER = os.environ.get("TALLYBOOK_TEST_POOLER")
+
+
+def pytest_collection_finish() -> None:
+    """Exempt what the collection made, thousands of tests, from the garbage collector's rounds."""
+    gc.collect()
+    gc.freeze()
 
 
 CORE = Path(__file__).parent / "sql"
