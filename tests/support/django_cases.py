@@ -105,6 +105,21 @@ class TasksTest(Clean):
         self.assertEqual((result.status, len(result.errors), result.attempts), (TaskResultStatus.FAILED, 2, 2))
         self.assertEqual(self.told[2:], [("started", "RUNNING"), ("finished", "FAILED")])
 
+    def test_the_last_attempt_may_be_the_queues(self) -> None:
+        """Of a task without a limit of its own: receivers hear of the end after the queue's number of failures."""
+        with connection.cursor() as cursor:
+            cursor.execute("select tallybook.queue_set('default', max_attempts => 2)")
+        for task in (more_jobs.failing, more_jobs.afailing):
+            self.told.clear()
+            result = task.enqueue()
+            drain(served)
+            self.assertEqual(self.told, [("enqueued", "READY"), ("started", "RUNNING")])
+            travel(_dsn(), timedelta(days=1))
+            self.assertEqual(drain(served).dead, 1)
+            result.refresh()
+            self.assertEqual(result.status, TaskResultStatus.FAILED)
+            self.assertEqual(self.told[2:], [("started", "RUNNING"), ("finished", "FAILED")])
+
     def test_run_after_is_not_before(self) -> None:
         result = add.using(run_after=timezone.now() + timedelta(hours=1)).enqueue(1)
         self.assertEqual((self.job(result)["state"], drain(served).completed), ("scheduled", 0))

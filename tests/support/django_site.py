@@ -71,6 +71,14 @@ async def acount() -> int:
 def flaky(numbers):
     raise ConnectionResetError(numbers)
 
+@task(retry=Constant(timedelta(hours=1)))
+def failing():
+    raise ConnectionResetError
+
+@task(retry=Constant(timedelta(hours=1)))
+async def afailing():
+    raise ConnectionResetError
+
 @task
 def everything(a, /, b, *rest, key, **others):
     return [a, b, rest, key, others]

@@ -11,16 +11,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from asgiref.sync import sync_to_async
+from django.db import connections
 from django.utils import timezone
 
 from tallybook import Cancel, Context, Dead, Snooze
 from tallybook import Task as Declared
+from tallybook._db import sync
+from tallybook._db.declared import Call
 from tallybook._worker.run.retrying import after_failure
 from tallybook.contrib.django import _api
 from tallybook.contrib.django._app import App
 from tallybook.contrib.django._results import known, priority, read
 
-_MAX_ATTEMPTS = 5  # of a job whose task sets none
+# Of a job and a task that set none.
+_LIMIT = """\
+select cast(coalesce((
+  select q.max_attempts from tallybook.queues q where q.name = cast(%(queue)s as text)), 5) as text)"""
 _apart = App("django.tasks")
 
 declared: dict[str, Declared[..., Any]] = _apart.tasks
@@ -64,7 +70,7 @@ def _async_handler(task: _api.Task) -> Any:
         try:
             value = _api.normalize_json(await task.func(*run.first, *run.result.args, **run.result.kwargs))
         except Exception as error:
-            if run.has_failed(error):
+            if await sync_to_async(run.has_failed)(error):
                 await _api.task_finished.asend_robust(type(run.backend), task_result=run.result)
             raise
         run.has_succeeded(value)
@@ -102,8 +108,12 @@ class _Run:
     def _is_last(self, error: Exception) -> bool:
         job = self._context._job()
         task = self._context.app._names[self._context.task]
-        limit = job.max_attempts or task.max_attempts or _MAX_ATTEMPTS
+        limit = job.max_attempts or task.max_attempts or self._queue_limit()
         return job.failures + 1 >= limit or after_failure(job, task, error).final
+
+    def _queue_limit(self) -> int:
+        call = Call("queues", _LIMIT, {"queue": self._context.queue}, int)
+        return sync.run(connections[self.backend.database], call)
 
     def _set(self, **values: Any) -> None:
         for name, value in values.items():
