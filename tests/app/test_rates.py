@@ -177,9 +177,11 @@ async def test_limits_in_code_come_change_and_go(app: App, dsn: str, db: Any) ->
     async with working(newer, dsn):
         pass
     assert rows(db, query) == [("mail", 1, 1, None), ("provider", 9, 1, "shop")]
+    newer.rate_limits.push("provider:acme", datetime.now(UTC) + HOUR).sync(db)
     async with working(App("shop"), dsn):
         pass
     assert rows(db, query) == [("mail", 1, 1, None)]
+    assert rows(db, "select pushed_to from tallybook.rate_state") == [(None,)], "its keys' delays go with it"
 
 
 async def test_drain_puts_off_what_a_limit_holds(app: App, dsn: str, db: Any, jobs: Jobs) -> None:

@@ -33,6 +33,7 @@ def end(asker: Asker, job: int, at: datetime, how: str = "completed") -> None:
         "dead": "fail(%s, %s, %s, '{}', final => true, at => %s)",
         "snoozed": "snooze(%s, %s, %s, '1 min', at => %s)",
         "cancelled": "cancel_running(%s, %s, %s, at => %s)",
+        "expired": "expire(%s, %s, %s, at => %s)",
     }[how]
     asker.db.execute(cast("Any", f"select tallybook.{verb}"), (lease, job, attempt, at))
 
@@ -121,9 +122,9 @@ def test_a_probe_that_fails_opens_it_once_more(db: Connection) -> None:
     assert asker.look(at) == jobs[2:]
 
 
-@pytest.mark.parametrize("how", ["snoozed", "cancelled", "lost"])
+@pytest.mark.parametrize("how", ["snoozed", "cancelled", "expired", "lost"])
 def test_a_probe_that_says_nothing_is_followed_by_another(db: Connection, how: str) -> None:
-    """A probe that is snoozed, cancelled or lost neither opens nor closes the breaker: the next one starts."""
+    """A probe that is snoozed, cancelled, lost or found expired neither opens nor closes the breaker: the next one starts."""
     rule(db)
     asker = Asker(db)
     at = broken(db, asker) + 30 * S
@@ -138,6 +139,17 @@ def test_a_probe_that_says_nothing_is_followed_by_another(db: Connection, how: s
     assert permits(db, at) == 1
     assert len(asker.look(at)) == 1
     assert state(db)[0] == "half-open"
+
+
+def test_jobs_that_expire_do_not_open_it(db: Connection) -> None:
+    """A job that is too old at its claim has not called anybody, so it is not a failure of the breaker's key."""
+    rule(db)
+    asker = Asker(db)
+    for job in put(db, KEY, n=3):
+        asker.look(T)
+        end(asker, job, T, "expired")
+    permits(db, T, KEY)
+    assert state(db)[:2] == ("closed", 0)
 
 
 def test_failures_that_are_far_apart_do_not_open_it(db: Connection) -> None:

@@ -1,7 +1,8 @@
 -- _limits_register(app, rules): store the limits that an app's code declares, at the start of a worker.
 --
 -- Changes differing ones, and deletes those without a declaration. A person's rule of the same name stays.
--- Kind by kind, in the order of their names, so no two workers wait for each other. Writes limit_rule.
+-- Kind by kind, in the order of their names, so no two workers wait for each other. Writes limit_rule; see the
+-- verbs that set and drop a limit.
 -- rights: worker
 create or replace function tallybook._limits_register(p_app text, p_rules jsonb) returns void
 language plpgsql as $$
@@ -10,9 +11,13 @@ begin
   for k in values ('rate', 'rates'), ('concurrency', 'concurrency'), ('breaker', 'breakers') loop
     v_gone := array(select r.name from tallybook.limit_rule r
                      where r.kind = k.column1 and r.in_code = p_app and r.name not in (
-                             select x ->> 'name' from jsonb_array_elements(p_rules -> k.column2) x));
-    if k.column1 = 'breaker' then perform tallybook.breaker_drop(n) from unnest(v_gone) n; end if;
-    delete from tallybook.limit_rule r where r.kind = k.column1 and r.name = any (v_gone) and r.in_code = p_app;
+                             select x ->> 'name' from jsonb_array_elements(p_rules -> k.column2) x)
+                     order by r.name for update);
+    perform case k.column1
+              when 'rate' then tallybook.rate_limit_drop(n)
+              when 'concurrency' then tallybook.concurrency_limit_drop(n)
+              else tallybook.breaker_drop(n) end
+       from unnest(v_gone) n;
     perform case k.column1
               when 'rate' then tallybook.rate_limit_set(x.name, x.calls, x.per, x.burst, p_app)
               when 'concurrency' then tallybook.concurrency_limit_set(x.name, x.most, p_app, skips => x.skips)

@@ -2,7 +2,8 @@
 -- is a probe, and whether the breaker stops all others, even those with a permit.
 --
 -- An attempt without an outcome holds a permit. Forgets attempts that have ended, after counting them for the breaker:
--- it opens, closes and starts its probe at the next question for a start. The key's row in rate_state is locked. Reads
+-- it opens, closes and starts its probe at the next question for a start. One that expired before its start is not
+-- counted. The key's row in rate_state is locked. Reads
 -- limit_rule, outcome; deletes from concurrency_holder; writes breaker_state.
 -- profile: nested
 create or replace function tallybook._permits_free(p_name text, p_at timestamptz, out free int, out probing boolean,
@@ -19,11 +20,12 @@ begin
   select r.most into v_most from tallybook._limit_of('concurrency', p_name) r;
   select b.* into v_breaker from tallybook._limit_of('breaker', p_name) b;
   if v_most is null and v_breaker.name is null then return; end if;
-  select array_agg(h.ctid), array_agg(o.ended_at) filter (where o.state in ('failed', 'dead') and not h.probe),
-         bool_or(h.probe and o.state = 'completed'), max(o.ended_at) filter (where h.probe
-             and o.state in ('failed', 'dead'))
+  select array_agg(h.ctid), array_agg(o.ended_at) filter (where f.failed and not h.probe),
+         bool_or(h.probe and o.state = 'completed'), max(o.ended_at) filter (where f.failed and h.probe)
     into v_gone, v_failed, v_proved, v_disproved
-    from tallybook.concurrency_holder h, lateral tallybook._outcome_of(h.retention, h.xid, h.seq) o
+    from tallybook.concurrency_holder h, lateral tallybook._outcome_of(h.retention, h.xid, h.seq) o,
+         lateral (select o.state in ('failed', 'dead') and (o.error ? 'started_at'
+                         or o.error ->> 'type' is distinct from 'Expired') as failed) f
    where h.name = p_name;
   if v_gone is not null then delete from tallybook.concurrency_holder h where h.ctid = any (v_gone); end if;
   select count(*), count(*) filter (where h.probe) into v_held, v_probes from tallybook.concurrency_holder h
