@@ -50,6 +50,8 @@ async def test_one_job(fleet: Fleet, shop: App) -> None:
     assert [one.reason for one in await shop.jobs.why(job)] == [
         row[0] for row in fleet.run(2, "select reason from tallybook.why(%s)", job)
     ]
+    assert [event.event for event in await shop.jobs.trace(job=job)] == ["enqueued"]
+    assert await shop.jobs.trace(job=job + 1) == []
     assert (await shop.get(job)).id == job
 
 

@@ -96,7 +96,7 @@ class Jobs(Noun):
             subject=subject, unique=unique, links=links, job=None if job is None else job_id(job), task=task,
             max_events=max_events, newest_first=newest_first,
         )  # fmt: skip
-        return self._verb(call)
+        return self._verb(call) if job is None else on_job(self._app, job_id(job), call, no_job=operator.not_)
 
     def retry(self, ids: Iterable[int | Job]) -> Verb[ListOf[JobDone]]:
         """Retry up to 1000 dead or cancelled jobs at once; return one result per job, lowest id first.
