@@ -5,11 +5,11 @@
     ├── SignatureError (TypeError)       a call does not fit the task, or the task's signature is not supported
     ├── ConfigError (ValueError)         an option or a setting has a wrong value
     │   └── ExpressionError              a cron expression is invalid
-        ├── InvalidArgument (ValueError)     TB005: the server refused an argument of a verb
+    ├── InvalidArgument (ValueError)     TB005: the server refused an argument of a verb
     ├── NotSupported                     this combination is not offered
     ├── NotASubject                      an ordinary job ended with an outcome of subjects
     ├── ConnectionNotSupported (TypeError)  the object passed as a connection is not supported
-        ├── WrongIsolationLevel              TB003: the transaction's isolation level is not supported
+    ├── WrongIsolationLevel              TB003: the transaction's isolation level is not supported
     ├── DuplicateTask                    two functions under one task name or alias
     ├── UnknownTask                      no function has this task name here
     ├── UnknownQueue                     no such queue
@@ -18,29 +18,29 @@
     ├── UnknownNode                      TB002: no such node
     ├── UnknownJob                       TB002: no such job, or its history is pruned
     ├── ResultTimeout (TimeoutError)     the job has not ended within the timeout; it continues
-        ├── ResultMissing                    the job completed, but its result could not be stored
+    ├── ResultMissing                    the job completed, but its result could not be stored
     ├── JobFailed                        an attempt failed in a drain that raises
     ├── JobDied                          the job is dead: there will be no result
     ├── JobCancelled                     the job was cancelled: there will be no result
     ├── KeyTaken                         TB008: another live job has the unique key, and on_conflict is "raise"
     ├── LockNotAvailable (TimeoutError)  ctx.lock did not get its lock in time
     ├── OperatorRefused                  the operator API refused a request
-        ├── LeaseLost                        TB001: the attempt no longer belongs to this worker
-        ├── TransactionError                 a handler misused the transaction that ends its attempt
-        ├── WorkerEnded                      TB006: the server does not know this worker, or has declared it ended
-        ├── ForeignCursor                    TB004: another cluster wrote the cursors; rebase first
+    ├── LeaseLost                        TB001: the attempt no longer belongs to this worker
+    ├── TransactionError                 a handler misused the transaction that ends its attempt
+    ├── WorkerEnded                      TB006: the server does not know this worker, or has declared it ended
+    ├── ForeignCursor                    TB004: another cluster wrote the cursors; rebase first
     ├── SecretError                      a provider's secret cannot be encrypted or decrypted
     ├── CallFailed                       an outgoing call of a job did not succeed
-        │   └── AddressRefused               the call would have gone to an internal address
+    │   └── AddressRefused               the call would have gone to an internal address
     ├── QueueUnavailable                 the server cannot be reached
     ├── CommitUnknown                    the connection was lost at a commit, and the outcome is unknown
-        ├── RoleError                        roles of the database cannot be created, or are missing
-        └── SchemaError                      TB007: program and database have different versions
-        ├── SchemaMissing                there is no schema `tallybook` in this database
-        ├── SchemaTooOld                 migrate the database
-        ├── SchemaTooNew                 update the program
-        ├── SchemaUnreleased             made before the first release: remove and install it again
-                └── SchemaBusy                   other sessions hold locks that the migration needs
+    ├── SchemaError                      TB007: program and database have different versions
+    │   ├── SchemaMissing                there is no schema `tallybook` in this database
+    │   ├── SchemaTooOld                 migrate the database
+    │   ├── SchemaTooNew                 update the program
+    │   ├── SchemaUnreleased             made before the first release: remove and install it again
+    │   └── SchemaBusy                   other sessions hold locks that the migration needs
+    └── RoleError                        roles of the database cannot be created, or are missing
 
 Each error has its data as attributes. Its text names the problem, the place and the remedy. An error raised by the
 server has the server's text and sets only `sqlstate`, `detail` and `hint`. All errors can be pickled.

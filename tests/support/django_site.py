@@ -25,6 +25,8 @@ USE_TZ = True
 DATABASES = {"default": {"ENGINE": "django.db.backends.postgresql", "CONN_MAX_AGE": None, **json.loads(os.environ["SHOP_DB"])}}
 DATABASES["other"] = {**DATABASES["default"], "TEST": {"MIRROR": "default"}}
 """
+# A second backend, whose tasks have no limit of their own.
+PLAIN = 'TASKS["plain"] = {**TASKS["default"], "OPTIONS": {}}\n'
 URLS = """
 from django.urls import path
 from shop.views import order
@@ -71,11 +73,11 @@ async def acount() -> int:
 def flaky(numbers):
     raise ConnectionResetError(numbers)
 
-@task(retry=Constant(timedelta(hours=1)))
+@task(backend="plain", retry=Constant(timedelta(hours=1)))
 def failing():
     raise ConnectionResetError
 
-@task(retry=Constant(timedelta(hours=1)))
+@task(backend="plain", retry=Constant(timedelta(hours=1)))
 async def afailing():
     raise ConnectionResetError
 
@@ -148,7 +150,7 @@ class Site:
         files = {**SERVERS, "project/settings.py": SETTINGS, "manage.py": MANAGE}
         for name, body in FENCED.findall((ROOT / "docs" / "django.md").read_text(encoding="utf-8")):
             files[name] = files.get(name, "") + body
-        files["project/settings.py"] += extra
+        files["project/settings.py"] += PLAIN + extra
         if "django.contrib.admin" not in extra:
             files["project/urls.py"] = URLS
         files |= {"shop/more_jobs.py": MORE_JOBS, "shop/__init__.py": "", "project/__init__.py": ""}

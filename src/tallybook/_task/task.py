@@ -69,8 +69,8 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
     """A function that jobs run, made by `@app.task`. Calling it only calls the function.
 
     `name` is stored with each job; SQL producers and older releases of the program rely on it. `fn` is the function,
-    `is_async` whether it is a coroutine function. `queue`, `priority`, `max_attempts` (None: 5), `retry_name` (of a
-    named policy), `no_retry` and `execution` (timeout, process, memory, env) are as declared. `args` binds and decodes
+    `is_async` whether it is a coroutine function. `queue`, `priority`, `max_attempts` (None: the queue's), `retry_name`
+    (of a named policy), `no_retry` and `execution` (timeout, process, memory, env) are as declared. `args` binds and decodes
     its arguments; `contract` has its version, aliases, summary and on_dead.
     """
 

@@ -33,7 +33,7 @@ class WorkerReport:
     worn_out: bool = False
     """It stopped because too many abandoned handlers were left: start the process again."""
     snoozed: int = 0
-    """Attempts that were put off, by their handlers or by a limit; they do not count as attempts."""
+    """Attempts that were put off, by their handlers or by a limit; they do not count as failures."""
     nodes: Mapping[str, WorkerReport] = field(default_factory=dict)
     """The same for each node, from a worker of several nodes."""
 

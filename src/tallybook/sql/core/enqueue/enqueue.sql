@@ -12,7 +12,7 @@
 --   unique_while  running (default): the key holds until its job has ended; queued: only until it starts
 --   order_key     jobs with the same key run one at a time, in the order in which they came
 --   expires_at    no attempt starts after it: the job is then dead, with the reason expired
---   max_attempts  how many failures make it a dead letter; null: the task's limit, or 5
+--   max_attempts  how many failures make it a dead letter; null: the limit of its task or its queue, or 5
 --   headers       data beside the args: trace, tags; links: the rows of yours that it belongs to, {"links":
 --                 {"submission":
 --                 42}}

@@ -3,7 +3,7 @@
 -- Returns lost, their number; rest: some could not be ended now. Called by rescue, behind the worker's gate and with
 -- its lock timeout.
 -- A worker whose session still exists is only silent: the network may hide it, and it may live. Its attempts then count
--- nothing against a job, even if it ran alone.
+-- as crashes, but make a job dead only at three times the limit, even if it ran alone.
 create or replace function tallybook._rescue_attempts(w tallybook.worker, p_max_crashes int, p_at timestamptz,
   out lost int, out rest boolean)
 language plpgsql as $$

@@ -11,7 +11,7 @@ create table tallybook.entry (
   attempt      int not null,
   failures     smallint not null,
   crashes      smallint not null,
-  --> How many failures end the job; null: its task's limit, or 5.
+  --> How many failures end the job; null: the limit of its task or its queue, or 5.
   max_attempts smallint,
   retention    "char" not null,
   task         text not null,

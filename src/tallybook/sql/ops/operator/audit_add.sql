@@ -1,4 +1,4 @@
--- audit_add(actor, via, action, target, done): record a change: its actor, the channel (web, api, cli), the verb, what
+-- audit_add(actor, via, action, target, done): record a change: its actor, the channel (web, api, ...), the verb, what
 -- it was applied to, and the result. Call it in the transaction of the change, so both commit or neither.
 --
 -- target and done must not contain args or secrets. Returns the row's id. Errors: TB005 a name that is empty or too

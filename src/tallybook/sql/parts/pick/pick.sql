@@ -11,7 +11,7 @@
 --   locked_until             the caller holds the job at least until then
 -- Call it in a transaction of its own, because it holds the lane until the commit. It can return fewer jobs than there
 -- are, even none: cancelled jobs, and jobs that wait for a limit or an order key, are moved to where they belong. A job
--- that is cancelled while pick runs can be returned; its end is refused then.
+-- that is cancelled while pick runs can be returned; the caller may still run and end it.
 -- It does not promote or rescue: run at least one worker beside it, or call the services.
 -- Errors: TB003 isolation level, TB005 invalid numbers, or a limit without a rule. Locks: see claim and admit. Reads
 -- and writes worker; see worker_start, claim, claimed_jobs and admit.

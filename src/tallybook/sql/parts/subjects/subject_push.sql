@@ -4,7 +4,7 @@
 -- killed. One that was dropped, forgotten or cancelled is created again. In the caller's transaction, like enqueue.
 --   subject       the name, 1 to 512 bytes; unique per task
 --   run_at        not before; null or past: pending at once
---   max_attempts  the number of failures that makes it dead; null: that of the task, or 5
+--   max_attempts  the number of failures that makes it dead; null: that of the task or the queue, or 5
 --   priority, args, headers, options   as in enqueue
 -- Returns the job's id, and whether it was created. Waits only for another producer that creates the same subject at
 -- the same moment. Errors: TB005 invalid value. Reads and writes: see _subjects_put.
