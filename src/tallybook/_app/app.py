@@ -331,9 +331,9 @@ class App(Owner):
         return context
 
     def lifespan(self, fn: Hook) -> Hook:
-        """Open shared resources once per worker process: an async generator function that yields once.
+        """Open shared resources once per worker process or drain: an async generator function that yields once.
 
-        Handlers find the attributes that it sets on `ctx.state`. The code after its yield runs when the worker stops.
+        Handlers find the attributes that it sets on `ctx.state`. The code after its yield runs at the end.
 
             @app.lifespan
             async def clients(ctx):
@@ -379,11 +379,12 @@ class App(Owner):
         """Declare a schedule in code. `@app.task(schedule=...)` is the short form for one schedule without args.
 
         A starting worker stores it, updates it, and removes it once it is no longer in the code. `cron` has 5 fields,
-        or 6 with seconds first, and allows names (MON, JAN, @daily), in the zone `tz` ("UTC" by default). `every` is
-        an interval; its ticks are the multiples of its length since 1970 (UTC). `jitter` delays each tick by a random
-        time up to this length. `missed` decides about ticks that are found more than 60 s late: "once" fires the
-        latest, "skip" none, "all" the latest `catch_up` (1 to 1000), one after the other. While the job of a tick is
-        open, the next tick is skipped, unless `overlap` is True. Raises ExpressionError and ConfigError.
+        or 6 with seconds first, and allows names (MON, JAN, @daily), in the zone `tz` ("UTC" by default). `every` is an
+        interval; its ticks are the multiples of its length since 1970 (UTC). `jitter` delays each tick by a random time
+        up to this length. `missed` decides about ticks that are found more than 60 s late: "once" fires the latest,
+        "skip" none, "all" the latest `catch_up` (1 to 1000), one after the other. While the job of a tick is open, the
+        next tick is skipped, unless `overlap` is True. Raises ExpressionError and ConfigError, and InvalidArgument if
+        `job` is not of the right kind.
 
             app.schedule("report-de", report.job("de"), cron="0 6 * * MON-FRI", tz="Europe/Berlin")
 
@@ -552,7 +553,10 @@ class App(Owner):
     async def run_worker(
         self, *, queues: Mapping[str, int] | Iterable[str] | None = None, nodes: str | None = None, **options: Any
     ) -> WorkerReport:
-        """Run jobs of these queues until stopped; options as in `tallybook worker`.
+        """Run jobs of these queues until stopped.
+
+        `options` are those of a worker, by their names in Python, and `install_signals`: see
+        https://github.com/tallybook/tallybook/blob/main/docs/configuration.md#worker.
 
         `nodes` is "all", or names like "north,south": one process serves these databases of the app,
         see https://github.com/tallybook/tallybook/blob/main/docs/nodes.md.
