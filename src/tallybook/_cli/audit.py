@@ -27,7 +27,7 @@ _COLUMNS: Columns = {
 @listing(_COLUMNS, name="audit", empty="nothing was changed", merge=newest("at", "id"))
 @click.option("--actor", metavar="NAME", help="Only changes of this user, API key or agent.")
 @click.option("--action", metavar="VERB", help="Only this verb, like retry.")
-@click.option("--before", type=int, metavar="ID", help="Older than this row: the last of the page before.")
+@click.option("--before", type=int, metavar="ID", help="Only rows with a lower id, for the next page.")
 @limit_option(1000, says="Show at most this many rows.")
 def audit(db: Db, limit: int, **given: Any) -> list[AuditRow]:
     """List the audit log, newest first.

@@ -97,7 +97,7 @@ _FAILED: Columns = {
     "details": lambda row: "" if row["details"] is None else json.dumps(row["details"], ensure_ascii=False), "ref": "ref_id",
 }  # fmt: skip
 
-_queue_option = click.option("--queue", help="As this queue means the name, where queues have own names.")
+_queue_option = click.option("--queue", help="The queue whose names to use, if queues have own names.")
 
 
 @command(of=subject, json=True)
