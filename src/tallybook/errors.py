@@ -7,12 +7,12 @@
     │   └── ExpressionError              a cron expression is invalid
     ├── InvalidArgument (ValueError)     TB005: the server refused an argument of a verb
     ├── NotSupported                     this combination is not offered
-    ├── NotASubject                      an ordinary job ended with an outcome of subjects
+    ├── NotASubject                      an ordinary job ended with Reschedule, Drop or new args
     ├── ConnectionNotSupported (TypeError)  the object passed as a connection is not supported
     ├── WrongIsolationLevel              TB003: the transaction's isolation level is not supported
     ├── DuplicateTask                    two functions under one task name or alias
     ├── UnknownTask                      no function has this task name here
-    ├── UnknownQueue                     no such queue
+    ├── UnknownQueue                     TB002: no such queue
     ├── UnknownProvider                  TB002: no such provider, or it is not active
     ├── UnknownSchedule                  TB002: no such schedule
     ├── UnknownNode                      TB002: no such node
@@ -43,7 +43,8 @@
     └── RoleError                        roles of the database cannot be created, or are missing
 
 Each error has its data as attributes. Its text names the problem, the place and the remedy. An error raised by the
-server has the server's text and sets only `sqlstate`, `detail` and `hint`. All errors can be pickled.
+server has the server's text and sets only `sqlstate`, `detail` and `hint`; KeyTaken also sets `job`. All errors can be
+pickled. The errors of an embedded server, also TallybookErrors, are in `tallybook.embedded`.
 """
 
 from __future__ import annotations

@@ -209,15 +209,15 @@ class App(Owner):
 
         `name` is the task name in its jobs, by default the function's name without its module. `queue` and `priority`
         (0 to 32767, lower runs first) are the defaults of its jobs. After `max_attempts` failures (1 to 32767, by
-        default 5) a job is dead. `unique` allows one live job per value of all args (True) or of the named args (a
-        tuple). The return value is stored, up to 1 MB of JSON, for `app.result`, unless `store_result` is False.
-        `atomic` runs the function in a transaction that also ends the attempt; the function takes it first, and the
-        annotation selects the library (a string: a Django alias): see
-        https://github.com/tallybook/tallybook/blob/main/docs/atomic.md.
-        `limits` are the keys of the limits that hold each job ("provider:{provider}", where `{name}` is replaced by an
-        argument). `with_` changes queue, priority, retry, max_attempts, unique and limits for one job. With
-        `exclusive=True` one job of the task runs at a time; with a string ("{tenant}", as in `limits`) one per key.
-        Another job waits, or is cancelled with `on_busy="skip"`. Raises DuplicateTask, ConfigError, SignatureError.
+        default that of the queue, or 5) a job is dead. `unique` allows one live job per value of all args (True) or of
+        the named args (a tuple). The return value is stored, up to 1 MB of JSON, for `app.result`, unless
+        `store_result` is False. `atomic` runs the function in a transaction that also ends the attempt; the function
+        takes it first, and the annotation selects the library (a string: a Django alias): see
+        https://github.com/tallybook/tallybook/blob/main/docs/atomic.md. `limits` are the keys of the limits that hold
+        each job ("provider:{provider}", where `{name}` is replaced by an argument). `fair_key` is as in `with_`, which
+        changes queue, priority, retry, max_attempts, unique, limits and fair_key for one job. With `exclusive=True` one
+        job of the task runs at a time; with a string ("{tenant}", as in `limits`) one per key. Another job waits, or is
+        cancelled with `on_busy="skip"`. Raises DuplicateTask, ConfigError, SignatureError.
 
         `retry` sets the backoff after a failure, by default exponential from 5 s with jitter, at most 6 h. Pass a
         policy, the name of one declared by `retry_policy`, or a function of (failures) or (failures, error) that
@@ -227,7 +227,8 @@ class App(Owner):
         `version` (1 to 999) is the version of the args: raise it when their names or meaning change, and declare an
         `upgrade`. `aliases` are old names of a renamed task. `summary` is a line for job lists, like "Welcome mail to
         {user_id}". `on_dead` is a task of this app (or its name): when a job dies, the same transaction enqueues one
-        job of it, with the args job, task, args, failures and error. A starting worker checks these four.
+        job of it, with the args job, task, args, failures and error. A starting worker checks upgrades, `summary` and
+        `on_dead`.
 
         `timeout` (a timedelta, or text like "30 s") is the deadline of one attempt. An async handler is cancelled
         then; a plain one can check `ctx.timed_out`. If it has not ended 5 s later, it is abandoned and the attempt has
@@ -330,9 +331,9 @@ class App(Owner):
         return context
 
     def lifespan(self, fn: Hook) -> Hook:
-        """Open shared resources once per worker process: an async generator function that yields once.
+        """Open shared resources once per worker process or drain: an async generator function that yields once.
 
-        Handlers find the attributes that it sets on `ctx.state`. The code after its yield runs when the worker stops.
+        Handlers find the attributes that it sets on `ctx.state`. The code after its yield runs at the end.
 
             @app.lifespan
             async def clients(ctx):
@@ -378,11 +379,12 @@ class App(Owner):
         """Declare a schedule in code. `@app.task(schedule=...)` is the short form for one schedule without args.
 
         A starting worker stores it, updates it, and removes it once it is no longer in the code. `cron` has 5 fields,
-        or 6 with seconds first, and allows names (MON, JAN, @daily), in the zone `tz` ("UTC" by default). `every` is
-        an interval; its ticks are the multiples of its length since 1970 (UTC). `jitter` delays each tick by a random
-        time up to this length. `missed` decides about ticks that are found more than 60 s late: "once" fires the
-        latest, "skip" none, "all" the latest `catch_up` (1 to 1000), one after the other. While the job of a tick is
-        open, the next tick is skipped, unless `overlap` is True. Raises ExpressionError and ConfigError.
+        or 6 with seconds first, and allows names (MON, JAN, @daily), in the zone `tz` ("UTC" by default). `every` is an
+        interval; its ticks are the multiples of its length since 1970 (UTC). `jitter` delays each tick by a random time
+        up to this length. `missed` decides about ticks that are found more than 60 s late: "once" fires the latest,
+        "skip" none, "all" the latest `catch_up` (1 to 1000), one after the other. While the job of a tick is open, the
+        next tick is skipped, unless `overlap` is True. Raises ExpressionError and ConfigError, and InvalidArgument if
+        `job` is not of the right kind.
 
             app.schedule("report-de", report.job("de"), cron="0 6 * * MON-FRI", tz="Europe/Berlin")
 
@@ -426,11 +428,11 @@ class App(Owner):
         """Declare a rate limit: at most `calls` in any window of `per`, over all workers and restarts.
 
         It holds jobs that name it (`limits=("provider:acme",)`) or whose handlers call `ctx.limit("provider:acme")`,
-        each key `NAME:...` separately. The name "queue:mail" holds all jobs of a queue, "task:send_welcome" all jobs
-        of a task. Jobs start `per / calls` apart; with a `burst`, up to that number start at once after a pause. A
-        starting worker stores it, updates it, and removes it once it is no longer in the code. Several nodes divide
-        it, unless `per_node` is True: then each node has the whole limit, for keys that belong to one node. Raises
-        ConfigError.
+        each key `NAME:...` separately. The name "queue:mail" holds all jobs of a queue, "task:send_welcome" all jobs of
+        a task. Without a `burst`, jobs start `per / calls` apart; with one, up to that number start at once after a
+        pause. A starting worker stores it, updates it, and removes it once it is no longer in the code. Several nodes
+        divide it, unless `per_node` is True: then each node has the whole limit, for keys that belong to one node.
+        Raises ConfigError.
 
             app.rate_limit("provider", 8, per="1 min")
         """
@@ -480,9 +482,10 @@ class App(Owner):
         return on_job(self, job_id(job), calls.cancel(job_id(job), checked_reason(reason)))
 
     def retry(self, job: int | Job) -> Verb[int]:
-        """Retry a dead or cancelled job at once; return the number of the new attempt.
+        """Retry a dead or cancelled job at once; return the number of its next attempt.
 
-        Raises UnknownJob, and InvalidArgument if the job has another state or another job has its unique key.
+        A job that was cancelled while it was scheduled or waiting keeps that state. Raises UnknownJob, and
+        InvalidArgument if the job has another state or another job has its unique key.
 
             attempt = await app.retry(4711)
         """
@@ -503,7 +506,8 @@ class App(Owner):
         The value has the type of the handler's return annotation if this App has the task, else a plain JSON type.
         Polls every 10 ms at first, then less often, on one of the App's own connections, or on `.on(conn)` outside a
         transaction. Raises UnknownJob (also if the enqueue is not committed), ResultTimeout (the job continues),
-        JobDied, JobCancelled, and ResultMissing if the job completed but its result could not be stored.
+        JobDied, JobCancelled, ResultMissing if the job completed but its result could not be stored, and PayloadError
+        if the result does not fit the annotation.
 
             text = await app.result(job, timeout=timedelta(seconds=10))
         """
@@ -517,9 +521,9 @@ class App(Owner):
         """Enqueue many jobs of any tasks by one statement in `conn`'s transaction; return their Jobs in the same order.
 
         All jobs are checked before anything is sent. `conn` is as in Task.enqueue, or the App itself. `then` is a
-        follow-up that runs when all of them have ended, in any state; its Job is the last one. A parameter `failed` of
-        its task receives the list of jobs that did not complete:
-        see https://github.com/tallybook/tallybook/blob/main/docs/fan-out.md.
+        follow-up that runs when all of them have ended, in any state unless its own `on_parent` is "completed"; its Job
+        is the last one. A parameter `failed` of its task receives the list of jobs that did not complete: see
+        https://github.com/tallybook/tallybook/blob/main/docs/fan-out.md.
 
             report = await app.enqueue_many(conn, [send_welcome.job(1), charge.job(7)])
         """
@@ -549,7 +553,10 @@ class App(Owner):
     async def run_worker(
         self, *, queues: Mapping[str, int] | Iterable[str] | None = None, nodes: str | None = None, **options: Any
     ) -> WorkerReport:
-        """Run jobs of these queues until stopped; options as in `tallybook worker`.
+        """Run jobs of these queues until stopped.
+
+        `options` are those of a worker, by their names in Python, and `install_signals`: see
+        https://github.com/tallybook/tallybook/blob/main/docs/configuration.md#worker.
 
         `nodes` is "all", or names like "north,south": one process serves these databases of the app,
         see https://github.com/tallybook/tallybook/blob/main/docs/nodes.md.

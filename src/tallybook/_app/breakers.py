@@ -31,21 +31,23 @@ class Breakers(Noun):
     def drop(self, name: str) -> Verb[bool]:
         """Remove a breaker; False: there is none.
 
-        Its waiting jobs start; jobs that still name it fail if it has no other rule.
+        Its jobs no longer wait. A job that names a key without any rule fails, so remove the name from jobs first.
         """
         return self._verb(breakers.drop(name))
 
     def open(self, name: str, duration: timedelta | str | None = None) -> Verb[datetime]:
         """Open the breaker of a key by hand; return the time at which a probe starts.
 
-        Until then none of its jobs starts.
-
-        `duration` defaults to that of the rule. Raises SqlError TB005 if there is no such breaker.
+        Until then none of its jobs starts. `duration` defaults to that of the rule. Raises InvalidArgument if there is
+        no such breaker.
 
             await app.breakers.open("provider:acme", "2 h")
         """
         return self._verb(breakers.open_(name, duration))
 
     def close(self, name: str) -> Verb[bool]:
-        """Close the breaker of a key by hand; its jobs start and its failures are reset. False: it was closed."""
+        """Close the breaker of a key by hand; its jobs start and its failures are reset. False: it was closed.
+
+        Raises InvalidArgument if there is no such breaker.
+        """
         return self._verb(breakers.close(name))

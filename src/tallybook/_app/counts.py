@@ -15,7 +15,10 @@ class Counts(Noun):
     """Counts, throughput and timings of jobs."""
 
     def list(self) -> Verb[ListOf[CountsRow]]:
-        """Count the jobs by state, queue and task: exact and current, at the same cost at any size.
+        """Count the jobs by state, queue and task, as they are now, at the same cost at any size.
+
+        Numbers per queue are exact. Numbers per task are exact, too, except in a queue of several tasks with more than
+        2,000 available jobs: there a long-running job can be counted as running under another task.
 
         waiting = sum(counts.available for counts in await app.counts.list() if counts.queue == "mail")
         """
@@ -62,16 +65,15 @@ class Counts(Noun):
     def recount(self) -> Verb[int]:
         """Recount everything from the ledgers and replace the counters; return the number of sums.
 
-        Blocks no other session.
+        No job waits for it.
         """
         return self._verb(counting.recount())
 
     def keep(self, step: int, keep: timedelta | str) -> Verb[bool]:
         """Set the retention of steps of 0 (folds: about a second), 60, 3600 or 86400 seconds in the time series.
 
-        Older ones are summed up to the next step.
-
-        False: nothing changed. Raises InvalidArgument for an unknown step or a retention out of range.
+        Older ones are summed up to the next longer step; days are deleted. `keep` is 15 min to 100 years. False:
+        nothing changed. Raises InvalidArgument for an unknown step or a retention out of range.
 
             await app.counts.keep(60, "7 days")
         """
@@ -82,7 +84,7 @@ class Events(Noun):
     """Custom counters of a program."""
 
     def count(self, name: str, n: int = 1) -> Verb[None]:
-        """Add `n`, which may be negative, to the counter of an event. Concurrent counts do not wait for each other.
+        """Add `n`, negative or positive, to the counter of an event. Concurrent counts do not wait for each other.
 
         await app.events.count("invoice.sent").on(conn)
         """

@@ -18,7 +18,7 @@ class History(Noun):
     """Retention periods, and history that is held beyond them."""
 
     def list(self) -> Verb[ListOf[RetentionInfo]]:
-        """List the retention periods of ended jobs (by class of their queue), dead letters and ticks of schedules.
+        """List the retention periods: of ended jobs (by class of their queue), dead letters, ticks and the audit log.
 
         for kept in await app.history.list(): print(kept.name, kept.keep)
         """
@@ -64,15 +64,15 @@ class Services(Noun):
 
 
 class Audit(Noun):
-    """The changes that people made."""
+    """The audit log: changes made in pages, through the operator API, in Django's admin and by agents over MCP."""
 
     def list(
         self, *, actor: str | None = None, action: str | None = None, before: int | None = None, max_rows: int = 50
     ) -> Verb[ListOf[AuditRow]]:
-        """List changes made through the dashboard and the API, newest first, at most `max_rows` (1 to 1000).
+        """List the changes of the audit log, newest first, at most `max_rows` (1 to 1000).
 
-        `before` is the id of the last row of the previous page. Rows are kept for 90 days; `app.history.set` changes
-        that.
+        The command line and the verbs of an App write no audit rows. `before` is the id of the last row of the previous
+        page. Rows are kept for 90 days; `app.history.set("audit", ...)` changes that.
 
             for row in await app.audit.list(actor="ada"): print(row.at, row.action, row.target)
         """
@@ -83,7 +83,7 @@ class Doctor(Noun):
     """Health checks of the database."""
 
     def run(self, *, dsn: str | None = None, verify: bool = False) -> Verb[ListOf[Finding]]:
-        """Check the database on a separate connection; return a finding with a remedy for each check.
+        """Check the database on a separate connection; return the findings, with a remedy where one is needed.
 
         `verify` recounts the counters even for a large history, which can take minutes. Raises QueueUnavailable.
 

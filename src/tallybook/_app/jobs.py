@@ -46,7 +46,8 @@ class Jobs(Noun):
         `states` are some of scheduled, retrying, waiting, available, running, completed, cancelled, dead. `error` is a
         part of the last error's type or message, ignoring case. `since` and `before` bound the time of the enqueue.
         Pass a page's `next` as `after` to get the next page. A page reads at most `max_looked` rows (1000 to a
-        million), so it is quick for any history; `looked_to` is the end of the range that it has read.
+        million), so it is quick for any history; `looked_to` is the end of the range that it has read. If a filter
+        makes another order cheaper, the order is that in which jobs entered their line, or in which they ended.
 
             page = await app.jobs.list(task="charge", states=["dead"], error="timeout")
             for job in page.jobs: ...
@@ -130,8 +131,8 @@ class Jobs(Noun):
     ) -> Verb[Cancelled]:
         """Cancel every open job that matches all filters, at most `max_jobs`; at least one filter is required.
 
-        `args` matches jobs whose args contain these; `states` are some of scheduled, waiting, available, running, and dead:
-        a dead letter is cancelled only where you pass its state.
+        `args` matches jobs whose args contain these; `states` are some of scheduled, waiting, available, running, and
+        dead: a dead letter is cancelled only where you pass its state.
 
             await app.jobs.cancel_matching(task="sync_orders", args={"customer": 42}, reason="customer left")
         """
@@ -167,7 +168,7 @@ class DeadWhich(TypedDict, total=False):
 
 
 class Dead(Noun):
-    """The dead letters: jobs that have used up their attempts."""
+    """The dead letters: jobs that failed for good, crashed too often, expired or were killed."""
 
     def list(self, *, max_jobs: int = 50, **which: Unpack[DeadWhich]) -> Verb[ListOf[DeadLetter]]:
         """List the dead letters that match, newest first, at most `max_jobs`.
@@ -181,7 +182,7 @@ class Dead(Noun):
         return self._verb(filters.dead_letters(DeadFilter(**which), max_jobs))
 
     def retry(self, *, max_jobs: int = 10_000, **which: Unpack[DeadWhich]) -> Verb[Retried]:
-        """Retry every dead letter that matches, oldest first; filters as in `list`.
+        """Retry the dead letters that match, oldest first, at most `max_jobs`; filters as in `list`.
 
         await app.dead.retry(task="charge", since=outage_began)
         """
@@ -192,5 +193,5 @@ class Dead(Noun):
         return on_job(self._app, job_id(job), filters.drop_dead(job_id(job)), no_job=operator.not_)
 
     def drop_matching(self, *, max_jobs: int = 10_000, **which: Unpack[DeadWhich]) -> Verb[int]:
-        """Delete every dead letter that matches, oldest first; return their number. Filters as in `list`."""
+        """Delete the dead letters that match, oldest first, at most `max_jobs`; return their number."""
         return self._verb(filters.drop_dead_many(DeadFilter(**which), max_jobs))

@@ -31,16 +31,16 @@ class RateLimits(Noun):
     def drop(self, name: str) -> Verb[bool]:
         """Remove a rate limit; False: there is none.
 
-        Jobs that still name it fail, so remove the name from them first.
+        Its jobs no longer wait. A job that names a key without any rule fails, so remove the name from jobs first.
         """
         return self._verb(rates.drop(name))
 
     def push(self, name: str, until: datetime) -> Verb[datetime]:
         """Delay all calls of this key until `until` (aware); return the time of the next call.
 
-        Never moves a call forward.
+        It never makes a call earlier. Raises InvalidArgument if there is no such limit.
 
-        await app.rate_limits.push("provider:acme", datetime.now(UTC) + timedelta(minutes=5))
+            await app.rate_limits.push("provider:acme", datetime.now(UTC) + timedelta(minutes=5))
         """
         return self._verb(rates.push(name, until))
 
@@ -65,5 +65,8 @@ class ConcurrencyLimits(Noun):
         return self._verb(rates.set_concurrency(ConcurrencyRule(name, most)))
 
     def drop(self, name: str) -> Verb[bool]:
-        """Remove a concurrency limit; False: there is none. Jobs that wait for a permit start."""
+        """Remove a concurrency limit; False: there is none.
+
+        Its jobs no longer wait. A job that names a key without any rule fails, so remove the name from jobs first.
+        """
         return self._verb(rates.drop_concurrency(name))

@@ -19,7 +19,7 @@ class Nodes(Noun):
     """The databases of an app. Each verb opens separate connections."""
 
     def list(self) -> Verb[ListOf[Node]]:
-        """List the nodes that are not removed, by number. A node without a stored number is asked for it.
+        """List the nodes that are not removed. A node without a stored number is asked for it.
 
         for node in await app.nodes.list(): print(node.number, node.name, node.state)
         """
@@ -48,14 +48,15 @@ class Nodes(Noun):
     def retire(self, name: str) -> Verb[Changed]:
         """Assign no more keys to a node. Its jobs still run; its schedules move to the home node.
 
-        Raises UnknownNode.
+        Keys that are pinned to it stay. Raises UnknownNode, and InvalidArgument for the last live node.
         """
         return self._beside(lambda dsn: node_changes.retire(dsn, name), "nodes.retire")
 
     def remove(self, name: str, *, anyway: bool = False) -> Verb[Changed]:
-        """Remove a node.
+        """Remove a node from the list; its schedules move to the home node, and its jobs stay in its database.
 
-        Raises UnknownNode, and, unless `anyway`, ConfigError if it has open jobs or does not answer.
+        Raises UnknownNode, and InvalidArgument for the last live node. Unless `anyway`, raises ConfigError if it has
+        open jobs or does not answer, and InvalidArgument if keys are pinned to it; `anyway` deletes their pins.
         """
         return self._beside(lambda dsn: node_changes.remove(dsn, name, anyway=anyway), "nodes.remove")
 

@@ -40,7 +40,7 @@ class Subjects(Noun):
     def push_many(self, calls: Iterable[SubjectCall]) -> Verb[ListOf[SubjectReport]]:
         """Create the missing ones of these subjects by one statement; return one report each, in their order.
 
-        `report` is created, unchanged, or the state of the existing subject.
+        `report` is created, or unchanged for a subject that exists, in any state.
 
             await app.subjects.push_many(refresh.subject(f"asset:{n}").job(n) for n in ids)
         """

@@ -25,13 +25,14 @@ _COLUMNS: Columns = {
 
 
 @listing(_COLUMNS, name="audit", empty="nothing was changed", merge=newest("at", "id"))
-@click.option("--actor", metavar="NAME", help="Only changes of this user or API key.")
+@click.option("--actor", metavar="NAME", help="Only changes of this user, API key or agent.")
 @click.option("--action", metavar="VERB", help="Only this verb, like retry.")
-@click.option("--before", type=int, metavar="ID", help="Older than this row: the last of the page before.")
+@click.option("--before", type=int, metavar="ID", help="Only rows with a lower id, for the next page.")
 @limit_option(1000, says="Show at most this many rows.")
 def audit(db: Db, limit: int, **given: Any) -> list[AuditRow]:
-    """List what people have changed.
+    """List the audit log, newest first.
 
-    By pages and by the API, newest first.
+    It has the changes made in pages, through the operator API, in Django's admin and over MCP, but not those of the
+    command line.
     """
     return db.run(calls.audits(**given, max_rows=limit))

@@ -44,7 +44,7 @@ def set_(db: Db, name: str, failures: int, per: timedelta, open_for: timedelta) 
 
 @command(of=breaker, nodes="each")
 def drop(db: Db, name: str) -> str:
-    """Drop a breaker; jobs that wait for it continue."""
+    """Drop a breaker. Jobs that name a key without any rule fail."""
     if not db.run(breakers.drop(name)):
         fail(f"there is no breaker {clean(name)!r}")
     return f"breaker {clean(name)!r} is removed"

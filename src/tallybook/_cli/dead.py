@@ -20,7 +20,7 @@ from tallybook._model.job_info import DeadLetter
 from tallybook.errors import TallybookError
 
 dead = click.Group(
-    "dead", help="List, show, retry and drop dead letters.\n\nA dead letter is a job without attempts left."
+    "dead", help="List, show, retry and drop dead letters.\n\nA dead letter is a job that runs only if you retry it."
 )
 
 # The same command under both nouns: it shows any job, dead or not.

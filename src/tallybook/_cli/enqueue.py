@@ -43,7 +43,9 @@ job_options = options(
     click.option("--run-at", type=INSTANT, metavar="INSTANT", help="Not before, like 2026-01-31T09:00:00+01:00."),
     click.option("--delay", type=DURATION, metavar="DURATION", help='Start after this time, like "5 min".'),
     click.option("--priority", type=click.IntRange(0, 32767), help="Lower runs first. [2]"),
-    click.option("--max-attempts", type=click.IntRange(1, 32767), help="Failures until it is dead. [the task's, or 5]"),
+    click.option(
+        "--max-attempts", type=click.IntRange(1, 32767), help="Failures until it is dead. [task, queue, or 5]"
+    ),
 )
 
 

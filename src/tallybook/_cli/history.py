@@ -37,5 +37,5 @@ _HELD: Columns = {
 
 @listing(_HELD, name="held", of=history, empty="nothing is held")
 def held(db: Db) -> list[HeldRange]:
-    """List the ranges of history that are due to leave but held, with the holder."""
+    """List history that is past its retention but still held, and why."""
     return db.run(calls.held())

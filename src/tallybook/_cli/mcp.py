@@ -24,7 +24,7 @@ from tallybook._cli.queue import me
     type=DURATION,
     default="5 min",
     show_default=True,
-    help="How long a preview is good.",
+    help="How long a preview can be confirmed.",
 )
 def mcp(dsn: str | None, allow: tuple[str, ...], by: str | None, lifetime: timedelta) -> None:
     """Serve an agent over MCP, on stdin and stdout.

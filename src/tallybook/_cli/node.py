@@ -69,9 +69,12 @@ def retire(db: Db, name: str) -> str:
 
 
 @command(of=node)
-@click.option("--anyway", is_flag=True, help="Remove it despite open jobs, or if it does not answer.")
+@click.option("--anyway", is_flag=True, help="Remove it despite open jobs or pins, or if it is silent.")
 def remove(db: Db, name: str, anyway: bool) -> str:
-    """Remove a node from the list. Its database is not touched."""
+    """Remove a node from the list, and move its schedules to the home.
+
+    Its jobs and their history stay in its database.
+    """
     return _said(node_changes.remove(db.conninfo, name, anyway=anyway))
 
 

@@ -128,7 +128,7 @@ def next_(db: Db, name: str, count: int, as_json: bool) -> None:
 @click.option("--tz", metavar="ZONE", help="Time zone of the cron expression, like Europe/Berlin. [UTC]")
 @click.option("--queue", default="default", show_default=True, help="Queue of its jobs.")
 @click.option("--priority", type=int, default=2, show_default=True, help="Priority of its jobs; lower runs first.")
-@click.option("--max-attempts", type=int, help="Failures until a job is dead. [the task's]")
+@click.option("--max-attempts", type=int, help="Failures until a job is dead. [task, queue, or 5]")
 @click.option("--jitter", type=DURATION, metavar="DURATION", help="Fire up to this much later than the tick.")
 @click.option(
     "--missed", type=click.Choice(MISSED), default="once", show_default=True, help="What to do with ticks found late."

@@ -97,7 +97,7 @@ _FAILED: Columns = {
     "details": lambda row: "" if row["details"] is None else json.dumps(row["details"], ensure_ascii=False), "ref": "ref_id",
 }  # fmt: skip
 
-_queue_option = click.option("--queue", help="As this queue means the name, where queues have own names.")
+_queue_option = click.option("--queue", help="The queue whose names to use, if queues have own names.")
 
 
 @command(of=subject, json=True)
@@ -143,7 +143,7 @@ def push(db: Db, queue: str, task: str, name: str, args: str, as_json: bool, **g
 def upsert(
     db: Db, queue: str, task: str, name: str | None, args: str, path: str | None, as_json: bool, **given: Any
 ) -> None:
-    """Create or change the subject NAME of TASK; a running one is left alone.
+    """Create or change the subject NAME of TASK; a running or dead one stays.
 
     --file reads many: CSV columns or members of JSON lines are subject, and optionally args (a JSON object), run_at,
     priority. Each 1,000 are one transaction; a repeat is harmless.
@@ -252,7 +252,7 @@ _FORGET = {
 def forget(db: Db, task: str, names: Sequence[str], queue: str | None) -> None:
     """Forget subjects: the next push of such a name creates a new one.
 
-    Scheduled ones will not run. A running one is left alone: cancel its job first.
+    A planned or pending one will not run. A running one is left alone: cancel its job first.
     """
     failed = False
     for name in dict.fromkeys(names):

@@ -31,7 +31,7 @@ _INSTALL = "pip install 'tallybook[web]'"
 @nodes_option
 @read_dsn_option
 @click.option(
-    "--host", default="127.0.0.1", show_default=True, help="Address; one that other machines reach needs --users."
+    "--host", default="127.0.0.1", show_default=True, help="Address; an open one needs --users or --api-keys."
 )
 @click.option(
     "--port", type=click.IntRange(0, 65_535), default=8420, show_default=True, help="Port; 0 is any free one."
@@ -60,8 +60,8 @@ def web(
 ) -> None:
     """Show the dashboard.
 
-    By default it answers this machine only and allows no changes. TALLYBOOK_WEB_SECRET (32 characters or more) signs the
-    sessions; without it a restart ends them. TALLYBOOK_METRICS_TOKEN lets a scraper read /metrics.
+    By default it answers this machine only and allows no changes. TALLYBOOK_WEB_SECRET (32 characters or more) signs
+    the sessions; without it a restart ends them. TALLYBOOK_METRICS_TOKEN lets a scraper read /metrics.
     """
     if context.invoked_subcommand is not None:
         return

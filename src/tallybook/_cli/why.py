@@ -96,7 +96,7 @@ def _merged(found: Found, given: Mapping[str, Any]) -> Found:
 @click.option("--unique", metavar="KEY", help="Of the jobs that have had this unique key.")
 @link_option("Of the jobs with this link, like submission=42; of several, with all of them.")
 @click.option("--task", help="Of this task only.")
-@limit_option(10_000, 1000, "Only the newest this many.")
+@limit_option(10_000, 1000, "Show at most this many, the newest.")
 @click.option("--newest-first", is_flag=True, help="Newest first.")
 def trace(db: Db, limit: int, **which: Any) -> list[TraceEvent]:
     """List all events of a subject, unique key, link or job, in order of time."""

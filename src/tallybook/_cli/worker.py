@@ -48,7 +48,7 @@ _LEVELS = click.Choice(["debug", "info", "warning", "error", "critical"], case_s
 @click.option("--direct-dsn", metavar="DSN", help="DSN past a pooler, for the session. [TALLYBOOK_DIRECT_DSN]")
 @click.option("--poll", type=DURATION, metavar="DURATION", help="Poll interval when idle. [1 s]")
 @click.option("--slot-pause", type=DURATION, metavar="DURATION", help="Pause of a slot after each job. [0 s]")
-@click.option("--children", type=click.IntRange(1), help="Most child processes for process=True. [one per slot]")
+@click.option("--children", type=click.IntRange(1), help="Maximum child processes for process=True. [one per slot]")
 @click.option("--heartbeat", type=DURATION, metavar="DURATION", help="Heartbeat interval. [10 s]")
 @click.option(
     "--lease", type=DURATION, metavar="DURATION", help="Time without a heartbeat until it is suspected dead. [30 s]"

@@ -87,10 +87,10 @@ class Fire:
 
 @dataclass(frozen=True, slots=True)
 class Fired:
-    """The result of `schedule_run`."""
+    """The result of `app.schedules.run`."""
 
     what: str
-    """enqueued; skipped, because the job of the last fire has not finally ended; or failed."""
+    """enqueued; skipped, because the job of the last fire is open or its query runs now; or failed."""
     reason: str | None
     job_id: int | None
     jobs: int | None

@@ -42,7 +42,8 @@ class Source:
     def conninfo(self, dsn: str | None = None) -> str:
         """Return the effective DSN: `dsn`, the App's own, TALLYBOOK_DSN, or an empty one for libpq's PG* variables.
 
-        URLs of SQLAlchemy, `postgresql+psycopg://...`, are accepted. Raises ConfigError for an invalid string.
+        In a handler of a job on one of several nodes, that node's DSN precedes the App's own. URLs of SQLAlchemy,
+        `postgresql+psycopg://...`, are accepted. Raises ConfigError for an invalid string.
         """
         from psycopg import ProgrammingError
         from psycopg.conninfo import make_conninfo

@@ -9,15 +9,15 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditRow:
-    """A change that a person or a program made through a page or the API."""
+    """A change made in a page, through the operator API, in Django's admin or by an agent over MCP."""
 
     id: int
     """Ascending; pass the last row's as `before` to get the next page."""
     at: datetime
     actor: str
-    """The user of a page, or the id of an API key."""
+    """The user of a page or of the admin, the id of an API key, or the name of an agent."""
     via: str
-    """web, api, or a value that your program sets."""
+    """web, api, admin, mcp, or a value that your program sets."""
     action: str
     """The verb: retry, pause, ..."""
     target: dict[str, Any]

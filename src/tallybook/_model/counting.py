@@ -109,6 +109,7 @@ class Difference:
     queue: str | None
     """None, like the task, for a difference over all queues."""
     task: str | None
+    """None: the difference is of the whole queue."""
     what: str
     counted: int
     found: int

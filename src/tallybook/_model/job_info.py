@@ -29,7 +29,7 @@ class JobInfo:
     failures: int
     crashes: int
     max_attempts: int | None
-    """None: the task's setting."""
+    """None: that of its task, else of its queue, else 5."""
     unique_key: str | None
     enqueued_at: datetime
     run_at: datetime | None

@@ -36,7 +36,7 @@ class SubjectReport:
     subject: str
     job_id: int
     report: str
-    """created, updated, unchanged, active (its handler runs: not touched) or dead."""
+    """created, updated, unchanged, active (it runs and is not changed) or dead (also if it was killed)."""
     old_run_at: datetime | None = None
     new_run_at: datetime | None = None
 

@@ -9,7 +9,8 @@ See https://github.com/tallybook/tallybook/blob/main/docs/subjects.md.
     return Reject("502", details={...})      a failure, as if it had raised: backoff, dead after its tolerance
 
 `args=` sets the subject's args, by name, for its next iteration (or to be kept). They are checked against the task's
-signature and stored as args of its version. Only for subjects: any other job is dead then, with NotASubject.
+signature and stored as args of its version. An ordinary job may also end with Complete, Kill or Reject; it is dead,
+with NotASubject, after Reschedule, Drop or `args=`.
 """
 
 from __future__ import annotations

@@ -61,9 +61,11 @@ class TaskSubject(Generic[P]):
         return self._verb(traced(self._bound.app._tracing, self.job(*args, **kwargs), subjects.push), "push")
 
     def upsert(self, *args: P.args, **kwargs: P.kwargs) -> Verb[SubjectReport]:
-        """Create the subject, or change args and time of the existing one; a running one is not changed.
+        """Create the subject, or change args, priority and time of the existing one; a running one is not changed.
 
-        `report.report` is created, updated, unchanged, active (it runs) or dead; the report has the old and new run_at.
+        Without `run_at` and `delay` an existing one keeps its time. A completed subject starts again with its
+        iterations. `report.report` is created, updated, unchanged, active (it runs) or dead (also if it was killed).
+        The report has the old and new run_at, None for active and dead.
 
             report = await refresh.with_(delay="1 hour").subject("asset:42").upsert(42)
         """

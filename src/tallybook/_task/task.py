@@ -70,8 +70,8 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
 
     `name` is stored with each job; SQL producers and older releases of the program rely on it. `fn` is the function,
     `is_async` whether it is a coroutine function. `queue`, `priority`, `max_attempts` (None: the queue's), `retry_name`
-    (of a named policy), `no_retry` and `execution` (timeout, process, memory, env) are as declared. `args` binds and decodes
-    its arguments; `contract` has its version, aliases, summary and on_dead.
+    (of a named policy), `no_retry` and `execution` (timeout, process, memory, env) are as declared. `args` binds and
+    decodes its arguments; `contract` has its version, aliases, summary and on_dead.
     """
 
     __wrapped__: Callable[..., Any]
@@ -144,7 +144,7 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
 
         It receives the enqueued JSON values by name when such a job runs; the stored row does not change. Upgrades are
         chained: from 1 to 2, from 2 to 3. An exception makes the job dead. Raises ConfigError for a version that is not
-        below the task's.
+        below the task's or has an upgrade already, and for a function that is not plain.
 
             @send_welcome.upgrade(1)
             def _(args: dict) -> dict:
@@ -214,7 +214,10 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
             return f"!{error.reason} at {error.path}"
 
     def read_result(self, found: Any) -> R_co:
-        """Decode a stored result by the function's return annotation, or to plain JSON values if that fails."""
+        """Decode a stored result by the function's return annotation; plain JSON values if that is not supported.
+
+        Raises PayloadError if the result does not fit the annotation.
+        """
         from tallybook._model.decoder import compile_decoder
 
         try:

@@ -58,7 +58,7 @@ class WorkerSettings:
     stop_timeout: timedelta = timedelta(seconds=25)
     """How long a stop waits for running jobs."""
     abort_timeout: timedelta = timedelta(seconds=5)
-    """How long handlers may take to end after an abort, a cancel or their deadline."""
+    """How long handlers may take to end after an abort or their deadline, and child processes after a cancel."""
     suspect_wait: timedelta = timedelta(seconds=60)
     """How long claiming pauses for the process to become idle, for a job that has to run alone."""
     max_abandoned: int | None = None

@@ -121,7 +121,7 @@ class Context:
 
     @property
     def failures(self) -> int:
-        """The number of failed attempts before this one."""
+        """The number of failed attempts before this one, since a person's retry or the subject's last reschedule."""
         return self._job().failures
 
     @property

@@ -121,7 +121,7 @@ class Nodes:
         return found[named([at.node for at in found.values()], name or "home").name]
 
     async def of_job(self, job: int) -> At:
-        """Return the node of a job, by its id. Raises UnknownNode if no node has its number."""
+        """Return the node of a job, by its id. Raises UnknownJob if no node has its number."""
         found = await self.known()
         if not self.many:
             return found[0]

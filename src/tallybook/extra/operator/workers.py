@@ -53,7 +53,7 @@ OPERATIONS = (
     ),
     Operation(
         name="list_audits", method="GET", path="/audits", scope="admin", whole=True,
-        about="All changes by people and programs, newest first; for the next page, pass the last `id` as `before`.",
+        about="The audit log, newest first; for the next page, pass the last `id` as `before`.",
         in_query=(
             fields.text(name="actor", about="By this user or key.", most=200, example="deploy"),
             fields.text(name="action", about="With this verb.", most=64, example="retry"),

@@ -107,8 +107,8 @@ class Providers:
     ) -> str:
         """Create or change a provider. Return "created", "changed" or "unchanged".
 
-        An argument that is None changes nothing; a new provider needs a kind. This verb and those below run on `conn`,
-        in its transaction, or else on a connection of the App. Raises InvalidArgument.
+        An argument that is None changes nothing; a new provider needs a kind. Verbs with `conn` run on it, in its
+        transaction, or else on a connection of the App. Raises InvalidArgument.
 
             await app.providers.set("acme", kind="market-data", settings={"base_url": "https://api.acme.example"})
         """
@@ -127,8 +127,8 @@ class Providers:
     ) -> str:
         """Encrypt one secret with the current key and store it. Return "created", "changed" or "unchanged".
 
-        The former value stays as `secret.previous` until `drop_secret`, unless `keep_previous` is False. Raises
-        UnknownProvider and SecretError, also if the former value has to be kept and cannot be decrypted.
+        The former value stays as `secret.previous` until the next change or `drop_secret`, unless `keep_previous` is
+        False. Raises UnknownProvider and SecretError, also if the former value has to be kept and cannot be decrypted.
         """
         wanted = secret if isinstance(secret, Secret) else Secret(secret)
         del secret  # no frame of a traceback shows it

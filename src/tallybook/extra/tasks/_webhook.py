@@ -52,8 +52,8 @@ async def webhook(
     https://github.com/tallybook/tallybook/blob/main/docs/webhooks.md. The header webhook-id is the same at every
     attempt: it is `idempotency_key` (letters, digits and _:/+=@~-, at most 200), or derived from the job's id.
 
-    Success is a status of 2xx; the result is {"status", "webhook_id", "answer"}. 410 sets the provider inactive. A
-    redirect is a failure, and so is an address that is not public, unless the provider allows it.
+    Success is a status of 2xx; the result is {"status", "webhook_id", "answer"}. 410 sets the provider inactive, unless
+    `url` was passed. A redirect is a failure, and so is an address that is not public, unless the provider allows it.
 
     `url` and `signed_by` are for a provider with many endpoints, for example one per form. The call goes to this URL,
     signed with the provider's secret of this name; none of its other secrets is sent.
