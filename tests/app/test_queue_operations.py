@@ -70,6 +70,14 @@ async def test_truncate_top_and_drop_in_python(app: App, db: Any) -> None:
     assert (await app.queues.truncate_all(by="ada")).cancelled == 2
     assert {(await app.get(job)).reason for job in (beside, again)} == {"truncated"}
     assert app.queues.truncate_all().sync(db).cancelled == 0
+    kept = send.enqueue_sync(db, 10)
+    app.schedules.set("nightly", send.job(1), every="1 h").sync(db)
+    for truncate in (False, True):
+        with pytest.raises(InvalidArgument, match="in use: 0 workers serve it, 1 schedules"):
+            app.queues.drop("mail", truncate=truncate).sync(db)
+    assert "in use" in run("queue", "drop", "mail", "--truncate", "--yes", dsn=dsn, code=1)
+    assert (await app.get(kept)).state == "available", "a queue that stays keeps its jobs"
+    app.schedules.drop("nightly").sync(db)
     assert await app.queues.drop("mail", truncate=True) is True
     assert app.queues.drop("mail", truncate=True).sync(db) is False
     with pytest.raises(UnknownQueue):

@@ -152,6 +152,7 @@ def test_list_show_errors_and_forget(run: Run, dsn: str, db: Any) -> None:
 
     for n, name in enumerate(("asset:0", "asset:1", "page:2")):
         refresh.subject(name).push(n).sync(db)
+    refresh.enqueue_sync(db, 1)  # an ordinary job, whose error is not a subject's
     drain(app, dsn=dsn)
     listed = json.loads(run("list", "--json").output)
     assert [(row["subject"], row["state"], row["iterations"], row["failures"]) for row in listed] == [
@@ -175,6 +176,7 @@ def test_list_show_errors_and_forget(run: Run, dsn: str, db: Any) -> None:
 
     errors = json.loads(run("errors", "--task", "refresh", "--since", "1 hour", "--json").output)
     assert {(row["subject"], row["message"]) for row in errors} == {("asset:1", "502"), ("page:2", "gone")}
+    assert len(json.loads(run("errors", "--json").output)) == 2
     assert "r-1" in run("errors", "--subject", "asset:1").output
     assert run("errors", "--subject", "asset:0").output == "no errors\n"
 

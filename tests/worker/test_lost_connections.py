@@ -300,6 +300,18 @@ def test_a_lost_commit_is_resolved_without_a_loop(app: App, note: Any, db: Any, 
     assert db.execute("select id from tallybook.job order by id").fetchall() == [(job.id,) for job in report]
 
 
+@pytest.mark.parametrize("deliver", [True, False], ids=["committed", "not committed"])
+def test_a_lost_commit_with_a_follow_up_is_resolved(app: App, note: Any, db: Any, proxy: Proxy, deliver: bool) -> None:
+    """F7: the same for jobs that another job waits for."""
+    app.dsn = proxy.dsn
+    proxy.cut_at(COMMIT, deliver=deliver)
+    report = app.enqueue_many_sync(app, [note.job(n) for n in range(2)], then=note.job(2))
+    assert proxy.times_cut == 1
+    assert db.execute("select id, state from tallybook.job order by id").fetchall() == [
+        (job.id, state) for job, state in zip(report, ("available", "available", "waiting"), strict=True)
+    ]
+
+
 async def test_said_again_blindly_a_lost_commit_is_two_jobs(
     app: App, note: Any, db: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

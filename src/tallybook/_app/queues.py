@@ -142,7 +142,7 @@ def _truncate(
 
 
 def _drop(queue: str, by: str | None) -> Steps[bool]:
-    if any(known.name == queue for known in (yield queues.queues())):
+    if (yield queues.unused(queue)):  # otherwise its jobs would be cancelled, and the queue would stay
         yield from _truncate(queue, None, False, by)
     found: bool = yield queues.drop(queue, by)
     return found

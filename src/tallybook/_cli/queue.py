@@ -175,6 +175,7 @@ def _emptied(db: Db, name: str | None, states: Sequence[str] | None, running: bo
 def drop(db: Db, name: str, first: bool, by: str | None, yes: bool, as_json: bool) -> None:
     """Drop an unused queue. Its history stays until it is pruned."""
     db.known_queue(name)
+    db.run(queues.unused(name))
     held = _holds(db, name, (*_OPEN, "running"))
     what = f"cancel its {held}" if first else f"it holds {held}"
     if not agreed(db.named(f"Drop queue {clean(name)!r} ({what})?"), yes):

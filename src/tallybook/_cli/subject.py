@@ -50,7 +50,8 @@ _SHOW = f"select to_json(s)::text from {NAMED}"  # noqa: S608
 
 _ERRORS = """\
 select to_json(e)::text from tallybook.error e
- where (%(task)s::text is null or e.task = %(task)s) and (%(subject)s::text is null or e.subject = %(subject)s)
+ where e.subject is not null
+   and (%(task)s::text is null or e.task = %(task)s) and (%(subject)s::text is null or e.subject = %(subject)s)
    and (%(since)s::timestamptz is null or e.ended_at >= %(since)s) and (%(queue)s::text is null or e.queue = %(queue)s)
  order by e.ended_at desc limit %(limit)s"""
 

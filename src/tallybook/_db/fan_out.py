@@ -51,4 +51,4 @@ def fan_out(jobs: Sequence[JobCall], takes_failed: Callable[[str], bool]) -> Cal
         put = many.row(report)
         return [put[place] for place in found.places]
 
-    return Call("fan_out", _FAN_OUT.sql, params, as_given)
+    return Call("enqueue_many", _FAN_OUT.sql, params, as_given)  # for exactly_once, the same verb

@@ -21,6 +21,7 @@ _SET = Declared("""
   queue_set(queue text, retention text, max_attempts int, notify boolean, by text, error_retention interval,
             metrics_retention interval, own_names boolean) -> text""", by=_BY)  # fmt: skip
 drop = Simple("queue_drop(queue text, by text) -> boolean", bool, names={"queue": ("queue", 64)}, by=_BY)
+unused = Simple("_queue_unused(p_queue text) -> boolean", bool, verb="queue_drop")
 _TRUNCATE = Declared("""
   queue_truncate(queue text, states text[], running boolean, by text, max_jobs int, mark jsonb)
   -> row (cancelled int, cancelling int, busy boolean, remain boolean, mark jsonb)""", unknown=UnknownQueue, by=_BY)  # fmt: skip

@@ -13,13 +13,7 @@ create or replace function tallybook.queue_drop(queue text, truncate boolean def
 returns boolean language plpgsql as $$
 declare v_mark jsonb; v_remain boolean := truncate; s pg_snapshot; v_own numeric; v_to numeric;
 begin
-  if not exists (select from tallybook.queues q where q.name = queue_drop.queue) then return false; end if;
-  perform tallybook._refuse(w.n + s.n > 0,
-            format('queue %s is in use: %s workers serve it, %s schedules enqueue into it', to_json(queue), w.n, s.n),
-            'Stop these workers and drop these schedules first.')
-     from (select count(*) as n from tallybook.worker k
-            where k.ended_at is null and queue_drop.queue = any (k.queues)) w,
-          (select count(*) as n from tallybook.schedule k where k.queue = queue_drop.queue) s;
+  if not tallybook._queue_unused(queue) then return false; end if;
   while v_remain loop
     select t.mark, t.remain into v_mark, v_remain
       from tallybook.queue_truncate(queue, mark => v_mark, by => by, at => at) t;
