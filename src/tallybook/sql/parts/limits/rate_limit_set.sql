@@ -5,8 +5,10 @@
 --   burst    how many may start at once; 1: each one gap (per divided by calls) after the one before
 --   in_code  the app whose code declares it; a person's rule of that name has precedence and stays
 -- Returns created, changed or unchanged. With a faster rule waiting jobs get the new turns at once, in the same order;
--- with a slower one they keep theirs and are checked again then. Errors: TB005. Writes limit_rule; if it changes,
--- rate_state, scheduled.
+-- with a slower one they keep theirs and are checked again then. If it changes, the rows of its keys and of their
+-- waiting jobs are locked until the end of the transaction: commit at once. It waits for a transaction that has locked
+-- one of these jobs, and no job of the keys starts meanwhile.
+-- Errors: TB005. Writes limit_rule; if it changes, rate_state, scheduled.
 -- rights: operator
 create or replace function tallybook.rate_limit_set(name text, calls int, per interval, burst int default 1,
   in_code text default null, at timestamptz default clock_timestamp())
