@@ -14,8 +14,9 @@ create or replace function tallybook.rate_limit_set(name text, calls int, per in
   in_code text default null, at timestamptz default clock_timestamp())
 returns text language sql as $$ select tallybook._limit_set('rate', name, calls, per, burst, null, in_code, at) $$;
 
--- _rate_changed(name, at): move the keys of this rule to where their last calls and the new rule put them,
--- if that is sooner; their waiting jobs come sooner, too.
+-- _rate_changed(name, at): move the keys of this rule to where their last calls and the new rule put them, if that is
+-- sooner. All scheduled jobs with options.turn of these keys come sooner, too, also those that have had their turn and
+-- are scheduled for a retry or another time since. Writes rate_state, scheduled.
 -- profile: hot
 create or replace function tallybook._rate_changed(p_name text, p_at timestamptz) returns void language plpgsql as $$
 declare k record; v_next timestamptz;
