@@ -1,5 +1,6 @@
 -- _check_many(tasks, args, max_attempts, headers, order_keys, expires_ats, options, run_ats): raise TB005 for the first
--- job that does not fit. A second check behind the library's, as _check_args is for one job.
+-- job that does not fit. A second check behind the library's, as _check_args is for one job. Of task names it checks
+-- less than _check_name: invisible characters other than control characters pass.
 create or replace function tallybook._check_many(p_tasks text[], p_args text[], p_max_attempts int[],
   p_headers text[], p_order_keys text[], p_expires_ats timestamptz[], p_options text[], p_run_ats timestamptz[])
 returns void language plpgsql immutable as $$

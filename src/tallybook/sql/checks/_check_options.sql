@@ -1,4 +1,5 @@
 -- _check_options(order_key, expires_at, options, run_at): raise TB005 for options that no job may carry.
+-- Of options it checks limits, fair_key and version, and refuses subject and parents; all other keys pass unchecked.
 -- rights: worker, as the caller
 create or replace function tallybook._check_options(p_order_key text, p_expires_at timestamptz,
   p_options jsonb, p_run_at timestamptz default null) returns void

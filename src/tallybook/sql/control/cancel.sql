@@ -1,13 +1,17 @@
 -- cancel(job_id, reason, at): cancel a job. Returns the effect:
 --
---   cancelled   no worker had claimed it: it will not start
---   cancelling  it runs: its worker stops the handler and ends the attempt as cancelled, unless it completes first
---   completed, cancelled, dead    it had already ended, nothing was done (dead: and its dead letter has been dropped)
+--   cancelled   no worker had claimed it: it will not start, unless a worker claims it before this transaction has
+--               committed; its worker then stops it as for cancelling. Or it had already ended as cancelled
+--   cancelling  it runs: its worker stops the handler and ends the attempt as cancelled, unless it completes first. At
+--               another isolation level than READ COMMITTED also if it may not run
+--   completed, dead    it had already ended, nothing was done; dead: its dead letter has been dropped, or it has died
+--               during this call
 -- A dead letter ends as cancelled at once, with its errors, and is no longer a dead letter (see _cancel_dead). For all
 -- other jobs only an intent is written, in the caller's transaction. It takes no lock that a claim could wait for, so a
 -- transaction that cancelled a job and stays open delays nobody. If it rolls back, nothing has happened.
--- Errors: TB002 no such job. Reads entry, claim, outcome, scheduled, waiting, dead; writes tombstone; for a dead letter
--- entry, outcome, tally, subject_job; deletes from dead.
+-- Errors: TB002 no such job, or one that crashed too often and whose dead letter has been dropped. Reads entry, claim,
+-- outcome, scheduled, waiting, dead; writes tombstone; for a dead letter entry, outcome, tally, subject_job; deletes
+-- from dead.
 -- profile: nested
 -- rights: operator
 create or replace function tallybook.cancel(job_id bigint, reason text default null,

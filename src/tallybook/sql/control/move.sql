@@ -2,7 +2,7 @@
 --
 -- The job moves once, to the part of its queue that only these workers walk. Counts no failure, and the attempt, which
 -- never started, is not shown as one of its attempts.
--- Returns moved, or refused. Reads claim, entry, lane; writes outcome, entry, at first use lane.
+-- Returns moved, or refused. Reads claim, entry, lane; writes outcome, tally, entry, at first use lane.
 -- rights: worker
 create or replace function tallybook.move(lease uuid, job_id bigint, attempt int,
   at timestamptz default clock_timestamp()) returns text

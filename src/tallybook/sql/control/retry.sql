@@ -1,8 +1,11 @@
 -- retry(job_id): give a dead or cancelled job another attempt. A person's verb. Returns the number of that attempt.
 --
--- Failures and crashes start again at 0; the error history stays. A job that was cancelled while it is scheduled or
--- waiting keeps that state. A job that had a unique key, or belongs to a subject, takes it again.
--- Errors: TB002 no such job; TB005 the job is not dead or cancelled, or another live job has its unique key; TB003.
+-- Failures and crashes start again at 0, and expires_at is removed; the error history stays. A job that was cancelled
+-- while it is scheduled or waiting only loses the cancel: it keeps that state, its failures and its expires_at. A job
+-- that had a unique key, or belongs to a subject, takes it again.
+-- Errors: TB002 no such job; TB005 the job is not dead or cancelled, or another live job has its unique key or subject;
+-- TB003. Waits for a session that retries, cancels or drops the same job. Reads entry, outcome, claim; deletes from
+-- dead; writes tombstone, unique_key, subject_job, order_line, amendment, and entry, waiting (with a fair key).
 -- profile: nested
 -- rights: operator
 create or replace function tallybook.retry(job_id bigint, at timestamptz default clock_timestamp()) returns int

@@ -2,11 +2,13 @@
 -- keys.
 --
 -- Returns true if done, or if the job runs: a running job keeps its args, priority and time. False: it moved between
--- two looks. A scheduled or waiting job is updated in place. A job in line is not (an entry is never updated): an
--- amendment is written, which the claim reads; for another lane or time promote moves the job after the commit. A start
--- of the job waits for the caller's transaction (see _start_waits). p_queued: the caller holds that lock and has seen
--- the job queued. p_version: the version of p_args, as in the options. Errors: TB003 at another isolation level than
--- READ COMMITTED, if the job is in line.
+-- two looks, or has ended. A scheduled or waiting job is updated in place. A job in line is not (an entry is never
+-- updated): an amendment is written, which the claim reads; for another lane or time promote moves the job after the
+-- commit. A start of the job waits for the caller's transaction (see _start_waits).
+--   p_queued   the caller holds that lock and has seen the job queued
+--   p_version  the version of p_args, as in the options
+-- Errors: TB003 at another isolation level than READ COMMITTED, if the job is in line.
+-- Reads entry, lane, outcome, claim, tombstone; writes scheduled, waiting, amendment, at first use lane.
 -- profile: lookup
 create or replace function tallybook._amend(p_job_id bigint, p_task text, p_on_conflict text, p_args jsonb,
   p_priority int, p_run_at timestamptz, p_queued boolean default false, p_version jsonb default null,

@@ -2,7 +2,9 @@
 -- or an older one that is still open, after on_conflict has been applied to it.
 --
 -- Waits only for a producer that is using the same key at the same moment. At REPEATABLE READ such a meeting raises
--- 40001, and the caller retries. Reads and writes unique_key; see _amend for the writes of on_conflict.
+-- 40001, and the caller retries.
+-- Errors: TB005 an invalid key, on_conflict or unique_while, or the holder was cancelled in this transaction; TB008 the
+-- key is taken and on_conflict is raise. Reads and writes unique_key; see _amend for the writes of on_conflict.
 -- profile: lookup
 create or replace function tallybook._claim_key(p_task text, p_key text, p_job_id bigint,
   p_while text default 'running', p_on_conflict text default 'skip', p_args jsonb default null,

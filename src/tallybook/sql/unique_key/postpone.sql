@@ -1,5 +1,6 @@
 -- postpone(lease, job_id, attempt): end an attempt whose job was given a later time before it started (see
 -- claimed_jobs, push_run_at). Returns scheduled, available (the time has come), or refused.
+-- Reads claim, entry, amendment; writes outcome, tally, amendment, and scheduled or entry; see _leave_lines.
 -- profile: lookup
 -- rights: worker
 create or replace function tallybook.postpone(lease uuid, job_id bigint, attempt int,

@@ -3,9 +3,9 @@
 --
 -- The caller holds the lane's lock, taken in an earlier statement, and runs at READ COMMITTED, so each statement here
 -- has a newer snapshot than the last committed claim of this lane. Filters on holes only if there are holes from lo on.
--- Uses the settings of claim. p_error: set by queue_truncate, which ends the jobs it meets; jobs is their number.
--- p_next:
--- what _next saw; the line is empty up to there, however far the cursor has moved since.
+-- Uses the settings of claim.
+--   p_next   what _next saw; the line is empty up to there, however far the cursor has moved since
+--   p_error  set by queue_truncate: the jobs that it meets end as cancelled with this error, and jobs is their number
 create or replace function tallybook._take(p_lane_id int, p_retention "char", p_born xid8, p_max int, p_worker int,
   p_lease uuid, p_next xid8, p_at timestamptz default clock_timestamp(), p_error jsonb default null,
   out claim_id bigint, out jobs int)

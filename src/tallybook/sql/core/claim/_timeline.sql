@@ -1,7 +1,6 @@
--- _timeline(): the timeline that this server writes. It changes with each promotion and each point-in-time restore
--- only.
--- What a session learned on another timeline may not have happened on this one.
--- Where a service hides it (shared storage, where a failover loses nothing) it is always the first.
+-- _timeline(): the timeline that this server writes. Only a promotion or a point-in-time restore changes it.
+-- Commits that a session saw on another timeline may be missing on this one.
+-- If a service hides it (shared storage, where a failover loses nothing), it is always the first.
 -- rights: worker
 create or replace function tallybook._timeline() returns text language plpgsql volatile as $$
 begin
@@ -10,8 +9,8 @@ exception when feature_not_supported or insufficient_privilege or undefined_func
   return '00000001';
 end $$;
 
--- _on_timeline(timeline): raises an error if the server is on another timeline by now. Call it in the statement that
--- must not run then.
+-- _on_timeline(timeline): raise TB006 if the server is on another timeline by now. Call it in the statement that must
+-- not run then.
 -- rights: worker
 create or replace function tallybook._on_timeline(p_timeline text) returns boolean language plpgsql volatile as $$
 begin

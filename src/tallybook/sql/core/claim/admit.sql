@@ -4,7 +4,8 @@
 --   start    it starts after starts_in seconds, and at most late seconds later (null: at any time)
 --   wait     ask again soon; said: what it waits for, as blocked_by
 --   ended    this attempt has ended; said: the job's state now (cancelled, dead, scheduled, available, waiting), or
---            refused if the lease no longer holds it. If a limit holds it: scheduled, even where it waits for a permit
+--            refused if the lease no longer holds it. After the question for an order key said is always waiting, and
+--            after that for a limit scheduled or cancelled, even if the job waits for a permit or the lease was lost
 --   unknown  said: a limit that has no rule; the job is unchanged
 -- permits: the job holds permits of a concurrency limit; call concurrency_release() with the limits' names at its end.
 -- args, options: their values now, if they were read. A job without a row belongs to another worker by now.

@@ -13,9 +13,10 @@
 -- jobs means that all jobs it met were cancelled: claim again. The same lease passed twice gets the same answer.
 -- It may take fewer jobs than there are, because a claim ends with its window. Claim once per transaction: a second
 -- claim would wait for a lane while it holds another.
--- Errors: TB003 isolation level, TB004 another cluster's cursor, TB006 a worker that was given up.
--- Locks, in this order: the worker's gate, one lane. Reads lane, queue, claim, entry, tombstone; writes claim, and
--- outcome for cancelled jobs.
+-- Errors: TB003 isolation level, TB004 another cluster's cursor, TB005 no lease, TB006 a worker that was given up.
+-- Locks, in this order: the worker's gate, then the first lane, for which it waits. If somebody else has emptied that
+-- lane meanwhile, it tries up to 7 others and keeps all these locks to its commit. Reads lane, queue, worker, claim,
+-- entry, tombstone; writes claim, for cancelled jobs outcome and tally; deletes from tombstone.
 -- profile: hot
 -- rights: worker
 create or replace function tallybook.claim(worker int, queues text[], max_jobs int[], lease uuid,

@@ -11,7 +11,8 @@
 -- If it is null and options have turn, the job holds permits: call concurrency_release() with the names of its limits
 -- at its end.
 -- max_attempts null: the task's limit applies. run_at null: the job was to run at once.
--- job: only this job of the claim. What a producer was told of a job that is not changing can no longer change.
+-- job: only this job of the claim. If blocked_by is not changing, the answer that a producer got about the job is
+-- final.
 -- Returns no rows if no claim has that lease: it took nothing, or a crash of the server has undone it.
 -- Reads claim, entry, tombstone; for jobs with a unique key amendment; see _is_limited.
 -- The limit is the number that the claim has counted. Without it each claim of a big transaction would read all jobs of

@@ -5,10 +5,9 @@
 --              A failover may set the numbers back, so it is never set beyond the next one.
 --   running    the ids of the jobs that it runs now
 --   lag, memory  for people: the longest delay of its event loop since the last heartbeat, and its memory in bytes;
---                null:
---                unknown
+--                null: unknown
 -- Errors: TB006: the worker was given up and its jobs belong to others; stop them and start again with worker_start.
--- Writes worker.
+-- Reads tombstone, claim_id; writes worker.
 -- profile: lookup
 -- rights: worker
 create or replace function tallybook.renew(worker int, open_from bigint, running bigint[] default '{}',

@@ -8,7 +8,8 @@
 --            is noticed at once
 -- Always commits durably. A crash that forgot it would give its id to another worker as well, and the one that died
 -- first would never be rescued. Creates missing queues. A database that came from another cluster is rebased first, so
--- no worker ever meets a cursor of another cluster. Writes worker, queue; see rebase.
+-- no worker ever meets a cursor of another cluster. Errors: TB005 an invalid name of a queue; TB003 a needed rebase at
+-- another isolation level than READ COMMITTED. Writes worker, queue, task; see rebase.
 -- rights: worker
 create or replace function tallybook.worker_start(name text, queues text[], tasks text[] default '{}',
   session boolean default false, at timestamptz default clock_timestamp(), lease interval default '30 s',

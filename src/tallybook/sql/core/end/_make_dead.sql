@@ -1,6 +1,7 @@
 -- _make_dead(entry, reason, at): store a job that is out of attempts as a dead letter.
 --
 -- Enqueues the task's on_dead job in the same transaction. Frees its order key, and records a subject's end.
+-- Writes dead, subject_job; see _enqueue_on_dead and _release.
 create or replace function tallybook._make_dead(e tallybook.entry, p_reason text, p_at timestamptz) returns void
 language plpgsql as $$
 begin

@@ -1,5 +1,5 @@
 -- _next_attempt(entry, run_at, at, fair): place the next attempt of a job, behind all entries of its lane, with the
--- failures, crashes and errors of the row. fair: see _place; true for a job that has had its turn.
+-- failures, crashes and errors of the row. fair: see _place; true for a job that has had its turn among the fair keys.
 create or replace function tallybook._next_attempt(e tallybook.entry, p_run_at timestamptz, p_at timestamptz,
   p_fair boolean default false) returns void
 language plpgsql as $$

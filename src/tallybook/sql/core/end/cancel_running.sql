@@ -1,5 +1,6 @@
 -- cancel_running(lease, job_id, attempt, reason, at): end an attempt as cancelled. A worker calls it for a cancelled
 -- job, or when the handler itself asks for it. Returns cancelled, or refused.
+-- Reads claim, entry; writes outcome, tally; see _release for jobs with an order key.
 -- rights: worker
 create or replace function tallybook.cancel_running(lease uuid, job_id bigint, attempt int, reason text default null,
   at timestamptz default clock_timestamp())

@@ -5,7 +5,8 @@
 --   max_crashes  this many crashes make the job a dead letter with the reason crashed
 -- The attempt ends as lost, as by rescue: one more crash, no failure. The next one comes after 1 s, 2 s, 4 s, ..., at
 -- most a minute, so that a job that crashes at its start does not keep a worker busy with starting processes.
--- Returns scheduled, dead, or refused (the lease no longer holds the attempt; nothing has happened).
+-- Returns scheduled, dead, or refused (the lease no longer holds the attempt; nothing has happened). Errors: TB005 an
+-- error that is no object.
 -- Reads claim, entry; writes outcome, and scheduled or dead.
 -- rights: worker
 create or replace function tallybook.crash(lease uuid, job_id bigint, attempt int, error jsonb,

@@ -1,5 +1,5 @@
 -- expire(lease, job_id, attempt): end an attempt that was claimed after its job's expires_at: dead, with the reason
--- expired. Returns dead, or refused. Counts no failure.
+-- expired. Returns dead, or refused. Counts no failure. Reads claim, entry; writes outcome, tally; see _make_dead.
 -- rights: worker
 create or replace function tallybook.expire(lease uuid, job_id bigint, attempt int,
   at timestamptz default clock_timestamp()) returns text

@@ -9,7 +9,7 @@
 --   at            the time; for tests
 -- Returns scheduled (available, without a delay), dead, or refused (the lease no longer holds the attempt; nothing has
 -- happened). Errors: TB005 an error that is no object, an infinite retry_in.
--- Reads claim, entry, queue; writes outcome, and scheduled or dead.
+-- Reads claim, entry, queue; writes outcome, tally, and scheduled, entry, waiting (with a fair key) or dead.
 -- profile: lookup
 -- rights: worker
 create or replace function tallybook.fail(lease uuid, job_id bigint, attempt int, error jsonb,

@@ -2,7 +2,7 @@
 --
 -- A delay of 0 puts it back in line at once: what a worker does with what it could not finish when it stops.
 -- Returns scheduled, available, or refused. Errors: TB005 a delay without an end.
--- Reads claim, entry; writes outcome, and scheduled or entry.
+-- Reads claim, entry; writes outcome, tally, and scheduled, entry or waiting (with a fair key).
 -- rights: worker
 create or replace function tallybook.snooze(lease uuid, job_id bigint, attempt int, delay interval,
   at timestamptz default clock_timestamp())

@@ -13,14 +13,14 @@
 --   order_key     jobs with the same key run one at a time, in the order in which they came
 --   expires_at    no attempt starts after it: the job is then dead, with the reason expired
 --   max_attempts  how many failures make it a dead letter; null: the limit of its task or its queue, or 5
---   headers       data beside the args: trace, tags; links: the rows of yours that it belongs to, {"links":
---                 {"submission":
---                 42}}
---   options       rarely used settings of this job, one JSON object: retry, version
+--   headers       data beside the args: trace, tags; links: the rows of yours that it belongs to,
+--                 {"links": {"submission": 42}}
+--   options       rarely used settings of this job, one JSON object: retry, version, limits, fair_key
 --   at            the time; for tests
--- Errors: TB005 a value that does not fit, TB008 the key is taken and on_conflict is raise.
--- Reads lane; writes entry or scheduled, unique_key, order_line, at first use lane; on a conflict scheduled, waiting,
--- amendment.
+-- Errors: TB005 a value that does not fit, TB008 the key is taken and on_conflict is raise; TB003 on_conflict changes a
+-- job in line at another isolation level than READ COMMITTED.
+-- Reads lane; writes entry, scheduled or (with a fair key) waiting, unique_key, order_line, at first use lane; on a
+-- conflict scheduled, waiting, amendment.
 -- rights: producer
 create or replace function tallybook.enqueue(queue text, task text, args jsonb default '{}',
   run_at timestamptz default null, priority int default 2, unique_key text default null, max_attempts int default null,

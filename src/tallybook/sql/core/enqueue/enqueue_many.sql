@@ -5,7 +5,9 @@
 -- if a live job has the unique key; its id is returned. Jobs with keys are stored one by one, in the order of their
 -- keys, so that two calls with the same keys cannot deadlock; all others by one INSERT.
 -- on_conflicts, unique_whiles, order_keys, expires_ats, options (as JSON text): as in enqueue.
--- Errors: TB005 the first job that does not fit; TB008 a key that is taken. Nothing is stored then.
+-- Errors: TB005 the first job that does not fit; TB008 a key that is taken; TB003 as in enqueue. Then
+-- nothing is stored.
+-- Reads and writes what enqueue does.
 -- rights: producer
 create or replace function tallybook.enqueue_many(queues text[], tasks text[], args text[],
   run_ats timestamptz[] default null, priorities int[] default null, unique_keys text[] default null,

@@ -10,8 +10,9 @@
 -- or time, and the lines of order keys whose first job was cancelled.
 -- Of the jobs that return to their turn at a limit it moves only as many as can start; the others get a later time (see
 -- _pace).
+-- max_jobs counts the rows that it looks at, those with a later time included.
 -- Reads lane, tombstone, amendment, limit_rule; deletes from scheduled; writes entry, waiting, order_line, service,
--- scheduled, rate_state.
+-- scheduled, rate_state; see _apply_amendments and _release.
 -- profile: hot
 -- rights: worker
 create or replace function tallybook.promote(max_jobs int default 1000, after timestamptz default null,

@@ -19,7 +19,11 @@
 -- as_service: claim the run first, and record it (see _service.sql); lost is null if another session is running it.
 -- max_jobs: checks no other worker once this many attempts were lost; call again while lost reaches it. All attempts of
 -- one worker end together: a job that is rescued alone would count as the one that killed it.
--- Reads worker, claim, entry; writes outcome, entry, dead, worker, service.
+-- Also releases what no end has released, and deletes amendments and tombstones that are used up: see _release_missed,
+-- _forget_amendments, _forget_tombstones.
+-- Errors: TB003 isolation level, TB005 max_jobs below 1.
+-- Reads worker, claim, entry; writes outcome, tally, entry, dead, worker, service; deletes from waiting, amendment,
+-- tombstone.
 -- profile: nested
 -- rights: worker
 create or replace function tallybook.rescue(lease_time interval default null, grace interval default '1 s',

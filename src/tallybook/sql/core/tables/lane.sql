@@ -1,5 +1,5 @@
--- Not unique on purpose: a second producer of a brand-new lane must not wait for the first one's commit, so who sees
--- none makes its own. Twins are harmless: later producers take the lowest id, a claim walks them all.
+-- Not unique on purpose: a second producer of a brand-new lane must not wait for the first one's commit, so a producer
+-- that sees none makes its own. Twins are harmless: later producers use the newest, a claim walks them all.
 create table tallybook.lane (
   lane_id    int generated always as identity primary key,
   queue      text not null,

@@ -1,10 +1,10 @@
--- What is counted: where jobs are (opened: come into line), how attempts have ended (unclaimed: those of them that
--- nobody had claimed), and events of your own. took and waited are the times of completed ones, in buckets.
+-- The counted changes: where jobs are (opened: entered their line), how attempts have ended (unclaimed: those that no
+-- worker had claimed), and events of your own. took and waited are the times of completed attempts, in buckets.
 create type tallybook.counted as enum ('opened', 'scheduled', 'retrying', 'waiting', 'dead',
   'completed', 'failed', 'snoozed', 'cancelled', 'lost', 'moved', 'died', 'unclaimed', 'event', 'took', 'waited');
 
--- LEDGER, short-lived. What a statement has changed: it is never updated, so no two statements wait for each other.
--- What comes into line is not in it: that is read from entry itself.
+-- LEDGER, short-lived. The changes of one statement. Rows are never updated, so no two statements wait for each other.
+-- Entries of a line are not in it: they are read from entry itself.
 --> LEDGER: what one statement has changed, per lane, task and state. Folded into series and total, then pruned.
 create table tallybook.tally (
   xid      xid8 not null default pg_current_xact_id(),
@@ -34,7 +34,7 @@ begin
   alter table tallybook.tally_2 replica identity full;
 end $$;
 
--- Where jobs are that are not in line is counted by triggers, whatever moves them. What they do is in _tally.sql.
+-- Triggers count the jobs that are not in line, whatever moves them. Their function is in _bucket.sql.
 create function tallybook._count_moved() returns trigger language plpgsql as $$ begin return null; end $$;
 do $$
 declare v_table text;

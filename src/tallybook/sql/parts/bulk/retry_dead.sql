@@ -1,5 +1,8 @@
 -- retry_dead(...): retry all matching dead letters, oldest first, at most max_jobs. Returns the number of retried ones,
--- and of those whose unique key another live job has. The filters are those of dead_letters.
+-- and of refused ones: another live job has the unique key or the subject, or a person has just retried or dropped it.
+-- The filters are those of dead_letters; before is exclusive. Dead letters are locked in the order in which they died,
+-- by retry_jobs in the order of ids: of two such calls for the same jobs one can end with a deadlock (40P01).
+-- Errors: TB003. Reads and writes: see retry.
 -- rights: operator
 create or replace function tallybook.retry_dead(queue text default null, task text default null,
   reason text default null, text text default null, args jsonb default null, since timestamptz default null,

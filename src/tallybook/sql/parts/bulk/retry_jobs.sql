@@ -1,11 +1,11 @@
 -- retry_jobs(jobs, at): give each of these jobs another attempt at once, as retry does. Returns the result per job,
 -- lowest id first.
 --
---   done    retried; refused: it is not dead or cancelled, or another live job has its unique key; unknown: there is no
---           such job
+--   done    retried; refused: it is not dead or cancelled, or another live job has its unique key or its subject;
+--           unknown: there is no such job
 --   detail  the number of the attempt, or why not
 -- A refusal does not affect the others. A job that another session retries at the same moment is waited for, in the
--- order of ids, so there is no deadlock. Errors: TB005 more than 1000 jobs; TB003.
+-- order of ids, so two of these calls cannot deadlock. Errors: TB005 more than 1000 jobs, or a null among them; TB003.
 -- rights: operator
 create or replace function tallybook.retry_jobs(jobs bigint[], at timestamptz default clock_timestamp())
 returns table (job_id bigint, done text, detail text) language sql as $$

@@ -1,6 +1,7 @@
 -- checkpoint(lease, job_id, attempt, value): store where the next attempt of the job continues if this one does not
 -- complete. Returns false if the attempt is not the caller's any more.
 -- One JSON value of at most 1,000,000 bytes; it replaces the former one. Read it with checkpoint_of.
+-- Errors: TB005 a larger value. Reads claim, entry, outcome; writes progress, one row per job.
 -- profile: lookup
 -- rights: worker
 create or replace function tallybook.checkpoint(lease uuid, job_id bigint, attempt int, value jsonb,

@@ -1,6 +1,6 @@
 -- _renumber(): set sequences that are behind past all numbers in use. A dump copies sequences, logical replication does
--- not. Job ids: those of this node. Reads entry, order_line, scheduled, waiting, dead, unique_key,
--- subject_job, claim, lane, worker.
+-- not. Job ids: those of this node. Numbers of the same sequence in concurrency_line, fair_turn and waiting (fair_seq)
+-- are not looked at. Reads entry, order_line, scheduled, waiting, dead, unique_key, subject_job, claim, lane, worker.
 create or replace function tallybook._renumber() returns void
 language sql as $$
   -- The gap is for producers that draw numbers at the same moment.

@@ -1,6 +1,6 @@
--- _edges_of(queue): when the oldest and the newest jobs were enqueued, by lane, task and state: of the 1,000 first and
--- last of all in scheduled, waiting and dead, and of each line; null: of all queues' lines. Reads no more, whatever
--- their number.
+-- _edges_of(queue): when the oldest and the newest jobs were enqueued, by lane, task and state. Reads the first and the
+-- last 1,000 rows of scheduled, of waiting and of dead, and of each line of this queue; null: of the lines of all
+-- queues. The cost does not depend on the number of jobs.
 -- profile: nested
 create or replace function tallybook._edges_of(p_queue text) returns table (lane_id int, task text, state text,
   oldest timestamptz, newest timestamptz) language plpgsql stable as $$
@@ -26,8 +26,8 @@ begin
    where (p_queue is null or l.queue = p_queue) and l.retired_at is null and n.xid is not null group by 1, 2;
 end $$;
 
--- _status_of(queue): the rows of the view queue_status, of one queue; null: of all. A page of one queue is not to pay
--- for the lines of a thousand others.
+-- _status_of(queue): the rows of the view queue_status of one queue; null: of all. For one queue the lines of the
+-- others are not read.
 -- profile: nojit
 -- rights: operator, reader, metrics
 create or replace function tallybook._status_of(p_queue text)
@@ -49,15 +49,16 @@ begin
    group by l.queue, c.task, c.what having sum(c.n) <> 0;
 end $$;
 
--- _oldest(queue): since when the job could run that is next in the queue's lines; null: none is there.
+-- _oldest(queue): since when the next job in the queue's lines could run; null: there is none.
 -- rights: operator, reader, metrics
 create or replace function tallybook._oldest(p_queue text) returns timestamptz
 language sql stable as $$ select o.oldest from tallybook._oldest_of(array[p_queue]) o $$;
 
--- _oldest_of(queues): the same of many at once, at a fraction of the cost of each; those without a line are left out.
+-- _oldest_of(queues): the same for many queues, at a fraction of the cost of each; queues without a job in line are
+-- left out.
 --
--- While no transaction that writes is open, what follows the cursor of a lane whose last claim left no hole is the next
--- one: there is no need to ask _next, which is most of the cost. All other lanes ask it.
+-- If no open transaction has written, and the last claim of a lane left no hole, the next job is the entry after the
+-- cursor. All other lanes call _next, which is most of the cost.
 -- profile: nested
 -- rights: operator, reader, metrics
 create or replace function tallybook._oldest_of(p_queues text[]) returns table (queue text, oldest timestamptz)

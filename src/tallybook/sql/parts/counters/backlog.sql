@@ -1,13 +1,11 @@
 -- backlog(): how many jobs of each queue are in each state that is not an end, and since when the oldest of them could
 -- run.
 --
--- Numbers only: for a metrics collector, which may ask every second. Also dead letters. Out of the counters: see
--- counts.
---   oldest_run_at  the earliest instant from which one of them could or can run. It is looked for at the head of the
---                  queue's lines, and among the
---                  1,000 of all that are due first (scheduled, retrying) or have the lowest ids (waiting, dead); null
---                  where none of these
---                  is of this queue, and for what runs
+-- For a metrics collector, which may call it every second. Includes dead letters. The numbers come from the counters:
+-- see counts.
+--   oldest_run_at  the earliest time from which one of them could or can run. Only the head of the queue's lines is
+--                  read, and of all queues the 1,000 that are due first (scheduled, retrying) or have the lowest ids
+--                  (waiting, dead). Null if none of these is of this queue, and for running jobs
 -- Reads what counts reads, the head of each line, and those of scheduled, waiting and dead.
 -- profile: hot
 -- rights: worker, operator, reader, metrics

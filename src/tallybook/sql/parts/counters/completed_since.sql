@@ -1,7 +1,7 @@
--- completed_since(since): how many jobs have completed since then, per queue and task: select sum(completed) from
--- tallybook.completed_since(date_trunc('day', now())) is what was done today. As exact as the steps that are kept: to
--- the second for 15 min, to the minute for two days, then to the hour and the day (tallybook.series_step). Errors:
--- TB005 no since.
+-- completed_since(since): how many jobs have completed since then, per queue and task. For today: select sum(completed)
+-- from tallybook.completed_since(date_trunc('day', now())). Its precision is that of the steps that are kept: a second
+-- for 15 min, a minute for two days, then an hour and a day (tallybook.series_step). Errors: TB005 no since.
+-- Reads series, fold, tally, entry, lane.
 -- profile: hot
 -- rights: operator, reader, metrics
 create or replace function tallybook.completed_since(since timestamptz) returns table (queue text, task text,

@@ -1,7 +1,8 @@
--- count_event(name, n): count something of your own, in your transaction: rolled back, and it did not happen. One small
--- row is appended; nobody waits for anybody, however many count the same name. Read it with event_counts() and
+-- count_event(name, n): count something of your own, in your transaction; a rollback undoes it. One small row is
+-- appended, so sessions that count the same name never wait for each other. Read it with event_counts() and
 -- event_series().
--- Errors: TB005 a name that is empty or longer than 200 bytes, an n that is 0. Writes tally.
+-- Errors: TB005 a name that is empty, longer than 200 bytes or has invisible characters, an n that is 0 or null. Writes
+-- tally.
 -- rights: producer, worker, operator
 create or replace function tallybook.count_event(name text, n int default 1) returns void
 language plpgsql as $$

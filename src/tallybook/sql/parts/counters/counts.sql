@@ -1,14 +1,12 @@
--- counts(): how many jobs are in which state, per queue and task, and how many have ever ended in which way, at any
--- size.
+-- counts(): how many jobs are in each state, per queue and task, and how many have ever ended in each way.
 --
--- Nothing is counted: sums are read, and what has changed since the last fold is added. So it costs the same at a
--- hundred jobs and at ten million, and all numbers are of one moment. Exact per queue, and per task but for one
--- case: in a queue of several tasks in which more than 2,000 jobs wait, a job that has run while thousands of others
--- were claimed may be counted as running under another task of that queue, and under its own as available (see
--- _split). completed, cancelled and died are totals for ever, also of what was pruned since; failed, snoozed, lost
--- and moved are attempts whose job continued. A cancelled job counts in its old state until the cancel is recorded
--- at its claim or promotion. Reads total, series, fold, lane, claim, entry and
--- tally.
+-- It reads sums and adds the changes since the last fold. So it costs the same for a hundred jobs and for ten million,
+-- and all numbers are of one moment. They are exact per queue, and per task with one exception: in a queue of several
+-- tasks with more than 2,000 jobs in line, a job that has run while thousands of others were claimed may be counted as
+-- running under another task of that queue, and under its own as available (see _split). completed, cancelled and died
+-- are totals for ever, including pruned history; failed, snoozed, lost and moved are attempts whose job continued. A
+-- cancelled job counts in its old state until the cancel is recorded at its claim or promotion.
+-- Reads total, series, fold, lane, claim, entry, tally; for shared lanes also worker, outcome, tombstone.
 -- profile: hot
 -- rights: worker, operator, reader, metrics
 create or replace function tallybook.counts()
@@ -26,7 +24,7 @@ returns table (queue text, task text, scheduled bigint, retrying bigint, waiting
    group by l.queue, n.task
 $$;
 
--- _folded_sums(): the sums up to the last fold; several rows of one lane, task and state are to be added up.
+-- _folded_sums(): the sums up to the last fold. A lane, task and state can have several rows: add them.
 create or replace function tallybook._folded_sums() returns setof tallybook.total
 language sql stable as $$
   with f as materialized (select x.checkpoint from tallybook.fold x order by x.number desc limit 1)
@@ -44,11 +42,10 @@ language sql stable as $$
          lateral tallybook._changed(f.hi, null, f.holes, '{}') c
 $$;
 
--- _counted(): what counts sums up, by lane: states and endings with how many there are, the sum of their attempt
--- numbers, and when a fold has found the last change of each. How many of a lane run is what was claimed less what of
--- that has ended; where several tasks share the lane, the shorter of the two, what waits and what runs, is read: see
--- _split for what that means where very much was claimed since.
--- 'unattributed' besides: how many that run were counted under this task without a look at theirs.
+-- _counted(): the numbers behind counts, by lane, task and state or ending: n, the sum of the attempt numbers, and when
+-- a fold found the last change. The number of running jobs of a lane is the number of claimed ones less those of them
+-- that have ended. If several tasks share the lane, either its line or its running jobs are read, if possible the line:
+-- see _split. The state unattributed: how many running jobs were counted under this task without a look at their own.
 -- profile: hot
 -- rights: operator, reader, metrics
 create or replace function tallybook._counted()
@@ -106,12 +103,12 @@ begin
       ('unattributed', p.unattributed, 0, null)) x(what, n, attempts, last_at) where x.n <> 0;
 end $$;
 
--- _split(lane, mode, running): of one lane how many jobs of each task wait (mode 'available': its line is read) or
--- run (mode 'running': claims are read until that many running jobs are found); mode null: nothing.
+-- _split(lane, mode, running): how many jobs of each task of a lane are in line (mode available: its line is read), or
+-- run (mode running: claims are read until that many running jobs are found); mode null: nothing.
 --
--- What runs is mostly in the newest claims, and what has run for long in the oldest one of a worker that is open. So
--- 3,000 jobs of the newest and 2,000 from each worker's oldest on are looked at; the number of the others that run
--- comes without a task. It reads no more than that, however long a job runs in front of a long line.
+-- Running jobs are mostly in the newest claims, and those that have run for long in a worker's oldest open claim. So
+-- 3,000 jobs of the newest claims and 2,000 from each worker's oldest claim on are checked; the number of the other
+-- running jobs is returned without a task. It reads no more than that, however long a job runs in front of a long line.
 -- profile: nested
 create or replace function tallybook._split(p_lane_id int, p_mode text, p_running bigint)
 returns table (task text, n bigint) language plpgsql stable as $$
@@ -145,7 +142,7 @@ begin
                union all select null, p_running - cardinality(v_tasks) where p_running > cardinality(v_tasks);
 end $$;
 
--- _open_tasks(worker, claim): the tasks of what is open of one claim, one for each attempt.
+-- _open_tasks(worker, claim): the tasks of the open attempts of one claim, one for each attempt.
 -- profile: nested
 create or replace function tallybook._open_tasks(p_worker int, p_claim bigint) returns text[]
 language plpgsql stable as $$

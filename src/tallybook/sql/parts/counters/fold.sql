@@ -1,10 +1,9 @@
--- fold(as_service, at): take into the counters what has changed since the last fold. Run by workers; calling it is
--- never needed.
+-- fold(as_service, at): add the changes since the last fold to the counters. Workers run it; you never need to call it.
 --
--- What a fold takes in is decided by transaction ids alone: all that its snapshot shows as ended and the last one's did
--- not. The rows of these cannot change any more, so each row is counted once, independent of late commits, of
--- rollbacks and crashes. New entries are read from entry, all else from tally. No step of a job
--- waits for this, and readers add what has not been folded yet.
+-- Transaction ids alone decide what a fold adds: the transactions that have ended by its snapshot and had not by the
+-- last one's. Their rows cannot change any more, so each row is counted once, whatever commits late, rolls back or
+-- crashes. New entries are read from entry, all else from tally. No step of a job waits for this, and readers add what
+-- has not been folded yet.
 --   as_service  claim the run first, at most about one per second, and record it
 -- Returns the number of written sums; null: another session folds, or has just done so.
 -- Errors: TB003 isolation level. Reads lane, entry, tally; writes fold, series, total, service.
@@ -135,7 +134,7 @@ begin
   end loop;
 end $$;
 
--- _folded(below): whether the counters have taken in all that transactions with lower ids have written: then it may be
+-- _folded(below): whether the counters include all that transactions with lower ids have written: then it may be
 -- dropped.
 -- profile: nojit
 create or replace function tallybook._folded(p_below xid8) returns boolean language sql stable as $$

@@ -1,8 +1,8 @@
--- levels(step, since, queue, at): the counters as a time series: per step of time what came and ended in it, and how
--- many jobs were in each state at its end, in all queues or in one.
+-- levels(step, since, queue, at): the counters as a time series: per step of time how many jobs ended in it, and how
+-- many were in each state at its end, in all queues or in one.
 --
--- The numbers of now are walked back through the changes, so each point is exact at the end of its step; of the step
--- that is not over, now.
+-- Each point is computed from the present numbers by subtracting all later changes, so it is exact at the end of its
+-- step; that of the last step, which has not ended, is of now.
 --   step   whole minutes. For a time with longer steps only (series_step), changes are shown at the
 --          beginning of these
 --   since  60 steps ago where it is null; the first step is the one that it lies in

@@ -86,8 +86,8 @@ end $$;
 
 -- _recounted_open(): the jobs that are open or dead, counted one by one where they are: by lane, task and state.
 --
--- What is available is counted from the cursors on, what runs from the claims on: neither relies on what the counters
--- rely on.
+-- Available jobs are counted from the cursors on, running ones from the claims: neither relies on the data that the
+-- counters use.
 create or replace function tallybook._recounted_open() returns table (lane_id int, task text, what text, n bigint,
   attempts bigint)
 language sql stable as $$

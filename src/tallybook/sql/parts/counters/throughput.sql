@@ -1,9 +1,9 @@
--- throughput(span, at): how much came and went, per queue and task, in the last span: since when exactly, and how many
--- per second.
+-- throughput(span, at): how many jobs came and ended in the last span, per queue and task, in all and per second;
+-- since: when the span begins.
 --
--- came: jobs that are in the system now and were not then, and those that ended; they may have been retried ones. Up to
--- the last fold, which is about a second old where workers run. Of a span longer than 15 min the beginning is rounded
--- to the minutes, hours or days that are kept.
+-- came: how many more jobs are open or dead than then, plus those that ended; it can include retried ones. It counts
+-- up to the last fold, which is about a second old if workers run. The beginning of a span of more than 15 min is
+-- rounded to the minutes, hours or days that are kept.
 -- Errors: TB005 a span that is not positive. Reads series, lane.
 -- profile: hot
 -- rights: operator, reader, metrics

@@ -1,9 +1,9 @@
 -- timings(span, at): how long jobs waited and took, per queue and task: percentiles of those that completed in the last
 -- span, in milliseconds.
 --
--- took is from claim to end, waited from when a job could run to its claim. Out of histograms with buckets a quarter of
--- an octave wide: a percentile is the upper end of its bucket, at most 19 % too high. Up to the last fold. Errors:
--- TB005 a span that is not positive. Reads series, lane.
+-- took is from claim to end, waited from the time when a job could run to its claim. They come from histograms with
+-- buckets a quarter of an octave wide: a percentile is the upper end of its bucket, at most 19 % too high. It counts up
+-- to the last fold. Errors: TB005 a span that is not positive. Reads series, lane.
 -- profile: hot
 -- rights: operator, reader, metrics
 create or replace function tallybook.timings(span interval default '15 min', at timestamptz default clock_timestamp())

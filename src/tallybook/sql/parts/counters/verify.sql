@@ -1,12 +1,12 @@
 -- verify(): recount everything, and return where counts() differs from it; no rows: they agree. Both are of one moment.
 --
--- Where counts() leaves jobs that run unattributed, the numbers of a task may differ by as many, those of the queue
--- not.
--- It reads all that is open, and counts the ledgers: some seconds for ten million jobs. Where it finds something, that
--- is a defect of ours: please report it; recount() sets the counters right.
---   queue, task  both null where a difference is of a whole ledger, whose rows do not name their queue; task null where
---                it is of a whole queue
---   what         a state, or an ending, or attempts: those without an end, against what waits and what runs
+-- If counts() leaves running jobs unattributed, the numbers of a task may differ by as many; those of the queue do not.
+-- It reads all open jobs and counts the ledgers: some seconds for ten million jobs. A difference is a defect of ours:
+-- please report it; recount() corrects the counters.
+--   queue, task  both null for a difference of a whole ledger, whose rows do not name their queue; task null for one of
+--                a whole queue
+--   what         a state, an ending, or attempts: the number of those without an outcome, compared with the jobs that
+--                are available or running
 -- Reads what counts reads, and all ledgers and tables of jobs.
 -- profile: whole
 -- rights: operator

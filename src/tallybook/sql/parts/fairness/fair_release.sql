@@ -16,7 +16,7 @@
 -- remain: whether jobs still wait. Any worker may call it at any time: one session at a time releases in a lane, by a
 -- lock that is only tried (_service_claim), and sees the jobs that the former one has moved. Locked rows are left for a
 -- later call. Needs READ COMMITTED (TB003).
--- Reads lane, claim, entry; deletes from waiting; writes entry, scheduled, fair_turn, service.
+-- Reads lane, claim, entry; deletes from waiting, fair_turn; writes entry, scheduled, fair_turn, service.
 -- profile: nested
 -- rights: worker
 create or replace function tallybook.fair_release(inout known jsonb default null, max_line int default 200,

@@ -1,17 +1,16 @@
--- _prune_range(class, keep, lower, upper, leaves, at): one piece of the work on one range: null, nothing to do; 0, go
--- on soon; else how many rows went.
+-- _prune_range(class, keep, lower, upper, leaves, at): do one piece of the work on one range. Returns null: nothing to
+-- do; 0: there is more to do soon; else the number of deleted rows.
 --
--- What is found stays true, since nothing is added any more to a range whose transactions have all ended but outcomes:
--- so all of it is found out before any lock is taken, in pieces, and the lock is held for the TRUNCATE alone. A range
--- goes when
+-- Only outcomes can still be added to a range whose transactions have all ended. So what is found stays true: it is
+-- found piece by piece before any lock is taken, and the lock is held for the TRUNCATE alone. A range is dropped when
 -- - no transaction can write to it: all before its end have ended, or it is of another cluster and not reached yet;
--- - each entry has its outcome (these correspond one to one: counted, see _range_count), and the newest is older than
--- keep;
--- - no attempt of a claim in it is open: its entry can be in another range. A worker's watermark shows where to
--- look;
--- - nobody waits for a job in it to end who has not been told (parent), and the counters have passed it;
--- - no lane's newest claim lies in it: that is moved on first, as a claim of nothing, under the lane's lock, which is
--- only tried.
+-- - each entry has its outcome (they correspond one to one, so _range_count compares their numbers), and the newest is
+--   older than keep;
+-- - no attempt of a claim in it is open: its entry can be in another range. A worker's watermark shows where to look;
+-- - no child waits for the end of one of its jobs without having been informed (parent), and the counters have passed
+--   it;
+-- - no lane's newest claim is in it. A copy that claims nothing is appended first, under the lane's lock, which is only
+--   tried.
 -- Reads all ledgers, worker, lane, parent, queue; writes history_range, claim, pruned, error_kept; deletes from
 -- concurrency_holder; truncates.
 -- profile: nojit
@@ -87,8 +86,8 @@ begin
   return v_rows;
 end $$;
 
--- _range_quiet(lower, upper): whether no transaction can write to this range any more, or none has yet: what it holds
--- then came from another cluster.
+-- _range_quiet(lower, upper): whether no transaction can write to this range any more, or none could so far: then what
+-- it holds came from another cluster.
 create or replace function tallybook._range_quiet(p_lower numeric, p_upper numeric) returns boolean
 language sql stable as $$
   select coalesce(p_upper <= pg_snapshot_xmin(pg_current_snapshot())::text::numeric, false)
@@ -103,8 +102,8 @@ language sql as $$
   select null::bigint
 $$;
 
--- _range_young(leaves, what is known, since): whether something in a range has ended, or was claimed, since then. Where
--- it was not counted yet the last pages are looked at: rows lie about in the order of time.
+-- _range_young(leaves, what is known, since): whether something in a range has ended, or was claimed, since then. If it
+-- has not been counted yet, the last pages are read, because rows are roughly in the order of time.
 -- profile: nojit
 create or replace function tallybook._range_young(p_leaves regclass[], h tallybook.history_range,
   p_since timestamptz) returns boolean
@@ -128,9 +127,8 @@ language sql volatile as $$ select pg_relation_size(p_table) / current_setting('
 
 -- _range_count(what is known, leaves, keep, at): count the next pages of a range; whether there is more to do at once.
 --
--- An outcome that comes while this counts can be missed, never be counted twice: where there are as many as entries,
--- nothing is open.
--- Where there are fewer the outcomes are counted anew later, after a twentieth of keep.
+-- An outcome that comes while this counts can be missed, but is never counted twice. So if there are as many outcomes
+-- as entries, nothing is open. If there are fewer, the outcomes are counted again after a twentieth of keep.
 -- profile: nojit
 create or replace function tallybook._range_count(h tallybook.history_range, p_leaves regclass[], p_keep interval,
   p_at timestamptz) returns boolean
@@ -173,8 +171,8 @@ begin
   return false;
 end $$;
 
--- _range_claims(what is known, class, lower, upper): whether all attempts have ended that were claimed in a range, of
--- whichever entries: over, open, or more: look again, not all were looked at.
+-- _range_claims(what is known, class, lower, upper): whether all attempts that were claimed in a range have ended, in
+-- whatever range their entries are. Returns over: they have; open: one has not; more: call again, not all were checked.
 -- profile: hot
 create or replace function tallybook._range_claims(h tallybook.history_range, p_code "char", p_lower xid8,
   p_upper xid8) returns text language plpgsql as $$
@@ -200,10 +198,10 @@ begin
   return 'over';
 end $$;
 
--- _range_heads(class, lower, upper): move lanes' cursors on that lie in a range: a claim of nothing is appended, with
--- the same cursor.
--- True: one was moved. Its lane is locked until the commit, so a later run drops the range. False: those that are
--- there are locked by others; null: there is none. one_xid keeps the copy out of the indexes for the claim of an entry.
+-- _range_heads(class, lower, upper): move the cursors of lanes out of a range: append a claim of nothing with the same
+-- cursor.
+-- True: one was moved. Its lane is locked until the commit, so a later run drops the range. False: other sessions have
+-- locked all these lanes; null: there is none. one_xid keeps the copy out of the indexes for the claim of an entry.
 -- profile: hot
 create or replace function tallybook._range_heads(p_code "char", p_lower xid8, p_upper xid8) returns boolean
 language plpgsql as $$

@@ -1,6 +1,5 @@
--- _pruned_hint(job_id): the hint for a missing job: its history was deleted, if its id shows that
--- there was one. Null:
--- nothing is known. An id of this node that was given out, below all that are left.
+-- _pruned_hint(job_id): the hint for a missing job that its history was deleted: its id was given out by this node, and
+-- is below all that are left. Null: nothing is known.
 -- profile: lookup
 create or replace function tallybook._pruned_hint(p_job_id bigint) returns text language sql stable as $$
   select 'It is older than all that are left: it is past its retention.'

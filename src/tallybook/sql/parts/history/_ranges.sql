@@ -34,11 +34,11 @@ language sql stable as $$
          order by r.lower
 $$;
 
--- _range_lock(tables): takes these tables alone. False: somebody holds one for longer, a dump or an open transaction:
--- try again later.
+-- _range_lock(tables): lock these tables exclusively. False: another session, such as a dump or an open transaction,
+-- holds one for longer: try again later.
 --
--- At first it never waits. Where short transactions follow one another without a gap that is not enough, so the last
--- tries wait for 1 ms a table, and others behind them for as long.
+-- The first 20 tries never wait. If short transactions follow one another without a gap, that is not enough, so the
+-- last 5 wait for 1 ms a table, and other sessions wait behind them for as long.
 create or replace function tallybook._range_lock(p_tables regclass[]) returns boolean
 language plpgsql as $$
 declare v_timeout text := current_setting('lock_timeout');
@@ -64,8 +64,7 @@ language sql immutable as $$
                 coalesce(quote_literal(p_upper::text), 'maxvalue'))
 $$;
 
--- _range_cut(): the bound that the range which is being cut will get, in the session that cuts it. Everywhere else no
--- bound.
+-- _range_cut(): in the session that cuts a range, the upper bound that this range will get. In all others no bound.
 --
 -- Marked immutable, although it reads a setting, so that PostgreSQL inserts its value when it compares a CHECK
 -- constraint that calls it with the new bounds of a partition: see _range_split.
@@ -74,8 +73,8 @@ language sql immutable as $$
   select coalesce(nullif(current_setting('tallybook.range_cut', true), ''), '18446744073709551615')::xid8
 $$;
 
--- _range_split(parents, lower, at): cut the range that begins at lower in two, in all tables of a family. What it holds
--- lies below the cut. at: null: right ahead of all that was written.
+-- _range_split(parents, lower, cut): cut the range that begins at lower in two, in all tables of a family. All its rows
+-- are below the cut. cut null: right above all transaction ids so far.
 --
 -- An attach reads the table under the lock to see that all rows fit, unless a valid CHECK constraint implies the
 -- bounds. So a table of more than 1 MB gets one first, in transactions of their own: it is added without a look at the
@@ -165,9 +164,9 @@ language sql stable as $$
    where i.inhrelid = p_leaf
 $$;
 
--- _range_foreign(leaves): whether something lies in them that this cluster has not given out yet. Reads them only where
--- something was brought over. A statement sees nothing of this cluster that its own snapshot's xmax does not lie ahead
--- of, its own transaction apart.
+-- _range_foreign(leaves): whether they hold transaction ids that this cluster has not given out yet. Reads them only if
+-- this database came from another cluster. Apart from its own transaction, a statement sees of this cluster only ids
+-- below its snapshot's xmax.
 -- profile: nojit
 create or replace function tallybook._range_foreign(p_leaves regclass[]) returns boolean language plpgsql as $$
 declare
@@ -183,8 +182,8 @@ begin
   return v_found;
 end $$;
 
--- _range_merge(parents, lower, next): two neighbouring ranges in which nothing is become one, or nothing is done
--- (false).
+-- _range_merge(parents, lower, next): make one range of two empty neighbours. False: nothing was done, because one is
+-- not empty or a table is locked.
 create or replace function tallybook._range_merge(p_parents regclass[], p_lower numeric, p_next numeric) returns boolean
 language plpgsql as $$
 declare a record; b record;
@@ -203,12 +202,12 @@ begin
   return true;
 end $$;
 
--- _ranges_kept(parents, keep, at): one change, where one is needed, so that a class has about eight ranges: the one
--- that is being written is cut once it holds something for an eighth of keep. True: something was changed; there may be
--- more to do.
+-- _ranges_kept(parents, keep, at): make one change, if one is needed, so that a class has about eight ranges. The range
+-- that is being written is cut an eighth of keep after prune first found something in it. True: something was changed;
+-- there may be more to do.
 --
--- By time, not by transaction ids: at whatever rate these are used up, no range holds more than was written in that
--- time.
+-- Ranges are cut by time, not by transaction ids: whatever the rate of these, no range holds more than was written in
+-- that time.
 -- At most 16 ranges: from 12 on old empty ones are merged first.
 create or replace function tallybook._ranges_kept(p_parents regclass[], p_keep interval,
   p_at timestamptz) returns boolean

@@ -1,5 +1,5 @@
--- _sweep(at): a batch of each small table that grows with history and has nobody else to clean it. Rows that somebody
--- has locked are left for later. Returns how many rows went, and whether some batch was full.
+-- _sweep(at): delete a batch of each small table that grows with history and that nothing else cleans. Locked rows are
+-- left for later. Returns the number of deleted rows, and whether some batch was full.
 --
 -- Reads retention_class and all that jobs can be in; deletes from api_nonce, audit, dead, fire, rate_call, progress,
 -- unique_key, order_turn, worker, error_kept; writes sweep.
@@ -74,7 +74,7 @@ begin
   swept := swept + tallybook._sweep_keys() + tallybook._sweep_turns();
 end $$;
 
--- _keep(name): how long what of this name is kept.
+-- _keep(name): the retention period of this class.
 create or replace function tallybook._keep(p_name text) returns interval
 language sql stable as $$ select r.keep from tallybook.retention_class r where r.name = p_name $$;
 
@@ -97,7 +97,7 @@ language sql as $$
   on conflict (kind) do update set place = excluded.place
 $$;
 
--- _sweep_keys(): older generations of unique keys whose jobs have left. The newest stays: producers go by it.
+-- _sweep_keys(): delete older generations of unique keys whose jobs are gone. The newest stays: producers read it.
 --
 -- Rows of a key are deleted from the oldest on, without a gap. A producer with an old snapshot takes an older
 -- generation for the newest, and inserts the next one: an existing row stops it. If that is deleted, the one that it
@@ -133,9 +133,8 @@ begin
   return v_n;
 end $$;
 
--- _sweep_turns(): older turns of order keys, and the newest whose job has left. Under the lock of the key, which is
--- only tried:
--- who takes a turn holds it, and looks after he has it.
+-- _sweep_turns(): delete older turns of order keys, and the newest if its job is gone. It only tries the lock of the
+-- key. A session that takes a turn holds that lock and reads the turns after it has it.
 create or replace function tallybook._sweep_turns() returns bigint
 language plpgsql as $$
 declare

@@ -8,8 +8,7 @@ $$;
 
 -- _limit_set(kind, name, most, per, burst, open_for, in_code, at, skips): create or change a rule: created, changed
 -- or unchanged. skips null: unchanged. A person's rule stays when code declares one of its name. Waiting jobs
--- follow the new rule.
--- Errors: TB005 an invalid name, or a value out of range.
+-- follow the new rule. Errors: TB005 an invalid name, or a value out of range. Writes limit_rule; see _rate_changed.
 create or replace function tallybook._limit_set(p_kind text, p_name text, p_most int, p_per interval, p_burst int,
   p_open_for interval, p_in_code text, p_at timestamptz, p_skips boolean default null)
 returns text language plpgsql as $$

@@ -1,8 +1,9 @@
 -- _limits_hold(jobs, at): end these attempts as snoozed; their jobs are scheduled until their turn at a limit.
 --
--- They come back in a lane of their own, because behind all others they would be late for their turn. Promote is woken
--- for the first only; before that it looks at its interval. Jobs with a unique key may have been changed meanwhile.
--- Reads entry, lane; writes outcome, tally, scheduled, at first use lane.
+-- They come back in a lane of their own, because behind all others they would be late for their turn. Jobs with a
+-- unique key may have been changed meanwhile: they are ended one by one and come back in the lane that they had.
+-- Promote is woken for the first only; before that it looks at its interval.
+-- Reads entry, lane, amendment; writes outcome, tally, scheduled, amendment, at first use lane.
 -- profile: nested
 create or replace function tallybook._limits_hold(p_jobs tallybook._limited_job[], p_at timestamptz) returns void
 language plpgsql

@@ -3,8 +3,8 @@
 --
 -- An attempt without an outcome holds a permit. Forgets attempts that have ended, after counting them for the breaker:
 -- it opens, closes and starts its probe at the next question for a start. One that expired before its start is not
--- counted. The key's row in rate_state is locked. Reads
--- limit_rule, outcome; deletes from concurrency_holder; writes breaker_state.
+-- counted. The caller has locked the key's row in rate_state.
+-- Reads limit_rule, outcome; deletes from concurrency_holder; writes breaker_state.
 -- profile: nested
 create or replace function tallybook._permits_free(p_name text, p_at timestamptz, out free int, out probing boolean,
   out barred boolean)

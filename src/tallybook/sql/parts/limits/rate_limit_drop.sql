@@ -2,7 +2,7 @@
 -- continue.
 --
 -- A job that names a limit without a rule fails, so that a spelling mistake does not lift a limit: remove the name from
--- jobs first.
+-- jobs first. Locks and waits as rate_limit_set does.
 -- Writes limit_rule, rate_state, scheduled.
 -- rights: operator
 create or replace function tallybook.rate_limit_drop(name text,

@@ -1,7 +1,9 @@
 -- rate_limit_push(name, until): start no call of this key before then, as after a 429 with Retry-After.
 --
 -- Waiting jobs keep their order; those that come too early wait again. A time before the recorded one changes nothing.
--- Returns when the next call may start. Errors: TB005 unknown limit. Writes rate_state.
+-- Returns when the next call may start. Errors: TB005 an unknown limit, or a time before 2000 or after 9998. Locks the
+-- key's row until the end of the transaction: commit at once, because no job of the key starts meanwhile.
+-- Writes rate_state.
 -- rights: worker, operator
 create or replace function tallybook.rate_limit_push(name text, until timestamptz) returns timestamptz
 language sql as $$

@@ -5,15 +5,18 @@
 --   burst    how many may start at once; 1: each one gap (per divided by calls) after the one before
 --   in_code  the app whose code declares it; a person's rule of that name has precedence and stays
 -- Returns created, changed or unchanged. With a faster rule waiting jobs get the new turns at once, in the same order;
--- with a slower one they keep theirs and are checked again then. Errors: TB005. Writes limit_rule; if it changes,
--- rate_state, scheduled.
+-- with a slower one they keep theirs and are checked again then. If it changes, the rows of its keys and of their
+-- waiting jobs are locked until the end of the transaction: commit at once. It waits for a transaction that has locked
+-- one of these jobs, and no job of the keys starts meanwhile.
+-- Errors: TB005. Writes limit_rule; if it changes, rate_state, scheduled.
 -- rights: operator
 create or replace function tallybook.rate_limit_set(name text, calls int, per interval, burst int default 1,
   in_code text default null, at timestamptz default clock_timestamp())
 returns text language sql as $$ select tallybook._limit_set('rate', name, calls, per, burst, null, in_code, at) $$;
 
--- _rate_changed(name, at): move the keys of this rule to where their last calls and the new rule put them,
--- if that is sooner; their waiting jobs come sooner, too.
+-- _rate_changed(name, at): move the keys of this rule to where their last calls and the new rule put them, if that is
+-- sooner. All scheduled jobs with options.turn of these keys come sooner, too, also those that have had their turn and
+-- are scheduled for a retry or another time since. Writes rate_state, scheduled.
 -- profile: hot
 create or replace function tallybook._rate_changed(p_name text, p_at timestamptz) returns void language plpgsql as $$
 declare k record; v_next timestamptz;

@@ -6,7 +6,10 @@
 --               of this call, -2 for the second, ...; these must come before it
 --   on_parents, failed_as  as in enqueue_after
 -- Jobs that wait for others of this call continue at once when those end, others within about a second.
+-- Unique keys of jobs without parents are taken in their order, as in enqueue_many. Those of jobs that wait are taken
+-- after these, in the order of the call: two calls that take the same keys in another order can deadlock (40P01).
 -- Errors: those of enqueue_many and enqueue_after. Then nothing is enqueued.
+-- Reads lane, entry, scheduled, waiting, dead, parent; writes what enqueue_many writes, waiting, parent.
 -- profile: lookup
 -- rights: producer
 create or replace function tallybook.fan_out(queues text[], tasks text[], args text[],

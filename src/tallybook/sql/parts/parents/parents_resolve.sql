@@ -14,7 +14,7 @@
 -- others in the newer snapshot of its next statement. Needs READ COMMITTED (TB003). Waits at most 20 ms, for a
 -- tombstone.
 -- Reads parent, entry, outcome, scheduled, dead, tombstone; deletes from waiting, parent; writes parent, entry,
--- scheduled, order_line, outcome, tombstone, service.
+-- scheduled, waiting (children with a fair key), order_line, outcome, tally, tombstone, service.
 -- profile: nested
 -- rights: worker
 create or replace function tallybook.parents_resolve(parents bigint[] default null, after bigint default null,

@@ -1,4 +1,5 @@
 -- resume(queue, who): let a paused queue run again, and wake its workers. Returns false if it was not paused.
+-- Errors: TB002 an unknown queue. Writes queue.
 -- rights: operator
 create or replace function tallybook.resume(queue text, who text default session_user) returns boolean
 language sql as $$ select tallybook._queue_pause(queue, false, who) $$;

@@ -8,9 +8,9 @@
 -- nobody has changed it meanwhile.
 -- The query is run with the caller's rights: this function is never a SECURITY DEFINER, the steps that touch our tables
 -- may be.
--- Errors: TB003 but in READ COMMITTED; what is no fault of the query's (deadlocks, a full disk, a stop), and a
--- cancelled statement: then nothing is recorded, and the caller calls _schedule_query_failed. Reads and writes
--- schedule, fire; writes what enqueue does.
+-- Errors: TB003 at another isolation level than READ COMMITTED; errors that are not the query's fault (a deadlock, a
+-- full disk, a shutdown), and a cancelled statement: then nothing is recorded, and the caller calls
+-- _schedule_query_failed. Reads and writes schedule, fire; writes what enqueue does.
 -- rights: worker, as the caller
 create or replace function tallybook._schedule_fire_query(p_plan jsonb, p_at timestamptz default clock_timestamp(),
   out carried boolean, out jobs bigint, out fired int, out failed int, out reason text)
@@ -58,7 +58,7 @@ begin
   return found;
 end $$;
 
--- _schedule_query_ours(name): whether nobody else runs this schedule's query; nobody does until the transaction has
--- ended.
+-- _schedule_query_ours(name): whether no other session runs this schedule's query; if so, none can until the caller's
+-- transaction has ended.
 create or replace function tallybook._schedule_query_ours(p_name text) returns boolean
 language sql as $$ select pg_try_advisory_xact_lock(1413565449, hashtext('query of ' || p_name)) $$;

@@ -6,9 +6,9 @@
 -- changed or paused, or is locked, nothing is done. The session that inserts the row (schedule, tick) in fire has
 -- fired that tick; the same statement enqueues the job. late: missed ticks to fire, in their
 -- order and one at a time.
--- now: a person's doing, which a pause does not stop.
--- Only READ COMMITTED: the job of the last fire is looked up after the row was locked, in a newer snapshot.
--- One that cannot be fired is recorded as failed, and delays no other.
+-- now: a person fires it, also while it is paused.
+-- Errors: TB003 at another isolation level than READ COMMITTED, because the job of the last fire is looked up after the
+-- row was locked, in a newer snapshot. A schedule that cannot be fired is recorded as failed and delays no other.
 -- Reads and writes schedule; writes fire, entry, at first use lane; service.
 -- profile: nested
 -- rights: worker

@@ -3,8 +3,8 @@
 --
 -- Reports updated, unchanged, or null: it has started, or went elsewhere; look again. Priority is only raised, and what
 -- is pushed to later leaves its line by promote. An amendment is written, as for conflicts of unique keys: see _amend.
--- Who is about to start the job waits for the caller's transaction. A job that waits for a permit or its order key is
--- changed where it is, and stays there until the caller's transaction has ended.
+-- A start of the job waits for the caller's transaction. A job that waits for a permit is changed in place, and stays
+-- there until the caller's transaction has ended.
 -- Errors: TB003 where something is to be changed at another isolation level than READ COMMITTED.
 -- Writes amendment, waiting.
 -- profile: nested

@@ -1,8 +1,9 @@
--- _subject_end(lease, job_id, attempt, state, error, args, at, version): end one attempt of a subject's job, its
--- iteration done, with one more iteration and new args. Returns its entry for the next one; null: the right was
--- lost, and nothing else may happen.
+-- _subject_end(lease, job_id, attempt, state, error, args, at, version): end one attempt of a subject's job. Returns
+-- its entry with one more iteration and the new args, for the next attempt. Null: the lease no longer holds the
+-- attempt, and the caller must do nothing else.
 --
--- Errors: TB005 it is no subject's job, or the args do not fit.
+-- Errors: TB005 it is not a subject's job, or the args do not fit. Reads claim, entry; writes outcome, tally,
+-- amendment.
 create or replace function tallybook._subject_end(p_lease uuid, p_job_id bigint, p_attempt int,
   p_state tallybook.ending, p_error jsonb, p_args jsonb, p_at timestamptz,
   p_version int default null) returns tallybook.entry

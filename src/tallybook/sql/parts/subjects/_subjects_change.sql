@@ -2,6 +2,7 @@
 -- whose settings it has.
 --
 -- Of kind p those that are still planned become d, with their reports and times; soon: one of them is due within 10 s.
+-- New headers alone are no change: they are stored only together with another change.
 create or replace function tallybook._subjects_change(p_queue text, p_max_attempts int, p_at timestamptz,
   p_wanted tallybook._wanted_subject[], inout known tallybook._found_subject[], out soon boolean)
 language plpgsql as $$

@@ -1,13 +1,13 @@
 -- _subjects_put(upsert, queue, task, subjects, ...): what subject_push, subject_upsert and their bulk forms do.
 --
--- One row of report for each given, in any order: place says which. Each round reads all names at once; what moved
--- between a look and a lock goes to the next. Whatever is waited for is taken in one order, so that two batches cannot
--- deadlock: the rows of the names by name (made, then revived), then planned jobs by job id, then those in line by job
--- id. A name is waited for only while another producer makes or revives the same.
+-- Returns one report per given subject, in any order: place is its number. Each round reads all names at once; a
+-- subject that moved between a look and a lock is handled in the next round. All locks are taken in one order, so that
+-- two batches cannot deadlock: the rows of the names by name (new ones, then revived ones), then planned jobs by job
+-- id, then jobs in line by job id. It waits for a name only while another producer creates or revives the same.
 -- Rows are looked up one at a time (lateral, with a limit), and joined by hash: sessions keep the plans that they made
 -- while the tables were empty, when reading the whole of an index is as cheap as one row of it.
 -- kinds: n new, c created or v revived here and not enqueued yet, r to revive, g to create again, p planned, l in line,
--- d done. The names are those of the queue, where it has its own, or those that the queues share: see _subject_scope.
+-- d done. A queue with own names uses these, all others share theirs: see _subject_scope.
 -- Reads queue, subject_job, scheduled, tombstone, see _subject_now; writes subject_job, scheduled, entry, amendment.
 -- profile: batch
 create or replace function tallybook._subjects_put(p_upsert boolean, p_queue text, p_task text, p_subjects text[],

@@ -1,6 +1,7 @@
 -- _subjects_read(upsert, task, scope, at, wanted, found): what each of these names is now; see _subjects_put.
 --
--- Those of kind d, c or v stay, all others are looked at anew; who has nothing more to wait for is d, with its report.
+-- Those of kind d, c or v stay, all others are read again. A subject that needs no further step becomes d, with its
+-- report.
 -- With the settings of _subjects_put. Reads subject_job, scheduled, tombstone, amendment.
 create or replace function tallybook._subjects_read(p_upsert boolean, p_task text, p_scope text, p_at timestamptz,
   p_wanted tallybook._wanted_subject[], p_found tallybook._found_subject[])

@@ -1,6 +1,7 @@
 -- subject_drop(lease, job_id, attempt): end one attempt of a subject for good and free its name: a later push creates a
 -- new one.
--- Returns dropped, or refused. Reads claim, entry; writes outcome; deletes from subject_job.
+-- Returns dropped, or refused. Errors: TB005 not a subject's job. Reads claim, entry; writes outcome, tally; deletes
+-- from subject_job.
 -- rights: worker
 create or replace function tallybook.subject_drop(lease uuid, job_id bigint, attempt int,
   at timestamptz default clock_timestamp())

@@ -1,6 +1,7 @@
 -- subject_kill(lease, job_id, attempt, reason, args, version): end one attempt of a subject for good, as a dead letter
 -- with the reason killed. Its name stays taken: only a person's retry or subject_forget brings it back.
--- Returns dead, or refused. Reads claim, entry; writes outcome, dead, subject_job, and the follow-up of on_dead.
+-- Returns dead, or refused. Errors: TB005 not a subject's job, or invalid args.
+-- Reads claim, entry; writes outcome, tally, dead, subject_job, and the follow-up of on_dead.
 -- rights: worker
 create or replace function tallybook.subject_kill(lease uuid, job_id bigint, attempt int, reason text default null,
   args jsonb default null, at timestamptz default clock_timestamp(), version int default null)

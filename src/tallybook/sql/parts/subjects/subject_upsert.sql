@@ -6,10 +6,12 @@
 --   unchanged  it was as requested
 --   active     it runs: it and its next iteration are unchanged
 --   dead       it is dead or was killed: people decide (retry, subject_forget)
--- A planned one is changed in place, and its failures stay. A pending one keeps its queue, and its priority is only
--- raised; a future time takes it out of its line. One whose new time has come runs with the next run of promote.
+-- A planned one is changed in place, and its failures stay. A pending one keeps its queue, headers, max_attempts and
+-- options, except for the version of its args, and its priority is only raised; a future time takes it out of its line.
+-- One whose new time has come runs with the next run of promote.
 --   run_at    null: at once for a new or revived one; others keep their time
---   priority, max_attempts, headers   null: unchanged; 2 for a new one's priority
+--   priority, max_attempts, headers   null: unchanged; 2 for a new one's priority. New headers alone are no change: the
+--             report is unchanged, and they are not stored
 --   options   null: unchanged, except that the version of the args becomes the first
 -- old_run_at and new_run_at: the former and the present time; null for active and dead ones.
 -- Waits for another producer that changes the same subject. Errors: TB005 invalid value; TB003 a pending one at another
