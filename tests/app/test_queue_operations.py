@@ -47,7 +47,7 @@ async def test_settings_in_python(app: App, db: Any) -> None:
         app.queues.set("mail", max_attempts=True).sync(db)
 
 
-async def test_truncate_top_and_drop_in_python(app: App, db: Any) -> None:
+async def test_truncate_top_and_drop_in_python(app: App, dsn: str, db: Any) -> None:
     """S3-36: top lists the next jobs, truncate cancels all in batches, drop removes a queue without open jobs."""
     send = app.tasks["send"]
     jobs = app.enqueue_many_sync(db, [send.job(n) for n in range(5)])

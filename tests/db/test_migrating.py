@@ -221,7 +221,7 @@ def test_a_line_above_a_column_is_its_comment_in_the_database(db: Any) -> None:
     """Each `-->` line of the files is a comment of its table, view or column, for \\d+ in psql."""
     comment = "select col_description(a.attrelid, a.attnum) from pg_attribute a where (a.attrelid, a.attname) = (%s::regclass, %s)"
     found = db.execute(comment, ["tallybook.entry", "max_attempts"]).fetchone()[0]
-    assert found == "How many failures end the job; null: its task's limit, or 5."
+    assert found == "How many failures end the job; null: the limit of its task or its queue, or 5."
     made = "--> One row\n--> per job.\ncreate table tallybook.one (\n  a int,\n  --> Yours.\n  b int\n);\n"
     assert commented(made) == (
         "create table tallybook.one (\n  a int,\n  b int\n);\n"

@@ -116,6 +116,24 @@ def test_every_call_is_on_record_with_its_end(eight: Connection) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "verb", ["fail(%s, %s, %s, '{}', retry_in => '6 h', at => %s)", "snooze(%s, %s, %s, '6 h', at => %s)"]
+)
+def test_a_job_that_comes_back_hours_after_its_turn_delays_no_other(eight: Connection, verb: str) -> None:
+    """It has had its turn: new jobs are not put behind its retry, and a dropped rule does not bring the retry forward."""
+    asker, at = Asker(eight), T + 10 * S
+    first, second = put(eight, "provider:acme", n=2)
+    asker.run(at)
+    assert [job for job, _ in asker.started] == [first, second], "the second has waited for its turn"
+    lease, attempt = asker.held[second]
+    eight.execute(cast("Any", f"select tallybook.{verb}"), (lease, second, attempt, at))
+    (third,) = put(eight, "provider:acme", at=at)
+    asker.run(at + 20 * S, since=at)
+    assert [job for job, _ in asker.started] == [first, second, third]
+    eight.execute("select tallybook.rate_limit_drop('provider', %s)", (at + 20 * S,))
+    assert one(eight, "select run_at from tallybook.job where id = %s", second) == at + 6 * HOUR
+
+
 def test_an_outage_is_not_followed_by_a_burst(eight: Connection) -> None:
     """S1-18: unused turns are not saved, and jobs that waited through the outage keep their place before newcomers."""
     jobs = put(eight, "provider:acme", n=20)

@@ -21,7 +21,7 @@ begin
     select 'service_pending', format('It has been due since %s. A worker moves it to its line within seconds.', v_at),
            jsonb_build_object('service', 'promote', 'due_at', v_run_at, 'last_run_at',
                               (select s.last_run_at from tallybook.service s where s.name = 'promote'));
-  elsif w.options ? 'turn' and v_last = 'snoozed' then
+  elsif w.options ->> 'turn' <> '' and v_last = 'snoozed' then
     return query select * from tallybook._why_rate(w.options ->> 'turn', v_run_at, p_at);
   elsif w.failures > 0 and v_last = 'failed' then
     return query
