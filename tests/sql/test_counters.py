@@ -167,6 +167,15 @@ def test_subjects_are_counted(db: Connection, watched: Watched) -> None:
         db.execute("select tallybook.subject_complete(%s, %s, %s)", (jobs[1].lease, jobs[1].id, jobs[1].attempt))
 
 
+def test_attempts_in_the_millions_are_counted(db: Connection) -> None:
+    """A subject that runs every ten seconds has 2,200,000 attempts after eight months; a thousand are due at once."""
+    db.execute("select tallybook.enqueue('q', 't', run_at => now() + interval '1 h') from generate_series(1, 1000)")
+    db.execute("update tallybook.scheduled set attempt = 2200000")
+    db.execute("select tallybook.promote(at => now() + interval '2 h')")
+    db.execute(FOLD)
+    assert (counted(db), differences(db)) == ({"available": 1000}, [])
+
+
 def test_a_truncated_queue_is_counted(db: Connection, watched: Watched) -> None:
     """S3-36: truncate ends available and scheduled jobs in batches of 1,000, and every step agrees with a recount."""
     db.execute(

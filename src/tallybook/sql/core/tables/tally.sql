@@ -12,7 +12,7 @@ create table tallybook.tally (
   lane_id  int,
   n        int not null,
   --> The sum of the attempt numbers of these jobs.
-  attempts int not null default 0,
+  attempts bigint not null default 0,
   what     tallybook.counted not null,
   --> From claim to end of these jobs, as a bucket: see _bucket.
   took     smallint,

@@ -80,7 +80,7 @@ begin
        group by e.task) e
    where l.retired_at is null
   union all
-  select t.lane_id, t.task, t.what, t.took, t.waited, sum(t.n), sum(t.attempts)
+  select t.lane_id, t.task, t.what, t.took, t.waited, sum(t.n), sum(t.attempts)::bigint
     from r, tallybook.tally t
    where t.xid >= r.low and t.xid <= r.high
      and (r.closed or t.xid is distinct from p_before and t.xid <> all (p_holes))
