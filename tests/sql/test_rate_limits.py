@@ -270,6 +270,19 @@ def test_a_changed_rule_counts_for_those_who_wait(eight: Connection) -> None:
     assert [start for job, start in asker.started if job in jobs[1:]] == [T + n * S for n in range(1, 5)]
 
 
+def test_a_changed_rule_waits_for_no_transaction(eight: Connection, connect: Any) -> None:
+    """While a producer's open transaction changes a waiting job, a rule is changed at once; that job keeps its turn."""
+    asker, jobs = Asker(eight), put(eight, "provider:acme", n=3)
+    asker.look(T)
+    turns = dict(eight.execute("select job_id, run_at from tallybook.scheduled").fetchall())
+    with connect(autocommit=False) as other:
+        other.execute("select from tallybook.scheduled where job_id = %s for update", (jobs[2],))
+        eight.execute("set lock_timeout = '2s'")
+        eight.execute("select tallybook.rate_limit_set('provider', 60, '1 minute', at => %s)", (T,))
+        now = dict(eight.execute("select job_id, run_at from tallybook.scheduled").fetchall())
+        assert now[jobs[1]] < turns[jobs[1]] and now[jobs[2]] == turns[jobs[2]]
+
+
 def test_a_mistaken_push_goes_with_its_rule(eight: Connection) -> None:
     """S1-18: a key that was pushed back for years by mistake is free once its rule is dropped and created again."""
     eight.execute("select tallybook.rate_limit_push('provider:acme', '2226-01-01')")

@@ -6,8 +6,8 @@
 --   in_code  the app whose code declares it; a person's rule of that name has precedence and stays
 -- Returns created, changed or unchanged. With a faster rule waiting jobs get the new turns at once, in the same order;
 -- with a slower one they keep theirs and are checked again then. If it changes, the rows of its keys and of their
--- waiting jobs are locked until the end of the transaction: commit at once. It waits for a transaction that has locked
--- one of these jobs, and no job of the keys starts meanwhile.
+-- waiting jobs are locked until the end of the transaction: commit at once. A job that another transaction has
+-- locked keeps its turn.
 -- Errors: TB005. Writes limit_rule; if it changes, rate_state, scheduled.
 -- rights: operator
 create or replace function tallybook.rate_limit_set(name text, calls int, per interval, burst int default 1,
@@ -15,8 +15,7 @@ create or replace function tallybook.rate_limit_set(name text, calls int, per in
 returns text language sql as $$ select tallybook._limit_set('rate', name, calls, per, burst, null, in_code, at) $$;
 
 -- _rate_changed(name, at): move the keys of this rule to where their last calls and the new rule put them, if that is
--- sooner. All scheduled jobs with options.turn of these keys come sooner, too, also those that have had their turn and
--- are scheduled for a retry or another time since. Writes rate_state, scheduled.
+-- sooner. The jobs that wait for their turn come sooner, too. Writes rate_state, scheduled.
 -- profile: hot
 create or replace function tallybook._rate_changed(p_name text, p_at timestamptz) returns void language plpgsql as $$
 declare k record; v_next timestamptz;
@@ -38,7 +37,8 @@ begin
       from (select w.job_id, least(w.run_at, greatest(v_next,
                                                       p_at) + (row_number() over (order by w.run_at, w.job_id) - 1)
                                              * coalesce(k.gap, interval '0') - interval '120 ms') as turn
-              from tallybook.scheduled w where w.options ? 'turn' and w.options ->> 'turn' = k.name) w
+              from (select x.job_id, x.run_at from tallybook.scheduled x
+                     where x.options ? 'turn' and x.options ->> 'turn' = k.name for update skip locked) w) w
      where s.job_id = w.job_id and s.run_at > w.turn;
   end loop;
   perform tallybook._wake(' promote');
