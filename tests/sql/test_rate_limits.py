@@ -260,6 +260,19 @@ def test_control_who_comes_too_early_is_written_again(eight: Connection) -> None
     assert _moved_while_they_wait(eight, _pushed)[0] > 2
 
 
+@pytest.mark.parametrize("unique_key", [None, "k"])
+def test_a_held_job_comes_back_before_the_backlog(eight: Connection, unique_key: str | None) -> None:
+    """At its turn a job is claimed before the plain jobs of its queue, also one with a unique key."""
+    asker = Asker(eight)
+    put(eight, "provider:acme")
+    (held,) = put(eight, "provider:acme", unique_key=unique_key)
+    asker.look(T)
+    put(eight, n=20)
+    due = one(eight, "select run_at from tallybook.job where id = %s", held)
+    eight.execute("select tallybook.promote(at => %s)", (due,))
+    assert [job for _, job, _, _ in asker.claim(due, n=1)] == [held]
+
+
 def test_a_changed_rule_counts_for_those_who_wait(eight: Connection) -> None:
     """S1-18: a faster rule brings the turns of waiting jobs forward, in their order."""
     jobs = put(eight, "provider:acme", n=5)

@@ -1,7 +1,7 @@
 -- _limits_hold(jobs, at): end these attempts as snoozed; their jobs are scheduled until their turn at a limit.
 --
 -- They come back in a lane of their own, because behind all others they would be late for their turn. Jobs with a
--- unique key may have been changed meanwhile: they are ended one by one and come back in the lane that they had.
+-- unique key may have been changed meanwhile: they are ended one by one.
 -- Promote is woken for the first only; before that it looks at its interval.
 -- Reads entry, lane, amendment; writes outcome, tally, scheduled, amendment, at first use lane.
 -- profile: nested
@@ -15,6 +15,8 @@ begin
     v_entry := tallybook._end(v_job.lease, v_job.job_id, v_job.attempt, 'snoozed', null, p_at);
     continue when v_entry.job_id is null;
     v_entry.options := coalesce(v_entry.options, '{}') || jsonb_build_object('turn', v_job.behind);
+    v_entry.lane_id := coalesce((select tallybook._lane_beside(l.lane_id, 'turn') from tallybook.lane l
+                                  where l.lane_id = v_entry.lane_id and l.part in ('', 'fair')), v_entry.lane_id);
     perform tallybook._next_attempt(v_entry, v_job.until, p_at);
   end loop;
   p_jobs := array(select x from unnest(p_jobs) x where not x.special);
