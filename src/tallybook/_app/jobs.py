@@ -164,22 +164,25 @@ class DeadWhich(TypedDict, total=False):
     since: datetime | None
     """The earliest time of their death."""
     before: datetime | None
-    """They died before this time: the last one's `died_at`, for the next page."""
+    """They died before this time."""
 
 
 class Dead(Noun):
     """The dead letters: jobs that failed for good, crashed too often, expired or were killed."""
 
-    def list(self, *, max_jobs: int = 50, **which: Unpack[DeadWhich]) -> Verb[ListOf[DeadLetter]]:
+    def list(
+        self, *, max_jobs: int = 50, before_id: int | Job | None = None, **which: Unpack[DeadWhich]
+    ) -> Verb[ListOf[DeadLetter]]:
         """List the dead letters that match, newest first, at most `max_jobs`.
 
         Filters: `queue`, `task`, `reason` (failed, crashed, expired or killed), `error` (a part of the last error's
         type or message, ignoring case), `args`, and the time of death, `since` and `before`. Pass the last one's
-        `died_at` as `before` to get the next page.
+        `died_at` and `job` as `before` and `before_id` to get the next page: many can die at the same time.
 
             for letter in await app.dead.list(task="charge", error="timeout"): ...
         """
-        return self._verb(filters.dead_letters(DeadFilter(**which), max_jobs))
+        after = None if before_id is None else job_id(before_id)
+        return self._verb(filters.dead_letters(DeadFilter(**which), max_jobs, after))
 
     def retry(self, *, max_jobs: int = 10_000, **which: Unpack[DeadWhich]) -> Verb[Retried]:
         """Retry the dead letters that match, oldest first, at most `max_jobs`; filters as in `list`.

@@ -21,7 +21,7 @@ _CANCEL_MANY = Declared("""
   -> row (cancelled int, cancelling int)""")
 _FILTER = "queue task reason text text, args jsonb, since before timestamptz, max_jobs int"
 _DEAD_LETTERS = Declared(f"""
-  dead_letters({_FILTER})
+  dead_letters({_FILTER}, before_id bigint)
   -> rows (job_id bigint, died_at timestamptz, queue_name task_name why text, failures crashes attempt int,
            enqueued_at timestamptz, job_args jsonb, summary text, last_error jsonb)""")
 _RETRY_DEAD = Declared(f"retry_dead({_FILTER}) -> row (retried int, refused int)")
@@ -105,13 +105,14 @@ _letters = records(
 )  # fmt: skip
 
 
-def dead_letters(which: DeadFilter, max_jobs: int) -> Call[list[DeadLetter]]:
-    return _DEAD_LETTERS.call(_letters, **which.params(max_jobs))
+def dead_letters(which: DeadFilter, max_jobs: int, before_id: int | None = None) -> Call[list[DeadLetter]]:
+    return _DEAD_LETTERS.call(_letters, **which.params(max_jobs), before_id=before_id)
 
 
 def dead_count(which: DeadFilter, max_jobs: int) -> Call[int]:
     """Return the number of matching dead letters, at most `max_jobs`."""
-    return Call("dead_letters", f"select count(*) from {_DEAD_LETTERS.called()}", which.params(max_jobs), int)  # noqa: S608
+    params = which.params(max_jobs) | {"before_id": None}
+    return Call("dead_letters", f"select count(*) from {_DEAD_LETTERS.called()}", params, int)  # noqa: S608
 
 
 def retry_dead(which: DeadFilter, max_jobs: int) -> Call[Retried]:

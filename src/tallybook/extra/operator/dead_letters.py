@@ -42,7 +42,7 @@ def _which(ask: Ask) -> DeadFilter:
 
 
 async def _list(ask: Ask, conn: Conn) -> dict[str, Any]:
-    call = filters.dead_letters(_which(ask), ask.get("max_jobs", 50))
+    call = filters.dead_letters(_which(ask), ask.get("max_jobs", 50), ask.get("before_id"))
     letters = []
     for letter in await aio.run(conn, call):
         row = {name: plain(getattr(letter, name)) for name in _LETTER["required"] if name != "error_type"}
@@ -94,8 +94,12 @@ def _counted(**done: str) -> dict[str, Any]:
 OPERATIONS = (
     Operation(
         name="list_dead_letters", method="GET", path="/dead-letters", scope="read",
-        about="Dead letters, newest first; for the next page, pass the last `died_at` as `before`.",
-        in_query=(*_FILTER, fields.whole(name="max_jobs", about="At most this many.", least=1, most=1000, default=50, example=50)),
+        about="Dead letters, newest first; for the next page, pass the last `died_at` and `job` as `before` and `before_id`.",
+        in_query=(
+            *_FILTER,
+            fields.whole(name="before_id", about="With `before`: its letters with smaller ids, too.", least=1, example=4711),
+            fields.whole(name="max_jobs", about="At most this many.", least=1, most=1000, default=50, example=50),
+        ),
         codes=("queue",), newest=("died_at", "max_jobs"), answer=listed("dead_letters", _LETTER),
         example={"dead_letters": [{
             "job": 4711, "died_at": "2026-01-31T09:04:11Z", "queue": "mail", "task": "send_welcome", "reason": "failed",
