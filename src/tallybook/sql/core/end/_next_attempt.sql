@@ -1,7 +1,7 @@
 -- _next_attempt(entry, run_at, at, fair): place the next attempt of a job, behind all entries of its lane, with the
 -- failures, crashes and errors of the row. fair: see _place; true for a job that has had its turn among the fair keys.
--- It has had its turn at its limits, too: it no longer counts as waiting for it. When it comes back, it still goes before
--- new jobs (an empty turn), or with a fair key waits for its turn there.
+-- It has had its turn at its limits, too: it no longer counts as waiting for it. When it comes back, it still goes
+-- before new jobs (an empty turn), or with a fair key waits for its turn there.
 create or replace function tallybook._next_attempt(e tallybook.entry, p_run_at timestamptz, p_at timestamptz,
   p_fair boolean default false) returns void
 language plpgsql as $$
