@@ -171,7 +171,7 @@ def _selection(result: Result, options: argparse.Namespace) -> list[str]:
 def _pytest(selection: list[str], options: argparse.Namespace, environment: dict[str, str], result: Result) -> None:
     """Run pytest, forward its output at once to show progress, and store its last line in the result."""
     command = [sys.executable, "-m", "pytest", "-n", options.processes, f"--durations={options.durations}", *selection]
-    # Without compiled files, each process of the run compiles all tests anew, which takes a fifth of the run's CPU.
+    # Without compiled files, each process of the run compiles all tests anew: 20 s instead of 5 s of CPU.
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     tail = b""
     with subprocess.Popen(command, env=inherited | environment, stdout=subprocess.PIPE) as running:

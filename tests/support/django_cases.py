@@ -120,6 +120,15 @@ class TasksTest(Clean):
             self.assertEqual(result.status, TaskResultStatus.FAILED)
             self.assertEqual(self.told[2:], [("started", "RUNNING"), ("finished", "FAILED")])
 
+    def test_a_handler_that_breaks_its_connection_fails_with_its_own_error(self) -> None:
+        """The queue's number of failures cannot be read then, and the error on record is the handler's."""
+        result = more_jobs.breaking.enqueue()
+        drain(served)
+        self.assertEqual(
+            [error.exception_class for error in default_task_backend.get_result(result.id).errors],
+            [ConnectionResetError],
+        )
+
     def test_run_after_is_not_before(self) -> None:
         result = add.using(run_after=timezone.now() + timedelta(hours=1)).enqueue(1)
         self.assertEqual((self.job(result)["state"], drain(served).completed), ("scheduled", 0))

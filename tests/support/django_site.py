@@ -78,6 +78,11 @@ def failing():
     raise ConnectionResetError
 
 @task(backend="plain", retry=Constant(timedelta(hours=1)))
+def breaking():
+    connection.connection.close()
+    raise ConnectionResetError
+
+@task(backend="plain", retry=Constant(timedelta(hours=1)))
 async def afailing():
     raise ConnectionResetError
 

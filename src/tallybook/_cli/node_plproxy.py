@@ -19,9 +19,7 @@ _SECRETS = {"password", "passfile", "sslpassword", "oauth_client_secret", "fallb
 @click.command()
 @dsn_option
 @click.option("--cluster", default="tallybook", show_default=True, help="Name of the cluster, a foreign server.")
-@click.option(
-    "--partitions", type=int, help="A power of two. [the number of nodes if that is one; else four times the next]"
-)
+@click.option("--partitions", type=int, help="A power of two. [from the number of nodes]")
 def plproxy(dsn: str | None, cluster: str, partitions: int | None) -> None:
     """Print the functions of a PL/Proxy cluster as SQL.
 

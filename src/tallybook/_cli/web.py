@@ -31,7 +31,10 @@ _INSTALL = "pip install 'tallybook[web]'"
 @nodes_option
 @read_dsn_option
 @click.option(
-    "--host", default="127.0.0.1", show_default=True, help="Address; an open one needs --users or --api-keys."
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address; one that is not loopback needs --users or --api-keys.",
 )
 @click.option(
     "--port", type=click.IntRange(0, 65_535), default=8420, show_default=True, help="Port; 0 is any free one."

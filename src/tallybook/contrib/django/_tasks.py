@@ -23,10 +23,9 @@ from tallybook.contrib.django import _api
 from tallybook.contrib.django._app import App
 from tallybook.contrib.django._results import known, priority, read
 
-# Of a job and a task that set none.
+_MAX_ATTEMPTS = 5  # of a job whose task and queue set none
 _LIMIT = """\
-select cast(coalesce((
-  select q.max_attempts from tallybook.queues q where q.name = cast(%(queue)s as text)), 5) as text)"""
+select cast((select q.max_attempts from tallybook.queues q where q.name = cast(%(queue)s as text)) as text)"""
 _apart = App("django.tasks")
 
 declared: dict[str, Declared[..., Any]] = _apart.tasks
@@ -112,8 +111,11 @@ class _Run:
         return job.failures + 1 >= limit or after_failure(job, task, error).final
 
     def _queue_limit(self) -> int:
-        call = Call("queues", _LIMIT, {"queue": self._context.queue}, int)
-        return sync.run(connections[self.backend.database], call)
+        call = Call("queues", _LIMIT, {"queue": self._context.queue}, lambda found: int(found or _MAX_ATTEMPTS))
+        try:
+            return sync.run(connections[self.backend.database], call)
+        except Exception:  # the handler may have left a broken connection: its own error must be the one on record
+            return _MAX_ATTEMPTS
 
     def _set(self, **values: Any) -> None:
         for name, value in values.items():
