@@ -183,6 +183,27 @@ def test_two_migrations_at_once_under_load_are_one(dsn: str, db: Any, connect: A
         assert worker.process.poll() is None and len(workers.ids(worker)) == 1
 
 
+@pytest.mark.direct("watches which session waits for which")
+def test_a_migration_that_waited_sees_what_the_other_has_installed(empty_dsn: str) -> None:
+    """S3-41: a migration that was second finds the first one's schema, although it had found none before its wait."""
+    with (
+        psycopg.connect(empty_dsn, autocommit=True) as one,
+        psycopg.connect(empty_dsn, autocommit=True) as two,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        assert schema.info(two).version == 0
+        with one.transaction():
+            one.execute("select pg_advisory_xact_lock(1413565440, 0)")
+            migrating = pool.submit(schema.migrate, two)
+            waits = f"select from pg_locks where locktype = 'advisory' and not granted and pid = {two.info.backend_pid}"
+            wait_until(lambda: one.execute(waits).fetchall(), "it waits for the lock")
+            # So little that PostgreSQL sends no signal to empty the other session's caches.
+            one.execute("create schema tallybook")
+            one.execute("create table tallybook.installation as select 99 version, 99 works_from, '' routines, 0 node")
+        with pytest.raises(SchemaTooNew):
+            migrating.result(60)
+
+
 @pytest.mark.slow
 def test_migrate_says_whom_it_lets_by(dsn: str, db: Any, connect: Any, next_release: None) -> None:
     """F33: the command line names the blocking transaction."""

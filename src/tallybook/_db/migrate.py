@@ -25,7 +25,7 @@ from psycopg import sql
 from tallybook._db import rights
 from tallybook._db.comments import commented
 from tallybook._db.profiles import applied
-from tallybook._db.schema import installed, verdict
+from tallybook._db.schema import installed, is_installed, verdict
 from tallybook._db.schema_aside import aside, set_aside
 from tallybook._db.schema_locks import BUSY, altered, holders, take
 from tallybook.errors import SchemaBusy, SchemaTooNew
@@ -222,11 +222,6 @@ def _steps(found: SchemaInfo) -> Iterator[tuple[str, str]]:
         "functions and views",
         "\n".join(["set local check_function_bodies = off;", *(text for _, text in routines())]),
     )
-
-
-def is_installed(conn: psycopg.Connection) -> bool:
-    """Whether this database has a schema of Tallybook, of any version; your own schema of that name does not count."""
-    return conn.execute("select to_regclass('tallybook.installation') is not null").fetchone() == (True,)
 
 
 def uninstall(conn: psycopg.Connection) -> bool:

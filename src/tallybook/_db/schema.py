@@ -16,6 +16,11 @@ from tallybook.errors import SchemaError, SchemaMissing, SchemaTooNew, SchemaToo
 UNDEFINED = ("42883", "42P01", "42703", "42704", "3F000")
 """SQLSTATEs of a missing function, table, column, type or schema: the schema may have been migrated, or dropped."""
 
+# Reads the catalog itself: the cache behind to_regclass may be older than a lock that this transaction has waited for.
+_THERE = """\
+select coalesce(bool_or(c.relname = 'installed'), false), coalesce(bool_or(c.relname = 'installation'), false)
+  from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+ where n.nspname = 'tallybook' and c.relname in ('installed', 'installation')"""
 _ROW = "select to_jsonb(i)::text from tallybook.installed i"
 _TABLE_ROW = "select to_jsonb(i)::text from tallybook.installation i"
 
@@ -25,9 +30,7 @@ def installed(conn: psycopg.Connection[Any]) -> dict[str, Any] | None:
 
     Raises SchemaUnreleased for a schema made before 0.1.0, which cannot be upgraded to a release.
     """
-    there = conn.execute(
-        "select to_regclass('tallybook.installed') is not null, to_regclass('tallybook.installation') is not null"
-    ).fetchone()
+    there = conn.execute(_THERE).fetchone()
     if there == (False, False):
         return None
     row = conn.execute(_ROW if there == (True, True) else _TABLE_ROW).fetchone()
@@ -35,6 +38,11 @@ def installed(conn: psycopg.Connection[Any]) -> dict[str, Any] | None:
     if found is not None and "routines" not in found:
         raise SchemaUnreleased(found["version"])
     return found
+
+
+def is_installed(conn: psycopg.Connection[Any]) -> bool:
+    """Whether this database has a schema of Tallybook, of any version; your own schema of that name does not count."""
+    return conn.execute(_THERE).fetchone() in ((True, True), (False, True))
 
 
 def verdict(version: int, works_from: int | None, expected: int, database: str) -> SchemaError | None:
