@@ -39,6 +39,8 @@ def _start(words: list[str], log: Path, **env: str) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
+            # The kernel continues a stopped process whose group loses its shell, and would so end a fault by SIGSTOP.
+            start_new_session=True,
         )
 
 
