@@ -12,6 +12,7 @@ from support.cli import invoke, run
 from support.workers import Jobs, eventually, working
 from tallybook import App
 from tallybook.errors import ConfigError, InvalidArgument, UnknownQueue
+from tallybook.testing import drain
 
 
 @pytest.fixture
@@ -39,12 +40,25 @@ async def test_settings_in_python(app: App, db: Any) -> None:
     assert (queue.error_retention, queue.metrics_retention) == (timedelta(days=1), None)
     assert await app.queues.set("eu", own_names=True) == "created"
     assert [(queue.name, queue.own_names) for queue in await app.queues.list()] == [("eu", True), ("mail", False)]
+    assert await app.queues.set("eu", random_order=True) == "changed"
+    assert [queue.random_order for queue in await app.queues.list()] == [True, False]
     with pytest.raises(ConfigError, match="error_retention"):
         app.queues.set("mail", error_retention="soon").sync(db)
     with pytest.raises(ConfigError, match="brief, default or long"):
         await app.queues.set("mail", retention="ever").on(db)
     with pytest.raises(ConfigError, match="whole number"):
         app.queues.set("mail", max_attempts=True).sync(db)
+
+
+def test_workers_run_a_queue_in_random_order(app: App, dsn: str, db: Any) -> None:
+    """A worker runs each job of a queue with random_order once, and not in the order in which they were enqueued."""
+    assert invoke("queue", "create", "mail", "--random-order", to=dsn).exit_code == 0
+    app.enqueue_many_sync(db, [app.tasks["send"].job(n) for n in range(20)])
+    assert drain(app, dsn=dsn, queues={"mail": 1}).completed == 20
+    started = db.execute("select args -> 'n' from tallybook.job order by started_at").fetchall()
+    ran = [n for (n,) in started]
+    assert sorted(ran) == list(range(20)) != ran
+    assert invoke("queue", "set", "mail", "--in-order", to=dsn).output.startswith("queue 'mail'")
 
 
 async def test_truncate_top_and_drop_in_python(app: App, dsn: str, db: Any) -> None:

@@ -124,6 +124,68 @@ def test_random_keys_are_a_random_order(db: Connection) -> None:
     assert {*late} & {*waiting[:10]} and {*early} & {*waiting[-10:]}
 
 
+def shuffle(db: Connection, on: bool = True) -> str:
+    return str(one(db, "select tallybook.queue_set('q', random_order => %s)", on))
+
+
+def test_a_queue_in_random_order(db: Connection) -> None:
+    """With random_order all jobs of a queue run, in an order that is not theirs; without it again, in theirs."""
+    assert [shuffle(db), shuffle(db)] == ["created", "unchanged"]
+    jobs = [call(db, "enqueue", queue="q", task="t", at=T)[0][0] for _ in range(30)]
+    dealer, worker, seen = Dealer(db, 5), Worker(db), []
+    while dealer.deal():
+        seen += worker.claim()
+    assert sorted(seen) == jobs != seen
+    assert shuffle(db, False) == "changed"
+    jobs = [call(db, "enqueue", queue="q", task="t", at=T)[0][0] for _ in range(30)]
+    assert (dealer.deal(), worker.claim()) == (0, jobs)
+
+
+def test_each_way_into_a_queue_in_random_order(db: Connection) -> None:
+    """Each new job of such a queue draws a fair key: one by one, many, scheduled, unique, by a query, after parents."""
+    shuffle(db)
+    call(db, "enqueue", queue="q", task="t", at=T, run_at=T + HOUR)
+    db.execute(
+        "select tallybook.enqueue_many('{q,q,q}', '{t,t,t}', array['{}', '{}', '{}'], unique_keys => '{NULL,u,NULL}',"
+        " run_ats => array[null, null, %s]::timestamptz[], at => %s)",
+        (T + HOUR, T),
+    )
+    query = "select '{}'::jsonb as args, n::text as key, %s::timestamptz + n * interval '1 h' as run_at"
+    rows = query.replace("%s", f"'{T - HOUR}'") + " from generate_series(1, 2) n"
+    assert one(db, "select created from tallybook.enqueue_from(%s, 'q', 't', at => %s)", rows, T) == 2
+    db.execute("select tallybook.schedule_set('s', 't', queue => 'q', every => '1 min', at => %s)", (T - HOUR,))
+    db.execute("select tallybook.schedule_run('s', at => %s)", (T,))
+    parent = one(db, "select min(id) from tallybook.job")
+    db.execute("select tallybook.enqueue_after('q', 't', array[%s]::bigint[], at => %s)", (parent, T))
+    keys = db.execute("select id, options ->> 'fair_key' from tallybook.job").fetchall()
+    assert len(keys) == 8 and all(key for _, key in keys) and len({key for _, key in keys}) == 8
+
+
+def test_only_a_queue_in_random_order_draws_fair_keys(db: Connection) -> None:
+    """A job's own fair key stays, a job with an order key gets none, nor one of another queue in the same call."""
+    shuffle(db)
+    put(db, "mine")
+    call(db, "enqueue", queue="q", task="t", order_key="o", at=T)
+    db.execute(
+        "select tallybook.enqueue_many('{q,q,q,other}', '{t,t,t,t}', array_fill('{}'::text, array[4]),"
+        " order_keys => '{NULL,o,NULL,NULL}', options => %s, at => %s)",
+        ([None, None, '{"fair_key": "mine"}', None], T),
+    )
+    keys = [key for (key,) in db.execute("select options ->> 'fair_key' from tallybook.job order by id").fetchall()]
+    assert keys[0] == keys[4] == "mine" and keys[1] is keys[3] is keys[5] is None and keys[2] not in (None, "mine")
+
+
+def test_random_order_outlives_a_move_and_a_change_of_class(db: Connection) -> None:
+    """The lanes that follow at a new retention class and after a move to another cluster are in random order, too."""
+    put(db, "a")
+    shuffle(db)
+    db.execute("select tallybook.queue_set('q', retention => 'brief')")
+    db.execute("update tallybook.installation set system_identifier = 1")
+    assert one(db, "select rebased from tallybook.rebase(at => %s)", T)
+    job = call(db, "enqueue", queue="q", task="t", at=T)[0][0]
+    assert keys_of(db, [job])[0] is not None
+
+
 @pytest.mark.slow
 def test_a_tenant_with_thousands_delays_others_by_one_round(db: Connection) -> None:
     """After 5,000 jobs of one key, one job each of 300 others is claimed within the line of 200 and one round."""

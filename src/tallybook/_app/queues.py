@@ -34,6 +34,7 @@ class Queues(Noun):
         error_retention: str | timedelta | None = None,
         metrics_retention: str | timedelta | None = None,
         own_names: bool | None = None,
+        random_order: bool | None = None,
     ) -> Verb[str]:
         """Create a queue or change its settings; return "created", "changed" or "unchanged".
 
@@ -42,15 +43,23 @@ class Queues(Noun):
         `retention` is brief, default or long, for jobs enqueued from now on. `max_attempts` applies to jobs that
         neither set it themselves nor by their task (0: 5 again). `notify` publishes transitions of its jobs.
         `error_retention` and `metrics_retention` are the retention of its error log and its time series ("0 s": the
-        general ones again). `own_names`, set before the first job, gives it a separate namespace of subjects. Raises
-        ConfigError, and InvalidArgument for a time out of range or for `own_names` of a queue that has had jobs.
+        general ones again). `own_names`, set before the first job, gives it a separate namespace of subjects. With
+        `random_order`, jobs enqueued from now on run in random order. Raises ConfigError, and InvalidArgument for a
+        time out of range or for `own_names` of a queue that has had jobs.
 
             await app.queues.set("mail", retention="brief", max_attempts=3)
         """
         kept = {"error_retention": error_retention, "metrics_retention": metrics_retention}
         return self._verb(
             queues.set_(
-                queue, retention=retention, max_attempts=max_attempts, notify=notify, own_names=own_names, by=by, **kept
+                queue,
+                retention=retention,
+                max_attempts=max_attempts,
+                notify=notify,
+                own_names=own_names,
+                random_order=random_order,
+                by=by,
+                **kept,
             )
         )
 

@@ -77,6 +77,7 @@ _settings = options(
     click.option(
         "--own-names/--shared-names", default=None, help="Separate names of subjects; set before its first job."
     ),
+    click.option("--random-order/--in-order", default=None, help="Run new jobs in random order."),
     click.option("--metrics-retention", type=DURATION, help="Retention of its series; 0s: that of all series."),
 )
 

@@ -19,7 +19,7 @@ from tallybook.errors import ConfigError, UnknownQueue
 _BY = "coalesce({by}, session_user)"
 _SET = Declared("""
   queue_set(queue text, retention text, max_attempts int, notify boolean, by text, error_retention interval,
-            metrics_retention interval, own_names boolean) -> text""", by=_BY)  # fmt: skip
+            metrics_retention interval, own_names boolean, random_order boolean) -> text""", by=_BY)  # fmt: skip
 drop = Simple("queue_drop(queue text, by text) -> boolean", bool, names={"queue": ("queue", 64)}, by=_BY)
 unused = Simple("_queue_unused(p_queue text) -> boolean", bool, verb="queue_drop")
 _TRUNCATE = Declared("""
@@ -48,6 +48,7 @@ def set_(
     max_attempts: int | None,
     notify: bool | None,
     own_names: bool | None,
+    random_order: bool | None,
     by: str | None,
     **kept: str | timedelta | None,
 ) -> Call[str]:
@@ -57,7 +58,8 @@ def set_(
         raise ConfigError("retention", retention, "must be brief, default or long")
     if max_attempts is not None and (isinstance(max_attempts, bool) or not isinstance(max_attempts, int)):
         raise ConfigError("max_attempts", max_attempts, "must be a whole number from 0 to 32767")
-    flags = {name: None if on is None else bool(on) for name, on in (("notify", notify), ("own_names", own_names))}
+    flags = {"notify": notify, "own_names": own_names, "random_order": random_order}
+    flags = {name: None if on is None else bool(on) for name, on in flags.items()}
     times = {
         name: None if value is None else format_duration(parse_duration(value, option=name))
         for name, value in kept.items()

@@ -29,6 +29,8 @@ class QueueInfo:
     """How long its series of counters is kept; None: as long as all series."""
     own_names: bool = False
     """Whether its subjects have their own namespace."""
+    random_order: bool = False
+    """Whether new jobs get a random place among those that wait."""
 
 
 @dataclass(frozen=True, slots=True)

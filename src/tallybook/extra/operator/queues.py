@@ -38,7 +38,7 @@ async def _reach(ask: Ask, _: Conn) -> None:
 _INFO = record(
     name="string", retention="string", max_attempts="integer?", notify="boolean", paused_at="instant?", paused_by="string?",
     created_at="instant?", changed_at="instant?", changed_by="string?",
-    error_retention="number?", metrics_retention="number?", own_names="boolean",
+    error_retention="number?", metrics_retention="number?", own_names="boolean", random_order="boolean",
 )  # fmt: skip
 assert _INFO["required"] == [field.name for field in dataclasses.fields(QueueInfo)]
 _COUNT = record(
@@ -52,7 +52,7 @@ OPERATIONS = (
         example={"queues": [{
             "name": "mail", "retention": "default", "max_attempts": None, "notify": False, "paused_at": None,
             "paused_by": None, "created_at": "2026-01-31T09:00:00Z", "changed_at": None, "changed_by": None,
-            "error_retention": 86400.0, "metrics_retention": None, "own_names": False,
+            "error_retention": 86400.0, "metrics_retention": None, "own_names": False, "random_order": False,
         }]},
         reads=_list,
     ),

@@ -17,8 +17,9 @@ begin
     raise exception 'priority % is out of range', p_priority
       using errcode = 'TB005', hint = 'Priorities go from 0 to 32767, lower runs first, 2 is the default.';
   end if;
-  insert into tallybook.lane (queue, priority, part, retention)
-  values (p_queue, p_priority::smallint, p_part,
-          coalesce((select left(q.retention, 1) from tallybook.queue q where q.name = p_queue), 'd')::"char")
+  insert into tallybook.lane (queue, priority, part, retention, shuffled)
+  select p_queue, p_priority::smallint, p_part, coalesce(left(q.retention, 1), 'd')::"char",
+         coalesce(q.random_order, false)
+    from (select) one left join tallybook.queue q on q.name = p_queue
   returning lane.lane_id, lane.retention into lane_id, retention;
 end $$;

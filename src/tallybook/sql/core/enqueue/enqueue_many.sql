@@ -25,7 +25,6 @@ begin
     raise exception 'the arrays of enqueue_many have different lengths' using errcode = 'TB005';
   end if;
   perform tallybook._check_many(tasks, args, max_attempts, headers, order_keys, expires_ats, options, run_ats);
-  v_fair := exists (select from unnest(options) o where o::jsonb ? 'fair_key');
   job_ids := array(select nextval('tallybook.job_id') from generate_series(1, v_n));
   created := array_fill(true, array[v_n]);
 
@@ -47,6 +46,8 @@ begin
   end if;
 
   select * into v_lanes, v_retentions from tallybook._lanes(queues, priorities);
+  options := tallybook._shuffled_many(v_lanes, order_keys, options);
+  v_fair := exists (select from unnest(options) o where o::jsonb ? 'fair_key');
   insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts,
                                task, args, headers, expires_at, order_key, options)
   select f.id, f.id, at, f.lane, 1, f.retention, 0, 0, f.max_attempts, f.task, f.args::jsonb, f.headers::jsonb,

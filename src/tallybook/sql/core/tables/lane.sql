@@ -9,6 +9,8 @@ create table tallybook.lane (
   part       text not null default '',
   --> b, d or l: brief, default or long. The ledgers are partitioned by it.
   retention  "char" not null,
+  --> Whether new jobs get a random place among those that wait (see queue_set). A lane keeps this, too.
+  shuffled   boolean not null default false,
   --> No entry of this lane can have a lower transaction id: its first window begins here. Of a retired lane: all
   --> entries below have ended.
   born       xid8 not null default pg_snapshot_xmin(pg_current_snapshot()),
@@ -18,5 +20,6 @@ create table tallybook.lane (
   dropped    pg_snapshot,
   constraint "a queue name has 1 to 64 bytes" check (octet_length(queue) between 1 and 64)
 );
-create index lane_of_queue on tallybook.lane (queue, priority, part, lane_id) include (retention)
+create index lane_of_queue on tallybook.lane (queue, priority, part, lane_id) include (retention, shuffled)
   where retired_at is null;
+create index lane_shuffled on tallybook.lane (lane_id) where shuffled;

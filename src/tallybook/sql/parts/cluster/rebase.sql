@@ -53,12 +53,14 @@ begin
   perform tallybook._renumber();
   s := pg_current_snapshot();  -- later commits are late
   select array_agg(l.lane_id) into v_old from tallybook.lane l;
-  -- Producers use the newest twin, which has the queue's present class.
-  insert into tallybook.lane (queue, priority, part, retention)
-  select d.queue, d.priority, d.part, d.retention from (
-    select distinct l.queue, l.priority, l.part, l.retention from tallybook.lane l where l.lane_id = any (v_old)) d
-   order by d.retention = coalesce((select left(q.retention, 1) from tallybook.queue q where q.name = d.queue),
-                                   'd')::"char";
+  -- Producers use the newest twin, which has the queue's present class and order.
+  insert into tallybook.lane (queue, priority, part, retention, shuffled)
+  select d.queue, d.priority, d.part, d.retention, d.shuffled from (
+    select distinct l.queue, l.priority, l.part, l.retention, l.shuffled from tallybook.lane l
+     where l.lane_id = any (v_old)) d
+    left join tallybook.queue q on q.name = d.queue
+   order by (d.retention = coalesce(left(q.retention, 1), 'd')::"char")::int
+            + (d.shuffled = coalesce(q.random_order, false))::int;
   get diagnostics lanes = row_count;
   update tallybook.lane l set retired_at = coalesce(l.retired_at, rebase.at), born = pg_snapshot_xmin(s)
     where l.lane_id = any (v_old);

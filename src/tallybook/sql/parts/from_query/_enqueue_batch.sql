@@ -21,6 +21,7 @@ declare
   v_ours boolean[] := array_fill(false, array[cardinality(p_places)]); v_ids bigint[];
   v_distinct int[]; v_lanes int[]; v_retentions "char"[];
   v_before text; v_now bigint; v_later bigint; v record; v_fair boolean := coalesce(p_options ? 'fair_key', false);
+  v_shuffled boolean;
 begin
   perform tallybook._check_batch(p_queue, p_task, p_max_attempts, p_headers, p_options);
   perform tallybook._query_row(f.key, f.args, f.run_at) from unnest(p_keys, p_args, p_run_ats) f(key, args, run_at)
@@ -67,8 +68,11 @@ begin
     from (select distinct f.priority from unnest(p_priorities, p_keys, v_ours) f(priority, key, ours)
            where f.ours or f.key is null) d, tallybook._lane(p_queue, d.priority, '') l;
   if v_lanes is null then return 0; end if;
+  v_shuffled := exists (select from tallybook.lane l where l.shuffled and l.lane_id = any (v_lanes));
+  v_fair := v_fair or v_shuffled;
   with u as materialized (
-    select f.*, l.*, coalesce(f.run_at > p_at, false) as later
+    select f.*, l.*, coalesce(f.run_at > p_at, false) as later,
+           case when v_shuffled then tallybook._shuffled(p_options) else p_options end as options
       from unnest(v_ids, p_keys, p_args, p_run_ats, p_priorities, v_ours) f(id, key, args, run_at, priority, ours)
       join (select d.*, case when v_fair then tallybook._lane_beside(d.lane_id, 'fair') end as fair_id
               from unnest(v_distinct, v_lanes, v_retentions) d(of_priority, lane_id, retention)) l
@@ -77,8 +81,8 @@ begin
   ), fair as (
     insert into tallybook.waiting (job_id, waits_since, enqueued_at, lane_id, attempt, failures, crashes, max_attempts,
                                    task, args, headers, unique_key, options, fair_key, fair_seq)
-    select u.id, p_at, p_at, u.fair_id, 1, 0, 0, p_max_attempts, p_task, u.args, p_headers, u.key, p_options,
-           p_options ->> 'fair_key', u.id
+    select u.id, p_at, p_at, u.fair_id, 1, 0, 0, p_max_attempts, p_task, u.args, p_headers, u.key, u.options,
+           u.options ->> 'fair_key', u.id
       from u where not u.later and v_fair
   ), now as (
     insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts,
@@ -89,7 +93,7 @@ begin
   ), later as (
     insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, max_attempts,
                                      task, args, headers, unique_key, options)
-    select u.id, u.run_at, p_at, u.lane_id, 1, 0, 0, p_max_attempts, p_task, u.args, p_headers, u.key, p_options
+    select u.id, u.run_at, p_at, u.lane_id, 1, 0, 0, p_max_attempts, p_task, u.args, p_headers, u.key, u.options
       from u where u.later
   )
   select count(*) filter (where not u.later), count(*) filter (where u.later) into v_now, v_later from u;

@@ -109,6 +109,9 @@ begin
         hint = 'Its transaction has not committed, or its history has been deleted.';
     end if;
     select l.lane_id into e.lane_id from tallybook._lane(r.queue, r.priority, '') l;
+    if r.order_key is null and (select l.shuffled from tallybook.lane l where l.lane_id = e.lane_id) then
+      e.options := tallybook._shuffled(e.options);
+    end if;
     perform tallybook._wait(e, e.enqueued_at);
     insert into tallybook.parent (child_id, parent_id, place)
     select e.job_id, u.id, min(u.n) from unnest(v_after) with ordinality u(id, n) group by u.id;

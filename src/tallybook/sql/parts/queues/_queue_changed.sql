@@ -13,6 +13,6 @@ begin
                                 q.paused_at is not null,
                                 'error_retention', extract(epoch from q.error_retention),
                                 'metrics_retention', extract(epoch from q.metrics_retention),
-                                'own_names', q.own_names)
+                                'own_names', q.own_names, 'random_order', q.random_order)
         from tallybook.queue q where q.name = p_queue), '{}'))::text);
 end $$;
