@@ -13,6 +13,7 @@ from tallybook._cli.errors import Problem, problem, say
 from tallybook._cli.text import clean
 from tallybook._db import migrate as schema
 from tallybook._db import nodes
+from tallybook._db.schema import is_installed
 from tallybook._maintenance.rebase import rebase
 
 
@@ -98,7 +99,7 @@ def uninstall(db: Db, yes: bool) -> str:
     With their history and results. Nothing outside the schema `tallybook` changes.
     """
     database = db.conn.info.dbname
-    if not schema.is_installed(db.conn):
+    if not is_installed(db.conn):
         return f"nothing to do: no schema tallybook in database {database!r}"
     if not yes:
         _ask(db.conn, database)
