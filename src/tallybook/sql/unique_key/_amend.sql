@@ -76,6 +76,7 @@ begin
   end if;
   if p_args is null and p_run_at is null and v_lane is null then return true; end if;
   if p_args is not null then s.options := tallybook._versioned(s.options, p_version); end if;
+  if p_run_at is not null then s.options := tallybook._turn_over(s.options); end if;
   s.args := coalesce(p_args, s.args); s.run_at := coalesce(p_run_at, s.run_at);
   s.lane_id := coalesce(v_lane, s.lane_id);
   update tallybook.scheduled x set args = s.args, run_at = s.run_at, lane_id = s.lane_id, options = s.options
