@@ -216,6 +216,19 @@ def test_no_place_is_kept_for_a_job_that_waits_for_another_key(db: Connection) -
     assert one(db, "select count(*) from tallybook.entry where job_id = %s", both) == 2, "it came into line once more"
 
 
+def test_a_raised_priority_counts_for_a_job_that_waits_for_a_permit(db: Connection) -> None:
+    """A waiting job that is given a higher priority gets the next permit, before older jobs of lower priority."""
+    limit(db, most=1)
+    first, _ = put(db, "customer:1", n=2)
+    (urgent,) = put(db, "customer:1", unique_key="k")
+    asker = Asker(db)
+    assert asker.look(T) == [first]
+    assert put(db, "customer:1", unique_key="k", on_conflict="raise_priority", priority=0) == [urgent]
+    complete(asker, first)
+    assert permits(db, "customer:1") == 1
+    assert asker.look(T) == [urgent]
+
+
 def test_who_waits_can_be_cancelled(db: Connection) -> None:
     """S1-18: a cancelled job is skipped and ends; it takes no permit."""
     limit(db, most=1)

@@ -73,6 +73,7 @@ begin
   if not found then return false; end if;
   if p_priority < s.priority then
     select n.lane_id into v_lane from tallybook._lane(s.queue, p_priority, s.part) n;
+    perform tallybook._raise_in_lines(p_job_id, p_priority);
   end if;
   if p_args is null and p_run_at is null and v_lane is null then return true; end if;
   if p_args is not null then s.options := tallybook._versioned(s.options, p_version); end if;
