@@ -216,6 +216,42 @@ def test_no_place_is_kept_for_a_job_that_waits_for_another_key(db: Connection) -
     assert one(db, "select count(*) from tallybook.entry where job_id = %s", both) == 2, "it came into line once more"
 
 
+@pytest.mark.parametrize(
+    "ended",
+    [
+        "fail({}, '{{}}', retry_in => '0', at => %s)",
+        "snooze({}, '0', at => %s)",
+        "crash({}, '{{}}', at => %s)",
+        "fail({}, '{{}}', final => true, at => %s)",
+    ],
+)
+def test_the_next_attempt_waits_only_for_what_it_asks_for(db: Connection, ended: str) -> None:
+    """A key that a handler asked for in an attempt that has run keeps no permit of it for the next attempt."""
+    limit(db, "a", 1)
+    limit(db, "b", 1)
+    asker = Asker(db)
+
+    def asks(job: int, name: str, at: datetime = T) -> list[int]:
+        lease, attempt = asker.held[job]
+        return asker.ask([(lease, job, attempt, True)], at, [name])
+
+    (of_a,), (job,) = put(db, "a"), put(db)
+    assert sorted(asker.look(T)) == [of_a, job]
+    assert asks(job, "a") == []
+    complete(asker, of_a)
+    assert permits(db, "a") == 1
+    assert asker.look(T) == [job] and asks(job, "a") == [job]
+    lease, attempt = asker.held[job]
+    db.execute(cast("Any", f"select tallybook.{ended.format('%s, %s, %s')}"), (lease, job, attempt, T))
+    if "final" in ended:
+        db.execute("select tallybook.retry(%s, %s)", (job, T))
+    of_b, other = *put(db, "b"), *put(db, "a")
+    assert sorted(asker.look(T + MIN)) == sorted([of_b, other, job])
+    assert asks(job, "b", T + MIN) == []
+    complete(asker, of_b)
+    assert permits(db, "b", at=T + MIN) == 1, "it does not wait for a"
+
+
 def test_a_raised_priority_counts_for_a_job_that_waits_for_a_permit(db: Connection) -> None:
     """A waiting job that is given a higher priority gets the next permit, before older jobs of lower priority."""
     limit(db, most=1)

@@ -1,12 +1,14 @@
 -- _next_attempt(entry, run_at, at, fair): place the next attempt of a job, behind all entries of its lane, with the
 -- failures, crashes and errors of the row. fair: see _place; true for a job that has had its turn among the fair keys.
--- It no longer counts as waiting for its turn at its limits: it has had that, or is given another time.
+-- It no longer counts as waiting for its turn at its limits: it has had that, or is given another time. With fair, the
+-- attempt has run: the next one may ask for other limits (permits).
 create or replace function tallybook._next_attempt(e tallybook.entry, p_run_at timestamptz, p_at timestamptz,
   p_fair boolean default false) returns void
 language plpgsql as $$
 begin
   e.attempt := e.attempt + 1; e.seq := null; e.run_at := p_at;
   if p_fair or p_run_at > p_at then e.options := tallybook._turn_over(e.options); end if;
+  if p_fair then e.options := e.options - 'permits'; end if;
   perform tallybook._place(e, p_run_at, p_at, null, p_fair);
 end $$;
 
