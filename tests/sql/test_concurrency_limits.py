@@ -252,6 +252,22 @@ def test_the_next_attempt_waits_only_for_what_it_asks_for(db: Connection, ended:
     assert permits(db, "b", at=T + MIN) == 1, "it does not wait for a"
 
 
+def test_a_job_that_waits_for_a_permit_and_is_pushed_delays_no_other(db: Connection) -> None:
+    """A key with a rate and a concurrency limit: new jobs do not wait for a job that was pushed by hours."""
+    limit(db, "api", 1)
+    db.execute("select tallybook.rate_limit_set('api', 8, '1 minute')")
+    asker, until = Asker(db), T + 6 * HOUR
+    (first,), (job,) = put(db, "api"), put(db, "api", unique_key="k", at=T)
+    assert asker.look(T) == [first]
+    db.execute("select tallybook.promote(at => %s)", (T + 10 * S,))
+    assert asker.look(T + 10 * S) == [] and states(db, job) == ["waiting"]
+    assert put(db, "api", unique_key="k", on_conflict="push_run_at", run_at=until, at=T + 11 * S) == [job]
+    complete(asker, first)
+    assert permits(db, "api", at=T + 12 * S) == 0 and states(db, job) == ["scheduled"]
+    (new,) = put(db, "api", at=T + 20 * S)
+    assert asker.look(T + 20 * S) == [new]
+
+
 def test_a_raised_priority_counts_for_a_job_that_waits_for_a_permit(db: Connection) -> None:
     """A waiting job that is given a higher priority gets the next permit, before older jobs of lower priority."""
     limit(db, most=1)
@@ -263,6 +279,35 @@ def test_a_raised_priority_counts_for_a_job_that_waits_for_a_permit(db: Connecti
     complete(asker, first)
     assert permits(db, "customer:1") == 1
     assert asker.look(T) == [urgent]
+
+
+def test_a_job_that_was_cancelled_while_it_waited_does_not_wait_for_its_permit_later(db: Connection) -> None:
+    """After a cancel, a rescue and a retry, a job that waits for its order key shows that key as the reason."""
+    limit(db, most=1)
+    asker = Asker(db)
+    (first,) = put(db, "customer:1")
+    assert asker.look(T) == [first]
+
+    def admitted() -> list[int]:
+        claimed = asker.claim(T)
+        asked = [[row[n] for row in claimed] for n in range(3)]
+        ready = one(db, "select ready from tallybook.order_admit(%s, %s, %s, at => %s)", *asked, T)
+        return asker.ask([row for row in claimed if row[1] in ready], T)
+
+    (job,) = put(db, "customer:1", order_key="o")
+    assert admitted() == [] and states(db, job) == ["waiting"]
+    db.execute("select tallybook.cancel(%s, at => %s)", (job, T))
+    db.execute("select tallybook.rescue(at => %s)", (T,))
+    assert asker.claim(T) == []
+    limit(db, "plenty", 9)
+    (later,) = put(db, "plenty", order_key="o")
+    assert admitted() == [later]
+    db.execute("select tallybook.retry(%s, %s)", (job, T))
+    assert admitted() == []
+    assert states(db, job, later) == ["waiting", "running"]
+    assert one(db, "select reason from tallybook.job where id = %s", job) == (
+        'another job with order key "o" is before it'
+    )
 
 
 def test_who_waits_can_be_cancelled(db: Connection) -> None:
