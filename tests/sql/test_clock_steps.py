@@ -140,6 +140,19 @@ def test_what_an_attempt_has_put_off_comes_after_its_delay(db: Connection) -> No
     assert [run_at(db, job) for job in (failed, snoozed, asked)] == [T - HOUR + MIN, T - HOUR + MIN, T + MIN]
 
 
+def test_a_time_from_before_the_step_stays_for_a_job_that_a_limit_has_held(db: Connection) -> None:
+    """A job that was given another time while it waited for a limit keeps that time; only turns move by the step."""
+    db.execute("select tallybook.rate_limit_set('provider', 8, '1 minute')")
+    asker = Asker(db)
+    put(db, "provider:acme")
+    (held,) = put(db, "provider:acme", unique_key="k")
+    asker.look(T)
+    put(db, "provider:acme", unique_key="k", on_conflict="push_run_at", run_at=T + 6 * HOUR, at=T + S)
+    run(db, "promote", at=T + 2 * HOUR)
+    run(db, "promote", at=T + HOUR)
+    assert run_at(db, held) == T + 6 * HOUR
+
+
 def test_a_job_that_somebody_has_locked_holds_up_nothing(db: Connection, connect: Any) -> None:
     """A scheduled job that an open transaction has locked is skipped; the others still move back."""
     jobs = [end(db, "snooze", T, delay=MIN) for _ in range(2)]

@@ -216,6 +216,100 @@ def test_no_place_is_kept_for_a_job_that_waits_for_another_key(db: Connection) -
     assert one(db, "select count(*) from tallybook.entry where job_id = %s", both) == 2, "it came into line once more"
 
 
+@pytest.mark.parametrize(
+    "ended",
+    [
+        "fail({}, '{{}}', retry_in => '0', at => %s)",
+        "snooze({}, '0', at => %s)",
+        "crash({}, '{{}}', at => %s)",
+        "fail({}, '{{}}', final => true, at => %s)",
+    ],
+)
+def test_the_next_attempt_waits_only_for_what_it_asks_for(db: Connection, ended: str) -> None:
+    """A key that a handler asked for in an attempt that has run keeps no permit of it for the next attempt."""
+    limit(db, "a", 1)
+    limit(db, "b", 1)
+    asker = Asker(db)
+
+    def asks(job: int, name: str, at: datetime = T) -> list[int]:
+        lease, attempt = asker.held[job]
+        return asker.ask([(lease, job, attempt, True)], at, [name])
+
+    (of_a,), (job,) = put(db, "a"), put(db)
+    assert sorted(asker.look(T)) == [of_a, job]
+    assert asks(job, "a") == []
+    complete(asker, of_a)
+    assert permits(db, "a") == 1
+    assert asker.look(T) == [job] and asks(job, "a") == [job]
+    lease, attempt = asker.held[job]
+    db.execute(cast("Any", f"select tallybook.{ended.format('%s, %s, %s')}"), (lease, job, attempt, T))
+    if "final" in ended:
+        db.execute("select tallybook.retry(%s, %s)", (job, T))
+    of_b, other = *put(db, "b"), *put(db, "a")
+    assert sorted(asker.look(T + MIN)) == sorted([of_b, other, job])
+    assert asks(job, "b", T + MIN) == []
+    complete(asker, of_b)
+    assert permits(db, "b", at=T + MIN) == 1, "it does not wait for a"
+
+
+def test_a_job_that_waits_for_a_permit_and_is_pushed_delays_no_other(db: Connection) -> None:
+    """A key with a rate and a concurrency limit: new jobs do not wait for a job that was pushed by hours."""
+    limit(db, "api", 1)
+    db.execute("select tallybook.rate_limit_set('api', 8, '1 minute')")
+    asker, until = Asker(db), T + 6 * HOUR
+    (first,), (job,) = put(db, "api"), put(db, "api", unique_key="k", at=T)
+    assert asker.look(T) == [first]
+    db.execute("select tallybook.promote(at => %s)", (T + 10 * S,))
+    assert asker.look(T + 10 * S) == [] and states(db, job) == ["waiting"]
+    assert put(db, "api", unique_key="k", on_conflict="push_run_at", run_at=until, at=T + 11 * S) == [job]
+    complete(asker, first)
+    assert permits(db, "api", at=T + 12 * S) == 0 and states(db, job) == ["scheduled"]
+    (new,) = put(db, "api", at=T + 20 * S)
+    assert asker.look(T + 20 * S) == [new]
+
+
+def test_a_raised_priority_counts_for_a_job_that_waits_for_a_permit(db: Connection) -> None:
+    """A waiting job that is given a higher priority gets the next permit, before older jobs of lower priority."""
+    limit(db, most=1)
+    first, _ = put(db, "customer:1", n=2)
+    (urgent,) = put(db, "customer:1", unique_key="k")
+    asker = Asker(db)
+    assert asker.look(T) == [first]
+    assert put(db, "customer:1", unique_key="k", on_conflict="raise_priority", priority=0) == [urgent]
+    complete(asker, first)
+    assert permits(db, "customer:1") == 1
+    assert asker.look(T) == [urgent]
+
+
+def test_a_job_that_was_cancelled_while_it_waited_does_not_wait_for_its_permit_later(db: Connection) -> None:
+    """After a cancel, a rescue and a retry, a job that waits for its order key shows that key as the reason."""
+    limit(db, most=1)
+    asker = Asker(db)
+    (first,) = put(db, "customer:1")
+    assert asker.look(T) == [first]
+
+    def admitted() -> list[int]:
+        claimed = asker.claim(T)
+        asked = [[row[n] for row in claimed] for n in range(3)]
+        ready = one(db, "select ready from tallybook.order_admit(%s, %s, %s, at => %s)", *asked, T)
+        return asker.ask([row for row in claimed if row[1] in ready], T)
+
+    (job,) = put(db, "customer:1", order_key="o")
+    assert admitted() == [] and states(db, job) == ["waiting"]
+    db.execute("select tallybook.cancel(%s, at => %s)", (job, T))
+    db.execute("select tallybook.rescue(at => %s)", (T,))
+    assert asker.claim(T) == []
+    limit(db, "plenty", 9)
+    (later,) = put(db, "plenty", order_key="o")
+    assert admitted() == [later]
+    db.execute("select tallybook.retry(%s, %s)", (job, T))
+    assert admitted() == []
+    assert states(db, job, later) == ["waiting", "running"]
+    assert one(db, "select reason from tallybook.job where id = %s", job) == (
+        'another job with order key "o" is before it'
+    )
+
+
 def test_who_waits_can_be_cancelled(db: Connection) -> None:
     """S1-18: a cancelled job is skipped and ends; it takes no permit."""
     limit(db, most=1)

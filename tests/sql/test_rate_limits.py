@@ -15,7 +15,7 @@ import pytest
 from support.askers import HOUR, MIN, MS, Asker, S, T, put, two_at_once
 from support.broken import without
 from support.chance import seeds
-from support.database import Connection, one
+from support.database import Connection, call, one
 from support.waiting import wait_until
 
 EARLY = 120 * MS  # a waiting job comes back this long before its turn
@@ -132,6 +132,103 @@ def test_a_job_that_comes_back_hours_after_its_turn_delays_no_other(eight: Conne
     assert [job for job, _ in asker.started] == [first, second, third]
     eight.execute("select tallybook.rate_limit_drop('provider', %s)", (at + 20 * S,))
     assert one(eight, "select run_at from tallybook.job where id = %s", second) == at + 6 * HOUR
+
+
+def _pushed_while_it_waits(db: Connection, asker: Asker, job: int, until: datetime) -> None:
+    """Give a job that waits for its turn a later time."""
+    assert put(db, "provider:acme", unique_key="k", on_conflict="push_run_at", run_at=until, at=T + S) == [job]
+
+
+def _pushed_in_its_line(db: Connection, asker: Asker, job: int, until: datetime) -> None:
+    """Give a job whose turn has come a later time before it is claimed."""
+    db.execute("select tallybook.promote(at => %s)", (T + 8 * S,))
+    assert put(db, "provider:acme", unique_key="k", on_conflict="push_run_at", run_at=until, at=T + 8 * S) == [job]
+    db.execute("select tallybook.promote(at => %s)", (T + 8 * S,))
+
+
+def _postponed(db: Connection, asker: Asker, job: int, until: datetime) -> None:
+    """Give a job whose turn has come a later time, and claim it before promote moves it."""
+    db.execute("select tallybook.promote(at => %s)", (T + 8 * S,))
+    assert put(db, "provider:acme", unique_key="k", on_conflict="push_run_at", run_at=until, at=T + 8 * S) == [job]
+    ((lease, claimed, attempt, _),) = asker.claim(T + 8 * S)
+    assert claimed == job
+    assert one(db, "select tallybook.postpone(%s, %s, %s, %s)", lease, job, attempt, T + 8 * S) == "scheduled"
+
+
+def _subject_moved(db: Connection, asker: Asker, job: int, until: datetime) -> None:
+    """Move a subject that waits for its turn, as a person."""
+    assert one(db, "select tallybook.subject_move('t', 'k', %s, %s)", until, T + S) == "moved"
+
+
+def _subject_changed(db: Connection, asker: Asker, job: int, until: datetime) -> None:
+    """Upsert a subject that waits for its turn with a later time."""
+    ((report,),) = call(db, "subject_upsert", "report", queue="q", task="t", subject="k", run_at=until, at=T + S)
+    assert report == "updated"
+
+
+def _returned(db: Connection, asker: Asker, job: int, until: datetime) -> None:
+    """Return a job whose turn has come, to be claimed again later."""
+    asker.look(T + 8 * S)
+    lease, attempt = asker.held[job]
+    at, delay = T + 8 * S, until - T - 8 * S
+    assert one(db, "select tallybook.unclaim(%s, %s, %s, %s, %s)", lease, job, attempt, delay, at) == "scheduled"
+
+
+@pytest.mark.parametrize(
+    "moved",
+    [_pushed_while_it_waits, _pushed_in_its_line, _postponed, _subject_moved, _subject_changed, _returned],
+)
+def test_a_job_that_is_given_another_time_is_not_the_end_of_the_line(
+    eight: Connection, moved: Callable[[Connection, Asker, int, datetime], None]
+) -> None:
+    """New jobs of the key are not put behind a waiting job that moved by hours, and no rule brings that job forward."""
+    asker, at, until = Asker(eight), T + 10 * S, T + 6 * HOUR
+    (first,) = put(eight, "provider:acme")
+    if "subject" in moved.__name__:
+        more = {"subject": "k", "options": {"limits": ["provider:acme"]}, "at": T}
+        ((job,),) = call(eight, "subject_push", "job_id", queue="q", task="t", **more)
+    else:
+        (job,) = put(eight, "provider:acme", unique_key="k")
+    assert asker.look(T) == [first]
+    moved(eight, asker, job, until)
+    assert one(eight, "select run_at from tallybook.job where id = %s", job) == until
+    asker.started.clear()
+    (new,) = put(eight, "provider:acme", at=at)
+    assert asker.run(at + 20 * S, since=at) == [new]
+    eight.execute("select tallybook.rate_limit_drop('provider', %s)", (at + 20 * S,))
+    assert one(eight, "select run_at from tallybook.job where id = %s", job) == until
+
+
+def _upserted(db: Connection, limit: str) -> str:
+    """Upsert a subject of this limit; return the report."""
+    subject = {"subject": "k", "options": {"limits": [limit]}, "at": T + S}
+    ((report,),) = call(db, "subject_upsert", "report", queue="q", task="t", **subject)
+    return str(report)
+
+
+def test_an_upsert_that_changes_nothing_leaves_a_subject_its_turn(eight: Connection) -> None:
+    """S3-25: an upsert as before is reported as unchanged, and the waiting subject starts before newcomers."""
+    asker = Asker(eight)
+    (first,) = put(eight, "provider:acme")
+    assert _upserted(eight, "provider:acme") == "created"
+    subject = one(eight, "select id from tallybook.job where subject = 'k'")
+    assert asker.look(T + S) == [first]
+    assert _upserted(eight, "provider:acme") == "unchanged"
+    (new,) = put(eight, "provider:acme", at=T + 2 * S)
+    assert asker.run(T + MIN, since=T + 2 * S) == [subject, new]
+
+
+def test_a_subject_that_gets_another_limit_leaves_the_line_of_the_old_one(eight: Connection) -> None:
+    """It no longer counts as waiting for the old limit, and asks for the new one before it starts."""
+    asker = Asker(eight)
+    (first,) = put(eight, "provider:acme")
+    assert _upserted(eight, "provider:acme") == "created"
+    assert asker.look(T + S) == [first]
+    assert _upserted(eight, "provider:other") == "updated"
+    assert one(eight, "select waiting from tallybook.rate where name = 'provider:acme'") == 0
+    subject = one(eight, "select id from tallybook.job where subject = 'k'")
+    assert asker.run(T + MIN, since=T + 2 * S) == [subject]
+    assert one(eight, "select name from tallybook.rate_call where job_id = %s", subject) == "provider:other"
 
 
 def test_an_outage_is_not_followed_by_a_burst(eight: Connection) -> None:

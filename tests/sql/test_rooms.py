@@ -44,6 +44,7 @@ SEAMS = {
         "rebase": "the start of a worker: nobody meets the cursor of another cluster",
     },
     "unique_key": {
+        "_raise_in_lines": "a raised priority of a job that waits for a permit: its place there",
         "_leave_lines": "an end, or a later time, before a job's turn: who is behind it in the line of its order key",
     },
     "control": {

@@ -73,9 +73,11 @@ begin
   if not found then return false; end if;
   if p_priority < s.priority then
     select n.lane_id into v_lane from tallybook._lane(s.queue, p_priority, s.part) n;
+    perform tallybook._raise_in_lines(p_job_id, p_priority);
   end if;
   if p_args is null and p_run_at is null and v_lane is null then return true; end if;
   if p_args is not null then s.options := tallybook._versioned(s.options, p_version); end if;
+  if p_run_at is not null then s.options := tallybook._turn_over(s.options); end if;
   s.args := coalesce(p_args, s.args); s.run_at := coalesce(p_run_at, s.run_at);
   s.lane_id := coalesce(v_lane, s.lane_id);
   update tallybook.scheduled x set args = s.args, run_at = s.run_at, lane_id = s.lane_id, options = s.options

@@ -16,6 +16,7 @@ begin
     perform tallybook._make_dead(e, 'crashed', p_at);
     return 'dead';
   end if;
+  e.options := e.options - 'permits';  -- as in _next_attempt
   perform tallybook._next_attempt(e, p_at + p_delay, p_at);
   return case when p_delay > interval '0' then 'scheduled' else 'available' end;
 end $$;

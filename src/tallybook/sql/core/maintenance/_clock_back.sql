@@ -32,7 +32,7 @@ begin
    where s.job_id = any (array(
      select x.job_id from tallybook.scheduled x
       where x.run_at > p_at and isfinite(x.run_at) and x.attempt > 1
-        and (x.options ? 'turn'
+        and (x.options ->> 'turn' <> ''
              or exists (select from tallybook.entry e join tallybook.outcome o
                                  on o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq
                          where e.job_id = x.job_id and e.attempt = x.attempt - 1 and o.ended_at > p_at))

@@ -3,7 +3,7 @@
 --   newcomers  a job that has not waited asks: find the end of the waiting jobs
 --   ahead      how long the caller needs from the call to the start: its starts may be late by as much, up to 1 s
 -- Jobs that wait for a permit continue first. Each scheduled job whose options.turn is the key counts as waiting for
--- it. After its turn that is empty, see _next_attempt.
+-- it. After its turn, and if it is given another time, that is empty: see _turn_over.
 -- Reads the rules, scheduled, tombstone; writes rate_state, see _let_in.
 -- profile: nested
 create or replace function tallybook._limit_keys(p_names text[], p_newcomers boolean, p_ahead interval,

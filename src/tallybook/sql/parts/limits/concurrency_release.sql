@@ -96,7 +96,7 @@ begin
       delete from tallybook.concurrency_line n where n.name = p_name and n.priority = v_priority and n.seq = v_seq;
       continue when not v_here;  -- cancelled, and moved already
       delete from tallybook.waiting y where y.job_id = w.job_id;
-      w.run_at := least(w.run_at, p_at); w.options := w.options - 'held';
+      w.run_at := least(w.run_at, p_at);
       perform tallybook._place_waiting(w, p_at);  -- a claim meets and ends it
       continue;
     end if;
@@ -129,7 +129,7 @@ begin
     delete from tallybook.concurrency_line n where n.name = p_name and n.priority = v_priority and n.seq = v_seq;
     delete from tallybook.waiting y where y.job_id = w.job_id;
     if v_lane.part in ('', 'fair') then w.lane_id := tallybook._lane_beside(w.lane_id, 'turn'); end if;
-    w.options := w.options - 'held' || jsonb_build_object('turn', coalesce(w.options ->> 'turn', p_name));
+    w.options := w.options || '{"turn": ""}';
     perform set_config('tallybook.notify', 'off', true) where v_lane.queue = any (p_quiet);
     v_here := tallybook._place_waiting(w, p_at);
     perform set_config('tallybook.notify', v_notify, true) where v_lane.queue = any (p_quiet);

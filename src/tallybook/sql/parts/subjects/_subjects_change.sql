@@ -2,7 +2,8 @@
 -- whose settings it has.
 --
 -- Of kind p those that are still planned become d, with their reports and times; soon: one of them is due within 10 s.
--- New headers alone are no change: they are stored only together with another change.
+-- New headers alone are no change: they are stored only together with another change. A job that waits for its turn at
+-- a limit keeps it, unless its time, its queue or its limits change.
 create or replace function tallybook._subjects_change(p_queue text, p_max_attempts int, p_at timestamptz,
   p_wanted tallybook._wanted_subject[], inout known tallybook._found_subject[], out soon boolean)
 language plpgsql as $$
@@ -18,15 +19,20 @@ begin
       from (select q.ordinality, o.was, q.args::jsonb as args, coalesce(q.run_at, (o.was).run_at) as run_at,
                    coalesce(q.headers::jsonb, (o.was).headers) as headers,
                    coalesce(p_max_attempts, (o.was).max_attempts)::smallint as max_attempts,
-                   case when q.options is null then (o.was).options - 'version'  -- that of the args: the first
-                        else q.options::jsonb || jsonb_build_object('subject', (o.was).options -> 'subject')
-                   end as options,
+                   case when coalesce(q.run_at, (o.was).run_at) = (o.was).run_at and l.queue = p_queue
+                             and n.options -> 'limits' is not distinct from (o.was).options -> 'limits'
+                        then n.options else tallybook._turn_over(n.options) end as options,
                    case when l.queue = p_queue and l.priority = coalesce(q.priority, l.priority) then l.lane_id
                         when q.priority is not null then q.lane_id
                         else (select x.lane_id from tallybook._lane(p_queue, l.priority, '') x) end as lane_id
               from old o join want q on q.ordinality = o.ordinality, lateral (
                    select k.lane_id, k.queue, k.priority from tallybook.lane k
-                    where k.lane_id = (o.was).lane_id limit 1) l) c
+                    where k.lane_id = (o.was).lane_id limit 1) l, lateral (
+                   select case when q.options is null then (o.was).options - 'version'  -- that of the args: the first
+                               else q.options::jsonb || jsonb_build_object('subject', (o.was).options -> 'subject')
+                                    || jsonb_strip_nulls(jsonb_build_object('turn', (o.was).options -> 'turn',
+                                                                            'permits', (o.was).options -> 'permits'))
+                               end as options) n) c
   ), done as (
     -- They are there, and locked: this finds each by its key. An update that is joined to them could read the whole
     -- of scheduled instead, for a planner that takes it for empty.

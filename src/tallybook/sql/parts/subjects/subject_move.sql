@@ -20,7 +20,8 @@ begin
   perform tallybook._subject_absorb(k.job_id);  -- the changes during its move there; locks it
   select n.state into v_state from tallybook._subject_now(k.job_id, subject_move.at) n;
   if v_state = 'planned' then
-    update tallybook.scheduled s set run_at = subject_move.run_at where s.job_id = k.job_id;
+    update tallybook.scheduled s set run_at = subject_move.run_at, options = tallybook._turn_over(s.options)
+     where s.job_id = k.job_id;
     if found then
       if subject_move.run_at < subject_move.at + interval '10 s' then perform tallybook._wake(' promote'); end if;
       return 'moved';

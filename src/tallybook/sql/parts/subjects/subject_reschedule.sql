@@ -19,7 +19,7 @@ begin
   end if;
   e := tallybook._subject_end(lease, job_id, attempt, 'snoozed', null, args, at, version);
   if e.job_id is null then return 'refused'; end if;
-  e.options := jsonb_set(e.options - 'turn', '{subject,from}', to_jsonb(e.attempt));
+  e.options := jsonb_set(e.options - 'turn' - 'permits', '{subject,from}', to_jsonb(e.attempt));
   delete from tallybook.progress p where p.job_id = e.job_id;
   e.failures := 0; e.crashes := 0; e.errors := null;
   perform tallybook._next_attempt(e, v_run_at, at);
