@@ -100,9 +100,10 @@ def test_its_keys_are_free(db: Connection, hands: Hands) -> None:
     assert row is not None and row[0] != subject and row[1] is True
 
 
-def test_one_that_was_dropped_stays_dead(db: Connection, hands: Hands) -> None:
+@pytest.mark.parametrize("death", ["failed", "crashed"])
+def test_one_that_was_dropped_stays_dead(db: Connection, hands: Hands, death: str) -> None:
     """A dropped dead letter can no longer be cancelled: cancel returns dead at once."""
-    job = died(db, hands).id
+    job = died(db, hands, death).id
     assert hands.one("select tallybook.drop_dead(%s)", job)
     db.execute("set statement_timeout = '20 s'")
     assert cancel(db, job) == "dead"

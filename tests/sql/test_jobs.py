@@ -14,9 +14,10 @@ from psycopg.types.json import Jsonb
 
 from support.broken import source
 from support.chance import THOROUGH
-from support.database import Connection
+from support.database import Connect, Connection
 from support.hands import Hands, Job, put, states
 from support.job_lists import STATES, differences, ids, page, pages, some_filters
+from support.sessions import crossed
 from support.subjects import push
 
 LATER = datetime.now(UTC) + timedelta(days=1)
@@ -69,6 +70,21 @@ def test_many_are_cancelled_retried_and_dropped(db: Connection, hands: Hands) ->
         (99, "unknown", "there is no job 99"),
     ]
     assert db.execute("select job_id from tallybook.dead").fetchall() == [(dies,)]
+
+
+@pytest.mark.direct("watches which session waits for which")
+def test_retries_of_the_same_dead_letters_do_not_deadlock(db: Connection, hands: Hands, connect: Connect) -> None:
+    """F18: retry_dead and retry_jobs lock the same dead letters in the same order, however these died."""
+    jobs = [put(db) for _ in range(3)]
+    for job in hands.start()[::-1]:
+        hands.fail(job, final=True)
+    both = crossed(
+        db, connect, lambda third: third.execute("select tallybook.retry(%s)", (jobs[1],)),
+        lambda conn: conn.execute("select * from tallybook.retry_dead()").fetchone(),
+        lambda conn: [how for _, how, _ in done(conn, "retry_jobs", jobs)],
+    )  # fmt: skip
+    assert both in ([(3, 0), ["refused"] * 3], [(0, 3), ["retried"] * 3])
+    assert states(db, *jobs) == ["available"] * 3
 
 
 @pytest.mark.parametrize("verb", ["retry_jobs", "cancel_jobs", "drop_jobs"])

@@ -12,6 +12,7 @@ from support.broken import without
 from support.chance import seeds
 from support.database import Connect, Connection, call
 from support.hands import Hands, put, states
+from support.sessions import crossed
 
 pytestmark = pytest.mark.direct("holds transactions open beside one another")
 
@@ -242,3 +243,39 @@ def test_random_interleavings_find_it_without_the_lock(db: Connection, connect: 
     with pytest.raises((AssertionError, pg.DatabaseError)):
         for seed in range(25):
             play(World(db, connect, seed))
+
+
+def followers(db: Connection, keys: str) -> list[int]:
+    """Fan out a job and one that waits for it under each of these keys; return the ids of those that wait."""
+    n = len(keys)
+    ((jobs,),) = call(
+        db, "fan_out", "job_ids", queues=["q"] * (n + 1), tasks=["child"] * (n + 1), args=["{}"] * (n + 1),
+        unique_keys=[None, *keys], afters=[None] + ["{-1}"] * n,
+    )  # fmt: skip
+    return list(jobs[1:])
+
+
+def test_two_fan_outs_with_the_same_keys_do_not_deadlock(db: Connection, connect: Connect) -> None:
+    """F18: two calls whose waiting jobs have the same unique keys in opposite orders both end, with one set of jobs."""
+    first, second = crossed(
+        db, connect, lambda third: call(third, "enqueue", queue="q", task="child", unique_key="m"),
+        lambda conn: followers(conn, "amz"), lambda conn: followers(conn, "zma"),
+    )  # fmt: skip
+    assert first == second[::-1]
+    assert states(db, *first) == ["waiting"] * 3
+
+
+def test_a_key_twice_in_one_fan_out(db: Connection) -> None:
+    """Of two jobs of a call that wait under one key, the first is made; the second is the same job."""
+    first, other, again = followers(db, "aba")
+    assert (first == again, other > first) == (True, True)
+    assert db.execute("select child_id, count(*) from tallybook.parent group by 1 order by 1").fetchall() == [
+        (first, 1), (other, 1),
+    ]  # fmt: skip
+
+
+def test_a_job_cannot_wait_for_the_next_id(db: Connection) -> None:
+    """A parent that does not exist yet is refused, even if the child itself gets that id."""
+    job = put(db)
+    with pytest.raises(pg.DatabaseError, match=f"there is no job {job + 1}"):
+        child(db, [job + 1])

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
 import pytest
 
-from support.database import Connection, call, one
+from support.database import Connect, Connection, call, one
 from support.hands import states
+from support.sessions import behind
+from support.subjects import forget, push, upsert
+from support.waiting import wait_until
 
 T = datetime(2026, 11, 25, 12, tzinfo=UTC)
 MIN = timedelta(minutes=1)
@@ -153,6 +157,56 @@ def test_a_limit_without_a_rule_is_told_and_nothing_is_lost(db: Connection) -> N
     with pytest.raises(psycopg.Error, match="names the limit api, which has no rule"):
         pick(db)
     assert states(db, *jobs) == ["available"] * 2
+
+
+def replaced(db: Connection) -> list[Any]:
+    return put(db, unique_key="k", unique_while="queued", on_conflict="replace_args", args={"n": 2})
+
+
+def relied_on(db: Connection) -> list[Any]:
+    return put(db, unique_key="k", unique_while="queued")
+
+
+def upserted(db: Connection) -> list[Any]:
+    return list(upsert(db, "k", task="note", args={"n": 2})[1:2])
+
+
+def forgotten(db: Connection) -> list[Any]:
+    return [forget(db, "k", task="note")]
+
+
+WAITS = "select wait_event_type = 'Lock' from pg_stat_activity where pid = %s"
+PRODUCERS = [(replaced, None), (relied_on, None), (upserted, "active"), (forgotten, "active")]
+
+
+@pytest.mark.direct("watches which session waits for which")
+@pytest.mark.parametrize(("change", "said"), PRODUCERS)
+def test_a_producer_waits_for_a_pick_that_may_have_its_job(
+    db: Connection, connect: Connect, change: Callable[[Connection], list[Any]], said: str | None
+) -> None:
+    """A change of a job that an open pick has taken finds it running: what the producer is told then holds."""
+    job = push(db, "k", task="note")[0] if said else put(db, unique_key="k", unique_while="queued")[0]
+    picker, producer = connect(autocommit=False), connect()
+    ((_, picked, _),) = pick(picker)
+    assert picked == job
+    with behind(producer) as pool:
+        change_ = pool.submit(change, producer)
+        wait_until(lambda: change_.done() or one(db, WAITS, producer.info.backend_pid), "the producer to wait")
+        picker.commit()
+        (answer,) = change_.result(timeout=20)
+    assert answer == said if said else answer > job, "it runs: it is left alone"
+    assert db.execute("select from tallybook.amendment").fetchall() == []
+
+
+@pytest.mark.parametrize(("change", "said"), PRODUCERS)
+def test_a_pick_leaves_a_job_that_a_producer_changes(
+    db: Connection, connect: Connect, change: Callable[[Connection], list[Any]], said: str | None
+) -> None:
+    """A pick that meets an open change of a job puts the job back, and nobody waits."""
+    _ = push(db, "k", task="note") if said else put(db, unique_key="k", unique_while="queued")
+    producer = connect(autocommit=False)
+    change(producer)
+    assert pick(db) == []
 
 
 @pytest.mark.parametrize(

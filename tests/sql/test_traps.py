@@ -500,6 +500,25 @@ def test_a_zombies_open_end_does_not_hold_up_the_others(db: Connection, quick: A
     assert sorted(rest) == sorted(set(jobs) - (set(jobs[1:2]) if end == "commit" else set()))
 
 
+def test_a_job_that_a_zombie_held_was_not_alone(db: Connection, quick: Any) -> None:
+    """F24: a job that is rescued later than the others, because a zombie's end held it, was not alone with its worker.
+
+    Lost alone afterwards, it is dead.
+    """
+    zombie, worker, jobs = quick(), start_worker(db), enqueue(db, n=2)
+    query = "select lost from tallybook.rescue(at => clock_timestamp() + interval '10 min', max_crashes => 1)"
+    lease = claim(db, worker)
+    zombie.execute("begin")
+    assert complete(zombie, lease, jobs[:1]) == []
+    db.execute("update tallybook.worker set seen_at = '-infinity'")
+    assert (one(db, query), states(db, *jobs)) == (1, ["running", "available"])
+    zombie.execute("rollback")
+    assert (one(db, query), states(db, *jobs)) == (1, ["available", "available"])
+    assert one(db, "select tallybook.claim_job(%s, %s, gen_random_uuid())", start_worker(db), jobs[0])
+    db.execute("update tallybook.worker set seen_at = '-infinity'")
+    assert (one(db, query), states(db, *jobs)) == (1, ["dead", "available"])
+
+
 def test_rescue_reads_from_the_watermark_on(db: Connection) -> None:
     """Trap 6: rescue of a worker that has ended thousands of jobs reads only those that may be open."""
     worker = start_worker(db)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-from support.database import Connection
+from support.database import Connect, Connection
+from support.waiting import wait_until
 
 LANE_LOCK = 1413565441
 
@@ -44,3 +45,25 @@ def behind(*sessions: Connection) -> Iterator[ThreadPoolExecutor]:
         finally:
             for conn in sessions:
                 conn.cancel_safe()
+
+
+def crossed(
+    db: Connection,
+    connect: Connect,
+    hold: Callable[[Connection], object],
+    first: Callable[[Connection], Any],
+    second: Callable[[Connection], Any],
+) -> list[Any]:
+    """Start two calls that wait for a third session, or for each other; roll that back and return their results.
+
+    What the third session holds is in the middle of what both take. If they take it in opposite orders, they deadlock.
+    """
+    third, *sessions = connect(autocommit=False), connect(), connect()
+    hold(third)
+    with behind(third, *sessions) as pool:
+        calls = [pool.submit(call, conn) for call, conn in zip((first, second), sessions, strict=True)]
+        waits = "select bool_and(cardinality(pg_blocking_pids(pid)) > 0) from unnest(%s::int[]) pid"
+        pids = [conn.info.backend_pid for conn in sessions]
+        wait_until(lambda: db.execute(waits, (pids,)).fetchone() == (True,), "both calls to wait")
+        third.rollback()
+        return [made.result(timeout=20) for made in calls]

@@ -185,7 +185,7 @@ class Dead(Noun):
         return self._verb(filters.dead_letters(DeadFilter(**which), max_jobs, after))
 
     def retry(self, *, max_jobs: int = 10_000, **which: Unpack[DeadWhich]) -> Verb[Retried]:
-        """Retry the dead letters that match, oldest first, at most `max_jobs`; filters as in `list`.
+        """Retry the dead letters that match, at most `max_jobs`, the oldest ones; filters as in `list`.
 
         await app.dead.retry(task="charge", since=outage_began)
         """

@@ -9,15 +9,14 @@
 -- A dead letter ends as cancelled at once, with its errors, and is no longer a dead letter (see _cancel_dead). For all
 -- other jobs only an intent is written, in the caller's transaction. It takes no lock that a claim could wait for, so a
 -- transaction that cancelled a job and stays open delays nobody. If it rolls back, nothing has happened.
--- Errors: TB002 no such job, or one that crashed too often and whose dead letter has been dropped. Reads entry, claim,
--- outcome, scheduled, waiting, dead; writes tombstone; for a dead letter entry, outcome, tally, subject_job; deletes
--- from dead.
+-- Errors: TB002 no such job. Reads entry, claim, outcome, scheduled, waiting, dead; writes tombstone; for a dead letter
+-- entry, outcome, tally, subject_job; deletes from dead.
 -- profile: nested
 -- rights: operator
 create or replace function tallybook.cancel(job_id bigint, reason text default null,
   at timestamptz default clock_timestamp()) returns text language plpgsql as $$
 declare
-  v_attempt int; v_state text; v_ended text; e record;
+  v_attempt int; v_last int; v_state text; v_ended text; e record;
   v_sure boolean := current_setting('transaction_isolation') = 'read committed';
 begin
   for turn in 1..100 loop
@@ -38,7 +37,9 @@ begin
       if e.state is not null then
         -- Dead, or lost for the last time: its outcome is lost, and it lies with the dead.
         if tallybook._cancel_dead(cancel.job_id, cancel.reason, cancel.at) then return 'cancelled'; end if;
-        if e.state = 'dead' and turn > 1 then return 'dead'; end if;
+        -- Twice the same: nothing has come after it.
+        if e.state in ('dead', 'lost') and e.attempt = v_last then return 'dead'; end if;
+        v_last := e.attempt;
         continue;  -- retried, or moved to scheduled or back, between the two looks
       end if;
       v_attempt := e.attempt;

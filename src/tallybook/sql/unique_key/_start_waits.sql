@@ -2,20 +2,32 @@
 -- transaction has ended.
 --
 -- The caller reads the job after this call. Either it sees the claim, or the start sees the lock (see _amendment_state)
--- and waits. All these locks are shared and held until commit, and a start only tries them, so producers never wait and
--- cannot deadlock.
+-- and waits. All these locks are shared and held until commit, and a start only tries them, so producers wait neither
+-- for each other nor for workers.
+-- A pick reads its jobs before its claim commits. So while a pick is open (lock 65 of class 1413565446), the caller
+-- waits until no claim of the job's lane is open. Then either the claim can be seen, or the pick sees the lock. The
+-- lane's lock is taken in a subtransaction, whose rollback gives it back: claims do not wait for the caller.
 -- One lock for each of the first 128 jobs (class 1413565447). A server has room for a few thousand locks only, so a
 -- transaction that changes more jobs takes one of 64 locks of the task instead (class 1413565446). Until it has ended,
 -- no queued job of this task with a unique key or a subject starts. Lock 0 of that class shows that such a transaction
 -- exists.
 create or replace function tallybook._start_waits(p_job_id bigint, p_task text) returns void
 language plpgsql as $$
+declare v_lane int;
 begin
   if tallybook._locks_left('tallybook.jobs_locked', 128) then
     perform pg_advisory_xact_lock_shared(1413565447, hashint8(p_job_id));
   else
     perform pg_advisory_xact_lock_shared(1413565446, 0);
     perform pg_advisory_xact_lock_shared(1413565446, 1 + (hashtext(p_task) & 63));
+  end if;
+  if not (pg_try_advisory_lock(1413565446, 65) and pg_advisory_unlock(1413565446, 65)) then
+    select e.lane_id into v_lane from tallybook._newest_entry(p_job_id) e;
+    begin
+      perform pg_advisory_xact_lock_shared(1413565441, v_lane);
+      raise sqlstate 'TB000';
+    exception when sqlstate 'TB000' then null;
+    end;
   end if;
 end $$;
 

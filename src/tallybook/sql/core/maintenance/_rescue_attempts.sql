@@ -3,11 +3,14 @@
 -- Returns lost, their number; rest: some could not be ended now. Called by rescue, behind the worker's gate and with
 -- its lock timeout.
 -- A worker whose session still exists is only silent: the network may hide it, and it may live. Its attempts then count
--- as crashes, but make a job dead only at three times the limit, even if it ran alone.
+-- as crashes, but make a job dead only at three times the limit, even if it ran alone. The same holds for an attempt
+-- that a lock kept back when others of its worker were rescued: it did not run alone.
 create or replace function tallybook._rescue_attempts(w tallybook.worker, p_max_crashes int, p_at timestamptz,
   out lost int, out rest boolean)
 language plpgsql as $$
-declare c record; e tallybook.entry; v_error jsonb; v_died boolean := not w.session or tallybook._session_gone(w.id);
+declare
+  c record; e tallybook.entry; v_error jsonb; v_died boolean := not w.session or tallybook._session_gone(w.id);
+  v_alone boolean;
 begin
   lost := 0; rest := false;
   for c in select h.*, count(*) over () = 1 as alone from tallybook._open_attempts(w.id, w.open_from) h
@@ -24,8 +27,16 @@ begin
       select x.* into strict e from tallybook.entry x
        where x.lane_id = c.lane_id and x.retention = c.retention and x.xid = c.xid and x.seq = c.seq;
       insert into tallybook.tally (lane_id, n, attempts, what, task) values (e.lane_id, 1, e.attempt, 'lost', e.task);
-      perform tallybook._lost(tallybook._amended(e, p_at), v_error, p_at, p_max_crashes, c.alone and v_died,
-                              interval '0');
+      v_alone := c.alone and v_died;
+      if v_alone and e.crashes + 1 >= p_max_crashes then  -- none of this worker was rescued before
+        v_alone := not exists (
+          select from tallybook.outcome o
+            join tallybook.entry x on x.job_id = o.job_id and x.xid = o.entry_xid and x.seq = o.entry_seq
+           cross join lateral tallybook._claim_of(x.lane_id, x.retention, x.xid, x.seq) k
+           where o.state = 'lost' and o.ended_at >= greatest(w.seen_at, w.started_at) and o.job_id <> e.job_id
+             and o.error ->> 'type' = 'WorkerLost' and o.error ->> 'worker' = w.name and k.worker_id = w.id);
+      end if;
+      perform tallybook._lost(tallybook._amended(e, p_at), v_error, p_at, p_max_crashes, v_alone, interval '0');
       lost := lost + 1;
     exception when lock_not_available then
       rest := true;

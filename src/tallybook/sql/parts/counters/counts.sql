@@ -4,8 +4,9 @@
 -- and all numbers are of one moment. They are exact per queue, and per task with one exception: in a queue of several
 -- tasks with more than 2,000 jobs in line, a job that has run while thousands of others were claimed may be counted as
 -- running under another task of that queue, and under its own as available (see _split). completed, cancelled and died
--- are totals for ever, including pruned history; failed, snoozed, lost and moved are attempts whose job continued. A
--- cancelled job counts in its old state until the cancel is recorded at its claim or promotion.
+-- are totals for ever, including pruned history; failed, snoozed, lost and moved are attempts whose job continued. One
+-- exception: a job that is dead because it crashed counts as lost, not as died, as its last outcome is.
+-- A cancelled job counts in its old state until the cancel is recorded at its claim or promotion.
 -- Reads total, series, fold, lane, claim, entry, tally; for shared lanes also worker, outcome, tombstone.
 -- profile: hot
 -- rights: worker, operator, reader, metrics

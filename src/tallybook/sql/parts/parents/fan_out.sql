@@ -6,8 +6,9 @@
 --               of this call, -2 for the second, ...; these must come before it
 --   on_parents, failed_as  as in enqueue_after
 -- Jobs that wait for others of this call continue at once when those end, others within about a second.
--- Unique keys of jobs without parents are taken in their order, as in enqueue_many. Those of jobs that wait are taken
--- after these, in the order of the call: two calls that take the same keys in another order can deadlock (40P01).
+-- Unique keys are taken in their order, as in enqueue_many: first those of jobs without parents, then those of jobs
+-- that wait. Two calls can deadlock (40P01) only if a key is of the one kind in one call and of the other kind in the
+-- other.
 -- Errors: those of enqueue_many and enqueue_after. Then nothing is enqueued.
 -- Reads lane, entry, scheduled, waiting, dead, parent; writes what enqueue_many writes, waiting, parent.
 -- profile: lookup
@@ -21,8 +22,8 @@ create or replace function tallybook.fan_out(queues text[], tasks text[], args t
 language plpgsql as $$
 declare
   v_n int := cardinality(tasks); v_root boolean[]; v_followed int[]; r record; v_ids bigint[]; v_created boolean[];
-  v_after bigint[]; v_known bigint[]; v_missing bigint; v_holder bigint; v_wake boolean := false; k int := 0;
-  e tallybook.entry;
+  v_after bigint[]; v_known bigint[]; v_missing bigint; v_wake boolean := false; k int := 0;
+  v_first bigint; e tallybook.entry;
 begin
   job_ids := '{}'; created := '{}';
   perform tallybook._refuse(v_n is null or v_n <> any (array[
@@ -60,13 +61,17 @@ begin
       k := k + 1; job_ids[i] := v_ids[k]; created[i] := v_created[k];
     end loop;
   end if;
+  for i in 1..v_n loop
+    continue when v_root[i];
+    job_ids[i] := nextval('tallybook.job_id'); v_first := coalesce(v_first, job_ids[i]);
+  end loop;
 
   for r in select f.*
              from unnest(queues, tasks, args, run_ats, priorities, unique_keys, max_attempts, headers, on_conflicts,
                          unique_whiles, order_keys, expires_ats, options, afters, on_parents, failed_as) with ordinality
                     f(queue, task, args, run_at, priority, key, max_attempts, headers, on_conflict, unique_while,
                       order_key, expires_at, options, after, on_parent, failed_as, n)
-            where coalesce(f.after, '{}') <> '{}' order by f.n loop
+            where coalesce(f.after, '{}') <> '{}' order by f.task, f.key, f.n loop
     perform tallybook._check_name('task name', r.task, 200);
     perform tallybook._check_args(r.args::jsonb, r.headers::jsonb);
     perform tallybook._check_options(r.order_key, r.expires_at, r.options::jsonb, r.run_at);
@@ -75,46 +80,50 @@ begin
             tallybook._refuse(r.on_parent not in ('completed', 'any'),
               format('on_parent %s is unknown', to_json(r.on_parent)), 'Use completed or any.'),
             tallybook._refuse(octet_length(r.failed_as) not between 1 and 200, 'failed_as must have 1 to 200 bytes');
-    v_after := array(select coalesce(j.id, p.id) from unnest(r.after::bigint[]) with ordinality p(id, at)
-                       left join unnest(job_ids) with ordinality j(id, n) on j.n = -p.id order by p.at);
-    v_known := array(select p.id from unnest(r.after::bigint[]) p(id) where p.id > 0);
-    e := null; e.job_id := nextval('tallybook.job_id'); e.enqueued_at := at; e.attempt := 1; e.failures := 0;
+    e := null; e.job_id := job_ids[r.n]; e.enqueued_at := at; e.attempt := 1; e.failures := 0;
     e.crashes := 0; e.task := r.task; e.args := r.args::jsonb; e.headers := r.headers::jsonb; e.unique_key := r.key;
     e.max_attempts := r.max_attempts; e.run_at := r.run_at; e.expires_at := r.expires_at; e.options := r.options::jsonb;
     r.priority := coalesce(r.priority, 2);
     if r.key is not null then
-      v_holder := tallybook._claim_key(r.task, r.key, e.job_id, coalesce(r.unique_while, 'running'),
-                                       coalesce(r.on_conflict, 'skip'), e.args, r.priority, r.run_at,
-                                       e.options -> 'version', at);
-      if v_holder <> e.job_id then
-        if tallybook._waits_on(v_after, v_holder) then
-          raise exception 'job % would wait for itself', v_holder
-            using errcode = 'TB005', detail =
-            format('It has the unique key %s, and is one of the parents, or one of them waits for it.', to_json(r.key));
-        end if;
-        job_ids[r.n] := v_holder; created[r.n] := false;
-        continue;
-      end if;
+      job_ids[r.n] := tallybook._claim_key(r.task, r.key, e.job_id, coalesce(r.unique_while, 'running'),
+                                           coalesce(r.on_conflict, 'skip'), e.args, r.priority, r.run_at,
+                                           e.options -> 'version', at);
+      created[r.n] := job_ids[r.n] = e.job_id;
+      continue when not created[r.n];
     end if;
-    job_ids[r.n] := e.job_id;
     e.options := coalesce(e.options, '{}') || jsonb_build_object('followed', true, 'parents', jsonb_strip_nulls(
       jsonb_build_object('on', coalesce(r.on_parent, 'completed'), 'failed_as', r.failed_as,
                          'order_key', r.order_key)));
-    -- One look-up each: a join may read all of a table.
-    select i into v_missing from unnest(v_known) i
-     where coalesce((select true from tallybook.entry x where x.job_id = i limit 1),
-                    (select true from tallybook._aside a where a.job_id = i limit 1)) is null limit 1;
-    if found then
-      raise exception 'there is no job %', v_missing using errcode = 'TB002', detail = 'A job cannot wait for it.',
-        hint = 'Its transaction has not committed, or its history has been deleted.';
-    end if;
     select l.lane_id into e.lane_id from tallybook._lane(r.queue, r.priority, '') l;
     if r.order_key is null and (select l.shuffled from tallybook.lane l where l.lane_id = e.lane_id) then
       e.options := tallybook._shuffled(e.options);
     end if;
     perform tallybook._wait(e, e.enqueued_at);
+  end loop;
+
+  for r in select f.* from unnest(afters, unique_keys) with ordinality f(after, key, n)
+            where coalesce(f.after, '{}') <> '{}' order by f.n loop
+    v_after := array(select coalesce(j.id, p.id) from unnest(r.after::bigint[]) with ordinality p(id, at)
+                       left join unnest(job_ids) with ordinality j(id, n) on j.n = -p.id order by p.at);
+    v_known := array(select p.id from unnest(r.after::bigint[]) p(id) where p.id > 0);
+    if not created[r.n] then
+      if tallybook._waits_on(v_after, job_ids[r.n]) then
+        raise exception 'job % would wait for itself', job_ids[r.n]
+          using errcode = 'TB005', detail =
+          format('It has the unique key %s, and is one of the parents, or one of them waits for it.', to_json(r.key));
+      end if;
+      continue;
+    end if;
+    -- One look-up each: a join may read all of a table. No caller knows an id that is as new as this call.
+    select i into v_missing from unnest(v_known) i
+     where i >= v_first or coalesce((select true from tallybook.entry x where x.job_id = i limit 1),
+                    (select true from tallybook._aside a where a.job_id = i limit 1)) is null limit 1;
+    if found then
+      raise exception 'there is no job %', v_missing using errcode = 'TB002', detail = 'A job cannot wait for it.',
+        hint = 'Its transaction has not committed, or its history has been deleted.';
+    end if;
     insert into tallybook.parent (child_id, parent_id, place)
-    select e.job_id, u.id, min(u.n) from unnest(v_after) with ordinality u(id, n) group by u.id;
+    select job_ids[r.n], u.id, min(u.n) from unnest(v_after) with ordinality u(id, n) group by u.id;
     v_wake := v_wake or v_known <> '{}' or false = any (created);
   end loop;
   if v_wake then perform tallybook._wake(' parents_resolve'); end if;

@@ -11,9 +11,9 @@
 --   locked_until             the caller holds the job at least until then
 -- Call it in a transaction of its own, because it holds the lane until the commit. It can return fewer jobs than there
 -- are, even none: cancelled jobs, and jobs that wait for a limit or an order key, are moved to where they belong. A job
--- that is cancelled while pick runs can be returned; the caller may still run and end it. The same holds until its
--- commit for a job with a unique key, or of a subject, that a producer changes or relies on (on_conflict,
--- unique_while, subject_upsert, subject_forget): it is returned as it was before.
+-- that is cancelled before pick's commit can be returned; the caller may still run and end it. A producer that changes
+-- or relies on a job with a unique key, or of a subject (on_conflict, unique_while, subject_upsert, subject_forget),
+-- waits for an open pick of the job's lane, and then finds the job running: see _start_waits.
 -- It does not promote or rescue: run at least one worker beside it, or call the services.
 -- Errors: TB003 isolation level, TB005 invalid numbers, or a limit without a rule. Locks: see claim and admit. Reads
 -- and writes worker; see worker_start, claim, claimed_jobs and admit.
@@ -43,6 +43,7 @@ begin
                                                                 else format('version:%s:', version) end)) p
      where w.id = v_worker and w.parts <> p.parts;
   end if;
+  perform pg_advisory_xact_lock_shared(1413565446, 65);  -- its jobs are read before its commit: see _start_waits
   lease := gen_random_uuid(); locked_until := pick.at + lock;
   select c.jobs into v_taken
     from tallybook.claim(v_worker, array[pick.queue], array[max_jobs], lease, at => pick.at, retried => false) c;
