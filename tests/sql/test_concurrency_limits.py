@@ -341,6 +341,21 @@ def test_a_rule_that_changes_or_goes_lets_them_go_on(db: Connection) -> None:
     assert len(asker.look(T)) == 3
 
 
+def test_a_limit_that_leaves_the_code_lets_them_go_on(db: Connection) -> None:
+    """A limit that the app's code no longer declares is dropped, and its waiting jobs continue; a person's rule stays."""
+    limit(db, "all", 1)
+    rules = {"concurrency": [{"name": "customer", "most": 1}, {"name": "all", "most": 9}]}
+    db.execute("select tallybook._limits_register('shop', %s)", (Jsonb(rules),))
+    first, second = put(db, "customer:1", n=2)
+    asker = Asker(db)
+    assert asker.look(T) == [first] and states(db, second) == ["waiting"]
+    db.execute("select tallybook._limits_register('shop', '{}')")
+    assert db.execute("select name, most from tallybook.limit_rule").fetchall() == [("all", 1)]
+    assert permits(db) == 1
+    db.execute("select tallybook.rate_limit_set('customer', 1000, '1 s')")  # else its name is unknown
+    assert asker.look(T) == [second]
+
+
 def test_a_rate_and_a_place_are_taken_together(db: Connection) -> None:
     """S1-18: a job with a permit but no turn returns the permit; with both it starts; each start counts one call."""
     limit(db, "api", 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -229,6 +230,35 @@ def test_a_subject_that_gets_another_limit_leaves_the_line_of_the_old_one(eight:
     subject = one(eight, "select id from tallybook.job where subject = 'k'")
     assert asker.run(T + MIN, since=T + 2 * S) == [subject]
     assert one(eight, "select name from tallybook.rate_call where job_id = %s", subject) == "provider:other"
+
+
+def test_a_new_iteration_goes_behind_those_who_wait(eight: Connection) -> None:
+    """A subject that has waited for its turn is a newcomer in its next iteration."""
+    asker = Asker(eight)
+    (first,) = put(eight, "provider:acme")
+    assert _upserted(eight, "provider:acme") == "created"
+    subject = one(eight, "select id from tallybook.job where subject = 'k'")
+    assert asker.run(T + 9 * S, since=T + S) == [first, subject]
+    others = put(eight, "provider:acme", n=2, at=T + 10 * S)
+    assert asker.look(T + 10 * S) == []
+    lease, attempt = asker.held[subject]
+    again = "select tallybook.subject_reschedule(%s, %s, %s, run_in => '1 s', at => %s)"
+    assert one(eight, again, lease, subject, attempt, T + 10 * S) == "scheduled"
+    assert asker.run(T + MIN, since=T + 11 * S) == [*others, subject]
+
+
+@pytest.mark.parametrize("mark", ["turn", "held", "permits"])
+def test_a_producer_cannot_set_what_tallybook_notes_about_a_wait(eight: Connection, mark: str) -> None:
+    """Options with a mark of a job that waits for a limit raise TB005, whichever verb they are passed to."""
+    options = json.dumps({mark: "provider:acme"})
+    for query in (
+        "select tallybook.enqueue('q', 't', options => %s)",
+        "select tallybook.enqueue_many(array['q'], array['t'], array['{}'], options => array[%s])",
+        "select tallybook.subject_push('q', 't', 's', options => %s)",
+    ):
+        with pytest.raises(psycopg.Error, match="options have no turn, held or permits") as error:
+            eight.execute(cast("Any", query), (options,))
+        assert error.value.sqlstate == "TB005"
 
 
 def test_an_outage_is_not_followed_by_a_burst(eight: Connection) -> None:

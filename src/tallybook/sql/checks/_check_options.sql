@@ -1,5 +1,6 @@
 -- _check_options(order_key, expires_at, options, run_at): raise TB005 for options that no job may carry.
--- Of options it checks limits, fair_key and version, and refuses subject and parents; all other keys pass unchecked.
+-- Of options it checks limits, fair_key and version, and refuses subject, parents, and what Tallybook notes about a
+-- wait for a limit (turn, held, permits); all other keys pass unchecked, also followed, which fan_out passes.
 -- rights: worker, as the caller
 create or replace function tallybook._check_options(p_order_key text, p_expires_at timestamptz,
   p_options jsonb, p_run_at timestamptz default null) returns void
@@ -15,6 +16,8 @@ begin
                             'options are one JSON object of at most 8,000 bytes'),
           tallybook._refuse(p_options ? 'subject', 'options have no subject', 'Use subject_push.'),
           tallybook._refuse(p_options ? 'parents', 'options have no parents', 'Use enqueue_after.'),
+          tallybook._refuse(p_options ?| '{turn,held,permits}', 'options have no turn, held or permits',
+                            'Tallybook sets them for a job that waits for a limit: choose another name.'),
           tallybook._refuse(jsonb_typeof(p_options -> 'version') <> 'number'
                             or p_options ->> 'version' !~ '^[1-9][0-9]{0,2}$',
             format('version %s is not a whole number from 1 to 999', left(p_options ->> 'version', 40)),
