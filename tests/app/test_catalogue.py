@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from datetime import date, timedelta
@@ -16,6 +17,7 @@ from click.testing import CliRunner, Result
 from support.workers import eventually, working
 from tallybook import App, Constant, Context, Exponential, Linear
 from tallybook._cli import cli
+from tallybook._cli.loading import load_app
 from tallybook.errors import ConfigError
 from tallybook.testing import drain
 
@@ -228,6 +230,25 @@ async def test_task_list_is_the_catalogue(dsn: str, db: Any) -> None:
     ):
         assert said in shown
     assert json.loads(run("task", "show", "send_welcome", "--json", to=dsn).output)["workers"] == []  # it has stopped
+
+
+def test_the_attempts_of_a_task_without_its_own_are_those_of_its_queue(
+    dsn: str, db: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S2-15: task list and show print the limit that applies: the task's, else its queue's, else 5."""
+    code = "from tallybook import App\napp = App('limits')\n"
+    code += "@app.task(queue='mail')\ndef one() -> None: ...\n@app.task\ndef two() -> None: ...\n"
+    (tmp_path / "limits.py").write_text(
+        code + "@app.task(queue='mail', max_attempts=7)\ndef three() -> None: ...\n", encoding="utf-8"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    drain(load_app("limits:app"), dsn=dsn)
+    db.execute("select tallybook.queue_set('mail', max_attempts => 9)")
+    assert {one["name"]: one["max_attempts"] for one in json.loads(run("task", "list", "--json", to=dsn).output)} == {
+        "one": 9, "two": 5, "three": 7,
+    }  # fmt: skip
+    shown = run("task", "show", "one", to=dsn).output, run("task", "show", "one", "-A", "limits:app", to=dsn).output
+    assert [re.search(r"max attempts +(.*)", text)[1] for text in shown] == ["9", "of the queue, or 5"]  # type: ignore[index]
 
 
 def test_a_task_that_nobody_put_on_record_is_listed_while_it_is_served(dsn: str, db: Any) -> None:

@@ -30,6 +30,11 @@ COMMANDS = {
     "queue pause nothing": (1, "unknown queue 'nothing'", "tallybook queue list"),
     "schedule set nightly hello --every 1x": (2, "unknown unit 'x'", "Write '30 s'"),
     "dead retry": (2, "pass ids, or filters", "--all"),
+    "limit set api 5 --per 1min": (2, "No such option '--per'", "PER is an argument: write its value without a name"),
+    "job list --qeue mail": (2, "No such option '--qeue'", "Did you mean --queue?"),
+    "node check --nodes all": (2, "No such option '--nodes'", " node check --help`"),
+    "provider secret acme": (2, "No such command 'secret'", " provider --help`"),
+    "dead list --limit ten": (2, "'ten' is not a valid integer\n", " dead list --help`"),
     "web --host 0.0.0.0": (2, "without a login", "Pass --users FILE"),
 }
 

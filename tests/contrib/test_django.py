@@ -14,6 +14,7 @@ import pytest
 
 from support.cli import Command, children
 from support.django_site import Site
+from support.fleet import Fleet
 from support.waiting import wait_until
 
 pytestmark = pytest.mark.direct("Django's test runner makes a database of its own, and its workers hold sessions")
@@ -152,3 +153,35 @@ def test_workers_of_a_project_run_its_jobs(site: Site, empty_dsn: str, tmp_path:
     finally:
         worker.send_signal(signal.SIGTERM)
         worker.wait(20)
+
+
+RELAYS = """
+import asyncio
+from tallybook.contrib.django import App
+
+app = App("apart")
+
+@app.task
+def note() -> None: ...
+
+@app.task
+async def relay() -> None:
+    await note.enqueue(app)
+
+@app.task
+def plain_relay() -> None:
+    note.enqueue_sync(app)
+
+print("completed", asyncio.run(app.drain(nodes="all")).completed)
+"""
+
+
+@pytest.mark.slow
+def test_jobs_that_a_handler_enqueues_through_the_app_stay_on_its_node(tmp_path: Path, fleet: Fleet) -> None:
+    """Several nodes: a handler's jobs go to its job's node, although the settings name the database of another."""
+    site = Site(tmp_path, fleet.dsn)
+    fleet.enqueue(2, task="relay")
+    fleet.enqueue(3, task="plain_relay")
+    assert "completed 4" in site.manage("shell", "-c", RELAYS)
+    names = "select array_agg(task order by task) from tallybook.job"
+    assert [fleet.run(node, names)[0][0] for node in (1, 2, 3)] == [None, ["note", "relay"], ["note", "plain_relay"]]

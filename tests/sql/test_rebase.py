@@ -9,10 +9,12 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 
+from support.askers import Asker, S, T
 from support.clusters import next_xid
 from support.database import one
-from support.house import claim, furnish, put
+from support.house import claim, end, furnish, put
 from support.shop import BELIEVE, Shop, catch_up, moved
 
 pytestmark = pytest.mark.direct("holds transactions open beside one another and watches which waits")
@@ -177,23 +179,64 @@ def test_every_column_of_a_job_moves(shop: Callable[..., Shop], tmp_path: Path) 
     assert changed == {"xid", "seq", "lane_id", "attempt"}
 
 
+def restart_sequences(shop: Shop) -> None:
+    """Leave all sequences at their start, as logical replication does."""
+    names = shop.db.execute("select sequencename from pg_sequences where schemaname = 'tallybook'").fetchall()
+    for (name,) in names:
+        shop.db.execute(sql.SQL("alter sequence tallybook.{} restart").format(sql.Identifier(name)))
+
+
 def test_numbers_that_did_not_come_along_are_set(shop: Callable[..., Shop], tmp_path: Path) -> None:
     """Rebase, logical replication: sequences that restarted are set past every number in use."""
     old, new = shop("far"), shop("fresh", empty=True)
     furnish(old.db, old.connect)
+    audit, step = "select tallybook.audit_add('ada', 'cli', 'pause')", "select tallybook._clock_forward('1 min', %s)"
+    one(old.db, audit)
+    one(old.db, step, "2026-01-01")
     moved(old, new, tmp_path)
     numbers = (
         "select (select max(greatest(job_id, seq)) from tallybook.entry), (select max(id) from tallybook.claim),"
         " (select max(id) from tallybook.worker), (select max(lane_id) from tallybook.lane)"
     )
     job, claimed, worker, lane = new.db.execute(numbers).fetchone() or (0, 0, 0, 0)
-    for name in ("job_id", "claim_id", "worker_id_seq", "lane_lane_id_seq"):
-        new.db.execute(f"alter sequence tallybook.{name} restart")
+    restart_sequences(new)
     assert one(new.db, "select tallybook.worker_start('new', '{default}')") == worker + 1
     assert one(new.db, "select min(lane_id) from tallybook.lane where retired_at is null") == lane + 1
     assert put(new.db) > job
     claim(new.db, worker + 1, "default", 1)
     assert one(new.db, "select min(id) from tallybook.claim where worker_id = %s", worker + 1) == claimed + 1
+    assert one(new.db, audit) == 2
+    one(new.db, step, "2026-01-02")
+    assert one(new.db, "select max(id) from tallybook.clock_step") == 2
+
+
+@pytest.mark.parametrize("options", ['{"limits": ["k"]}', '{"fair_key": "k"}'])
+def test_a_job_that_waits_keeps_its_place_before_a_newer_one(
+    shop: Callable[..., Shop], tmp_path: Path, options: str
+) -> None:
+    """Rebase, logical replication: a job that waits for a permit, or by a fair key, starts before newer jobs."""
+    old, new = shop("far"), shop("fresh", empty=True)
+    if "limits" in options:
+        one(old.db, "select tallybook.concurrency_limit_set('k', 1)")
+    asker = Asker(old.db)
+    due = T if "limits" in options else T + S
+    jobs = [put(old.db, "q", at=T, run_at=due, options=options) for _ in range(3)]
+    old.db.execute("select nextval('tallybook.job_id') from generate_series(1, 3000)")  # of producers that rolled back
+    asker.look(due)
+    assert one(old.db, "select count(*) from tallybook.waiting where job_id = any (%s)", jobs[1:]) == 2
+    moved(old, new, tmp_path)
+    restart_sequences(new)
+    asker = Asker(new.db)
+    newer = put(new.db, "q", at=due, options=options)
+    order: list[int] = []
+    while one(new.db, "select count(*) from tallybook.job where state <> 'completed'"):
+        one(new.db, "select released from tallybook.fair_release(max_line => 1, at => %s)", due)
+        order += (started := asker.look(due))
+        for job in started:
+            lease, attempt = asker.held[job]
+            end(new.db, "complete", str(lease), job, attempt=attempt)
+        one(new.db, "select released from tallybook.concurrency_release(at => %s)", due)
+    assert order.index(jobs[1]) < order.index(jobs[2]) < order.index(newer)
 
 
 def test_a_rebase_needs_read_committed(shop: Callable[..., Shop], tmp_path: Path) -> None:

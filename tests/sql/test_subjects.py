@@ -344,6 +344,17 @@ def test_priorities_options_and_headers_of_a_batch(db: Connection) -> None:
     assert rows == [("a", 1, "2", None, 9), ("b", 2, None, {"trace": "x"}, 9)]
 
 
+def test_new_headers_of_a_planned_subject_are_stored(db: Connection) -> None:
+    """An upsert with other headers updates a planned subject; another trace alone does not, nor do no headers."""
+    at, seen = {"run_at": T + HOUR, "at": T}, []
+    old, new, trace = {"links": {"user": "7"}}, {"links": {"user": "8"}}, {"traceparent": "00-1", "baggage": "y=1"}
+    for headers in (None, trace, old, new, new, new | trace, None):
+        (_, report, _, _) = upsert(db, "a", headers=headers and json.dumps(headers), **at)
+        seen.append((report, one(db, "select headers from tallybook.job")))
+    changes = [("created", None), ("unchanged", None), ("updated", old), ("updated", new)]
+    assert seen == changes + [("unchanged", new)] * 3
+
+
 def test_an_empty_batch(db: Connection) -> None:
     """An empty batch returns no rows."""
     assert many(db, "subject_upsert_many", []) == []

@@ -66,7 +66,8 @@ def problem(error: BaseException) -> Problem | None:
             hint = APP_FORM
         # Click's own suggestion of an option is left out: the hint has ours.
         text = error.message if isinstance(error, click.NoSuchOption) else error.format_message()
-        return Problem(text.removesuffix("."), hint=hint, exit_code=_USAGE)
+        text = text.removesuffix(".").replace("is not a valid integer range", "is not a valid integer")
+        return Problem(text, hint=hint, exit_code=_USAGE)
     if isinstance(error, click.ClickException):
         return Problem(error.format_message(), exit_code=error.exit_code)
     if isinstance(error, TallybookError):
@@ -99,13 +100,16 @@ def near(error: click.UsageError) -> str | None:
     command, theirs = error.ctx.command, _OPTIONS
     quoted = re.match(r"(No such command )?'([^']*)'", error.message)
     if quoted and quoted[1] and isinstance(command, click.Group):
-        word, nouns = quoted[2], command.commands.items()
+        word, nouns = quoted[2], command.commands.items() if error.ctx.parent is None else ()
         found = [f"`tallybook {noun} {word}`" for noun, one in nouns if word in getattr(one, "commands", {})]
         found += [f"`tallybook {noun} --{word}`" for noun, one in nouns for of in one.params if f"--{word}" in of.opts]
         return f"Did you mean {' or '.join(found)}?" if 0 < len(found) < 4 else None
     if isinstance(error, click.NoSuchOption):
         options = command.get_params(error.ctx)
         given, known = error.option_name, [name for one in options for name in (*one.opts, *one.secondary_opts)]
+        if given.removeprefix("--") in known:
+            return f"{given.removeprefix('--').upper()} is an argument: write its value without a name"
+        known = [name for name in known if name.startswith("--")]
     elif (
         quoted
         and isinstance(error, click.BadParameter)
@@ -115,8 +119,10 @@ def near(error: click.UsageError) -> str | None:
         theirs = _MEANT if "dead" in known else {}
     else:
         return None
-    close = get_close_matches(given, [*known, *theirs], 1)
-    return f"Did you mean {theirs.get(close[0], close[0])}?" if close else None
+    # Without the dashes, which all options share.
+    names = {name.removeprefix("--"): ours for name, ours in (theirs | {name: name for name in known}).items()}
+    close = get_close_matches(given.removeprefix("--"), names, 1)
+    return f"Did you mean {names[close[0]]}?" if close else None
 
 
 def _of_tallybook(error: TallybookError) -> Problem:

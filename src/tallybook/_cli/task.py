@@ -22,10 +22,12 @@ with live as (
 select json_build_object(
   'name', n.name, 'app', t.app, 'summary', t.summary, 'version', t.version, 'aliases', t.aliases, 'alias_of', a.name,
   'on_dead', t.on_dead_task, 'definition', t.definition, 'registered_at', t.registered_at,
+  'max_attempts', coalesce(t.definition -> 'max_attempts', to_jsonb(q.max_attempts), '5'),
   'workers', (select coalesce(json_agg(json_build_object('name', s.name, 'queues', s.queues) order by s.name), '[]')
                 from (select distinct l.name, l.queues from live l where l.task = n.name) s))::text
   from (select k.name from tallybook.tasks k union select l.task from live l) n
   left join tallybook.tasks t using (name)
+  left join tallybook.queues q on q.name = t.definition ->> 'queue'
   left join lateral (select k.name from tallybook.tasks k where n.name = any (k.aliases) order by k.name limit 1) a on true
  where t.name is not null or a.name is null
  order by n.name"""
@@ -66,13 +68,20 @@ def _named(one: dict[str, Any]) -> str:
     return name
 
 
+def _attempts(one: dict[str, Any]) -> object:
+    """Return how many failures end a job of the task in its queue. The queue's own limit is only in the database."""
+    if not (said := _said(one)):
+        return "-"
+    return one.get("max_attempts") or said.get("max_attempts") or "of the queue, or 5"
+
+
 _COLUMNS: Columns = {
     "task": _named,
     "app": lambda one: one.get("app") or "-",
     "queue": lambda one: _said(one).get("queue") or "-",
     "prio": lambda one: _said(one).get("priority", "-"),
     "retry": lambda one: _retry(_said(one)),
-    "attempts": lambda one: _said(one).get("max_attempts") or (5 if _said(one) else "-"),
+    "attempts": _attempts,
     "workers": lambda one: "" if one["workers"] is None else len(one["workers"]),
 }
 
@@ -136,7 +145,7 @@ def show(db: Db, name: str, target: str | None, as_json: bool) -> None:
         ("queue", said.get("queue") or "-"),
         ("priority", said.get("priority", "-")),
         ("retry", _retry(said)),
-        ("max attempts", said.get("max_attempts") or (5 if said else "-")),
+        ("max attempts", _attempts(one)),
         ("on dead", one.get("on_dead") or "-"),
     ]
     told = ("args", "queue", "priority", "retry", "retry_name", "max_attempts")

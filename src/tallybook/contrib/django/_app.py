@@ -12,6 +12,7 @@ from django.db import close_old_connections, connections
 
 import tallybook
 from tallybook import Context
+from tallybook._model.at_node import at_node
 from tallybook.contrib.django import _settings
 
 
@@ -35,8 +36,13 @@ class App(tallybook.App):
         self.around_job(self._fresh_on_loop)
 
     def conninfo(self, dsn: str | None = None) -> str:
-        """Return the effective connection string: `dsn`, the App's own, or that of the database in the settings."""
-        return super().conninfo(dsn or self.dsn or _settings.dsn(_settings.read().database))
+        """Return the effective connection string: `dsn`, the App's own, or that of the database in the settings.
+
+        In a handler of a job on one of several nodes, that node's DSN precedes the App's own and the settings.
+        """
+        if at_node.get() is None:
+            dsn = dsn or self.dsn or _settings.dsn(_settings.read().database)
+        return super().conninfo(dsn)
 
     def _fresh_in_thread(self, ctx: Context) -> Iterator[None]:
         close_old_connections()  # Django keeps connections per thread, and this is the handler's thread

@@ -2,11 +2,12 @@
 -- whose settings it has.
 --
 -- Of kind p those that are still planned become d, with their reports and times; soon: one of them is due within 10 s.
--- New headers alone are no change: they are stored only together with another change. A job that waits for its turn at
--- a limit keeps it, unless its time, its queue or its limits change.
+-- Another trace alone is no change: each upsert of a traced program has one. A job that waits for its turn at a limit
+-- keeps it, unless its time, its queue or its limits change.
 create or replace function tallybook._subjects_change(p_queue text, p_max_attempts int, p_at timestamptz,
   p_wanted tallybook._wanted_subject[], inout known tallybook._found_subject[], out soon boolean)
 language plpgsql as $$
+declare c_trace constant text[] := '{traceparent,tracestate,baggage}';
 begin
   with want as materialized (
     select u.* from unnest(p_wanted, known) with ordinality u where u.kind = 'p'
@@ -14,8 +15,10 @@ begin
     select q.ordinality, s.was from (select w.job_id, w.ordinality from want w order by w.job_id) q, lateral (
       select x as was from tallybook.scheduled x where x.job_id = q.job_id limit 1 for update) s
   ), new as materialized (
-    select c.*, ((c.was).args, (c.was).run_at, (c.was).lane_id, (c.was).options, (c.was).max_attempts)
-                is distinct from (c.args, c.run_at, c.lane_id, c.options, c.max_attempts) as changed
+    select c.*, ((c.was).args, (c.was).run_at, (c.was).lane_id, (c.was).options, (c.was).max_attempts,
+                 coalesce((c.was).headers, '{}') - c_trace)
+                is distinct from (c.args, c.run_at, c.lane_id, c.options, c.max_attempts,
+                                  coalesce(c.headers, '{}') - c_trace) as changed
       from (select q.ordinality, o.was, q.args::jsonb as args, coalesce(q.run_at, (o.was).run_at) as run_at,
                    coalesce(q.headers::jsonb, (o.was).headers) as headers,
                    coalesce(p_max_attempts, (o.was).max_attempts)::smallint as max_attempts,

@@ -10,8 +10,8 @@
 -- options, except for the version of its args, and its priority is only raised; a future time takes it out of its line.
 -- One whose new time has come runs with the next run of promote.
 --   run_at    null: at once for a new or revived one; others keep their time
---   priority, max_attempts, headers   null: unchanged; 2 for a new one's priority. New headers alone are no change: the
---             report is unchanged, and they are not stored
+--   priority, max_attempts, headers   null: unchanged; 2 for a new one's priority. If only the trace in the headers is
+--             another (traceparent, tracestate, baggage), the report is unchanged, and it is not stored
 --   options   null: unchanged, except that the version of the args becomes the first
 -- old_run_at and new_run_at: the former and the present time; null for active and dead ones.
 -- Waits for another producer that changes the same subject. Errors: TB005 invalid value; TB003 a pending one at another
