@@ -1,5 +1,5 @@
--- queue_set(queue, retention, max_attempts, notify, by, at, error_retention, metrics_retention, own_names,
--- random_order): create a queue or change its settings. A null leaves a setting unchanged.
+-- queue_set(queue, retention, max_attempts, ...): create a queue or change its settings. A null leaves a setting
+-- unchanged.
 --
 --   retention     brief, default or long: how long ended jobs are kept. A lane keeps its class: producers use new lanes
 --                 of the new class from now on, and the old ones are drained. Scheduled and waiting jobs keep theirs.
