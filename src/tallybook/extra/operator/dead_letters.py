@@ -94,7 +94,7 @@ def _counted(**done: str) -> dict[str, Any]:
 OPERATIONS = (
     Operation(
         name="list_dead_letters", method="GET", path="/dead-letters", scope="read",
-        about="Dead letters, newest first; for the next page, pass the last `died_at` and `job` as `before` and `before_id`.",
+        about="List dead letters, newest first; for the next page, pass the last `died_at` and `job` as `before` and `before_id`.",
         in_query=(
             *_FILTER,
             fields.whole(name="before_id", about="With `before`: its letters with smaller ids, too.", least=1, example=4711),

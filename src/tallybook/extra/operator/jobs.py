@@ -164,19 +164,19 @@ async def _cancel(ask: Ask, conn: Conn) -> Changed:
 
 OPERATIONS = (
     Operation(
-        name="get_job", method="GET", path="/jobs/{job}", scope="read", about="One job as it is now.",
+        name="get_job", method="GET", path="/jobs/{job}", scope="read", about="Return one job in its current state.",
         in_path=(JOB,), codes=("unknown", "queue"), answer=_JOB, example=_JOB_EXAMPLE, reads=_get,
     ),
     Operation(
         name="why", method="GET", path="/jobs/{job}/why", scope="read",
-        about="Why a job does not run, or how it ended.",
+        about="Explain why a job is not running, or how it ended.",
         in_path=(JOB,), codes=("unknown", "queue"), answer=listed("reasons", _REASON),
         example={"reasons": [{"state": "dead", "reason": "dead", "explanation": "It is dead: a person can retry it."}]},
         reads=_why,
     ),
     Operation(
         name="enqueue", method="POST", path="/jobs", scope="enqueue",
-        about="Enqueue one job; the status is 200 if a live job already has the unique key.",
+        about="Enqueue one job. If a live job already has the unique key, `created` is false and the HTTP status is 200, not 201.",
         in_body=_ENQUEUE, codes=("queue", "conflict"), created=True,
         answer=record(job="integer", created="boolean"), example={"job": 4712, "created": True}, changes=_enqueue,
     ),

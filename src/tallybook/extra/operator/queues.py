@@ -47,7 +47,7 @@ _COUNT = record(
 
 OPERATIONS = (
     Operation(
-        name="list_queues", method="GET", path="/queues", scope="read", about="All queues with their settings.",
+        name="list_queues", method="GET", path="/queues", scope="read", about="List all queues with their settings.",
         answer=listed("queues", _INFO),
         example={"queues": [{
             "name": "mail", "retention": "default", "max_attempts": None, "notify": False, "paused_at": None,
@@ -58,7 +58,7 @@ OPERATIONS = (
     ),
     Operation(
         name="counts", method="GET", path="/counts", scope="read",
-        about="The number of jobs in each state, and of all ends so far, per queue and task.",
+        about="Count the jobs in each state and all ended attempts by outcome, per queue and task.",
         in_query=(
             fields.name(name="queue", about="Only in this queue.", most=64, example="mail"),
             fields.name(name="task", about="Only of this task.", most=200, example="send_welcome"),

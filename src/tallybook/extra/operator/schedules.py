@@ -42,7 +42,7 @@ async def _run(ask: Ask, conn: Conn) -> Changed:
 OPERATIONS = (
     Operation(
         name="list_schedules", method="GET", path="/schedules", scope="read",
-        about="All schedules; the field `every` is in seconds.",
+        about="List all schedules; the field `every` is in seconds.",
         answer=listed("schedules", _INFO),
         example={"schedules": [{
             "name": "report-de", "source": "code", "app": "shop", "task": "report", "queue": "default", "priority": 2,

@@ -42,7 +42,7 @@ _WORKER = record(id="integer", name="string", queues=_TEXTS, tasks=_TEXTS, start
 
 OPERATIONS = (
     Operation(
-        name="list_workers", method="GET", path="/workers", scope="read", about="The live workers, at most 1,000.",
+        name="list_workers", method="GET", path="/workers", scope="read", about="List the live workers, at most 1,000.",
         in_query=(fields.name(name="queue", about="Only workers of this queue.", most=64, example="mail"),), codes=("queue",),
         answer=listed("workers", _WORKER),
         example={"workers": [{
@@ -53,7 +53,7 @@ OPERATIONS = (
     ),
     Operation(
         name="list_audits", method="GET", path="/audits", scope="admin", whole=True,
-        about="The audit log, newest first; for the next page, pass the last `id` as `before`.",
+        about="List the audit log, newest first; for the next page, pass the last `id` as `before`.",
         in_query=(
             fields.text(name="actor", about="By this user or key.", most=200, example="deploy"),
             fields.text(name="action", about="With this verb.", most=64, example="retry"),
