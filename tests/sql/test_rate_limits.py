@@ -247,6 +247,21 @@ def test_a_new_iteration_goes_behind_those_who_wait(eight: Connection) -> None:
     assert asker.run(T + MIN, since=T + 11 * S) == [*others, subject]
 
 
+def test_a_new_iteration_does_not_pass_the_backlog_of_its_queue(eight: Connection) -> None:
+    """A subject that has waited for its turn goes before its queue's backlog once, not in its next iterations, too."""
+    asker = Asker(eight)
+    put(eight, "provider:acme")
+    assert _upserted(eight, "provider:acme") == "created"
+    subject = one(eight, "select id from tallybook.job where subject = 'k'")
+    assert subject in asker.run(T + 9 * S, since=T + S)
+    lease, attempt = asker.held[subject]
+    again = "select tallybook.subject_reschedule(%s, %s, %s, run_in => '1 s', at => %s)"
+    assert one(eight, again, lease, subject, attempt, T + 10 * S) == "scheduled"
+    backlog = put(eight, n=2, at=T + 10 * S)
+    eight.execute("select tallybook.promote(at => %s)", (T + 12 * S,))
+    assert [job for _, job, *_ in asker.claim(T + 12 * S)] == [*backlog, subject]
+
+
 @pytest.mark.parametrize("mark", ["turn", "held", "permits"])
 def test_a_producer_cannot_set_what_tallybook_notes_about_a_wait(eight: Connection, mark: str) -> None:
     """Options with a mark of a job that waits for a limit raise TB005, whichever verb they are passed to."""

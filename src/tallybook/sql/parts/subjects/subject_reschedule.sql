@@ -19,6 +19,10 @@ begin
   end if;
   e := tallybook._subject_end(lease, job_id, attempt, 'snoozed', null, args, at, version);
   if e.job_id is null then return 'refused'; end if;
+  if e.options ? 'turn' then  -- no longer before its queue's backlog: only this iteration has waited
+    e.lane_id := coalesce((select tallybook._lane_beside(l.lane_id, '') from tallybook.lane l
+                            where l.lane_id = e.lane_id and l.part = 'turn'), e.lane_id);
+  end if;
   e.options := jsonb_set(e.options - 'turn' - 'permits', '{subject,from}', to_jsonb(e.attempt));
   delete from tallybook.progress p where p.job_id = e.job_id;
   e.failures := 0; e.crashes := 0; e.errors := null;
