@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 DATABASE_URL = re.sub(r"^postgres(ql)?://", "postgresql+psycopg://", os.environ["TALLYBOOK_DSN"])
-engine = create_async_engine(DATABASE_URL)
+engine = create_async_engine(DATABASE_URL, hide_parameters=True)  # errors are logged without the visitors' data
 sessions = async_sessionmaker(engine, expire_on_commit=False)
 
 

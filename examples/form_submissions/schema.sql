@@ -1,6 +1,6 @@
 create table form (
   name text primary key, webhook text not null, owner_email text not null, owner_phone text not null,
-  sheet text not null, webhook_attempts int not null default 5);
+  sheet text not null, webhook_attempts smallint not null default 5 check (webhook_attempts > 0));
 
 -- handed_over is false if the queue refused the operations: catch_up enqueues them later.
 create table submission (

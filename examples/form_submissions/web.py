@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,10 +21,10 @@ from sqlalchemy import select, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from examples.form_submissions.jobs import app, hand_over
+from examples.form_submissions.jobs import QUEUE, app, hand_over
 from examples.form_submissions.models import Form, Submission, engine, sessions
 from tallybook.contrib.fastapi import in_transaction, lifespan
-from tallybook.errors import TallybookError, UnknownJob
+from tallybook.errors import InvalidArgument, TallybookError, UnknownJob
 from tallybook.web import User, dashboard
 
 log = logging.getLogger("forms")
@@ -47,10 +48,9 @@ async def submit(session: Transaction, name: str, data: dict[str, str]) -> dict[
     form = await session.get(Form, name)
     if form is None:
         raise HTTPException(404, "no such form")
-    if sum(len(name) + len(value) for name, value in data.items()) > 100_000 or "\0" in "".join(
-        [*data, *data.values()]
-    ):
-        raise HTTPException(422, "a submission has at most 100,000 characters, and no NUL")
+    content = "".join([*data, *data.values()])
+    if len(content) > 100_000 or re.search("[\0\ud800-\udfff]", content):
+        raise HTTPException(422, "a submission has at most 100,000 characters, no NUL and no half of a surrogate pair")
     saved = Submission(form=name, data=data, handed_over=True)
     session.add(saved)
     await session.flush()
@@ -91,11 +91,12 @@ TABLE = text("""select task, state, jobs, oldest, newest, average_attempts from 
 @api.get("/", response_class=HTMLResponse, dependencies=[Depends(admin)])
 async def statistics(request: Request, session: Transaction) -> Any:
     """Show the operations by state, the number completed today and the newest submissions."""
-    counted = [one for one in await app.counts.list().on(session) if one.queue == "integrations"]
+    counted = [one for one in await app.counts.list().on(session) if one.queue == QUEUE]
     totals = {name: sum(getattr(one, name) for one in counted) for name in
               ("available", "running", "retrying", "dead", "completed")}  # fmt: skip
     midnight = datetime.combine(datetime.now().astimezone().date(), time()).astimezone()
-    today = sum((await app.counts.completed_since(midnight).on(session)).values())
+    completed = await app.counts.completed_since(midnight).on(session)
+    today = sum(many for (queue, _), many in completed.items() if queue == QUEUE)
     newest = (await session.scalars(select(Submission).order_by(Submission.id.desc()).limit(20))).all()
     table = (await session.execute(TABLE)).mappings().all()
     return pages.TemplateResponse(
@@ -119,7 +120,7 @@ async def status(request: Request, session: Transaction, number: int) -> Any:
 @api.get("/dead", response_class=HTMLResponse, dependencies=[Depends(admin)])
 async def dead(request: Request, session: Transaction, task: str | None = None) -> Any:
     """Show the dead operations, newest first; ?task= selects one kind."""
-    letters = await app.dead.list(task=task, max_jobs=50).on(session)
+    letters = await app.dead.list(queue=QUEUE, task=task, max_jobs=50).on(session)
     return pages.TemplateResponse(request, "dead.html", {"letters": letters})
 
 
@@ -136,7 +137,7 @@ async def act(session: Transaction, user: Annotated[User, Depends(admin)], job: 
             raise HTTPException(409, f"it is {state}")
     except UnknownJob as error:
         raise HTTPException(404, str(error)) from error
-    except TallybookError as error:  # another user was faster
+    except InvalidArgument as error:  # another user was faster
         raise HTTPException(409, str(error)) from error
     return RedirectResponse(f"/submissions/{submission}", 303)
 

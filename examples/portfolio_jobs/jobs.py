@@ -6,7 +6,7 @@ import os
 from collections.abc import AsyncIterator
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import Any, LiteralString
 from zoneinfo import ZoneInfo
 
 import httpx2
@@ -46,10 +46,10 @@ async def outside(ctx: Context) -> AsyncIterator[None]:
         yield
 
 
-async def rows(ctx: Context, query: str, *values: object) -> list[tuple[Any, ...]]:
+async def rows(ctx: Context, query: LiteralString, *values: object) -> list[tuple[Any, ...]]:
     """Return the rows of a query."""
     async with ctx.state.pool.connection() as conn:
-        return await (await conn.execute(query.encode(), values)).fetchall()
+        return await (await conn.execute(query, values)).fetchall()
 
 
 @app.task(atomic=True, retry="standard", summary="{market} has closed")
@@ -101,8 +101,9 @@ async def send_statement(ctx: Context, portfolio: int, day: date) -> None:
     mail = {"to": owner, "text": f"On {day} your portfolio {portfolio} was worth {Decimal(amount) / 100:,.2f}."}
     answer = await ctx.state.http.post("/mail", json=mail, headers={"Idempotency-Key": f"statement-{portfolio}-{day}"})
     answer.raise_for_status()
+    noted = "insert into statement (portfolio, day) values (%s, %s) on conflict do nothing"
     async with ctx.state.pool.connection() as conn:
-        await conn.execute("insert into statement (portfolio, day) values (%s, %s)", (portfolio, day))
+        await conn.execute(noted, (portfolio, day))
         await ctx.complete(conn)
 
 
@@ -118,12 +119,12 @@ async def refresh_rates(ctx: Context) -> None:
     await fetch(ctx, "/rates", RATED)
 
 
-async def fetch(ctx: Context, path: str, statement: str) -> None:
+async def fetch(ctx: Context, path: str, statement: LiteralString) -> None:
     """Write the market's answer with one statement that takes its JSON, in the transaction that completes the job."""
     answer = await ctx.state.http.get(path)
     answer.raise_for_status()
     async with ctx.state.pool.connection() as conn:
-        await conn.execute(statement.encode(), (answer.text,))
+        await conn.execute(statement, (answer.text,))
         await ctx.complete(conn)
 
 

@@ -19,11 +19,10 @@ create table valuation (
   portfolio int not null references portfolio, day date not null, amount bigint not null, worker text not null,
   valued_at timestamptz not null default clock_timestamp(), primary key (portfolio, day));
 
--- There is no unique key: the run checks that no statement is doubled.
+-- The key: a dead letter may be retried after another job has sent its statement.
 create table statement (
-  id bigint generated always as identity primary key, portfolio int not null, day date not null,
-  sent_at timestamptz not null default now(), foreign key (portfolio, day) references valuation);
-create index on statement (portfolio, day);
+  portfolio int not null, day date not null, sent_at timestamptz not null default now(), primary key (portfolio, day),
+  foreign key (portfolio, day) references valuation);
 
 -- The owners' requests. content: the imported or the exported file. picture: a screenshot, until it is read.
 create table request (

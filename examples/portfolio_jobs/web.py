@@ -5,7 +5,8 @@ These pages have no login and listen on this machine only: add your application'
 
 from __future__ import annotations
 
-from typing import Any
+from decimal import Decimal
+from typing import Any, LiteralString
 from urllib.parse import urlsplit
 
 from flask import Flask, Response, abort, redirect, render_template, request, url_for
@@ -16,19 +17,20 @@ from tallybook.contrib.flask import Tallybook
 
 web = Flask(__name__)
 web.config["MAX_CONTENT_LENGTH"] = 2_000_000
+web.jinja_env.filters["money"] = lambda cents: f"{Decimal(cents) / 100:,.2f}"
 tallybook = Tallybook(app, web)  # here and not in jobs.py, so that the worker does not import Flask
 
 TASKS = {"import": import_holdings, "export": export_holdings, "screenshot": read_screenshot}
 FIRES = "select schedule, fired_at, what, reason, jobs from tallybook.fires order by fired_at desc limit 20"
 
 
-def found(query: str, *values: object) -> list[dict[str, Any]]:
+def found(query: LiteralString, *values: object) -> list[dict[str, Any]]:
     """Return the rows of a query."""
     with tallybook.transaction() as conn, conn.cursor(row_factory=dict_row) as cursor:
-        return cursor.execute(query.encode(), values).fetchall()
+        return cursor.execute(query, values).fetchall()
 
 
-def the_one(query: str, *values: object) -> dict[str, Any]:
+def the_one(query: LiteralString, *values: object) -> dict[str, Any]:
     """Return the first row of a query, or answer 404."""
     rows = found(query, *values)
     return rows[0] if rows else abort(404)
@@ -95,7 +97,7 @@ def sync(number: int) -> Any:
 def status(number: int) -> str:
     """Show a request's progress and result; the page reloads until the request has ended."""
     one = the_one("select * from request_status where id = %s", number)
-    over = one["done_at"] is not None or one["state"] in ("cancelled", "dead")
+    over = one["done_at"] is not None or one["state"] in ("cancelled", "dead", None)  # None: pruned
     return render_template("request.html", asked=one, over=over)
 
 

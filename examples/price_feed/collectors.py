@@ -49,7 +49,7 @@ async def twelve_data(http: httpx2.AsyncClient, provider: Provider, symbol: str)
     answer = await http.get(f"{provider.settings['url']}/quote", params={"symbol": symbol}, headers=headers)
     said = read(answer)
     if said.get("status") == "error":
-        if said["code"] == 429:
+        if said["code"] == 429:  # with status 200
             raise Busy(timedelta(minutes=1))
         raise PriceRefused(f"{said['code']}: {said['message']}")
     return Quote(said["symbol"], said["close"], said["currency"])
@@ -75,11 +75,9 @@ async def mfapi(http: httpx2.AsyncClient, provider: Provider, symbol: str) -> Qu
 
 
 def read(answer: httpx2.Response) -> dict[str, Any]:
-    """Return the JSON of an answer or of a refusal, with exact numbers. Raises Busy, PriceRefused or an HTTP error."""
-    if answer.status_code == 429 and not answer.headers.get("Content-Type", "").startswith("application/json"):
-        raise Busy(timedelta(seconds=int(answer.headers.get("Retry-After", "60"))))
-    if answer.status_code >= 500:
-        answer.raise_for_status()
+    """Return the JSON of an answer or of a refusal, with exact numbers. Raises PriceRefused or an HTTP error."""
+    if answer.status_code == 429 or answer.status_code >= 500:
+        answer.raise_for_status()  # ctx.provider handles a 429 and its Retry-After
     try:
         said = answer.json(parse_float=Decimal, parse_constant=Decimal)  # NaN is refused later
     except ValueError as error:

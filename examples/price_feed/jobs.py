@@ -50,7 +50,8 @@ async def price_fetch_failed(
 
 
 @app.task(
-    queue="prices", max_attempts=3, retry=Constant(timedelta(seconds=30)), on_dead=price_fetch_failed, summary="Price of {symbol}",
+    queue="prices", max_attempts=3, retry=Constant(timedelta(seconds=30)), timeout="1 min",  # the HTTP client limits each read
+    on_dead=price_fetch_failed, summary="Price of {symbol}",
 )  # fmt: skip
 async def fetch_price(
     ctx: Context, asset_id: int, symbol: str, data_type: str, currency: str, decimals: int
@@ -90,8 +91,8 @@ app.schedule(
     query="""
       select 'price:' || a.id as key, jsonb_build_object('asset_id', a.id, 'symbol', a.symbol, 'data_type', a.data_type,
                'currency', a.currency, 'decimals', a.decimals) as args
-        from asset_now a
+        from public.asset_now a
        where a.fetched and a.stale and (a.priced_at is null or a.viewed_at > now() - interval '48 h')
-         and exists (select from holding h where h.asset = a.id and h.active)
+         and exists (select from public.holding h where h.asset = a.id and h.active)
        order by a.viewed_at desc nulls last, a.id""",
 )

@@ -6,7 +6,7 @@ import os
 import secrets
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, LiteralString
 from urllib.parse import urlsplit
 
 import psycopg
@@ -19,7 +19,7 @@ from psycopg.rows import dict_row
 from examples.price_feed.jobs import app, fetch_now
 from examples.price_feed.money import shown
 from tallybook.contrib.fastapi import in_transaction, lifespan
-from tallybook.errors import TallybookError, UnknownJob
+from tallybook.errors import InvalidArgument, UnknownJob
 from tallybook.web import User, dashboard
 
 basic = HTTPBasic(auto_error=False)
@@ -52,8 +52,8 @@ async def holdings(request: Request, conn: Transaction, owner: str) -> Any:
     return pages.TemplateResponse(request, "holdings.html", {"owner": owner, "holdings": found, "totals": totals})
 
 
-async def rows(conn: psycopg.AsyncConnection[Any], query: str, *values: object) -> list[dict[str, Any]]:
-    return await (await conn.cursor(row_factory=dict_row).execute(query.encode(), values)).fetchall()
+async def rows(conn: psycopg.AsyncConnection[Any], query: LiteralString, *values: object) -> list[dict[str, Any]]:
+    return await (await conn.cursor(row_factory=dict_row).execute(query, values)).fetchall()
 
 
 async def who(request: Request) -> User | None:
@@ -86,7 +86,7 @@ async def retry(conn: Transaction, job: int) -> RedirectResponse:
         await app.retry(job).on(conn)
     except UnknownJob as error:
         raise HTTPException(404, str(error)) from error
-    except TallybookError as error:  # another user was faster
+    except InvalidArgument as error:  # another user was faster
         raise HTTPException(409, str(error)) from error
     return RedirectResponse("/stopped", 303)
 

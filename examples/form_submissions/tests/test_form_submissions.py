@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -75,12 +76,13 @@ def test_a_submission_and_its_operations_are_one_transaction(client: TestClient,
 
 @pytest.mark.parametrize(("form", "data", "status"), [
     ("unknown", DATA, 404), ("contact", {"text": "x" * 100_001}, 422),
-    ("contact", {"text": "\0"}, 422), ("contact", {"n": [1]}, 422),
+    ("contact", {"text": "\0"}, 422), ("contact", {"\ud800": ""}, 422), ("contact", {"n": [1]}, 422),
 ])  # fmt: skip
 def test_what_is_no_submission_is_refused(client: TestClient, db: Any, form: str, data: Any, status: int) -> None:
     """Unknown forms, what is too large, what no database can keep: refused, and nothing is saved."""
     before = db.execute("select count(*) from submission").fetchone()
-    assert client.post(f"/forms/{form}", json=data).status_code == status
+    answer = client.post(f"/forms/{form}", content=json.dumps(data), headers={"Content-Type": "application/json"})
+    assert answer.status_code == status
     assert db.execute("select count(*) from submission").fetchone() == before
 
 
@@ -144,6 +146,7 @@ def test_the_crons_route_processes_what_is_due_and_failures_wait(client: TestCli
 def test_people_look_at_it_and_handle_what_is_dead(client: TestClient, db: Any) -> None:
     """S4-02 S4-09 S4-14 S4-16: status and events, statistics, dead letters by kind; retry and cancel, for admins."""
     number = client.post("/forms/contact", json=DATA).json()["submission"]
+    db.execute("""select tallybook.enqueue('default', 'catch_up', args => '{"wrong": 1}')""")  # is dead at once
     for minutes in (0, 5, 10):
         travel(db, timedelta(minutes=minutes))
         tick(client, db)
@@ -154,7 +157,9 @@ def test_people_look_at_it_and_handle_what_is_dead(client: TestClient, db: Any) 
     assert client.get("/queue/").status_code == 403
     client.auth = ("ada", "right")
     assert client.get("/queue/").status_code == 200
-    assert "retrying" in client.get("/").text
+    page = client.get("/").text
+    assert "retrying" in page and "0 completed, 0 of them today" in page  # catch_up is no operation
+    assert "catch_up" not in client.get("/dead").text
     page = client.get(f"/submissions/{number}").text
     assert "UnknownProvider" in page
     assert "enqueued" in page and "retrying" in page and "dead" in page and "<script>" not in page

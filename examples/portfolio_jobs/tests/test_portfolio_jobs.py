@@ -21,6 +21,7 @@ from flask.testing import FlaskClient
 from examples.portfolio_jobs import world as played
 from examples.portfolio_jobs.jobs import SCHEDULES, app, refresh_quotes, value
 from examples.portfolio_jobs.world import HALTED, NEW, PICTURE, RATES, Operators, World, balance, price
+from tallybook import Exponential
 from tallybook.errors import OperatorRefused
 from tallybook.testing import drain, travel
 from tests.support.operator_process import serving
@@ -96,7 +97,9 @@ def test_what_the_clock_does_is_one_table(db: Any, monkeypatch: pytest.MonkeyPat
     listed = "select name, every, fired_count from tallybook.schedules order by name"
     drain(app)
     assert [name for name, _, _ in rows(db, listed)] == sorted(SCHEDULES)
-    assert {task.retry for task in app.tasks.values()} == {app._policy("standard")}
+    assert {task.retry for task in app.tasks.values()} == {
+        Exponential(timedelta(seconds=10), cap=timedelta(minutes=10))
+    }
     app.schedules.run("quotes").sync(db)
     monkeypatch.delitem(app._declared, "statements")
     monkeypatch.delitem(app._declared, "quotes")
@@ -151,8 +154,8 @@ def test_a_market_that_closes_twice_a_day_values_each_portfolio_once(db: Any, ma
 
 
 @pytest.mark.slow
-def test_each_valuation_has_one_statement(db: Any, market: World) -> None:
-    """S2-01 S2-13: the schedule of statements finds what has none, however often it is run."""
+def test_each_valuation_has_one_statement(db: Any, market: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S2-01 S2-13: the schedule of statements finds what has none, however often it is run; a late retry adds none."""
     put(db, 1, 2)
     drain(app)
     for _ in range(2):
@@ -162,9 +165,15 @@ def test_each_valuation_has_one_statement(db: Any, market: World) -> None:
         assert played.wrong_statements([(1, DAY, 0), (2, DAY, 0)], found, market.mails) == []
     put(db, 3)
     drain(app)
+    with monkeypatch.context() as fails:
+        fails.setattr(market, "verdict", lambda key: ("fails", 0.0))
+        app.schedules.run("statements").sync(db)
+        try_all(db)
     app.schedules.run("statements").sync(db)
     drain(app)
-    assert rows(db, "select portfolio from statement order by id")[2:] == [(3,)]
+    assert app.dead.retry(task="send_statement").sync(db).retried == 1  # the other job has sent it already
+    try_all(db)
+    assert rows(db, "select portfolio from statement order by sent_at")[2:] == [(3,)]
 
 
 @pytest.mark.slow
@@ -327,6 +336,11 @@ def test_pages(db: Any, client: FlaskClient) -> None:
     assert str(DAY) in client.get("/portfolios/1").text
     for path in ("/portfolios/999", "/requests/999", "/requests/999/file"):
         assert client.get(path).status_code == 404
+    pruned = "insert into request (portfolio, kind, job_id) values (1, 'export', 999999999) returning id"
+    ((number,),) = rows(db, pruned)
+    page = client.get(f"/requests/{number}").text
+    assert "Not done" in page and "http-equiv" not in page  # it is not loaded again for ever
+    db.execute("delete from request")
     assert client.post("/portfolios/999/export").status_code == 404
     assert client.post("/portfolios/1/drop").status_code == 404
     assert client.post("/portfolios/1/import", data={"content": "\0"}).status_code == 422
