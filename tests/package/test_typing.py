@@ -50,8 +50,14 @@ from sqlalchemy.orm import Session
 from tallybook import App, Constant, Context, DeadLetter, Drop, Job, JobCall, Reschedule
 from tallybook.extra.tasks import email, http, webhook
 from tallybook import Subject, SubjectCall, SubjectInfo, SubjectReport, Task
+from starlette.requests import Request
+from tallybook.web import User, dashboard
 
 app = App("shop", dsn="host=db")
+
+async def who(request: Request) -> User | None: return User("ada")
+
+pages = dashboard(app, authenticate=who)
 
 @app.task
 async def send(user_id: int, *, lang: str = "en") -> str: return lang

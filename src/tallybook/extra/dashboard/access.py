@@ -7,12 +7,12 @@ import ipaddress
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from starlette.requests import HTTPConnection
+from starlette.requests import Request
 
 from tallybook.extra.dashboard.session import Session
 from tallybook.extra.dashboard.users import User, Users
 
-Authenticate = Callable[[HTTPConnection], User | Awaitable[User | None] | None]
+Authenticate = Callable[[Request], User | Awaitable[User | None] | None]
 """The host's hook that identifies the user. None means no access."""
 
 _FORWARDED = (
@@ -32,7 +32,7 @@ class Access:
         self.read_only = read_only
         self.is_local = authenticate is None and users is None
 
-    async def user(self, request: HTTPConnection, session: Session) -> User | None:
+    async def user(self, request: Request, session: Session) -> User | None:
         found: User | None
         if self._authenticate is not None:
             said = self._authenticate(request)
@@ -49,7 +49,7 @@ class Access:
             found = User("local", operate=True) if self._is_this_machine(request) else None
         return replace(found, operate=False) if found and self.read_only else found
 
-    def _is_this_machine(self, request: HTTPConnection) -> bool:
+    def _is_this_machine(self, request: Request) -> bool:
         """Return whether the request comes from this machine, by a name of this machine, and not through a proxy.
 
         The check of the name keeps out other sites whose own name resolves to this machine. A proxy with the defaults
