@@ -36,13 +36,9 @@ language sql as $$ select jsonb_build_object('fair_key', gen_random_uuid()) || c
 
 -- _shuffled_many(lanes, order_keys, options): the options of new jobs of these lanes, as JSON text; see _shuffled.
 create or replace function tallybook._shuffled_many(p_lanes int[], p_order_keys text[], p_options text[]) returns text[]
-language plpgsql as $$
-begin
-  if not exists (select from tallybook.lane l where l.shuffled and l.lane_id = any (p_lanes)) then
-    return p_options;
-  end if;
-  return array(select case when l.shuffled and f.order_key is null then tallybook._shuffled(f.options::jsonb)::text
+language sql as $$
+  select array(select case when l.shuffled and f.order_key is null then tallybook._shuffled(f.options::jsonb)::text
                            else f.options end
                  from unnest(p_lanes, p_order_keys, p_options) with ordinality f(lane, order_key, options, n)
-                 join tallybook.lane l on l.lane_id = f.lane order by f.n);
-end $$;
+                 join tallybook.lane l on l.lane_id = f.lane order by f.n)
+$$;

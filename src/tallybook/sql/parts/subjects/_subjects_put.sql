@@ -48,7 +48,7 @@ begin
     select row(f.n, f.subject, f.args, f.run_at, f.priority, f.headers, f.options, f.lane_id,
                f.retention)::tallybook._wanted_subject
       from (select distinct on (u.subject collate "C") u.*
-              from tallybook._lanes(array_fill(p_queue, array[v_n]), p_priorities) l,
+              from tallybook._lanes_of(array_fill(p_queue, array[v_n]), p_priorities) l,
                    unnest(p_subjects, p_args, p_run_ats, p_priorities, p_headers, p_options, l.lanes, l.retentions)
                      with ordinality as u(subject, args, run_at, priority, headers, options, lane_id, retention, n)
              order by u.subject collate "C", case when p_upsert then -u.n else u.n end) f);
