@@ -8,8 +8,7 @@
 create or replace function tallybook._rescue_attempts(w tallybook.worker, p_max_crashes int, p_at timestamptz,
   out lost int, out rest boolean)
 language plpgsql as $$
-declare
-  c record; e tallybook.entry; v_error jsonb; v_died boolean := not w.session or tallybook._session_gone(w.id);
+declare c record; e tallybook.entry; v_error jsonb; v_died boolean := not w.session or tallybook._session_gone(w.id);
   v_alone boolean;
 begin
   lost := 0; rest := false;

@@ -11,10 +11,8 @@ language sql as $$
            select max(e.job_id) as n from tallybook.entry e where e.job_id between q.seqmin and q.seqmax
            union all select max(e.seq) from tallybook.entry e where e.seq between q.seqmin and q.seqmax
            union all select max(n.seq) from tallybook.order_line n where n.seq between q.seqmin and q.seqmax
-           union all
-           select max(n.seq) from tallybook.concurrency_line n where n.seq between q.seqmin and q.seqmax
-           union all
-           select max(w.fair_seq) from tallybook.waiting w where w.fair_seq between q.seqmin and q.seqmax
+           union all select max(n.seq) from tallybook.concurrency_line n where n.seq between q.seqmin and q.seqmax
+           union all select max(w.fair_seq) from tallybook.waiting w where w.fair_seq between q.seqmin and q.seqmax
            union all select max(a.job_id) from tallybook._aside a where a.job_id between q.seqmin and q.seqmax
            union all select max(u.job_id) from tallybook.unique_key u where u.job_id between q.seqmin and q.seqmax
            union all

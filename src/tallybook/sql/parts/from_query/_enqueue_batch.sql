@@ -19,9 +19,8 @@ returns bigint language plpgsql
 as $$
 declare
   v_ours boolean[] := array_fill(false, array[cardinality(p_places)]); v_ids bigint[];
-  v_distinct int[]; v_lanes int[]; v_retentions "char"[];
+  v_distinct int[]; v_lanes int[]; v_retentions "char"[]; v_shuffled boolean;
   v_before text; v_now bigint; v_later bigint; v record; v_fair boolean := coalesce(p_options ? 'fair_key', false);
-  v_shuffled boolean;
 begin
   perform tallybook._check_batch(p_queue, p_task, p_max_attempts, p_headers, p_options);
   perform tallybook._query_row(f.key, f.args, f.run_at) from unnest(p_keys, p_args, p_run_ats) f(key, args, run_at)

@@ -55,10 +55,8 @@ begin
    where q.name = queue_set.queue
      and (v_created
           or (q.retention, q.notify, q.max_attempts, q.error_retention, q.metrics_retention, q.own_names,
-              q.random_order)
-             is distinct from
-             (n.retention, n.notify, n.max_attempts, n.error_retention, n.metrics_retention, n.own_names,
-              n.random_order));
+              q.random_order) is distinct from (n.retention, n.notify, n.max_attempts, n.error_retention,
+                                                n.metrics_retention, n.own_names, n.random_order));
   v_done := case when not found then 'unchanged' when v_created then 'created' else 'changed' end;
   perform tallybook._queue_lanes(queue);
   if notify is not null then perform tallybook._publishing(); end if;
