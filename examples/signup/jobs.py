@@ -7,7 +7,7 @@ from django.conf import settings
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from examples.signup.models import Step, User, Workspace
-from tallybook import Constant, Context, Dead
+from tallybook import Context, Dead, Exponential
 from tallybook.contrib.django import App
 
 app = App("signup")
@@ -18,7 +18,7 @@ def check_address(connection: BaseDatabaseWrapper, ctx: Context, user_id: int) -
     """Check the address and enqueue the second step."""
     user = User.objects.get(id=user_id)
     user.checked = "@" in user.email
-    user.save()
+    user.save(update_fields=["checked"])  # other columns may have changed since
     Step.objects.create(user=user, name=ctx.task, job_id=ctx.job_id)
     make_workspace.enqueue_sync(connection, user_id)
 
@@ -31,7 +31,7 @@ def make_workspace(connection: BaseDatabaseWrapper, ctx: Context, user_id: int) 
     send_welcome.enqueue_sync(connection, user_id)
 
 
-@app.task(atomic=True, queue="mail", retry=Constant(timedelta(seconds=1)), max_attempts=20)
+@app.task(atomic=True, queue="mail", retry=Exponential(timedelta(seconds=1)), max_attempts=20)
 def send_welcome(connection: BaseDatabaseWrapper, ctx: Context, user_id: int) -> Dead | None:
     """Send the welcome mail. The job's id is the same in every attempt, so the provider sends one mail per id."""
     user = User.objects.get(id=user_id)

@@ -1,11 +1,10 @@
 """python -m examples.signup.manage migrate | tallybook worker | ...: with TALLYBOOK_DSN, MAIL_URL and SIGNUP_RELEASE."""
 
 import os
+import sys
 
 from django.core.management import execute_from_command_line
 
 if __name__ == "__main__":
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "examples.signup.settings")
-    import sys
-
     execute_from_command_line(sys.argv)

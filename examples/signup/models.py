@@ -13,17 +13,11 @@ class User(models.Model):
     checked = models.BooleanField(default=False)
     bounced = models.BooleanField(default=False)
 
-    class Meta:
-        app_label = "signup"
-
 
 class Workspace(models.Model):
     """A workspace. Every user gets one."""
 
     user = models.ForeignKey(User, on_delete=models.CASCADE)
-
-    class Meta:
-        app_label = "signup"
 
 
 class Step(models.Model):
@@ -32,6 +26,3 @@ class Step(models.Model):
     user = models.ForeignKey(User, on_delete=models.CASCADE)
     name = models.CharField(max_length=40)
     job_id = models.BigIntegerField()
-
-    class Meta:
-        app_label = "signup"

@@ -1,23 +1,15 @@
-"""Django's settings. Tallybook needs only the last lines."""
+"""Django's settings. Tallybook needs only `INSTALLED_APPS` and `TALLYBOOK`."""
 
 import os
 
 from django.core.management.utils import get_random_secret_key
 from psycopg.conninfo import conninfo_to_dict
 
-SECRET_KEY = (
-    os.environ.get("SECRET_KEY") or get_random_secret_key()
-)  # set it: otherwise a restart invalidates all open forms
-ALLOWED_HOSTS = ["127.0.0.1", "localhost", "testserver"]
+SECRET_KEY = os.environ.get("SECRET_KEY") or get_random_secret_key()  # set it: all processes need the same key
+ALLOWED_HOSTS = ["127.0.0.1", "localhost"]
 ROOT_URLCONF = "examples.signup.urls"
 MIDDLEWARE = ["django.middleware.csrf.CsrfViewMiddleware"]
-TEMPLATES = [
-    {
-        "BACKEND": "django.template.backends.django.DjangoTemplates",
-        "APP_DIRS": True,
-        "OPTIONS": {"context_processors": ["django.template.context_processors.request"]},
-    }
-]
+TEMPLATES = [{"BACKEND": "django.template.backends.django.DjangoTemplates", "APP_DIRS": True}]
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 USE_TZ = True
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.ScryptPasswordHasher"]
@@ -26,12 +18,12 @@ _dsn = conninfo_to_dict(os.environ.get("TALLYBOOK_DSN", ""))
 DATABASES = {
     "default": {
         "ENGINE": "django.db.backends.postgresql",
-        "NAME": _dsn.get("dbname") or "signup",
-        "USER": _dsn.get("user") or "",
-        "PASSWORD": _dsn.get("password") or "",
-        "HOST": _dsn.get("host") or "",
-        "PORT": str(_dsn.get("port") or ""),
-        "CONN_MAX_AGE": 60,
+        "NAME": _dsn.pop("dbname", "signup"),
+        "USER": _dsn.pop("user", ""),
+        "PASSWORD": _dsn.pop("password", ""),
+        "HOST": _dsn.pop("host", ""),
+        "PORT": _dsn.pop("port", ""),
+        "OPTIONS": _dsn,  # the rest, such as sslmode; no CONN_MAX_AGE, which leaves connections open under ASGI
     }
 }
 MAIL_URL = os.environ.get("MAIL_URL", "http://127.0.0.1:8025")

@@ -10,7 +10,7 @@ from django.views.decorators.http import require_POST
 from examples.signup.jobs import check_address
 from examples.signup.models import User
 
-# One statement and one round trip write the user and the tasks together, or nothing. No code of Tallybook runs here,
+# One statement and one round trip write the user and the tasks together, or nothing. No Python of Tallybook runs here,
 # and `thank_referrer` is not implemented yet.
 SIGN_UP = """\
 with u as (
@@ -58,7 +58,7 @@ def sign_up(request: HttpRequest) -> HttpResponse:
 
 @require_POST
 def sign_up_by_orm(request: HttpRequest) -> HttpResponse:
-    """Sign up by a model and `atomic()`."""
+    """Sign up by a model and `atomic()`. Only SQL can enqueue `thank_referrer`, which Python does not know yet."""
     form = SignUp(request.POST)
     if not form.is_valid():  # before the transaction, because hashing the password takes a while
         return JsonResponse(form.errors, status=422)
