@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 import psycopg
 
-from tallybook import App, Constant
+from tallybook import App
 
 app = App("fleet")
 
 
-@app.task(queue="mail", atomic=True, max_attempts=50, retry=Constant(timedelta(seconds=0.5)))
+@app.task(queue="mail", atomic=True)
 async def confirm(tx: psycopg.AsyncConnection, tenant: int, number: int) -> None:
     """Confirm an order on its node, in the transaction that completes the job."""
     await tx.execute("update orders set confirmed = confirmed + 1 where tenant = %s and number = %s", (tenant, number))

@@ -32,7 +32,7 @@ class Shop(threading.Thread):
             order = line.popleft()
             try:
                 self.place(*order)
-            except psycopg.Error:
+            except (psycopg.OperationalError, psycopg.InternalError):  # Citus reports a broken connection as the latter
                 self.refused += 1
                 line.append(order)
                 time.sleep(0.01)

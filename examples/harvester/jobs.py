@@ -33,32 +33,32 @@ async def clients(ctx: Context) -> AsyncIterator[None]:
         httpx2.AsyncClient(base_url=os.environ["SITE"], timeout=20) as ctx.state.http,
         AsyncConnectionPool(app.conninfo(), min_size=SESSIONS, timeout=60) as ctx.state.pool,
     ):
-        # Links that were pushed already. A worker may push a link that another worker has pushed; that does nothing.
+        # Links that this worker has pushed. It only saves work (a second push does nothing), and grows with the site.
         ctx.state.known = set()
         yield
 
 
-@app.task(queue="pages", version=2, retry=Exponential(timedelta(seconds=0.25)), max_attempts=5, summary="{url}")
+@app.task(queue="pages", version=2, retry=Exponential(timedelta(seconds=0.25)), timeout="2 min", summary="{url}")
 async def visit(ctx: Context, url: str, found_on: str = "", etag: str = "") -> Kill | None:
     """Read a page. In one transaction, push its links and items, note the visit and plan the next one."""
     answer = await ctx.state.http.get(url, headers={"If-None-Match": etag})
     if answer.status_code == 404:
         return Kill("there is no such page any more")  # also with attempts left
-    if answer.status_code >= 500:  # after five in a row it is dead
-        raise Reject(f"status {answer.status_code}", {"found_on": found_on}, ref_id=answer.headers["X-Request-Id"])
+    if answer.is_error:  # dead after five in a row, here in 4 s: to survive an outage, start with minutes
+        raise Reject(f"status {answer.status_code}", {"found_on": found_on}, ref_id=answer.headers.get("X-Request-Id"))
 
     assert ctx.subject is not None
     body, seen = answer.text, answer.headers["ETag"]  # 304, not modified, has no body
     links = set(LINK.findall(body)) - ctx.state.known
     pages = [visit.subject(link).job(link, found_on=url) for link in links]
-    soon = price.with_(delay="1 hour")  # another page may change the args until then; the item is checked once
+    soon = price.with_(delay="1 hour")  # after the last mention: each one changes the args and moves the time
     items = [soon.subject(f"item:{n}").job(int(n), int(cents), url) for n, cents in ITEM.findall(body)]
-    again = timedelta(seconds=int(MAX_AGE.findall(answer.headers["Cache-Control"])[0]))
+    age = max([3600, *map(int, MAX_AGE.findall(answer.headers.get("Cache-Control", "")))])  # max-age=0 would be a loop
     async with ctx.state.pool.connection() as conn:
         await conn.execute(SEEN, (url, ctx.subject.iterations, seen, answer.status_code == 200, ctx.worker))
         await app.subjects.push_many(pages).on(conn)  # known ones are left alone
         await app.subjects.upsert_many(items).on(conn)
-        await ctx.end(conn, Reschedule(again, args={"url": url, "found_on": found_on, "etag": seen}))
+        await ctx.end(conn, Reschedule(timedelta(seconds=age), args={"url": url, "found_on": found_on, "etag": seen}))
     ctx.state.known |= links  # after the commit
     return None
 
