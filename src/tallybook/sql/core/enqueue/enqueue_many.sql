@@ -16,6 +16,7 @@ create or replace function tallybook.enqueue_many(queues text[], tasks text[], a
   options text[] default null, at timestamptz default clock_timestamp(), out job_ids bigint[], out created boolean[])
 language plpgsql as $$
 declare v_n int := cardinality(tasks); v_lanes int[]; v_retentions "char"[]; v record; v_fair boolean;
+  v_shuffled boolean;
 begin
   job_ids := '{}'; created := '{}';
   if v_n is null or v_n <> any (array[
@@ -45,8 +46,8 @@ begin
     end loop;
   end if;
 
-  select * into v_lanes, v_retentions, v_fair from tallybook._lanes_of(queues, priorities);
-  if v_fair then options := tallybook._shuffled_many(v_lanes, order_keys, options); end if;
+  select * into v_lanes, v_retentions, v_shuffled from tallybook._lanes_of(queues, priorities);
+  if v_shuffled then options := tallybook._shuffled_many(v_lanes, order_keys, options); end if;
   v_fair := exists (select from unnest(options) o where o::jsonb ? 'fair_key');
   insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, max_attempts,
                                task, args, headers, expires_at, order_key, options)

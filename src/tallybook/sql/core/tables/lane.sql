@@ -22,4 +22,3 @@ create table tallybook.lane (
 );
 create index lane_of_queue on tallybook.lane (queue, priority, part, lane_id) include (retention, shuffled)
   where retired_at is null;
-create index lane_shuffled on tallybook.lane (lane_id) where shuffled;

@@ -17,7 +17,7 @@ begin
     v_entry.options := coalesce(v_entry.options, '{}') || jsonb_build_object('turn', v_job.behind);
     v_entry.lane_id := coalesce((select tallybook._lane_beside(l.lane_id, 'turn') from tallybook.lane l
                                   where l.lane_id = v_entry.lane_id and l.part in ('', 'fair')), v_entry.lane_id);
-    v_entry.attempt := v_entry.attempt + 1;
+    v_entry.attempt := v_entry.attempt + 1; v_entry.seq := null; v_entry.run_at := p_at;
     perform tallybook._place(v_entry, v_job.until, p_at);
   end loop;
   p_jobs := array(select x from unnest(p_jobs) x where not x.special);
