@@ -15,8 +15,11 @@ from typing import Any
 
 import pytest
 from selenium import webdriver
+from selenium.common.exceptions import JavascriptException
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
+
+from support.waiting import wait_until
 
 PACKAGES = "Debian packages chromium and chromium-driver"
 PHONE, TABLET, DESK = (390, 844), (820, 1180), (1280, 900)
@@ -78,9 +81,28 @@ class Browser:
     def all(self, selector: str) -> list[Any]:
         return list(self.driver.find_elements("css selector", selector))
 
+    def press(self, button: Any) -> None:
+        """Click a button that leads to another page, and wait until that page is loaded."""
+        before = self.run("return performance.timeOrigin")
+        loaded = "return document.readyState === 'complete' && performance.timeOrigin !== arguments[0]"
+
+        def arrived() -> bool:
+            try:
+                return bool(self.run(loaded, before))
+            except JavascriptException:  # the old page ended while the script ran
+                return False
+
+        button.click()
+        wait_until(arrived, "the page after the button")
+
+    def hold_still(self) -> None:
+        """End the page's live updates, so that an element that was found stays in the page."""
+        self.run("window.dispatchEvent(new Event('pagehide'))")
+
     @property
     def text(self) -> str:
-        return str(self.run("return document.body.innerText"))
+        """The page's visible text; empty while a new page has no body yet."""
+        return str(self.run("return document.body?.innerText ?? ''"))
 
     @property
     def path(self) -> str:
