@@ -47,8 +47,7 @@ async def call(ctx: Context, provider: str, path: str, key: str, body: dict[str,
 @app.task(queue=QUEUE, retry=BACKOFF, max_attempts=ATTEMPTS, timeout=DEADLINE, summary="Row {submission} of {sheet}")
 async def table_sync(ctx: Context, sheet: str, submission: int, data: dict[str, str], key: str) -> str:
     """Insert the submission into the customer's table; return the row's name there."""
-    row = await call(ctx, "tables", f"/tables/{sheet}", key, {"id": submission, **data})
-    return str(row["row"])
+    return str((await call(ctx, "tables", f"/tables/{sheet}", key, {"id": submission, **data}))["row"])
 
 
 @app.task(queue=QUEUE, retry=BACKOFF, max_attempts=ATTEMPTS, timeout=DEADLINE, summary="Who sent {submission}")
@@ -60,30 +59,21 @@ async def enrich(ctx: Context, submission: int, sender: str, key: str) -> None:
         await ctx.complete(session)
 
 
-def key_of(saved: Submission, kind: str) -> str:
-    """Return form-submission-kind, the same in every attempt, so that a receiver can skip a repeated request."""
-    return f"{saved.form}-{saved.id}-{kind}"
-
-
-def links_of(saved: Submission) -> dict[str, str | int]:
-    return {"submission": saved.id, "form": saved.form}
-
-
 def webhook_job(form: Form, saved: Submission) -> JobCall:
-    how = webhook.with_(queue=QUEUE, retry=BACKOFF, max_attempts=form.webhook_attempts, links=links_of(saved))
+    how = webhook.with_(queue=QUEUE, retry=BACKOFF, max_attempts=form.webhook_attempts, links=saved.links)
     body = {"type": "form.submitted", "form": saved.form, "submission": saved.id, "data": saved.data}
-    return how.job("forms", body, url=form.webhook, signed_by=form.name, idempotency_key=key_of(saved, "webhook"))
+    return how.job("forms", body, url=form.webhook, signed_by=form.name, idempotency_key=saved.key("webhook"))
 
 
 def table_sync_job(form: Form, saved: Submission) -> JobCall:
-    return table_sync.with_(links=links_of(saved)).job(form.sheet, saved.id, saved.data, key_of(saved, "table"))
+    return table_sync.with_(links=saved.links).job(form.sheet, saved.id, saved.data, saved.key("table"))
 
 
 def notification_job(form: Form, saved: Submission) -> JobCall:
     """Describe a mail and an SMS to the form's owner as one job; a retry sends only the part that was not sent."""
-    how = notification.with_(queue=QUEUE, retry=BACKOFF, max_attempts=ATTEMPTS, links=links_of(saved))
+    how = notification.with_(queue=QUEUE, retry=BACKOFF, max_attempts=ATTEMPTS, links=saved.links)
     body = "\n".join(f"{name}: {value}" for name, value in saved.data.items())
-    subject, mail, sms = f"{saved.form}: submission {saved.id}", key_of(saved, "mail"), key_of(saved, "sms")
+    subject, mail, sms = f"{saved.form}: submission {saved.id}", saved.key("mail"), saved.key("sms")
     marked = {"headers": {"X-Submission": mail}, "idempotency_key": mail}
     return how.job(
         email={"provider": "mail", "to": form.owner_email, "subject": subject, "text": body, **marked},
@@ -93,14 +83,13 @@ def notification_job(form: Form, saved: Submission) -> JobCall:
 
 def receipt_job(_: Form, saved: Submission) -> JobCall:
     """Describe a mail to the sender."""
-    how = email.with_(queue=QUEUE, retry=BACKOFF, max_attempts=ATTEMPTS, links=links_of(saved))
-    key, text = key_of(saved, "receipt"), f"Thank you: your submission {saved.id} has come in."
-    marked = {"X-Submission": key}
-    return how.job("mail", saved.data["email"], "Thank you", text, headers=marked, idempotency_key=key)
+    how = email.with_(queue=QUEUE, retry=BACKOFF, max_attempts=ATTEMPTS, links=saved.links)
+    key, text = saved.key("receipt"), f"Thank you: your submission {saved.id} has come in."
+    return how.job("mail", saved.data["email"], "Thank you", text, headers={"X-Submission": key}, idempotency_key=key)
 
 
 def enrich_job(_: Form, saved: Submission) -> JobCall:
-    return enrich.with_(links=links_of(saved)).job(saved.id, saved.data["email"], key_of(saved, "enrichment"))
+    return enrich.with_(links=saved.links).job(saved.id, saved.data["email"], saved.key("enrichment"))
 
 
 FORM = {"webhook": webhook_job, "table": table_sync_job, "notification": notification_job}

@@ -37,3 +37,11 @@ class Submission(Base):
     data: Mapped[dict[str, str]] = mapped_column(JSONB)
     handed_over: Mapped[bool]
     saved_at: Mapped[datetime] = mapped_column(DateTime(timezone=True), server_default=FetchedValue())
+
+    @property
+    def links(self) -> dict[str, str | int]:
+        return {"submission": self.id, "form": self.form}
+
+    def key(self, kind: str) -> str:
+        """Return form-submission-kind, the same in every attempt, so that a receiver can skip a repeated request."""
+        return f"{self.form}-{self.id}-{kind}"

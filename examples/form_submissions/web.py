@@ -99,9 +99,8 @@ async def statistics(request: Request, session: Transaction) -> Any:
     today = sum(many for (queue, _), many in completed.items() if queue == QUEUE)
     newest = (await session.scalars(select(Submission).order_by(Submission.id.desc()).limit(20))).all()
     table = (await session.execute(TABLE)).mappings().all()
-    return pages.TemplateResponse(
-        request, "statistics.html", {"totals": totals, "today": today, "newest": newest, "table": table}
-    )
+    shown = {"totals": totals, "today": today, "newest": newest, "table": table}
+    return pages.TemplateResponse(request, "statistics.html", shown)
 
 
 @api.get("/submissions/{number}", response_class=HTMLResponse, dependencies=[Depends(admin)])
@@ -159,8 +158,7 @@ async def process(authorization: Annotated[str, Header()] = "") -> dict[str, int
     """Run due jobs and return their number. A cron calls this each minute where no worker can run."""
     if not secrets.compare_digest(authorization.encode(), f"Bearer {os.environ['CRON_TOKEN']}".encode()):
         raise HTTPException(403)
-    done = await app.drain(max_jobs=10, max_seconds=25)
-    return {"processed": done.processed}
+    return {"processed": (await app.drain(max_jobs=10, max_seconds=25)).processed}
 
 
 api.mount("/queue", dashboard(app, authenticate=who))

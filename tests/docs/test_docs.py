@@ -461,6 +461,15 @@ def test_every_command_is_in_the_docs() -> None:
             assert shown_whole or (len(path) == 1 and path[0] in named), " ".join(path)
 
 
+@pytest.mark.parametrize("example", ["price_feed", "form_submissions"])
+def test_all_that_a_newcomer_copies_of_an_example_has_400_lines(example: str) -> None:
+    """Python, tables and pages together; the run and the outside world that it simulates are not copied."""
+    files = [path for path in (ROOT / "examples" / example).rglob("*") if path.suffix in (".py", ".sql", ".html")]
+    copied = [path for path in files if path.parent.name != "tests" and path.name not in ("__main__.py", "world.py")]
+    assert {"jobs.py", "web.py", "schema.sql", "page.html"} <= {path.name for path in copied}
+    assert sum(len(path.read_text().splitlines()) for path in copied) <= 400
+
+
 def test_every_make_target_in_the_docs_exists() -> None:
     """Each `make ...` on a page is a target of the Makefile, and CONTRIBUTING lists all of them."""
     makefile = text("Makefile")
