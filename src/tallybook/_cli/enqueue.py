@@ -60,6 +60,8 @@ def enqueue(db: Db, queue: str, task: str, args: str, unique: str | None, as_jso
 
     tallybook enqueue mail send_welcome '{"user_id": 42}' --delay "5 min"
     """
+    if task.lstrip().startswith(("{", "[")):
+        raise click.UsageError("the args come third: QUEUE TASK ARGS_JSON")
     options = checked_options(queue, task, {**given, "unique": unique})
     text = args_text(args, task)
     job = db.run(calls.enqueue(JobCall(task, text, unique, options)))

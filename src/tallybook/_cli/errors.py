@@ -88,7 +88,7 @@ _MEANT = {
 
 _OPTIONS = {
     "--concurrency": "--queues default=10", "--queue": "--queues", "--workers": "--processes", "--loglevel": "--log-level",
-    "--status": "--state",
+    "--status": "--state", "--at": "--run-at", "--eta": "--run-at", "--in": "--delay", "--countdown": "--delay",
 }  # fmt: skip
 """Options of other libraries' commands, and ours; an option of the command itself has precedence."""
 
@@ -97,7 +97,7 @@ def near(error: click.UsageError) -> str | None:
     """Suggest the nearest option or choice, or a noun with this command or option. Click suggests misspelt commands."""
     if error.ctx is None:
         return None
-    command, theirs = error.ctx.command, _OPTIONS
+    command = error.ctx.command
     quoted = re.match(r"(No such command )?'([^']*)'", error.message)
     if quoted and quoted[1] and isinstance(command, click.Group):
         word, nouns = quoted[2], command.commands.items() if error.ctx.parent is None else ()
@@ -109,7 +109,10 @@ def near(error: click.UsageError) -> str | None:
         given, known = error.option_name, [name for one in options for name in (*one.opts, *one.secondary_opts)]
         if given.removeprefix("--") in known:
             return f"{given.removeprefix('--').upper()} is an argument: write its value without a name"
+        if re.match(r"-\d", given):
+            return "A value that begins with - is read as an option: write -- before it"
         known = [name for name in known if name.startswith("--")]
+        theirs = {name: ours for name, ours in _OPTIONS.items() if ours.split()[0] in known}
     elif (
         quoted
         and isinstance(error, click.BadParameter)

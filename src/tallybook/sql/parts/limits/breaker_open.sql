@@ -18,7 +18,7 @@ language plpgsql as $$
 declare v_rule tallybook.limit_rule;
 begin
   select r.* into v_rule from tallybook._limit_of('breaker', p_name) r;
-  perform tallybook._refuse(not found, 'there is no breaker ' || p_name, 'Create one with breaker_set.');
+  perform tallybook._refuse(not found, 'there is no breaker ' || p_name, 'Set its rule first.');
   p_duration := coalesce(p_duration, v_rule.open_for);
   perform tallybook._check_range('duration', p_duration::text, p_duration between interval '0' and interval '100 years',
                                  'It must be from 0 to 100 years.');
