@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, LiteralString, cast
 
+import psycopg
 import pytest
 
 from support.broken import source
@@ -173,9 +174,10 @@ def _pages(conn: Connection, query: LiteralString) -> int:
     return int(min(found))
 
 
-def _claim_ten(db: Connection) -> None:
-    db.execute("create table ten as select tallybook.worker_start('w', '{q}') as worker, gen_random_uuid() as lease")
-    db.execute("select tallybook.claim(worker, '{q}', '{10}', lease) from ten")
+def _claim_ten(db: Connection, queue: str = "q") -> None:
+    started = "create table ten as select tallybook.worker_start('w', array[%s]) as worker, gen_random_uuid() as lease"
+    psycopg.ClientCursor(db).execute(started, (queue,))
+    db.execute("select tallybook.claim(worker, array[%s::text], '{10}', lease) from ten", (queue,))
     db.execute("""
     create table more as select t.worker, t.lease, l.job_id, l.attempt from ten t, tallybook.claimed_jobs(t.lease) l;
     drop table ten; alter table more rename to ten""")
@@ -204,6 +206,19 @@ def test_control_without_the_limit_all_jobs_of_a_transaction_are_read(db: Connec
     db.execute(cast("LiteralString", text.replace(limit, "")))
     _claim_ten(db)
     assert _pages(db, OF_TEN["claimed_jobs"]) > MOST
+
+
+def test_a_list_of_jobs_skips_no_other_jobs_of_their_transaction(db: Connection) -> None:
+    """Ten completed jobs of a transaction are listed as cheaply before 19,990 others of it as before ten."""
+    pages = []
+    for queue, jobs in (("few", "20"), ("q", "20000")):
+        db.execute(cast("LiteralString", ENQUEUE_BIG.replace("'q'", f"'{queue}'").replace("20000", jobs)))
+        _claim_ten(db, queue)
+        db.execute("select tallybook.complete(lease, job_id, attempt) from ten; drop table ten")
+        query = f"select * from tallybook.jobs('{queue}', states => '{{completed}}')"  # noqa: S608
+        assert len(db.execute(cast("LiteralString", query)).fetchall()) == 10
+        pages.append(_pages(db, cast("LiteralString", query)))
+    assert pages[1] < pages[0] + 50
 
 
 def test_why_reads_only_what_is_before_a_job(db: Connection) -> None:

@@ -34,8 +34,7 @@ begin
                  lateral (select case when (u.xid, u.seq) < (v_xid, v_seq) then u.xid else v_xid end,
                                  case when (u.xid, u.seq) < (v_xid, v_seq) then u.seq + 1 else v_seq end) b(xid, seq),
                  lateral (select e.xid, e.seq from tallybook.entry e
-                           where e.lane_id = l.lane_id and e.retention = l.retention and e.xid <= b.xid
-                                 and (e.xid, e.seq) < (b.xid, b.seq)
+                           where e.lane_id = l.lane_id and e.retention = l.retention and (e.xid, e.seq) < (b.xid, b.seq)
                            order by e.xid desc, e.seq desc limit 1) e
            where c.xid is null or c.others <> '{}' or (e.xid, e.seq) > (c.xid, c.seq)
            order by e.xid desc, e.seq desc) h;
@@ -80,6 +79,9 @@ end $$;
 
 -- _line_rows(lane, what, xid, seq, most): the last entries of a lane below this place, at most `most`. what: see
 -- _jobs_by_line.
+--
+-- Without "xid <= ...": beside it, a backward scan of PostgreSQL 18 begins at the last entry of that transaction, and not
+-- at the row comparison. A transaction can have enqueued a million jobs.
 create or replace function tallybook._line_rows(p_lane_id int, p_what text, p_xid xid8, p_seq bigint, p_most int)
 returns table (xid xid8, seq bigint, job_id bigint, attempt int, task text, enqueued_at timestamptz)
   language plpgsql stable as $$
@@ -99,7 +101,7 @@ begin
   select f.xid, f.seq, f.job_id, f.attempt, f.task, f.enqueued_at from (
     (select e.xid, e.seq, e.job_id, e.attempt, e.task, e.enqueued_at from tallybook.entry e
       where e.lane_id = l.lane_id and e.retention = l.retention and e.xid >= v.xid and (e.xid, e.seq) > (v.xid, v.seq)
-            and e.xid <= p_xid and (e.xid, e.seq) < (p_xid, p_seq)
+            and (e.xid, e.seq) < (p_xid, p_seq)
       order by e.xid desc, e.seq desc limit p_most)
     union all  -- late commits
     (select e.xid, e.seq, e.job_id, e.attempt, e.task, e.enqueued_at
