@@ -221,6 +221,17 @@ def test_a_list_of_jobs_skips_no_other_jobs_of_their_transaction(db: Connection)
     assert pages[1] < pages[0] + 50
 
 
+def test_a_claim_is_published_without_a_look_at_earlier_jobs_of_the_transaction(db: Connection) -> None:
+    """The last ten of a transaction's 20,000 jobs are claimed as cheaply as the first ten, their events included."""
+    db.execute("select tallybook.queue_set('q', notify => true)")
+    db.execute(ENQUEUE_BIG)
+    db.execute("create table ten as select tallybook.worker_start('w', '{q}') as worker")
+    claim: LiteralString = "select tallybook.claim(worker, '{q}', '{10}', gen_random_uuid()) from ten"
+    first = _pages(db, claim)
+    db.execute("select tallybook.claim(worker, '{q}', '{19980}', gen_random_uuid()) from ten")
+    assert _pages(db, claim) < first + 50
+
+
 def test_why_reads_only_what_is_before_a_job(db: Connection) -> None:
     """The tenth of 2,000 jobs of one transaction reads no more index entries of its line than are before it."""
     db.execute("select tallybook.enqueue('q', 'work') from generate_series(1, 2000)")
