@@ -27,12 +27,10 @@ begin
       from come c join tallybook.lane l on l.lane_id = c.lane_id join tallybook.queue q on q.name = l.queue
            and q.notify, lateral (
         -- its interval (see claimed_jobs), or the one entry; not in a case: the index begins and ends there
-        select case when c.one_xid is null then c.from_xid else c.one_xid end,
-               case when c.one_xid is null then c.from_seq else c.one_seq - 1 end,
+        select coalesce(c.one_xid, c.from_xid), case when c.one_xid is null then c.from_seq else c.one_seq - 1 end,
                coalesce(c.one_xid, c.pos_xid), coalesce(c.one_seq, c.pos_seq)) i(from_xid, from_seq, to_xid, to_seq),
            lateral (
-        select x.job_id, x.task from tallybook.entry x
-         where x.lane_id = c.lane_id and x.retention = c.retention
+        select x.job_id, x.task from tallybook.entry x where x.lane_id = c.lane_id and x.retention = c.retention
            and x.xid >= i.from_xid and (x.xid, x.seq) > (i.from_xid, i.from_seq)
            and x.xid <= i.to_xid and (x.xid, x.seq) <= (i.to_xid, i.to_seq)
            and (c.one_xid is not null or x.seq <> all (c.skipped)
