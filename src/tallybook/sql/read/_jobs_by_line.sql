@@ -108,7 +108,7 @@ begin
        from (select x from unnest(v.others) x where x < v.xid and x <= p_xid order by x desc) o(xid), lateral (
          select y.* from tallybook.entry y
           where y.lane_id = l.lane_id and y.retention = l.retention and y.xid = o.xid
-                and (y.xid, y.seq) < (p_xid, p_seq)
+                and y.seq < case when o.xid < p_xid then 9223372036854775807 else p_seq end
           order by y.seq desc limit p_most) e
       limit p_most)) f
    order by f.xid desc, f.seq desc limit p_most;
