@@ -88,17 +88,16 @@ declare
   v_states text[] := case when p_filter ? 'states'
     then array(select jsonb_array_elements_text(p_filter -> 'states')) end;
   v_since timestamptz := p_filter ->> 'since'; v_before timestamptz := p_filter ->> 'before'; v_found int := 0;
-  v_rows int;
+  v_rows int; v_skip int := 0; v_size int := p_most;
 begin
   -- Slice by slice, because one statement looks up all of its ids, also those behind the last one wanted.
-  for v_skip in 0..coalesce(cardinality(p_ids), 0) - 1 by greatest(p_most, 50) loop
+  while v_skip < cardinality(p_ids) loop
     return query
     select i.n, row(j.id, j.queue, j.task, j.state, j.priority, j.attempt, j.attempts, j.failures, j.max_attempts,
                     j.enqueued_at, j.run_at, j.started_at,
                     j.ended_at, j.worker, j.summary, j.reason, j.last_error, j.subject, j.unique_key, j.progress,
                     j.unserved, j.errors -> -1)::tallybook.job_line
-      from (select u.id, u.n + v_skip as n
-              from unnest(p_ids[v_skip + 1:v_skip + greatest(p_most, 50)]) with ordinality u(id, n)) i
+      from (select u.id, u.n + v_skip as n from unnest(p_ids[v_skip + 1:v_skip + v_size]) with ordinality u(id, n)) i
      cross join lateral (select x.* from tallybook.job x where x.id = i.id limit 1) j
      where (v_queue is null or j.queue = v_queue) and (v_task is null or j.task = v_task)
            and (v_states is null or j.state = any (v_states))
@@ -116,6 +115,7 @@ begin
     get diagnostics v_rows = row_count;
     v_found := v_found + v_rows;
     exit when v_found = p_most;
+    v_skip := v_skip + v_size; v_size := greatest(p_most, 50);
   end loop;
 end $$;
 
