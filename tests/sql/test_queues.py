@@ -108,7 +108,7 @@ def test_the_default_of_attempts_is_between_the_tasks_and_5(db: Connection, hand
 
 
 def test_a_class_is_for_new_lanes(db: Connection, hands: Hands) -> None:
-    """S3-36: after a change of class producers use new lanes of that class, and the old lanes are drained."""
+    """S3-21, S3-36: after a change of class producers use new lanes of that class, and the old lanes are drained."""
 
     def lanes(db: Connection) -> list[tuple[Any, ...]]:
         return db.execute(
