@@ -357,7 +357,7 @@ def test_a_range_that_is_written_again_is_counted_anew(db: Connection, now: date
 def test_a_long_reader_makes_nobody_wait(
     db: Connection, connect: Callable[..., Connection], now: datetime, insists: bool
 ) -> None:
-    """S3-20: prune tries later while a dump reads a range, and claims do not wait; control: a plain TRUNCATE."""
+    """S3-21: prune tries later while a dump reads a range, and claims do not wait; control: a plain TRUNCATE."""
     hands = Hands(db)
     done(db, hands, 5)
     cut(db)
@@ -657,7 +657,7 @@ def misplaced(db: Connection) -> int:
 
 
 def test_a_large_range_is_cut_without_a_look_at_its_rows(db: Connection) -> None:
-    """S3-20: a large range is validated beside producers; under the lock PostgreSQL relies on its constraint."""
+    """S3-21: a large range is validated beside producers; under the lock PostgreSQL relies on its constraint."""
     hands = Hands(db)
     in_steps(db)
     done(db, hands, 3)
@@ -707,7 +707,7 @@ def test_control_a_cut_behind_what_was_written_is_seen(db: Connection) -> None:
 
 
 def test_no_producer_and_no_claim_fails_beside_cuts(db: Connection, connect: Callable[..., Connection]) -> None:
-    """S3-20: while ranges are cut again and again beside producers and a claimer, each job runs once, in its range."""
+    """S3-21: while ranges are cut again and again beside producers and a claimer, each job runs once, in its range."""
     in_steps(db)
     more = True
 

@@ -47,7 +47,7 @@ def test_dead_letters_go_after_their_time(db: Connection, now: datetime) -> None
 def test_a_dead_letter_that_somebody_has_is_left(
     db: Connection, connect: Callable[..., Connection], now: datetime
 ) -> None:
-    """S3-20: a sweep skips a locked row without waiting and deletes it later."""
+    """A sweep skips a locked row without waiting and deletes it later."""
     make_dead(db, Hands(db))
     other = connect(autocommit=False)
     other.execute("select from tallybook.dead for update")
@@ -58,7 +58,7 @@ def test_a_dead_letter_that_somebody_has_is_left(
 
 
 def test_a_batch_is_at_most_a_thousand_rows(db: Connection, now: datetime) -> None:
-    """S3-20: one sweep deletes at most 1000 rows of a table, and reports whether there are more."""
+    """S3-31: one sweep deletes at most 1000 rows of a table, and reports whether there are more."""
     db.execute(
         "insert into tallybook.fire (schedule, tick, fired_at, what) select 's', %s - make_interval(secs => n), %s, 'enqueued'"
         " from generate_series(1, 1500) n",

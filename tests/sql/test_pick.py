@@ -38,7 +38,7 @@ def rescued(db: Connection, at: datetime) -> int:
 
 
 def test_a_pick_is_ended_by_its_lease(db: Connection) -> None:
-    """S3-05: pick and complete work without worker_start and heartbeat; a queue that nobody has used is empty."""
+    """S3-26: pick and complete work without worker_start and heartbeat; a queue that nobody has used is empty."""
     assert pick(db) == []
     jobs = put(db, 3)
     picked = pick(db)
@@ -50,7 +50,7 @@ def test_a_pick_is_ended_by_its_lease(db: Connection) -> None:
 
 
 def test_no_job_is_picked_twice(db: Connection, connect: Any) -> None:
-    """Two callers get ten different jobs each, through one row in `worker`; the others are left."""
+    """S3-26: two callers get ten different jobs each, through one row in `worker`; the others are left."""
     jobs = put(db, 25)
     first, second = pick(db), pick(connect())
     assert [job for _, job, _ in first + second] == jobs[:20]
@@ -92,7 +92,7 @@ def test_a_pick_takes_one_version_only(db: Connection) -> None:
 
 
 def test_the_lock_runs_out(db: Connection) -> None:
-    """An attempt that outlives its lock time by a quarter at most is given back; the old lease is refused."""
+    """S3-05, S3-26: an attempt is given back at most a quarter after its lock time, not before; its lease is refused."""
     (job,) = put(db)
     (old,) = pick(db)
     put(db)

@@ -288,13 +288,13 @@ def test_there_are_no_statistics(stage: Stage) -> None:
 
 
 def test_no_ledger_is_read_from_end_to_end(stage: Stage) -> None:
-    """Without statistics, no hot statement scans the whole of entry, claim, outcome or scheduled."""
+    """S3-19, S3-20: without statistics, no hot statement scans the whole of entry, claim, outcome or scheduled."""
     whole_tables = {verb: reading.whole_tables for verb, reading in stage.readings[LARGE].items()}
     assert {verb: tables for verb, tables in whole_tables.items() if tables} == {}
 
 
 def test_history_costs_nothing(stage: Stage) -> None:
-    """With ten times the history a call reads the same pages, but for the height of its indexes.
+    """S3-19, S3-20: with ten times the history a call reads the same pages, but for the height of its indexes.
 
     One page for each job or claim of the history would be 18,000 or 1,800 more.
     """

@@ -108,7 +108,7 @@ def test_the_default_of_attempts_is_between_the_tasks_and_5(db: Connection, hand
 
 
 def test_a_class_is_for_new_lanes(db: Connection, hands: Hands) -> None:
-    """S3-36: after a change of class producers use new lanes of that class, and the old lanes are drained."""
+    """S3-21, S3-36: after a change of class producers use new lanes of that class, and the old lanes are drained."""
 
     def lanes(db: Connection) -> list[tuple[Any, ...]]:
         return db.execute(
@@ -251,8 +251,10 @@ def test_a_queue_can_be_dumped_alone(db: Connection, hands: Hands) -> None:
         dumped = b"".join(copy).decode().splitlines()
     assert [int(line.split("\t")[0]) for line in dumped] == sorted(jobs)
     db.execute("select tallybook.worker_stop(%s)", (hands.worker,))
+    db.execute("select tallybook.queue_set('q', max_attempts => 7)")
     db.execute("select tallybook.queue_drop('q', truncate => true)")
     assert db.execute("select queue, state, jobs from tallybook.backlog()").fetchall() == [("other", "available", 1)]
+    assert db.execute("select name, max_attempts from tallybook.queues").fetchall() == [("other", None)]
 
 
 def top(db: Connection, **more: Any) -> list[Row]:

@@ -141,7 +141,7 @@ select format('%I.%I', n.nspname, c.relname) from pg_class c join pg_namespace n
 
 
 def test_what_is_due_is_found_by_its_index(db: Connection) -> None:
-    """S4-03: promote reads the ten due jobs and none of the 3,000 others; control: without the index it reads all."""
+    """S3-20, S4-03: promote reads the ten due jobs and none of the 3,000 others; control: without the index it reads all."""
     db.execute("select tallybook.enqueue('q', 'work', run_at => now() + '1 day') from generate_series(1, 3000)")
     db.execute("select tallybook.enqueue('q', 'work', run_at => now() + '1 hour') from generate_series(1, 10)")
     due: LiteralString = "select tallybook.promote(at => now() + '2 hours')"

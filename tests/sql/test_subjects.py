@@ -62,7 +62,7 @@ def test_a_subject_has_these_columns(db: Connection) -> None:
 
 
 def test_a_second_push_is_a_no_op(db: Connection, hands: Hands) -> None:
-    """S3-02: a second push of a subject changes nothing, whether it is planned, pending, active or completed."""
+    """S3-02, S3-22: a second push of a subject changes nothing, whether it is planned, pending, active or completed."""
     job, created = push(db, "a", args={"n": 1}, run_at=clock(db, "1 h"))
     assert created
     assert push(db, "a", args={"n": 2}) == (job, False)
@@ -537,7 +537,7 @@ def test_an_ended_subject_outlives_its_history(db: Connection, hands: Hands) -> 
 
 
 def test_the_error_log(db: Connection, hands: Hands) -> None:
-    """S3-30: failures, newest first, by time, queue, task, subject, job, attempt, message, details and ref_id."""
+    """S3-29, S3-30: failures, newest first, by time, queue, task, subject, job, attempt, message, details and ref_id."""
     hour = timedelta(hours=1)
     push(db, "a")
     job = start_one(hands)
@@ -598,7 +598,7 @@ def test_a_subject_that_waits_for_a_permit_is_pending(db: Connection) -> None:
 
 
 def test_an_upsert_changes_a_subject_that_waits_for_a_permit(db: Connection) -> None:
-    """S3-03: upsert changes args and priority of the waiting job in place; it starts once, with the new args."""
+    """S3-25: upsert changes args and priority of the waiting job in place; it starts once, with the new args."""
     asker = Asker(db)
     job = waits_for_a_permit(db, asker)
     assert upsert(db, "b", at=T)[:2] == (job, "unchanged")
@@ -615,7 +615,7 @@ def test_an_upsert_changes_a_subject_that_waits_for_a_permit(db: Connection) -> 
 
 
 def test_an_upsert_pushes_a_subject_that_waits_for_a_permit_to_later(db: Connection) -> None:
-    """S3-03: a subject that is pushed to a later time is planned when its turn comes, and starts at that time."""
+    """S3-25: a subject that is pushed to a later time is planned when its turn comes, and starts at that time."""
     asker = Asker(db)
     job = waits_for_a_permit(db, asker)
     assert upsert(db, "b", at=T, run_at=T + HOUR)[1:] == ("updated", T, T + HOUR)
@@ -627,7 +627,7 @@ def test_an_upsert_pushes_a_subject_that_waits_for_a_permit_to_later(db: Connect
 
 
 def test_a_subject_that_waits_for_a_permit_is_forgotten(db: Connection) -> None:
-    """S3-05: forget cancels the subject's waiting job and frees the name."""
+    """Forget cancels the subject's waiting job and frees the name."""
     job = waits_for_a_permit(db, Asker(db))
     assert forget(db, "b") == "forgotten"
     assert subject(db, "b") is None

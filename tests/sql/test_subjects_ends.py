@@ -32,7 +32,7 @@ def seen(db: Connection, name: str = "a") -> dict[str, Any]:
 
 
 def test_reschedule(db: Connection, hands: Hands) -> None:
-    """S3-07, S3-27: a reschedule counts an iteration, sets last_at, resets attempts and failures, keeps the job."""
+    """S3-01, S3-07, S3-27: a reschedule counts an iteration, sets last_at, resets attempts and failures, keeps the job."""
     job, _ = push(db, "a", args={"n": 1})
     end(hands, "subject_reject", start_one(hands), message="no", retry_in="0")
     attempt = start_one(hands)
@@ -242,7 +242,7 @@ def test_a_dead_process_gives_its_subject_back(db: Connection) -> None:
 
 
 def test_rejects_are_spaced_in_time(db: Connection, hands: Hands) -> None:
-    """S3-06: after a failure the next attempt comes later: by the given delay, or by the default backoff."""
+    """S3-29: after a failure the next attempt comes later: by the given delay, or by the default backoff."""
     push(db, "a")
     end(hands, "subject_reject", start_one(hands), message="no", retry_in="5 min")
     assert promote(db, "4 min") == 0

@@ -77,6 +77,8 @@ VERBS = {
         f"the view: {name}": f"select * from tallybook.subject where task = 't' and subject = '{name}'"  # noqa: S608
         for name in ("planned 7", "pending 7", "ended 6", "ended 7", "long, active", "long, pending", "none")
     },
+    "the list of the stopped": "select * from tallybook.subjects(states => '{completed,killed,dead}', max_subjects => 20)",
+    "the trace of one": "select * from tallybook.trace(subject => 'planned 7')",
     "the newest errors": "select * from tallybook.error order by ended_at desc limit 20",
     "push": "select * from tallybook.subject_push('q', 't', 'new')",
     "push, there": "select * from tallybook.subject_push('q', 't', 'planned 7')",

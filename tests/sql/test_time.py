@@ -31,7 +31,7 @@ def claim(db: Connection, worker: int, at: datetime) -> UUID:
 
 @pytest.mark.servers
 def test_no_function_asks_the_clock_itself(db: Connection) -> None:
-    """S3-19: functions read the clock only for default arguments; the one exception measures how long a run took."""
+    """Functions read the clock only for default arguments; the one exception measures how long a run took."""
     asking = db.execute(
         "select p.proname::text from pg_proc p where p.pronamespace = 'tallybook'::regnamespace"
         " and p.prosrc ~* '(clock_timestamp|statement_timestamp|transaction_timestamp|timeofday|\\mnow) *\\(|current_timestamp'"

@@ -304,7 +304,7 @@ def test_two_claimers_take_each_job_once(db: Connection, connect: Callable[..., 
 
 
 def test_a_claim_gives_whole_and_current_rows(db: Connection) -> None:
-    """S3-09: a claim returns the whole job with the attempt's own numbers, even after a failure."""
+    """S3-09: a claim returns the whole job with the attempt's own numbers, after a failure, and with replaced args."""
     job = one(
         db,
         "select tallybook.enqueue('mail', 'send', '{\"n\": 1}', headers => '{\"trace\": \"x\"}',"
@@ -313,12 +313,14 @@ def test_a_claim_gives_whole_and_current_rows(db: Connection) -> None:
     worker = start(db)
     lease = claim(db, worker)
     one(db, "select tallybook.fail(%s, %s, 1, '{}', retry_in => '0')", lease, job)
+    replace = "select tallybook.enqueue('mail', 'send', '{\"n\": 2}', unique_key => 'k', on_conflict => 'replace_args')"
+    assert one(db, replace) == job
     lease = claim(db, worker)
     columns = (
         "job_id, attempt, task, args, headers, queue, priority, failures, crashes, max_attempts, unique_key, blocked_by"
     )
     shown = db.execute(f"select {columns} from tallybook.claimed_jobs(%s)", [lease]).fetchall()  # noqa: S608
-    assert shown == [(job, 2, "send", {"n": 1}, {"trace": "x"}, "mail", 2, 1, 0, 3, "k", None)]
+    assert shown == [(job, 2, "send", {"n": 2}, {"trace": "x"}, "mail", 2, 1, 0, 3, "k", None)]
 
 
 def test_a_claim_takes_no_more_than_asked_for(db: Connection) -> None:
@@ -334,7 +336,7 @@ def test_a_claim_takes_no_more_than_asked_for(db: Connection) -> None:
 
 
 def test_only_what_is_due_is_claimed(db: Connection) -> None:
-    """A scheduled or retrying job is not claimed before its time, but once promote finds it due."""
+    """S3-19: a scheduled or retrying job is not claimed before its time, but once promote finds it due."""
     now = one(db, "select now()")
     later = one(db, "select tallybook.enqueue('mail', 'send', run_at => %s)", now + DAY)
     job = one(db, "select tallybook.enqueue('mail', 'send')")

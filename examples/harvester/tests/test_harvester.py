@@ -190,7 +190,7 @@ def test_args_of_the_release_before_are_upgraded_in_the_flow(large: Harvest) -> 
 
 @pytest.mark.slow
 def test_a_page_that_names_an_item_changes_what_is_planned(large: Harvest) -> None:
-    """S3-13 S3-25: the newest mention counts, and the report has the old and the new time of the check."""
+    """S3-12 S3-13 S3-25: the newest mention counts, also a page's; the report has the old and the new time of the check."""
     soon = price.with_(delay="1 hour")
     (first,) = app.subjects.upsert_many([soon.subject("item:7").job(7, 100, "/page/1")]).sync(large.db)
     (second,) = app.subjects.upsert_many([soon.subject("item:7").job(7, 250, "/page/2")]).sync(large.db)
@@ -200,6 +200,13 @@ def test_a_page_that_names_an_item_changes_what_is_planned(large: Harvest) -> No
     assert large.rows("select id, cents, url, checks from item") == [(7, 250, "/page/2", 1)]
     (third,) = app.subjects.upsert_many([soon.subject("item:7").job(7, 300, "/page/1")]).sync(large.db)
     assert third.report == "updated", "its name was kept, and it begins again"
+    page = next(n for n in sorted(large.site.readable) if large.site.is_leaf(n) and large.site.items(n, 1))
+    named = large.site.items(page, 1)
+    app.subjects.upsert_many([soon.subject(f"item:{n}").job(n, 1, "/page/1") for n in named]).sync(large.db)
+    large.push(page)
+    large.read_first()
+    planned = [price.subject(f"item:{n}").get().sync(large.db) for n in named]
+    assert [one and one.args["cents"] for one in planned] == [*named.values()]
 
 
 @pytest.mark.slow
