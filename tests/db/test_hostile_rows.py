@@ -120,7 +120,7 @@ def strict(text: str) -> Any:
 @pytest.mark.direct("many pages of one database")
 @pytest.mark.parametrize("kind", KINDS)
 async def test_every_page(db: Connection, dsn: str, make: Any, kind: str) -> None:
-    """S1-01: whatever a row holds, each linked page is served, and no value becomes markup."""
+    """Whatever a row holds, each linked page is served, and no value becomes markup."""
     data = (
         "/trace?link=k%3D1",
         "/trace?subject=s&task=t",
@@ -194,7 +194,7 @@ JOBS = [str(job) for job in range(1, 7)]
     "kind", ["values", *(pytest.param(kind, marks=pytest.mark.slow) for kind in (*INSTANTS, "names"))]
 )
 def test_every_command(db: Connection, dsn: str, kind: str) -> None:
-    """S1-01: whatever a row holds, each reading command ends without a traceback, in text and in strict JSON."""
+    """Whatever a row holds, each reading command ends without a traceback, in text and in strict JSON."""
 
     def reading(group: click.Group, *words: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
         """Every command that changes nothing."""
@@ -258,7 +258,7 @@ async def test_every_answer(db: Connection, dsn: str, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_every_question_in_python(db: Connection, dsn: str, kind: str) -> None:
-    """S1-01: whatever a row holds, the app's reading verbs return."""
+    """Whatever a row holds, the app's reading verbs return."""
     hostile(db, kind)
     app = App("shop", dsn=dsn)
     async with app.open():

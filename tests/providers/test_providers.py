@@ -44,6 +44,7 @@ async def test_a_provider_and_its_secrets(app: App, db: Any) -> None:
     ).fetchall()
     assert [row[:3] for row in stored] == [("current", "k1", 12), ("previous", "k1", 12)]
     assert [len(row[3]) for row in stored] == [len("third") + 16, len("second") + 16]
+    assert not stored[0][3].startswith(b"third") and not stored[1][3].startswith(b"second")
     assert await providers.drop_secret("acme", "api_key", previous_only=True)
     assert not await providers.drop_secret("acme", "api_key", previous_only=True)
     assert (await providers.get("acme")).secrets["api_key"].previous is None

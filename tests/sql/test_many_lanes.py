@@ -32,15 +32,15 @@ def _looks(db: Connection) -> Callable[[], int]:
 
 
 def test_a_claim_of_many_lanes_looks_at_the_first(db: Connection) -> None:
-    """With 30 priorities in line a claim looks closely at the first only; with none in line, at 10 of them."""
+    """S1-08: 30 priorities are claimed in their order; a claim looks closely at the first only, or at 10 empty ones."""
     hands = Hands(db)
-    for priority in range(MANY):
-        put(db, priority=priority)
+    jobs = [put(db, priority=priority) for priority in reversed(range(MANY))]
     looks = _looks(db)
-    hands.claim(1)
+    order = [job.id for job in hands.claim(1)]
     assert looks() == 1
-    while hands.claim(1):
-        pass
+    while claimed := hands.claim(1):
+        order += [job.id for job in claimed]
+    assert order == jobs[::-1]
     looks()
     assert hands.claim(1) == []
     assert looks() == 10

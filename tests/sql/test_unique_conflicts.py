@@ -103,9 +103,9 @@ def test_replace_args_changes_a_queued_job(db: Connection, hands: Hands, place: 
 def test_raise_priority_changes_a_queued_job(db: Connection, hands: Hands, place: str) -> None:
     """S1-07: a more urgent enqueue of a queued key moves the job before earlier ones; a less urgent one does not."""
     job = queued(db, hands, place)
-    before = [put(db) for _ in range(2)]
-    for priority in (1, 3):
-        assert put(db, unique_key="k", priority=priority, on_conflict="raise_priority") == job
+    before = [put(db, unique_key=key) for key in ("firm", None)]
+    for key, priority in (("k", 1), ("k", 3), ("firm", 3)):
+        assert put(db, unique_key=key, priority=priority, on_conflict="raise_priority") in (job, before[0])
     db.execute("select tallybook.promote()")
     assert hands.one("select priority from tallybook.job where id = %s", job) == 1
     if place == "available":

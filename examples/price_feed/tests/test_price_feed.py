@@ -114,11 +114,13 @@ def test_holdings_are_shown_at_once_and_a_price_is_there_at_the_next_load(client
 
 @pytest.mark.slow
 def test_a_stale_price_is_shown_and_renewed(client: Any, db: Any, world: World) -> None:
-    """S1-01 S1-06: what is known is served, however old; a look a day later puts the same key in once more."""
+    """S1-01 S1-06 S1-23: an old price is served; the key is enqueued again, by the schedule too after yesterday's look."""
     asset = hold(db, "RELIANCE.NS", currency="INR")
     client.get("/holdings/ada")
     work(db, world)
     world.move(db, DAY + timedelta(minutes=1))
+    app.schedules.run("wanted-prices").sync(db)
+    assert lined_up(db) == [("RELIANCE.NS", "available", 2)]
     page = client.get("/holdings/ada").text
     assert "2,847.50 INR" in page and f'data-asset="{asset}" class="fetching"' in page
     work(db, world)
@@ -166,6 +168,7 @@ def test_the_minute_wants_what_is_missing_or_looked_at(db: Any) -> None:
             db.execute("insert into price values (%s, %s, 1, 'yahoo', now() - %s)", (-n, asset, priced))
         if viewed is not NEVER:
             db.execute("update asset set viewed_at = now() - %s where id = %s", (viewed, asset))
+    assert one(db, "select cron from tallybook.schedule where name = 'wanted-prices'") == "* * * * *"
     for _ in range(2):
         app.schedules.run("wanted-prices").sync(db)
         assert lined_up(db) == [(symbol, "available", 2) for symbol in sorted(CASES) if CASES[symbol][3]]
