@@ -79,6 +79,10 @@ async def test_a_clock_that_dies_before_its_commit_has_fired_nothing(dsn: str, d
         assert (await clock.run(at=NOON + STEP)).fired == 1
     assert fires(db) == ["enqueued"]
     assert one(db, "select count(*) from tallybook.job") == 1
+    together = (
+        "select f.xmin = e.xmin and f.xmin = s.xmin from tallybook.fire f, tallybook.entry e, tallybook.schedule s"
+    )
+    assert one(db, together) is True
 
 
 async def test_a_clock_that_is_frozen_stops_nobody(dsn: str, db: Any) -> None:

@@ -212,7 +212,7 @@ async def test_the_look_finds_jobs_for_a_worker_that_is_not_woken(
 async def test_an_idle_claimer_leaves_the_look_to_the_services(
     app: App, dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An idle worker claims nothing while the services look often enough: one statement instead of two."""
+    """S5-09: an idle worker waits: it claims nothing while services look often enough, one statement instead of two."""
     monkeypatch.setattr(claimer_module, "jittered", lambda seconds: seconds)
     async with working(app, dsn, poll=S) as worker:
         await eventually(

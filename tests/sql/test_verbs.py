@@ -136,12 +136,15 @@ def test_ids_are_bigint_and_exact_in_json(db: Connection) -> None:
 
 
 def test_args_are_jsonb_and_can_be_asked_for(db: Connection) -> None:
-    """S5-02: args are jsonb, so jobs are found by their content; a unique key makes (task, args) idempotent."""
+    """S5-02: a job is a row with task, args as jsonb and time; a unique key makes (task, args) idempotent."""
     put = "select tallybook.enqueue('mail', 'send', a, unique_key => md5(a::text)) from (select %s::jsonb as a) x"
     first = one(db, put, '{"user_id": 1}')
     assert one(db, put, '{"user_id":1}') == first
     second = one(db, put, '{"user_id": 2}')
     assert see(db, "id", "args @> '{\"user_id\": 2}'") == [(second,)]
+    at = one(db, "select now() + interval '1 day'")
+    later = one(db, "select tallybook.enqueue('mail', 'send', '{\"user_id\": 3}', run_at => %s)", at)
+    assert see(db, "task, args, run_at, state", f"id = {later}") == [("send", {"user_id": 3}, at, "scheduled")]
 
 
 def test_everything_is_in_sql(db: Connection) -> None:
@@ -273,7 +276,7 @@ def test_bulk_enqueue_with_a_bad_job_puts_none_in(db: Connection) -> None:
 
 @pytest.mark.parametrize("limit", [1, 100])
 def test_claims_go_by_priority_then_order(db: Connection, limit: int) -> None:
-    """S1-08: jobs are claimed by priority number, then in the order of enqueue; a batch keeps its own order."""
+    """S1-08 S2-09: jobs are claimed by priority number, then in the order of enqueue; a batch keeps its own order."""
     second = [one(db, "select tallybook.enqueue('mail', 'send')") for _ in range(2)]
     many = (
         "select job_ids from tallybook.enqueue_many('{mail,mail}', '{a,b}', '{\"{}\",\"{}\"}', priorities => '{2,2}')"

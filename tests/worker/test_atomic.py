@@ -28,6 +28,15 @@ BEATEN = "select bool_and(seen_at > started_at) from tallybook.worker where ende
 WRITTEN = (
     "select count(*) > 0 from pg_locks where relation = 'effect'::regclass and mode = 'RowExclusiveLock' and granted"
 )
+# A commit of the effect is refused unless the same transaction ends its job.
+NOT_WITHOUT_ITS_END = """
+create function ended() returns trigger language plpgsql as $$
+begin
+  if tallybook.state(new.job_id) <> 'completed' then raise 'an effect without its end'; end if;
+  return null;
+end $$;
+create constraint trigger ended after insert on effect deferrable initially deferred
+  for each row execute function ended()"""
 Declare = Callable[[App, Then], Task[[int], Any]]
 
 
@@ -67,6 +76,7 @@ async def test_writes_follow_up_jobs_and_the_end_commit_together(
 ) -> None:
     """S5-03 P4: the handler's writes, the jobs that it enqueues and its end are one transaction, with every library."""
     seen: list[Any] = []
+    db.execute(NOT_WITHOUT_ITS_END)
 
     def look(tx: Any, ctx: Context) -> str:
         with psycopg.connect(dsn, autocommit=True) as other:

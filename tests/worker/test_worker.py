@@ -294,7 +294,7 @@ async def test_lower_priority_numbers_run_first(app: App, dsn: str, db: Any, job
 
 
 async def test_delayed_and_immediate_jobs_go_through_one_queue(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """S2-01: one worker runs delayed and immediate jobs; a delayed one starts when due, without polling."""
+    """S2-01 S2-09: one worker runs delayed and immediate jobs; a delayed one starts when due, without polling."""
     ran: list[str] = []
 
     @app.task
