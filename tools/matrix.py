@@ -1,4 +1,4 @@
-"""make matrix: run the tests on every supported Python, PostgreSQL and library, and print a table of the results.
+"""make matrix: run the tests on many versions of Python, PostgreSQL and libraries, and print a table of the results.
 
 A cell is one environment below .matrix/, made once, and one run of the tests in it: all tests that are not slow on
 PostgreSQL 18. A cell named after a PostgreSQL runs the tests that depend on the server. ONLY=py3.12,pg17 chooses cells.

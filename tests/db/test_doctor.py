@@ -114,7 +114,7 @@ def test_an_open_transaction(patient: Patient, connect: Callable[..., Connection
         patient.fine(check)
         found = patient.ill(check, f"pid {pid} (", "idle in transaction", level=level, later=later)
         assert command(found, "select pg_terminate_backend") == f"select pg_terminate_backend({pid});"
-    assert "jobs among it" in patient.ill("transactions", later="15 min").finding
+    assert "has enqueued jobs" in patient.ill("transactions", later="15 min").finding
     open_.commit()
     for check in ("horizon", "transactions", "idle_in_transaction"):
         patient.fine(check, later="2 h")
@@ -140,7 +140,7 @@ def test_a_prepared_transaction(patient: Patient, connect: Callable[..., Connect
     patient.fine("prepared")
     found = patient.ill("prepared", gid, "with jobs", later="10 min")
     patient.ill("horizon", gid, level="note", later="10 min")
-    patient.ill("transactions", gid, "jobs among it", later="15 min")
+    patient.ill("transactions", gid, "has enqueued jobs", later="15 min")
     patient.db.execute(command(found, "rollback prepared").encode())
     for check in ("prepared", "horizon", "transactions"):
         patient.fine(check, later="2 h")

@@ -14,7 +14,7 @@ from tallybook._db import roles as database
 @click.option("--prefix", default=database.PREFIX, show_default=True, help="Prefix of the names of the five roles.")
 @click.option("--existing", is_flag=True, help="Create no role: grant the rights to existing ones.")
 @click.option("--sql", "only_sql", is_flag=True, help="Print the SQL; change nothing.")
-@click.option("--forget", is_flag=True, help="Revoke the rights and let everybody run the functions again.")
+@click.option("--forget", is_flag=True, help="Revoke the rights and make the functions public again.")
 def roles(db: Db, prefix: str, existing: bool, only_sql: bool, forget: bool) -> str | None:
     """Create the database roles, with exactly their rights.
 

@@ -73,8 +73,8 @@ begin
               when h.kind = 'replication slot' and (not h.active or h.transactions > 1000000) or h.age >= 3600
               then 'warning'
               when h.age >= 300 or h.age is null and h.transactions > 100000 then 'note' end),
-        ('transactions', format('%s has not committed for %s after its first write%s', h.who, h.ago,
-                                case when h.jobs then ', jobs among it' end), coalesce(h.jobs, false),
+        ('transactions', format('the transaction of %s has been open for %s and has %s', h.who, h.ago,
+                                case when h.jobs then 'enqueued jobs' else 'written rows' end), coalesce(h.jobs, false),
          case when h.writes and h.age >= 600 then 'warning' when h.writes and h.age >= 60 then 'note' end),
         ('idle_in_transaction', format('%s has been idle in its transaction for %s', h.who,
                                        tallybook._ago(p_at - h.idle_since)), false,
