@@ -77,7 +77,7 @@ def _microseconds(text: str) -> int:
         elif unit in _MICROSECONDS:
             total += Decimal(number) * _MICROSECONDS[unit]
         elif re.fullmatch("mons?|months?|y|yrs?|years?", unit):
-            raise ValueError(f"a {unit} has no fixed length")
+            raise ValueError(f"{unit!r} has no fixed length")
         else:
             raise ValueError(f"unknown unit {unit!r}")
     return round(total)

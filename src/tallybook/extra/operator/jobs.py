@@ -176,7 +176,7 @@ OPERATIONS = (
     ),
     Operation(
         name="enqueue", method="POST", path="/jobs", scope="enqueue",
-        about="Enqueue one job. If a live job already has the unique key, `created` is false and the HTTP status is 200, not 201.",
+        about="Enqueue one job. If a live job already has the unique key, `created` is false.",
         in_body=_ENQUEUE, codes=("queue", "conflict"), created=True,
         answer=record(job="integer", created="boolean"), example={"job": 4712, "created": True}, changes=_enqueue,
     ),
