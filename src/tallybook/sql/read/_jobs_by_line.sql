@@ -80,8 +80,8 @@ end $$;
 -- _line_rows(lane, what, xid, seq, most): the last entries of a lane below this place, at most `most`. what: see
 -- _jobs_by_line.
 --
--- Without "xid <= ...": beside it, a backward scan of PostgreSQL 18 begins at the last entry of that transaction, not at
--- the row comparison. A transaction can have enqueued a million jobs.
+-- Without "xid <= ...": beside it, a backward scan of PostgreSQL 18 begins at the last entry of that transaction, and
+-- not at the row comparison. A transaction can have enqueued a million jobs.
 create or replace function tallybook._line_rows(p_lane_id int, p_what text, p_xid xid8, p_seq bigint, p_most int)
 returns table (xid xid8, seq bigint, job_id bigint, attempt int, task text, enqueued_at timestamptz)
   language plpgsql stable as $$
