@@ -58,7 +58,7 @@ class _Row(NamedTuple):
 @click.option("--queue", help="Of this queue.")
 @click.option("--task", help="Of this task.")
 @state_option(*STATES)
-@click.option("--unserved", is_flag=True, help="No live worker knows their task.")
+@click.option("--unserved", is_flag=True, help="No live worker knows their task or the version of their args.")
 @link_option("With this link; repeatable.")
 @click.option("--error", metavar="TEXT", help="Last error contains this text, ignoring case.")
 @click.option("--since", type=WHEN, metavar="WHEN", help="Enqueued since then: '2 hours' ago, or 2026-01-31T09:00Z.")

@@ -4,7 +4,7 @@
 --   states      scheduled, retrying, waiting, available, running, completed, cancelled, dead; null: all
 --   links       only jobs with all of these links: {"submission": 42}
 --   error       only jobs whose last error contains this text in its type or message; case does not matter
---   unserved    true: only jobs whose task no live worker knows
+--   unserved    true: only jobs whose task, or whose version of args, no live worker knows
 --   since, before  only jobs enqueued at or after `since` and before `before`
 --   after       the cursor of the last row of the previous page
 --   max_jobs    page size, 1 to 1000
