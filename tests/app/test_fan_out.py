@@ -100,7 +100,7 @@ def test_its_own_word_for_failed_is_left(dsn: str, db: Any) -> None:
 
 
 def test_a_diamond_in_any_order(dsn: str, db: Any) -> None:
-    """Jobs of one call may wait for one another, in any given order; the report keeps that order."""
+    """S3-40: jobs of one call may wait for one another, in any given order; the report keeps that order."""
     top = step.job(1)
     left, right = step.with_(after=top).job(2), step.with_(after=[top]).job(3)
     bottom = step.with_(after=(left, right)).job(4)

@@ -104,7 +104,8 @@ async def test_a_queues_default_of_attempts_counts_in_a_worker(app: App, dsn: st
     jobs = Jobs(app, db)
     async with working(app, dsn, queues={"mail": 5}):
         job = app.tasks["send"].enqueue_sync(db, -1)
-        await eventually(lambda: jobs(job).state == "dead", "it is dead after one failure")
+        await eventually(lambda: jobs(job).state == "dead", "it is dead")
+        assert jobs(job).failures == 1
 
 
 async def test_pause_and_resume_reach_a_worker(app: App, dsn: str, db: Any) -> None:

@@ -136,11 +136,16 @@ def test_script_installs_the_same(empty_dsn: str) -> None:
 
 
 def test_info_tells_what_is_installed(dsn: str, empty_dsn: str) -> None:
-    """S3-42: doctor --info says that the schema is up to date; its exit code is 1 if nothing is installed."""
+    """S3-42: doctor --info says whether the schema is up to date; its exit code is 1 if nothing is installed."""
     here, nowhere = invoke("doctor", "--info", to=dsn), invoke("doctor", "--info", to=empty_dsn)
     assert (here.exit_code, nowhere.exit_code) == (0, 1)
     assert "up to date" in here.output
     assert "run `tallybook migrate`" in nowhere.output
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute("update tallybook.installation set routines = 'of another release'")
+    assert "behind this program: run `tallybook migrate`" in invoke("doctor", "--info", to=dsn).output
+    assert "replaced the functions and views" in invoke("migrate", to=dsn).output
+    assert "up to date" in invoke("doctor", "--info", to=dsn).output
 
 
 def test_migrate_rebases_what_came_from_another_cluster(dsn: str) -> None:

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from support.broken import without
-from support.database import Connection, one
+from support.database import Connection, call, one
 from support.hands import Hands, put
 
 STATES = ("scheduled", "retrying", "waiting", "available", "running", "dead")
@@ -561,7 +561,8 @@ def test_throughput_and_times(db: Connection) -> None:
     for percentile, exact in zip(found[1:], (20e3, 40e3, 2e3, 8e3), strict=True):
         assert exact <= percentile <= 1.19 * exact + 1
     later = at + timedelta(minutes=5)
-    assert db.execute("select * from tallybook.throughput('1 min', %s)", (later,)).fetchall() == []
+    for past in ("throughput", "timings"):
+        assert call(db, past, span="1 min", at=later) == [], past
 
 
 def test_levels_walk_back_from_now(db: Connection) -> None:

@@ -6,7 +6,7 @@ import random
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
@@ -40,7 +40,7 @@ def truncate(db: Connection, queue: str = "q", **more: Any) -> tuple[int, int, b
 
 @pytest.mark.servers
 def test_all_that_does_not_run_is_cancelled(db: Connection, hands: Hands) -> None:
-    """S3-36: truncate ends available, scheduled, retrying and waiting jobs; running jobs and other queues stay."""
+    """S3-36: truncate ends available, scheduled, retrying and waiting jobs; the rest stays, as the status shows."""
     failed = put(db)
     (job,) = hands.start()
     hands.fail(job, "1 day")
@@ -57,8 +57,12 @@ def test_all_that_does_not_run_is_cancelled(db: Connection, hands: Hands) -> Non
     parent = put(db, queue="other")
     gone.append(int(hands.one("select tallybook.enqueue_after('q', 't', after => array[%s::bigint])", parent)))
     gone.append(put(db, options=psycopg.types.json.Jsonb({"fair_key": "x"})))
+    status: LiteralString = """
+select available, scheduled, retrying, waiting, running, cancelled from tallybook.queue_stats where queue = 'q'"""
+    assert db.execute(status).fetchall() == [(4, 1, 1, 2, 1, 0)]
     assert truncate(db, by="ada") == (len(gone), 0, False)
     assert set(states(db, *gone)) == {"cancelled"}
+    assert db.execute(status).fetchall() == [(0, 0, 0, 0, 1, 8)]
     assert states(db, runs, parent) == ["running", "available"]
     rows = db.execute(
         "select distinct reason, attempts > 0 from tallybook.job where id = any (%s)", (gone[1:],)

@@ -11,7 +11,7 @@ import pytest
 
 from support.outside import HttpServer, provider, serving, smtp_server
 from tallybook import App, Constant, Context
-from tallybook.errors import ConfigError, DuplicateTask
+from tallybook.errors import ConfigError, DuplicateTask, SignatureError
 from tallybook.extra.tasks import email, http, new_signing_secret, webhook
 from tallybook.testing import drain, drain_async
 
@@ -38,11 +38,13 @@ def test_a_notification_by_mail_and_sms_in_one_call(app: App, dsn: str, db: Any,
 
 
 async def test_an_app_serves_what_it_includes(dsn: str, db: Any) -> None:
-    """S4-06: included tasks have their names, options and retries; a job of any other task is set aside."""
+    """S4-06: included tasks have their names, args, options and retries; a job of any other task is set aside."""
     app = App("shop", dsn=dsn)
     app.include(webhook)
     assert list(app.tasks) == ["tallybook.webhook"] and app.tasks["tallybook.webhook"].app is app
     assert app.tasks["tallybook.webhook"].max_attempts == 15 and app.tasks["tallybook.webhook"].retry == webhook.retry
+    with pytest.raises(SignatureError, match="unexpected argument 'boddy'; it takes"):
+        webhook.job("acme", boddy={})  # type: ignore[call-arg]
     await http.enqueue(app, url="https://example.org/")
     assert (await drain_async(app)).moved == 1
     with pytest.raises(DuplicateTask):

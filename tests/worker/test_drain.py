@@ -51,10 +51,9 @@ async def test_drain_runs_at_most_so_many_jobs(app: App, dsn: str, db: Any, agai
         return Snooze(timedelta(0)) if again else None
 
     app.enqueue_many_sync(db, [note.job() for _ in range(25)] if not again else [note.job()])
-    await app.drain(dsn=dsn, max_jobs=10)
-    assert len(ran) == 10
-    await app.drain(dsn=dsn, max_jobs=10)
-    assert len(ran) == 20
+    for most in (7, 14):  # fewer than there are slots
+        await app.drain(dsn=dsn, max_jobs=7)
+        assert len(ran) == most
 
 
 async def test_drain_ends_in_time(app: App, dsn: str, db: Any, jobs: Jobs) -> None:

@@ -52,7 +52,7 @@ async def test_a_result_is_kept_and_comes_back_as_annotated(app: App, dsn: str, 
 
 
 async def test_whoever_waits_gets_the_result_when_the_job_has_ended(app: App, dsn: str, db: Any) -> None:
-    """S4-17: app.result waits for a job that has not ended, and returns its result."""
+    """S3-40 S4-17: app.result waits for a job that has not ended, and returns its result."""
 
     @app.task
     async def add(a: int, b: int) -> int:

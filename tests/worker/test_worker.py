@@ -238,7 +238,7 @@ async def test_an_old_and_a_new_worker_on_one_queue(dsn: str, db: Any, caplog: p
 
 
 async def test_slots_are_respected(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """A queue runs as many jobs at once as it has slots while there is work, and never more."""
+    """S3-40: a queue runs as many jobs at once as it has slots, claimed in one batch, and never more."""
     running, most = 0, 0
     gate = asyncio.Event()
 
@@ -258,6 +258,7 @@ async def test_slots_are_respected(app: App, dsn: str, db: Any, jobs: Jobs) -> N
     async with working(app, dsn, queues={"default": 3, "other": 2}) as worker:
         await eventually(lambda: running == 3 and len(worker.book.running) == 5, "all slots are taken")
         assert sum(jobs(job).state == "running" for job in put) == 5
+        assert db.execute("select array_agg(jobs order by jobs) from tallybook.claim").fetchone() == ([2, 3],)
         gate.set()
         await jobs.ends(*put)
         assert worker.book.free == {"default": 3, "other": 2}
