@@ -156,7 +156,7 @@ async def test_which_subjects_have_stopped_and_why(app: App, db: Any, dsn: str) 
 
 
 async def test_completed_jobs_behind_many_that_were_set_aside(app: App, db: Any) -> None:
-    """S4-09: a page of completed jobs is full even if the newest claims are of jobs that wait for their order key."""
+    """A page of completed jobs is full even if the newest claims are of jobs that wait for their order key."""
     note = app.tasks["note"]
     done = [note.enqueue_sync(db, str(n)).id for n in range(20)]
     hands = Hands(db, "mail")

@@ -39,7 +39,7 @@ KEY = "k" * 40
 
 
 async def test_without_users_only_this_machine_is_answered(make: Make) -> None:
-    """S4-09: requests from another address, for another host name, or through a proxy see nothing."""
+    """Requests from another address, for another host name, or through a proxy see nothing."""
     others = [
         (ELSEWHERE, "http://localhost", {}),
         (("::2", 1), "http://localhost", {}),
@@ -75,7 +75,7 @@ async def test_without_users_only_this_machine_is_answered(make: Make) -> None:
 
 
 async def test_a_proxy_that_hides_itself_is_told_by_what_it_cannot_hide(make: Make, paused: Any) -> None:
-    """S4-09: nginx by default sends a local Host and no header; HTTP/1.0 or the Origin reveals it."""
+    """Nginx by default sends a local Host and no header; HTTP/1.0 or the Origin reveals it."""
     site = make(read_only=False)
 
     async def nginx(scope: Any, receive: Any, send: Any) -> None:
@@ -106,7 +106,7 @@ async def test_this_machine_is_answered_by_its_own_names(make: Make) -> None:
 
 
 def test_an_address_that_others_reach_needs_users(dsn: str) -> None:
-    """S4-09: `tallybook web --host 0.0.0.0` without --users does not start, and says why."""
+    """`tallybook web --host 0.0.0.0` without --users does not start, and says why."""
     for host in ("0.0.0.0", "::", "192.0.2.1", "example.org"):
         result = click.testing.CliRunner().invoke(cli, ["web", "--host", host, "--dsn", dsn, "--operate"])
         assert result.exit_code == 2, result.output
@@ -120,7 +120,7 @@ def test_an_address_that_others_reach_needs_users(dsn: str) -> None:
 
 
 async def test_a_login_lets_in_and_a_logout_ends_it(make: Make, tmp_path: Path, paused: Any) -> None:
-    """S4-09: nothing is shown before a login; the right password lets in, with a new token; a logout ends it."""
+    """Nothing is shown before a login; the right password lets in, with a new token; a logout ends it."""
     async with visiting(make(users=users_file(tmp_path)), client=ELSEWHERE, base="http://shop.example") as visitor:
         before = await visitor.get("/queues?q=a", accept="text/html")
         assert (before.status, before.headers["location"]) == (303, "/login?next=%2Fqueues%3Fq%3Da")
@@ -172,7 +172,7 @@ async def test_a_login_that_does_not_fit_lets_nobody_in(make: Make, tmp_path: Pa
 
 
 async def test_a_name_is_tried_ten_times_a_minute(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S4-09: of 15 tries at once ten count; then even the right password waits a minute; unknown names alike."""
+    """Of 15 tries at once ten count; then even the right password waits a minute; unknown names alike."""
     site = make(users=users_file(tmp_path))
     known = site.access.users
     assert known is not None
@@ -200,7 +200,7 @@ def test_names_that_are_tried_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_a_changed_password_ends_the_session(make: Make, tmp_path: Path) -> None:
-    """S4-09: after a restart with another password ada's cookie is refused; with the same one it is valid."""
+    """After a restart with another password ada's cookie is refused; with the same one it is valid."""
     other_hash = people.hashed("another password")
     async with visiting(make(users=users_file(tmp_path), secret=KEY)) as visitor:
         await visitor.login("ada", PASSWORD)
@@ -274,7 +274,7 @@ async def test_the_cookie_says_what_a_browser_needs(make: Make, tmp_path: Path) 
     ],
 )
 def test_a_users_file_that_is_not_right_is_refused(tmp_path: Path, text: str | None, mode: int, said: str) -> None:
-    """S4-09: a file that others may read, or with wrong content, is an error at the start that shows no hash."""
+    """A file that others may read, or with wrong content, is an error at the start that shows no hash."""
     with pytest.raises(ConfigError, match=said) as caught:
         dashboard(App("shop"), users=users_file(tmp_path, text=text, mode=mode))
     assert HASH not in str(caught.value) and PASSWORD not in str(caught.value)
@@ -301,7 +301,7 @@ def _says_401(request: Any) -> User:
 
 
 async def test_the_hook_of_the_host_decides(make: Make) -> None:
-    """S4-09: a User from the hook gets in from anywhere; None, another value or an error lets nobody in."""
+    """A User from the hook gets in from anywhere; None, another value or an error lets nobody in."""
     hooks = [
         (lambda request: User("ada"), 200),
         (_ada, 200),
@@ -343,7 +343,7 @@ async def test_a_scraper_is_no_person_that_the_hook_has_to_know(make: Make, db: 
 
 
 async def test_a_user_of_the_hook_acts_under_its_name(make: Make, paused: Any, db: Any) -> None:
-    """S4-09: a user who may operate is audited under the name from the hook; another user is refused."""
+    """A user who may operate is audited under the name from the hook; another user is refused."""
     async with visiting(make(authenticate=_ada), base="https://shop.example") as visitor:
         assert (await visitor.post("/queue/pause", name="mail")).status == 303
     assert paused()

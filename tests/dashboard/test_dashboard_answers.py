@@ -20,7 +20,7 @@ from tallybook._app.counts import Counts
 
 
 async def test_every_answer_carries_its_headers(make: Make, tmp_path: Path, paused: Any) -> None:
-    """S4-09: pages, parts, files, redirects, refusals and errors have the security headers; browsers store no page."""
+    """Pages, parts, files, redirects, refusals and errors have the security headers; browsers store no page."""
     open_site, closed = make(read_only=False), make(users=users_file(tmp_path))
     for site in (open_site, closed):
         async with visiting(site) as visitor:
@@ -61,7 +61,7 @@ async def test_every_answer_carries_its_headers(make: Make, tmp_path: Path, paus
 
 
 async def test_what_is_no_address_is_refused_like_any_other(make: Make, tmp_path: Path, paused: Any) -> None:
-    """S4-09: an address that is not UTF-8 or a wrong origin gets a refusal with the headers, no traceback."""
+    """An address that is not UTF-8 or a wrong origin gets a refusal with the headers, no traceback."""
     for site in (make(read_only=False), make(users=users_file(tmp_path))):
         for path in ("/", "/queues", "/login", "/metrics", "/static/app.css", "/nowhere"):
             sent: list[Any] = []
@@ -85,7 +85,7 @@ async def test_what_is_no_address_is_refused_like_any_other(make: Make, tmp_path
 
 
 async def test_an_error_of_ours_tells_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S4-09: a page that fails shows a sentence and has the headers; the error itself is only in the log."""
+    """A page that fails shows a sentence and has the headers; the error itself is only in the log."""
     site = make(read_only=False)
 
     def breaks(*given: Any, **options: Any) -> None:
@@ -99,7 +99,7 @@ async def test_an_error_of_ours_tells_nothing(make: Make, monkeypatch: pytest.Mo
 
 
 async def test_no_file_but_those_of_the_dashboard_is_given_out(make: Make, tmp_path: Path) -> None:
-    """S4-09: no path leads out of the folder of static files, which anybody may read."""
+    """No path leads out of the folder of static files, which anybody may read."""
 
     async def raw(site: Any, path: str) -> tuple[int, bytes]:
         """Request a path that no client would send unchanged."""

@@ -178,7 +178,7 @@ def test_the_collector_hears_what_a_text_would_do(look: Browser) -> None:
 
 
 def test_every_page_is_quiet_and_shows_hostile_texts_as_text(look: Browser, site: str, data: str) -> None:
-    """S4-09, S1-26: no page breaks the policy, writes to the console, runs a text or shows a secret.
+    """S1-26: no page breaks the policy, writes to the console, runs a text or shows a secret.
 
     In both themes and three widths texts are easy to read and no page scrolls sideways; no table on desktop or phone.
     """
@@ -353,7 +353,7 @@ def test_the_side_bar_counts(look: Browser, site: str, data: str) -> None:
 
 
 def test_a_preview_counts_on_by_itself(look: Browser, site: str, data: str) -> None:
-    """S4-09: a preview counts on by itself, as the doctor's page does, and its action covers all found jobs."""
+    """A preview counts on by itself, as the doctor's page does, and its action covers all found jobs."""
     with psycopg.connect(data, autocommit=True) as conn:
         conn.execute("select tallybook.enqueue('many', 'bulk', '{}') from generate_series(1, 600)")
         look.get(site + "/jobs/preview?verb=cancel&task=bulk")
@@ -537,7 +537,7 @@ def test_a_queue_is_paused_emptied_and_dropped_by_a_person(look: Browser, site: 
 
 
 def test_login_and_logout_in_a_browser(look: Browser, site: str, data: str, folder: Path) -> None:
-    """S4-09: a visitor logs in first and then gets the linked page; a logout ends the session; bob sees no forms."""
+    """A visitor logs in first and then gets the linked page; a logout ends the session; bob sees no forms."""
     users = users_file(folder)
     with serving(folder, data, "--users", str(users)) as guarded:
         look.get(f"{guarded}/queue?name=mail")

@@ -32,7 +32,7 @@ from tallybook.web import Site
 async def test_who_may_only_look_sees_no_form_and_changes_nothing(
     make: Make, tmp_path: Path, dsn: str, db: Any
 ) -> None:
-    """S4-09: without rights to act, no page has a changing form, and a forged form is refused at every address."""
+    """Without rights to act, no page has a changing form, and a forged form is refused at every address."""
 
     def _readers(make: Make, tmp_path: Path) -> dict[str, tuple[Site, str | None]]:
         app = furnished_app
@@ -60,7 +60,7 @@ async def test_who_may_only_look_sees_no_form_and_changes_nothing(
 
 @pytest.mark.slow
 async def test_looking_changes_nothing(make: Make, dsn: str, db: Any) -> None:
-    """S4-09: requesting every page and part leaves each row of the database as it was; an action changes it."""
+    """Requesting every page and part leaves each row of the database as it was; an action changes it."""
     await furnish(dsn, drain=False)
     site = make(app=furnished_app, read_only=False)
     async with visiting(site) as visitor:
@@ -92,7 +92,7 @@ async def test_every_page_can_be_reached(make: Make, dsn: str) -> None:
 
 
 async def test_what_a_job_carries_is_text(make: Make, dsn: str) -> None:
-    """S4-09: markup in names, args, errors and results is shown only as text, and secrets are not shown."""
+    """Markup in names, args, errors and results is shown only as text, and secrets are not shown."""
     await furnish(dsn)
     async with visiting(make(app=furnished_app, read_only=False)) as visitor:
         walked = await walk(visitor)
@@ -103,7 +103,7 @@ async def test_what_a_job_carries_is_text(make: Make, dsn: str) -> None:
 
 
 def test_what_a_secret_is_called() -> None:
-    """S4-09: values of these keys are dots at any depth; values of merely similar keys are shown."""
+    """Values of these keys are dots at any depth; values of merely similar keys are shown."""
     plain = (
         "user",
         "author",
@@ -131,7 +131,7 @@ def test_what_a_secret_is_called() -> None:
 
 
 async def test_only_our_own_forms_count(make: Make, paused: Any) -> None:
-    """S4-09: a form without the session's token, of another origin, or of another content type is refused."""
+    """A form without the session's token, of another origin, or of another content type is refused."""
     forged = [
         ({}, {"token": ""}, 403),
         ({}, {"token": "x" * 32}, 403),
@@ -170,7 +170,7 @@ async def test_the_token_is_not_taken_from_the_address(make: Make, paused: Any) 
 
 
 async def test_a_form_that_cannot_be_read_is_refused(make: Make) -> None:
-    """S4-09: a form that is too large, has too many fields, is not UTF-8 or is empty gets a clear refusal."""
+    """A form that is too large, has too many fields, is not UTF-8 or is empty gets a clear refusal."""
     unreadable = [
         (b"token=" + b"x" * 300_000, 413),
         (b"&".join(b"a=1" for _ in range(2001)), 400),
@@ -186,7 +186,7 @@ async def test_a_form_that_cannot_be_read_is_refused(make: Make) -> None:
 
 
 async def test_a_page_of_another_site_cannot_load_anything(make: Make) -> None:
-    """S4-09: requests by another site's page are refused, for live parts and data, too; a link from it works."""
+    """Requests by another site's page are refused, for live parts and data, too; a link from it works."""
     async with visiting(make()) as visitor:
         for path in ("/", "/series", "/events", "/queues"):
             for site in ("cross-site", "same-site"):
@@ -215,7 +215,7 @@ BACK: list[tuple[Any, ...]] = [
 
 
 async def test_after_an_action_one_is_on_a_page_of_the_dashboard(make: Make, paused: Any) -> None:
-    """S4-09: the return address in a form is only followed to a page of this dashboard."""
+    """The return address in a form is only followed to a page of this dashboard."""
     site = make(read_only=False)
     for back, to in BACK:
         async with visiting(site) as visitor:
@@ -226,7 +226,7 @@ async def test_after_an_action_one_is_on_a_page_of_the_dashboard(make: Make, pau
 
 @pytest.mark.direct("a pooler answers the commit of a session that has died with words of its own")
 async def test_a_commit_that_is_not_answered_is_told(make: Make, db: Any, paused: Any) -> None:
-    """S4-09: a database lost at the commit leaves the outcome open, and the page says so; one lost before does not."""
+    """A database lost at the commit leaves the outcome open, and the page says so; one lost before does not."""
     async with visiting(make(read_only=False)) as visitor:
         db.execute(DIES_AT_COMMIT)
         answer = await visitor.post("/queue/pause", name="mail")

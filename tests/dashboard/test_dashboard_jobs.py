@@ -419,7 +419,7 @@ async def test_lists_of_jobs(app: App, db: Any, dsn: str) -> None:
 async def test_a_preview_looks_further_until_it_has_found_all(
     app: App, db: Any, dsn: str, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    """S4-09: a preview appears at once and counts on in pieces; then its action covers all found jobs."""
+    """A preview appears at once and counts on in pieces; then its action covers all found jobs."""
     monkeypatch.setattr("tallybook.extra.dashboard.bulk_actions.PIECE", 2)
     if verb == "cancel":
         jobs, address = [app.tasks["note"].enqueue_sync(db, str(n)).id for n in range(5)], "/jobs/preview?verb=cancel"
@@ -450,7 +450,7 @@ async def test_a_preview_looks_further_until_it_has_found_all(
 async def test_a_look_that_fails_leaves_what_the_ones_before_have_found(
     app: App, db: Any, dsn: str, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    """S4-09: if a later part of a preview fails, the page says so, and the button covers what was found before."""
+    """If a later part of a preview fails, the page says so, and the button covers what was found before."""
     monkeypatch.setattr("tallybook.extra.dashboard.bulk_actions.PIECE", 2)
     limits = database._LIMITS.replace("'2s'", "'20ms'")
     monkeypatch.setattr(database, "_LIMITS", limits)
@@ -478,7 +478,7 @@ async def test_a_look_that_fails_leaves_what_the_ones_before_have_found(
 
 
 async def test_a_long_filter_does_not_keep_from_what_it_has_found(app: App, db: Any, dsn: str) -> None:
-    """S4-09: jobs that match a long error filter are retried like others; the audit has the filter's beginning."""
+    """Jobs that match a long error filter are retried like others; the audit has the filter's beginning."""
     error = "нет карты " * 11
     jobs = await dead_ones(app, db, dsn, error, "ada")
     async with visiting(app) as visitor:

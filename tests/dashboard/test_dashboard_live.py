@@ -175,7 +175,7 @@ async def test_a_topic_that_fails_does_not_stop_the_others(dsn: str, caplog: pyt
 
 
 async def test_a_line_break_in_a_text_begins_no_event(dsn: str) -> None:
-    """S4-09: line breaks and fake events in a text stay in the text of its topic."""
+    """Line breaks and fake events in a text stay in the text of its topic."""
     async with looked_at(dsn) as (live, _):
         text = "a\rb\r\nc\n\nevent: live\ndata: evil\u2028d"
 

@@ -187,7 +187,7 @@ async def test_rescue_looks_as_often_as_its_service_says_unless_the_worker_was_t
 async def test_the_look_finds_jobs_for_a_worker_that_is_not_woken(
     app: App, dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch, rides: bool
 ) -> None:
-    """S4-09: the services' look finds a job whose producer sends no notification; control: nothing else does."""
+    """The services' look finds a job whose producer sends no notification; control: nothing else does."""
     ran: list[int] = []
 
     @app.task

@@ -39,7 +39,7 @@ def pyright(folder: Path, source: str) -> tuple[dict[int, str], str]:
 
 @pytest.mark.parametrize("checker", [mypy, pyright])
 def test_right_calls_pass_and_wrong_calls_fail(tmp_path: Path, checker: Callable[..., Any]) -> None:
-    """S4-21: a call is checked against its task's signature without the Context; right ones pass in all three forms."""
+    """S4-06: a call is checked against its task's signature without the Context; right ones pass in all three forms."""
     right = """
 import asyncio
 from datetime import timedelta

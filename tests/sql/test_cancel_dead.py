@@ -47,7 +47,7 @@ def exact(db: Connection) -> None:
 @pytest.mark.servers
 @pytest.mark.parametrize("death", ("failed", "crashed", "expired", "killed"))
 def test_a_dead_letter_ends_as_cancelled(db: Connection, hands: Hands, death: str) -> None:
-    """S4-22: the cancel of a dead job is recorded with its reason; the job keeps its errors and is no dead letter."""
+    """S4-14: the cancel of a dead job is recorded with its reason; the job keeps its errors and is no dead letter."""
     columns = (
         "select attempts, failures, crashes, args, errors, last_error, enqueued_at from tallybook.job where id = %s"
     )

@@ -89,7 +89,7 @@ def test_the_message_id_is_the_same_at_every_attempt(app: App, dsn: str, db: Any
 
 
 def test_what_the_server_says_makes_of_the_job(app: App, dsn: str, db: Any) -> None:
-    """S4-22: 5xx for the message or all recipients is dead; a recipient refused for good is in the result."""
+    """5xx for the message or all recipients is dead; a recipient refused for good is in the result."""
     with smtp_server() as (mailbox, port):
         serving(app, mail(port))
         mailbox.answers = {"never@example.org": ["550 no such user"]}
@@ -128,7 +128,7 @@ def test_who_has_the_message_does_not_get_it_again(app: App, dsn: str, db: Any) 
 
 
 def test_nothing_is_smuggled_into_a_header(app: App, dsn: str, db: Any) -> None:
-    """S4-22: a line break, a second address or a reserved header in an argument makes the job dead; nothing is sent."""
+    """A line break, a second address or a reserved header in an argument makes the job dead; nothing is sent."""
     wrong = [
         ({"subject": "Hello\r\nBcc: eve@example.org"}, "subject: pass one line"),
         ({"subject": "Hello\u2028Bcc: eve@example.org"}, "line break"),
@@ -169,7 +169,7 @@ def test_nothing_is_smuggled_into_a_header(app: App, dsn: str, db: Any) -> None:
 
 
 def test_the_password_goes_only_over_tls(app: App, dsn: str, db: Any, names: Any, tmp_path: Path) -> None:
-    """S4-22: STARTTLS with the right certificate precedes the login; a wrong password or certificate is retried."""
+    """STARTTLS with the right certificate precedes the login; a wrong password or certificate is retried."""
     names["mail.test"] = names["other.test"] = ["127.0.0.1"]
     cert = certificate(tmp_path, "mail.test")
     with smtp_server(login=("u", "right-p4ssword"), cert=cert) as (mailbox, port), smtp_server() as (plain, plain_port):
@@ -194,7 +194,7 @@ def test_the_password_goes_only_over_tls(app: App, dsn: str, db: Any, names: Any
 
 @pytest.mark.parametrize("held", [True, False])
 def test_a_server_that_says_nothing_is_left(app: App, dsn: str, db: Any, held: bool) -> None:
-    """S4-22: a server that accepts the connection and is silent, or accepts none, is a temporary failure."""
+    """A server that accepts the connection and is silent, or accepts none, is a temporary failure."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         if held:

@@ -154,7 +154,7 @@ def test_one_header_is_sent_once(app: App, run: Run, db: Any, endpoint: HttpServ
 
 
 def test_a_login_that_a_server_quotes_has_stars() -> None:
-    """S4-22: a password that a server quotes becomes stars, also in the base64 of AUTH PLAIN and with spaces."""
+    """A password that a server quotes becomes stars, also in the base64 of AUTH PLAIN and with spaces."""
     made = provider("mail", {"password": "p  4ss"}, host="127.0.0.1", user="u", **{"from": "a@example.org"})
     server = Server.of("mail", made)
 

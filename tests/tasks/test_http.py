@@ -72,7 +72,7 @@ def test_how_a_provider_is_shown_who_calls(
 
 
 def test_what_is_sent_and_what_comes_back(app: App, dsn: str, db: Any, endpoint: HttpServer) -> None:
-    """S4-06 S4-18: JSON or text is sent, a POST with its job's idempotency key; text, bytes or nothing comes back."""
+    """S4-06 S4-18: JSON or text is sent, a POST with one idempotency key at every attempt; text, bytes or nothing comes back."""
     serving(app, rates(endpoint))
     answers = {"/v1/text": (b"caf\xc3\xa9", "text/plain"), "/v1/bytes": (b"\x00\xff", "image/png"), "/v1/none": (b"", "text/plain"),
                "/v1/lie": (b"{no", "application/json")}  # fmt: skip
@@ -95,6 +95,11 @@ def test_what_is_sent_and_what_comes_back(app: App, dsn: str, db: Any, endpoint:
     assert (put.body, put.headers["content-type"]) == (b"a\r\nb", "text/plain; charset=utf-8")
     assert (posted.headers["idempotency-key"], patched.headers["idempotency-key"]) == (f"job_{jobs[0].id}", "own")
     assert "idempotency-key" not in put.headers and patched.headers["content-length"] == "0"
+    endpoint.reply(Reply(503), Reply(204))
+    retried = http.with_(retry=Constant(timedelta(0))).enqueue_sync(db, "rates", method="POST", path="/text")
+    drain(app, dsn=dsn)
+    assert app.get(retried).sync(db).attempts == 2
+    assert [got.headers["idempotency-key"] for got in endpoint.got[-2:]] == [f"job_{retried.id}"] * 2
 
 
 def test_calls_that_fail_for_good_or_for_now(app: App, dsn: str, db: Any, endpoint: HttpServer) -> None:

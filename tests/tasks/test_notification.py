@@ -59,7 +59,7 @@ def test_a_mail_and_an_sms_are_one_job(app: App, run: Run, db: Any, endpoint: Ht
 
 @pytest.mark.parametrize("broken", ["email", "sms"])
 def test_a_retry_sends_only_what_was_not_sent(app: App, dsn: str, db: Any, endpoint: HttpServer, broken: str) -> None:
-    """S4-22: if one channel fails, the other is sent, once; the error names both, and the retry sends the rest."""
+    """S4-22 S4-18: if one channel fails, the other is sent, once; the retry sends the rest, an SMS with the same key."""
     with smtp_server() as (mailbox, port):
         serving(app, mail(port), texts(endpoint))
         if broken == "email":
@@ -129,7 +129,7 @@ def test_wrong_args_of_a_channel_send_nothing(app: App, dsn: str, db: Any, endpo
 
 
 def test_an_sms_as_a_form_by_names_of_the_provider(app: App, run: Run, db: Any, endpoint: HttpServer) -> None:
-    """S4-22 S4-06: the provider's settings set the field names, extra fields, the sender and the form encoding."""
+    """S4-06: the provider's settings set the field names, extra fields, the sender and the form encoding."""
     fields = {"to": "To", "text": "Body", "sender": "From", "Channel": "7"}
     serving(app, texts(endpoint, {"password": "p4ss"}, user="AC1", form=True, fields=fields, **{"from": "+4930999"}))
     found = run(sms.enqueue_sync(db, "sms", "+4930123", "Grüße & more", idempotency_key="form-7"))
@@ -143,7 +143,7 @@ def test_an_sms_as_a_form_by_names_of_the_provider(app: App, run: Run, db: Any, 
 def test_a_mail_is_made_of_a_template(
     app: App, dsn: str, db: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S4-22: subject, text and html come from template files; only html is escaped; a missing value is named."""
+    """Subject, text and html come from template files; only html is escaped; a missing value is named."""
     monkeypatch.setenv("TALLYBOOK_MAIL_TEMPLATES", str(tmp_path))
     (tmp_path / "hello.subject").write_text("Hello {{ name }}\n")
     (tmp_path / "hello.txt").write_text("You are {{ name }}.")

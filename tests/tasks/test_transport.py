@@ -201,7 +201,7 @@ def test_a_proxy_of_the_environment_is_not_asked(app: App, run: Run, db: Any, mo
 
 
 def test_a_host_that_is_not_there_is_tried_again(app: App, run: Run, db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S4-18: a name that does not resolve, or a port without a listener, is a temporary failure."""
+    """A name that does not resolve, or a port without a listener, is a temporary failure."""
 
     async def none(host: str, port: int) -> list[str]:
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")

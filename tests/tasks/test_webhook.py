@@ -156,7 +156,7 @@ def test_gone_at_a_former_url_stops_nothing(app: App, dsn: str, db: Any, endpoin
 
 @pytest.mark.parametrize("status", [429, 503])
 def test_retry_after_is_waited_for(app: App, run: Run, db: Any, endpoint: HttpServer, status: int) -> None:
-    """S4-18: the next attempt waits for the answer's Retry-After, in seconds or as a date; without one it is sooner."""
+    """The next attempt waits for the answer's Retry-After, in seconds or as a date; without one it is sooner."""
     serving(app, acme(endpoint))
     endpoint.reply(
         Reply(status, {"Retry-After": "7200"}),
@@ -203,7 +203,7 @@ def test_what_a_status_makes_of_the_job(app: App, dsn: str, db: Any, endpoint: H
 
 
 def test_a_slow_endpoint_is_left_after_the_timeout(app: App, run: Run, db: Any, endpoint: HttpServer) -> None:
-    """S4-18: a call that exceeds the provider's timeout fails and is retried."""
+    """A call that exceeds the provider's timeout fails and is retried."""
     serving(app, acme(endpoint, timeout="300 ms"))
     endpoint.reply(Reply(held=True))
     found = run(LATER.enqueue_sync(db, "acme", BODY))
@@ -211,7 +211,7 @@ def test_a_slow_endpoint_is_left_after_the_timeout(app: App, run: Run, db: Any, 
 
 
 def test_an_endpoint_that_trickles_is_left_after_the_timeout(app: App, run: Run, db: Any, endpoint: HttpServer) -> None:
-    """S4-18: the timeout is for the whole call, so an answer that comes byte by byte holds a slot no longer."""
+    """The timeout is for the whole call, so an answer that comes byte by byte holds a slot no longer."""
     serving(app, acme(endpoint, timeout=0.5))
     endpoint.reply(Reply(body=b"x" * 10_000, trickling=True))
     found = run(LATER.enqueue_sync(db, "acme", BODY))
@@ -219,7 +219,7 @@ def test_an_endpoint_that_trickles_is_left_after_the_timeout(app: App, run: Run,
 
 
 def test_an_answer_that_breaks_off_is_no_success(app: App, run: Run, db: Any, endpoint: HttpServer) -> None:
-    """S4-18: a 200 whose body is cut off is retried; a whole one completes."""
+    """A 200 whose body is cut off is retried; a whole one completes."""
     serving(app, acme(endpoint))
     endpoint.reply(Reply(200, body=b"half", length=1000), Reply(200, body=b"half", length=4))
     job = LATER.enqueue_sync(db, "acme", BODY)

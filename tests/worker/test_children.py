@@ -131,7 +131,7 @@ async def test_outcomes_come_back(dsn: str, db: Any, jobs: Jobs) -> None:
 
 
 async def test_results_progress_and_checkpoints_go_through(dsn: str, db: Any, jobs: Jobs) -> None:
-    """S4-13 S4-17: result, progress and checkpoint of a handler in a process reach the database."""
+    """S4-17: result, progress and checkpoint of a handler in a process reach the database."""
     job = zoo.goes_on.enqueue_sync(db)
     async with working(zoo.app, dsn):
         (info,) = await jobs.ends(job)

@@ -109,7 +109,7 @@ async def test_who_waits_is_told_why_there_is_no_result(app: App, dsn: str, db: 
 
 
 async def test_progress_is_on_view_and_a_checkpoint_survives_a_retry(app: App, dsn: str, db: Any) -> None:
-    """S4-13: a handler reports its progress; the next attempt continues from the checkpoint before the failure."""
+    """A handler reports its progress; the next attempt continues from the checkpoint before the failure."""
     began: list[int] = []
 
     @app.task(retry=Constant(timedelta(0)))
@@ -131,7 +131,7 @@ async def test_progress_is_on_view_and_a_checkpoint_survives_a_retry(app: App, d
 
 
 async def test_a_plain_handler_says_the_same_from_its_thread(app: App, dsn: str, db: Any) -> None:
-    """S4-13: the _sync forms are for threads; an async handler that uses one gets an error."""
+    """The _sync forms are for threads; an async handler that uses one gets an error."""
     told: list[BaseException] = []
 
     @app.task
