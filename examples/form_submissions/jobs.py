@@ -22,9 +22,8 @@ QUEUE = "integrations"
 BACKOFF = Exponential(timedelta(minutes=5))  # 5, 10, 20, 40, 80 minutes
 ATTEMPTS = 3  # a webhook has 5, or the number of its form
 NOTED = text("insert into operation (job_id, submission, kind) values (:job, :submission, :kind)")
-FOUND = text(
-    "insert into enrichment values (:submission, :company) on conflict (submission) do update set company = excluded.company"
-)
+FOUND = text("""insert into enrichment values (:submission, :company)
+                 on conflict (submission) do update set company = excluded.company""")
 DEADLINE = timedelta(seconds=float(os.environ.get("DEADLINE", "30")))
 
 
@@ -47,7 +46,8 @@ async def call(ctx: Context, provider: str, path: str, key: str, body: dict[str,
 @app.task(queue=QUEUE, retry=BACKOFF, max_attempts=ATTEMPTS, timeout=DEADLINE, summary="Row {submission} of {sheet}")
 async def table_sync(ctx: Context, sheet: str, submission: int, data: dict[str, str], key: str) -> str:
     """Insert the submission into the customer's table; return the row's name there."""
-    return str((await call(ctx, "tables", f"/tables/{sheet}", key, {"id": submission, **data}))["row"])
+    row = await call(ctx, "tables", f"/tables/{sheet}", key, {"id": submission, **data})
+    return str(row["row"])
 
 
 @app.task(queue=QUEUE, retry=BACKOFF, max_attempts=ATTEMPTS, timeout=DEADLINE, summary="Who sent {submission}")

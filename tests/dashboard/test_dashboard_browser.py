@@ -239,8 +239,8 @@ def test_the_menu_of_a_phone(look: Browser, site: str) -> None:
     assert menu.get_attribute("aria-expanded") == "false"
     menu.click()
     assert menu.get_attribute("aria-expanded") == "true" and look.find("nav#nav").is_displayed()
-    look.find("nav#nav a[href$='/queues']").click()
-    wait_until(lambda: look.path == "/queues", "the menu leads on")
+    look.press(look.find("nav#nav a[href$='/queues']"))
+    assert look.path == "/queues"
     look.get(site + "/jobs")
     assert not look.find("#filters").is_displayed()
     look.find("[aria-controls=filters]").click()
@@ -358,8 +358,7 @@ def test_a_preview_counts_on_by_itself(look: Browser, site: str, data: str) -> N
         conn.execute("select tallybook.enqueue('many', 'bulk', '{}') from generate_series(1, 600)")
         look.get(site + "/jobs/preview?verb=cancel&task=bulk")
         wait_until(lambda: "Cancel 600 jobs?" in look.text, "it has found all")
-        look.find("#found button.danger").click()
-        wait_until(lambda: look.all(".notice"), "it is done")
+        look.press(look.find("#found button.danger"))
         assert "600 jobs cancelled" in look.text
         left = conn.execute(
             "select count(*) from tallybook.job where task = 'bulk' and state <> 'cancelled'"
@@ -435,7 +434,6 @@ return [...document.querySelectorAll("form[method=post] button")].filter((one) =
             look.get(site + _staged(conn, action))
             button = _buttons(look)[action]
             submit(look, look.run("return arguments[0].form", button), button)
-            wait_until(lambda: look.all(".notice"), f"{action} says something")
             assert look.all(".notice.done") and look.complaints() == [], (action, look.find(".notice").text)
         assert conn.execute("select count(*) from tallybook.audits where via = 'web'").fetchone()[0] >= 3  # type: ignore[index]
 
@@ -518,8 +516,8 @@ def test_a_queue_is_paused_emptied_and_dropped_by_a_person(look: Browser, site: 
         for _ in range(3):
             conn.execute("select tallybook.enqueue(%s, 'nothing', '{}')", (name,))
         look.get(f"{site}/queues?q=empty+me")
-        look.find("tbody a.name").click()
-        wait_until(lambda: look.run("return document.querySelector('h1')?.innerText") == name, "the queue's page")
+        look.press(look.find("tbody a.name"))
+        assert look.find("h1").text == name
         pause = next(one for one in look.all("form") if one.get_attribute("action").endswith("/queue/pause"))
         submit(look, pause)
         assert f"Queue {name} is paused." in look.find(".notice.done").text
@@ -570,8 +568,8 @@ def test_a_long_name_and_a_thousand_queues(look: Browser, site: str, data: str) 
     look.get(f"{site}/queues?q=many-&order=name")
     assert len(look.all("tbody tr")) == 100
     assert "of 1,000" in look.text
-    look.find(".pager a").click()
-    wait_until(lambda: "101 to 200" in look.text, "the next page")
+    look.press(look.find(".pager a"))
+    assert "101 to 200" in look.text
     for width in (PHONE, DESK):
         look.size(*width)
         look.get(f"{site}/queue?name={LONG[:60]}")

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from selenium import webdriver
-from selenium.common.exceptions import JavascriptException
+from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 
@@ -82,18 +82,18 @@ class Browser:
         return list(self.driver.find_elements("css selector", selector))
 
     def press(self, button: Any) -> None:
-        """Click a button that leads to another page, and wait until that page is loaded."""
+        """Click a button or a link that leads to another page, and wait until that page is loaded."""
         before = self.run("return performance.timeOrigin")
         loaded = "return document.readyState === 'complete' && performance.timeOrigin !== arguments[0]"
 
         def arrived() -> bool:
             try:
                 return bool(self.run(loaded, before))
-            except JavascriptException:  # the old page ended while the script ran
+            except WebDriverException:  # the old page ended while the script ran
                 return False
 
         button.click()
-        wait_until(arrived, "the page after the button")
+        wait_until(arrived, "the next page")
 
     def hold_still(self) -> None:
         """End the page's live updates, so that an element that was found stays in the page."""

@@ -36,7 +36,7 @@ _FILTER = (
     fields.choice(name="state", about="In this state.", words=STATES, example="dead"),
     fields.links(name="links", about="With these links.", example={"user": 42}),
     fields.text(name="error", about="The last error contains this text, ignoring case.", example="timeout"),
-    fields.flag(name="unserved", about="No live worker knows their task.", example=True),
+    fields.flag(name="unserved", about="No live worker knows their task or the version of their args.", example=True),
     fields.instant(name="since", about="Enqueued at this time or later.", example="2026-01-31T09:00:00Z"),
     fields.instant(name="before", about="Enqueued before this time.", example="2026-02-01T00:00:00Z"),
     fields.text(name="after", about="The `next` of the previous page.", most=2000, example="..."),
