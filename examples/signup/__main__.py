@@ -46,7 +46,7 @@ def sign_up(site: httpx2.Client, numbers: range) -> int:
 
 def account(stage: Stage, welcomed: int, mailbox: dict[str, list[str]]) -> int:
     """Count what is missing or doubled by the site's tables and the provider's mailbox."""
-    users = stage.rows("select id, email, referrer, bounced, starts_with(password, 'scrypt$') from signup_user")
+    users = stage.rows("select id, email, referrer, bounced, password ~ '^(scrypt|pbkdf2_sha256)[$]' from signup_user")
     done: dict[tuple[int, str], int] = {}
     for user, name, jobs in stage.rows("select user_id, name, count(*) from signup_step group by 1, 2"):
         done[user, name] = jobs

@@ -12,7 +12,10 @@ MIDDLEWARE = ["django.middleware.csrf.CsrfViewMiddleware"]
 TEMPLATES = [{"BACKEND": "django.template.backends.django.DjangoTemplates", "APP_DIRS": True}]
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 USE_TZ = True
-PASSWORD_HASHERS = ["django.contrib.auth.hashers.ScryptPasswordHasher"]
+PASSWORD_HASHERS = [
+    "django.contrib.auth.hashers.ScryptPasswordHasher",
+    "django.contrib.auth.hashers.PBKDF2PasswordHasher",  # of sign-up by SQL; the next login replaces it by the first
+]
 
 _dsn = conninfo_to_dict(os.environ.get("TALLYBOOK_DSN", ""))
 DATABASES = {
@@ -23,7 +26,8 @@ DATABASES = {
         "PASSWORD": _dsn.pop("password", ""),
         "HOST": _dsn.pop("host", ""),
         "PORT": _dsn.pop("port", ""),
-        "OPTIONS": _dsn,  # the rest, such as sslmode; no CONN_MAX_AGE, which leaves connections open under ASGI
+        # The rest, such as sslmode. With parameters bound by the server, no statement's text contains a password.
+        "OPTIONS": {**_dsn, "server_side_binding": True},  # no CONN_MAX_AGE, which leaves connections open under ASGI
     }
 }
 MAIL_URL = os.environ.get("MAIL_URL", "http://127.0.0.1:8025")

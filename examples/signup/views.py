@@ -10,11 +10,11 @@ from django.views.decorators.http import require_POST
 from examples.signup.jobs import check_address
 from examples.signup.models import User
 
-# One statement and one round trip write the user and the tasks together, or nothing. No Python of Tallybook runs here,
-# and `thank_referrer` is not implemented yet.
+# One statement and one round trip hash the password and write the user and the tasks together, or nothing. No Python of
+# Tallybook runs here, and `thank_referrer` is not implemented yet.
 SIGN_UP = """\
 with u as (
-  insert into signup_user (email, password, referrer, checked, bounced) values (%s, %s, %s, false, false)
+  insert into signup_user (email, password, referrer, checked, bounced) values (%s, signup_hash(%s), %s, false, false)
   on conflict (email) do nothing returning id, referrer
 )
 select tallybook.enqueue('default', 'check_address', jsonb_build_object('user_id', u.id)),
@@ -38,10 +38,6 @@ class SignUp(forms.Form):
     password = forms.CharField(min_length=8, max_length=200, strip=False)
     referrer = forms.EmailField(required=False)
 
-    def clean_password(self) -> str:
-        """Return the hash of the password. Text in a statement can get into logs and `pg_stat_activity`."""
-        return make_password(self.cleaned_data["password"])
-
 
 @require_POST
 def sign_up(request: HttpRequest) -> HttpResponse:
@@ -60,11 +56,12 @@ def sign_up(request: HttpRequest) -> HttpResponse:
 def sign_up_by_orm(request: HttpRequest) -> HttpResponse:
     """Sign up by a model and `atomic()`. Only SQL can enqueue `thank_referrer`, which Python does not know yet."""
     form = SignUp(request.POST)
-    if not form.is_valid():  # before the transaction, because hashing the password takes a while
+    if not form.is_valid():
         return JsonResponse(form.errors, status=422)
+    hashed = make_password(form.cleaned_data.pop("password"))  # before the transaction, because it takes a while
     try:
         with transaction.atomic():
-            user = User.objects.create(**form.cleaned_data)
+            user = User.objects.create(**form.cleaned_data, password=hashed)
             check_address.enqueue_sync("default", user.id)
     except IntegrityError:
         return HttpResponse("this address has signed up already\n", status=409)

@@ -22,16 +22,32 @@ class SignUpTest(TestCase):
             assert_enqueued("default", "check_address", user_id=User.objects.get(email=email).id)
 
     def test_a_password_is_kept_as_a_hash_alone(self) -> None:
-        for page in ("/sign-up/", "/sign-up/orm/"):
+        for page, made_by in (("/sign-up/", "pbkdf2_sha256$"), ("/sign-up/orm/", "scrypt$")):
             email = f"{len(page)}@example.org"
             self.client.post(page, {"email": email, "password": SECRET})
             kept = User.objects.get(email=email).password
+            self.assertTrue(kept.startswith(made_by))  # sign-up by SQL hashes in the database
             self.assertTrue(check_password(SECRET, kept) and not check_password("another secret", kept))
         with connection.cursor() as cursor:
             cursor.execute(
                 "select string_agg(j::text, '') || (select string_agg(u::text, '') from signup_user u) from tallybook.job j"
             )
             self.assertNotIn(SECRET, cursor.fetchone()[0])
+
+    def test_the_database_hashes_each_password_as_django_does(self) -> None:
+        with connection.cursor() as cursor:
+            for password in ("", "short", "naïve ☃", "64" * 32, "longer than a block of SHA-256 " * 5):
+                cursor.execute("select signup_hash(%s), signup_hash(%s)", [password, password])
+                one, other = cursor.fetchone()
+                self.assertEqual(len({one, other}), 2)  # each has a salt of its own
+                self.assertTrue(check_password(password, one) and not check_password(password + " ", one))
+
+    def test_no_statement_has_the_text_of_a_password(self) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("select current_query(), %s::text", [SECRET])
+            statement, sent = cursor.fetchone()
+        self.assertEqual(sent, SECRET)
+        self.assertNotIn(SECRET, statement)
 
     def test_what_is_no_sign_up_is_refused(self) -> None:
         wrong = (
