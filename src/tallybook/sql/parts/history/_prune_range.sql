@@ -135,7 +135,7 @@ create or replace function tallybook._range_count(h tallybook.history_range, p_l
 language plpgsql
 set enable_seqscan = off set max_parallel_workers_per_gather = 0  -- the user's queries need those
 as $$
-declare c_pages constant bigint := 4000; v_n bigint; v_states jsonb; v_newest timestamptz;
+declare c_pages constant bigint := 32000; v_n bigint; v_states jsonb; v_newest timestamptz;
 begin
   if h.entries_to < tallybook._blocks(p_leaves[1]) then
     execute format('select count(*) from %s e where e.ctid >= %L::tid and e.ctid < %L::tid', p_leaves[1],
