@@ -39,9 +39,10 @@ def dashboard(
     """Return the dashboard of an App as an ASGI application.
 
     Access: `authenticate(request)`, async or plain, returns a `User` or None; or `users` is a TOML file with names and
-    password hashes. With neither, only requests from this machine under its own name are answered. `read_only` removes
-    all actions; it defaults to True if no login is required. `secret` (32 characters or more) signs the sessions;
-    without one they end at a restart, and replicas do not share them. `metrics_token` lets a scraper read /metrics.
+    password hashes. With neither, only requests from this machine to localhost or a loopback address are answered.
+    `read_only` removes all actions; it defaults to True if no login is required. `secret` (32 characters or more)
+    signs the sessions; without one they end at a restart, and replicas do not share them. `metrics_token` lets a
+    scraper read /metrics.
     `nodes` is "all", or names like "north,south": the dashboard of several databases, see
     https://github.com/tallybook/tallybook/blob/main/docs/nodes.md. With `read_dsn` pages and metrics are read from a
     hot standby and show its lag; actions use the primary.

@@ -287,7 +287,7 @@ def test_a_silent_worker(patient: Patient) -> None:
     patient.ill("workers", '"till-3"', f"({worker})", "silent for 5 min", "lease is 30 s", later="5 min")
     for later in ("5 min", "6 min"):
         patient.db.execute("select tallybook.rescue(at => clock_timestamp() + %s::text::interval)", [later])
-    patient.ill("workers", "no worker lives", level="note", later="5 min")
+    patient.ill("workers", "no worker is running", level="note", later="5 min")
 
 
 @pytest.mark.direct("a lock of the session")
@@ -627,7 +627,7 @@ def test_the_command_line(healthy: str) -> None:
     """Exit code 0 with notes only, 1 with a warning, 2 for usage; --json and --quiet; one line counts the levels."""
     fine = invoke("doctor", to=healthy)
     assert fine.exit_code == 0, fine.output
-    assert "note     workers: no worker lives" in fine.output and re.search(
+    assert "note     workers: no worker is running" in fine.output and re.search(
         r"\d+ checks: 1 note, \d+ ok\n", fine.output
     )
     with psycopg.connect(healthy, autocommit=True) as db:

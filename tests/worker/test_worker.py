@@ -189,7 +189,7 @@ async def test_an_unknown_task_is_warned_of_once_a_minute(
         ("WARNING", "todo"): each,
         ("WARNING", "later"): each,
     }
-    assert found[0].getMessage().endswith(": no task 'todo' here, put aside for a worker that knows it")
+    assert found[0].getMessage().endswith(": no task 'todo' here, set aside for a worker that knows it")
 
 
 async def test_an_old_and_a_new_worker_on_one_queue(dsn: str, db: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -221,7 +221,7 @@ async def test_an_old_and_a_new_worker_on_one_queue(dsn: str, db: Any, caplog: p
             await eventually(lambda job=job: jobs(job).unserved, "is put aside")  # type: ignore[misc]
         info = jobs(aside[0])
         assert (info.state, info.attempts, info.failures, info.crashes) == ("available", 0, 0, 0)
-        assert "no task 'fresh' here, put aside for a worker that knows it" in caplog.text
+        assert "no task 'fresh' here, set aside for a worker that knows it" in caplog.text
         (served,) = await jobs.ends(known_by_new.enqueue_sync(db, 100))
         assert ran == [("old", 100)]
         async with working(new, dsn, **SLEEPY):

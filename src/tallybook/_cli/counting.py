@@ -176,8 +176,8 @@ def verify(db: Db, as_json: bool) -> None:
     print_rows(_DIFFERENCES, found, empty="the counters agree", as_json=as_json)
     if found and not as_json:
         click.echo(
-            "the counters differ from a recount, which is a defect of Tallybook: please report it with these lines."
-            " `tallybook count recount` sets them right",
+            "the counters differ from a recount, which is a bug in Tallybook: please report it with these lines."
+            " `tallybook count recount` corrects them",
             err=True,
         )
     if found:

@@ -42,5 +42,5 @@ def mcp(dsn: str | None, allow: tuple[str, ...], by: str | None, lifetime: timed
     with connect(dsn):
         pass  # a wrong DSN, or a database without the schema, is named here
     if sys.stdin.isatty():
-        click.echo("waiting for an MCP client on stdin (Ctrl-C ends it)", err=True)
+        click.echo("waiting for an MCP client on stdin (press Ctrl-C to quit)", err=True)
     asyncio.run(tools.serve())

@@ -49,7 +49,7 @@ class _Seconds(DurationType):
 def top(dsn: str | None, nodes_: str | None, every: timedelta, once: bool) -> None:
     """Show queues, workers, running jobs and failures, live.
 
-    q or Ctrl-C ends it. Needs rich: pip install 'tallybook[rich]'. Without a terminal only --once works.
+    Press q or Ctrl-C to quit. Needs rich: pip install 'tallybook[rich]'. Without a terminal only --once works.
     """
     try:
         import rich  # noqa: F401

@@ -135,7 +135,7 @@ def _server(kind: type[Any], config: Any, host: str) -> Any:
             await super().startup(sockets)
             for one in sockets or ():
                 shown = f"[{host}]" if ":" in host else host
-                click.echo(f"the dashboard is at http://{shown}:{one.getsockname()[1]}/  (Ctrl-C ends it)")
+                click.echo(f"the dashboard is at http://{shown}:{one.getsockname()[1]}/  (press Ctrl-C to quit)")
 
     return Server(config)
 

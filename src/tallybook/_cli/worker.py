@@ -51,7 +51,10 @@ _LEVELS = click.Choice(["debug", "info", "warning", "error", "critical"], case_s
 @click.option("--children", type=click.IntRange(1), help="Maximum child processes for process=True. [one per slot]")
 @click.option("--heartbeat", type=DURATION, metavar="DURATION", help="Heartbeat interval. [10 s]")
 @click.option(
-    "--lease", type=DURATION, metavar="DURATION", help="Time without a heartbeat until it is suspected dead. [30 s]"
+    "--lease",
+    type=DURATION,
+    metavar="DURATION",
+    help="Time without a heartbeat after which it is suspected dead. [30 s]",
 )
 @click.option(
     "--stop-timeout", type=DURATION, metavar="DURATION", help="Time that a stop waits for running jobs. [25 s]"

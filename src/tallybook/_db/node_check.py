@@ -122,7 +122,7 @@ def _past(node: Node, look: dict[str, Any], known: tuple[Any, Any, Any]) -> Iter
     cluster, job, at = known
     if cluster is not None and cluster != look["system_identifier"]:
         advice = "If a dump moved it, run `tallybook node add` with its new address. Otherwise the address is wrong."
-        text = f"another cluster answers ({look['system_identifier']}) than the registered one ({cluster})"
+        text = f"a different cluster answers ({look['system_identifier']}) than the registered one ({cluster})"
         yield _finding(node, "cluster", "warning", text, advice)
     if look["known_identifier"] != look["system_identifier"]:
         advice = "Start a worker or run `tallybook migrate --nodes`: both make its jobs claimable in this cluster."

@@ -1,4 +1,4 @@
-"""Rescue: puts the jobs of dead workers back in line."""
+"""Rescue: returns the jobs of dead workers to their queues."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Rescuer(Service):
 
         lost, suspects = await self._link.run(call)
         if lost:
-            log.warning("returned %s jobs of dead workers to their lines", lost)
+            log.warning("returned %s jobs of dead workers to their queues", lost)
             self._on_work()
         return lost, suspects
 

@@ -33,7 +33,7 @@ METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "tallybook_worker_attempts_ended_total": (
         "counter", ("end",), "Attempts of this process whose end the database has recorded, by the job's new state.",
     ),
-    "tallybook_worker_ends_waiting": ("gauge", (), "Ends not yet sent to the database."),
+    "tallybook_worker_ends_waiting": ("gauge", (), "Ends of attempts not yet sent to the database."),
     "tallybook_worker_handlers_abandoned": ("gauge", (), "Handlers that have not ended after their deadline."),
     "tallybook_worker_loop_lag_seconds": ("gauge", (), "Delay of the event loop, measured twice a second."),
     "tallybook_worker_loop_blocked_total": ("counter", (), "Times that a handler blocked the event loop for 1 s or longer."),

@@ -38,8 +38,8 @@ def instrument(app: App, *, retried: bool = True, args: bool = False) -> None:
     """Report failures of this App's jobs to Sentry, and trace them. Call it before a worker or a drain starts.
 
     Each attempt that fails by an exception is one event, with task, queue, job and attempt; a Reject, Kill or Dead is
-    none. `retried=False` reports only failures after which the job is dead. An event has neither the job's args nor the
-    variables of its frames unless `args` is true.
+    not reported. `retried=False` reports only failures after which the job is dead. An event has neither the job's
+    args nor the variables of its frames unless `args` is true.
 
     If `tallybook.otel.instrument` traces the App, call that first. Raises ConfigError if `app` is not an App.
 

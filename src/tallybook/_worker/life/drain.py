@@ -28,7 +28,7 @@ class DrainReport:
     cancelled: int
     dead: int
     moved: int
-    """Jobs of unknown tasks, or of a newer version of args, put aside for a worker that knows these."""
+    """Jobs of unknown tasks, or of a newer version of args, set aside for a worker that knows these."""
     unreachable: tuple[str, ...] = ()
     """Nodes that did not answer: no job ran there."""
 

@@ -93,7 +93,7 @@ class Stopping:
             async with asyncio.timeout(self._settings.abort_timeout.total_seconds()):
                 await self._finisher.drained()
         except TimeoutError:
-            log.error("%s ends could not be sent to the server; those jobs will be rescued", self._finisher.waiting)
+            log.error("%s outcomes could not be sent to the server; those jobs will be rescued", self._finisher.waiting)
 
     async def ended_within(self, seconds: float, sooner: asyncio.Event | None) -> bool:
         """Return whether all handlers have ended within this time; False at once when `sooner` is set."""

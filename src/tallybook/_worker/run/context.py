@@ -88,7 +88,7 @@ class Context:
 
     def _job(self) -> Running:
         if self._running is None:
-            raise RuntimeError("a lifespan runs before any job: only ctx.state is available")
+            raise RuntimeError("a lifespan runs before any job: use only ctx.state, ctx.app and ctx.providers")
         return self._running
 
     @property

@@ -103,7 +103,7 @@ class Runner:
             self._unknown[what] = now + _QUIET
         log.log(
             logging.DEBUG if is_quiet else logging.WARNING,
-            "job %s: no %s here, put aside for a worker that knows it", job.job_id, what,
+            "job %s: no %s here, set aside for a worker that knows it", job.job_id, what,
             extra={"event": "unknown_task", "job": job.job_id, "task_name": job.task_name, "queue": job.queue},
         )  # fmt: skip
 

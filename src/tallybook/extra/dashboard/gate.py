@@ -128,8 +128,8 @@ class Gate:
         if self._site.access.is_local:
             raise HTTPException(
                 403,
-                "Without users or a hook of the application, this dashboard answers only this machine, by its own name."
-                " Use --users, or authenticate=, to give others access.",
+                "Without users or a hook of the application, this dashboard accepts only requests from this machine,"
+                " sent to localhost or a loopback address. Use --users, or authenticate=, to give others access.",
             )
         raise HTTPException(403, "You may not see this dashboard.")
 

@@ -88,7 +88,7 @@ begin
   select f.* from (values
     ('horizon', 'nothing has pinned the horizon for longer than 5 min' || v_hidden,
      'Newer dead rows cannot be removed. The ledger stays fast, but tables with updates (scheduled, '
-     'worker, service) grow and get slower, and old history is deleted later. '
+     'worker, service) grow and get slower, and old history may be deleted later than usual. '
      'Wait for it to end, or find its owner and end it:', '{}'::jsonb),
     ('transactions', 'no transaction has been open for longer than 1 min after a write' || v_hidden,
      'Its own jobs do not run before it commits; other jobs do. Shorten the transaction, or end it:',

@@ -24,7 +24,7 @@ begin
                                            and k.objsubid = 2 and k.granted)
                                   then 'has lost its session' end) x(what)
        where w.ended_at is null and x.what is not null),
-      case when v_live = 0 then '[{"level": "note", "text": "no worker lives"}]'::jsonb end),
+      case when v_live = 0 then '[{"level": "note", "text": "no worker is running"}]'::jsonb end),
     format('%s live', case v_live when 1 then '1 worker' else v_live || ' workers' end),
     'Another worker returns the jobs of a dead one within seconds. If there is none, start one: `tallybook '
     'worker`. If it is frozen (kill -CONT) or disconnected, '

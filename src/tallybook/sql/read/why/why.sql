@@ -46,8 +46,8 @@ begin
       from (select) o left join tallybook.progress g on g.job_id = w.job_id and g.attempt = w.attempt
      where v_state = 'running'
     union all
-    select 3, 'worker_silent', format('Its worker is silent%s. Rescue returns the job to its line if the worker is '
-                                      'dead.', ' since ' || tallybook._moment(nullif(r.seen_at, '-infinity'))),
+    select 3, 'worker_silent', format('Its worker is silent%s. Rescue returns the job to its queue once the worker '
+                                      'is certainly dead.', ' since ' || tallybook._moment(nullif(r.seen_at, '-infinity'))),
            jsonb_build_object('worker', r.name, 'worker_id', c.worker_id, 'seen_at', nullif(r.seen_at, '-infinity'),
                               'gone_at', r.gone_at, 'lease', r.lease), 1
      where v_state = 'running' and (r.id is null or r.ended_at is not null or r.gone_at is not null
@@ -80,8 +80,8 @@ begin
     union all
     select 12, x.* from tallybook._why_limits(w, why.at) with ordinality x where v_open and not v_expired
     union all
-    select 13, 'busy', format('An open transaction of a producer changes it or depends on it, or on hundreds of jobs '
-                              'of its task. It starts when that transaction has ended%s.',
+    select 13, 'busy', format('A producer''s open transaction has changed it or enqueued with its unique key, or has '
+                              'changed hundreds of jobs of its task. It starts when that transaction has ended%s.',
                               case when v_state = 'running' then ', if it has not started before' end), '{}', 1
      where (v_state = 'running' or v_open and not v_expired) and w.unique_key is not null
            and (tallybook._amendment_state(w.job_id, w.task, tallybook._crowd())).busy
