@@ -95,6 +95,21 @@ def test_a_person_is_never_refused(db: Connection, somebody: Connection, now: da
     assert one(db, "select count(*) from tallybook.service where last_run_at is not null") == 0
 
 
+def test_runs_of_promote_that_overlap_move_each_job_once(db: Connection, somebody: Connection, now: datetime) -> None:
+    """S3-32: where two runs meet without a claim, the second skips what the first one moves, and no job is in line twice."""
+    schedule(db, now + 1 * S, now + 2 * S, now + 3 * S)
+    somebody.execute("begin")
+    assert one(somebody, "select promoted from tallybook.promote(max_jobs => 2, at => %s)", now + 9 * S) == 2
+    db.execute("set lock_timeout = '5 s'")
+    assert one(db, "select promoted from tallybook.promote(at => %s)", now + 9 * S) == 1
+    somebody.execute("commit")
+    assert one(db, "select promoted from tallybook.promote(at => %s)", now + 9 * S) == 0
+    assert (left(db), db.execute("select count(*), count(distinct job_id) from tallybook.entry").fetchone()) == (
+        0,
+        (3, 3),
+    )
+
+
 def holds_a_claim(somebody: Connection, now: datetime) -> None:
     somebody.execute("begin")
     for run in RUNS.values():
