@@ -214,7 +214,7 @@ async def test_the_connections_of_a_worker(app: App, dsn: str, db: Any) -> None:
         await eventually(lambda: there() == expected, f"{there()} are {expected}")
         for task, what in (
             (says, "progress"),
-            (completes, "ends in doubt"),
+            (completes, "checking how an attempt ended"),
             (atomic, "[atomic tasks](atomic.md)"),
         ):
             await run(task)
