@@ -28,6 +28,7 @@ from rich.cells import cell_len
 from support.cli import invoke
 from support.database import Connection
 from support.roles import house
+from tallybook._cli.top import _signals
 from tallybook._cli.top_screen import screen
 from tallybook._db.top import Rates, Reading, Runs, rates, read
 
@@ -260,6 +261,22 @@ def test_what_it_refuses(dsn: str, empty_dsn: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "rich", None)
     bare = run("--once", "--dsn", dsn)
     assert bare.exit_code == 1 and "pip install 'tallybook[rich]'" in bare.output
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("number, expected", [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_a_signal_inside_a_finalizer_is_not_lost(number: signal.Signals, expected: type[BaseException]) -> None:
+    """Python drops the exception of such a signal, so top raises it again before it reads."""
+
+    class Final:
+        def __del__(self) -> None:
+            signal.raise_signal(number)
+
+    with _signals() as check:
+        check()
+        Final()
+        with pytest.raises(expected):
+            check()
 
 
 class Terminal:

@@ -124,7 +124,7 @@ def _watch(looks: Looks, every: float, shown: Reading) -> None:
     console = Console(markup=False, highlight=False, emoji=False)
     with ExitStack() as stack:
         stack.enter_context(suppress(KeyboardInterrupt))
-        stack.enter_context(_signals())
+        check = stack.enter_context(_signals())
         pressed = stack.enter_context(_keys())
         live = stack.enter_context(Live(console=console, screen=True, auto_refresh=False))
 
@@ -136,10 +136,12 @@ def _watch(looks: Looks, every: float, shown: Reading) -> None:
 
         rate, failed = Rates(), 0
         while True:
+            check()
             show(rate, None if not failed else "connecting again ...")
             try:
                 with looks() as look:
                     while True:
+                        check()
                         shown, rate, trouble = look(None if failed else shown)
                         failed = 0
                         show(rate, trouble)
@@ -180,15 +182,24 @@ def _keys() -> Iterator[Press]:
 
 
 @contextmanager
-def _signals() -> Iterator[None]:
-    """Convert SIGTERM and SIGHUP to an exception, so that the terminal is restored."""
+def _signals() -> Iterator[Callable[[], None]]:
+    """Convert signals to an exception, so that the terminal is restored.
 
-    def end(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
+    Yields a function that raises it again: Python drops an exception that a signal raises inside a finalizer.
+    """
+    came: list[int] = []
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    def end(number: int, frame: object = None) -> None:
+        came.append(number)
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+    def check() -> None:
+        if came:
+            end(came[0])
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
-        yield
+        yield check
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
