@@ -47,7 +47,8 @@ begin
      where v_state = 'running'
     union all
     select 3, 'worker_silent', format('Its worker is silent%s. Rescue returns the job to its queue once the worker '
-                                      'is certainly dead.', ' since ' || tallybook._moment(nullif(r.seen_at, '-infinity'))),
+                                      'is certainly dead.',
+                                      ' since ' || tallybook._moment(nullif(r.seen_at, '-infinity'))),
            jsonb_build_object('worker', r.name, 'worker_id', c.worker_id, 'seen_at', nullif(r.seen_at, '-infinity'),
                               'gone_at', r.gone_at, 'lease', r.lease), 1
      where v_state = 'running' and (r.id is null or r.ended_at is not null or r.gone_at is not null
