@@ -231,6 +231,15 @@ async def test_nodes_that_come_and_go_are_served_or_not(fleet: Nodes, monkeypatc
     assert reports[0].nodes["west"].completed == 1
 
 
+def test_each_look_reads_the_list_of_nodes_once(fleet: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node added during the look is served from the next one on; with two readings its worker had no part of limits."""
+    growing = iter([fleet.nodes[:2], fleet.nodes])
+    monkeypatch.setattr("tallybook._db.nodes.written", lambda dsn: next(growing))
+    worker = Fleet(shop, fleet.dsn, "all", WorkerSettings(queues=parse_queues(None)))
+    every, served = worker._look()
+    assert every == served
+
+
 def limits(nodes: Nodes) -> list[dict[str, int]]:
     rows = [nodes.run(n, "select name, most from tallybook.limit_rule") for n in (1, 2, 3)]
     return [dict(found) for found in rows]  # type: ignore[arg-type]

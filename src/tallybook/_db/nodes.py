@@ -88,7 +88,11 @@ def nodes(dsn: str, which: str = "all") -> tuple[Node, ...]:
     This call blocks: use `asyncio.to_thread` in a coroutine. Raises QueueUnavailable if the list is in a database that
     cannot be reached, UnknownNode for a name, and ConfigError for a bad file or variable.
     """
-    found = [node for node in written(dsn) if node.state != "gone"]
+    return chosen([node for node in written(dsn) if node.state != "gone"], which)
+
+
+def chosen(found: Sequence[Node], which: str) -> tuple[Node, ...]:
+    """Return all of these nodes, or some, like "north,south". Raises UnknownNode."""
     if which == "all":
         return tuple(found)
     names = [name.strip() for name in which.split(",")]

@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from tallybook._db.aside import aside
 from tallybook._db.link import Link
-from tallybook._db.nodes import Node, asked, nodes, numbered
+from tallybook._db.nodes import Node, asked, chosen, nodes, numbered
 from tallybook._db.policy import first_line
 from tallybook._maintenance.service import ends_or, happens
 from tallybook._model.at_node import At, at_node
@@ -181,7 +181,8 @@ class Fleet:
                 return found
 
     def _look(self) -> Found:
-        return nodes(self._dsn), nodes(self._dsn, self._which)
+        every = nodes(self._dsn)  # a single reading: a node that is added between two would have a worker but no part
+        return every, chosen(every, self._which)
 
     def _tell(self, every: Sequence[Node], parts: dict[str, Part]) -> None:
         home = next((node.name for node in every if node.home), None)

@@ -46,8 +46,7 @@ begin
       from (select) o left join tallybook.progress g on g.job_id = w.job_id and g.attempt = w.attempt
      where v_state = 'running'
     union all
-    select 3, 'worker_silent', format('Its worker is silent%s. Rescue returns the job to its queue once the worker '
-                                      'is certainly dead.',
+    select 3, 'worker_silent', format('Its worker is silent%s. Once it is dead, rescue returns the job to its queue.',
                                       ' since ' || tallybook._moment(nullif(r.seen_at, '-infinity'))),
            jsonb_build_object('worker', r.name, 'worker_id', c.worker_id, 'seen_at', nullif(r.seen_at, '-infinity'),
                               'gone_at', r.gone_at, 'lease', r.lease), 1
