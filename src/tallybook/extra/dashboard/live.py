@@ -175,7 +175,12 @@ class Live:
                 else:
                     places.setdefault(at.name, (at, []))[1].append(topic)
         over = self._ask_over([(topic, self._over[name], rest) for topic, name, rest in topics if name in self._over])
-        await asyncio.gather(over, *(self._ask_at(at, topics) for at, topics in places.values()))
+        reads = [over, *(self._ask_at(at, topics) for at, topics in places.values())]
+        if self._nodes.many:
+            await asyncio.gather(*reads)
+            return
+        for reading in reads:  # one after the other: all viewers share one session
+            await reading
 
     async def _ask_over(self, topics: list[tuple[str, AskAll, str]]) -> None:
         """Read these topics one after another, because they share readings."""
