@@ -77,13 +77,22 @@ async def view(live: Live, *topics: str) -> Viewer:
 
 
 async def test_two_hundred_viewers_cost_one_session(dsn: str, db: Any) -> None:
-    """All viewers share one session, and each round queries the topic once."""
+    """All viewers share one session, also for topics of all nodes, and each round queries the topic once."""
     sessions = """
 select count(*) from pg_stat_activity
  where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'"""
     async with looked_at(dsn) as (live, counted):
-        viewers = [await view(live, "number") for _ in range(200)]
-        await eventually(lambda: all(one.said.get("number") for one in viewers), "everybody has seen it")
+
+        async def slow(conn: Any, node: str) -> None:
+            await conn.execute("select pg_sleep(0.02)")
+
+        async def everywhere(rest: str) -> str:
+            await live._nodes.answered(slow)
+            return "read"
+
+        live.over("everywhere", everywhere)
+        viewers = [await view(live, "number", "everywhere") for _ in range(200)]
+        await eventually(lambda: all(len(one.said) == 3 for one in viewers), "everybody has seen both topics")
         rounds = live.polls
         await eventually(lambda: live.polls >= rounds + 10, "it goes on")
         assert (

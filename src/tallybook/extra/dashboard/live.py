@@ -174,13 +174,13 @@ class Live:
                     self._fails(topic, error)
                 else:
                     places.setdefault(at.name, (at, []))[1].append(topic)
-        over = self._ask_over([(topic, self._over[name], rest) for topic, name, rest in topics if name in self._over])
-        reads = [over, *(self._ask_at(at, topics) for at, topics in places.values())]
+        over = [(topic, self._over[name], rest) for topic, name, rest in topics if name in self._over]
         if self._nodes.many:
-            await asyncio.gather(*reads)
+            await asyncio.gather(self._ask_over(over), *(self._ask_at(at, these) for at, these in places.values()))
             return
-        for reading in reads:  # one after the other: all viewers share one session
-            await reading
+        await self._ask_over(over)  # one after the other, so that all viewers share one session
+        for at, these in places.values():
+            await self._ask_at(at, these)
 
     async def _ask_over(self, topics: list[tuple[str, AskAll, str]]) -> None:
         """Read these topics one after another, because they share readings."""
