@@ -20,7 +20,7 @@ help:
 	@echo 'make bench       figures; BENCH=cost|enqueue|drain|claimers|latency|pinned|idle|outage|poison|rescue|schedule|scheduled|pinned_scheduled|upsert|query|roles|limit|concurrency|fair|counters|history|why|pages|lists|fleet|fleet_view|cpu_bound|install, SCALE=0.1 for a short run'
 	@echo 'make bench-ab BASE=rev  drain, latency, cost and verbs of this commit beside those of another, PAIRS=10 times'
 	@echo 'make bench-peers the queues that the figures are held against, in an environment of their own'
-	@echo 'make chaos       120 s of faults on real processes, and what became of every job; SECONDS=30, MINUTES=10, SEED=7, BREAK=fence, FLEET=3'
+	@echo 'make chaos       120 s of faults on real processes, and what became of every job; SECONDS=30, MINUTES=10, SEED=7, BREAK=fence, FLEET=3 (CITUS_SOURCE=citus.tar.xz moves tenants)'
 	@echo 'make docs        the docs as a site, in site/; begin at site/index.html'
 	@echo 'make clean       the environments and caches away'
 

@@ -24,6 +24,8 @@ app = App("chaos")
 # A handler fails when its database is down. There are many outages, which must not use up a job's attempts.
 _SOON = Constant(timedelta(seconds=0.5))
 _MANY = 1000
+TWO_PHASE = "insert into orders (tenant, number) select 0, 0 where false"
+"""Inserts nothing; Citus then commits what the transaction changes on other nodes in two phases."""
 _EFFECT = "insert into effect (job_id, attempt, key, worker) values (%s, %s, %s, %s)"
 
 
@@ -83,6 +85,14 @@ def effect_in_thread(tx: psycopg.Connection[Any], ctx: Context, key: int) -> Non
     while linger.exists():  # a nemesis needs this process with an uncommitted effect
         linger.with_name(f"{linger.name}-{os.getpid()}").touch()
         time.sleep(0.02)
+
+
+@app.task(atomic=True, retry=_SOON, max_attempts=_MANY)
+async def confirm(tx: psycopg.AsyncConnection[Any], tenant: int, number: int) -> None:
+    """Count a tenant's order as confirmed, on whichever node Citus has its row now: see tenants.py."""
+    await asyncio.sleep(_pause())
+    await tx.execute(TWO_PHASE)
+    await tx.execute("update orders set confirmed = confirmed + 1 where tenant = %s and number = %s", (tenant, number))
 
 
 _KINDS = [effect] * 3 + [effect_in_thread] * 2 + [flaky] * 2 + [plain] * 43

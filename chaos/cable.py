@@ -14,6 +14,9 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from chaos.places import inside
+
+_NAMES = Path("/run/netns")
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET of <sched.h>
 
 
@@ -21,7 +24,12 @@ def possible() -> str | None:
     """Return None if cables work on this machine, else the reason."""
     if shutil.which("ip") is None:
         return "the command ip (iproute2) is missing"
-    return None if _run("link", "set", "lo", "up") else "the kernel does not allow network namespaces"
+    # `ip netns` keeps a file for each name here. The run's own tmpfs has none of an earlier run.
+    _NAMES.mkdir(exist_ok=True)
+    own = inside() and subprocess.run(["mount", "-t", "tmpfs", "tmpfs", str(_NAMES)], capture_output=True, check=False)
+    if not own or own.returncode or not _run("link", "set", "lo", "up"):
+        return "the kernel does not allow network namespaces"
+    return None
 
 
 class Cable:
@@ -55,7 +63,7 @@ class Cable:
             return thread.submit(self._listen).result()
 
     def _listen(self) -> socket.socket:
-        with Path("/run/netns", self._namespace).open("rb") as file:
+        with (_NAMES / self._namespace).open("rb") as file:
             if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _NEW_NETWORK):
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         return socket.create_server((self.address, 0))

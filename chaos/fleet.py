@@ -15,7 +15,7 @@ import random
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,10 @@ from chaos.judge import OPEN, Fault, Judge
 from chaos.places import Place
 from chaos.proxy import Proxy
 from chaos.servers import DATABASE, SETTINGS, TABLES, VERSION
+from chaos.tenants import Tenants
 from tallybook._db.migrate import migrate
 from tallybook.embedded import Server, temporary_server
+from tools import citus
 
 _WORKERS = 2
 _HEAL = 45.0
@@ -87,6 +89,7 @@ class Fleet:
         self._started = time.monotonic()
         self._wrong: list[str] = []
         self._faults: list[Fault] = []
+        self.tenants: Tenants | None = None
         self._pulls = not (why_not := possible())
         if why_not:
             self.say(f"no cable is pulled: {why_not}")
@@ -114,10 +117,9 @@ class Fleet:
     @asynccontextmanager
     async def _standing(self, place: Place) -> AsyncIterator[tuple[list[Node], Crew]]:
         async with AsyncExitStack() as stack:
+            servers = self._servers(stack.enter_context(ExitStack()))
             nodes = []
-            for number in range(1, self._options.fleet + 1):
-                server = stack.enter_context(temporary_server(VERSION, settings=SETTINGS))
-                server.create_database(DATABASE)
+            for number, server in enumerate(servers, 1):
                 with psycopg.connect(server.dsn(DATABASE), autocommit=True) as conn:
                     migrate(conn, node=number)
                     conn.execute(TABLES)
@@ -134,22 +136,33 @@ class Fleet:
             crew = Crew(place, workers, dsns, seed=self._options.seed, rate=rate, options=["--nodes", "all"])
             stack.callback(crew.end)
             crew.start()
+            if citus.given():
+                self.tenants = Tenants(nodes[0].server.dsn(DATABASE), nodes[0].dsn, place.logs / "tenants.log")
             yield nodes, crew
+
+    def _servers(self, stack: ExitStack) -> list[Server]:
+        """Start the servers, each with the database."""
+        count = self._options.fleet
+        if citus.given():
+            return stack.enter_context(citus.cluster(count, DATABASE, {**SETTINGS, "citus.recover_2pc_interval": "2s"}))
+        servers = [stack.enter_context(temporary_server(VERSION, settings=SETTINGS)) for _ in range(count)]
+        for server in servers:
+            server.create_database(DATABASE)
+        return servers
 
     async def _attack(self, nodes: list[Node], crew: Crew) -> None:
         await self._healthy(nodes, crew, "the start")
         self.say(f"{_WORKERS} workers serve {len(nodes)} nodes, with a producer on each")
         crew.pace(GO)
+        if self.tenants:
+            self.tenants.start()
         await asyncio.sleep(1)
         until = time.monotonic() + self._options.seconds
         bag: list[str] = []
         while time.monotonic() < until:
             if not bag:
-                bag = [
-                    name
-                    for name in self._rng.sample(sorted(_FAULTS), len(_FAULTS))
-                    if self._pulls or name != "pull_cable"
-                ]
+                left_out = {"pull_cable": not self._pulls, "move_tenant": not self.tenants}
+                bag = [name for name in self._rng.sample(sorted(_FAULTS), len(_FAULTS)) if not left_out.get(name)]
             name, node = bag.pop(), self._rng.choice(nodes)
             self._faults.append(Fault(name, time.time()))
             self.say(f"{name} on {node.name}")
@@ -192,6 +205,8 @@ class Fleet:
 
     async def _drain(self, nodes: list[Node], crew: Crew) -> None:
         self.say("all faults are off, draining")
+        if self.tenants:
+            await asyncio.to_thread(self.tenants.stop)
         await crew.end_producers()
         last: list[Any] = []
         since, until = time.monotonic(), time.monotonic() + _LONGEST_DRAIN
@@ -220,6 +235,11 @@ class Fleet:
             for key, value in verdict.numbers.items():
                 if isinstance(value, int):
                     total[key] = total.get(key, 0) + value
+        if self.tenants:
+            numbers, wrong = await asyncio.to_thread(self.tenants.judge)
+            self._wrong += wrong
+            self.say(f"tenants: {json.dumps(numbers)}")
+            total |= {key: total.get(key, 0) + value for key, value in numbers.items()}
         for what in self._wrong:
             self.say(f"WRONG: {what}")
         print(json.dumps({"nodes": len(nodes), "faults": len(self._faults), **total}), flush=True)
@@ -279,6 +299,13 @@ async def _kill_worker(run: Fleet, node: Node, crew: Crew) -> None:
     await asyncio.sleep(run._rng.uniform(2, 4))
 
 
+async def _move_tenant(run: Fleet, node: Node, crew: Crew) -> None:
+    """Let Citus move tenants while they order."""
+    assert run.tenants is not None
+    for _ in range(3):
+        run.say(await asyncio.to_thread(run.tenants.move, run._rng))
+
+
 _FAULTS: dict[str, Callable[[Fleet, Node, Crew], Awaitable[None]]] = {
     "kill_server": _kill_server,
     "stop_server": _stop_server,
@@ -286,4 +313,5 @@ _FAULTS: dict[str, Callable[[Fleet, Node, Crew], Awaitable[None]]] = {
     "pull_cable": _pull_cable,
     "break_connections": _break_connections,
     "kill_worker": _kill_worker,
+    "move_tenant": _move_tenant,
 }

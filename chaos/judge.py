@@ -29,8 +29,9 @@ select e.job_id, (e.args ->> 'key')::bigint, e.task,
        exists (select from tallybook.dead d where d.job_id = e.job_id and d.reason = 'crashed')
   from tallybook.entry e
   left join tallybook.outcome o on o.retention = e.retention and o.entry_xid = e.xid and o.entry_seq = e.seq
+ where e.args ? 'key'
  group by e.job_id, 2, e.task"""
-_SCHEDULED = "select job_id, (args ->> 'key')::bigint, task from tallybook.scheduled"
+_SCHEDULED = "select job_id, (args ->> 'key')::bigint, task from tallybook.scheduled where args ? 'key'"
 _DEAD = "select job_id, reason, errors -> -1 ->> 'message' from tallybook.dead"
 _EFFECTS = "select job_id, attempt, key from effect"
 _RESCUES = """

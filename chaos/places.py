@@ -13,13 +13,18 @@ _INSIDE = "TALLYBOOK_CHAOS_NAMESPACE"
 _LARGEST_DISK = 8 << 30
 
 
+def inside() -> bool:
+    """Return whether this process is in a namespace of its own."""
+    return bool(os.environ.get(_INSIDE))
+
+
 def enter_namespace(*, network: bool) -> None:
     """Restart this program in its own namespace if possible: its disk and network end with its last process.
 
     Users other than root get it through a user namespace, if the kernel allows one. This function returns only inside
     the namespace, or if none is possible.
     """
-    if os.environ.get(_INSIDE) or not sys.platform.startswith("linux") or not (unshare := shutil.which("unshare")):
+    if inside() or not sys.platform.startswith("linux") or not (unshare := shutil.which("unshare")):
         return
     who = [] if os.geteuid() == 0 else ["--user", "--map-current-user", "--keep-caps"]
     command = [unshare, *who, "--mount", "--propagation", "private", *(["--net"] if network else [])]
@@ -66,7 +71,7 @@ class Place:
             capture_output=True,
             text=True,
             check=False,
-        ) if os.environ.get(_INSIDE) else None  # fmt: skip
+        ) if inside() else None  # fmt: skip
         if done is not None and done.returncode == 0:
             self._mounted = True
             return

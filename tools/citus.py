@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -81,10 +81,11 @@ def _build(source: Path, home: Path) -> None:
 
 
 @contextmanager
-def cluster(nodes: int, database: str) -> Iterator[list[Server]]:
+def cluster(nodes: int, database: str, settings: Mapping[str, str] | None = None) -> Iterator[list[Server]]:
     """Start `nodes` servers with one database each as a Citus cluster; the first coordinates, and all hold shards."""
     with ExitStack() as stack, mock.patch.dict(os.environ, {"TALLYBOOK_PG_BIN": str(binaries())}):
-        servers = [stack.enter_context(temporary_server(18, SETTINGS)) for _ in range(nodes)]
+        wanted = {**SETTINGS, **(settings or {})}
+        servers = [stack.enter_context(temporary_server(18, wanted)) for _ in range(nodes)]
         for server in servers:
             with psycopg.connect(server.create_database(database), autocommit=True) as conn:
                 conn.execute("create extension citus")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import psycopg
@@ -17,6 +17,7 @@ from support.pages import code
 from support.waiting import wait_until
 from tallybook import App
 from tallybook._db.nodes import nodes
+from tallybook.embedded import Server
 from tallybook.testing import drain
 from tools import citus
 
@@ -38,13 +39,16 @@ Conn = psycopg.Connection[Any]
 class Cluster:
     """Three nodes, the first is the coordinator, and an app whose job confirms an order."""
 
-    def __init__(self, dsns: list[str], conns: list[Conn]) -> None:
-        self.dsns, self.conns, self.coordinator = dsns, conns, conns[0]
+    def __init__(self, dsns: list[str], conns: list[Conn], servers: list[Server]) -> None:
+        self.dsns, self.conns, self.coordinator, self.servers = dsns, conns, conns[0], servers
+        self.two_phase = ""
         self.numbers = [int(conn.execute("select node from tallybook.installed").fetchone()[0]) for conn in conns]  # type: ignore[index]
         self.app = App("shop", dsn=dsns[0])
 
         @self.app.task(queue="mail", atomic=True, max_attempts=30)
         async def confirm(tx: psycopg.AsyncConnection[Any], tenant: int, number: int) -> None:
+            if self.two_phase:
+                await tx.execute(self.two_phase.encode())
             await tx.execute(
                 "update orders set confirmed = confirmed + 1 where tenant = %s and number = %s", (tenant, number)
             )
@@ -83,13 +87,13 @@ class Cluster:
 @pytest.fixture(scope="module")
 def shop() -> Iterator[Cluster]:
     """The cluster, migrated by the command, with the shop's table and function."""
-    with citus.cluster(3, "shop") as servers, ExitStack() as stack:
+    with citus.cluster(3, "shop", {"fsync": "on", "citus.recover_2pc_interval": "1s"}) as servers, ExitStack() as stack:
         dsns = [server.dsn("shop") for server in servers]
         conns = [stack.enter_context(psycopg.connect(dsn, autocommit=True)) for dsn in dsns]
         run("migrate", "--nodes", "all", dsn=dsns[0])
         for statement in (*SHOP, "alter table orders add column confirmed int default 0", PLACE):
             conns[0].execute(statement.encode())
-        yield Cluster(dsns, conns)
+        yield Cluster(dsns, conns, servers)
 
 
 @pytest.fixture
@@ -201,3 +205,42 @@ def test_open_jobs_of_a_tenant_that_was_moved_run_where_they_are(clean: Cluster)
     assert clean.holder(tenant) == 2 and {job >> 43 for job in jobs} == {clean.numbers[1]}
     assert drain(clean.app, dsn=clean.dsns[1], queues=["mail"]).completed == 5
     assert clean.unconfirmed() == []
+
+
+@pytest.mark.parametrize(("two_phase", "times"), [(True, 1), (False, 2)])
+def test_a_crash_between_the_commits_of_two_nodes(clean: Cluster, two_phase: bool, times: int) -> None:
+    """Node 1 crashes when node 2 has committed or prepared an effect of its job: with the statement of the docs, once.
+
+    Without it, which is the control, Citus commits the other node first, and the effect comes twice.
+    """
+    clean.two_phase = code("docs/nodes.md", "Citus", "sql")[0] if two_phase else ""
+    tenant = next(t for t in range(1, 99) if clean.holder(t) == 1)
+    clean.place(tenant)
+    (number,) = clean.coordinator.execute("select max(number) from orders where tenant = %s", (tenant,)).fetchone()  # type: ignore[misc]
+    clean.move(tenant, to=2)
+    prepared = "select exists (select from pg_prepared_xacts)"
+    committed = "select confirmed > 0 from orders where tenant = %s and number = %s"
+    home, other = clean.servers[1], clean.conns[2]
+    for setting in ("commit_siblings = 0", "commit_delay = 100000"):  # its own commit takes 0.1 s
+        clean.conns[1].execute(f"alter system set {setting}".encode())
+    clean.conns[1].execute("select pg_reload_conf()")
+
+    def work() -> None:
+        with suppress(psycopg.OperationalError):
+            drain(clean.app, dsn=clean.dsns[1], queues=["mail"])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    while not other.execute(*((prepared,) if two_phase else (committed, (tenant, number)))).fetchone()[0]:  # type: ignore[index]
+        assert thread.is_alive()
+    home.kill()
+    home.start()
+    clean.conns[1] = psycopg.connect(clean.dsns[1], autocommit=True)
+    for setting in ("commit_siblings", "commit_delay"):
+        clean.conns[1].execute(f"alter system reset {setting}".encode())
+    clean.conns[1].execute("select pg_reload_conf()")
+    thread.join(60)
+    clean.work()
+    assert clean.unconfirmed() == ([] if times == 1 else [(tenant, number, times)])
+    clean.coordinator.execute("delete from orders where tenant = %s", (tenant,))
+    clean.two_phase = ""
