@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.direct("has servers of its own"),
 ]
-(PAGE,) = code("docs/nodes.md", "Citus", "plpgsql")
+PAGE, TWO_PHASE = code("docs/nodes.md", "Citus", "plpgsql")
 *SHOP, PLACE = re.split(r";\n+(?=\S)", PAGE.strip().removesuffix(";"))  # Citus needs a transaction per statement
 WHERE = """\
 select n.nodename, n.nodeport, get_shard_id_for_distribution_column('orders', %(tenant)s)
@@ -213,7 +213,7 @@ def test_a_crash_between_the_commits_of_two_nodes(clean: Cluster, two_phase: boo
 
     Without it, which is the control, Citus commits the other node first, and the effect comes twice.
     """
-    clean.two_phase = code("docs/nodes.md", "Citus", "sql")[0] if two_phase else ""
+    clean.two_phase = TWO_PHASE if two_phase else ""
     tenant = next(t for t in range(1, 99) if clean.holder(t) == 1)
     clean.place(tenant)
     (number,) = clean.coordinator.execute("select max(number) from orders where tenant = %s", (tenant,)).fetchone()  # type: ignore[misc]

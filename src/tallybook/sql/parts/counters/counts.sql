@@ -78,7 +78,7 @@ begin
            then 'available' else 'running' end as mode
       from lanes l
   ), parts as materialized (
-    select l.lane_id, r.task, r.n from shared l cross join lateral tallybook._split(l.lane_id, l.mode, l.running) r
+    select l.lane_id, r.task, r.n from shared l, tallybook._split(l.lane_id, l.mode, l.running) r where mode is not null
   ), known as (
     select o.lane_id, o.task, o.n, o.attempts, o.last_at, l.tasks, l.running, l.n as of_lane, l.mode,
            coalesce(r.n, 0) as seen,
@@ -105,7 +105,7 @@ begin
 end $$;
 
 -- _split(lane, mode, running): how many jobs of each task of a lane are in line (mode available: its line is read), or
--- run (mode running: claims are read until that many running jobs are found); mode null: nothing.
+-- run (mode running: claims are read until that many running jobs are found).
 --
 -- Running jobs are mostly in the newest claims, and those that have run for long in a worker's oldest open claim. So
 -- 3,000 jobs of the newest claims and 2,000 from each worker's oldest claim on are checked; the number of the other
@@ -115,7 +115,6 @@ create or replace function tallybook._split(p_lane_id int, p_mode text, p_runnin
 returns table (task text, n bigint) language plpgsql stable as $$
 declare c record; w record; v_tasks text[] := '{}'; v_seen int := 0; v_low bigint;
 begin
-  if p_mode is null then return; end if;
   if p_mode = 'available' then
     return query select a.task, a.n from tallybook._line(p_lane_id) a;
     return;
