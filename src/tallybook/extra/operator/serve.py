@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -31,7 +32,7 @@ from tallybook.extra.dashboard.database import READ_TIMEOUT, Conn, Database
 from tallybook.extra.dashboard.mount import mounted
 from tallybook.extra.dashboard.nodes import At, Nodes
 from tallybook.extra.operator import openapi
-from tallybook.extra.operator.body import Gone, parsed, read_body
+from tallybook.extra.operator.body import parsed, read_body
 from tallybook.extra.operator.fields import read, read_query
 from tallybook.extra.operator.keys import Key, KeyRing, read_keys
 from tallybook.extra.operator.operations import Ask, Changed, Operation, merged
@@ -101,7 +102,7 @@ class OperatorApi:
         elif scope["type"] == "http":
             try:
                 response = await self._answer(scope, receive)
-            except Gone:
+            except ClientDisconnect:
                 return
             except Exception as error:
                 problem = problem_of(error)
@@ -129,7 +130,7 @@ class OperatorApi:
         operation, in_path = found(scope["method"], path)
         headers = list(scope["headers"])
         signed = signed_by(headers)
-        body = await read_body(headers, receive)
+        body = await read_body(Request(scope, receive))
         key = proved(signed, self._ring, scope, body)
         if not key.may(operation.scope):
             raise Problem("scope", f"this needs the scope {operation.scope}, which the key lacks")
