@@ -31,25 +31,25 @@ async def _doctor(ask: Ask, _: Conn) -> dict[str, Any]:
 
 
 _FILTER = (
-    fields.name(name="queue", about="In this queue.", most=64, example="mail"),
-    fields.name(name="task", about="Of this task.", example="send_welcome"),
-    fields.choice(name="state", about="In this state.", words=STATES, example="dead"),
-    fields.links(name="links", about="With these links.", example={"user": 42}),
-    fields.text(name="error", about="The last error contains this text, ignoring case.", example="timeout"),
-    fields.flag(name="unserved", about="No live worker knows their task or the version of their args.", example=True),
-    fields.instant(name="since", about="Enqueued at this time or later.", example="2026-01-31T09:00:00Z"),
-    fields.instant(name="before", about="Enqueued before this time.", example="2026-02-01T00:00:00Z"),
-    fields.text(name="after", about="The `next` of the previous page.", most=2000, example="..."),
-    fields.whole(name="max_jobs", about="At most this many.", least=1, most=200, default=20, example=50),
+    fields.name("queue", "In this queue.", most=64, example="mail"),
+    fields.name("task", "Of this task.", example="send_welcome"),
+    fields.choice("state", "In this state.", words=STATES, example="dead"),
+    fields.links("links", "With these links.", example={"user": 42}),
+    fields.text("error", "The last error contains this text, ignoring case.", example="timeout"),
+    fields.flag("unserved", "No live worker knows their task or the version of their args.", example=True),
+    fields.instant("since", "Enqueued at this time or later.", example="2026-01-31T09:00:00Z"),
+    fields.instant("before", "Enqueued before this time.", example="2026-02-01T00:00:00Z"),
+    fields.text("after", "The `next` of the previous page.", most=2000, example="..."),
+    fields.whole("max_jobs", "At most this many.", least=1, most=200, default=20, example=50),
 )
 _WHOSE = (
-    fields.whole(name="job", about="Of this job.", least=1, example=4711),
-    fields.text(name="subject", about="Of the jobs of this subject.", most=512, example="customer:42"),
-    fields.text(name="unique", about="Of the jobs that have had this unique key.", most=512, example="welcome:42"),
-    fields.links(name="links", about="Of the jobs with these links.", example={"user": 42}),
-    fields.name(name="task", about="Of this task only.", example="send_welcome"),
-    fields.whole(name="max_events", about="At most this many.", least=1, most=1000, default=100, example=20),
-    fields.flag(name="newest_first", about="Newest first, the default; false: oldest first.", example=True),
+    fields.whole("job", "Of this job.", least=1, example=4711),
+    fields.text("subject", "Of the jobs of this subject.", most=512, example="customer:42"),
+    fields.text("unique", "Of the jobs that have had this unique key.", most=512, example="welcome:42"),
+    fields.links("links", "Of the jobs with these links.", example={"user": 42}),
+    fields.name("task", "Of this task only.", example="send_welcome"),
+    fields.whole("max_events", "At most this many.", least=1, most=1000, default=100, example=20),
+    fields.flag("newest_first", "Newest first, the default; false: oldest first.", example=True),
 )
 
 

@@ -13,26 +13,18 @@ from tallybook.extra.operator.fields import Field
 from tallybook.extra.operator.operations import Ask, Changed, Operation, listed, plain, record
 
 _FILTER: tuple[Field, ...] = (
-    fields.name(name="queue", about="In this queue.", most=64, example="mail"),
-    fields.name(name="task", about="Of this task.", most=200, example="send_welcome"),
-    fields.choice(
-        name="reason", about="Dead for this reason.", words=("failed", "crashed", "expired", "killed"), example="failed"
-    ),
+    fields.name("queue", "In this queue.", most=64, example="mail"),
+    fields.name("task", "Of this task.", example="send_welcome"),
+    fields.choice("reason", "Dead for this reason.", words=filters.REASONS, example="failed"),
     fields.text(
-        name="error",
-        about="The last error's type or message contains this, ignoring case.",
-        most=200,
-        example="timeout",
-        admin=True,
+        "error", "The last error's type or message contains this, ignoring case.", example="timeout", admin=True
     ),
-    fields.instant(name="since", about="Died at this time or later.", example="2026-01-31T09:00:00Z"),
-    fields.instant(name="before", about="Died before this time.", example="2026-02-01T00:00:00Z"),
+    fields.instant("since", "Died at this time or later.", example="2026-01-31T09:00:00Z"),
+    fields.instant("before", "Died before this time.", example="2026-02-01T00:00:00Z"),
 )
-_ARGS = fields.mapping(name="args", about="Args that contain these.", example={"user_id": 42}, admin=True)
-_MOST = fields.whole(
-    name="max_jobs", about="At most this many, oldest first.", least=1, most=10_000, default=10_000, example=1000
-)
-_DRY = fields.flag(name="dry_run", about="Only count the matches.", example=False)
+_ARGS = fields.mapping("args", "Args that contain these.", example={"user_id": 42}, admin=True)
+_MOST = fields.whole("max_jobs", "At most this many, oldest first.", least=1, most=10_000, default=10_000, example=1000)
+_DRY = fields.flag("dry_run", "Only count the matches.", example=False)
 _NAMES = ("queue", "task", "reason", "since", "before")
 
 
@@ -97,8 +89,8 @@ OPERATIONS = (
         about="List dead letters, newest first; for the next page, pass the last `died_at` and `job` as `before` and `before_id`.",
         in_query=(
             *_FILTER,
-            fields.whole(name="before_id", about="With `before`: its letters with smaller ids, too.", least=1, example=4711),
-            fields.whole(name="max_jobs", about="At most this many.", least=1, most=1000, default=50, example=50),
+            fields.whole("before_id", "With `before`: its letters with smaller ids, too.", least=1, example=4711),
+            fields.whole("max_jobs", "At most this many.", least=1, most=1000, default=50, example=50),
         ),
         codes=("queue",), newest=("died_at", "max_jobs"), answer=listed("dead_letters", _LETTER),
         example={"dead_letters": [{

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tallybook._db import aio, calls
+from tallybook._db.filters import REASONS
 from tallybook._model.job import JobCall
 from tallybook._model.job_info import JobInfo
 from tallybook._model.options import ON_CONFLICT, Options
@@ -16,13 +17,12 @@ from tallybook.extra.operator import fields
 from tallybook.extra.operator.operations import Ask, Changed, Operation, listed, plain, record
 from tallybook.extra.operator.problems import Problem
 
-JOB = fields.whole(name="job", about="The id of a job.", required=True, least=1, example=4711)
+JOB = fields.whole("job", "The id of a job.", required=True, least=1, example=4711)
 
 _DETAILS = (
     "args", "headers", "result", "reason", "last_error", "errors", "unique_key", "order_key", "summary", "progress_message",
     "options", "subject", "links",
 )  # fmt: skip
-_DIED = ("failed", "crashed", "expired", "killed")
 
 _JOB = record(
     "Args, result, errors and the like; only for keys with the scope admin.",
@@ -49,7 +49,7 @@ async def _get(ask: Ask, conn: Conn) -> dict[str, Any]:
 def _shown(found: JobInfo, *, admin: bool) -> dict[str, Any]:
     answer = {name: plain(getattr(found, name)) for name in _JOB["required"] if name != "died_of"}
     # A reason for a cancel is free text, so only these fixed words are shown to every key.
-    answer["died_of"] = found.reason if found.state == "dead" and found.reason in _DIED else None
+    answer["died_of"] = found.reason if found.state == "dead" and found.reason in REASONS else None
     if admin:
         answer["details"] = {name: plain(getattr(found, name)) for name in _DETAILS}
     return answer
@@ -83,32 +83,30 @@ def _reason(found: Reason, *, admin: bool) -> dict[str, Any]:
 _REASON = record("Only for keys with the scope admin.", state="string?", reason="string", explanation="string")
 
 _ENQUEUE = (
-    fields.name(name="queue", about="Its queue.", required=True, most=64, example="mail"),
-    fields.name(name="task", about="The task's name.", required=True, most=200, example="send_welcome"),
-    fields.mapping(name="args", about="Its args by parameter name.", example={"user_id": 42}),
-    fields.instant(name="run_at", about="Earliest start; not together with delay.", example="2030-01-31T09:00:00Z"),
-    fields.duration(name="delay", about="Time from now until the earliest start.", example="5 min"),
-    fields.whole(name="priority", about="Lower runs first; the default is 2.", most=32767, example=2),
-    fields.whole(name="max_attempts", about="Failures until it is dead.", least=1, most=32767, example=5),
-    fields.text(name="unique", about="At most one live job of the task has this key.", most=512, example="welcome:42"),
+    fields.name("queue", "Its queue.", required=True, most=64, example="mail"),
+    fields.name("task", "The task's name.", required=True, example="send_welcome"),
+    fields.mapping("args", "Its args by parameter name.", example={"user_id": 42}),
+    fields.instant("run_at", "Earliest start; not together with delay.", example="2030-01-31T09:00:00Z"),
+    fields.duration("delay", "Time from now until the earliest start.", example="5 min"),
+    fields.whole("priority", "Lower runs first; the default is 2.", most=32767, example=2),
+    fields.whole("max_attempts", "Failures until it is dead.", least=1, most=32767, example=5),
+    fields.text("unique", "At most one live job of the task has this key.", most=512, example="welcome:42"),
     fields.choice(
-        name="on_conflict",
-        about="What to do with the job that has the unique key; push_run_at without a time makes it due now.",
+        "on_conflict",
+        "What to do with the job that has the unique key; push_run_at without a time makes it due now.",
         words=ON_CONFLICT,
         example="skip",
     ),
     fields.choice(
-        name="unique_while",
-        about="How long a job holds its key: running until it ends, queued until it starts.",
+        "unique_while",
+        "How long a job holds its key: running until it ends, queued until it starts.",
         words=("running", "queued"),
         example="running",
     ),
-    fields.text(
-        name="order_key", about="Jobs with the same order key run one after another.", most=512, example="user:42"
-    ),
-    fields.instant(name="expires_at", about="No attempt starts after this time.", example="2030-02-28T09:00:00Z"),
-    fields.mapping(name="headers", about="Technical metadata, up to 8 KB.", example={"trace": "4711"}),
-    fields.links(name="links", about="Your rows that it belongs to: kinds and keys, up to 10.", example={"user": 42}),
+    fields.text("order_key", "Jobs with the same order key run one after another.", most=512, example="user:42"),
+    fields.instant("expires_at", "No attempt starts after this time.", example="2030-02-28T09:00:00Z"),
+    fields.mapping("headers", "Technical metadata, up to 8 KB.", example={"trace": "4711"}),
+    fields.links("links", "Your rows that it belongs to: kinds and keys, up to 10.", example={"user": 42}),
 )
 
 
@@ -190,7 +188,7 @@ OPERATIONS = (
         name="cancel_job", method="POST", path="/jobs/{job}/cancel", scope="operate",
         about="Cancel a job. Returns cancelled, cancelling if it is running, or the state in which it ended.",
         in_path=(JOB,), codes=("unknown", "queue"),
-        in_body=(fields.text(name="reason", about="Why.", most=500, example="the order was withdrawn"),),
+        in_body=(fields.text("reason", "Why.", most=500, example="the order was withdrawn"),),
         answer=record(job="integer", state="string"), example={"job": 4711, "state": "cancelled"}, changes=_cancel,
     ),
 )  # fmt: skip

@@ -12,7 +12,7 @@ from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.operator import fields
 from tallybook.extra.operator.operations import Ask, Operation, listed, plain, record, steering
 
-_QUEUE = fields.name(name="queue", about="The queue's name.", required=True, most=64, example="mail")
+_QUEUE = fields.name("queue", "The queue's name.", required=True, most=64, example="mail")
 
 
 async def _list(ask: Ask, conn: Conn) -> dict[str, Any]:
@@ -60,8 +60,8 @@ OPERATIONS = (
         name="counts", method="GET", path="/counts", scope="read",
         about="Count the jobs in each state and all ended attempts by outcome, per queue and task.",
         in_query=(
-            fields.name(name="queue", about="Only in this queue.", most=64, example="mail"),
-            fields.name(name="task", about="Only of this task.", most=200, example="send_welcome"),
+            fields.name("queue", "Only in this queue.", most=64, example="mail"),
+            fields.name("task", "Only of this task.", example="send_welcome"),
         ),
         codes=("queue",), answer=listed("counts", _COUNT),
         example={"counts": [{

@@ -10,7 +10,7 @@ from tallybook.extra.operator import dead_letters, fields, jobs, queues, schedul
 from tallybook.extra.operator.operations import Operation
 from tallybook.extra.operator.problems import Problem
 
-NODE = fields.text(name="node", about="The node, if the API serves several.", most=64, example="south")
+NODE = fields.text("node", "The node, if the API serves several.", most=64, example="south")
 
 
 def _by_node(operation: Operation) -> Operation:

@@ -9,7 +9,7 @@ from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.operator import fields
 from tallybook.extra.operator.operations import Ask, Changed, Operation, listed, plain, record, steering
 
-_NAME = fields.name(name="schedule", about="The schedule's name.", required=True, most=200, example="report-de")
+_NAME = fields.name("schedule", "The schedule's name.", required=True, example="report-de")
 
 _INFO = record(
     name="string", source="string", app="string?", task="string", queue="string", priority="integer", cron="string?",

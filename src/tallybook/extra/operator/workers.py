@@ -43,7 +43,7 @@ _WORKER = record(id="integer", name="string", queues=_TEXTS, tasks=_TEXTS, start
 OPERATIONS = (
     Operation(
         name="list_workers", method="GET", path="/workers", scope="read", about="List the live workers, at most 1,000.",
-        in_query=(fields.name(name="queue", about="Only workers of this queue.", most=64, example="mail"),), codes=("queue",),
+        in_query=(fields.name("queue", "Only workers of this queue.", most=64, example="mail"),), codes=("queue",),
         answer=listed("workers", _WORKER),
         example={"workers": [{
             "id": 7, "name": "web-1", "queues": ["mail"], "tasks": ["send_welcome"],
@@ -55,10 +55,10 @@ OPERATIONS = (
         name="list_audits", method="GET", path="/audits", scope="admin", whole=True,
         about="List the audit log, newest first; for the next page, pass the last `id` as `before`.",
         in_query=(
-            fields.text(name="actor", about="By this user or key.", most=200, example="deploy"),
-            fields.text(name="action", about="With this verb.", most=64, example="retry"),
-            fields.whole(name="before", about="Older than the row with this id.", least=1, example=1000),
-            fields.whole(name="max_rows", about="At most this many.", least=1, most=1000, default=50, example=50),
+            fields.text("actor", "By this user or key.", example="deploy"),
+            fields.text("action", "With this verb.", most=64, example="retry"),
+            fields.whole("before", "Older than the row with this id.", least=1, example=1000),
+            fields.whole("max_rows", "At most this many.", least=1, most=1000, default=50, example=50),
         ),
         codes=("queue",), newest=("at", "max_rows"),
         answer=listed("audits", record(

@@ -8,6 +8,7 @@ from typing import Any
 from starlette.responses import Response
 
 from tallybook._db.declared import Declared
+from tallybook._db.filters import REASONS
 from tallybook.errors import InvalidArgument
 from tallybook.extra.dashboard import bulk_actions
 from tallybook.extra.dashboard.asked import WRONG, job_of, text_of, when_of
@@ -21,7 +22,6 @@ pages = Pages()
 _PAGE = 50
 _LOOKED = 20_000
 """Maximum number of dead letters that one page reads."""
-REASONS = ("failed", "crashed", "expired", "killed")
 _ASKED = ("queue", "task", "reason", "error", "since", "before")
 _DEAD_LETTERS = Declared("""
   dead_letters(queue task reason text text, since before timestamptz, max_jobs int, before_id bigint, max_looked int)
