@@ -12,9 +12,9 @@ from starlette.routing import Route
 
 from tallybook._db.numbers import Asked, ask
 from tallybook._model.exposition import CONTENT_TYPE, Numbers, Sample, Shown, at_node, of_the_database, text
-from tallybook.errors import ConfigError, QueueUnavailable
+from tallybook.errors import ConfigError
 from tallybook.extra.dashboard.database import Conn
-from tallybook.extra.dashboard.nodes import At, Nodes
+from tallybook.extra.dashboard.nodes import At, Nodes, sorted_out
 
 _FEWEST = 16
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -41,10 +41,7 @@ def metrics_route(
 
     async def numbers(at: At) -> dict[str, list[Sample]]:
         async def answer() -> Numbers:
-            said = await nodes.ask_one(at, lambda conn, _: ask(conn))
-            if said.value is None:
-                raise QueueUnavailable(f"node {at.name}", said.error or "")
-            return said.value
+            return sorted_out([await nodes.ask_one(at, lambda conn, _: ask(conn))])[0][at.name]
 
         one, shown = asked.setdefault(at.name, (Asked(answer), Shown()))
         found, standby = of_the_database(await one.now(), shown), at.database.standby
@@ -81,10 +78,7 @@ def health_routes(nodes: Nodes) -> list[Route]:
             row = await (await conn.execute(_READY)).fetchone()
             return bool(row and row[0])
 
-        said = await nodes.ask(ready)
-        if all(one.value is None for one in said):
-            raise QueueUnavailable(f"node {said[0].name}", said[0].error or "")
-        return any(one.value for one in said)
+        return any((await nodes.answered(ready))[0].values())
 
     asked = Asked(answer)
 

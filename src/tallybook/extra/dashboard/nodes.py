@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar, cast
 
@@ -50,6 +50,14 @@ class Said(Generic[T]):
     name: str
     value: T | None
     error: str | None = None
+
+
+def sorted_out(said: Sequence[Said[T]]) -> tuple[dict[str, T], list[Said[T]]]:
+    """Return the answers by name of node, and the nodes without one. QueueUnavailable if no node answers."""
+    away = [one for one in said if one.error is not None]
+    if len(away) == len(said):
+        raise QueueUnavailable(f"node {said[0].name}", said[0].error or "")
+    return {one.name: cast(T, one.value) for one in said if one.error is None}, away
 
 
 class Nodes:
@@ -139,12 +147,8 @@ class Nodes:
     async def answered(
         self, question: Callable[[Conn, str], Awaitable[T]], only: str = ""
     ) -> tuple[dict[str, T], list[Said[T]]]:
-        """Return the answers by name of node, and the nodes without one. QueueUnavailable if no node answers."""
-        said = await self.ask(question, only)
-        away = [one for one in said if one.error is not None]
-        if len(away) == len(said):
-            raise QueueUnavailable(f"node {said[0].name}", said[0].error or "")
-        return {one.name: cast(T, one.value) for one in said if one.error is None}, away
+        """Ask as above. Return the answers by name of node, and the nodes without one, as `sorted_out` does."""
+        return sorted_out(await self.ask(question, only))
 
     async def chosen(self, only: str = "") -> list[At]:
         """Return all nodes, or the node of this name. Raises UnknownNode."""

@@ -30,7 +30,7 @@ from tallybook._db import aio, audit
 from tallybook.errors import CommitUnknown, QueueUnavailable
 from tallybook.extra.dashboard.database import READ_TIMEOUT, Conn, Database
 from tallybook.extra.dashboard.mount import mounted
-from tallybook.extra.dashboard.nodes import At, Nodes
+from tallybook.extra.dashboard.nodes import At, Nodes, sorted_out
 from tallybook.extra.operator import openapi
 from tallybook.extra.operator.body import parsed, read_body
 from tallybook.extra.operator.fields import read, read_query
@@ -155,12 +155,10 @@ class OperatorApi:
         said = await asyncio.gather(
             *(self._nodes.tried(at, partial(self._read, at.database, operation, ask, signed)) for at in chosen)
         )
-        found = {one.name: one.value for one in said if one.value is not None}
-        if not found:
-            raise QueueUnavailable(f"node {said[0].name}", said[0].error or "")
+        found, away = sorted_out(said)
         if not self._nodes.many or "job" in ask.values:
             return _json(found[chosen[0].name])
-        return _json(merged(operation, ask, found, [one.name for one in said if one.value is None]))
+        return _json(merged(operation, ask, found, [one.name for one in away]))
 
     async def _chosen(self, operation: Operation, ask: Ask) -> list[At]:
         """Return the nodes to send the request to."""
