@@ -56,8 +56,10 @@ class Live:
     def __init__(self, nodes: Nodes, *, every: float = 1.0) -> None:
         self._nodes = nodes
         self._every = every
-        self._asks: dict[str, tuple[Ask, Place]] = {}
-        self._over: dict[str, tuple[AskAll, bool]] = {}
+        self._asks: dict[str, Ask] = {}
+        self._place: dict[str, Place] = {}
+        self._over: dict[str, AskAll] = {}
+        self._each: set[str] = set()
         self._watched: Counter[str] = Counter()
         self._said: dict[str, _Said] = {}
         self._asked: set[str] = set()
@@ -72,18 +74,20 @@ class Live:
 
     def topic(self, name: str, ask: Ask, place: Place | None = None) -> None:
         """Register a topic that reads one database: the only one, or the node that `place` returns."""
-        self._asks[name] = ask, place or (lambda _: self._nodes.named(""))
+        self._asks[name], self._place[name] = ask, place or (lambda _: self._nodes.named(""))
 
     def over(self, name: str, ask: AskAll, *, each: bool = False) -> None:
         """Register a topic that reads all nodes. With several nodes there is also one for each node, after the colon.
 
         With `each`, any text may follow the colon.
         """
-        self._over[name] = ask, each or self._nodes.many
+        self._over[name] = ask
+        if each or self._nodes.many:
+            self._each.add(name)
 
     def knows(self, topic: str) -> bool:
         name, colon, _ = topic.partition(":")
-        is_one = name in self._asks or (name in self._over and (not colon or self._over[name][1]))
+        is_one = name in self._asks or (name in self._over and (not colon or name in self._each))
         return is_one and len(topic) <= 200 and topic.isprintable()
 
     async def watch(self, topics: Iterable[str]) -> AsyncIterator[bytes]:
@@ -161,12 +165,12 @@ class Live:
         for topic, name, rest in topics:
             if name in self._asks:
                 try:
-                    at = await self._asks[name][1](rest)
+                    at = await self._place[name](rest)
                 except TallybookError as error:
                     self._fails(topic, error)
                 else:
                     places.setdefault(at.name, (at, []))[1].append(topic)
-        over = [(topic, self._over[name][0], rest) for topic, name, rest in topics if name in self._over]
+        over = [(topic, self._over[name], rest) for topic, name, rest in topics if name in self._over]
         if self._nodes.many:
             await asyncio.gather(self._ask_over(over), *(self._ask_at(at, these) for at, these in places.values()))
             return
@@ -204,7 +208,7 @@ class Live:
                     while left and (topic is None or loop.time() < until):
                         topic = left.pop(0)
                         name, _, rest = topic.partition(":")
-                        self._tells(topic, await self._asks[name][0](conn, rest))
+                        self._tells(topic, await self._asks[name](conn, rest))
             except Exception as error:
                 away = error if isinstance(error, QueueUnavailable) else None
                 if topic is not None:
