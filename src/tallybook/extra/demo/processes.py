@@ -50,11 +50,9 @@ class Process:
     def check(self) -> None:
         """Raise ProcessFailed if the process has ended and was not killed."""
         if not self.killed and (code := self._popen.poll()) is not None:
-            raise ProcessFailed(f"{self.name} ended unexpectedly with status {code}", detail=self.last_words() or None)
-
-    def last_words(self) -> str:
-        self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - 4000))
-        return "\n".join(self._errors.read().decode(errors="replace").splitlines()[-15:])
+            self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - 4000))
+            said = "\n".join(self._errors.read().decode(errors="replace").splitlines()[-15:])
+            raise ProcessFailed(f"{self.name} ended unexpectedly with status {code}", detail=said or None)
 
     def freeze(self) -> None:
         """Pause the process with SIGSTOP, so that its jobs can be counted."""

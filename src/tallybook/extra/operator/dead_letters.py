@@ -45,23 +45,18 @@ async def _list(ask: Ask, conn: Conn) -> dict[str, Any]:
     return {"dead_letters": letters}
 
 
-async def _count(ask: Ask, conn: Conn) -> Changed:
-    await conn.execute("select set_config('statement_timeout', %s, true)", (READ_TIMEOUT,))
-    matched = await aio.run(conn, filters.dead_count(_which(ask), ask.get("max_jobs", 10_000)))
-    return Changed({"dry_run": True, "matched": matched})
-
-
 def _target(ask: Ask) -> dict[str, Any]:
     # Error and args may contain private data of the job, so the target records only that they were given.
-    said = {name: plain(ask[name]) for name in _NAMES if ask.get(name) is not None}
-    said.update({name: True for name in ("error", "args") if ask.get(name) is not None})
+    hidden = ("error", "args")
+    said = {name: name in hidden or plain(value) for name, value in ask.values.items() if name in (*_NAMES, *hidden)}
     return {**said, "queue": ask.queue()} if ask.queue() else said
 
 
 async def _do(ask: Ask, conn: Conn, *, verb: str) -> Changed:
-    if ask.get("dry_run"):
-        return await _count(ask, conn)
     which, most = _which(ask), ask.get("max_jobs", 10_000)
+    if ask.get("dry_run"):
+        await conn.execute("select set_config('statement_timeout', %s, true)", (READ_TIMEOUT,))
+        return Changed({"dry_run": True, "matched": await aio.run(conn, filters.dead_count(which, most))})
     if verb == "retry":
         found = await aio.run(conn, filters.retry_dead(which, most))
         done = {"retried": found.retried, "refused": found.refused}

@@ -10,7 +10,6 @@ from tallybook._db.stored import loads
 from tallybook._db.texts import instant
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.operator import fields
-from tallybook.extra.operator.keys import Key
 from tallybook.extra.operator.operations import Ask, Operation, listed, plain, record
 
 _LIVING = """\
@@ -22,12 +21,11 @@ select cast(coalesce(json_agg(w order by w.id), '[]') as text) from (
 
 async def _list(ask: Ask, conn: Conn) -> dict[str, Any]:
     call = Call("workers", _LIVING, {"queue": ask.queue()}, loads)
-    return {"workers": [_shown(row, ask.key) for row in await aio.run(conn, call)]}
-
-
-def _shown(row: dict[str, Any], key: Key) -> dict[str, Any]:
-    times = {name: plain(instant(row[name])) for name in ("started_at", "seen_at")}
-    return {**row, "queues": [queue for queue in row["queues"] if key.reaches(queue)], **times}
+    found: list[dict[str, Any]] = await aio.run(conn, call)
+    for row in found:
+        row["queues"] = [queue for queue in row["queues"] if ask.key.reaches(queue)]
+        row |= {name: plain(instant(row[name])) for name in ("started_at", "seen_at")}
+    return {"workers": found}
 
 
 async def _audits(ask: Ask, conn: Conn) -> dict[str, Any]:

@@ -89,8 +89,11 @@ class Call:
             url = checked_url(url, allow_http=secure)
         except ValueError as error:
             raise ConfigError(where, None, f"{error}") from None
+        static = provider.settings.get("headers", {})
+        if not isinstance(static, Mapping):
+            raise ConfigError(option(provider, "headers"), static, "not an object of names and texts")
         try:
-            static = _checked_headers(who, _provider.static_headers(provider))
+            static = _checked_headers(who, static)
         except CallFailed as error:  # the provider is wrong, not the job
             raise ConfigError(option(provider, "headers"), None, f"{error}") from None
         auth = _provider.auth_headers(provider)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import timedelta
 from functools import wraps
 from importlib import import_module
@@ -131,10 +131,3 @@ def auth_headers(provider: Provider) -> dict[str, str]:
 def is_header_value(text: object) -> bool:
     """Return whether this is a valid header value: printable ASCII. A line break would add another header."""
     return isinstance(text, str) and text.isascii() and (text.isprintable() or not text) and text.strip() == text
-
-
-def static_headers(provider: Provider) -> Mapping[str, Any]:
-    found = provider.settings.get("headers", {})
-    if not isinstance(found, Mapping):
-        raise ConfigError(option(provider, "headers"), found, "not an object of names and texts")
-    return found

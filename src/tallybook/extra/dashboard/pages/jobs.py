@@ -32,6 +32,7 @@ _LOOKED = 20_000
 """Maximum number of rows of the ledger that one page reads. The page appears at once; the user can read further."""
 _SAMPLE = 10
 _SHARE = 20
+_TEXTS = ("queue", "task", "error", "since", "before", "unserved")
 OPEN = ("scheduled", "retrying", "waiting", "available", "running", "dead")
 """States with a count of current jobs; the counters of the other states are totals."""
 # The list does not read args of more than 4 kB.
@@ -45,14 +46,6 @@ class Ask(Protocol):
     """Calls a function for the nodes and returns the answers by name."""
 
     async def __call__(self, question: Callable[[Conn, str], Awaitable[T]], /) -> dict[str, T]: ...
-
-
-def _asked(params: QueryParams) -> dict[str, Any]:
-    """Return the filter of an address as texts."""
-    said: dict[str, Any] = {
-        name: params.get(name, "").strip() for name in ("queue", "task", "error", "since", "before", "unserved")
-    }
-    return said | {name: [one.strip() for one in params.getlist(name) if one.strip()] for name in ("state", "link")}
 
 
 def _filter(asked: dict[str, Any]) -> dict[str, Any]:
@@ -70,7 +63,10 @@ class List:
 
     def __init__(self, site: Shared, ask: Ask, params: QueryParams) -> None:
         self._app, self._nodes, self._ask = site.app, site.nodes, ask
-        self.asked = _asked(params)
+        self.asked: dict[str, Any] = {name: params.get(name, "").strip() for name in _TEXTS}
+        """The filter as texts."""
+        for name in ("state", "link"):
+            self.asked[name] = [one.strip() for one in params.getlist(name) if one.strip()]
         self._after = params.get("after", "").strip()
         self._more: dict[int, dict[str, Any]] = {}
         self._counts: list[Counts] = []

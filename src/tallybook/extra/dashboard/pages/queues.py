@@ -15,7 +15,6 @@ from tallybook._db import rates as calls_of_limits
 from tallybook._db.declared import Declared
 from tallybook._db.top import flow
 from tallybook._db.verb import run
-from tallybook._model.queue import QueueInfo
 from tallybook.errors import InvalidArgument, UnknownQueue
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.dashboard.pages.overview import spans_of
@@ -120,7 +119,9 @@ async def queue(view: View) -> Response:
     if by_node and (await view.at()).name not in [one["node"] for one in by_node]:
         return RedirectResponse(view.url("/queue", name=name, node=by_node[0]["node"]))
     async with view.read() as conn:
-        info = await _info(conn, name)
+        found = await run(conn, calls.queues(name))
+        if not found:
+            raise UnknownQueue(name)
         stats = await rows(conn, _STATS, name)
         status = await rows(conn, _STATUS, name)
         workers = await rows(conn, _WORKERS, name)
@@ -130,7 +131,7 @@ async def queue(view: View) -> Response:
         limits = await run(conn, calls_of_limits.concurrency(f"queue:{name}"))
         paces = await run(conn, calls_of_limits.rates(f"queue:{name}"))
     return view.render(
-        "queue.html", queue=info, stats=stats[0] if stats else None, by_task=status, workers=workers, top=top, timings=timings,
+        "queue.html", queue=found[0], stats=stats[0] if stats else None, by_task=status, workers=workers, top=top, timings=timings,
         rate=rates, limits=limits, paces=paces, by_node=by_node, **spans_of(view),
     )  # fmt: skip
 
@@ -140,13 +141,6 @@ async def _by_node(view: View, name: str) -> list[dict[str, Any]]:
         return [one | {"node": node} for one in await rows(conn, _STATS, name)]
 
     return list(chain(*(await view.ask(read)).values()))
-
-
-async def _info(conn: Conn, name: str) -> QueueInfo:
-    found = await run(conn, calls.queues(name))
-    if not found:
-        raise UnknownQueue(name)
-    return found[0]
 
 
 pages.form(
