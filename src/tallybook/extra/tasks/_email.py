@@ -17,7 +17,7 @@ from tallybook._model.backoff import Exponential
 from tallybook._model.provider import Provider
 from tallybook._worker.run.context import Context
 from tallybook.errors import CallFailed
-from tallybook.extra.tasks._provider import provider_of, text_setting
+from tallybook.extra.tasks._provider import text_setting
 from tallybook.extra.tasks._shelf import ready_made
 from tallybook.extra.tasks._smtp import Server
 from tallybook.extra.tasks._templates import rendered
@@ -63,7 +63,7 @@ async def email(
         await email.enqueue(conn, "mail", "ada@example.org", "Your invoice", "It is attached to your account.")
     """
     who = f"mail by provider {provider!r}"
-    found = await provider_of(ctx, provider)
+    found = await ctx.app.providers.get(provider)
     from_ = _address(who, "sender", sender if sender is not None else text_setting(found, "from"))
     if template is not None:
         if text is not None or html is not None:

@@ -30,6 +30,7 @@ _OURS = {
 _SECRET = {"authorization", "proxy-authorization", "cookie"}
 _CONNECT = 5.0
 _SHOWN = 500
+Headers = Mapping[str, str]
 _HOST = re.compile(r"[a-z0-9._-]{1,253}", re.IGNORECASE)
 
 
@@ -54,7 +55,7 @@ class Answer:
     """The answer of a server. Names of headers are lower case; of several with the same name the last one counts."""
 
     status: int
-    headers: Mapping[str, str] = field(repr=False)
+    headers: Headers = field(repr=False)
     body: bytes = field(repr=False)
 
     def text(self) -> str:
@@ -68,7 +69,7 @@ class Call:
     who: str
     provider: Provider | None
     url: str = field(repr=False)
-    headers: Mapping[str, str] = field(repr=False)
+    headers: Headers = field(repr=False)
     mask: Mask = field(repr=False)
     allowed: Allowed = field(default_factory=Allowed)
     ca: str | None = field(default=None, repr=False)
@@ -118,7 +119,7 @@ class Call:
         ctx: Context,
         method: str,
         body: bytes | None,
-        headers: Mapping[str, str],
+        headers: Headers,
         *,
         more: Mapping[str, Any] | None = None,
         most: int,
@@ -149,8 +150,8 @@ class Call:
         transport: Any,
         method: str,
         body: bytes | None,
-        theirs: Mapping[str, str],
-        headers: Mapping[str, str],
+        theirs: Headers,
+        headers: Headers,
         most: int,
         *,
         cut: bool,
@@ -201,7 +202,7 @@ class Call:
         return None if self.provider is None else self.provider.name
 
 
-def _merged(*groups: Mapping[str, str]) -> dict[str, str]:
+def _merged(*groups: Headers) -> dict[str, str]:
     """Merge headers. The last of a name counts, ignoring case; otherwise both would be sent."""
     found = {name.lower(): (name, value) for group in groups for name, value in group.items()}
     return dict(found.values())
