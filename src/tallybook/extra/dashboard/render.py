@@ -11,7 +11,8 @@ from markupsafe import Markup, escape
 
 from tallybook._db.texts import instant as of_json
 from tallybook._model.durations import format_duration
-from tallybook.extra.dashboard.redact import instant, redact, shown
+from tallybook._model.subject import instant
+from tallybook.extra.dashboard.redact import redact, shown
 
 
 def environment() -> Environment:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -198,12 +199,14 @@ class _Stage:
         if len(self._held_by(victim)) < wanted and not nothing_left:
             return
         process = self._workers[victim]
-        process.freeze()  # so that its running jobs can be counted; its last statements finish in a moment
+        process.send_signal(
+            signal.SIGSTOP
+        )  # so that its running jobs can be counted; its last statements finish in a moment
         time.sleep(0.03)
         self._look()
         held = self._held_by(victim)
         if len(held) < wanted and not nothing_left:
-            process.thaw()
+            process.send_signal(signal.SIGCONT)
             return
         process.kill()
         self._kill = Kill(victim, time.monotonic(), held, set())

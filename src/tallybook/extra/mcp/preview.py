@@ -17,7 +17,7 @@ from tallybook.extra.operator.problems import Problem
 _MOST = 100
 """Previews that are stored; the oldest is dropped first."""
 _SEEN = ("queue", "task", "state", "priority", "attempt", "failures", "crashes", "run_at")
-_AGAIN = "Call it again without confirm for a new preview"
+AGAIN = "Call it again without confirm for a new preview"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +54,12 @@ class Previews:
         """Use up a token and return its preview. A Problem unless the token is valid for this call."""
         found = self._by_token.pop(token, None) if isinstance(token, str) else None
         if found is None:
-            raise Problem("conflict", "there is no such preview, or it was confirmed before", hint=_AGAIN)
+            raise Problem("conflict", "there is no such preview, or it was confirmed before", hint=AGAIN)
         if time.monotonic() >= found.until:
-            raise Problem("conflict", "the preview has expired, and nothing was done", hint=_AGAIN)
+            raise Problem("conflict", "the preview has expired, and nothing was done", hint=AGAIN)
         if (found.verb, found.arguments) != (verb, arguments):
-            raise Problem("conflict", "the preview was of another call, and nothing was done", hint=_AGAIN)
+            raise Problem("conflict", "the preview was of another call, and nothing was done", hint=AGAIN)
         return found.outcome
-
-
-def unchanged(previewed: Outcome, found: Outcome) -> None:
-    """Raise a Problem if the outcome differs from the preview."""
-    if previewed != found:
-        reason = "the outcome has changed since the preview, and nothing was done"
-        raise Problem("conflict", reason, hint=_AGAIN)
 
 
 async def carried_out(operation: Operation, ask: Ask, conn: Conn) -> tuple[Outcome, Changed]:

@@ -22,7 +22,7 @@ from tallybook._model.durations import format_duration
 from tallybook.errors import CommitUnknown, QueueUnavailable
 from tallybook.extra.dashboard.database import Database
 from tallybook.extra.dashboard.redact import bounded, redact, shown
-from tallybook.extra.mcp.preview import Previews, carried_out, unchanged
+from tallybook.extra.mcp.preview import AGAIN, Previews, carried_out
 from tallybook.extra.mcp.tools import HOSTILE, OPERATION, VERBS, checked, given, listed
 from tallybook.extra.operator.fields import read
 from tallybook.extra.operator.keys import Key
@@ -107,7 +107,9 @@ class Tools:
         previewed = self._previews.take(token, operation.name, arguments)
         async with self._database.act(operation.name) as conn:
             outcome, changed = await carried_out(operation, ask, conn)
-            unchanged(previewed, outcome)
+            if outcome != previewed:
+                reason = "the outcome has changed since the preview, and nothing was done"
+                raise Problem("conflict", reason, hint=AGAIN)
         return {"done": changed.answer}
 
 

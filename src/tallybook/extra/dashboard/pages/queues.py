@@ -61,12 +61,11 @@ async def queues(view: View) -> Response:
     for _, more, _ in said:
         rates.update(more)
     oldest = _first([one for _, _, one in said])
+    found.sort(key=lambda one: one["queue"])
     if order == "oldest":
-        found.sort(key=lambda one: (one["queue"] not in oldest, oldest.get(one["queue"], 0), one["queue"]))
-    elif order == "name":
-        found.sort(key=lambda one: one["queue"])
-    else:
-        found.sort(key=lambda one: (-one[order], one["queue"]))
+        found.sort(key=lambda one: (one["queue"] not in oldest, oldest.get(one["queue"], 0)))
+    elif order != "name":
+        found.sort(key=lambda one: -one[order])
     try:
         start = max(0, int(view.asked("from", "0")))
     except ValueError:
