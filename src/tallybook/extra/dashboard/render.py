@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 from tallybook._db.texts import instant as of_json
 from tallybook._model.durations import format_duration
 from tallybook._model.subject import instant
-from tallybook.extra.dashboard.redact import redact, shown
+from tallybook.extra.dashboard.redact import shown
 
 
 def environment() -> Environment:
@@ -24,9 +24,8 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (when, duration, number, compact, shown, redact, query, rate, plain_duration, moment, instant, size)
+    filters = (when, duration, number, compact, shown, rate, plain_duration, moment, instant, size)
     env.filters |= {one.__name__: one for one in filters}
-    env.globals["clock"] = lambda: datetime.now(UTC)
     return env
 
 
@@ -93,15 +92,10 @@ def rate(value: float | None) -> str:
     return f"{compact(value)}/s" if value >= 1 else f"{value * 60:.3g}/min"
 
 
-def query(values: dict[str, Any], **changed: Any) -> str:
-    """Return the query string of these filters, with some changed; None and empty values are omitted."""
-    both = {**values, **changed}
-    return urlencode({key: value for key, value in both.items() if value not in (None, "", [], ())}, doseq=True)
-
-
 def address(root: str, path: str, **asked: Any) -> str:
-    """Return the address of a page below the path where the dashboard is mounted."""
-    return f"{root}{path}" + (f"?{said}" if (said := query(asked)) else "")
+    """Return the address of a page below the path where the dashboard is mounted; None and empty values are omitted."""
+    said = urlencode({key: value for key, value in asked.items() if value not in (None, "", [], ())}, doseq=True)
+    return f"{root}{path}" + (f"?{said}" if said else "")
 
 
 def plain_duration(value: timedelta | None) -> str:
