@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import accumulate
 from typing import Any
 
 from starlette.requests import Request
@@ -62,12 +63,8 @@ def _is_json(value: bytes) -> bool:
 
 
 def _is_too_deep(body: bytes) -> bool:
-    depth = 0
-    for bracket in _BRACKET.finditer(_STRING.sub(b"", body)):
-        depth += 1 if bracket[0] in b"[{" else -1
-        if depth > MAX_DEPTH:
-            return True
-    return False
+    steps = (1 if bracket[0] in b"[{" else -1 for bracket in _BRACKET.finditer(_STRING.sub(b"", body)))
+    return any(depth > MAX_DEPTH for depth in accumulate(steps))
 
 
 def _no_number(word: str) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import groupby
 from typing import Any
 
 from tallybook.extra.operator.fields import Field
@@ -131,13 +132,9 @@ def _responses(operation: Operation, many: bool) -> dict[str, Any]:
     if operation.created:
         found["201"] = {"description": "Enqueued.", "content": good}
     always = [code for code in _ALWAYS if operation.method == "POST" or code not in ("malformed", "conflict")]
-    codes = dict.fromkeys((*operation.codes, *always, *(("in_doubt", "read_only") if operation.changes else ())))
-    by_status: dict[int, list[str]] = {}
-    for code in CODES:
-        if code in codes:
-            by_status.setdefault(CODES[code][0], []).append(code)
-    for status, of_status in by_status.items():
-        found[str(status)] = _problem(of_status)
+    codes = {*operation.codes, *always, *(("in_doubt", "read_only") if operation.changes else ())}
+    for status, of_status in groupby(filter(codes.__contains__, CODES), key=lambda code: CODES[code][0]):
+        found[str(status)] = _problem(list(of_status))
     return found
 
 

@@ -182,27 +182,26 @@ class OperatorApi:
             return await operation.reads(ask, conn)
 
     async def _change(self, database: Database, operation: Operation, ask: Ask, signed: Signed) -> Changed:
-        changed: Changed | None = None
-        refusal: Exception | None = None
+        found: Changed | Exception | None = None
         try:
             async with database.act(operation.name) as conn:
                 await _fresh(conn, signed)
                 try:
                     async with conn.transaction():
                         done = await operation.change(ask, conn, "api")
-                    changed = done
+                    found = done
                 except Exception as error:
                     if conn.broken or conn.closed:
                         raise
-                    refusal = error
+                    found = error
         except CommitUnknown as error:
-            if changed is None or changed.action is None:  # the transaction had nothing but the nonce
+            if not isinstance(found, Changed) or found.action is None:  # the transaction had nothing but the nonce
                 raise QueueUnavailable(error.server or "", "the connection was lost") from error
             raise
-        if refusal is not None:
-            raise refusal
-        assert changed is not None
-        return changed
+        assert found is not None
+        if isinstance(found, Exception):
+            raise found
+        return found
 
 
 async def _fresh(conn: Conn, signed: Signed) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from itertools import chain
 from typing import Any
 
 from starlette.responses import Response
@@ -54,18 +55,20 @@ def _place(letter: dict[str, Any]) -> str:
     return f"{letter['died_at'].isoformat()}~{letter['id']}"
 
 
-async def _letters(view: View, query: str, **said: Any) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
-    """Return the dead letters of all nodes, and the last one that was read, if the limit of rows ended the page."""
-    found: list[dict[str, Any]] = []
-    marks: list[dict[str, Any]] = []
-    for letters in (await view.ask(lambda conn, _: rows(conn, query, **said))).values():
-        (marks if letters and letters[-1]["mark"] else []).append(letters[-1] if letters else {})
-        found += [one for one in letters if not one["mark"]]
+async def _letters(
+    view: View, query: str, most: int, said: dict[str, Any]
+) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+    """Return the dead letters of all nodes, and the one after which the next page begins.
+
+    If the limit of rows has ended the page, that one is a mark: the last one that was read.
+    """
+    asked = said | {"max_jobs": most + 1, "max_looked": _LOOKED}
+    every = list(chain(*(await view.ask(lambda conn, _: rows(conn, query, **asked))).values()))
+    mark = max((one for one in every if one["mark"]), key=_when, default=None)
+    # If one node read no further, older ones of the other nodes wait for a later page.
+    found = [one for one in every if not one["mark"] and (mark is None or _when(one) >= _when(mark))]
     found.sort(key=_when, reverse=True)
-    mark = max(marks, key=_when, default=None)
-    if mark is not None:  # one node read no further: older ones of the other nodes wait for a later page
-        found = [one for one in found if _when(one) >= _when(mark)]
-    return found[: said["max_jobs"]], mark if len(found) <= said["max_jobs"] else None
+    return found[:most], mark if len(found) <= most else found[most - 1]
 
 
 def _when(letter: dict[str, Any]) -> tuple[datetime, int]:
@@ -79,12 +82,9 @@ async def dead(view: View) -> Response:
     problem, after, looked_to = None, None, None
     try:
         said = _filter(asked) | _after(view.asked("after"))
-        letters, mark = await _letters(view, _LETTERS, **said, max_jobs=_PAGE + 1, max_looked=_LOOKED)
-        if len(letters) > _PAGE:
-            letters = letters[:_PAGE]
-            after = _place(letters[-1])
-        elif mark is not None:
-            after, looked_to = _place(mark), mark["died_at"]
+        letters, end = await _letters(view, _LETTERS, _PAGE, said)
+        if end is not None:
+            after, looked_to = _place(end), end["died_at"] if end["mark"] else None
         for one in letters:
             one["error"] = error_view(one["error"] or {})
     except WRONG as error:
@@ -104,18 +104,15 @@ async def preview(view: View) -> Response:
     filters = _filter(asked)
     said = filters | _after(view.asked("after"))
     letters: list[dict[str, Any]] = []
-    mark: dict[str, Any] | None = None
+    end: dict[str, Any] | None = None
     with bulk_actions.looking(view, found):
-        letters, mark = await _letters(view, _IDS, **said, max_jobs=found.room + 1, max_looked=_LOOKED)
+        letters, end = await _letters(view, _IDS, found.room, said)
         if not found.looks:
-            found.sample, _ = await _letters(view, _LETTERS, **said, max_jobs=10, max_looked=_LOOKED)
+            found.sample, _ = await _letters(view, _LETTERS, 10, said)
     for one in found.sample:
         one["error"], one["state"] = error_view(one["error"] or {}), "dead"
-    if len(letters) > found.room:
-        letters = letters[: found.room]
-        mark = letters[-1]
-    if mark is not None:
-        after, found.looked_to = _place(mark), mark["died_at"]
+    if end is not None:
+        after, found.looked_to = _place(end), end["died_at"]
     found.ids = [one["id"] for one in letters]
     found.states["dead"] += len(letters)
     return bulk_actions.preview(view, found, "/dead", asked, filters, after)

@@ -65,7 +65,7 @@ async def subjects(view: View) -> Response:
         async def read(conn: Conn, node: str) -> Found:
             if node in passed:
                 return [], None, None
-            return await _page(conn, said | (begin if node == last else {}), node)
+            return await _page(conn, dict.fromkeys(place) | said | (begin if node == last else {}), node)
 
         found, after, looked_to = _merged((await view.ask(read)).values())
         for one in found:
@@ -97,9 +97,7 @@ def _merged(parts: Iterable[Found]) -> Found:
 async def _page(conn: Conn, said: dict[str, Any], node: str) -> Found:
     await conn.execute(_PLAN)
     most = _LOOKED if said["state"] or said["prefix"] else _PAGE + 1
-    looked = await rows(
-        conn, _LIST, **{"after_task": None, "after_name": None, "after_scope": None, **said, "looked": most}
-    )
+    looked = await rows(conn, _LIST, **said, looked=most)
     found = [one | {"node": node} for one in looked if one["matches"]]
     if len(found) > _PAGE:
         found = found[:_PAGE]
