@@ -101,11 +101,8 @@ class Nodes:
         return list(self._at.values())
 
     async def _read(self) -> None:
-        def found() -> tuple[Node, ...]:
-            return finding.numbered(finding.nodes(self.first.conninfo, self._which))
-
         try:
-            listed = await asyncio.to_thread(found)
+            listed = await asyncio.to_thread(lambda: finding.numbered(finding.nodes(self.first.conninfo, self._which)))
         except QueueUnavailable:
             if not self._at:
                 raise

@@ -18,13 +18,10 @@ PATH = "/openapi.json"
 _ALWAYS = ("unsigned", "signature", "late", "early", "scope", "replayed", "too_large", "media_type", "malformed", "invalid",
            "rights", "failed", "unavailable", "slow")  # fmt: skip
 _SECURITY = {
-    "key": ("Tallybook-Key", "The id of the key."),
-    "timestamp": (
-        "Tallybook-Timestamp",
-        "When it was signed: seconds since 1970, within 300 s of the database's clock.",
-    ),
-    "nonce": ("Tallybook-Nonce", "16 to 128 random characters, used once."),
-    "signature": ("Tallybook-Signature", "v1= and the HMAC-SHA256 of the signed text, 64 hexadecimal digits."),
+    "key": "The id of the key.",
+    "timestamp": "When it was signed: seconds since 1970, within 300 s of the database's clock.",
+    "nonce": "16 to 128 random characters, used once.",
+    "signature": "v1= and the HMAC-SHA256 of the signed text, 64 hexadecimal digits.",
 }
 
 
@@ -53,8 +50,8 @@ def document(prefix: str = "", *, many: bool = False) -> dict[str, Any]:
         "paths": paths,
         "components": {
             "securitySchemes": {
-                name: {"type": "apiKey", "in": "header", "name": header, "description": about}
-                for name, (header, about) in _SECURITY.items()
+                name: {"type": "apiKey", "in": "header", "name": f"Tallybook-{name.title()}", "description": about}
+                for name, about in _SECURITY.items()
             },
             "schemas": {"Problem": _PROBLEM},
         },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -61,11 +62,9 @@ async def standing(app: App, conn: Conn, job: int) -> dict[str, Any]:
 
     Each error is shown once: events and reasons do not repeat it.
     """
-    info: JobInfo | None
-    try:
+    info: JobInfo | None = None
+    with suppress(UnknownJob):
         info = await app.get(job).on(conn)
-    except UnknownJob:
-        info = None
     reasons = await app.jobs.why(job).on(conn)
     found = await app.jobs.trace(job=job, max_events=_MOST_EVENTS, newest_first=True).on(conn)
     events, errors = events_of(found), error_views(info.errors if info else None)
