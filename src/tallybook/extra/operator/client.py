@@ -40,22 +40,10 @@ def signed_headers(
     if not (url.isascii() and url.isprintable()) or " " in url:  # urlsplit would silently drop a line feed
         raise ValueError(f"{url[:100]!r} has characters that must be encoded (%20 for a space)")
     parts = urlsplit(url)
-    timestamp, nonce = str(int(time.time() if at is None else at)), secrets.token_hex(16)
-    text = canonical(
-        key=key,
-        method=method.upper(),
-        path=parts.path.encode() or b"/",
-        query=parts.query.encode(),
-        timestamp=timestamp,
-        nonce=nonce,
-        body=body,
-    )
-    return {
-        "Tallybook-Key": key,
-        "Tallybook-Timestamp": timestamp,
-        "Tallybook-Nonce": nonce,
-        "Tallybook-Signature": sign(shared, text),
-    }
+    path, query = parts.path.encode() or b"/", parts.query.encode()
+    said = {"key": key, "timestamp": str(int(time.time() if at is None else at)), "nonce": secrets.token_hex(16)}
+    text = canonical(method=method.upper(), path=path, query=query, body=body, **said)
+    return {f"Tallybook-{name.title()}": value for name, value in (said | {"signature": sign(shared, text)}).items()}
 
 
 class _NoRedirects(HTTPRedirectHandler):

@@ -150,16 +150,9 @@ def links(name: str, about: str, **field: Any) -> Field:
             raise ValueError("has a number outside 64 bits")
         return checked_links(found)
 
-    schema = {
-        "type": "object",
-        "propertyNames": {"pattern": "^[a-z0-9_]{1,50}$"},
-        "additionalProperties": {
-            "anyOf": [_text_schema(1, 200), {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}]
-        },
-        "minProperties": 1,
-        "maxProperties": 10,
-    }
-    return Field(name, about, schema=schema, read=read, **field)
+    key = {"anyOf": [_text_schema(1, 200), {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}]}
+    schema = {"type": "object", "propertyNames": {"pattern": "^[a-z0-9_]{1,50}$"}, "additionalProperties": key}
+    return Field(name, about, schema=schema | {"minProperties": 1, "maxProperties": 10}, read=read, **field)
 
 
 def _object(value: Any) -> dict[str, Any]:

@@ -90,14 +90,8 @@ def _operation(operation: Operation, many: bool) -> dict[str, Any]:
 
 
 def _parameter(field: Field, place: str) -> dict[str, Any]:
-    return {
-        "name": field.name,
-        "in": place,
-        "required": field.required,
-        "description": _about(field),
-        "schema": field.schema,
-        "example": field.example,
-    }
+    shown = {"name": field.name, "in": place, "required": field.required, "description": _about(field)}
+    return {**shown, "schema": field.schema, "example": field.example}
 
 
 def _about(field: Field) -> str:

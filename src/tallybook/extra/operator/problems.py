@@ -57,12 +57,8 @@ class Problem(Exception):
 
     @property
     def document(self) -> dict[str, Any]:
-        shown = {
-            "type": "about:blank",
-            "title": HTTPStatus(self.status).phrase,
-            "status": self.status,
-            "code": self.code,
-        }
+        title = HTTPStatus(self.status).phrase
+        shown = {"type": "about:blank", "title": title, "status": self.status, "code": self.code}
         return shown | {"detail": self.detail} | ({"hint": self.hint} if self.hint else {})
 
     def response(self) -> Response:
