@@ -64,9 +64,7 @@ _WHOSE = (
 
 
 def _reading(name: str, about: str, serves: Any, given: tuple[Field, ...] = ()) -> Operation:
-    return Operation(
-        name=name, method="GET", path=f"/{name}", scope="read", about=about, in_query=given, answer={}, example={}, reads=serves
-    )  # fmt: skip
+    return Operation(name, f"/{name}", "read", about, in_query=given, reads=serves)
 
 
 _READINGS = (

@@ -111,14 +111,14 @@ def flag(name: str, about: str, **field: Any) -> Field:
     return Field(name, about, schema=schema, read=read, of_text=lambda text: read(words.get(text)), **field)
 
 
-_INSTANT = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
+INSTANT = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 
 
 def instant(name: str, about: str, **field: Any) -> Field:
     """An instant with its zone, in the format of RFC 3339."""
 
     def read(value: Any) -> datetime:
-        if not isinstance(value, str) or not _INSTANT.fullmatch(value):
+        if not isinstance(value, str) or not INSTANT.fullmatch(value):
             raise ValueError("must be an instant like 2026-01-31T09:00:00Z")
         return datetime.fromisoformat(value.upper())
 

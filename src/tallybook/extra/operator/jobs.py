@@ -26,18 +26,13 @@ _DETAILS = (
 
 _JOB = record(
     "Args, result, errors and the like; only for keys with the scope admin.",
-    id="integer", queue="string", task="string", state="string", priority="integer", attempt="integer", attempts="integer",
-    failures="integer", crashes="integer", max_attempts="integer?", enqueued_at="instant", run_at="instant?",
-    started_at="instant?", ended_at="instant?", expires_at="instant?", worker_id="integer?", worker="string?",
-    unserved="boolean", progress="number?", updated_at="instant?", last_attempt_at="instant?", died_of="string?",
+    id=4711, queue="mail", task="send_welcome", state="dead", priority=2, attempt=5, attempts=5, failures=5, crashes=0,
+    max_attempts=("integer?", None), enqueued_at="2026-01-31T09:00:00Z", run_at=("instant?", None),
+    started_at=("instant?", "2026-01-31T09:04:10Z"), ended_at=("instant?", "2026-01-31T09:04:11Z"), expires_at=("instant?", None),
+    worker_id=("integer?", 7), worker=("string?", "web-1"), unserved=False, progress=("number?", None),
+    updated_at=("instant?", "2026-01-31T09:04:11Z"), last_attempt_at=("instant?", "2026-01-31T09:04:10Z"),
+    died_of=("string?", "failed"),
 )  # fmt: skip
-_JOB_EXAMPLE = {
-    "id": 4711, "queue": "mail", "task": "send_welcome", "state": "dead", "priority": 2, "attempt": 5, "attempts": 5,
-    "failures": 5, "crashes": 0, "max_attempts": None, "enqueued_at": "2026-01-31T09:00:00Z", "run_at": None,
-    "started_at": "2026-01-31T09:04:10Z", "ended_at": "2026-01-31T09:04:11Z", "expires_at": None, "worker_id": 7,
-    "worker": "web-1", "unserved": False, "progress": None, "updated_at": "2026-01-31T09:04:11Z",
-    "last_attempt_at": "2026-01-31T09:04:10Z", "died_of": "failed",
-}  # fmt: skip
 
 
 async def _get(ask: Ask, conn: Conn) -> dict[str, Any]:
@@ -47,7 +42,7 @@ async def _get(ask: Ask, conn: Conn) -> dict[str, Any]:
 
 
 def _shown(found: JobInfo, *, admin: bool) -> dict[str, Any]:
-    answer = {name: plain(getattr(found, name)) for name in _JOB["required"] if name != "died_of"}
+    answer = {name: plain(getattr(found, name)) for name in _JOB.example if name != "died_of"}
     # A reason for a cancel is free text, so only these fixed words are shown to every key.
     answer["died_of"] = found.reason if found.state == "dead" and found.reason in REASONS else None
     if admin:
@@ -80,7 +75,9 @@ def _reason(found: Reason, *, admin: bool) -> dict[str, Any]:
     return answer
 
 
-_REASON = record("Only for keys with the scope admin.", state="string?", reason="string", explanation="string")
+_REASON = record(
+    "Only for keys with the scope admin.", state=("string?", "dead"), reason="dead", explanation=_BARE["dead"]
+)
 
 _ENQUEUE = (
     fields.name("queue", "Its queue.", required=True, most=64, example="mail"),
@@ -162,33 +159,26 @@ async def _cancel(ask: Ask, conn: Conn) -> Changed:
 
 OPERATIONS = (
     Operation(
-        name="get_job", method="GET", path="/jobs/{job}", scope="read", about="Return one job in its current state.",
-        in_path=(JOB,), codes=("unknown", "queue"), answer=_JOB, example=_JOB_EXAMPLE, reads=_get,
+        "get_job", "/jobs/{job}", "read", "Return one job in its current state.",
+        in_path=(JOB,), codes=("unknown", "queue"), answer=_JOB, reads=_get,
     ),
     Operation(
-        name="why", method="GET", path="/jobs/{job}/why", scope="read",
-        about="Explain why a job is not running, or how it ended.",
-        in_path=(JOB,), codes=("unknown", "queue"), answer=listed("reasons", _REASON),
-        example={"reasons": [{"state": "dead", "reason": "dead", "explanation": "It is dead: a person can retry it."}]},
-        reads=_why,
+        "why", "/jobs/{job}/why", "read", "Explain why a job is not running, or how it ended.",
+        in_path=(JOB,), codes=("unknown", "queue"), answer=listed("reasons", _REASON), reads=_why,
     ),
     Operation(
-        name="enqueue", method="POST", path="/jobs", scope="enqueue",
-        about="Enqueue one job. If a live job already has the unique key, `created` is false.",
-        in_body=_ENQUEUE, codes=("queue", "conflict"), created=True,
-        answer=record(job="integer", created="boolean"), example={"job": 4712, "created": True}, changes=_enqueue,
+        "enqueue", "/jobs", "enqueue", "Enqueue one job. If a live job already has the unique key, `created` is false.",
+        in_body=_ENQUEUE, codes=("queue", "conflict"), created=True, answer=record(job=4712, created=True), changes=_enqueue,
     ),
     Operation(
-        name="retry_job", method="POST", path="/jobs/{job}/retry", scope="operate",
-        about="Retry a dead or cancelled job now.",
-        in_path=(JOB,), codes=("unknown", "queue", "conflict"),
-        answer=record(job="integer", attempt="integer"), example={"job": 4711, "attempt": 6}, changes=_retry,
+        "retry_job", "/jobs/{job}/retry", "operate", "Retry a dead or cancelled job now.",
+        in_path=(JOB,), codes=("unknown", "queue", "conflict"), answer=record(job=4711, attempt=6), changes=_retry,
     ),
     Operation(
-        name="cancel_job", method="POST", path="/jobs/{job}/cancel", scope="operate",
-        about="Cancel a job. Returns cancelled, cancelling if it is running, or the state in which it ended.",
+        "cancel_job", "/jobs/{job}/cancel", "operate",
+        "Cancel a job. Returns cancelled, cancelling if it is running, or the state in which it ended.",
         in_path=(JOB,), codes=("unknown", "queue"),
         in_body=(fields.text("reason", "Why.", most=500, example="the order was withdrawn"),),
-        answer=record(job="integer", state="string"), example={"job": 4711, "state": "cancelled"}, changes=_cancel,
+        answer=record(job=4711, state="cancelled"), changes=_cancel,
     ),
 )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 
 from tallybook.extra.operator.fields import Field
 from tallybook.extra.operator.keys import SCOPES
-from tallybook.extra.operator.operations import Operation, record
+from tallybook.extra.operator.operations import Operation, Shape, record
 from tallybook.extra.operator.problems import CODES, Problem
 from tallybook.extra.operator.routes import NODE, OPERATIONS
 
@@ -59,7 +59,7 @@ def document(prefix: str = "", *, many: bool = False) -> dict[str, Any]:
 
 
 _CODE = {"type": "string", "enum": list(CODES)}
-_PROBLEM = record(type="string", title="string", status="integer", code=_CODE, detail="string")
+_PROBLEM = record(type="about:blank", title="Not Found", status=404, code=(_CODE, "unknown"), detail="").schema
 _PROBLEM["properties"]["hint"] = {"type": "string"}
 _PROBLEM["description"] = "RFC 9457. Programs check code."
 
@@ -115,10 +115,10 @@ def _body(fields: tuple[Field, ...]) -> dict[str, Any]:
 
 
 def _responses(operation: Operation, many: bool) -> dict[str, Any]:
-    answer, example = dict(operation.answer), dict(operation.example)
+    answer = operation.answer
     if many and operation.reads and NODE in operation.in_query:
-        answer, example = _of_nodes(answer, example)
-    good = {"application/json": {"schema": answer, "example": example}}
+        answer = _of_nodes(answer)
+    good = {"application/json": answer._asdict()}
     found: dict[str, Any] = {"200": {"description": "Done.", "content": good}}
     if operation.created:
         found["201"] = {"description": "Enqueued.", "content": good}
@@ -129,17 +129,15 @@ def _responses(operation: Operation, many: bool) -> dict[str, Any]:
     return found
 
 
-def _of_nodes(answer: dict[str, Any], example: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the schema and the example of a list over several nodes, as `operations.merged` builds it."""
-    ((name, rows),) = answer["properties"].items()
+def _of_nodes(answer: Shape) -> Shape:
+    """Return the shape of a list over several nodes, as `operations.merged` builds it."""
+    ((name, rows),) = answer.schema["properties"].items()
     item = rows["items"]
     node = {"type": "string", "description": "The node that has it."}
     away = {"type": "array", "items": {"type": "string"}, "description": "Nodes that did not answer."}
     item = {**item, "properties": {**item["properties"], "node": node}, "required": [*item["required"], "node"]}
-    return (
-        record(**{name: {**rows, "items": item}, "away": away}),
-        {name: [{**row, "node": NODE.example} for row in example[name]], "away": []},
-    )
+    examples = [{**row, "node": NODE.example} for row in answer.example[name]]
+    return record(**{name: ({**rows, "items": item}, examples), "away": (away, [])})
 
 
 def _problem(codes: list[str]) -> Mapping[str, Any]:
