@@ -44,6 +44,12 @@ select set_config('statement_timeout', %s, true), set_config('lock_timeout', '2s
 _LIMITS_OF_STANDBY = f"{_LIMITS}, {LAG}"
 
 
+async def rows(conn: Conn, query: str, *values: Any, **named: Any) -> list[dict[str, Any]]:
+    cursor = await conn.execute(query.encode(), named or values)
+    names = [column.name for column in cursor.description or ()]
+    return [dict(zip(names, row, strict=True)) for row in await cursor.fetchall()]
+
+
 class Database:
     """A small pool that opens at the first request, so that an app mounted without a lifespan also works."""
 

@@ -13,7 +13,6 @@ from typing import Generic, TypeVar, cast
 
 from tallybook._db import nodes as finding
 from tallybook._db.driver import Error
-from tallybook._db.nodes import Node, named, of_job
 from tallybook._db.policy import first_line
 from tallybook._db.source import Source
 from tallybook.errors import ConfigError, QueueUnavailable
@@ -32,7 +31,7 @@ _NO_ANSWER = f"no answer within {ANSWER:g} s"
 class At:
     """A node and its connections."""
 
-    node: Node
+    node: finding.Node
     database: Database
     away: str | None = None
     """Why the node does not answer; None if it does, as far as is known."""
@@ -92,7 +91,7 @@ class Nodes:
     async def known(self) -> list[At]:
         """Return the nodes. The first call reads them; later calls refresh them in the background after 30 s."""
         if not self.many:
-            return [At(Node("", None, self.first.conninfo, home=True), self.first)]
+            return [At(finding.Node("", None, self.first.conninfo, home=True), self.first)]
         if not self._at:
             await self._read()
         elif time.monotonic() - self._read_at > _GOOD:
@@ -123,14 +122,14 @@ class Nodes:
     async def named(self, name: str) -> At:
         """Return the node of this name, or the home node for an empty name. Raises UnknownNode."""
         found = {at.name: at for at in await self.known()}
-        return found[named([at.node for at in found.values()], name or "home").name]
+        return found[finding.named([at.node for at in found.values()], name or "home").name]
 
     async def of_job(self, job: int) -> At:
         """Return the node of a job, by its id. Raises UnknownJob if no node has its number."""
         found = await self.known()
         if not self.many:
             return found[0]
-        node = of_job([at.node for at in found], job)
+        node = finding.of_job([at.node for at in found], job)
         return next(at for at in found if at.node is node)
 
     async def ask(self, question: Callable[[Conn, str], Awaitable[T]], only: str = "") -> list[Said[T]]:

@@ -9,7 +9,6 @@ from typing import Any
 
 from tallybook._db import top
 from tallybook._db.counting import COMPLETED, throughput
-from tallybook._db.top import Reading
 from tallybook._db.verb import run
 from tallybook.errors import QueueUnavailable
 from tallybook.extra.dashboard.database import Conn
@@ -30,7 +29,7 @@ select cast(coalesce(sum(c.completed), 0) as bigint)
 class Look:
     """One reading of a database."""
 
-    reading: Reading
+    reading: top.Reading
     rates: top.Rates
     today: int
     """Jobs that completed today."""
@@ -117,7 +116,7 @@ class Readings:
         return json.dumps({"at": at, "completed": rates.completed, "failed": rates.failed, **sums})
 
 
-def standing(now: Reading, rates: top.Rates) -> dict[str, Any]:
+def standing(now: top.Reading, rates: top.Rates) -> dict[str, Any]:
     """Return a reading for the templates."""
     queues = sorted(
         now.queues.values(), key=lambda one: (-(one["available"] + one["running"] + one["dead"]), one["name"])

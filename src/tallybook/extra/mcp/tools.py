@@ -17,7 +17,6 @@ from tallybook._db.jobs import STATES
 from tallybook.errors import ConfigError
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.operator import fields
-from tallybook.extra.operator.fields import Field
 from tallybook.extra.operator.operations import Ask, Operation, plain
 from tallybook.extra.operator.routes import NODE, OPERATIONS
 
@@ -63,7 +62,7 @@ _WHOSE = (
 )
 
 
-def _reading(name: str, about: str, serves: Any, given: tuple[Field, ...] = ()) -> Operation:
+def _reading(name: str, about: str, serves: Any, given: tuple[fields.Field, ...] = ()) -> Operation:
     return Operation(name, f"/{name}", "read", about, in_query=given, reads=serves)
 
 
@@ -102,7 +101,7 @@ def checked(verbs: Collection[str]) -> frozenset[str]:
     return frozenset(verbs)
 
 
-def given(operation: Operation) -> tuple[Field, ...]:
+def given(operation: Operation) -> tuple[fields.Field, ...]:
     """Return the fields of a tool: those of the operation without `node` and `dry_run`, which the preview replaces.
 
     Dead letters have no filter by args: previews would let an agent guess redacted values.
@@ -134,7 +133,7 @@ def _tool(operation: Operation) -> Tool:
     )
 
 
-def _property(field: Field) -> dict[str, Any]:
+def _property(field: fields.Field) -> dict[str, Any]:
     # Clients do not all know the same formats, so the example shows the form.
     schema = {name: value for name, value in field.schema.items() if name != "format"}
     return {**schema, "description": f"{field.about} Example: {json.dumps(field.example)}"}

@@ -6,13 +6,11 @@ from functools import partial
 from typing import Any
 
 from tallybook._db import aio, filters
-from tallybook._db.filters import DeadFilter
 from tallybook.extra.dashboard.database import READ_TIMEOUT, Conn
 from tallybook.extra.operator import fields
-from tallybook.extra.operator.fields import Field
 from tallybook.extra.operator.operations import Ask, Changed, Operation, Shape, listed, plain, record
 
-_FILTER: tuple[Field, ...] = (
+_FILTER: tuple[fields.Field, ...] = (
     fields.name("queue", "In this queue.", most=64, example="mail"),
     fields.name("task", "Of this task.", example="send_welcome"),
     fields.choice("reason", "Dead for this reason.", words=filters.REASONS, example="failed"),
@@ -28,9 +26,9 @@ _DRY = fields.flag("dry_run", "Only count the matches.", example=False)
 _NAMES = ("queue", "task", "reason", "since", "before")
 
 
-def _which(ask: Ask) -> DeadFilter:
+def _which(ask: Ask) -> filters.DeadFilter:
     given = {name: ask.get(name) for name in (*(field.name for field in _FILTER), "args")}
-    return DeadFilter(**{**given, "queue": ask.queue()})
+    return filters.DeadFilter(**{**given, "queue": ask.queue()})
 
 
 async def _list(ask: Ask, conn: Conn) -> dict[str, Any]:

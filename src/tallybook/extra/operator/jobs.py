@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tallybook._db import aio, calls
-from tallybook._db.filters import REASONS
+from tallybook._db import aio, calls, filters
 from tallybook._model.job import JobCall
 from tallybook._model.job_info import JobInfo
 from tallybook._model.options import ON_CONFLICT, Options
@@ -44,7 +43,7 @@ async def _get(ask: Ask, conn: Conn) -> dict[str, Any]:
 def _shown(found: JobInfo, *, admin: bool) -> dict[str, Any]:
     answer = {name: plain(getattr(found, name)) for name in _JOB.example if name != "died_of"}
     # A reason for a cancel is free text, so only these fixed words are shown to every key.
-    answer["died_of"] = found.reason if found.state == "dead" and found.reason in REASONS else None
+    answer["died_of"] = found.reason if found.state == "dead" and found.reason in filters.REASONS else None
     if admin:
         answer["details"] = {name: plain(getattr(found, name)) for name in _DETAILS}
     return answer

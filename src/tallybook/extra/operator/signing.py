@@ -56,9 +56,7 @@ def served_path(scope: Scope) -> str:
     """Return the path below the prefix under which the API is mounted."""
     path: str = scope["path"]
     root: str = scope.get("root_path", "").rstrip("/")
-    if root and (path == root or path.startswith(root + "/")):
-        return path[len(root) :]
-    return path
+    return path.removeprefix(root) if f"{path}/".startswith(f"{root}/") else path
 
 
 def sent_path(scope: Scope) -> bytes:

@@ -13,8 +13,7 @@ from tallybook._db.filters import REASONS
 from tallybook.errors import InvalidArgument
 from tallybook.extra.dashboard import bulk_actions
 from tallybook.extra.dashboard.asked import WRONG, job_of, text_of, when_of
-from tallybook.extra.dashboard.bulk_actions import VERBS
-from tallybook.extra.dashboard.pages.queues import rows
+from tallybook.extra.dashboard.database import rows
 from tallybook.extra.dashboard.redact import error_view
 from tallybook.extra.dashboard.view import Pages, View
 
@@ -97,7 +96,7 @@ async def dead(view: View) -> Response:
 
 async def preview(view: View) -> Response:
     """Show the number of matches and a sample before an action."""
-    verb = VERBS.get(view.asked("verb"))
+    verb = bulk_actions.VERBS.get(view.asked("verb"))
     if verb is None or "dead" not in verb.states:
         raise InvalidArgument("A dead letter can be retried, cancelled or dropped.")
     asked, found, after = {name: view.asked(name) for name in _ASKED}, bulk_actions.begun(view, verb), None

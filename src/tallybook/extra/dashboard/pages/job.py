@@ -16,9 +16,8 @@ from tallybook._model.job_info import JobInfo
 from tallybook._model.why import Reason, TraceEvent
 from tallybook.errors import InvalidArgument, TallybookError, UnknownJob
 from tallybook.extra.dashboard.asked import WRONG, job_of, links_of, number_of, text_of
-from tallybook.extra.dashboard.database import Conn
+from tallybook.extra.dashboard.database import Conn, rows
 from tallybook.extra.dashboard.nodes import At
-from tallybook.extra.dashboard.pages.queues import rows
 from tallybook.extra.dashboard.redact import error_view, error_views
 from tallybook.extra.dashboard.shared import Shared
 from tallybook.extra.dashboard.view import Act, Pages, View

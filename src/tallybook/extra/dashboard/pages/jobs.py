@@ -16,10 +16,8 @@ from tallybook._model.merged import END, Part, goes_on, merged, places
 from tallybook.errors import InvalidArgument
 from tallybook.extra.dashboard import bulk_actions
 from tallybook.extra.dashboard.asked import WRONG, links_of, text_of, when_of
-from tallybook.extra.dashboard.bulk_actions import VERBS
-from tallybook.extra.dashboard.database import Conn
+from tallybook.extra.dashboard.database import Conn, rows
 from tallybook.extra.dashboard.live import MOST_TOPICS
-from tallybook.extra.dashboard.pages.queues import rows
 from tallybook.extra.dashboard.redact import error_view
 from tallybook.extra.dashboard.shared import Shared
 from tallybook.extra.dashboard.view import Pages, View
@@ -184,7 +182,7 @@ async def jobs(view: View) -> Response:
         shown = await found.shown()
     except WRONG as error:
         problem = str(error)
-    verbs = [verb for verb in VERBS.values() if {*verb.states} & {*(asked["state"] or verb.states)}]
+    verbs = [verb for verb in bulk_actions.VERBS.values() if {*verb.states} & {*(asked["state"] or verb.states)}]
     topic = f"jobs:{view.request.url.query}"
     is_live = shown.get("first") and view.site.live.knows(topic)
     return view.render(
@@ -195,9 +193,9 @@ async def jobs(view: View) -> Response:
 
 async def preview(view: View) -> Response:
     """Show the number of matches by state and a sample before an action."""
-    verb = VERBS.get(view.asked("verb"))
+    verb = bulk_actions.VERBS.get(view.asked("verb"))
     if verb is None:
-        raise InvalidArgument(f"The verb must be one of {', '.join(VERBS)}.")
+        raise InvalidArgument(f"The verb must be one of {', '.join(bulk_actions.VERBS)}.")
     found, after = bulk_actions.begun(view, verb), None
     matching = List(view.site, view.ask, view.request.query_params)
     said = _filter(matching.asked)

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from tallybook._db.declared import Declared
 from tallybook._model.durations import parse_duration
 from tallybook.errors import InvalidArgument
-from tallybook.extra.dashboard.pages.queues import rows
+from tallybook.extra.dashboard.database import rows
 from tallybook.extra.dashboard.view import Act, Pages, View
 
 pages = Pages()

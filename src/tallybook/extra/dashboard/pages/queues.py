@@ -16,7 +16,7 @@ from tallybook._db.declared import Declared
 from tallybook._db.top import flow
 from tallybook._db.verb import run
 from tallybook.errors import InvalidArgument, UnknownQueue
-from tallybook.extra.dashboard.database import Conn
+from tallybook.extra.dashboard.database import Conn, rows
 from tallybook.extra.dashboard.pages.overview import spans_of
 from tallybook.extra.dashboard.view import Act, Pages, View
 
@@ -38,12 +38,6 @@ _WORKERS = """\
 select w.id, w.name, nullif(w.seen_at, '-infinity') as seen_at,
        w.seen_at < clock_timestamp() - w.lease as silent from tallybook.workers as w
  where w.ended_at is null and %s = any (w.queues) order by w.name limit 50"""
-
-
-async def rows(conn: Conn, query: str, *values: Any, **named: Any) -> list[dict[str, Any]]:
-    cursor = await conn.execute(query.encode(), named or values)
-    names = [column.name for column in cursor.description or ()]
-    return [dict(zip(names, row, strict=True)) for row in await cursor.fetchall()]
 
 
 @pages.page("/queues")

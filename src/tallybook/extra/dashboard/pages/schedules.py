@@ -13,8 +13,7 @@ from tallybook._model.cron import rule
 from tallybook._model.schedule import rule_text
 from tallybook._model.subject import instant
 from tallybook.errors import ConfigError, UnknownSchedule
-from tallybook.extra.dashboard.database import Conn
-from tallybook.extra.dashboard.pages.queues import rows
+from tallybook.extra.dashboard.database import Conn, rows
 from tallybook.extra.dashboard.view import Act, Pages, View
 
 pages = Pages()

@@ -11,9 +11,8 @@ from tallybook._db import subjects as calls
 from tallybook._db.verb import run
 from tallybook.errors import InvalidArgument
 from tallybook.extra.dashboard.asked import WRONG, text_of, time_to_come
-from tallybook.extra.dashboard.database import Conn
+from tallybook.extra.dashboard.database import Conn, rows
 from tallybook.extra.dashboard.pages.job import events_of, reason_of
-from tallybook.extra.dashboard.pages.queues import rows
 from tallybook.extra.dashboard.redact import error_view
 from tallybook.extra.dashboard.view import Act, Pages, View
 

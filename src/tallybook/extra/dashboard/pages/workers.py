@@ -10,8 +10,7 @@ from typing import Any
 from starlette.responses import Response
 
 from tallybook._db import top
-from tallybook.extra.dashboard.database import Conn
-from tallybook.extra.dashboard.pages.queues import rows
+from tallybook.extra.dashboard.database import Conn, rows
 from tallybook.extra.dashboard.shared import Shared
 from tallybook.extra.dashboard.view import Pages, View
 
