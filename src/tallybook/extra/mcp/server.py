@@ -134,7 +134,13 @@ class Tools:
                 return await operation.reads(ask, conn)
         if token is None:
             return await self._preview(operation, ask, arguments)
-        return await self._confirm(operation, ask, arguments, token)
+        previewed = self._previews.take(token, operation.name, arguments)
+        async with self._database.act(operation.name) as conn:
+            outcome, changed = await _carried_out(operation, ask, conn)
+            if outcome != previewed:
+                reason = "the outcome has changed since the preview, and nothing was done"
+                raise Problem("conflict", reason, hint=_AGAIN)
+        return {"done": changed.answer}
 
     async def _preview(self, operation: Operation, ask: Ask, arguments: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -148,17 +154,6 @@ class Tools:
         token = self._previews.add(operation.name, arguments, outcome)
         within = format_duration(self._lifetime)
         return {"preview": "nothing was changed yet", "confirm": token, "within": within, **found}
-
-    async def _confirm(
-        self, operation: Operation, ask: Ask, arguments: dict[str, Any], token: object
-    ) -> dict[str, Any]:
-        previewed = self._previews.take(token, operation.name, arguments)
-        async with self._database.act(operation.name) as conn:
-            outcome, changed = await _carried_out(operation, ask, conn)
-            if outcome != previewed:
-                reason = "the outcome has changed since the preview, and nothing was done"
-                raise Problem("conflict", reason, hint=_AGAIN)
-        return {"done": changed.answer}
 
 
 def _said(text: str, *, is_error: bool = False) -> CallToolResult:

@@ -126,7 +126,9 @@ class OperatorApi:
     async def _answer(self, scope: Scope, receive: Receive) -> Response:
         path = served_path(scope)
         if path == openapi.PATH:
-            return _document(scope, many=self._nodes.many)
+            if scope["method"] != "GET":
+                raise Problem("method", f"{path} does not have this method", headers={"Allow": "GET"})
+            return _json(openapi.document(scope.get("root_path", ""), many=self._nodes.many))
         operation, in_path = found(scope["method"], path)
         headers = list(scope["headers"])
         signed = signed_by(headers)
@@ -213,12 +215,6 @@ async def _fresh(conn: Conn, signed: Signed) -> None:
     if said != "fresh":
         hint = "Use a new nonce for each request"
         raise Problem("replayed", "a request with this nonce was served before", hint=hint)
-
-
-def _document(scope: Scope, *, many: bool) -> Response:
-    if scope["method"] != "GET":
-        raise Problem("method", f"{openapi.PATH} does not have this method", headers={"Allow": "GET"})
-    return _json(openapi.document(scope.get("root_path", ""), many=many))
 
 
 def _json(answer: Mapping[str, Any], status: int = 200) -> Response:
