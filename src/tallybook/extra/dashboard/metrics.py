@@ -21,9 +21,7 @@ _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _READY = "select to_regclass('tallybook.entry') is not null"
 
 
-def metrics_route(
-    nodes: Nodes, *, path: str = "/metrics", token: str | None = None, admits: Callable[[Request], bool] | None = None
-) -> Route:
+def metrics_route(nodes: Nodes, *, token: str | None = None, admits: Callable[[Request], bool] | None = None) -> Route:
     """Return a route with the metrics of the database, as in a worker's /metrics. They are read at most once a second.
 
     A request needs `Authorization: Bearer TOKEN`, or must be accepted by `admits`, which may check a session; others
@@ -62,7 +60,7 @@ def metrics_route(
                 whole.setdefault(name, []).extend(samples)
         return Response(text(whole), headers={**_HEADERS, "Content-Type": CONTENT_TYPE})
 
-    return Route(path, metrics, methods=["GET"], name="metrics")
+    return Route("/metrics", metrics, methods=["GET"], name="metrics")
 
 
 def health_routes(nodes: Nodes) -> list[Route]:

@@ -43,10 +43,10 @@ def when(at: datetime | None, empty: str = "–") -> Markup:
     )
 
 
-def duration(value: timedelta | float | int | None, empty: str = "–") -> str:
+def duration(value: timedelta | float | int | None) -> str:
     """Return a readable duration: 350 ms, 2.5 s, 4 min 10 s, 3 h 20 min, 5 d 2 h. A number is in seconds."""
     if value is None:
-        return empty
+        return "–"
     seconds = value.total_seconds() if isinstance(value, timedelta) else float(value)
     sign, seconds = ("-", -seconds) if seconds < 0 else ("", seconds)
     if seconds < 1:
@@ -61,9 +61,9 @@ def duration(value: timedelta | float | int | None, empty: str = "–") -> str:
     return f"{sign}{whole} s"
 
 
-def number(value: float | int | None, empty: str = "–") -> str:
+def number(value: float | int | None) -> str:
     """Return a number with commas between its thousands."""
-    return empty if value is None else f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+    return "–" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
 
 
 def compact(value: float | int | None) -> str:

@@ -17,7 +17,7 @@ from tallybook._db.driver import DataError, InsufficientPrivilege, QueryCanceled
 from tallybook._db.verb import Verb, run
 from tallybook.errors import InvalidArgument, TallybookError
 from tallybook.extra.dashboard.asked import job_of
-from tallybook.extra.dashboard.database import IN_THE_WAY, READ_TIMEOUT, Conn
+from tallybook.extra.dashboard.database import IN_THE_WAY, Conn
 from tallybook.extra.dashboard.nodes import At, Said
 from tallybook.extra.dashboard.render import address
 from tallybook.extra.dashboard.session import Visit
@@ -58,11 +58,11 @@ class View:
         return str(self.path.get("id", ""))
 
     @asynccontextmanager
-    async def read(self, timeout: str = READ_TIMEOUT) -> AsyncIterator[Conn]:
+    async def read(self) -> AsyncIterator[Conn]:
         """Yield a read-only connection to the node, with one snapshot and a statement timeout."""
         at = await self.at()
         self.node = at.name
-        async with at.database.read(timeout) as conn:
+        async with at.database.read() as conn:
             yield conn
 
     async def ask(self, question: Callable[[Conn, str], Awaitable[T]]) -> dict[str, T]:
