@@ -51,26 +51,18 @@ class Outcome:
     would: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class _Preview:
-    verb: str
-    arguments: Mapping[str, Any]
-    outcome: Outcome
-    until: float
-
-
 class Previews:
     """The previews that can be confirmed."""
 
     def __init__(self, lifetime: timedelta) -> None:
         self._lifetime = lifetime.total_seconds()
-        self._by_token: dict[str, _Preview] = {}
+        self._by_token: dict[str, tuple[tuple[str, Mapping[str, Any]], Outcome, float]] = {}
 
     def add(self, verb: str, arguments: Mapping[str, Any], outcome: Outcome) -> str:
         while len(self._by_token) >= _MOST_PREVIEWS:
             del self._by_token[next(iter(self._by_token))]
         token = token_urlsafe(18)
-        self._by_token[token] = _Preview(verb, arguments, outcome, time.monotonic() + self._lifetime)
+        self._by_token[token] = (verb, arguments), outcome, time.monotonic() + self._lifetime
         return token
 
     def take(self, token: object, verb: str, arguments: Mapping[str, Any]) -> Outcome:
@@ -78,11 +70,12 @@ class Previews:
         found = self._by_token.pop(token, None) if isinstance(token, str) else None
         if found is None:
             raise Problem("conflict", "there is no such preview, or it was confirmed before", hint=_AGAIN)
-        if time.monotonic() >= found.until:
+        call, outcome, until = found
+        if time.monotonic() >= until:
             raise Problem("conflict", "the preview has expired, and nothing was done", hint=_AGAIN)
-        if (found.verb, found.arguments) != (verb, arguments):
+        if call != (verb, arguments):
             raise Problem("conflict", "the preview was of another call, and nothing was done", hint=_AGAIN)
-        return found.outcome
+        return outcome
 
 
 class Tools:
