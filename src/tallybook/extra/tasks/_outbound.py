@@ -98,7 +98,9 @@ class Call:
         except CallFailed as error:  # the provider is wrong, not the job
             raise ConfigError(option(provider, "headers"), None, f"{error}") from None
         auth = _provider.auth_headers(provider)
-        pairs = [*_pairs(who, query), *_token_pair(provider)]
+        pairs = _pairs(who, query)
+        if "token_query" in provider.settings and "token" in provider.secrets:
+            pairs.append((text_setting(provider, "token_query"), provider.secrets["token"].reveal()))
         allowed = Allowed.of(provider.settings.get("allow", []), option=option(provider, "allow"))
         ca = text_setting(provider, "ca") if "ca" in provider.settings else None
         mask = Mask.of(provider, *auth.values())
@@ -157,7 +159,9 @@ class Call:
         cut: bool,
     ) -> Answer | Exception:
         """Return the answer or an error: one that is raised through this frame would expose its secrets."""
-        sent = _merged({"User-Agent": "tallybook", "Accept-Encoding": "identity"}, theirs, self.headers, headers)
+        groups = ({"User-Agent": "tallybook", "Accept-Encoding": "identity"}, theirs, self.headers, headers)
+        # The last of a name counts, ignoring case; otherwise both would be sent.
+        sent = dict({name.lower(): (name, value) for group in groups for name, value in group.items()}.values())
         if body is None and method in ("POST", "PUT", "PATCH"):
             body = b""
         limits = dict.fromkeys(("read", "write", "pool"), self.timeout) | {"connect": min(_CONNECT, self.timeout)}
@@ -200,12 +204,6 @@ class Call:
     @property
     def _name(self) -> str | None:
         return None if self.provider is None else self.provider.name
-
-
-def _merged(*groups: Headers) -> dict[str, str]:
-    """Merge headers. The last of a name counts, ignoring case; otherwise both would be sent."""
-    found = {name.lower(): (name, value) for group in groups for name, value in group.items()}
-    return dict(found.values())
 
 
 def checked_url(url: str, *, allow_http: bool) -> str:
@@ -251,13 +249,6 @@ def _pairs(who: str, query: Any) -> list[tuple[str, str]]:
             raise CallFailed(f"{who}: query: {name} is neither a text nor a number", no_retry=True)
         found.append((name, str(value)))
     return found
-
-
-def _token_pair(provider: Provider) -> list[tuple[str, str]]:
-    """Return the token as a query parameter, for providers that expect it there."""
-    if "token_query" not in provider.settings or "token" not in provider.secrets:
-        return []
-    return [(text_setting(provider, "token_query"), provider.secrets["token"].reveal())]
 
 
 def _checked_headers(who: str, headers: Mapping[str, Any], *, taken: set[str] | None = None) -> dict[str, str]:
