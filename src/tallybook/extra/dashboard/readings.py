@@ -69,16 +69,11 @@ class Readings:
             raise QueueUnavailable(f"node {said[0].name}", said[0].error or "")
         now = top.merged({name: one.reading for name, one in known.items()}) if self._nodes.many else known[""].reading
         rates = top.added([one.value.rates for one in said if one.value]) if self._nodes.many else known[""].rates
-        return standing(now, rates) | {
-            "today": sum(one.today for one in known.values()),
-            "findings": [
-                (at.name, one)
-                for at in await self._nodes.chosen(only)
-                for one in at.database.examination.last()
-                if at.away is None and not one.good and one.name not in _SHOWN
-            ],
-            "gone": [(one.name, one.error, self.age(one.name)) for one in said if one.error is not None],
-        }
+        seen = [(at, one) for at in await self._nodes.chosen(only) for one in at.database.examination.last()]
+        findings = [(at.name, one) for at, one in seen if at.away is None and not one.good and one.name not in _SHOWN]
+        gone = [(one.name, one.error, self.age(one.name)) for one in said if one.error is not None]
+        today = sum(one.today for one in known.values())
+        return standing(now, rates) | {"today": today, "findings": findings, "gone": gone}
 
     def age(self, name: str) -> float | None:
         """Return the age of a node's figures in seconds; None if there are none."""

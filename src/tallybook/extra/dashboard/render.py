@@ -17,13 +17,8 @@ from tallybook.extra.dashboard.redact import shown
 
 def environment() -> Environment:
     """Return the environment of the dashboard's templates. A missing value is an error."""
-    env = Environment(
-        loader=PackageLoader("tallybook.extra.dashboard", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    loader = PackageLoader("tallybook.extra.dashboard", "templates")
+    env = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     filters = (when, duration, number, compact, shown, rate, plain_duration, moment, instant, size)
     env.filters |= {one.__name__: one for one in filters}
     return env

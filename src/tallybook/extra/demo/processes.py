@@ -39,14 +39,9 @@ class Process(subprocess.Popen[bytes]):
         self.killed = False
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         # -P: a file like http.py in the current directory must not be imported.
-        super().__init__(
-            [sys.executable, "-P", "-m", module, *args],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env={**os.environ, **(env or {})},
-            start_new_session=True,
-        )
+        command, pipe = [sys.executable, "-P", "-m", module, *args], subprocess.PIPE
+        env = {**os.environ, **(env or {})}
+        super().__init__(command, stdin=pipe, stdout=pipe, stderr=self._errors, env=env, start_new_session=True)
 
     def check(self) -> None:
         """Raise ProcessFailed if the process has ended and was not killed."""

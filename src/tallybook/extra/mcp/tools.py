@@ -118,19 +118,12 @@ def listed(allowed: Collection[str]) -> list[Tool]:
 def _tool(operation: Operation) -> Tool:
     changes = operation.changes is not None
     accepted = given(operation)
-    properties: dict[str, Any] = {field.name: _property(field) for field in accepted}
-    schema = {
-        "type": "object",
-        "properties": properties | ({"confirm": _CONFIRM} if changes else {}),
-        "required": [field.name for field in accepted if field.required],
-        "additionalProperties": False,
-    }
-    return Tool(
-        name=operation.name,
-        description=" ".join((operation.about, *([_PREVIEWED] if changes else []), HOSTILE)),
-        input_schema=schema,
-        annotations=ToolAnnotations(read_only_hint=not changes, destructive_hint=changes, open_world_hint=False),
-    )
+    properties = {field.name: _property(field) for field in accepted} | ({"confirm": _CONFIRM} if changes else {})
+    required = [field.name for field in accepted if field.required]
+    schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    about = " ".join((operation.about, *([_PREVIEWED] if changes else []), HOSTILE))
+    hints = ToolAnnotations(read_only_hint=not changes, destructive_hint=changes, open_world_hint=False)
+    return Tool(name=operation.name, description=about, input_schema=schema, annotations=hints)
 
 
 def _property(field: fields.Field) -> dict[str, Any]:

@@ -66,17 +66,13 @@ _PROBLEM["description"] = "RFC 9457. Programs check code."
 
 def _operation(operation: Operation, many: bool) -> dict[str, Any]:
     told = [NODE] if many and NODE in operation.in_query else []
-    found: dict[str, Any] = {
-        "operationId": operation.name,
-        "tags": [operation.scope],
-        "summary": operation.about,
-        "parameters": [
-            *(_parameter(field, "path") for field in operation.in_path),
-            *(_parameter(field, "query") for field in operation.in_query if field is not NODE),
-            *({**_parameter(node, "query"), "required": operation.changes is not None} for node in told),
-        ],
-        "responses": _responses(operation, many),
-    }
+    parameters = [
+        *(_parameter(field, "path") for field in operation.in_path),
+        *(_parameter(field, "query") for field in operation.in_query if field is not NODE),
+        *({**_parameter(node, "query"), "required": operation.changes is not None} for node in told),
+    ]
+    found: dict[str, Any] = {"operationId": operation.name, "tags": [operation.scope], "summary": operation.about}
+    found |= {"parameters": parameters, "responses": _responses(operation, many)}
     if operation.method == "POST":
         schema = _body(operation.in_body)
         content: dict[str, Any] = {"schema": schema}
@@ -99,11 +95,8 @@ def _about(field: Field) -> str:
 
 
 def _body(fields: tuple[Field, ...]) -> dict[str, Any]:
-    schema: dict[str, Any] = {
-        "type": "object",
-        "properties": {field.name: {**field.schema, "description": _about(field)} for field in fields},
-        "additionalProperties": False,
-    }
+    properties = {field.name: {**field.schema, "description": _about(field)} for field in fields}
+    schema: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
     if required := [field.name for field in fields if field.required]:
         schema["required"] = required
     names = {field.name for field in fields}
