@@ -90,17 +90,15 @@ class View:
         return address(self.visit.root, path, **query)
 
     def render(self, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
-        return HTMLResponse(self.text(template, **values), status)
-
-    def refused(self, status: int, why: str) -> HTMLResponse:
-        return self.render("error.html", status=status, title="Not this way", message=why, hint=None)
-
-    def text(self, template: str, **values: Any) -> str:
-        return self.site.env.get_template(template).render(
+        text = self.site.env.get_template(template).render(
             url=self.url, root=self.visit.root, path=self.request.url.path.removeprefix(self.visit.root), user=self.user,
             may_operate=self.may_operate, token=self.visit.session.token, notice=self.visit.session.pop("notice"), site=self.site,
             here=self.here, here_on=self.here_on, node=self.node, away=self.away, only=self.asked("node"), **values,
         )  # fmt: skip
+        return HTMLResponse(text, status)
+
+    def refused(self, status: int, why: str) -> HTMLResponse:
+        return self.render("error.html", status=status, title="Not this way", message=why, hint=None)
 
     def here_on(self, node: str) -> str:
         """Return the address of this page for another node, or for all, from its first page on."""
