@@ -1,4 +1,4 @@
-"""The dashboard's own connections, for reads with a time limit, for actions in one transaction each, and for the doctor."""
+"""The dashboard's own connections: for reads with a time limit, actions in one transaction each, and the doctor."""
 
 from __future__ import annotations
 

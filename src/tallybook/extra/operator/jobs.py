@@ -27,10 +27,10 @@ _JOB = record(
     "Args, result, errors and the like; only for keys with the scope admin.",
     id=4711, queue="mail", task="send_welcome", state="dead", priority=2, attempt=5, attempts=5, failures=5, crashes=0,
     max_attempts=("integer?", None), enqueued_at="2026-01-31T09:00:00Z", run_at=("instant?", None),
-    started_at=("instant?", "2026-01-31T09:04:10Z"), ended_at=("instant?", "2026-01-31T09:04:11Z"), expires_at=("instant?", None),
-    worker_id=("integer?", 7), worker=("string?", "web-1"), unserved=False, progress=("number?", None),
-    updated_at=("instant?", "2026-01-31T09:04:11Z"), last_attempt_at=("instant?", "2026-01-31T09:04:10Z"),
-    died_of=("string?", "failed"),
+    started_at=("instant?", "2026-01-31T09:04:10Z"), ended_at=("instant?", "2026-01-31T09:04:11Z"),
+    expires_at=("instant?", None), worker_id=("integer?", 7), worker=("string?", "web-1"), unserved=False,
+    progress=("number?", None), updated_at=("instant?", "2026-01-31T09:04:11Z"),
+    last_attempt_at=("instant?", "2026-01-31T09:04:10Z"), died_of=("string?", "failed"),
 )  # fmt: skip
 
 
@@ -167,7 +167,8 @@ OPERATIONS = (
     ),
     Operation(
         "enqueue", "/jobs", "enqueue", "Enqueue one job. If a live job already has the unique key, `created` is false.",
-        in_body=_ENQUEUE, codes=("queue", "conflict"), created=True, answer=record(job=4712, created=True), changes=_enqueue,
+        in_body=_ENQUEUE, codes=("queue", "conflict"), created=True, answer=record(job=4712, created=True),
+        changes=_enqueue,
     ),
     Operation(
         "retry_job", "/jobs/{job}/retry", "operate", "Retry a dead or cancelled job now.",

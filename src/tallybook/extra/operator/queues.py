@@ -38,22 +38,24 @@ async def _reach(ask: Ask, _: Conn) -> None:
 _INFO = record(
     name="mail", retention="default", max_attempts=("integer?", None), notify=False, paused_at=("instant?", None),
     paused_by=("string?", None), created_at=("instant?", "2026-01-31T09:00:00Z"), changed_at=("instant?", None),
-    changed_by=("string?", None), error_retention=("number?", 86400.0), metrics_retention=("number?", None), own_names=False,
-    random_order=False,
+    changed_by=("string?", None), error_retention=("number?", 86400.0), metrics_retention=("number?", None),
+    own_names=False, random_order=False,
 )  # fmt: skip
 _COUNT = record(
-    queue="mail", task="send_welcome", scheduled=0, retrying=1, waiting=0, available=12, running=2, dead=0, completed=4711,
-    failed=3, snoozed=0, cancelled=1, lost=0, moved=0, died=0,
+    queue="mail", task="send_welcome", scheduled=0, retrying=1, waiting=0, available=12, running=2, dead=0,
+    completed=4711, failed=3, snoozed=0, cancelled=1, lost=0, moved=0, died=0,
 )  # fmt: skip
 for _made, _shape in ((QueueInfo, _INFO), (Counts, _COUNT)):
     assert list(_shape.example) == [field.name for field in dataclasses.fields(_made)]
 
 OPERATIONS = (
     Operation(
-        "list_queues", "/queues", "read", "List all queues with their settings.", answer=listed("queues", _INFO), reads=_list,
+        "list_queues", "/queues", "read", "List all queues with their settings.",
+        answer=listed("queues", _INFO), reads=_list,
     ),
     Operation(
-        "counts", "/counts", "read", "Count the jobs in each state and all ended attempts by outcome, per queue and task.",
+        "counts", "/counts", "read",
+        "Count the jobs in each state and all ended attempts by outcome, per queue and task.",
         in_query=(
             fields.name("queue", "Only in this queue.", most=64, example="mail"),
             fields.name("task", "Only of this task.", example="send_welcome"),

@@ -124,8 +124,8 @@ async def queue(view: View) -> Response:
         limits = await run(conn, calls_of_limits.concurrency(f"queue:{name}"))
         paces = await run(conn, calls_of_limits.rates(f"queue:{name}"))
     return view.render(
-        "queue.html", queue=found[0], stats=stats[0] if stats else None, by_task=status, workers=workers, top=top, timings=timings,
-        rate=rates, limits=limits, paces=paces, by_node=by_node, **spans_of(view),
+        "queue.html", queue=found[0], stats=stats[0] if stats else None, by_task=status, workers=workers, top=top,
+        timings=timings, rate=rates, limits=limits, paces=paces, by_node=by_node, **spans_of(view),
     )  # fmt: skip
 
 
