@@ -23,7 +23,7 @@ from tallybook import App
 from tallybook._db.migrate import latest
 from tallybook._worker.life.heartbeat import memory
 from tallybook._worker.life.watchdog import Watchdog
-from tallybook.extra.dashboard.examination import Examination
+from tallybook.extra.dashboard.database import Examination
 from tallybook.extra.dashboard.live import Live
 from tallybook.extra.dashboard.pages import schedules as schedule_pages
 from tallybook.web import Site, dashboard

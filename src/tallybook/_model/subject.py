@@ -96,10 +96,11 @@ def subject_of(options: dict[str, Any] | None) -> Subject | None:
     if not isinstance(found, dict) or not isinstance(name, str):
         return None  # any program may have written the row
     iterations = found.get("iterations")
-    return Subject(name, iterations if type(iterations) is int else 0, _instant(found.get("last_at")))
+    return Subject(name, iterations if type(iterations) is int else 0, instant(found.get("last_at")))
 
 
-def _instant(text: object) -> datetime | None:
+def instant(text: object) -> datetime | None:
+    """Parse a time in JSON that any program may have written; None if it is not valid."""
     try:
         at = datetime.fromisoformat(text) if isinstance(text, str) else None
         return None if at is None else (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC)

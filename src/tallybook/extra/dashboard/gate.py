@@ -36,7 +36,6 @@ _LARGEST_FORM = 256 * 1024
 _OPEN = ("/login", "/healthz", "/readyz")
 """Paths without access check, in addition to static files."""
 _UNREADABLE = "This address cannot be read."
-_FRESH = {"/static/vendor/": "public, max-age=31536000, immutable"}  # their names carry their versions
 
 
 class Gate:
@@ -66,8 +65,7 @@ class Gate:
         async def headed(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in _HEADERS.items():
-                    headers[name] = value
+                headers.update(_HEADERS)
                 if "cache-control" not in headers:
                     headers["cache-control"] = _cached(path, message["status"]) if static else "no-store"
                 if session.changed and not static:
@@ -186,4 +184,5 @@ def _cached(path: str, status: int) -> str:
     """Return the Cache-Control of a static file; an error is not cached."""
     if status >= 400:
         return "no-store"
-    return next((value for folder, value in _FRESH.items() if path.startswith(folder)), "no-cache")
+    is_versioned = path.startswith("/static/vendor/")  # by its name
+    return "public, max-age=31536000, immutable" if is_versioned else "no-cache"

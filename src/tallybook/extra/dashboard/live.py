@@ -57,8 +57,8 @@ class Live:
         self._nodes = nodes
         self._every = every
         self._asks: dict[str, Ask] = {}
-        self._over: dict[str, AskAll] = {}
         self._place: dict[str, Place] = {}
+        self._over: dict[str, AskAll] = {}
         self._each: set[str] = set()
         self._watched: Counter[str] = Counter()
         self._said: dict[str, _Said] = {}
@@ -74,9 +74,7 @@ class Live:
 
     def topic(self, name: str, ask: Ask, place: Place | None = None) -> None:
         """Register a topic that reads one database: the only one, or the node that `place` returns."""
-        self._asks[name] = ask
-        if place is not None:
-            self._place[name] = place
+        self._asks[name], self._place[name] = ask, place or (lambda _: self._nodes.named(""))
 
     def over(self, name: str, ask: AskAll, *, each: bool = False) -> None:
         """Register a topic that reads all nodes. With several nodes there is also one for each node, after the colon.
@@ -84,15 +82,13 @@ class Live:
         With `each`, any text may follow the colon.
         """
         self._over[name] = ask
-        if each:
+        if each or self._nodes.many:
             self._each.add(name)
 
     def knows(self, topic: str) -> bool:
         name, colon, _ = topic.partition(":")
-        is_one = not colon or self._nodes.many or name in self._each
-        if name not in self._asks and not (name in self._over and is_one):
-            return False
-        return len(topic) <= 200 and topic.isprintable()
+        is_one = name in self._asks or (name in self._over and (not colon or name in self._each))
+        return is_one and len(topic) <= 200 and topic.isprintable()
 
     async def watch(self, topics: Iterable[str]) -> AsyncIterator[bytes]:
         """Return the stream of one viewer, as server-sent events. Raises TooManyViewers before the first event."""
@@ -169,7 +165,7 @@ class Live:
         for topic, name, rest in topics:
             if name in self._asks:
                 try:
-                    at = await (self._place[name](rest) if name in self._place else self._nodes.named(""))
+                    at = await self._place[name](rest)
                 except TallybookError as error:
                     self._fails(topic, error)
                 else:

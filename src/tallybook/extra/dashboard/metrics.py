@@ -12,18 +12,16 @@ from starlette.routing import Route
 
 from tallybook._db.numbers import Asked, ask
 from tallybook._model.exposition import CONTENT_TYPE, Numbers, Sample, Shown, at_node, of_the_database, text
-from tallybook.errors import ConfigError, QueueUnavailable
+from tallybook.errors import ConfigError
 from tallybook.extra.dashboard.database import Conn
-from tallybook.extra.dashboard.nodes import At, Nodes
+from tallybook.extra.dashboard.nodes import At, Nodes, sorted_out
 
 _FEWEST = 16
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _READY = "select to_regclass('tallybook.entry') is not null"
 
 
-def metrics_route(
-    nodes: Nodes, *, path: str = "/metrics", token: str | None = None, admits: Callable[[Request], bool] | None = None
-) -> Route:
+def metrics_route(nodes: Nodes, *, token: str | None = None, admits: Callable[[Request], bool] | None = None) -> Route:
     """Return a route with the metrics of the database, as in a worker's /metrics. They are read at most once a second.
 
     A request needs `Authorization: Bearer TOKEN`, or must be accepted by `admits`, which may check a session; others
@@ -41,10 +39,7 @@ def metrics_route(
 
     async def numbers(at: At) -> dict[str, list[Sample]]:
         async def answer() -> Numbers:
-            said = await nodes.ask_one(at, lambda conn, _: ask(conn))
-            if said.value is None:
-                raise QueueUnavailable(f"node {at.name}", said.error or "")
-            return said.value
+            return sorted_out([await nodes.ask_one(at, lambda conn, _: ask(conn))])[0][at.name]
 
         one, shown = asked.setdefault(at.name, (Asked(answer), Shown()))
         found, standby = of_the_database(await one.now(), shown), at.database.standby
@@ -65,7 +60,7 @@ def metrics_route(
                 whole.setdefault(name, []).extend(samples)
         return Response(text(whole), headers={**_HEADERS, "Content-Type": CONTENT_TYPE})
 
-    return Route(path, metrics, methods=["GET"], name="metrics")
+    return Route("/metrics", metrics, methods=["GET"], name="metrics")
 
 
 def health_routes(nodes: Nodes) -> list[Route]:
@@ -81,10 +76,7 @@ def health_routes(nodes: Nodes) -> list[Route]:
             row = await (await conn.execute(_READY)).fetchone()
             return bool(row and row[0])
 
-        said = await nodes.ask(ready)
-        if all(one.value is None for one in said):
-            raise QueueUnavailable(f"node {said[0].name}", said[0].error or "")
-        return any(one.value for one in said)
+        return any((await nodes.answered(ready))[0].values())
 
     asked = Asked(answer)
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar, cast
 
 from tallybook._db import nodes as finding
 from tallybook._db.driver import Error
-from tallybook._db.nodes import Node, named, of_job
 from tallybook._db.policy import first_line
 from tallybook._db.source import Source
 from tallybook.errors import ConfigError, QueueUnavailable
@@ -32,7 +31,7 @@ _NO_ANSWER = f"no answer within {ANSWER:g} s"
 class At:
     """A node and its connections."""
 
-    node: Node
+    node: finding.Node
     database: Database
     away: str | None = None
     """Why the node does not answer; None if it does, as far as is known."""
@@ -50,6 +49,14 @@ class Said(Generic[T]):
     name: str
     value: T | None
     error: str | None = None
+
+
+def sorted_out(said: Sequence[Said[T]]) -> tuple[dict[str, T], list[Said[T]]]:
+    """Return the answers by name of node, and the nodes without one. QueueUnavailable if no node answers."""
+    away = [one for one in said if one.error is not None]
+    if len(away) == len(said):
+        raise QueueUnavailable(f"node {said[0].name}", said[0].error or "")
+    return {one.name: cast(T, one.value) for one in said if one.error is None}, away
 
 
 class Nodes:
@@ -84,7 +91,7 @@ class Nodes:
     async def known(self) -> list[At]:
         """Return the nodes. The first call reads them; later calls refresh them in the background after 30 s."""
         if not self.many:
-            return [At(Node("", None, self.first.conninfo, home=True), self.first)]
+            return [At(finding.Node("", None, self.first.conninfo, home=True), self.first)]
         if not self._at:
             await self._read()
         elif time.monotonic() - self._read_at > _GOOD:
@@ -93,11 +100,8 @@ class Nodes:
         return list(self._at.values())
 
     async def _read(self) -> None:
-        def found() -> tuple[Node, ...]:
-            return finding.numbered(finding.nodes(self.first.conninfo, self._which))
-
         try:
-            listed = await asyncio.to_thread(found)
+            listed = await asyncio.to_thread(lambda: finding.numbered(finding.nodes(self.first.conninfo, self._which)))
         except QueueUnavailable:
             if not self._at:
                 raise
@@ -118,14 +122,14 @@ class Nodes:
     async def named(self, name: str) -> At:
         """Return the node of this name, or the home node for an empty name. Raises UnknownNode."""
         found = {at.name: at for at in await self.known()}
-        return found[named([at.node for at in found.values()], name or "home").name]
+        return found[finding.named([at.node for at in found.values()], name or "home").name]
 
     async def of_job(self, job: int) -> At:
         """Return the node of a job, by its id. Raises UnknownJob if no node has its number."""
         found = await self.known()
         if not self.many:
             return found[0]
-        node = of_job([at.node for at in found], job)
+        node = finding.of_job([at.node for at in found], job)
         return next(at for at in found if at.node is node)
 
     async def ask(self, question: Callable[[Conn, str], Awaitable[T]], only: str = "") -> list[Said[T]]:
@@ -139,12 +143,8 @@ class Nodes:
     async def answered(
         self, question: Callable[[Conn, str], Awaitable[T]], only: str = ""
     ) -> tuple[dict[str, T], list[Said[T]]]:
-        """Return the answers by name of node, and the nodes without one. QueueUnavailable if no node answers."""
-        said = await self.ask(question, only)
-        away = [one for one in said if one.error is not None]
-        if len(away) == len(said):
-            raise QueueUnavailable(f"node {said[0].name}", said[0].error or "")
-        return {one.name: cast(T, one.value) for one in said if one.error is None}, away
+        """Ask as above. Return the answers by name of node, and the nodes without one, as `sorted_out` does."""
+        return sorted_out(await self.ask(question, only))
 
     async def chosen(self, only: str = "") -> list[At]:
         """Return all nodes, or the node of this name. Raises UnknownNode."""

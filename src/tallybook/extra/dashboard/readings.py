@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tallybook._db import top
 from tallybook._db.counting import COMPLETED, throughput
-from tallybook._db.top import Reading
 from tallybook._db.verb import run
 from tallybook.errors import QueueUnavailable
 from tallybook.extra.dashboard.database import Conn
@@ -30,34 +29,22 @@ select cast(coalesce(sum(c.completed), 0) as bigint)
 class Look:
     """One reading of a database."""
 
-    reading: Reading
+    reading: top.Reading
     rates: top.Rates
     today: int
     """Jobs that completed today."""
+    good_until: float
+    """When to read `rates` and `today` again; this and `at`, the time of the reading, by time.monotonic()."""
     at: float
-    """The time of the reading, by time.monotonic()."""
 
 
-class Database:
-    """The state of one database between two readings."""
-
-    def __init__(self) -> None:
-        self.last: Look | None = None
-        self._flow, self._flow_until = (top.Rates(), 0), 0.0
-
-    async def look(self, conn: Conn) -> Look:
-        now = await top.read_async(conn, None if self.last is None else self.last.reading)
-        self.last = Look(now, *await self._ended(conn), time.monotonic())
-        return self.last
-
-    async def _ended(self, conn: Conn) -> tuple[top.Rates, int]:
-        """Return the rates of the last minute, and the number of jobs completed today."""
-        if time.monotonic() > self._flow_until:
-            row = await (await conn.execute(_COMPLETED_TODAY)).fetchone()
-            ended = await run(conn, throughput("1 min"))
-            self._flow = top.flow(ended), row[0] if row else 0
-            self._flow_until = time.monotonic() + _FLOW_GOOD
-        return self._flow
+async def _look(conn: Conn, last: Look | None) -> Look:
+    now = await top.read_async(conn, None if last is None else last.reading)
+    if last is not None and time.monotonic() <= last.good_until:
+        return replace(last, reading=now, at=time.monotonic())
+    row = await (await conn.execute(_COMPLETED_TODAY)).fetchone()
+    ended = await run(conn, throughput("1 min"))
+    return Look(now, top.flow(ended), row[0] if row else 0, time.monotonic() + _FLOW_GOOD, time.monotonic())
 
 
 class Readings:
@@ -65,38 +52,32 @@ class Readings:
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
-        self._of: dict[str, Database] = {}
+        self.last: dict[str, Look] = {}
+        """The last reading of each node."""
 
     async def read(self, only: str = "") -> dict[str, Any]:
         """Return the values for the overview. QueueUnavailable if no node has ever answered."""
 
         async def look(conn: Conn, name: str) -> Look:
-            return await self._of.setdefault(name, Database()).look(conn)
+            self.last[name] = found = await _look(conn, self.last.get(name))
+            return found
 
         said = await self._nodes.ask(look, only)
-        found = {one.name: one.value or self.last(one.name) for one in said}
+        found = {one.name: one.value or self.last.get(one.name) for one in said}
         known = {name: look for name, look in found.items() if look is not None}
         if not known:
             raise QueueUnavailable(f"node {said[0].name}", said[0].error or "")
         now = top.merged({name: one.reading for name, one in known.items()}) if self._nodes.many else known[""].reading
         rates = top.added([one.value.rates for one in said if one.value]) if self._nodes.many else known[""].rates
-        return standing(now, rates) | {
-            "today": sum(one.today for one in known.values()),
-            "findings": [
-                (at.name, one)
-                for at in await self._nodes.chosen(only)
-                for one in at.database.examination.last()
-                if at.away is None and not one.good and one.name not in _SHOWN
-            ],
-            "gone": [(one.name, one.error, self.age(one.name)) for one in said if one.error is not None],
-        }
-
-    def last(self, name: str) -> Look | None:
-        return self._of[name].last if name in self._of else None
+        seen = [(at, one) for at in await self._nodes.chosen(only) for one in at.database.examination.last()]
+        findings = [(at.name, one) for at, one in seen if at.away is None and not one.good and one.name not in _SHOWN]
+        gone = [(one.name, one.error, self.age(one.name)) for one in said if one.error is not None]
+        today = sum(one.today for one in known.values())
+        return standing(now, rates) | {"today": today, "findings": findings, "gone": gone}
 
     def age(self, name: str) -> float | None:
         """Return the age of a node's figures in seconds; None if there are none."""
-        found = self.last(name)
+        found = self.last.get(name)
         return None if found is None else time.monotonic() - found.at
 
     async def point(self, only: str = "") -> str:
@@ -107,7 +88,7 @@ class Readings:
         names = [at.name for at in await self._nodes.chosen(only)]
         if all((age := self.age(name)) is None or age >= _SAME_LOOK for name in names):
             await self.read(only)
-        found = [one for name in names if (one := self.last(name))]
+        found = [one for name in names if (one := self.last.get(name))]
         queues = [queue for one in found for queue in one.reading.queues.values()]
         sums = {state: sum(one[state] or 0 for one in queues) for state in STATES}
         rates = top.added([one.rates for one in found])
@@ -117,7 +98,7 @@ class Readings:
         return json.dumps({"at": at, "completed": rates.completed, "failed": rates.failed, **sums})
 
 
-def standing(now: Reading, rates: top.Rates) -> dict[str, Any]:
+def standing(now: top.Reading, rates: top.Rates) -> dict[str, Any]:
     """Return a reading for the templates."""
     queues = sorted(
         now.queues.values(), key=lambda one: (-(one["available"] + one["running"] + one["dead"]), one["name"])

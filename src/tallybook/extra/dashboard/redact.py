@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import UTC, datetime
 from typing import Any
+
+from tallybook._model.subject import instant
 
 DOTS = "••••••"
 _SECRET = re.compile(
@@ -74,12 +75,3 @@ def error_views(errors: object) -> list[dict[str, Any]]:
 def _text(value: object) -> str:
     text = "" if value is None else str(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} … {len(text) - _LONGEST:,} more characters"
-
-
-def instant(text: object) -> datetime | None:
-    """Parse a time in JSON that any program may have written; None if it is not valid."""
-    try:
-        at = datetime.fromisoformat(text) if isinstance(text, str) else None
-        return None if at is None else (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC)
-    except (ValueError, OverflowError):
-        return None

@@ -11,21 +11,16 @@ from markupsafe import Markup, escape
 
 from tallybook._db.texts import instant as of_json
 from tallybook._model.durations import format_duration
-from tallybook.extra.dashboard.redact import instant, redact, shown
+from tallybook._model.subject import instant
+from tallybook.extra.dashboard.redact import shown
 
 
 def environment() -> Environment:
     """Return the environment of the dashboard's templates. A missing value is an error."""
-    env = Environment(
-        loader=PackageLoader("tallybook.extra.dashboard", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    filters = (when, duration, number, compact, shown, redact, query, rate, plain_duration, moment, instant, size)
+    loader = PackageLoader("tallybook.extra.dashboard", "templates")
+    env = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    filters = (when, duration, number, compact, shown, rate, plain_duration, moment, instant, size)
     env.filters |= {one.__name__: one for one in filters}
-    env.globals["clock"] = lambda: datetime.now(UTC)
     return env
 
 
@@ -43,10 +38,10 @@ def when(at: datetime | None, empty: str = "–") -> Markup:
     )
 
 
-def duration(value: timedelta | float | int | None, empty: str = "–") -> str:
+def duration(value: timedelta | float | int | None) -> str:
     """Return a readable duration: 350 ms, 2.5 s, 4 min 10 s, 3 h 20 min, 5 d 2 h. A number is in seconds."""
     if value is None:
-        return empty
+        return "–"
     seconds = value.total_seconds() if isinstance(value, timedelta) else float(value)
     sign, seconds = ("-", -seconds) if seconds < 0 else ("", seconds)
     if seconds < 1:
@@ -61,9 +56,9 @@ def duration(value: timedelta | float | int | None, empty: str = "–") -> str:
     return f"{sign}{whole} s"
 
 
-def number(value: float | int | None, empty: str = "–") -> str:
+def number(value: float | int | None) -> str:
     """Return a number with commas between its thousands."""
-    return empty if value is None else f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+    return "–" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
 
 
 def compact(value: float | int | None) -> str:
@@ -92,15 +87,10 @@ def rate(value: float | None) -> str:
     return f"{compact(value)}/s" if value >= 1 else f"{value * 60:.3g}/min"
 
 
-def query(values: dict[str, Any], **changed: Any) -> str:
-    """Return the query string of these filters, with some changed; None and empty values are omitted."""
-    both = {**values, **changed}
-    return urlencode({key: value for key, value in both.items() if value not in (None, "", [], ())}, doseq=True)
-
-
 def address(root: str, path: str, **asked: Any) -> str:
-    """Return the address of a page below the path where the dashboard is mounted."""
-    return f"{root}{path}" + (f"?{said}" if (said := query(asked)) else "")
+    """Return the address of a page below the path where the dashboard is mounted; None and empty values are omitted."""
+    said = urlencode({key: value for key, value in asked.items() if value not in (None, "", [], ())}, doseq=True)
+    return f"{root}{path}" + (f"?{said}" if said else "")
 
 
 def plain_duration(value: timedelta | None) -> str:

@@ -88,11 +88,8 @@ class Sessions:
     def __init__(self, secret: str | None) -> None:
         if secret is not None and len(secret) < 32:
             raise ValueError("secret must have at least 32 characters")
-        self._signer = URLSafeTimedSerializer(
-            secret or secrets.token_urlsafe(48),
-            salt="tallybook.session",
-            signer_kwargs={"digest_method": hashlib.sha256},
-        )
+        key, digest = secret or secrets.token_urlsafe(48), {"digest_method": hashlib.sha256}
+        self._signer = URLSafeTimedSerializer(key, salt="tallybook.session", signer_kwargs=digest)
 
     def read(self, cookies: str, host: str) -> Session:
         """Return the session of a request, a new one if the cookie is missing, too old, or not ours."""

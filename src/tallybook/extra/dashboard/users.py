@@ -63,9 +63,6 @@ class Users:
         self._tries: dict[str, list[float]] = {}
         self._nobody = f"scrypt${_N}${base64.b64encode(b'0' * 16).decode()}${base64.b64encode(b'0' * 32).decode()}"
 
-    def __len__(self) -> int:
-        return len(self._passwords)
-
     def known(self, name: str, mark: str) -> User | None:
         """Return the user of a session, or None if the password has changed."""
         found = self._passwords.get(name)

@@ -17,7 +17,7 @@ from tallybook._db.driver import DataError, InsufficientPrivilege, QueryCanceled
 from tallybook._db.verb import Verb, run
 from tallybook.errors import InvalidArgument, TallybookError
 from tallybook.extra.dashboard.asked import job_of
-from tallybook.extra.dashboard.database import IN_THE_WAY, READ_TIMEOUT, Conn
+from tallybook.extra.dashboard.database import IN_THE_WAY, Conn
 from tallybook.extra.dashboard.nodes import At, Said
 from tallybook.extra.dashboard.render import address
 from tallybook.extra.dashboard.session import Visit
@@ -58,11 +58,11 @@ class View:
         return str(self.path.get("id", ""))
 
     @asynccontextmanager
-    async def read(self, timeout: str = READ_TIMEOUT) -> AsyncIterator[Conn]:
+    async def read(self) -> AsyncIterator[Conn]:
         """Yield a read-only connection to the node, with one snapshot and a statement timeout."""
         at = await self.at()
         self.node = at.name
-        async with at.database.read(timeout) as conn:
+        async with at.database.read() as conn:
             yield conn
 
     async def ask(self, question: Callable[[Conn, str], Awaitable[T]]) -> dict[str, T]:
@@ -90,17 +90,15 @@ class View:
         return address(self.visit.root, path, **query)
 
     def render(self, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
-        return HTMLResponse(self.text(template, **values), status)
-
-    def refused(self, status: int, why: str) -> HTMLResponse:
-        return self.render("error.html", status=status, title="Not this way", message=why, hint=None)
-
-    def text(self, template: str, **values: Any) -> str:
-        return self.site.env.get_template(template).render(
+        text = self.site.env.get_template(template).render(
             url=self.url, root=self.visit.root, path=self.request.url.path.removeprefix(self.visit.root), user=self.user,
             may_operate=self.may_operate, token=self.visit.session.token, notice=self.visit.session.pop("notice"), site=self.site,
             here=self.here, here_on=self.here_on, node=self.node, away=self.away, only=self.asked("node"), **values,
         )  # fmt: skip
+        return HTMLResponse(text, status)
+
+    def refused(self, status: int, why: str) -> HTMLResponse:
+        return self.render("error.html", status=status, title="Not this way", message=why, hint=None)
 
     def here_on(self, node: str) -> str:
         """Return the address of this page for another node, or for all, from its first page on."""

@@ -58,12 +58,12 @@ def _play(taken: list[dict[str, str]], plain: bool | None) -> int:
     with chosen(plain) as display:
         if len(taken) == rows.MOST:
             display.event(f"using the first {rows.MOST} rows, so that the demo ends within a minute")
-        outcome = stage.play(taken, display)
-    print("\n".join(stage.summary(outcome)))
-    for problem in outcome.figures.problems:
+        figures, summary = stage.play(taken, display)
+    print("\n".join(summary))
+    for problem in figures.problems:
         print(f"demo: error: {problem}", file=sys.stderr)
-    print(outcome.figures.line, flush=True)
-    return 1 if outcome.figures.problems else 0
+    print(figures.line, flush=True)
+    return 1 if figures.problems else 0
 
 
 def _fail(status: int, text: str) -> int:

@@ -24,65 +24,52 @@ class ProcessFailed(TallybookError):
     """A process of the demo ended unexpectedly; the text has the last lines that it wrote."""
 
 
-class Process:
+class Process(subprocess.Popen[bytes]):
     """One Python module in its own process and session, so that only the demo receives Ctrl-C.
 
     The module ends when its standard input closes, also if the demo is killed with SIGKILL. Its standard error goes to
     an unnamed file.
     """
 
+    stdin: IO[bytes]
+    stdout: IO[bytes]
+
     def __init__(self, name: str, module: str, *args: str, env: Mapping[str, str] | None = None) -> None:
         self.name = name
         self.killed = False
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         # -P: a file like http.py in the current directory must not be imported.
-        self._popen = subprocess.Popen(
-            [sys.executable, "-P", "-m", module, *args],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env={**os.environ, **(env or {})},
-            start_new_session=True,
-        )
-        assert self._popen.stdin is not None and self._popen.stdout is not None
-        self.stdin, self.stdout = self._popen.stdin, self._popen.stdout
+        command, pipe = [sys.executable, "-P", "-m", module, *args], subprocess.PIPE
+        env = {**os.environ, **(env or {})}
+        super().__init__(command, stdin=pipe, stdout=pipe, stderr=self._errors, env=env, start_new_session=True)
 
     def check(self) -> None:
         """Raise ProcessFailed if the process has ended and was not killed."""
-        if not self.killed and (code := self._popen.poll()) is not None:
-            raise ProcessFailed(f"{self.name} ended unexpectedly with status {code}", detail=self.last_words() or None)
-
-    def last_words(self) -> str:
-        self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - 4000))
-        return "\n".join(self._errors.read().decode(errors="replace").splitlines()[-15:])
-
-    def freeze(self) -> None:
-        """Pause the process with SIGSTOP, so that its jobs can be counted."""
-        self._popen.send_signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        self._popen.send_signal(signal.SIGCONT)
+        if not self.killed and (code := self.poll()) is not None:
+            self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - 4000))
+            said = "\n".join(self._errors.read().decode(errors="replace").splitlines()[-15:])
+            raise ProcessFailed(f"{self.name} ended unexpectedly with status {code}", detail=said or None)
 
     def kill(self) -> None:
         """Send SIGKILL: the process cannot finish or release anything."""
         self.killed = True
-        self._popen.kill()
-        self._popen.wait()
+        super().kill()
+        self.wait()
 
     def ask_to_stop(self) -> None:
         """Send SIGTERM and close standard input; return at once."""
-        if self._popen.poll() is None:
-            self._popen.terminate()
-            self.thaw()
+        if self.poll() is None:
+            self.terminate()
+            self.send_signal(signal.SIGCONT)
         self.stdin.close()
 
     def stop(self, until: float) -> None:
         """Wait for its end until this instant of time.monotonic(), then kill it."""
         try:
-            self._popen.wait(max(0.0, until - time.monotonic()))
+            self.wait(max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
-            self._popen.kill()
-            self._popen.wait()
+            super().kill()
+            self.wait()
 
     def close(self) -> None:
         for file in (self.stdin, self.stdout, self._errors):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -68,19 +69,11 @@ class Kill:
     rescued_after: float = 0.0
 
 
-@dataclass(frozen=True)
-class Outcome:
-    figures: Figures
-    kill: Kill | None
-    saved_after: Sequence[float]
-    """The seconds that each save took, sorted."""
-    answers: Sequence[tuple[str, list[str], list[tuple[Any, ...]]]]
-    """Each of QUERIES with its columns and rows."""
-    refused: int
+def play(rows: Sequence[Row], display: Display) -> tuple[Figures, list[str]]:
+    """Set up, run, measure and clean up. Return the figures, and lines about the run for people.
 
-
-def play(rows: Sequence[Row], display: Display) -> Outcome:
-    """Set up, run, measure and clean up. Errors are raised; an error or an interrupt cleans up as well."""
+    Errors are raised; an error or an interrupt cleans up as well.
+    """
     with ExitStack() as stack:
         display.event("starting an embedded PostgreSQL, which is removed at the end")
         server = stack.enter_context(temporary_server(durable=True))
@@ -116,7 +109,7 @@ class _Stage:
         self._notes_read = 0
         self._pickup: deque[float] = deque(maxlen=500)
 
-    def run(self) -> Outcome:
+    def run(self) -> tuple[Figures, list[str]]:
         self._started = time.monotonic()
         deadline = self._started + _DEADLINE
         self._display.event(f"a receiver listens on {self._log.url}; some requests fail on purpose, some are slow")
@@ -198,12 +191,14 @@ class _Stage:
         if len(self._held_by(victim)) < wanted and not nothing_left:
             return
         process = self._workers[victim]
-        process.freeze()  # so that its running jobs can be counted; its last statements finish in a moment
+        process.send_signal(
+            signal.SIGSTOP
+        )  # so that its running jobs can be counted; its last statements finish in a moment
         time.sleep(0.03)
         self._look()
         held = self._held_by(victim)
         if len(held) < wanted and not nothing_left:
-            process.thaw()
+            process.send_signal(signal.SIGCONT)
             return
         process.kill()
         self._kill = Kill(victim, time.monotonic(), held, set())
@@ -238,7 +233,7 @@ class _Stage:
             if name in live and board.workers[name] == "starts":
                 board.workers[name] = "works"
 
-    def _end(self) -> Outcome:
+    def _end(self) -> tuple[Figures, list[str]]:
         self.arrivals.stop()
         self._processes.stop(*(process for process in self._workers.values() if not process.killed))
         self._processes.stop(self._receiver)
@@ -247,43 +242,39 @@ class _Stage:
         if figures.submissions < self._board.planned:
             left = self._board.planned - figures.submissions
             self._display.event(f"this machine is slow: the last {left} submissions were skipped")
-        answers = []
-        for query in QUERIES:
-            cursor = self._conn.execute(query)
-            answers.append((query, [column.name for column in cursor.description or ()], cursor.fetchall()))
         self._update_board()
         self._display.show(self._board)
-        return Outcome(figures, self._kill, sorted(self.arrivals.took), answers, self._board.refused)
+        return figures, self._summary(figures)
+
+    def _summary(self, figures: Figures) -> list[str]:
+        kill, took = self._kill, sorted(self.arrivals.took)
+        p50, p99 = percentile(took, 0.5) * 1000, percentile(took, 0.99) * 1000
+        lines = [
+            "",
+            "What you saw",
+            "- Each submission was saved together with its job, in one transaction: both or neither.",
+            f"  That took {p50:.1f} ms (p99 {p99:.1f} ms), independent of the receiver.",
+            f"- The receiver refused {self._board.refused} requests on purpose: each was retried after a backoff.",
+        ]
+        if kill and kill.rescued:
+            lines += [
+                f"- {kill.worker} was killed with SIGKILL. Its {_jobs(len(kill.rescued))} went to the other"
+                f" workers after {kill.rescued_after:.1f} s.",
+                f"  {figures.duplicates} deliveries reached the receiver twice: their idempotency key identifies them.",
+            ]
+        lines += ["", "You can query the queue in SQL. In this run:"]
+        for query in QUERIES:
+            lines += ["", f"  {query};", *_table(self._conn.execute(query))]
+        return [*lines, "", f"The code is {demo_app.__file__}, one page long.", ""]
 
 
 def _jobs(count: int) -> str:
     return "1 job" if count == 1 else f"{count or 'no'} jobs"
 
 
-def summary(outcome: Outcome) -> list[str]:
-    figures, kill, took = outcome.figures, outcome.kill, outcome.saved_after
-    p50, p99 = percentile(took, 0.5) * 1000, percentile(took, 0.99) * 1000
-    lines = [
-        "",
-        "What you saw",
-        "- Each submission was saved together with its job, in one transaction: both or neither.",
-        f"  That took {p50:.1f} ms (p99 {p99:.1f} ms), independent of the receiver.",
-        f"- The receiver refused {outcome.refused} requests on purpose: each was retried after a backoff.",
-    ]
-    if kill and kill.rescued:
-        lines += [
-            f"- {kill.worker} was killed with SIGKILL. Its {_jobs(len(kill.rescued))} went to the other"
-            f" workers after {kill.rescued_after:.1f} s.",
-            f"  {figures.duplicates} deliveries reached the receiver twice: their idempotency key identifies them.",
-        ]
-    lines += ["", "You can query the queue in SQL. In this run:"]
-    for query, columns, rows in outcome.answers:
-        lines += ["", f"  {query};", *_table(columns, rows)]
-    return [*lines, "", f"The code is {demo_app.__file__}, one page long.", ""]
-
-
-def _table(columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> list[str]:
-    cells = [list(columns), *([("" if value is None else str(value))[:60] for value in row] for row in rows)]
+def _table(found: Any) -> list[str]:
+    cells = [[column.name for column in found.description or ()]]
+    cells += [[("" if value is None else str(value))[:60] for value in row] for row in found]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     padded = (map(str.ljust, line, widths) for line in cells)
     return ["    " + "  ".join(line).rstrip() for line in padded]

@@ -1,14 +1,17 @@
 """The server: the handling of one call.
 
 A reading is a read-only transaction. The preview of a verb makes the change and rolls it back, so it shows the real
-outcome. The confirmation makes the change again, compares the outcomes, and commits together with the audit row.
+outcome. The confirmation makes the change again, compares the outcomes, and commits together with the audit row. Its
+token is valid once, for a limited time, for the same call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
-from secrets import token_hex
+from secrets import token_hex, token_urlsafe
 from typing import Any
 
 from mcp.server import Server
@@ -20,21 +23,59 @@ from tallybook import __version__
 from tallybook._app import App
 from tallybook._model.durations import format_duration
 from tallybook.errors import CommitUnknown, QueueUnavailable
-from tallybook.extra.dashboard.database import Database
+from tallybook.extra.dashboard.database import Conn, Database
 from tallybook.extra.dashboard.redact import bounded, redact, shown
-from tallybook.extra.mcp.preview import Previews, carried_out, unchanged
 from tallybook.extra.mcp.tools import HOSTILE, OPERATION, VERBS, checked, given, listed
 from tallybook.extra.operator.fields import read
 from tallybook.extra.operator.keys import Key
-from tallybook.extra.operator.operations import Ask, Operation
+from tallybook.extra.operator.operations import Ask, Changed, Operation
 from tallybook.extra.operator.problems import Problem, problem_of
 
 MOST = 40_000
 """The maximum length of an answer in characters."""
+_MOST_PREVIEWS = 100
+"""Previews that are stored; the oldest is dropped first."""
+_SEEN = ("queue", "task", "state", "priority", "attempt", "failures", "crashes", "run_at")
+_AGAIN = "Call it again without confirm for a new preview"
 _ABOUT = (
     "Tallybook is a queue of background jobs in PostgreSQL. "
     "For a job that does not run, ask why; for its past, trace; for the whole database, doctor."
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The object of a change as it is now, and what the change would do."""
+
+    now: dict[str, Any]
+    would: dict[str, Any]
+
+
+class Previews:
+    """The previews that can be confirmed."""
+
+    def __init__(self, lifetime: timedelta) -> None:
+        self._lifetime = lifetime.total_seconds()
+        self._by_token: dict[str, tuple[tuple[str, Mapping[str, Any]], Outcome, float]] = {}
+
+    def add(self, verb: str, arguments: Mapping[str, Any], outcome: Outcome) -> str:
+        while len(self._by_token) >= _MOST_PREVIEWS:
+            del self._by_token[next(iter(self._by_token))]
+        token = token_urlsafe(18)
+        self._by_token[token] = (verb, arguments), outcome, time.monotonic() + self._lifetime
+        return token
+
+    def take(self, token: object, verb: str, arguments: Mapping[str, Any]) -> Outcome:
+        """Use up a token and return its preview. A Problem unless the token is valid for this call."""
+        found = self._by_token.pop(token, None) if isinstance(token, str) else None
+        if found is None:
+            raise Problem("conflict", "there is no such preview, or it was confirmed before", hint=_AGAIN)
+        call, outcome, until = found
+        if time.monotonic() >= until:
+            raise Problem("conflict", "the preview has expired, and nothing was done", hint=_AGAIN)
+        if call != (verb, arguments):
+            raise Problem("conflict", "the preview was of another call, and nothing was done", hint=_AGAIN)
+        return outcome
 
 
 class Tools:
@@ -86,12 +127,18 @@ class Tools:
                 return await operation.reads(ask, conn)
         if token is None:
             return await self._preview(operation, ask, arguments)
-        return await self._confirm(operation, ask, arguments, token)
+        previewed = self._previews.take(token, operation.name, arguments)
+        async with self._database.act(operation.name) as conn:
+            outcome, changed = await _carried_out(operation, ask, conn)
+            if outcome != previewed:
+                reason = "the outcome has changed since the preview, and nothing was done"
+                raise Problem("conflict", reason, hint=_AGAIN)
+        return {"done": changed.answer}
 
     async def _preview(self, operation: Operation, ask: Ask, arguments: dict[str, Any]) -> dict[str, Any]:
         try:
             async with self._database.act(operation.name) as conn, conn.transaction(force_rollback=True):
-                outcome, changed = await carried_out(operation, ask, conn)
+                outcome, changed = await _carried_out(operation, ask, conn)
         except CommitUnknown as error:  # everything was rolled back
             raise QueueUnavailable(error.server or "", "the connection was lost") from error
         found = {"would": outcome.would, "now": outcome.now}
@@ -101,15 +148,37 @@ class Tools:
         within = format_duration(self._lifetime)
         return {"preview": "nothing was changed yet", "confirm": token, "within": within, **found}
 
-    async def _confirm(
-        self, operation: Operation, ask: Ask, arguments: dict[str, Any], token: object
-    ) -> dict[str, Any]:
-        previewed = self._previews.take(token, operation.name, arguments)
-        async with self._database.act(operation.name) as conn:
-            outcome, changed = await carried_out(operation, ask, conn)
-            unchanged(previewed, outcome)
-        return {"done": changed.answer}
-
 
 def _said(text: str, *, is_error: bool = False) -> CallToolResult:
     return CallToolResult(content=[TextContent(type="text", text=text)], is_error=is_error)
+
+
+async def _carried_out(operation: Operation, ask: Ask, conn: Conn) -> tuple[Outcome, Changed]:
+    """Make the change in the caller's transaction and return its outcome. A preview rolls it back."""
+    now = await _now(operation, ask, conn)
+    changed = await operation.change(ask, conn, "mcp")
+    # A new job gets another id each time.
+    would = {name: value for name, value in changed.answer.items() if name != "job" or "job" in ask.values}
+    return Outcome(now, would), changed
+
+
+async def _now(operation: Operation, ask: Ask, conn: Conn) -> dict[str, Any]:
+    """Return the job, or the newest dead letters, that the change affects.
+
+    A dead letter that is added becomes the newest; one that is removed lowers the count.
+    """
+    if operation.path.startswith("/jobs/"):
+        found = await _read("get_job", ask, conn)
+        return {name: found[name] for name in _SEEN}
+    if operation.path.startswith("/dead-letters/"):
+        newest = Ask(ask.app, ask.key, {**ask.values, "max_jobs": min(20, ask.get("max_jobs", 20))})
+        found = await _read("list_dead_letters", newest, conn)
+        shown = ("job", "died_at", "queue", "task", "reason", "attempt", "error_type")
+        return {"newest": [{name: letter[name] for name in shown} for letter in found["dead_letters"]]}
+    return {}
+
+
+async def _read(name: str, ask: Ask, conn: Conn) -> dict[str, Any]:
+    reads = OPERATION[name].reads
+    assert reads is not None
+    return await reads(ask, conn)

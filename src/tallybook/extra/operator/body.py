@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from itertools import accumulate
 from typing import Any
 
-from starlette.types import Receive
+from starlette.requests import Request
 
 from tallybook.extra.operator.problems import Problem
 
@@ -19,30 +19,20 @@ _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _BRACKET = re.compile(rb"[\[\]{}]")
 
 
-class Gone(Exception):
-    """The client disconnected before its request was complete, so there is nobody to answer."""
-
-
-async def read_body(headers: Iterable[tuple[bytes, bytes]], receive: Receive) -> bytes:
+async def read_body(request: Request) -> bytes:
     """Return the whole body. A Problem if it is compressed or exceeds 1 MB; reading stops there."""
-    for raw, value in headers:
+    for raw, value in request.headers.raw:
         name = raw.lower()
         if name == b"content-length" and (not value.isdigit() or int(value[:20]) > MAX_BYTES):
             raise _too_large()
         if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
             raise Problem("media_type", "compressed bodies are not supported")
-    parts: list[bytes] = []
-    size, more = 0, True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise Gone
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > MAX_BYTES:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BYTES:
             raise _too_large()
-        more = message.get("more_body", False)
-    return b"".join(parts)
+    return bytes(body)
 
 
 def _too_large() -> Problem:
@@ -73,12 +63,8 @@ def _is_json(value: bytes) -> bool:
 
 
 def _is_too_deep(body: bytes) -> bool:
-    depth = 0
-    for bracket in _BRACKET.finditer(_STRING.sub(b"", body)):
-        depth += 1 if bracket[0] in b"[{" else -1
-        if depth > MAX_DEPTH:
-            return True
-    return False
+    steps = (1 if bracket[0] in b"[{" else -1 for bracket in _BRACKET.finditer(_STRING.sub(b"", body)))
+    return any(depth > MAX_DEPTH for depth in accumulate(steps))
 
 
 def _no_number(word: str) -> float:

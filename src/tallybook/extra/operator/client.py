@@ -1,16 +1,49 @@
-"""A client of the operator API that uses the standard library only, so it needs no extra."""
+"""Sign requests to the operator API, for any HTTP library, and send them. Needs no extra, only the standard library.
+
+See https://github.com/tallybook/tallybook/blob/main/docs/operator-api.md.
+"""
 
 from __future__ import annotations
 
 import json
+import secrets
+import time
 from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
+from tallybook._model.operator_text import canonical, sign
 from tallybook.errors import ConfigError, OperatorRefused
-from tallybook.extra.operator.request import signed_headers
+
+
+def signed_headers(
+    key: str, secret: str, method: str, url: str, body: bytes = b"", *, at: float | None = None
+) -> dict[str, str]:
+    """Return the four headers that sign a request with this key. It is served once, and within 300 s.
+
+    `key` and `secret` come from `tallybook web key`. `url` is the address as it is sent, whole or from its path on,
+    with prefix and query; `body` is the body as it is sent. `at` is the time in seconds since 1970, by default now. A
+    repeated request is served only if the first one was not. ValueError if the secret is not hexadecimal, or if the URL
+    has characters that must be encoded.
+
+        body = json.dumps({"queue": "mail", "reason": "failed"}).encode()
+        url = "https://ops.example.com/api/v1/dead-letters/retry"
+        headers = signed_headers(key, secret, "POST", url, body) | {"Content-Type": "application/json"}
+        answer = urlopen(Request(url, body, headers), timeout=35)
+    """
+    try:
+        shared = bytes.fromhex(secret)
+    except ValueError:
+        raise ValueError("the secret is not hexadecimal") from None  # the text does not show the secret
+    if not (url.isascii() and url.isprintable()) or " " in url:  # urlsplit would silently drop a line feed
+        raise ValueError(f"{url[:100]!r} has characters that must be encoded (%20 for a space)")
+    parts = urlsplit(url)
+    path, query = parts.path.encode() or b"/", parts.query.encode()
+    said = {"key": key, "timestamp": str(int(time.time() if at is None else at)), "nonce": secrets.token_hex(16)}
+    text = canonical(method=method.upper(), path=path, query=query, body=body, **said)
+    return {f"Tallybook-{name.title()}": value for name, value in (said | {"signature": sign(shared, text)}).items()}
 
 
 class _NoRedirects(HTTPRedirectHandler):

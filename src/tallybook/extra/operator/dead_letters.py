@@ -6,46 +6,36 @@ from functools import partial
 from typing import Any
 
 from tallybook._db import aio, filters
-from tallybook._db.filters import DeadFilter
 from tallybook.extra.dashboard.database import READ_TIMEOUT, Conn
 from tallybook.extra.operator import fields
-from tallybook.extra.operator.fields import Field
-from tallybook.extra.operator.operations import Ask, Changed, Operation, listed, plain, record
+from tallybook.extra.operator.operations import Ask, Changed, Operation, Shape, listed, plain, record
 
-_FILTER: tuple[Field, ...] = (
-    fields.name(name="queue", about="In this queue.", most=64, example="mail"),
-    fields.name(name="task", about="Of this task.", most=200, example="send_welcome"),
-    fields.choice(
-        name="reason", about="Dead for this reason.", words=("failed", "crashed", "expired", "killed"), example="failed"
-    ),
+_FILTER: tuple[fields.Field, ...] = (
+    fields.name("queue", "In this queue.", most=64, example="mail"),
+    fields.name("task", "Of this task.", example="send_welcome"),
+    fields.choice("reason", "Dead for this reason.", words=filters.REASONS, example="failed"),
     fields.text(
-        name="error",
-        about="The last error's type or message contains this, ignoring case.",
-        most=200,
-        example="timeout",
-        admin=True,
+        "error", "The last error's type or message contains this, ignoring case.", example="timeout", admin=True
     ),
-    fields.instant(name="since", about="Died at this time or later.", example="2026-01-31T09:00:00Z"),
-    fields.instant(name="before", about="Died before this time.", example="2026-02-01T00:00:00Z"),
+    fields.instant("since", "Died at this time or later.", example="2026-01-31T09:00:00Z"),
+    fields.instant("before", "Died before this time.", example="2026-02-01T00:00:00Z"),
 )
-_ARGS = fields.mapping(name="args", about="Args that contain these.", example={"user_id": 42}, admin=True)
-_MOST = fields.whole(
-    name="max_jobs", about="At most this many, oldest first.", least=1, most=10_000, default=10_000, example=1000
-)
-_DRY = fields.flag(name="dry_run", about="Only count the matches.", example=False)
+_ARGS = fields.mapping("args", "Args that contain these.", example={"user_id": 42}, admin=True)
+_MOST = fields.whole("max_jobs", "At most this many, oldest first.", least=1, most=10_000, default=10_000, example=1000)
+_DRY = fields.flag("dry_run", "Only count the matches.", example=False)
 _NAMES = ("queue", "task", "reason", "since", "before")
 
 
-def _which(ask: Ask) -> DeadFilter:
+def _which(ask: Ask) -> filters.DeadFilter:
     given = {name: ask.get(name) for name in (*(field.name for field in _FILTER), "args")}
-    return DeadFilter(**{**given, "queue": ask.queue()})
+    return filters.DeadFilter(**{**given, "queue": ask.queue()})
 
 
 async def _list(ask: Ask, conn: Conn) -> dict[str, Any]:
     call = filters.dead_letters(_which(ask), ask.get("max_jobs", 50), ask.get("before_id"))
     letters = []
     for letter in await aio.run(conn, call):
-        row = {name: plain(getattr(letter, name)) for name in _LETTER["required"] if name != "error_type"}
+        row = {name: plain(getattr(letter, name)) for name in _LETTER.example if name != "error_type"}
         row["error_type"] = (letter.error or {}).get("type")
         if ask.admin:
             row["details"] = {"args": letter.args, "summary": letter.summary, "error": letter.error}
@@ -53,23 +43,18 @@ async def _list(ask: Ask, conn: Conn) -> dict[str, Any]:
     return {"dead_letters": letters}
 
 
-async def _count(ask: Ask, conn: Conn) -> Changed:
-    await conn.execute("select set_config('statement_timeout', %s, true)", (READ_TIMEOUT,))
-    matched = await aio.run(conn, filters.dead_count(_which(ask), ask.get("max_jobs", 10_000)))
-    return Changed({"dry_run": True, "matched": matched})
-
-
 def _target(ask: Ask) -> dict[str, Any]:
     # Error and args may contain private data of the job, so the target records only that they were given.
-    said = {name: plain(ask[name]) for name in _NAMES if ask.get(name) is not None}
-    said.update({name: True for name in ("error", "args") if ask.get(name) is not None})
+    hidden = ("error", "args")
+    said = {name: name in hidden or plain(value) for name, value in ask.values.items() if name in (*_NAMES, *hidden)}
     return {**said, "queue": ask.queue()} if ask.queue() else said
 
 
 async def _do(ask: Ask, conn: Conn, *, verb: str) -> Changed:
-    if ask.get("dry_run"):
-        return await _count(ask, conn)
     which, most = _which(ask), ask.get("max_jobs", 10_000)
+    if ask.get("dry_run"):
+        await conn.execute("select set_config('statement_timeout', %s, true)", (READ_TIMEOUT,))
+        return Changed({"dry_run": True, "matched": await aio.run(conn, filters.dead_count(which, most))})
     if verb == "retry":
         found = await aio.run(conn, filters.retry_dead(which, most))
         done = {"retried": found.retried, "refused": found.refused}
@@ -81,43 +66,38 @@ async def _do(ask: Ask, conn: Conn, *, verb: str) -> Changed:
 
 _LETTER = record(
     "Args, summary and the last error; only for keys with the scope admin.",
-    job="integer", died_at="instant", queue="string", task="string", reason="string", failures="integer", crashes="integer",
-    attempt="integer", enqueued_at="instant", error_type="string?",
+    job=4711, died_at="2026-01-31T09:04:11Z", queue="mail", task="send_welcome", reason="failed", failures=5, crashes=0,
+    attempt=5, enqueued_at="2026-01-31T09:00:00Z", error_type=("string?", "TimeoutError"),
 )  # fmt: skip
 
 
-def _counted(**done: str) -> dict[str, Any]:
-    either = [record(dry_run={"const": False}, **done), record(dry_run={"const": True}, matched="integer")]
-    return {"type": "object", "oneOf": either}
+def _counted(**done: int) -> tuple[Shape, Shape]:
+    """Return the shape of the answer, with an example of a change, and with one of a dry run."""
+    either = record(dry_run=({"const": False}, False), **done), record(dry_run=({"const": True}, True), matched=12)
+    schema = {"type": "object", "oneOf": [one.schema for one in either]}
+    return Shape(schema, either[0].example), Shape(schema, either[1].example)
 
 
 OPERATIONS = (
     Operation(
-        name="list_dead_letters", method="GET", path="/dead-letters", scope="read",
-        about="List dead letters, newest first; for the next page, pass the last `died_at` and `job` as `before` and `before_id`.",
+        "list_dead_letters", "/dead-letters", "read",
+        "List dead letters, newest first; for the next page, pass the last `died_at` and `job` as `before` and `before_id`.",
         in_query=(
             *_FILTER,
-            fields.whole(name="before_id", about="With `before`: its letters with smaller ids, too.", least=1, example=4711),
-            fields.whole(name="max_jobs", about="At most this many.", least=1, most=1000, default=50, example=50),
+            fields.whole("before_id", "With `before`: its letters with smaller ids, too.", least=1, example=4711),
+            fields.whole("max_jobs", "At most this many.", least=1, most=1000, default=50, example=50),
         ),
-        codes=("queue",), newest=("died_at", "max_jobs"), answer=listed("dead_letters", _LETTER),
-        example={"dead_letters": [{
-            "job": 4711, "died_at": "2026-01-31T09:04:11Z", "queue": "mail", "task": "send_welcome", "reason": "failed",
-            "failures": 5, "crashes": 0, "attempt": 5, "enqueued_at": "2026-01-31T09:00:00Z", "error_type": "TimeoutError",
-        }]},
-        reads=_list,
+        codes=("queue",), newest=("died_at", "max_jobs"), answer=listed("dead_letters", _LETTER), reads=_list,
     ),
     Operation(
-        name="retry_dead_letters", method="POST", path="/dead-letters/retry", scope="operate",
-        about="Retry all matching dead letters; `refused` counts dead letters whose unique key belongs to a live job.",
-        in_body=(*_FILTER, _ARGS, _MOST, _DRY), codes=("queue",),
-        answer=_counted(retried="integer", refused="integer"), example={"dry_run": False, "retried": 12, "refused": 0},
+        "retry_dead_letters", "/dead-letters/retry", "operate",
+        "Retry all matching dead letters; `refused` counts dead letters whose unique key belongs to a live job.",
+        in_body=(*_FILTER, _ARGS, _MOST, _DRY), codes=("queue",), answer=_counted(retried=12, refused=0)[0],
         changes=partial(_do, verb="retry"),
     ),
     Operation(
-        name="drop_dead_letters", method="POST", path="/dead-letters/drop", scope="operate",
-        about="Delete all matching dead letters for good.",
-        in_body=(*_FILTER, _ARGS, _MOST, _DRY), codes=("queue",),
-        answer=_counted(dropped="integer"), example={"dry_run": True, "matched": 12}, changes=partial(_do, verb="drop"),
+        "drop_dead_letters", "/dead-letters/drop", "operate", "Delete all matching dead letters for good.",
+        in_body=(*_FILTER, _ARGS, _MOST, _DRY), codes=("queue",), answer=_counted(dropped=12)[1],
+        changes=partial(_do, verb="drop"),
     ),
 )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
 from typing import Any
 from urllib.parse import parse_qsl
@@ -16,12 +16,13 @@ from tallybook.errors import ConfigError
 from tallybook.extra.operator.problems import Problem
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Field:
     """One named value. Null is not valid for any field."""
 
     name: str
     about: str
+    _: KW_ONLY
     required: bool = False
     example: Any = None
     admin: bool = False
@@ -34,7 +35,7 @@ class Field:
     """Converts a text of a query or a path, if `read` does not accept the text as it is."""
 
 
-def text(*, most: int = 200, least: int = 1, **field: Any) -> Field:
+def text(name: str, about: str, *, most: int = 200, least: int = 1, **field: Any) -> Field:
     """A text of `least` to `most` bytes."""
 
     def read(value: Any) -> str:
@@ -46,24 +47,24 @@ def text(*, most: int = 200, least: int = 1, **field: Any) -> Field:
             raise ValueError(f"must have {least} to {most} bytes")
         return value
 
-    return Field(schema=_text_schema(least, most), read=read, **field)
+    return Field(name, about, schema=_text_schema(least, most), read=read, **field)
 
 
 def _text_schema(least: int, most: int, format: str = "text") -> dict[str, Any]:  # noqa: A002 - JSON Schema's name
     return {"type": "string", "minLength": least, "maxLength": most, "format": f"tallybook-{format}"}
 
 
-def name(*, most: int = 200, **field: Any) -> Field:
+def name(name: str, about: str, *, most: int = 200, **field: Any) -> Field:
     """A name of a queue, task or schedule."""
 
     def read(value: Any) -> Any:
-        check_name(field["name"], value, most)
+        check_name(name, value, most)
         return value
 
-    return Field(schema=_text_schema(1, most, "name"), read=read, **field)
+    return Field(name, about, schema=_text_schema(1, most, "name"), read=read, **field)
 
 
-def choice(*, words: Sequence[str], **field: Any) -> Field:
+def choice(name: str, about: str, *, words: Sequence[str], **field: Any) -> Field:
     """One of a few words."""
 
     def read(value: Any) -> Any:
@@ -71,10 +72,12 @@ def choice(*, words: Sequence[str], **field: Any) -> Field:
             raise ValueError(f"must be one of {', '.join(words)}")
         return value
 
-    return Field(schema={"type": "string", "enum": list(words)}, read=read, **field)
+    return Field(name, about, schema={"type": "string", "enum": list(words)}, read=read, **field)
 
 
-def whole(*, least: int = 0, most: int = 2**63 - 1, default: int | None = None, **field: Any) -> Field:
+def whole(
+    name: str, about: str, *, least: int = 0, most: int = 2**63 - 1, default: int | None = None, **field: Any
+) -> Field:
     """A whole number."""
     refusal = f"must be a whole number from {least} to {most}"
 
@@ -92,10 +95,10 @@ def whole(*, least: int = 0, most: int = 2**63 - 1, default: int | None = None, 
     schema: dict[str, Any] = {"type": "integer", "minimum": least, "maximum": most}
     schema |= {"format": "int64"} if most > 2**31 else {}
     schema |= {} if default is None else {"default": default}
-    return Field(schema=schema, read=read, of_text=of_text, **field)
+    return Field(name, about, schema=schema, read=read, of_text=of_text, **field)
 
 
-def flag(**field: Any) -> Field:
+def flag(name: str, about: str, **field: Any) -> Field:
     """true or false."""
 
     def read(value: Any) -> bool:
@@ -105,40 +108,40 @@ def flag(**field: Any) -> Field:
 
     words = {"true": True, "false": False}
     schema = {"type": "boolean", "default": False}
-    return Field(schema=schema, read=read, of_text=lambda text: read(words.get(text)), **field)
+    return Field(name, about, schema=schema, read=read, of_text=lambda text: read(words.get(text)), **field)
 
 
-_INSTANT = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
+INSTANT = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 
 
-def instant(**field: Any) -> Field:
+def instant(name: str, about: str, **field: Any) -> Field:
     """An instant with its zone, in the format of RFC 3339."""
 
     def read(value: Any) -> datetime:
-        if not isinstance(value, str) or not _INSTANT.fullmatch(value):
+        if not isinstance(value, str) or not INSTANT.fullmatch(value):
             raise ValueError("must be an instant like 2026-01-31T09:00:00Z")
         return datetime.fromisoformat(value.upper())
 
-    return Field(schema={"type": "string", "format": "date-time"}, read=read, **field)
+    return Field(name, about, schema={"type": "string", "format": "date-time"}, read=read, **field)
 
 
-def duration(**field: Any) -> Field:
+def duration(name: str, about: str, **field: Any) -> Field:
     """A duration in PostgreSQL's notation."""
 
     def read(value: Any) -> Any:
         if not isinstance(value, str) or len(value) > 100:
             raise ValueError('must be a duration like "5 min"')
-        return parse_duration(value, option=field["name"])
+        return parse_duration(value, option=name)
 
-    return Field(schema=_text_schema(1, 100, "duration"), read=read, **field)
+    return Field(name, about, schema=_text_schema(1, 100, "duration"), read=read, **field)
 
 
-def mapping(**field: Any) -> Field:
+def mapping(name: str, about: str, **field: Any) -> Field:
     """A JSON object."""
-    return Field(schema={"type": "object", "additionalProperties": True}, read=_object, **field)
+    return Field(name, about, schema={"type": "object", "additionalProperties": True}, read=_object, **field)
 
 
-def links(**field: Any) -> Field:
+def links(name: str, about: str, **field: Any) -> Field:
     """The rows that a job belongs to: up to 10 kinds with one key each."""
 
     def read(value: Any) -> dict[str, str]:
@@ -147,16 +150,9 @@ def links(**field: Any) -> Field:
             raise ValueError("has a number outside 64 bits")
         return checked_links(found)
 
-    schema = {
-        "type": "object",
-        "propertyNames": {"pattern": "^[a-z0-9_]{1,50}$"},
-        "additionalProperties": {
-            "anyOf": [_text_schema(1, 200), {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}]
-        },
-        "minProperties": 1,
-        "maxProperties": 10,
-    }
-    return Field(schema=schema, read=read, **field)
+    key = {"anyOf": [_text_schema(1, 200), {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}]}
+    schema = {"type": "object", "propertyNames": {"pattern": "^[a-z0-9_]{1,50}$"}, "additionalProperties": key}
+    return Field(name, about, schema=schema | {"minProperties": 1, "maxProperties": 10}, read=read, **field)
 
 
 def _object(value: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tallybook._db import aio, calls
+from tallybook._db import aio, calls, filters
 from tallybook._model.job import JobCall
 from tallybook._model.job_info import JobInfo
 from tallybook._model.options import ON_CONFLICT, Options
@@ -16,28 +16,22 @@ from tallybook.extra.operator import fields
 from tallybook.extra.operator.operations import Ask, Changed, Operation, listed, plain, record
 from tallybook.extra.operator.problems import Problem
 
-JOB = fields.whole(name="job", about="The id of a job.", required=True, least=1, example=4711)
+JOB = fields.whole("job", "The id of a job.", required=True, least=1, example=4711)
 
 _DETAILS = (
     "args", "headers", "result", "reason", "last_error", "errors", "unique_key", "order_key", "summary", "progress_message",
     "options", "subject", "links",
 )  # fmt: skip
-_DIED = ("failed", "crashed", "expired", "killed")
 
 _JOB = record(
     "Args, result, errors and the like; only for keys with the scope admin.",
-    id="integer", queue="string", task="string", state="string", priority="integer", attempt="integer", attempts="integer",
-    failures="integer", crashes="integer", max_attempts="integer?", enqueued_at="instant", run_at="instant?",
-    started_at="instant?", ended_at="instant?", expires_at="instant?", worker_id="integer?", worker="string?",
-    unserved="boolean", progress="number?", updated_at="instant?", last_attempt_at="instant?", died_of="string?",
+    id=4711, queue="mail", task="send_welcome", state="dead", priority=2, attempt=5, attempts=5, failures=5, crashes=0,
+    max_attempts=("integer?", None), enqueued_at="2026-01-31T09:00:00Z", run_at=("instant?", None),
+    started_at=("instant?", "2026-01-31T09:04:10Z"), ended_at=("instant?", "2026-01-31T09:04:11Z"),
+    expires_at=("instant?", None), worker_id=("integer?", 7), worker=("string?", "web-1"), unserved=False,
+    progress=("number?", None), updated_at=("instant?", "2026-01-31T09:04:11Z"),
+    last_attempt_at=("instant?", "2026-01-31T09:04:10Z"), died_of=("string?", "failed"),
 )  # fmt: skip
-_JOB_EXAMPLE = {
-    "id": 4711, "queue": "mail", "task": "send_welcome", "state": "dead", "priority": 2, "attempt": 5, "attempts": 5,
-    "failures": 5, "crashes": 0, "max_attempts": None, "enqueued_at": "2026-01-31T09:00:00Z", "run_at": None,
-    "started_at": "2026-01-31T09:04:10Z", "ended_at": "2026-01-31T09:04:11Z", "expires_at": None, "worker_id": 7,
-    "worker": "web-1", "unserved": False, "progress": None, "updated_at": "2026-01-31T09:04:11Z",
-    "last_attempt_at": "2026-01-31T09:04:10Z", "died_of": "failed",
-}  # fmt: skip
 
 
 async def _get(ask: Ask, conn: Conn) -> dict[str, Any]:
@@ -47,9 +41,9 @@ async def _get(ask: Ask, conn: Conn) -> dict[str, Any]:
 
 
 def _shown(found: JobInfo, *, admin: bool) -> dict[str, Any]:
-    answer = {name: plain(getattr(found, name)) for name in _JOB["required"] if name != "died_of"}
+    answer = {name: plain(getattr(found, name)) for name in _JOB.example if name != "died_of"}
     # A reason for a cancel is free text, so only these fixed words are shown to every key.
-    answer["died_of"] = found.reason if found.state == "dead" and found.reason in _DIED else None
+    answer["died_of"] = found.reason if found.state == "dead" and found.reason in filters.REASONS else None
     if admin:
         answer["details"] = {name: plain(getattr(found, name)) for name in _DETAILS}
     return answer
@@ -80,35 +74,35 @@ def _reason(found: Reason, *, admin: bool) -> dict[str, Any]:
     return answer
 
 
-_REASON = record("Only for keys with the scope admin.", state="string?", reason="string", explanation="string")
+_REASON = record(
+    "Only for keys with the scope admin.", state=("string?", "dead"), reason="dead", explanation=_BARE["dead"]
+)
 
 _ENQUEUE = (
-    fields.name(name="queue", about="Its queue.", required=True, most=64, example="mail"),
-    fields.name(name="task", about="The task's name.", required=True, most=200, example="send_welcome"),
-    fields.mapping(name="args", about="Its args by parameter name.", example={"user_id": 42}),
-    fields.instant(name="run_at", about="Earliest start; not together with delay.", example="2030-01-31T09:00:00Z"),
-    fields.duration(name="delay", about="Time from now until the earliest start.", example="5 min"),
-    fields.whole(name="priority", about="Lower runs first; the default is 2.", most=32767, example=2),
-    fields.whole(name="max_attempts", about="Failures until it is dead.", least=1, most=32767, example=5),
-    fields.text(name="unique", about="At most one live job of the task has this key.", most=512, example="welcome:42"),
+    fields.name("queue", "Its queue.", required=True, most=64, example="mail"),
+    fields.name("task", "The task's name.", required=True, example="send_welcome"),
+    fields.mapping("args", "Its args by parameter name.", example={"user_id": 42}),
+    fields.instant("run_at", "Earliest start; not together with delay.", example="2030-01-31T09:00:00Z"),
+    fields.duration("delay", "Time from now until the earliest start.", example="5 min"),
+    fields.whole("priority", "Lower runs first; the default is 2.", most=32767, example=2),
+    fields.whole("max_attempts", "Failures until it is dead.", least=1, most=32767, example=5),
+    fields.text("unique", "At most one live job of the task has this key.", most=512, example="welcome:42"),
     fields.choice(
-        name="on_conflict",
-        about="What to do with the job that has the unique key; push_run_at without a time makes it due now.",
+        "on_conflict",
+        "What to do with the job that has the unique key; push_run_at without a time makes it due now.",
         words=ON_CONFLICT,
         example="skip",
     ),
     fields.choice(
-        name="unique_while",
-        about="How long a job holds its key: running until it ends, queued until it starts.",
+        "unique_while",
+        "How long a job holds its key: running until it ends, queued until it starts.",
         words=("running", "queued"),
         example="running",
     ),
-    fields.text(
-        name="order_key", about="Jobs with the same order key run one after another.", most=512, example="user:42"
-    ),
-    fields.instant(name="expires_at", about="No attempt starts after this time.", example="2030-02-28T09:00:00Z"),
-    fields.mapping(name="headers", about="Technical metadata, up to 8 KB.", example={"trace": "4711"}),
-    fields.links(name="links", about="Your rows that it belongs to: kinds and keys, up to 10.", example={"user": 42}),
+    fields.text("order_key", "Jobs with the same order key run one after another.", most=512, example="user:42"),
+    fields.instant("expires_at", "No attempt starts after this time.", example="2030-02-28T09:00:00Z"),
+    fields.mapping("headers", "Technical metadata, up to 8 KB.", example={"trace": "4711"}),
+    fields.links("links", "Your rows that it belongs to: kinds and keys, up to 10.", example={"user": 42}),
 )
 
 
@@ -164,33 +158,27 @@ async def _cancel(ask: Ask, conn: Conn) -> Changed:
 
 OPERATIONS = (
     Operation(
-        name="get_job", method="GET", path="/jobs/{job}", scope="read", about="Return one job in its current state.",
-        in_path=(JOB,), codes=("unknown", "queue"), answer=_JOB, example=_JOB_EXAMPLE, reads=_get,
+        "get_job", "/jobs/{job}", "read", "Return one job in its current state.",
+        in_path=(JOB,), codes=("unknown", "queue"), answer=_JOB, reads=_get,
     ),
     Operation(
-        name="why", method="GET", path="/jobs/{job}/why", scope="read",
-        about="Explain why a job is not running, or how it ended.",
-        in_path=(JOB,), codes=("unknown", "queue"), answer=listed("reasons", _REASON),
-        example={"reasons": [{"state": "dead", "reason": "dead", "explanation": "It is dead: a person can retry it."}]},
-        reads=_why,
+        "why", "/jobs/{job}/why", "read", "Explain why a job is not running, or how it ended.",
+        in_path=(JOB,), codes=("unknown", "queue"), answer=listed("reasons", _REASON), reads=_why,
     ),
     Operation(
-        name="enqueue", method="POST", path="/jobs", scope="enqueue",
-        about="Enqueue one job. If a live job already has the unique key, `created` is false.",
-        in_body=_ENQUEUE, codes=("queue", "conflict"), created=True,
-        answer=record(job="integer", created="boolean"), example={"job": 4712, "created": True}, changes=_enqueue,
+        "enqueue", "/jobs", "enqueue", "Enqueue one job. If a live job already has the unique key, `created` is false.",
+        in_body=_ENQUEUE, codes=("queue", "conflict"), created=True, answer=record(job=4712, created=True),
+        changes=_enqueue,
     ),
     Operation(
-        name="retry_job", method="POST", path="/jobs/{job}/retry", scope="operate",
-        about="Retry a dead or cancelled job now.",
-        in_path=(JOB,), codes=("unknown", "queue", "conflict"),
-        answer=record(job="integer", attempt="integer"), example={"job": 4711, "attempt": 6}, changes=_retry,
+        "retry_job", "/jobs/{job}/retry", "operate", "Retry a dead or cancelled job now.",
+        in_path=(JOB,), codes=("unknown", "queue", "conflict"), answer=record(job=4711, attempt=6), changes=_retry,
     ),
     Operation(
-        name="cancel_job", method="POST", path="/jobs/{job}/cancel", scope="operate",
-        about="Cancel a job. Returns cancelled, cancelling if it is running, or the state in which it ended.",
+        "cancel_job", "/jobs/{job}/cancel", "operate",
+        "Cancel a job. Returns cancelled, cancelling if it is running, or the state in which it ended.",
         in_path=(JOB,), codes=("unknown", "queue"),
-        in_body=(fields.text(name="reason", about="Why.", most=500, example="the order was withdrawn"),),
-        answer=record(job="integer", state="string"), example={"job": 4711, "state": "cancelled"}, changes=_cancel,
+        in_body=(fields.text("reason", "Why.", most=500, example="the order was withdrawn"),),
+        answer=record(job=4711, state="cancelled"), changes=_cancel,
     ),
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
@@ -147,16 +148,9 @@ def _key(name: str, columns: Any) -> Key:
 def key_block(name: str, scopes: Iterable[str], queues: Iterable[str] = ()) -> str:
     """Return the lines of a new key for the file of keys, with 32 fresh random bytes. Raises ConfigError."""
     key = Key(name, secrets.token_hex(32), tuple(scopes), tuple(queues) or None)
-    lines = [f"[keys.{_quoted(key.id)}]", f"secret = {_quoted(key.secret)}", f"scopes = {_listed(key.scopes)}"]
+    # Ids and names have no control characters, so their strings in JSON are basic strings of TOML.
+    said = {name: json.dumps(getattr(key, name), ensure_ascii=False) for name in ("id", "secret", "scopes", "queues")}
+    lines = [f"[keys.{said['id']}]", f"secret = {said['secret']}", f"scopes = {said['scopes']}"]
     if key.queues:
-        lines.append(f"queues = {_listed(key.queues)}")
+        lines.append(f"queues = {said['queues']}")
     return "\n".join(lines) + "\n"
-
-
-def _listed(names: Iterable[str]) -> str:
-    return "[" + ", ".join(map(_quoted, names)) + "]"
-
-
-def _quoted(text: str) -> str:
-    # Ids and names have no control characters, so a basic string of TOML needs no other escapes.
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

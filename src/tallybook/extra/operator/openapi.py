@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import groupby
 from typing import Any
 
 from tallybook.extra.operator.fields import Field
 from tallybook.extra.operator.keys import SCOPES
-from tallybook.extra.operator.operations import Operation, record
+from tallybook.extra.operator.operations import Operation, Shape, record
 from tallybook.extra.operator.problems import CODES, Problem
 from tallybook.extra.operator.routes import NODE, OPERATIONS
 
@@ -17,13 +18,10 @@ PATH = "/openapi.json"
 _ALWAYS = ("unsigned", "signature", "late", "early", "scope", "replayed", "too_large", "media_type", "malformed", "invalid",
            "rights", "failed", "unavailable", "slow")  # fmt: skip
 _SECURITY = {
-    "key": ("Tallybook-Key", "The id of the key."),
-    "timestamp": (
-        "Tallybook-Timestamp",
-        "When it was signed: seconds since 1970, within 300 s of the database's clock.",
-    ),
-    "nonce": ("Tallybook-Nonce", "16 to 128 random characters, used once."),
-    "signature": ("Tallybook-Signature", "v1= and the HMAC-SHA256 of the signed text, 64 hexadecimal digits."),
+    "key": "The id of the key.",
+    "timestamp": "When it was signed: seconds since 1970, within 300 s of the database's clock.",
+    "nonce": "16 to 128 random characters, used once.",
+    "signature": "v1= and the HMAC-SHA256 of the signed text, 64 hexadecimal digits.",
 }
 
 
@@ -52,8 +50,8 @@ def document(prefix: str = "", *, many: bool = False) -> dict[str, Any]:
         "paths": paths,
         "components": {
             "securitySchemes": {
-                name: {"type": "apiKey", "in": "header", "name": header, "description": about}
-                for name, (header, about) in _SECURITY.items()
+                name: {"type": "apiKey", "in": "header", "name": f"Tallybook-{name.title()}", "description": about}
+                for name, about in _SECURITY.items()
             },
             "schemas": {"Problem": _PROBLEM},
         },
@@ -61,24 +59,20 @@ def document(prefix: str = "", *, many: bool = False) -> dict[str, Any]:
 
 
 _CODE = {"type": "string", "enum": list(CODES)}
-_PROBLEM = record(type="string", title="string", status="integer", code=_CODE, detail="string")
+_PROBLEM = record(type="about:blank", title="Not Found", status=404, code=(_CODE, "unknown"), detail="").schema
 _PROBLEM["properties"]["hint"] = {"type": "string"}
 _PROBLEM["description"] = "RFC 9457. Programs check code."
 
 
 def _operation(operation: Operation, many: bool) -> dict[str, Any]:
     told = [NODE] if many and NODE in operation.in_query else []
-    found: dict[str, Any] = {
-        "operationId": operation.name,
-        "tags": [operation.scope],
-        "summary": operation.about,
-        "parameters": [
-            *(_parameter(field, "path") for field in operation.in_path),
-            *(_parameter(field, "query") for field in operation.in_query if field is not NODE),
-            *({**_parameter(node, "query"), "required": operation.changes is not None} for node in told),
-        ],
-        "responses": _responses(operation, many),
-    }
+    parameters = [
+        *(_parameter(field, "path") for field in operation.in_path),
+        *(_parameter(field, "query") for field in operation.in_query if field is not NODE),
+        *({**_parameter(node, "query"), "required": operation.changes is not None} for node in told),
+    ]
+    found: dict[str, Any] = {"operationId": operation.name, "tags": [operation.scope], "summary": operation.about}
+    found |= {"parameters": parameters, "responses": _responses(operation, many)}
     if operation.method == "POST":
         schema = _body(operation.in_body)
         content: dict[str, Any] = {"schema": schema}
@@ -92,14 +86,8 @@ def _operation(operation: Operation, many: bool) -> dict[str, Any]:
 
 
 def _parameter(field: Field, place: str) -> dict[str, Any]:
-    return {
-        "name": field.name,
-        "in": place,
-        "required": field.required,
-        "description": _about(field),
-        "schema": field.schema,
-        "example": field.example,
-    }
+    shown = {"name": field.name, "in": place, "required": field.required, "description": _about(field)}
+    return {**shown, "schema": field.schema, "example": field.example}
 
 
 def _about(field: Field) -> str:
@@ -107,11 +95,8 @@ def _about(field: Field) -> str:
 
 
 def _body(fields: tuple[Field, ...]) -> dict[str, Any]:
-    schema: dict[str, Any] = {
-        "type": "object",
-        "properties": {field.name: {**field.schema, "description": _about(field)} for field in fields},
-        "additionalProperties": False,
-    }
+    properties = {field.name: {**field.schema, "description": _about(field)} for field in fields}
+    schema: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
     if required := [field.name for field in fields if field.required]:
         schema["required"] = required
     names = {field.name for field in fields}
@@ -123,35 +108,29 @@ def _body(fields: tuple[Field, ...]) -> dict[str, Any]:
 
 
 def _responses(operation: Operation, many: bool) -> dict[str, Any]:
-    answer, example = dict(operation.answer), dict(operation.example)
+    answer = operation.answer
     if many and operation.reads and NODE in operation.in_query:
-        answer, example = _of_nodes(answer, example)
-    good = {"application/json": {"schema": answer, "example": example}}
+        answer = _of_nodes(answer)
+    good = {"application/json": answer._asdict()}
     found: dict[str, Any] = {"200": {"description": "Done.", "content": good}}
     if operation.created:
         found["201"] = {"description": "Enqueued.", "content": good}
     always = [code for code in _ALWAYS if operation.method == "POST" or code not in ("malformed", "conflict")]
-    codes = dict.fromkeys((*operation.codes, *always, *(("in_doubt", "read_only") if operation.changes else ())))
-    by_status: dict[int, list[str]] = {}
-    for code in CODES:
-        if code in codes:
-            by_status.setdefault(CODES[code][0], []).append(code)
-    for status, of_status in by_status.items():
-        found[str(status)] = _problem(of_status)
+    codes = {*operation.codes, *always, *(("in_doubt", "read_only") if operation.changes else ())}
+    for status, of_status in groupby(filter(codes.__contains__, CODES), key=lambda code: CODES[code][0]):
+        found[str(status)] = _problem(list(of_status))
     return found
 
 
-def _of_nodes(answer: dict[str, Any], example: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the schema and the example of a list over several nodes, as `operations.merged` builds it."""
-    ((name, rows),) = answer["properties"].items()
+def _of_nodes(answer: Shape) -> Shape:
+    """Return the shape of a list over several nodes, as `operations.merged` builds it."""
+    ((name, rows),) = answer.schema["properties"].items()
     item = rows["items"]
     node = {"type": "string", "description": "The node that has it."}
     away = {"type": "array", "items": {"type": "string"}, "description": "Nodes that did not answer."}
     item = {**item, "properties": {**item["properties"], "node": node}, "required": [*item["required"], "node"]}
-    return (
-        record(**{name: {**rows, "items": item}, "away": away}),
-        {name: [{**row, "node": NODE.example} for row in example[name]], "away": []},
-    )
+    examples = [{**row, "node": NODE.example} for row in answer.example[name]]
+    return record(**{name: ({**rows, "items": item}, examples), "away": (away, [])})
 
 
 def _problem(codes: list[str]) -> Mapping[str, Any]:

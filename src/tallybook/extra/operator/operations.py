@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import KW_ONLY, dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from tallybook._app import App
 from tallybook._db import aio, audit
 from tallybook._db.declared import Call
 from tallybook.extra.dashboard.database import Conn
-from tallybook.extra.operator.fields import Field
+from tallybook.extra.operator.fields import INSTANT, Field
 from tallybook.extra.operator.keys import Key
 from tallybook.extra.operator.problems import Problem
 
@@ -68,20 +68,28 @@ Changes = Callable[[Ask, Conn], Awaitable[Changed]]
 Reach = Callable[[Ask, Conn], Awaitable[None]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape(NamedTuple):
+    """What a successful answer looks like."""
+
+    schema: dict[str, Any]
+    """Its JSON Schema."""
+    example: dict[str, Any]
+
+
+_NONE = Shape({}, {})
+
+
+@dataclass(frozen=True, slots=True)
 class Operation:
     """One endpoint. Either `reads` or `changes` serves it."""
 
     name: str
-    method: str
     path: str
     """Below the prefix of the API, {name} for a field of `in_path`."""
     scope: str
     about: str
-    answer: Mapping[str, Any]
-    """The JSON Schema of a successful answer."""
-    example: Mapping[str, Any]
-    """An example of such an answer."""
+    _: KW_ONLY
+    answer: Shape = _NONE
     in_path: tuple[Field, ...] = ()
     in_query: tuple[Field, ...] = ()
     in_body: tuple[Field, ...] = ()
@@ -96,6 +104,10 @@ class Operation:
     reads: Reads | None = None
     changes: Changes | None = None
 
+    @property
+    def method(self) -> str:
+        return "GET" if self.changes is None else "POST"
+
     async def change(self, ask: Ask, conn: Conn, via: str) -> Changed:
         """Make the change and add the audit row, both in the caller's transaction."""
         assert self.changes is not None
@@ -105,14 +117,23 @@ class Operation:
         return done
 
 
-def record(details: str | None = None, /, **properties: Mapping[str, Any] | str) -> dict[str, Any]:
-    """Return the schema of an object with all these properties. A string is a type; "?" makes it nullable.
+def record(details: str | None = None, /, **properties: Any) -> Shape:
+    """Return the shape of an object with all these properties, each an example, whose type is that of the property.
 
-    With a text about its `details`, the object may also have these.
+    A pair has the type before the example: a name, with "?" if null is allowed, or a schema. With a text about its
+    `details`, the object may also have these.
     """
-    found = {name: _typed(kind) if isinstance(kind, str) else dict(kind) for name, kind in properties.items()}
+    pairs = {name: one if isinstance(one, tuple) else (_type_of(one), one) for name, one in properties.items()}
+    found = {name: _typed(kind) if isinstance(kind, str) else kind for name, (kind, _) in pairs.items()}
     more = {} if details is None else {"details": {"type": "object", "description": details}}
-    return {"type": "object", "properties": found | more, "required": list(found)}
+    schema = {"type": "object", "properties": found | more, "required": list(found)}
+    return Shape(schema, {name: example for name, (_, example) in pairs.items()})
+
+
+def _type_of(example: object) -> str:
+    if isinstance(example, str):
+        return "instant" if INSTANT.fullmatch(example) else "string"
+    return {bool: "boolean", int: "integer", dict: "object"}[type(example)]
 
 
 def _typed(kind: str) -> dict[str, Any]:
@@ -123,8 +144,8 @@ def _typed(kind: str) -> dict[str, Any]:
     return schema
 
 
-def listed(name: str, item: Mapping[str, Any]) -> dict[str, Any]:
-    return record(**{name: {"type": "array", "items": dict(item)}})
+def listed(name: str, item: Shape) -> Shape:
+    return record(**{name: ({"type": "array", "items": item.schema}, [item.example])})
 
 
 def steering(
@@ -141,9 +162,8 @@ def steering(
         return Changed(answer, action if changed else None, {noun: ask[noun]})
 
     return Operation(
-        name=f"{verb}_{noun}", method="POST", path=f"/{noun}s/{{{noun}}}/{verb}", scope="operate", about=about,
-        in_path=(field,), codes=("unknown", "queue"), answer=record(**{noun: "string"}, paused="boolean", changed="boolean"),
-        example={noun: field.example, "paused": paused, "changed": True}, changes=change,
+        f"{verb}_{noun}", f"/{noun}s/{{{noun}}}/{verb}", "operate", about, in_path=(field,), codes=("unknown", "queue"),
+        answer=record(**{noun: field.example}, paused=paused, changed=True), changes=change,
     )  # fmt: skip
 
 

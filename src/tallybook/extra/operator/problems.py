@@ -57,12 +57,8 @@ class Problem(Exception):
 
     @property
     def document(self) -> dict[str, Any]:
-        shown = {
-            "type": "about:blank",
-            "title": HTTPStatus(self.status).phrase,
-            "status": self.status,
-            "code": self.code,
-        }
+        title = HTTPStatus(self.status).phrase
+        shown = {"type": "about:blank", "title": title, "status": self.status, "code": self.code}
         return shown | {"detail": self.detail} | ({"hint": self.hint} if self.hint else {})
 
     def response(self) -> Response:
@@ -78,14 +74,8 @@ def problem_of(error: Exception) -> Problem:
     """Return the problem for an error. A defect is logged and its details are not shown."""
     if isinstance(error, Problem):
         return error
-    if isinstance(error, errors.TallybookError):
-        return _ours(error)
     if isinstance(error, Error):
         return _of_database(error)
-    return _defect(error)
-
-
-def _ours(error: errors.TallybookError) -> Problem:
     for kinds, code in ((_UNKNOWN, "unknown"), (errors.KeyTaken, "conflict"), (_INVALID, "invalid")):
         if isinstance(error, kinds):
             return Problem(code, str(error).removesuffix("."))

@@ -12,7 +12,7 @@ from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.operator import fields
 from tallybook.extra.operator.operations import Ask, Operation, listed, plain, record, steering
 
-_QUEUE = fields.name(name="queue", about="The queue's name.", required=True, most=64, example="mail")
+_QUEUE = fields.name("queue", "The queue's name.", required=True, most=64, example="mail")
 
 
 async def _list(ask: Ask, conn: Conn) -> dict[str, Any]:
@@ -36,39 +36,31 @@ async def _reach(ask: Ask, _: Conn) -> None:
 
 
 _INFO = record(
-    name="string", retention="string", max_attempts="integer?", notify="boolean", paused_at="instant?", paused_by="string?",
-    created_at="instant?", changed_at="instant?", changed_by="string?",
-    error_retention="number?", metrics_retention="number?", own_names="boolean", random_order="boolean",
+    name="mail", retention="default", max_attempts=("integer?", None), notify=False, paused_at=("instant?", None),
+    paused_by=("string?", None), created_at=("instant?", "2026-01-31T09:00:00Z"), changed_at=("instant?", None),
+    changed_by=("string?", None), error_retention=("number?", 86400.0), metrics_retention=("number?", None),
+    own_names=False, random_order=False,
 )  # fmt: skip
-assert _INFO["required"] == [field.name for field in dataclasses.fields(QueueInfo)]
 _COUNT = record(
-    **{field.name: "string" if field.name in ("queue", "task") else "integer" for field in dataclasses.fields(Counts)}
-)
+    queue="mail", task="send_welcome", scheduled=0, retrying=1, waiting=0, available=12, running=2, dead=0,
+    completed=4711, failed=3, snoozed=0, cancelled=1, lost=0, moved=0, died=0,
+)  # fmt: skip
+for _made, _shape in ((QueueInfo, _INFO), (Counts, _COUNT)):
+    assert list(_shape.example) == [field.name for field in dataclasses.fields(_made)]
 
 OPERATIONS = (
     Operation(
-        name="list_queues", method="GET", path="/queues", scope="read", about="List all queues with their settings.",
-        answer=listed("queues", _INFO),
-        example={"queues": [{
-            "name": "mail", "retention": "default", "max_attempts": None, "notify": False, "paused_at": None,
-            "paused_by": None, "created_at": "2026-01-31T09:00:00Z", "changed_at": None, "changed_by": None,
-            "error_retention": 86400.0, "metrics_retention": None, "own_names": False, "random_order": False,
-        }]},
-        reads=_list,
+        "list_queues", "/queues", "read", "List all queues with their settings.",
+        answer=listed("queues", _INFO), reads=_list,
     ),
     Operation(
-        name="counts", method="GET", path="/counts", scope="read",
-        about="Count the jobs in each state and all ended attempts by outcome, per queue and task.",
+        "counts", "/counts", "read",
+        "Count the jobs in each state and all ended attempts by outcome, per queue and task.",
         in_query=(
-            fields.name(name="queue", about="Only in this queue.", most=64, example="mail"),
-            fields.name(name="task", about="Only of this task.", most=200, example="send_welcome"),
+            fields.name("queue", "Only in this queue.", most=64, example="mail"),
+            fields.name("task", "Only of this task.", example="send_welcome"),
         ),
-        codes=("queue",), answer=listed("counts", _COUNT),
-        example={"counts": [{
-            "queue": "mail", "task": "send_welcome", "scheduled": 0, "retrying": 1, "waiting": 0, "available": 12, "running": 2,
-            "dead": 0, "completed": 4711, "failed": 3, "snoozed": 0, "cancelled": 1, "lost": 0, "moved": 0, "died": 0,
-        }]},
-        reads=_counts,
+        codes=("queue",), answer=listed("counts", _COUNT), reads=_counts,
     ),
     steering(
         _QUEUE, "pause", "Start no more jobs of a queue; running jobs continue.", "pause", _reach,

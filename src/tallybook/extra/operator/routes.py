@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from tallybook.extra.operator import dead_letters, fields, jobs, queues, schedules, workers
 from tallybook.extra.operator.operations import Operation
 from tallybook.extra.operator.problems import Problem
 
-NODE = fields.text(name="node", about="The node, if the API serves several.", most=64, example="south")
+NODE = fields.text("node", "The node, if the API serves several.", most=64, example="south")
 
 
 def _by_node(operation: Operation) -> Operation:
@@ -20,12 +21,8 @@ def _by_node(operation: Operation) -> Operation:
     return replace(operation, in_query=(*operation.in_query, NODE))
 
 
-OPERATIONS: tuple[Operation, ...] = tuple(
-    map(
-        _by_node,
-        (*jobs.OPERATIONS, *dead_letters.OPERATIONS, *queues.OPERATIONS, *schedules.OPERATIONS, *workers.OPERATIONS),
-    )
-)
+_NOUNS = (jobs.OPERATIONS, dead_letters.OPERATIONS, queues.OPERATIONS, schedules.OPERATIONS, workers.OPERATIONS)
+OPERATIONS: tuple[Operation, ...] = tuple(map(_by_node, chain(*_NOUNS)))
 
 
 def _pattern(operation: Operation) -> re.Pattern[str]:

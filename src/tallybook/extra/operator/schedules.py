@@ -9,19 +9,24 @@ from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.operator import fields
 from tallybook.extra.operator.operations import Ask, Changed, Operation, listed, plain, record, steering
 
-_NAME = fields.name(name="schedule", about="The schedule's name.", required=True, most=200, example="report-de")
+_NAME = fields.name("schedule", "The schedule's name.", required=True, example="report-de")
 
 _INFO = record(
-    name="string", source="string", app="string?", task="string", queue="string", priority="integer", cron="string?",
-    every="number?", tz="string", missed="string", overlap="boolean", paused_at="instant?", paused_by="string?",
-    tick="instant?", due_at="instant?", last_tick="instant?", last_what="string?", last_job_id="integer?",
-    fired_count="integer", skipped_count="integer", missed_count="integer", failed_count="integer",
+    name="report-de", source="code", app=("string?", "shop"), task="report", queue="default", priority=2,
+    cron=("string?", "0 6 * * MON-FRI"), every=("number?", None), tz="Europe/Berlin", missed="once", overlap=False,
+    paused_at=("instant?", None), paused_by=("string?", None), tick=("instant?", "2026-02-02T05:00:00Z"),
+    due_at=("instant?", "2026-02-02T05:00:00Z"), last_tick=("instant?", "2026-01-30T05:00:00Z"),
+    last_what=("string?", "enqueued"), last_job_id=("integer?", 4700), fired_count=20, skipped_count=0, missed_count=0,
+    failed_count=0,
 )  # fmt: skip
+_FIRED = record(
+    schedule="report-de", what="enqueued", job=("integer?", 4713), jobs=("integer?", 1), reason=("string?", None)
+)
 
 
 async def _list(ask: Ask, conn: Conn) -> dict[str, Any]:
     found = [one for one in await ask.app.schedules.list().on(conn) if ask.key.reaches(one.queue)]
-    return {"schedules": [{name: plain(getattr(one, name)) for name in _INFO["required"]} for one in found]}
+    return {"schedules": [{name: plain(getattr(one, name)) for name in _INFO.example} for one in found]}
 
 
 async def _reach(ask: Ask, conn: Conn) -> None:
@@ -41,24 +46,13 @@ async def _run(ask: Ask, conn: Conn) -> Changed:
 
 OPERATIONS = (
     Operation(
-        name="list_schedules", method="GET", path="/schedules", scope="read",
-        about="List all schedules; the field `every` is in seconds.",
-        answer=listed("schedules", _INFO),
-        example={"schedules": [{
-            "name": "report-de", "source": "code", "app": "shop", "task": "report", "queue": "default", "priority": 2,
-            "cron": "0 6 * * MON-FRI", "every": None, "tz": "Europe/Berlin", "missed": "once", "overlap": False,
-            "paused_at": None, "paused_by": None, "tick": "2026-02-02T05:00:00Z", "due_at": "2026-02-02T05:00:00Z",
-            "last_tick": "2026-01-30T05:00:00Z", "last_what": "enqueued", "last_job_id": 4700, "fired_count": 20,
-            "skipped_count": 0, "missed_count": 0, "failed_count": 0,
-        }]},
-        reads=_list,
+        "list_schedules", "/schedules", "read", "List all schedules; the field `every` is in seconds.",
+        answer=listed("schedules", _INFO), reads=_list,
     ),
     Operation(
-        name="run_schedule", method="POST", path="/schedules/{schedule}/run", scope="operate",
-        about="Fire a schedule now, as if a tick were due. Returns enqueued, failed, or skipped if its last job is still open.",
-        in_path=(_NAME,), codes=("unknown", "queue"),
-        answer=record(schedule="string", what="string", job="integer?", jobs="integer?", reason="string?"),
-        example={"schedule": "report-de", "what": "enqueued", "job": 4713, "jobs": 1, "reason": None}, changes=_run,
+        "run_schedule", "/schedules/{schedule}/run", "operate",
+        "Fire a schedule now, as if a tick were due. Returns enqueued, failed, or skipped if its last job is still open.",
+        in_path=(_NAME,), codes=("unknown", "queue"), answer=_FIRED, changes=_run,
     ),
     steering(
         _NAME, "pause", "Stop firing a schedule.", "schedule_pause", _reach,

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -29,9 +30,9 @@ from tallybook._db import aio, audit
 from tallybook.errors import CommitUnknown, QueueUnavailable
 from tallybook.extra.dashboard.database import READ_TIMEOUT, Conn, Database
 from tallybook.extra.dashboard.mount import mounted
-from tallybook.extra.dashboard.nodes import At, Nodes
+from tallybook.extra.dashboard.nodes import At, Nodes, sorted_out
 from tallybook.extra.operator import openapi
-from tallybook.extra.operator.body import Gone, parsed, read_body
+from tallybook.extra.operator.body import parsed, read_body
 from tallybook.extra.operator.fields import read, read_query
 from tallybook.extra.operator.keys import Key, KeyRing, read_keys
 from tallybook.extra.operator.operations import Ask, Changed, Operation, merged
@@ -101,7 +102,7 @@ class OperatorApi:
         elif scope["type"] == "http":
             try:
                 response = await self._answer(scope, receive)
-            except Gone:
+            except ClientDisconnect:
                 return
             except Exception as error:
                 problem = problem_of(error)
@@ -125,11 +126,13 @@ class OperatorApi:
     async def _answer(self, scope: Scope, receive: Receive) -> Response:
         path = served_path(scope)
         if path == openapi.PATH:
-            return _document(scope, many=self._nodes.many)
+            if scope["method"] != "GET":
+                raise Problem("method", f"{path} does not have this method", headers={"Allow": "GET"})
+            return _json(openapi.document(scope.get("root_path", ""), many=self._nodes.many))
         operation, in_path = found(scope["method"], path)
         headers = list(scope["headers"])
         signed = signed_by(headers)
-        body = await read_body(headers, receive)
+        body = await read_body(Request(scope, receive))
         key = proved(signed, self._ring, scope, body)
         if not key.may(operation.scope):
             raise Problem("scope", f"this needs the scope {operation.scope}, which the key lacks")
@@ -154,12 +157,10 @@ class OperatorApi:
         said = await asyncio.gather(
             *(self._nodes.tried(at, partial(self._read, at.database, operation, ask, signed)) for at in chosen)
         )
-        found = {one.name: one.value for one in said if one.value is not None}
-        if not found:
-            raise QueueUnavailable(f"node {said[0].name}", said[0].error or "")
+        found, away = sorted_out(said)
         if not self._nodes.many or "job" in ask.values:
             return _json(found[chosen[0].name])
-        return _json(merged(operation, ask, found, [one.name for one in said if one.value is None]))
+        return _json(merged(operation, ask, found, [one.name for one in away]))
 
     async def _chosen(self, operation: Operation, ask: Ask) -> list[At]:
         """Return the nodes to send the request to."""
@@ -183,27 +184,26 @@ class OperatorApi:
             return await operation.reads(ask, conn)
 
     async def _change(self, database: Database, operation: Operation, ask: Ask, signed: Signed) -> Changed:
-        changed: Changed | None = None
-        refusal: Exception | None = None
+        found: Changed | Exception | None = None
         try:
             async with database.act(operation.name) as conn:
                 await _fresh(conn, signed)
                 try:
                     async with conn.transaction():
                         done = await operation.change(ask, conn, "api")
-                    changed = done
+                    found = done
                 except Exception as error:
                     if conn.broken or conn.closed:
                         raise
-                    refusal = error
+                    found = error
         except CommitUnknown as error:
-            if changed is None or changed.action is None:  # the transaction had nothing but the nonce
+            if not isinstance(found, Changed) or found.action is None:  # the transaction had nothing but the nonce
                 raise QueueUnavailable(error.server or "", "the connection was lost") from error
             raise
-        if refusal is not None:
-            raise refusal
-        assert changed is not None
-        return changed
+        assert found is not None
+        if isinstance(found, Exception):
+            raise found
+        return found
 
 
 async def _fresh(conn: Conn, signed: Signed) -> None:
@@ -215,12 +215,6 @@ async def _fresh(conn: Conn, signed: Signed) -> None:
     if said != "fresh":
         hint = "Use a new nonce for each request"
         raise Problem("replayed", "a request with this nonce was served before", hint=hint)
-
-
-def _document(scope: Scope, *, many: bool) -> Response:
-    if scope["method"] != "GET":
-        raise Problem("method", f"{openapi.PATH} does not have this method", headers={"Allow": "GET"})
-    return _json(openapi.document(scope.get("root_path", ""), many=many))
 
 
 def _json(answer: Mapping[str, Any], status: int = 200) -> Response:

@@ -56,9 +56,7 @@ def served_path(scope: Scope) -> str:
     """Return the path below the prefix under which the API is mounted."""
     path: str = scope["path"]
     root: str = scope.get("root_path", "").rstrip("/")
-    if root and (path == root or path.startswith(root + "/")):
-        return path[len(root) :]
-    return path
+    return path.removeprefix(root) if f"{path}/".startswith(f"{root}/") else path
 
 
 def sent_path(scope: Scope) -> bytes:
@@ -82,16 +80,10 @@ def proved(signed: Signed, ring: KeyRing, scope: Scope, body: bytes) -> Key:
     Raises the same Problem (401) for an unknown key and for a wrong signature.
     """
     key, secret = ring.get(signed.key)
+    said = {"key": signed.key, "timestamp": signed.timestamp, "nonce": signed.nonce}
+    path, query = sent_path(scope), scope.get("query_string", b"")
     try:
-        text = canonical(
-            key=signed.key,
-            method=scope["method"],
-            path=sent_path(scope),
-            query=scope.get("query_string", b""),
-            timestamp=signed.timestamp,
-            nonce=signed.nonce,
-            body=body,
-        )
+        text = canonical(method=scope["method"], path=path, query=query, body=body, **said)
     except ValueError as error:
         raise Problem("unsigned", str(error)) from None
     right = hmac.compare_digest(sign(secret, text).encode(), signed.signature.encode())

@@ -10,7 +10,6 @@ from tallybook._db.stored import loads
 from tallybook._db.texts import instant
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.operator import fields
-from tallybook.extra.operator.keys import Key
 from tallybook.extra.operator.operations import Ask, Operation, listed, plain, record
 
 _LIVING = """\
@@ -22,12 +21,11 @@ select cast(coalesce(json_agg(w order by w.id), '[]') as text) from (
 
 async def _list(ask: Ask, conn: Conn) -> dict[str, Any]:
     call = Call("workers", _LIVING, {"queue": ask.queue()}, loads)
-    return {"workers": [_shown(row, ask.key) for row in await aio.run(conn, call)]}
-
-
-def _shown(row: dict[str, Any], key: Key) -> dict[str, Any]:
-    times = {name: plain(instant(row[name])) for name in ("started_at", "seen_at")}
-    return {**row, "queues": [queue for queue in row["queues"] if key.reaches(queue)], **times}
+    found: list[dict[str, Any]] = await aio.run(conn, call)
+    for row in found:
+        row["queues"] = [queue for queue in row["queues"] if ask.key.reaches(queue)]
+        row |= {name: plain(instant(row[name])) for name in ("started_at", "seen_at")}
+    return {"workers": found}
 
 
 async def _audits(ask: Ask, conn: Conn) -> dict[str, Any]:
@@ -38,37 +36,35 @@ async def _audits(ask: Ask, conn: Conn) -> dict[str, Any]:
 
 
 _TEXTS = {"type": "array", "items": {"type": "string"}}
-_WORKER = record(id="integer", name="string", queues=_TEXTS, tasks=_TEXTS, started_at="instant", seen_at="instant?")
+_WORKER = record(
+    id=7, name="web-1", queues=(_TEXTS, ["mail"]), tasks=(_TEXTS, ["send_welcome"]), started_at="2026-01-31T08:00:00Z",
+    seen_at=("instant?", "2026-01-31T09:04:00Z"),
+)  # fmt: skip
+_AUDIT = record(
+    id=17,
+    at="2026-01-31T09:05:00Z",
+    actor="deploy",
+    via="api",
+    action="retry",
+    target={"job": 4711},
+    done={"attempt": 6},
+)
 
 OPERATIONS = (
     Operation(
-        name="list_workers", method="GET", path="/workers", scope="read", about="List the live workers, at most 1,000.",
-        in_query=(fields.name(name="queue", about="Only workers of this queue.", most=64, example="mail"),), codes=("queue",),
-        answer=listed("workers", _WORKER),
-        example={"workers": [{
-            "id": 7, "name": "web-1", "queues": ["mail"], "tasks": ["send_welcome"],
-            "started_at": "2026-01-31T08:00:00Z", "seen_at": "2026-01-31T09:04:00Z",
-        }]},
-        reads=_list,
+        "list_workers", "/workers", "read", "List the live workers, at most 1,000.",
+        in_query=(fields.name("queue", "Only workers of this queue.", most=64, example="mail"),), codes=("queue",),
+        answer=listed("workers", _WORKER), reads=_list,
     ),
     Operation(
-        name="list_audits", method="GET", path="/audits", scope="admin", whole=True,
-        about="List the audit log, newest first; for the next page, pass the last `id` as `before`.",
+        "list_audits", "/audits", "admin",
+        "List the audit log, newest first; for the next page, pass the last `id` as `before`.", whole=True,
         in_query=(
-            fields.text(name="actor", about="By this user or key.", most=200, example="deploy"),
-            fields.text(name="action", about="With this verb.", most=64, example="retry"),
-            fields.whole(name="before", about="Older than the row with this id.", least=1, example=1000),
-            fields.whole(name="max_rows", about="At most this many.", least=1, most=1000, default=50, example=50),
+            fields.text("actor", "By this user or key.", example="deploy"),
+            fields.text("action", "With this verb.", most=64, example="retry"),
+            fields.whole("before", "Older than the row with this id.", least=1, example=1000),
+            fields.whole("max_rows", "At most this many.", least=1, most=1000, default=50, example=50),
         ),
-        codes=("queue",), newest=("at", "max_rows"),
-        answer=listed("audits", record(
-            id="integer", at="instant", actor="string", via="string", action="string",
-            target={"type": "object"}, done={"type": "object"},
-        )),
-        example={"audits": [{
-            "id": 17, "at": "2026-01-31T09:05:00Z", "actor": "deploy", "via": "api", "action": "retry",
-            "target": {"job": 4711}, "done": {"attempt": 6},
-        }]},
-        reads=_audits,
+        codes=("queue",), newest=("at", "max_rows"), answer=listed("audits", _AUDIT), reads=_audits,
     ),
 )  # fmt: skip

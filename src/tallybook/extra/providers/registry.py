@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
@@ -32,7 +32,7 @@ from tallybook.extra.providers.steps import Rotation, Steps, Tested
 __all__ = ["Provider", "Providers", "Rotation", "Secret", "Tested"]
 
 T = TypeVar("T")
-Say = Callable[[Call[Any]], Awaitable[Any]]
+Say = Callable[[Call[Any]], Coroutine[Any, Any, Any]]
 
 _MOST = 1000
 """Cached answers."""
@@ -243,15 +243,11 @@ class Providers:
         except RuntimeError:
             for loop, say in reversed(self._ways):
                 if loop.is_running():
-                    return asyncio.run_coroutine_threadsafe(_said(say, call), loop).result()
+                    return asyncio.run_coroutine_threadsafe(say(call), loop).result()
         return run_sync(self._app, call)
 
     def __repr__(self) -> str:
         return f"<Providers of {self._app.name}>"
-
-
-async def _said(say: Say, call: Call[Any]) -> Any:
-    return await say(call)
 
 
 def _own(found: Provider) -> Provider:

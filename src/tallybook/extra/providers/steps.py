@@ -5,11 +5,12 @@ This module decrypts and encrypts between two statements. A secret value is only
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tallybook._db import providers as calls
+from tallybook._db.both import done, got
 from tallybook._db.declared import Call
 from tallybook._db.providers import Stored
 from tallybook._model.keyring import Place, Sealed
@@ -137,23 +138,18 @@ def check_field(field: str) -> None:
         raise ConfigError("field", "(not shown)", "a field has 1 to 64 bytes and no =", hint="Like api_key or password")
 
 
-async def drive(steps: Steps[T], say: Callable[[Call[Any]], Awaitable[Any]]) -> T:
+async def drive(steps: Steps[T], say: Callable[[Call[Any]], Any]) -> T:
     """Run the steps, sending each Call with `say`, and return their result."""
     said = None
     try:
         while True:
-            said = await say(steps.send(said))
+            said = await got(say(steps.send(said)))
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
 
 
 def drive_sync(steps: Steps[T], say: Callable[[Call[Any]], Any]) -> T:
-    said = None
-    try:
-        while True:
-            said = say(steps.send(said))
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
+    return done(drive(steps, say))
 
 
 def _known(name: str) -> Steps[Stored]:

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
 from email.headerregistry import Address
 from email.message import EmailMessage
 from email.policy import SMTP as POLICY
 from email.utils import formatdate
+from functools import lru_cache
 from typing import Any
 
 from tallybook._model.backoff import Exponential
 from tallybook._model.provider import Provider
 from tallybook._worker.run.context import Context
-from tallybook.errors import CallFailed
-from tallybook.extra.tasks._provider import provider_of, text_setting
+from tallybook.errors import CallFailed, ConfigError
+from tallybook.extra.tasks._provider import needed, text_setting
 from tallybook.extra.tasks._shelf import ready_made
 from tallybook.extra.tasks._smtp import Server
-from tallybook.extra.tasks._templates import rendered
 
 PATIENT = Exponential(timedelta(minutes=1), factor=4, cap=timedelta(hours=6), jitter=True)
 _ADDRESS = re.compile(r"[^\s@<>()\[\],;:\\\"]{1,64}@[^\s@<>()\[\],;:\\\"]{1,255}")
@@ -30,6 +32,8 @@ _OURS = {
     *("received", "dkim-signature"),
 }
 _MOST_RECIPIENTS = 100
+_TEMPLATE = re.compile(r"[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*")
+_FILES = {"subject": "subject", "text": "txt", "html": "html"}
 
 
 @ready_made("tallybook.email", retry=PATIENT, max_attempts=8, summary="Mail by {provider}: {subject}")
@@ -63,12 +67,12 @@ async def email(
         await email.enqueue(conn, "mail", "ada@example.org", "Your invoice", "It is attached to your account.")
     """
     who = f"mail by provider {provider!r}"
-    found = await provider_of(ctx, provider)
+    found = await ctx.app.providers.get(provider)
     from_ = _address(who, "sender", sender if sender is not None else text_setting(found, "from"))
     if template is not None:
         if text is not None or html is not None:
             raise _wrong(who, "pass a template, or text and html, not both")
-        made = rendered(who, template, values or {})
+        made = _rendered(who, template, values or {})
         subject, text, html = subject or made.get("subject", "").strip() or None, made.get("text"), made.get("html")
     if subject is None:
         raise _wrong(who, "the subject is missing")
@@ -152,6 +156,45 @@ def _line(who: str, what: str, text: object) -> str:
     if "\u2028" in text or "\u2029" in text:
         raise _wrong(who, f"{what}: it contains a line break")
     return text
+
+
+def _rendered(who: str, name: str, values: Mapping[str, Any]) -> dict[str, str]:
+    """Render the `subject`, `text` and `html` for which the template has files. Raises ConfigError and CallFailed.
+
+    The files are NAME.subject, NAME.txt and NAME.html of the folder TALLYBOOK_MAIL_TEMPLATES, in Jinja2.
+    """
+    jinja2 = needed(f"{who}, template {name!r}", "jinja2", "templates")
+    folder = os.environ.get("TALLYBOOK_MAIL_TEMPLATES")
+    if not folder:
+        hint = "Set it for your workers"
+        raise ConfigError("TALLYBOOK_MAIL_TEMPLATES", None, "the folder of the templates is not set", hint=hint)
+    if not _TEMPLATE.fullmatch(name):
+        hint = "Pass a name like welcome or shop/welcome, without an extension"
+        raise CallFailed(f"{who}: template {name!r} is not a valid name", no_retry=True, hint=hint)
+    found = {}
+    for part, ending in _FILES.items():
+        file = f"{name}.{ending}"
+        try:
+            found[part] = str(_environment(folder).get_template(file).render(values))
+        except jinja2.TemplateNotFound as error:
+            if error.name != file:  # an included template
+                raise CallFailed(f"{who}: template {file!r} needs {error.name!r}, which is missing") from None
+        except Exception as error:  # a missing value, or any error of a filter
+            raise CallFailed(f"{who}: template {file!r}: {error}", no_retry=True) from None
+    if not found.keys() & {"text", "html"}:
+        raise CallFailed(f"{who}: neither {name}.txt nor {name}.html is in TALLYBOOK_MAIL_TEMPLATES")
+    return found
+
+
+@lru_cache(maxsize=8)
+def _environment(folder: str) -> Any:
+    """Return an environment that escapes values in HTML but not in text, and raises an error for a missing value."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    def escaped(name: str | None) -> bool:
+        return name is not None and name.endswith(".html")
+
+    return Environment(loader=FileSystemLoader(folder), autoescape=escaped, undefined=StrictUndefined)
 
 
 def _add_headers(who: str, message: EmailMessage, headers: dict[str, str]) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 from tallybook._worker.run.context import Context
 from tallybook.errors import CallFailed
 from tallybook.extra.tasks._outbound import Answer, Call, body_of
-from tallybook.extra.tasks._provider import provider_of
 from tallybook.extra.tasks._shelf import ready_made
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -56,7 +55,7 @@ async def http(
         call = Call.to_url(who, url, query=query)
     else:
         assert provider is not None
-        call = Call.to_provider(who, await provider_of(ctx, provider), path=path, query=query)
+        call = Call.to_provider(who, await ctx.app.providers.get(provider), path=path, query=query)
     ours = {}
     if content is not None:
         ours["Content-Type"] = content_type or ("application/json" if text is None else "text/plain; charset=utf-8")

@@ -30,6 +30,7 @@ _OURS = {
 _SECRET = {"authorization", "proxy-authorization", "cookie"}
 _CONNECT = 5.0
 _SHOWN = 500
+Headers = Mapping[str, str]
 _HOST = re.compile(r"[a-z0-9._-]{1,253}", re.IGNORECASE)
 
 
@@ -54,7 +55,7 @@ class Answer:
     """The answer of a server. Names of headers are lower case; of several with the same name the last one counts."""
 
     status: int
-    headers: Mapping[str, str] = field(repr=False)
+    headers: Headers = field(repr=False)
     body: bytes = field(repr=False)
 
     def text(self) -> str:
@@ -68,7 +69,7 @@ class Call:
     who: str
     provider: Provider | None
     url: str = field(repr=False)
-    headers: Mapping[str, str] = field(repr=False)
+    headers: Headers = field(repr=False)
     mask: Mask = field(repr=False)
     allowed: Allowed = field(default_factory=Allowed)
     ca: str | None = field(default=None, repr=False)
@@ -89,12 +90,17 @@ class Call:
             url = checked_url(url, allow_http=secure)
         except ValueError as error:
             raise ConfigError(where, None, f"{error}") from None
+        static = provider.settings.get("headers", {})
+        if not isinstance(static, Mapping):
+            raise ConfigError(option(provider, "headers"), static, "not an object of names and texts")
         try:
-            static = _checked_headers(who, _provider.static_headers(provider))
+            static = _checked_headers(who, static)
         except CallFailed as error:  # the provider is wrong, not the job
             raise ConfigError(option(provider, "headers"), None, f"{error}") from None
         auth = _provider.auth_headers(provider)
-        pairs = [*_pairs(who, query), *_token_pair(provider)]
+        pairs = _pairs(who, query)
+        if "token_query" in provider.settings and "token" in provider.secrets:
+            pairs.append((text_setting(provider, "token_query"), provider.secrets["token"].reveal()))
         allowed = Allowed.of(provider.settings.get("allow", []), option=option(provider, "allow"))
         ca = text_setting(provider, "ca") if "ca" in provider.settings else None
         mask = Mask.of(provider, *auth.values())
@@ -115,7 +121,7 @@ class Call:
         ctx: Context,
         method: str,
         body: bytes | None,
-        headers: Mapping[str, str],
+        headers: Headers,
         *,
         more: Mapping[str, Any] | None = None,
         most: int,
@@ -146,14 +152,16 @@ class Call:
         transport: Any,
         method: str,
         body: bytes | None,
-        theirs: Mapping[str, str],
-        headers: Mapping[str, str],
+        theirs: Headers,
+        headers: Headers,
         most: int,
         *,
         cut: bool,
     ) -> Answer | Exception:
         """Return the answer or an error: one that is raised through this frame would expose its secrets."""
-        sent = _merged({"User-Agent": "tallybook", "Accept-Encoding": "identity"}, theirs, self.headers, headers)
+        groups = ({"User-Agent": "tallybook", "Accept-Encoding": "identity"}, theirs, self.headers, headers)
+        # The last of a name counts, ignoring case; otherwise both would be sent.
+        sent = dict({name.lower(): (name, value) for group in groups for name, value in group.items()}.values())
         if body is None and method in ("POST", "PUT", "PATCH"):
             body = b""
         limits = dict.fromkeys(("read", "write", "pool"), self.timeout) | {"connect": min(_CONNECT, self.timeout)}
@@ -196,12 +204,6 @@ class Call:
     @property
     def _name(self) -> str | None:
         return None if self.provider is None else self.provider.name
-
-
-def _merged(*groups: Mapping[str, str]) -> dict[str, str]:
-    """Merge headers. The last of a name counts, ignoring case; otherwise both would be sent."""
-    found = {name.lower(): (name, value) for group in groups for name, value in group.items()}
-    return dict(found.values())
 
 
 def checked_url(url: str, *, allow_http: bool) -> str:
@@ -247,13 +249,6 @@ def _pairs(who: str, query: Any) -> list[tuple[str, str]]:
             raise CallFailed(f"{who}: query: {name} is neither a text nor a number", no_retry=True)
         found.append((name, str(value)))
     return found
-
-
-def _token_pair(provider: Provider) -> list[tuple[str, str]]:
-    """Return the token as a query parameter, for providers that expect it there."""
-    if "token_query" not in provider.settings or "token" not in provider.secrets:
-        return []
-    return [(text_setting(provider, "token_query"), provider.secrets["token"].reveal())]
 
 
 def _checked_headers(who: str, headers: Mapping[str, Any], *, taken: set[str] | None = None) -> dict[str, str]:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import timedelta
 from functools import wraps
 from importlib import import_module
-from typing import Any, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from tallybook._model.durations import parse_duration
 from tallybook._model.provider import Provider
-from tallybook._worker.run.context import Context
 from tallybook.errors import ConfigError, NotSupported
 
 P = ParamSpec("P")
@@ -60,25 +59,16 @@ class Registry(Protocol):
     """The part of `app.providers` that the tasks use."""
 
     async def get(self, name: str) -> Provider:
-        """Return the active provider of this name, with its secrets. Raises an error if there is none."""
+        """Return the active provider of this name, with its secrets. Raises an error if there is none.
+
+        A job is then retried: it is right, and succeeds once the provider is there.
+        """
 
     async def set(self, name: str, *, active: bool) -> str:
         """Set the provider active or inactive."""
 
     def forget(self) -> None:
         """Clear the cache."""
-
-
-def registry_of(ctx: Context) -> Registry:
-    return cast(Registry, ctx.app.providers)
-
-
-async def provider_of(ctx: Context, name: str) -> Provider:
-    """Return the provider of this name. Raises the registry's error if there is no active one.
-
-    Such a job is retried: the job is right, and it succeeds once the provider is there.
-    """
-    return await registry_of(ctx).get(name)
 
 
 def option(provider: Provider, name: str) -> str:
@@ -131,10 +121,3 @@ def auth_headers(provider: Provider) -> dict[str, str]:
 def is_header_value(text: object) -> bool:
     """Return whether this is a valid header value: printable ASCII. A line break would add another header."""
     return isinstance(text, str) and text.isascii() and (text.isprintable() or not text) and text.strip() == text
-
-
-def static_headers(provider: Provider) -> Mapping[str, Any]:
-    found = provider.settings.get("headers", {})
-    if not isinstance(found, Mapping):
-        raise ConfigError(option(provider, "headers"), found, "not an object of names and texts")
-    return found

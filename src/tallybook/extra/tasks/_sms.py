@@ -13,7 +13,7 @@ from tallybook.errors import CallFailed, ConfigError
 from tallybook.extra.tasks._email import PATIENT
 from tallybook.extra.tasks._http import content_of
 from tallybook.extra.tasks._outbound import Call, body_of
-from tallybook.extra.tasks._provider import option, provider_of
+from tallybook.extra.tasks._provider import option
 from tallybook.extra.tasks._shelf import ready_made
 
 _NUMBER = re.compile(r"\+?[0-9]{3,15}")
@@ -40,7 +40,7 @@ async def sms(
         raise CallFailed(f"{who}: to: pass a number like +4930123", no_retry=True)
     if not 1 <= len(text) <= _MOST_TEXT:
         raise CallFailed(f"{who}: the text has {len(text)} characters; 1 to {_MOST_TEXT} are allowed", no_retry=True)
-    found = await provider_of(ctx, provider)
+    found = await ctx.app.providers.get(provider)
     call = Call.to_provider(who, found)
     body = _body(found, to=to, text=text, sender=sender if sender is not None else found.settings.get("from"))
     if found.settings.get("form") is True:

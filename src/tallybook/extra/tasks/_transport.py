@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -35,22 +34,15 @@ class CheckedBackend(httpcore2.AsyncNetworkBackend):
         self._allowed = allowed
         self._inner = httpcore2.AnyIOBackend()
 
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[Any] | None = None,
-    ) -> httpcore2.AsyncNetworkStream:
+    async def connect_tcp(self, host: str, port: int, *args: Any, **kwargs: Any) -> httpcore2.AsyncNetworkStream:
         """Connect to the first address of the host that answers. AddressRefused if any of them must not be called."""
         addresses = await self._checked(host, port)
         for address in addresses[:-1]:
             try:
-                return await self._inner.connect_tcp(address, port, timeout, local_address, socket_options)
+                return await self._inner.connect_tcp(address, port, *args, **kwargs)
             except (httpcore2.ConnectError, httpcore2.ConnectTimeout):
                 continue
-        return await self._inner.connect_tcp(addresses[-1], port, timeout, local_address, socket_options)
+        return await self._inner.connect_tcp(addresses[-1], port, *args, **kwargs)
 
     async def _checked(self, host: str, port: int) -> list[str]:
         addresses = await resolve(host, port)

@@ -21,7 +21,7 @@ from tallybook._model.secret import Secret
 from tallybook._worker.run.context import Context
 from tallybook.errors import CallFailed, ConfigError, UnknownProvider
 from tallybook.extra.tasks._outbound import Call, body_of, checked_url
-from tallybook.extra.tasks._provider import Registry, option, provider_of, quiet, registry_of
+from tallybook.extra.tasks._provider import Registry, option, quiet
 from tallybook.extra.tasks._shelf import ready_made
 
 _MOST = 16_384
@@ -66,7 +66,7 @@ async def webhook(
         raise CallFailed(f"{who}: idempotency_key has 1 to 200 letters, digits and _:/+=@~-", no_retry=True)
     content = body_of(who, body, text, needed=True)
     assert content is not None
-    found = await provider_of(ctx, provider)
+    found = await ctx.app.providers.get(provider)
     if url is not None or signed_by is not None:
         found = _at(who, found, url, signed_by)
     call = Call.to_provider(who, found)
@@ -74,21 +74,16 @@ async def webhook(
         raise ConfigError(option(found, "signing_secret"), None, "this secret is missing", hint=_HINT)
     at = str(int(time.time()))
     signature = _signatures(secret, (message_id, at), content, option(found, "signing_secret"))
-    signed = {
-        "Content-Type": content_type,
-        "webhook-id": message_id,
-        "webhook-timestamp": at,
-        "webhook-signature": signature,
-    }
-    answer = await call.make(ctx, "POST", content, signed, more=headers, most=_MOST, cut=True)
+    signed = {"webhook-id": message_id, "webhook-timestamp": at, "webhook-signature": signature}
+    kind = {"Content-Type": content_type}
+    answer = await call.make(ctx, "POST", content, kind | signed, more=headers, most=_MOST, cut=True)
     if 200 <= answer.status < 300:
         said = call.mask.text(answer.text()).replace("\0", "\ufffd")[:_KEPT]  # the database cannot store a NUL
         return {"status": answer.status, "webhook_id": message_id, "answer": said}
     if answer.status == 410 and url is None:
-        registry = registry_of(ctx)
-        if await _has_moved(registry, found):
+        if await _has_moved(ctx.app.providers, found):
             raise CallFailed(f"{who}: status 410 from the provider's former url", provider=provider)
-        await registry.set(provider, active=False)  # first: after a crash the next attempt finds it inactive
+        await ctx.app.providers.set(provider, active=False)  # first: after a crash the next attempt finds it inactive
         ctx.log.warning("provider %r was set inactive: its endpoint answered 410", provider)
         raise call.refusal(answer, hint="The provider was set inactive: its endpoint is gone")
     raise call.refusal(answer)

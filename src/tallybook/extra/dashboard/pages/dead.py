@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from datetime import datetime
+from itertools import chain
 from typing import Any
 
 from starlette.responses import Response
 
 from tallybook._db.declared import Declared
+from tallybook._db.filters import REASONS
 from tallybook.errors import InvalidArgument
 from tallybook.extra.dashboard import bulk_actions
 from tallybook.extra.dashboard.asked import WRONG, job_of, text_of, when_of
-from tallybook.extra.dashboard.bulk_actions import VERBS
-from tallybook.extra.dashboard.pages.queues import rows
+from tallybook.extra.dashboard.database import rows
 from tallybook.extra.dashboard.redact import error_view
 from tallybook.extra.dashboard.view import Pages, View
 
@@ -21,7 +22,6 @@ pages = Pages()
 _PAGE = 50
 _LOOKED = 20_000
 """Maximum number of dead letters that one page reads."""
-REASONS = ("failed", "crashed", "expired", "killed")
 _ASKED = ("queue", "task", "reason", "error", "since", "before")
 _DEAD_LETTERS = Declared("""
   dead_letters(queue task reason text text, since before timestamptz, max_jobs int, before_id bigint, max_looked int)
@@ -54,18 +54,20 @@ def _place(letter: dict[str, Any]) -> str:
     return f"{letter['died_at'].isoformat()}~{letter['id']}"
 
 
-async def _letters(view: View, query: str, **said: Any) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
-    """Return the dead letters of all nodes, and the last one that was read, if the limit of rows ended the page."""
-    found: list[dict[str, Any]] = []
-    marks: list[dict[str, Any]] = []
-    for letters in (await view.ask(lambda conn, _: rows(conn, query, **said))).values():
-        (marks if letters and letters[-1]["mark"] else []).append(letters[-1] if letters else {})
-        found += [one for one in letters if not one["mark"]]
+async def _letters(
+    view: View, query: str, most: int, said: dict[str, Any]
+) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+    """Return the dead letters of all nodes, and the one after which the next page begins.
+
+    If the limit of rows has ended the page, that one is a mark: the last one that was read.
+    """
+    asked = said | {"max_jobs": most + 1, "max_looked": _LOOKED}
+    every = list(chain(*(await view.ask(lambda conn, _: rows(conn, query, **asked))).values()))
+    mark = max((one for one in every if one["mark"]), key=_when, default=None)
+    # If one node read no further, older ones of the other nodes wait for a later page.
+    found = [one for one in every if not one["mark"] and (mark is None or _when(one) >= _when(mark))]
     found.sort(key=_when, reverse=True)
-    mark = max(marks, key=_when, default=None)
-    if mark is not None:  # one node read no further: older ones of the other nodes wait for a later page
-        found = [one for one in found if _when(one) >= _when(mark)]
-    return found[: said["max_jobs"]], mark if len(found) <= said["max_jobs"] else None
+    return found[:most], mark if len(found) <= most else found[most - 1]
 
 
 def _when(letter: dict[str, Any]) -> tuple[datetime, int]:
@@ -79,12 +81,9 @@ async def dead(view: View) -> Response:
     problem, after, looked_to = None, None, None
     try:
         said = _filter(asked) | _after(view.asked("after"))
-        letters, mark = await _letters(view, _LETTERS, **said, max_jobs=_PAGE + 1, max_looked=_LOOKED)
-        if len(letters) > _PAGE:
-            letters = letters[:_PAGE]
-            after = _place(letters[-1])
-        elif mark is not None:
-            after, looked_to = _place(mark), mark["died_at"]
+        letters, end = await _letters(view, _LETTERS, _PAGE, said)
+        if end is not None:
+            after, looked_to = _place(end), end["died_at"] if end["mark"] else None
         for one in letters:
             one["error"] = error_view(one["error"] or {})
     except WRONG as error:
@@ -97,25 +96,22 @@ async def dead(view: View) -> Response:
 
 async def preview(view: View) -> Response:
     """Show the number of matches and a sample before an action."""
-    verb = VERBS.get(view.asked("verb"))
+    verb = bulk_actions.VERBS.get(view.asked("verb"))
     if verb is None or "dead" not in verb.states:
         raise InvalidArgument("A dead letter can be retried, cancelled or dropped.")
     asked, found, after = {name: view.asked(name) for name in _ASKED}, bulk_actions.begun(view, verb), None
     filters = _filter(asked)
     said = filters | _after(view.asked("after"))
     letters: list[dict[str, Any]] = []
-    mark: dict[str, Any] | None = None
+    end: dict[str, Any] | None = None
     with bulk_actions.looking(view, found):
-        letters, mark = await _letters(view, _IDS, **said, max_jobs=found.room + 1, max_looked=_LOOKED)
+        letters, end = await _letters(view, _IDS, found.room, said)
         if not found.looks:
-            found.sample, _ = await _letters(view, _LETTERS, **said, max_jobs=10, max_looked=_LOOKED)
+            found.sample, _ = await _letters(view, _LETTERS, 10, said)
     for one in found.sample:
         one["error"], one["state"] = error_view(one["error"] or {}), "dead"
-    if len(letters) > found.room:
-        letters = letters[: found.room]
-        mark = letters[-1]
-    if mark is not None:
-        after, found.looked_to = _place(mark), mark["died_at"]
+    if end is not None:
+        after, found.looked_to = _place(end), end["died_at"]
     found.ids = [one["id"] for one in letters]
     found.states["dead"] += len(letters)
     return bulk_actions.preview(view, found, "/dead", asked, filters, after)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -15,9 +16,8 @@ from tallybook._model.job_info import JobInfo
 from tallybook._model.why import Reason, TraceEvent
 from tallybook.errors import InvalidArgument, TallybookError, UnknownJob
 from tallybook.extra.dashboard.asked import WRONG, job_of, links_of, number_of, text_of
-from tallybook.extra.dashboard.database import Conn
+from tallybook.extra.dashboard.database import Conn, rows
 from tallybook.extra.dashboard.nodes import At
-from tallybook.extra.dashboard.pages.queues import rows
 from tallybook.extra.dashboard.redact import error_view, error_views
 from tallybook.extra.dashboard.shared import Shared
 from tallybook.extra.dashboard.view import Act, Pages, View
@@ -61,11 +61,9 @@ async def standing(app: App, conn: Conn, job: int) -> dict[str, Any]:
 
     Each error is shown once: events and reasons do not repeat it.
     """
-    info: JobInfo | None
-    try:
+    info: JobInfo | None = None
+    with suppress(UnknownJob):
         info = await app.get(job).on(conn)
-    except UnknownJob:
-        info = None
     reasons = await app.jobs.why(job).on(conn)
     found = await app.jobs.trace(job=job, max_events=_MOST_EVENTS, newest_first=True).on(conn)
     events, errors = events_of(found), error_views(info.errors if info else None)

@@ -16,10 +16,8 @@ from tallybook._model.merged import END, Part, goes_on, merged, places
 from tallybook.errors import InvalidArgument
 from tallybook.extra.dashboard import bulk_actions
 from tallybook.extra.dashboard.asked import WRONG, links_of, text_of, when_of
-from tallybook.extra.dashboard.bulk_actions import VERBS
-from tallybook.extra.dashboard.database import Conn
+from tallybook.extra.dashboard.database import Conn, rows
 from tallybook.extra.dashboard.live import MOST_TOPICS
-from tallybook.extra.dashboard.pages.queues import rows
 from tallybook.extra.dashboard.redact import error_view
 from tallybook.extra.dashboard.shared import Shared
 from tallybook.extra.dashboard.view import Pages, View
@@ -32,6 +30,7 @@ _LOOKED = 20_000
 """Maximum number of rows of the ledger that one page reads. The page appears at once; the user can read further."""
 _SAMPLE = 10
 _SHARE = 20
+_TEXTS = ("queue", "task", "error", "since", "before", "unserved")
 OPEN = ("scheduled", "retrying", "waiting", "available", "running", "dead")
 """States with a count of current jobs; the counters of the other states are totals."""
 # The list does not read args of more than 4 kB.
@@ -45,14 +44,6 @@ class Ask(Protocol):
     """Calls a function for the nodes and returns the answers by name."""
 
     async def __call__(self, question: Callable[[Conn, str], Awaitable[T]], /) -> dict[str, T]: ...
-
-
-def _asked(params: QueryParams) -> dict[str, Any]:
-    """Return the filter of an address as texts."""
-    said: dict[str, Any] = {
-        name: params.get(name, "").strip() for name in ("queue", "task", "error", "since", "before", "unserved")
-    }
-    return said | {name: [one.strip() for one in params.getlist(name) if one.strip()] for name in ("state", "link")}
 
 
 def _filter(asked: dict[str, Any]) -> dict[str, Any]:
@@ -70,7 +61,10 @@ class List:
 
     def __init__(self, site: Shared, ask: Ask, params: QueryParams) -> None:
         self._app, self._nodes, self._ask = site.app, site.nodes, ask
-        self.asked = _asked(params)
+        self.asked: dict[str, Any] = {name: params.get(name, "").strip() for name in _TEXTS}
+        """The filter as texts."""
+        for name in ("state", "link"):
+            self.asked[name] = [one.strip() for one in params.getlist(name) if one.strip()]
         self._after = params.get("after", "").strip()
         self._more: dict[int, dict[str, Any]] = {}
         self._counts: list[Counts] = []
@@ -188,7 +182,7 @@ async def jobs(view: View) -> Response:
         shown = await found.shown()
     except WRONG as error:
         problem = str(error)
-    verbs = [verb for verb in VERBS.values() if {*verb.states} & {*(asked["state"] or verb.states)}]
+    verbs = [verb for verb in bulk_actions.VERBS.values() if {*verb.states} & {*(asked["state"] or verb.states)}]
     topic = f"jobs:{view.request.url.query}"
     is_live = shown.get("first") and view.site.live.knows(topic)
     return view.render(
@@ -199,9 +193,9 @@ async def jobs(view: View) -> Response:
 
 async def preview(view: View) -> Response:
     """Show the number of matches by state and a sample before an action."""
-    verb = VERBS.get(view.asked("verb"))
+    verb = bulk_actions.VERBS.get(view.asked("verb"))
     if verb is None:
-        raise InvalidArgument(f"The verb must be one of {', '.join(VERBS)}.")
+        raise InvalidArgument(f"The verb must be one of {', '.join(bulk_actions.VERBS)}.")
     found, after = bulk_actions.begun(view, verb), None
     matching = List(view.site, view.ask, view.request.query_params)
     said = _filter(matching.asked)

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from tallybook._db.declared import Declared
 from tallybook._model.durations import parse_duration
 from tallybook.errors import InvalidArgument
-from tallybook.extra.dashboard.pages.queues import rows
+from tallybook.extra.dashboard.database import rows
 from tallybook.extra.dashboard.view import Act, Pages, View
 
 pages = Pages()
@@ -91,10 +91,6 @@ async def breaker_close(act: Act) -> str:
     return f"Breaker {name} is closed." if done else f"Breaker {name} was already closed."
 
 
-def _burst(act: Act, field: str) -> int:
-    return act.whole(field) if act.form(field) else 1
-
-
 pages.form(
     "/limit/concurrency/set", "concurrency_limit.set", lambda app, name, _, most: app.concurrency_limits.set(name, most),
     "limit", ("Concurrency limit {} is {}: at most {most} at the same time.",), target="limit", most=Act.whole,
@@ -102,7 +98,8 @@ pages.form(
 pages.form(
     "/limit/rate/set", "rate_limit.set",
     lambda app, name, _, calls, per, burst: app.rate_limits.set(name, calls, per=per, burst=burst), "limit",
-    ("Rate limit {} is {}: {calls} in {per}.",), target="limit", calls=Act.whole, per=Act.form, burst=_burst,
+    ("Rate limit {} is {}: {calls} in {per}.",), target="limit", calls=Act.whole, per=Act.form,
+    burst=lambda act, field: act.whole(field) if act.form(field) else 1,
 )  # fmt: skip
 pages.form(
     "/limit/breaker/set", "breaker.set",

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.responses import Response
 
 from tallybook._model.finding import LEVELS
-from tallybook.extra.dashboard.pages.queues import rows
+from tallybook.extra.dashboard.database import rows
 from tallybook.extra.dashboard.view import Act, Pages, View
 
 pages = Pages()

@@ -33,7 +33,7 @@ async def _standing(site: Shared) -> list[dict[str, object]]:
 
 
 def _node(site: Shared, at: At) -> dict[str, object]:
-    last, age = site.overview.last(at.name), site.overview.age(at.name)
+    last, age = site.overview.last.get(at.name), site.overview.age(at.name)
     sums = dict.fromkeys(STATES, 0)
     queues = last.reading.queues.values() if last else ()
     for queue in queues:

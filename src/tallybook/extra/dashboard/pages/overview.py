@@ -8,8 +8,7 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
-from tallybook._db.top import Rates, flow
-from tallybook._db.top import added as rates_added
+from tallybook._db import top
 from tallybook._model.counting import Level, added
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.dashboard.shared import Shared
@@ -53,14 +52,14 @@ async def series(view: View) -> Response:
     _, seconds, step = _SPANS.get(view.asked("span"), _SPANS["15m"])
     queue = view.asked("queue") or None
 
-    async def read(conn: Conn, _: str) -> tuple[list[Level], Rates]:
+    async def read(conn: Conn, _: str) -> tuple[list[Level], top.Rates]:
         every, since = timedelta(seconds=step), timedelta(seconds=seconds)
         ended = await view.app.counts.throughput().on(conn)
-        rates = flow([one for one in ended if queue in (None, one.queue)])
+        rates = top.flow([one for one in ended if queue in (None, one.queue)])
         return await view.app.counts.levels(step=every, since=since, queue=queue).on(conn), rates
 
     found = (await view.ask(read)).values()
-    levels, now = added([one for one, _ in found]), rates_added([rates for _, rates in found])
+    levels, now = added([one for one, _ in found]), top.added([rates for _, rates in found])
     return JSONResponse({
         "at": [one.begins.timestamp() + step for one in levels[:-1]] + [time.time()],
         "completed": [one.completed / step for one in levels[:-1]] + [now.completed],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from tallybook.extra.dashboard.pages.queues import rows
+from tallybook.extra.dashboard.database import rows
 from tallybook.extra.dashboard.view import Act, Pages, View
 
 pages = Pages()

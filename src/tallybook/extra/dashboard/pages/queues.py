@@ -15,9 +15,8 @@ from tallybook._db import rates as calls_of_limits
 from tallybook._db.declared import Declared
 from tallybook._db.top import flow
 from tallybook._db.verb import run
-from tallybook._model.queue import QueueInfo
 from tallybook.errors import InvalidArgument, UnknownQueue
-from tallybook.extra.dashboard.database import Conn
+from tallybook.extra.dashboard.database import Conn, rows
 from tallybook.extra.dashboard.pages.overview import spans_of
 from tallybook.extra.dashboard.view import Act, Pages, View
 
@@ -41,12 +40,6 @@ select w.id, w.name, nullif(w.seen_at, '-infinity') as seen_at,
  where w.ended_at is null and %s = any (w.queues) order by w.name limit 50"""
 
 
-async def rows(conn: Conn, query: str, *values: Any, **named: Any) -> list[dict[str, Any]]:
-    cursor = await conn.execute(query.encode(), named or values)
-    names = [column.name for column in cursor.description or ()]
-    return [dict(zip(names, row, strict=True)) for row in await cursor.fetchall()]
-
-
 @pages.page("/queues")
 async def queues(view: View) -> Response:
     """Show all queues, filtered by a part of the name, in a chosen order, a hundred per page."""
@@ -62,12 +55,11 @@ async def queues(view: View) -> Response:
     for _, more, _ in said:
         rates.update(more)
     oldest = _first([one for _, _, one in said])
+    found.sort(key=lambda one: one["queue"])
     if order == "oldest":
-        found.sort(key=lambda one: (one["queue"] not in oldest, oldest.get(one["queue"], 0), one["queue"]))
-    elif order == "name":
-        found.sort(key=lambda one: one["queue"])
-    else:
-        found.sort(key=lambda one: (-one[order], one["queue"]))
+        found.sort(key=lambda one: (one["queue"] not in oldest, oldest.get(one["queue"], 0)))
+    elif order != "name":
+        found.sort(key=lambda one: -one[order])
     try:
         start = max(0, int(view.asked("from", "0")))
     except ValueError:
@@ -120,7 +112,9 @@ async def queue(view: View) -> Response:
     if by_node and (await view.at()).name not in [one["node"] for one in by_node]:
         return RedirectResponse(view.url("/queue", name=name, node=by_node[0]["node"]))
     async with view.read() as conn:
-        info = await _info(conn, name)
+        found = await run(conn, calls.queues(name))
+        if not found:
+            raise UnknownQueue(name)
         stats = await rows(conn, _STATS, name)
         status = await rows(conn, _STATUS, name)
         workers = await rows(conn, _WORKERS, name)
@@ -130,8 +124,8 @@ async def queue(view: View) -> Response:
         limits = await run(conn, calls_of_limits.concurrency(f"queue:{name}"))
         paces = await run(conn, calls_of_limits.rates(f"queue:{name}"))
     return view.render(
-        "queue.html", queue=info, stats=stats[0] if stats else None, by_task=status, workers=workers, top=top, timings=timings,
-        rate=rates, limits=limits, paces=paces, by_node=by_node, **spans_of(view),
+        "queue.html", queue=found[0], stats=stats[0] if stats else None, by_task=status, workers=workers, top=top,
+        timings=timings, rate=rates, limits=limits, paces=paces, by_node=by_node, **spans_of(view),
     )  # fmt: skip
 
 
@@ -140,13 +134,6 @@ async def _by_node(view: View, name: str) -> list[dict[str, Any]]:
         return [one | {"node": node} for one in await rows(conn, _STATS, name)]
 
     return list(chain(*(await view.ask(read)).values()))
-
-
-async def _info(conn: Conn, name: str) -> QueueInfo:
-    found = await run(conn, calls.queues(name))
-    if not found:
-        raise UnknownQueue(name)
-    return found[0]
 
 
 pages.form(

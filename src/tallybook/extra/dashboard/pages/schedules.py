@@ -11,10 +11,9 @@ from starlette.responses import Response
 from tallybook._db.calls import STATE
 from tallybook._model.cron import rule
 from tallybook._model.schedule import rule_text
+from tallybook._model.subject import instant
 from tallybook.errors import ConfigError, UnknownSchedule
-from tallybook.extra.dashboard.database import Conn
-from tallybook.extra.dashboard.pages.queues import rows
-from tallybook.extra.dashboard.redact import instant
+from tallybook.extra.dashboard.database import Conn, rows
 from tallybook.extra.dashboard.view import Act, Pages, View
 
 pages = Pages()

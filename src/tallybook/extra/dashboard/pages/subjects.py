@@ -11,9 +11,8 @@ from tallybook._db import subjects as calls
 from tallybook._db.verb import run
 from tallybook.errors import InvalidArgument
 from tallybook.extra.dashboard.asked import WRONG, text_of, time_to_come
-from tallybook.extra.dashboard.database import Conn
+from tallybook.extra.dashboard.database import Conn, rows
 from tallybook.extra.dashboard.pages.job import events_of, reason_of
-from tallybook.extra.dashboard.pages.queues import rows
 from tallybook.extra.dashboard.redact import error_view
 from tallybook.extra.dashboard.view import Act, Pages, View
 
@@ -65,7 +64,7 @@ async def subjects(view: View) -> Response:
         async def read(conn: Conn, node: str) -> Found:
             if node in passed:
                 return [], None, None
-            return await _page(conn, said | (begin if node == last else {}), node)
+            return await _page(conn, dict.fromkeys(place) | said | (begin if node == last else {}), node)
 
         found, after, looked_to = _merged((await view.ask(read)).values())
         for one in found:
@@ -97,9 +96,7 @@ def _merged(parts: Iterable[Found]) -> Found:
 async def _page(conn: Conn, said: dict[str, Any], node: str) -> Found:
     await conn.execute(_PLAN)
     most = _LOOKED if said["state"] or said["prefix"] else _PAGE + 1
-    looked = await rows(
-        conn, _LIST, **{"after_task": None, "after_name": None, "after_scope": None, **said, "looked": most}
-    )
+    looked = await rows(conn, _LIST, **said, looked=most)
     found = [one | {"node": node} for one in looked if one["matches"]]
     if len(found) > _PAGE:
         found = found[:_PAGE]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
+from itertools import chain
 from typing import Any
 
 from starlette.responses import Response
 
 from tallybook._db import top
-from tallybook.extra.dashboard.database import Conn
-from tallybook.extra.dashboard.pages.queues import rows
+from tallybook.extra.dashboard.database import Conn, rows
 from tallybook.extra.dashboard.shared import Shared
 from tallybook.extra.dashboard.view import Pages, View
 
@@ -29,35 +30,23 @@ _ONE = f"select {_COLUMNS}, w.tasks as names from tallybook.workers as w where w
 _RUNNING = top.RUNNING.select("job_id, attempt, queue, task, started_at")
 
 
-class Workers:
-    """The state of the poller between two readings."""
+async def _of(conn: Conn, node: str, runs: dict[str, top.Runs]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the live workers of one database, with their numbers of running jobs, and those that ended last.
 
-    def __init__(self, site: Shared) -> None:
-        self._site = site
-        self._runs: dict[str, top.Runs] = {}
-
-    async def of(self, conn: Conn, node: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Return the live workers of one database, with their numbers of running jobs, and those that ended last."""
-        alive = await rows(conn, _ALIVE, _MOST + 1)
-        ended = await rows(conn, _OVER, _ENDED)
-        self._runs[node] = await top.runs_async(conn, self._runs.get(node))
-        running = self._runs[node].of_workers
-        return (
-            [with_slots(one) | {"node": node, "runs": running.get(one["id"], 0)} for one in alive],
-            [one | {"node": node} for one in ended],
-        )
-
-    async def fragment(self, only: str) -> str:
-        """Render the live part of the page. QueueUnavailable if no node answers."""
-        found, _ = await self._site.nodes.answered(self.of, only)
-        return self._site.fragment("workers_live.html", only, **listed(found.values()))
+    `runs` has the running jobs by node, as they were last read.
+    """
+    alive = await rows(conn, _ALIVE, _MOST + 1)
+    ended = await rows(conn, _OVER, _ENDED)
+    runs[node] = await top.runs_async(conn, runs.get(node))
+    running = runs[node].of_workers
+    return (
+        [with_slots(one) | {"node": node, "runs": running.get(one["id"], 0)} for one in alive],
+        [one | {"node": node} for one in ended],
+    )
 
 
-def listed(found: Iterable[tuple[list[dict[str, Any]], list[dict[str, Any]]]]) -> dict[str, Any]:
-    alive, ended = [], []
-    for living, gone in found:
-        alive += living
-        ended += gone
+def _listed(found: Iterable[tuple[list[dict[str, Any]], list[dict[str, Any]]]]) -> dict[str, Any]:
+    alive, ended = (list(chain(*lists)) for lists in zip(*found, strict=True))
     ended.sort(key=lambda one: one["ended_at"], reverse=True)
     return {"workers": alive[:_MOST], "more": len(alive) > _MOST, "ended": ended[:_ENDED]}
 
@@ -72,20 +61,25 @@ def with_slots(one: dict[str, Any]) -> dict[str, Any]:
 
 
 def topics(site: Shared) -> None:
-    site.live.over("workers", Workers(site).fragment)
+    of = partial(_of, runs={})
+
+    async def fragment(only: str) -> str:
+        found, _ = await site.nodes.answered(of, only)
+        return site.fragment("workers_live.html", only, **_listed(found.values()))
 
     async def one(conn: Conn, which: str) -> str | None:
         number, _, node = which.partition("@")
         found = await _worker(conn, number)
         return None if found is None else site.fragment("worker_live.html", node, **found)
 
+    site.live.over("workers", fragment)
     site.live.topic("worker", one, lambda which: site.nodes.named(which.partition("@")[2]))
 
 
 @pages.page("/workers")
 async def workers(view: View) -> Response:
-    found = await view.ask(Workers(view.site).of)
-    return view.render("workers.html", **listed(found.values()))
+    found = await view.ask(partial(_of, runs={}))
+    return view.render("workers.html", **_listed(found.values()))
 
 
 @pages.page("/worker")
