@@ -28,11 +28,6 @@ from tallybook.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    DurationType = click.ParamType[timedelta]
-    InstantType = click.ParamType[datetime]
-else:  # generic from click 8.4 on
-    DurationType = InstantType = click.ParamType
-
 F = TypeVar("F", bound=Callable[..., Any])
 Made = Callable[[Callable[..., Any]], click.Command]
 Columns = Mapping[str, str | Callable[[Any], object]]
@@ -90,20 +85,13 @@ def limit_option(most: int = 1_000_000, default: int = 50, says: str = "Show at 
     return click.option("--limit", type=click.IntRange(1, most), default=default, show_default=True, help=says)
 
 
-class _Duration(DurationType):
-    """A duration in PostgreSQL's syntax."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        try:
-            return parse_duration(value)
-        except ConfigError as error:
-            hint = "" if error.hint is None else f". {error.hint.removesuffix(', or pass a timedelta')}"
-            self.fail(f"{value!r}: {error.reason}{hint}", param, ctx)
-
-
-DURATION = _Duration()
+def duration(value: str | timedelta) -> timedelta:
+    """The type of an option or argument: a duration in PostgreSQL's syntax."""
+    try:
+        return parse_duration(value)
+    except ConfigError as error:
+        hint = "" if error.hint is None else f". {error.hint.removesuffix(', or pass a timedelta')}"
+        raise ValueError(f"{value!r}: {error.reason}{hint}") from None
 
 
 def command(
@@ -147,8 +135,8 @@ def command(
 
 
 _ARGUMENTS: dict[str, dict[str, Any]] = {
-    "str": {}, "int": {"type": int}, "timedelta": {"type": DURATION},
-    "str | None": {"required": False}, "timedelta | None": {"type": DURATION, "required": False},
+    "str": {}, "int": {"type": int}, "timedelta": {"type": duration},
+    "str | None": {"required": False}, "timedelta | None": {"type": duration, "required": False},
 }  # fmt: skip
 
 _OPTIONS = {

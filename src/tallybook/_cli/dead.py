@@ -10,7 +10,7 @@ import click
 from tallybook._cli.common import Columns, agreed, command, json_object, limit_option, listing, options
 from tallybook._cli.database import Db
 from tallybook._cli.job import MANY, show
-from tallybook._cli.job_list import WHEN
+from tallybook._cli.job_list import when
 from tallybook._cli.over_nodes import each, newest
 from tallybook._cli.text import clean, short
 from tallybook._cli.why import said_of
@@ -32,8 +32,8 @@ _filters = options(
     click.option("--reason", type=click.Choice(REASONS), metavar="REASON", help=f"{', '.join(REASONS)}."),
     click.option("--error", metavar="TEXT", help="Last error contains this text, ignoring case."),
     click.option("--args", metavar="JSON", help="Args contain this JSON object."),
-    click.option("--since", type=WHEN, metavar="WHEN", help="Died since then: '2 hours' ago, or 2026-01-31T09:00Z."),
-    click.option("--before", type=WHEN, metavar="WHEN", help="Died before then."),
+    click.option("--since", type=when, help="Died since then: '2 hours' ago, or 2026-01-31T09:00Z."),
+    click.option("--before", type=when, help="Died before then."),
 )
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import click
 
-from tallybook._cli.common import DURATION, Columns, InstantType, command, limit_option, print_rows, state_option
+from tallybook._cli.common import Columns, command, duration, limit_option, print_rows, state_option
 from tallybook._cli.database import Db
-from tallybook._cli.enqueue import INSTANT
+from tallybook._cli.enqueue import instant
 from tallybook._cli.over_nodes import gathered
 from tallybook._cli.text import local, short
 from tallybook._cli.why import link_option
@@ -29,20 +29,11 @@ select r.id, r.cursor, r.enqueued_at, r.looked_to,
   from {JOBS.called()} with ordinality as r order by r.ordinality"""  # noqa: S608
 
 
-class _When(InstantType):
-    """A time, or a duration before now."""
-
-    name = "when"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        if isinstance(value, str) and not value[:4].isdigit():
-            value = DURATION.convert(value, param, ctx)
-        if isinstance(value, timedelta):
-            return datetime.now(UTC) - value
-        return INSTANT.convert(value, param, ctx)
-
-
-WHEN = _When()
+def when(value: str | datetime) -> datetime:
+    """The type of an option: a time, or a duration before now."""
+    if isinstance(value, str) and not value[:4].isdigit():
+        return datetime.now(UTC) - duration(value)
+    return instant(value)
 
 
 class _Row(NamedTuple):
@@ -61,8 +52,8 @@ class _Row(NamedTuple):
 @click.option("--unserved", is_flag=True, help="No live worker knows their task or the version of their args.")
 @link_option("With this link; repeatable.")
 @click.option("--error", metavar="TEXT", help="Last error contains this text, ignoring case.")
-@click.option("--since", type=WHEN, metavar="WHEN", help="Enqueued since then: '2 hours' ago, or 2026-01-31T09:00Z.")
-@click.option("--before", type=WHEN, metavar="WHEN", help="Enqueued before then.")
+@click.option("--since", type=when, help="Enqueued since then: '2 hours' ago, or 2026-01-31T09:00Z.")
+@click.option("--before", type=when, help="Enqueued before then.")
 @click.option("--after", metavar="CURSOR", help="Continue after another list: the value it printed at its end.")
 @limit_option()
 def list_(db: Db, as_json: bool, after: str | None, limit: int, **given: Any) -> None:

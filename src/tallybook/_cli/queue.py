@@ -11,10 +11,10 @@ import click
 
 from tallybook._app import App
 from tallybook._cli.common import (
-    DURATION,
     Columns,
     agreed,
     command,
+    duration,
     listing,
     options,
     print_json,
@@ -73,12 +73,12 @@ _settings = options(
     click.option("--retention", type=click.Choice(["brief", "default", "long"]), help="Retention class of ended jobs."),
     click.option("--max-attempts", type=int, help="Default for jobs and tasks without their own; 0 unsets it."),
     click.option("--notify/--no-notify", default=None, help="Publish its jobs' transitions on tallybook_jobs."),
-    click.option("--error-retention", type=DURATION, help="Retention of its error log; 0s: that of its jobs."),
+    click.option("--error-retention", type=duration, help="Retention of its error log; 0s: that of its jobs."),
     click.option(
         "--own-names/--shared-names", default=None, help="Separate names of subjects; set before its first job."
     ),
     click.option("--random-order/--in-order", default=None, help="Run new jobs in random order."),
-    click.option("--metrics-retention", type=DURATION, help="Retention of its series; 0s: that of all series."),
+    click.option("--metrics-retention", type=duration, help="Retention of its series; 0s: that of all series."),
 )
 
 

@@ -11,10 +11,10 @@ import click
 
 from tallybook._app.schedules import preview
 from tallybook._cli.common import (
-    DURATION,
     Columns,
     agreed,
     command,
+    duration,
     fail,
     json_object,
     listing,
@@ -124,12 +124,12 @@ def next_(db: Db, name: str, count: int, as_json: bool) -> None:
 @click.option("--args", metavar="JSON", default="{}", help="Args of its jobs: one JSON object.")
 @click.option("--query", metavar="SQL", help="A SELECT: each row is a job, with columns args, key, run_at, priority.")
 @click.option("--cron", metavar="TEXT", help="Like '*/5 * * * *'; 5 fields, or 6 with seconds first; or @daily.")
-@click.option("--every", type=DURATION, metavar="DURATION", help="Like '10 min', instead of --cron.")
+@click.option("--every", type=duration, help="Like '10 min', instead of --cron.")
 @click.option("--tz", metavar="ZONE", help="Time zone of the cron expression, like Europe/Berlin. [UTC]")
 @click.option("--queue", default="default", show_default=True, help="Queue of its jobs.")
 @click.option("--priority", type=int, default=2, show_default=True, help="Priority of its jobs; lower runs first.")
 @click.option("--max-attempts", type=int, help="Failures until a job is dead. [task, queue, or 5]")
-@click.option("--jitter", type=DURATION, metavar="DURATION", help="Fire up to this much later than the tick.")
+@click.option("--jitter", type=duration, help="Fire up to this much later than the tick.")
 @click.option(
     "--missed", type=click.Choice(MISSED), default="once", show_default=True, help="What to do with ticks found late."
 )

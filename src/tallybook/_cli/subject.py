@@ -28,7 +28,7 @@ from tallybook._cli.database import Db
 from tallybook._cli.enqueue import args_text, checked_options, job_options, note_unserved
 from tallybook._cli.errors import Problem
 from tallybook._cli.job import value_of
-from tallybook._cli.job_list import WHEN
+from tallybook._cli.job_list import when
 from tallybook._cli.subject_file import rows_of
 from tallybook._cli.text import clean, json_safe, local, short
 from tallybook._db import subjects
@@ -268,7 +268,7 @@ def forget(db: Db, task: str, names: Sequence[str], queue: str | None) -> None:
 @click.option("--task", help="Of this task.")
 @click.option("--subject", help="Of this subject.")
 @click.option("--queue", help="Of this queue.")
-@click.option("--since", type=WHEN, metavar="WHEN", help="Since then: '2 hours' ago, or 2026-01-31T09:00Z.")
+@click.option("--since", type=when, help="Since then: '2 hours' ago, or 2026-01-31T09:00Z.")
 @limit_option()
 def errors_(db: Db, **given: Any) -> list[str]:
     """List the errors of subjects, newest first."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tallybook._cli.common import DURATION, dsn_option
+from tallybook._cli.common import dsn_option, duration
 from tallybook._cli.database import connect, conninfo
 from tallybook._cli.loading import app_option, load_app
 from tallybook._db.aside import aside
@@ -46,19 +46,12 @@ _LEVELS = click.Choice(["debug", "info", "warning", "error", "critical"], case_s
 @click.option("--no-notify", is_flag=True, help="Only poll; hold no session.")
 @click.option("--no-maintenance", is_flag=True, help="Only run jobs; other workers do the maintenance.")
 @click.option("--direct-dsn", metavar="DSN", help="DSN past a pooler, for the session. [TALLYBOOK_DIRECT_DSN]")
-@click.option("--poll", type=DURATION, metavar="DURATION", help="Poll interval when idle. [1 s]")
-@click.option("--slot-pause", type=DURATION, metavar="DURATION", help="Pause of a slot after each job. [0 s]")
+@click.option("--poll", type=duration, help="Poll interval when idle. [1 s]")
+@click.option("--slot-pause", type=duration, help="Pause of a slot after each job. [0 s]")
 @click.option("--children", type=click.IntRange(1), help="Maximum child processes for process=True. [one per slot]")
-@click.option("--heartbeat", type=DURATION, metavar="DURATION", help="Heartbeat interval. [10 s]")
-@click.option(
-    "--lease",
-    type=DURATION,
-    metavar="DURATION",
-    help="Time without a heartbeat after which it is suspected dead. [30 s]",
-)
-@click.option(
-    "--stop-timeout", type=DURATION, metavar="DURATION", help="Time that a stop waits for running jobs. [25 s]"
-)
+@click.option("--heartbeat", type=duration, help="Heartbeat interval. [10 s]")
+@click.option("--lease", type=duration, help="Time without a heartbeat after which it is suspected dead. [30 s]")
+@click.option("--stop-timeout", type=duration, help="Time that a stop waits for running jobs. [25 s]")
 @click.option("--metrics-port", type=click.IntRange(0, 65_535), help="Port for /metrics, /healthz and /readyz. [none]")
 @click.option("--metrics-host", metavar="ADDRESS", help="Address for the metrics; there is no password. [127.0.0.1]")
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
