@@ -19,13 +19,10 @@ breaker = click.Group(
 )
 
 
-def _rule(one: BreakerInfo) -> str:
-    return f"{one.failures} per {format_duration(one.per)}, for {format_duration(one.open_for)}"
-
-
 _COLUMNS: Columns = {
-    "key": "name", "opens after": _rule, "state": "state", "failed in window": "failed_in_window", "waiting": "waiting",
-    "open until": "open_until", "probe": "probe",
+    "key": "name",
+    "opens after": lambda one: f"{one.failures} per {format_duration(one.per)}, for {format_duration(one.open_for)}",
+    "state": "state", "failed in window": "failed_in_window", "waiting": "waiting", "open until": "open_until", "probe": "probe",
 }  # fmt: skip
 
 

@@ -61,7 +61,8 @@ def list_(db: Db, as_json: bool, after: str | None, limit: int, **given: Any) ->
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value}
     which, names = JobFilter(**chosen), list[str]()
     if db.nodes:
-        pairs, more, looked_to = _read_all(db, which, after, limit)
+        at = places(after)
+        pairs, more, looked_to = merged(dict(gathered(db, lambda one: _read_on(one, which, at, limit))), at, limit)
         names, rows = [name for name, _ in pairs], [row.text for _, row in pairs]
     else:
         found, more, looked_to = _read(db, which, after, limit)
@@ -74,12 +75,6 @@ def list_(db: Db, as_json: bool, after: str | None, limit: int, **given: Any) ->
         click.echo(f"the newest {len(rows)}; --limit shows more, --after {more} the next", err=True)
     else:
         click.echo(f"searched back to {local(looked_to)}; --after {more} continues", err=True)
-
-
-def _read_all(db: Db, which: JobFilter, after: str | None, limit: int) -> Part[tuple[str, _Row]]:
-    at = places(after)
-    parts = dict(gathered(db, lambda one: _read_on(one, which, at, limit)))
-    return merged(parts, at, limit)
 
 
 def _read_on(db: Db, which: JobFilter, at: Mapping[str, str], limit: int) -> Part[_Row]:

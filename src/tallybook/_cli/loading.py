@@ -75,9 +75,10 @@ def load_app(target: str) -> App:
         try:
             found = getattr(found, part)
         except AttributeError:
+            file = getattr(module, "__file__", None) or "a namespace without a file"
             near = list(apps) or get_close_matches(part, vars(module), 1)
             hint = f"Did you mean {module_name}:{near[0]}?" if near else f"Define `{name} = App(...)` there"
-            raise _wrong(f"module {module_name!r} ({_file(module)}) has no {name!r}", hint=hint) from None
+            raise _wrong(f"module {module_name!r} ({file}) has no {name!r}", hint=hint) from None
     if not isinstance(found, App):
         hint = f"Did you mean {module_name}:{next(iter(apps))}?" if apps else APP_FORM
         of = type(found)
@@ -145,7 +146,3 @@ def _place(error: BaseException) -> str:
     own = [frame for frame in frames if "site-packages" not in frame.filename and "/tallybook/_" not in frame.filename]
     last = (own or frames)[-1:]
     return f" ({last[0].filename}:{last[0].lineno})" if last else ""
-
-
-def _file(module: Any) -> str:
-    return getattr(module, "__file__", None) or "a namespace without a file"

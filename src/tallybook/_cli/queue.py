@@ -39,13 +39,11 @@ select json_build_object(
 queue = click.Group("queue", help="List, change, pause, truncate and drop queues.")
 
 
-def _paused(row: dict[str, Any]) -> str:
-    return f"since {local(row['paused_at'])} by {row['paused_by']}" if row["paused_at"] else ""
-
-
 _COUNTED = ("available", "running", "scheduled", "retrying", "dead", "unserved", "workers")
-_COLUMNS: Columns = {"queue": "name", **{name: name for name in _COUNTED}, "paused": _paused}
-
+_COLUMNS: Columns = {
+    "queue": "name", **{name: name for name in _COUNTED},
+    "paused": lambda row: f"since {local(row['paused_at'])} by {row['paused_by']}" if row["paused_at"] else "",
+}  # fmt: skip
 _EMPTY = "no queues: a queue is created by its first job, or by a worker that serves it"
 
 

@@ -27,7 +27,7 @@ from tallybook._cli.database import Db
 from tallybook._cli.queue import me
 from tallybook._cli.text import clean, local, short
 from tallybook._db import schedules
-from tallybook._db.schedules import Fire, ScheduleInfo
+from tallybook._db.schedules import ScheduleInfo
 from tallybook._model.cron import zone
 from tallybook._model.durations import format_duration, iso_duration
 from tallybook._model.job import JobCall
@@ -36,10 +36,6 @@ from tallybook._model.payload import encode
 from tallybook._model.schedule import MISSED, Timing, check_query
 
 schedule = click.Group("schedule", help="List, change and run schedules.\n\nA schedule enqueues jobs by the clock.")
-
-
-def _last(one: ScheduleInfo) -> str:
-    return "" if one.last_tick is None else f"{local(one.last_tick)} {one.last_what}"
 
 
 def _next(one: ScheduleInfo) -> str:
@@ -57,8 +53,9 @@ def _plain(value: Any) -> object:
 
 
 _COLUMNS: Columns = {
-    "schedule": "name", "rule": "rule", "task": "task", "next": _next, "last": _last, "fired": "fired_count",
-    "skipped": "skipped_count", "missed": "missed_count", "failed": "failed_count", "state": _state,
+    "schedule": "name", "rule": "rule", "task": "task", "next": _next,
+    "last": lambda one: "" if one.last_tick is None else f"{local(one.last_tick)} {one.last_what}",
+    "fired": "fired_count", "skipped": "skipped_count", "missed": "missed_count", "failed": "failed_count", "state": _state,
 }  # fmt: skip
 _EMPTY = "no schedules: declare one by @app.task(schedule=...), or by tallybook schedule set"
 
@@ -69,13 +66,10 @@ def list_(db: Db) -> list[ScheduleInfo]:
     return db.run(schedules.listed)
 
 
-def _job(fire: Fire) -> object:
-    return fire.job_id if fire.job_id is not None or fire.jobs is None else f"{fire.jobs} jobs"
-
-
 _FIRES: Columns = {
     "tick": "tick", "fired": "fired_at", "what": lambda fire: fire.what if fire.ticks is None else f"{fire.what} ({fire.ticks})",
-    "job": _job, "state": "job_state", "reason": lambda fire: short(fire.reason or ""),
+    "job": lambda fire: fire.job_id if fire.job_id is not None or fire.jobs is None else f"{fire.jobs} jobs",
+    "state": "job_state", "reason": lambda fire: short(fire.reason or ""),
 }  # fmt: skip
 
 

@@ -16,12 +16,9 @@ from tallybook._model.service import ServiceInfo
 service = click.Group("service", help="List and change the maintenance services.")
 
 
-def _took(one: ServiceInfo) -> str:
-    return "" if one.last_took is None else f"{one.last_took.total_seconds() * 1000:.1f} ms"
-
-
 _COLUMNS: Columns = {
-    "service": "name", "every": "every", "last run": lambda one: local(one.last_run_at) or "never", "took": _took,
+    "service": "name", "every": "every", "last run": lambda one: local(one.last_run_at) or "never",
+    "took": lambda one: "" if one.last_took is None else f"{one.last_took.total_seconds() * 1000:.1f} ms",
     "effect": "last_effect",
 }  # fmt: skip
 

@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -183,7 +183,12 @@ def _told(report: SubjectReport, as_json: bool) -> None:
 
 def _upsert_file(db: Db, path: str, task: str, options: Options, as_json: bool) -> None:
     counts: Counter[str] = Counter()
-    with _opened(path) as (stream, size), _bar(size) as advance:
+    with (
+        _opened(path) as (stream, size),
+        click.progressbar(
+            length=size, label="upsert", file=sys.stderr, hidden=not (size and sys.stderr.isatty())
+        ) as bar,
+    ):
         separator, done, batch = "[", 0, list[SubjectCall]()
 
         def flush() -> None:
@@ -200,10 +205,10 @@ def _upsert_file(db: Db, path: str, task: str, options: Options, as_json: bool) 
                 batch.append(call)
                 if len(batch) == _BATCH:
                     flush()
-                    advance(read - done)
+                    bar.update(read - done)
                     done = read
             flush()
-            advance(max(0, size - done))
+            bar.update(max(0, size - done))
         except Problem:
             if counts:
                 click.echo(f"the {counts.total()} subjects before it are stored", err=True)
@@ -228,16 +233,6 @@ def _opened(path: str) -> Iterator[tuple[TextIO, int]]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"it is not UTF-8: {error.reason}"
         raise Problem(f"--file {path}: {reason}", exit_code=2) from None
-
-
-@contextmanager
-def _bar(size: int) -> Iterator[Callable[[int], object]]:
-    """Show a progress bar on stderr if it is a terminal."""
-    if not size or not sys.stderr.isatty():
-        yield lambda read: None
-        return
-    with click.progressbar(length=size, label="upsert", file=sys.stderr) as bar:
-        yield bar.update
 
 
 _FORGET = {
