@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.db import DatabaseError, connections, transaction
+from django.db import DatabaseError, transaction
 from django.template.response import TemplateResponse
 
 from tallybook._app.queues import BATCH
@@ -18,7 +18,7 @@ from tallybook._db import audit, queues, sync
 from tallybook._db.calls import STATE
 from tallybook._db.verb import Verb
 from tallybook._model.lists import JobDone
-from tallybook.contrib.django._admin_lists import alias, app
+from tallybook.contrib.django._admin_lists import alias, app, column
 from tallybook.errors import TallybookError
 
 _Act = TypeVar("_Act", bound=Callable[..., Any])
@@ -115,7 +115,8 @@ class JobActs(Acts):
     def _do(self, request: Any, verb: str, run: Callable[[list[int]], Verb[list[JobDone]]]) -> None:
         ids = [int(one) for one in chosen(request) if one.isdecimal() and len(one) < 19]
         with self.step(request):
-            before = _cancelled(ids) if verb == "cancel" else set()
+            # Another cancel of those that are already cancelled changes nothing.
+            before = set(column(_CANCELLED, ids)) if verb == "cancel" else set()
             done = run([job for job in ids if job not in before]).sync(alias())
             became = Counter(one.done for one in done if one.changed)
             if became:
@@ -125,13 +126,6 @@ class JobActs(Acts):
             left = [one.detail or f"there is no job {one.job}" for one in done if not one.changed]
             for why in [*left, *(f"job {job} is cancelled already" for job in sorted(before))][:10]:
                 self.message_user(request, f"Not changed: {why}", messages.WARNING)
-
-
-def _cancelled(ids: list[int]) -> set[int]:
-    """Return those that are already cancelled: another cancel changes nothing."""
-    with connections[alias()].cursor() as cursor:
-        cursor.execute(_CANCELLED, [ids])
-        return {job for (job,) in cursor.fetchall()}
 
 
 class QueueActs(Acts):

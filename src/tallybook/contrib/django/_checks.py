@@ -22,7 +22,7 @@ from tallybook.contrib.django._app import App
 _BACKEND = "tallybook.contrib.django.Backend"
 
 
-def databases() -> set[str]:
+def needed() -> set[str]:
     """Return the aliases of the databases that need the schema: those of the App and of task backends."""
     backends = [told for told in getattr(settings, "TASKS", {}).values() if told.get("BACKEND") == _BACKEND]
     own = _settings.read().database
@@ -56,7 +56,7 @@ def check_settings(app_configs: Any = None, **_: Any) -> Iterable[CheckMessage]:
 def check_schema(app_configs: Any = None, databases: Sequence[str] | None = None, **_: Any) -> Iterable[CheckMessage]:
     """Check that the schema exists, in a version that this release can use."""
     try:
-        wanted = _wanted(databases or ())
+        wanted = sorted(one for one in needed() & set(databases or ()) if connections[one].vendor == "postgresql")
     except ImproperlyConfigured:
         return []  # check_settings reports it
     found: list[CheckMessage] = []
@@ -67,7 +67,3 @@ def check_schema(app_configs: Any = None, databases: Sequence[str] | None = None
             words = "manage.py migrate" if _settings.read().migrate else "manage.py tallybook migrate"
             found.append(Warning(f"database {alias!r}: {problem}", hint=f"Run {words}", id="tallybook.W002"))
     return found
-
-
-def _wanted(given: Sequence[str]) -> list[str]:
-    return sorted(alias for alias in databases() & set(given) if connections[alias].vendor == "postgresql")

@@ -29,12 +29,15 @@ from tallybook.extra.dashboard.redact import error_views, shown
 _LONGEST = 120  # characters of a text in a list
 
 
-def _pre(text: str) -> str:
-    return str(format_html("<pre>{}</pre>", text)) if text else "-"
+def _data(name: str) -> Any:
+    """Return a field with the JSON of a column, with possible secrets redacted."""
 
+    @admin.display(description=name.capitalize())
+    def field(self: Any, row: Any) -> str:
+        value = getattr(row, name)
+        return "-" if value is None else str(format_html("<pre>{}</pre>", shown(value)))
 
-def _cut(text: str | None) -> str:
-    return "" if not text else text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+    return field
 
 
 class _Shown(Acts, admin.ModelAdmin):
@@ -104,25 +107,13 @@ class _Jobs(JobActs, _Shown):
         parts = ((f"{one['type']}: {one['message']}", one["traceback"]) for one in error_views(job.errors))
         return str(format_html_join("", "<p>{}</p><pre>{}</pre>", parts)) or "-"
 
-    @admin.display(description="Args")
-    def shown_args(self, job: Job) -> str:
-        """Return the args, with possible secrets redacted."""
-        return _pre(shown(job.args))
-
-    @admin.display(description="Result")
-    def shown_result(self, job: Job) -> str:
-        """Return the result, with possible secrets redacted."""
-        return "-" if job.result is None else _pre(shown(job.result))
-
-    @admin.display(description="Headers")
-    def shown_headers(self, job: Job) -> str:
-        """Return the headers, with possible secrets redacted."""
-        return "-" if job.headers is None else _pre(shown(job.headers))
+    shown_args, shown_result, shown_headers = _data("args"), _data("result"), _data("headers")
 
     @admin.display(description="Note")
     def note(self, job: Job) -> str:
         """Return the last error, the reason why it waits, or its summary."""
-        return _cut(job.last_error or job.reason or job.summary)
+        text = job.last_error or job.reason or job.summary or ""
+        return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 @admin.register(Job)
@@ -223,12 +214,4 @@ class ScheduleAdmin(ScheduleActs, _Shown):
         """Return its cron expression or interval."""
         return rule_text(schedule.cron, schedule.every, schedule.tz)
 
-    @admin.display(description="Args")
-    def shown_args(self, schedule: Any) -> str:
-        """Return the args, with possible secrets redacted."""
-        return _pre(shown(schedule.args))
-
-    @admin.display(description="Headers")
-    def shown_headers(self, schedule: Any) -> str:
-        """Return the headers, with possible secrets redacted."""
-        return "-" if schedule.headers is None else _pre(shown(schedule.headers))
+    shown_args, shown_headers = _data("args"), _data("headers")

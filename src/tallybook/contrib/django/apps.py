@@ -34,7 +34,7 @@ class TallybookConfig(AppConfig):
 
 def _bring_schema(*, using: str, verbosity: int = 1, **_: Any) -> None:
     """Migrate the schema before Django's own migrations, so that those may refer to it."""
-    if not _settings.read().migrate or using not in _checks.databases():
+    if not _settings.read().migrate or using not in _checks.needed():
         return
     with connect(_settings.dsn(using), autocommit=True) as conn:
         done = migrate(conn)
