@@ -80,9 +80,10 @@ def state_option(*states: str) -> Callable[[F], F]:
     return click.option("--state", "states", multiple=True, type=click.Choice(states), metavar="STATE", help=says)
 
 
-def limit_option(most: int = 1_000_000, default: int = 50, says: str = "Show at most this many.") -> Callable[[F], F]:
-    """--limit."""
-    return click.option("--limit", type=click.IntRange(1, most), default=default, show_default=True, help=says)
+def limit_option(
+    most: int = 1_000_000, default: int = 50, says: str = "Show at most this many.", names: Sequence[str] = ("--limit",)
+) -> Callable[[F], F]:
+    return click.option(*names, type=click.IntRange(1, most), default=default, show_default=True, help=says)
 
 
 def duration(value: str | timedelta) -> timedelta:

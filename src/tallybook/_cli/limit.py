@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import click
 
-from tallybook._cli.common import Columns, command, fail, listing
+from tallybook._cli.common import Columns, command, fail, limit_option, listing
 from tallybook._cli.database import Db
 from tallybook._cli.text import clean, local
 from tallybook._db import rates
@@ -94,9 +94,7 @@ _CALLED: Columns = {
 
 
 @listing(_CALLED, name="calls", of=limit, empty="no calls")
-@click.option(
-    "-n", "most", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Show at most this many."
-)
+@limit_option(10_000, 20, names=("-n", "most"))
 def calls(db: Db, name: str, most: int) -> list[str]:
     """List the newest calls of a key with their jobs and ends."""
     return db.texts(_CALLS, (name, most))

@@ -15,6 +15,7 @@ from tallybook._cli.common import (
     agreed,
     command,
     duration,
+    limit_option,
     listing,
     options,
     print_json,
@@ -192,9 +193,7 @@ _TOP: Columns = {
 
 @listing(_TOP, name="top", of=queue, empty="no jobs are available or scheduled")
 @state_option("available", "scheduled", "retrying")
-@click.option(
-    "--max", "max_jobs", type=click.IntRange(1, 1000), default=20, show_default=True, help="Show at most this many."
-)
+@limit_option(1000, 20, names=("--max", "max_jobs"))
 @click.option("--after", metavar="PLACE", help="Continue after this place, as printed by --json.")
 def top(db: Db, name: str, states: tuple[str, ...], max_jobs: int, after: str | None) -> list[TopJob]:
     """Show the next jobs of a queue, in the order in which they would run."""

@@ -17,6 +17,7 @@ from tallybook._cli.common import (
     duration,
     fail,
     json_object,
+    limit_option,
     listing,
     print_json,
     print_pairs,
@@ -74,7 +75,7 @@ _FIRES: Columns = {
 
 
 @command(of=schedule, home=True, json=True)
-@click.option("-n", "fires", type=click.IntRange(1, 1000), default=20, show_default=True, help="Number of ticks.")
+@limit_option(1000, 20, "Number of ticks.", ("-n", "fires"))
 def show(db: Db, name: str, fires: int, as_json: bool) -> None:
     """Show one schedule and its latest ticks."""
     one, _ = db.run(schedules.show(name), name)
@@ -101,7 +102,7 @@ def show(db: Db, name: str, fires: int, as_json: bool) -> None:
 
 
 @command("next", of=schedule, home=True, json=True)
-@click.option("-n", "count", type=click.IntRange(1, 1000), default=5, show_default=True, help="Number of ticks.")
+@limit_option(1000, 5, "Number of ticks.", ("-n", "count"))
 def next_(db: Db, name: str, count: int, as_json: bool) -> None:
     """Show the next ticks of a schedule, in its own time zone."""
     one, now = db.run(schedules.show(name), name)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -134,7 +135,7 @@ async def _run(app: App, dsn: str, settings: WorkerSettings, nodes: str | None) 
     stop = signals.Stop()
     with signals.stop_on(signals.BOTH, stop):
         if nodes is None:  # with --nodes each node waits separately
-            await _reachable_with_probes(dsn, settings, stop)
+            await _reachable(dsn, settings, stop)
         if stop.told:
             log.info("stopped before it started")
             return 0
@@ -154,31 +155,27 @@ def _said(report: WorkerReport) -> str:
     )
 
 
-async def _reachable_with_probes(dsn: str, settings: WorkerSettings, stop: signals.Stop) -> None:
-    """Serve probes while waiting for the server: the process is alive, but not ready."""
-    if settings.metrics_port is None:
-        return await _reachable(dsn, settings.name, stop)
-    async with Telemetry(settings, dsn):
-        return await _reachable(dsn, settings.name, stop)
+async def _reachable(dsn: str, settings: WorkerSettings, stop: signals.Stop) -> None:
+    """Wait for the server without a limit and check its schema; return early on a stop.
 
-
-async def _reachable(dsn: str, name: str, stop: signals.Stop) -> None:
-    """Wait for the server without a limit and check its schema; return early on a stop."""
-    link = Link(dsn, name)
+    Meanwhile it serves probes: the process is alive, but not ready.
+    """
+    link = Link(dsn, settings.name)
 
     async def first() -> None:
         await link.first()
         await aside(_check_schema, dsn)
 
-    waiting = asyncio.ensure_future(first())
-    stop.target = waiting.cancel
-    try:
-        await waiting
-    except asyncio.CancelledError:
-        if not stop.told:
-            raise
-    finally:
-        await link.close()
+    async with nullcontext() if settings.metrics_port is None else Telemetry(settings, dsn):
+        waiting = asyncio.ensure_future(first())
+        stop.target = waiting.cancel
+        try:
+            await waiting
+        except asyncio.CancelledError:
+            if not stop.told:
+                raise
+        finally:
+            await link.close()
 
 
 def _check_schema(dsn: str) -> None:

@@ -71,7 +71,8 @@ class Tallybook:
         self.app.dsn = self._own_dsn or flask_app.config.get("TALLYBOOK_DSN")
         flask_app.extensions["tallybook"] = self
         flask_app.teardown_appcontext(_close)
-        flask_app.cli.add_command(_commands())
+        about = "Background jobs: workers, queues, dead letters and the other commands of `tallybook`."
+        flask_app.cli.add_command(_Commands("tallybook", commands=dict(cli.commands), help=about))
 
     @contextmanager
     def transaction(self) -> Iterator[psycopg.Connection[Any]]:
@@ -122,11 +123,6 @@ class _Commands(click.Group):
 
 
 _loaded: list[App] = []
-
-
-def _commands() -> click.Group:
-    about = "Background jobs: workers, queues, dead letters and the other commands of `tallybook`."
-    return _Commands("tallybook", commands=dict(cli.commands), help=about)
 
 
 @contextmanager

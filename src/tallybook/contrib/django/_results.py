@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import importlib
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 from django.apps import apps
 from django.conf import settings
@@ -54,17 +54,8 @@ _STATUS = {
 }
 
 
-class Place(Protocol):
-    """The parts of a Backend that are needed to read a result."""
-
-    alias: str
-
-    @property
-    def database(self) -> str: ...
-
-
-def read(backend: Place, result_id: str) -> _api.TaskResult:
-    """Read the result of this job. Raises TaskResultDoesNotExist."""
+def read(backend: Any, result_id: str) -> _api.TaskResult:
+    """Read the result of this job on the database of a Backend. Raises TaskResultDoesNotExist."""
     try:
         number = int(result_id)
     except (TypeError, ValueError):
@@ -79,7 +70,7 @@ def read(backend: Place, result_id: str) -> _api.TaskResult:
     return _result(backend, task, row["job"], row["attempts"])
 
 
-def _result(backend: Place, task: _api.Task, job: dict[str, Any], attempts: list[dict[str, Any]]) -> _api.TaskResult:
+def _result(backend: Any, task: _api.Task, job: dict[str, Any], attempts: list[dict[str, Any]]) -> _api.TaskResult:
     count = ((job["headers"] or {}).get("django") or {}).get("args", 0)
     args, kwargs = _args.unpacked(
         task.func, int(task.takes_context), job["args"], count if isinstance(count, int) else 0
