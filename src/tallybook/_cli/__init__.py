@@ -1,4 +1,4 @@
-"""The command line: one file per noun, and errors for people.
+"""The command line: one file per noun or for several small ones, and errors for people.
 
 common   the DSN, loading an app, terminal-safe output
 errors   one line and an exit code for an exception: 2 for usage and settings, 1 for the rest
@@ -25,7 +25,10 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Maintain": ("migrate", "node", "service", "history", "roles", "uninstall"),
 }
 """The groups of commands in the help."""
-_FILES = {"count": "counting", "event": "counting", "uninstall": "migrate"}
+_FILES = {
+    "count": "counting", "event": "counting", "uninstall": "migrate",
+    "service": "maintain", "history": "maintain", "roles": "maintain",
+}  # fmt: skip
 """The files of the commands that have none with their own name."""
 
 
