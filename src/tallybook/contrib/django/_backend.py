@@ -17,8 +17,8 @@ from django.utils import timezone
 from tallybook._db import calls, sync
 from tallybook._model.backoff import Retry
 from tallybook._model.options import check_name
-from tallybook.contrib.django import _api, _args, _settings, _tasks
-from tallybook.contrib.django._results import priority, read
+from tallybook.contrib.django import _api, _settings, _tasks
+from tallybook.contrib.django._results import packed, priority, read
 from tallybook.errors import ConfigError
 
 _OPTIONS = ("database", "max_attempts", "retry", "timeout")
@@ -73,9 +73,7 @@ class Backend(_api.BaseTaskBackend):
         Raises TypeError if the function does not accept these arguments, or JSON cannot store them.
         """
         self.validate_task(task)
-        stored = _args.packed(
-            task.func, int(task.takes_context), _api.normalize_json(args), _api.normalize_json(kwargs)
-        )
+        stored = packed(task.func, int(task.takes_context), _api.normalize_json(args), _api.normalize_json(kwargs))
         run_at = task.run_after
         if run_at is not None and timezone.is_naive(run_at):
             run_at = timezone.make_aware(run_at)
