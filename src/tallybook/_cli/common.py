@@ -45,10 +45,7 @@ def dsn_option(command: F) -> F:
 
 
 def _or_before(context: click.Context, _: click.Parameter, value: str | None) -> str | None:
-    while value is None and context.parent is not None:
-        context = context.parent
-        value = context.meta.get(_BEFORE) if context.parent is None else context.params.get("dsn")
-    return value
+    return context.meta.get(_BEFORE) if value is None else value
 
 
 def dsn_before(context: click.Context, _: click.Parameter, value: str | None) -> None:
@@ -57,10 +54,7 @@ def dsn_before(context: click.Context, _: click.Parameter, value: str | None) ->
 
 
 _BEFORE = "tallybook.dsn"
-
-
-def json_option(command: F) -> F:
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")(command)
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
 def options(*given: Callable[[Any], Any]) -> Callable[[F], F]:
@@ -128,7 +122,7 @@ def command(
             if line is not None:
                 click.echo(line)
 
-        found = dsn_option(json_option(run) if json else run)
+        found = dsn_option(_json_option(run) if json else run)
         found = read_dsn_option(found) if reads else found
         return (click.command if of is None else of.command)(name, **settings)(nodes_option(found) if nodes else found)
 

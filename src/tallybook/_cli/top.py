@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from datetime import timedelta
+from functools import partial
 
 import click
 
@@ -55,7 +56,7 @@ def top(dsn: str | None, nodes_: str | None, every: timedelta, once: bool) -> No
     if not once and not sys.stdout.isatty():
         raise click.UsageError("there is no terminal: pass --once for one screen")
     with ExitStack() as stack:
-        looks = _one(dsn) if nodes_ is None else _all(Db(dsn, stack, True, nodes_))
+        looks: Looks = partial(_one, dsn) if nodes_ is None else _all(Db(dsn, stack, True, nodes_))
         with looks() as look:  # an error at the start is printed on the normal screen
             first, _, trouble = look(None)
         if once:
@@ -71,20 +72,16 @@ Look = Callable[[Reading | None], tuple[Reading, Rates, str | None]]
 Looks = Callable[[], AbstractContextManager[Look]]
 
 
-def _one(dsn: str | None) -> Looks:
+@contextmanager
+def _one(dsn: str | None) -> Iterator[Look]:
     """Read one database over one connection."""
+    with connect(dsn) as conn:
 
-    @contextmanager
-    def looks() -> Iterator[Look]:
-        with connect(dsn) as conn:
+        def look(before: Reading | None) -> tuple[Reading, Rates, str | None]:
+            found = read(conn, before)
+            return found, rates(before, found), None
 
-            def look(before: Reading | None) -> tuple[Reading, Rates, str | None]:
-                found = read(conn, before)
-                return found, rates(before, found), None
-
-            yield look
-
-    return looks
+        yield look
 
 
 def _all(db: Db) -> Looks:

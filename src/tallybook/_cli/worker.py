@@ -20,7 +20,7 @@ from tallybook._db.aside import aside
 from tallybook._db.link import Link
 from tallybook._model.durations import format_duration
 from tallybook._worker import logs
-from tallybook._worker.entry import WorkerReport, app_queues, demand_tasks
+from tallybook._worker.entry import WorkerReport, app_queues, demand_tasks, prepared
 from tallybook._worker.life import signals, supervisor
 from tallybook._worker.life.telemetry import Telemetry
 from tallybook._worker.run import children
@@ -130,8 +130,6 @@ def _check(app: App) -> None:
 
 
 async def _run(app: App, dsn: str, settings: WorkerSettings, nodes: str | None) -> int:
-    from tallybook._worker.entry import prepared
-
     stop = signals.Stop()
     with signals.stop_on(signals.BOTH, stop):
         if nodes is None:  # with --nodes each node waits separately
