@@ -18,7 +18,7 @@ from tallybook._db import calls, sync
 from tallybook._model.backoff import Retry
 from tallybook._model.options import check_name
 from tallybook.contrib.django import _api, _settings, _tasks
-from tallybook.contrib.django._results import packed, priority, read
+from tallybook.contrib.django._results import made, packed, priority, read
 from tallybook.errors import ConfigError
 
 _OPTIONS = ("database", "max_attempts", "retry", "timeout")
@@ -84,20 +84,8 @@ class Backend(_api.BaseTaskBackend):
             headers={"django": {"backend": self.alias, "args": len(args)}},
         )
         job = sync.run(connections[self.database], calls.enqueue(bound.job(**stored)))
-        result = _api.TaskResult(
-            task=task,
-            id=str(job.id),
-            status=_api.TaskResultStatus.READY,
-            enqueued_at=timezone.now(),
-            started_at=None,
-            finished_at=None,
-            last_attempted_at=None,
-            args=args,
-            kwargs=kwargs,
-            backend=self.alias,
-            errors=[],
-            worker_ids=[],
-        )
+        told = {"id": str(job.id), "status": _api.TaskResultStatus.READY, "enqueued_at": timezone.now()}
+        result = made(self, task=task, args=args, kwargs=kwargs, **told)
         _api.task_enqueued.send(type(self), task_result=result)
         return result
 
