@@ -178,12 +178,7 @@ def retry(db: Db, job_ids: Sequence[int], as_json: bool) -> None:
 
 
 def _each(
-    db: Db,
-    job_ids: Sequence[int],
-    verb: Callable[[int], object],
-    as_json: bool,
-    key: str,
-    told: Callable[[Any], str],
+    db: Db, job_ids: Sequence[int], verb: Callable[[int], object], as_json: bool, key: str, told: Callable[[Any], str]
 ) -> None:
     """Call `verb` for each job; print a failure and continue with the others. Exit code 1 if any failed."""
     _ = db.nodes or db.conn  # a problem of the database is not an error of one job

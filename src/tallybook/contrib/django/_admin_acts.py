@@ -70,7 +70,6 @@ class Acts:
             self.message_user(request, f"Nothing was changed: {str(error).splitlines()[0]}", messages.ERROR)
 
     def record(self, request: Any, action: str, target: Mapping[str, object], done: Mapping[str, object]) -> None:
-        """Add the row of the audit."""
         sync.run(alias(), audit.add(who(request), "admin", action, target, done))
 
     def each(
@@ -87,16 +86,12 @@ class Acts:
 
 
 class JobActs(Acts):
-    """Actions on jobs."""
-
     @act("Retry")
     def retry(self, request: Any, queryset: Any) -> None:
-        """Give each another attempt, at once."""
         self._do(request, "retry", app.jobs.retry)
 
     @act("Cancel")
     def cancel(self, request: Any, queryset: Any) -> Any:
-        """Cancel them, after a confirmation."""
         effect = "None of them will start; running ones are asked to stop. Dead ones leave the dead letters."
         if page := self.confirmed(request, "cancel", "Cancel jobs?", effect):
             return page
@@ -105,7 +100,6 @@ class JobActs(Acts):
 
     @act("Drop")
     def drop(self, request: Any, queryset: Any) -> Any:
-        """Delete dead letters, after a confirmation."""
         effect = "They are deleted and cannot be retried any more."
         if page := self.confirmed(request, "drop", "Drop dead letters?", effect):
             return page
@@ -129,16 +123,12 @@ class JobActs(Acts):
 
 
 class QueueActs(Acts):
-    """Actions on queues."""
-
     @act("Pause")
     def pause(self, request: Any, queryset: Any) -> None:
-        """Start no more of their jobs."""
         self.each(request, "queue", "pause", "paused", app.queues.pause, "was paused already")
 
     @act("Resume")
     def resume(self, request: Any, queryset: Any) -> None:
-        """Start their jobs again."""
         self.each(request, "queue", "resume", "resumed", app.queues.resume, "was not paused")
 
     @act("Empty")
@@ -168,23 +158,18 @@ class QueueActs(Acts):
 
 
 class ScheduleActs(Acts):
-    """Actions on schedules."""
-
     @act("Pause")
     def pause(self, request: Any, queryset: Any) -> None:
-        """Fire no more of their ticks."""
         self.each(request, "schedule", "pause", "paused", app.schedules.pause, "was paused already")
 
     @act("Resume")
     def resume(self, request: Any, queryset: Any) -> None:
-        """Fire their ticks again, starting with the next one."""
         self.each(
             request, "schedule", "resume", "resumed", lambda name, _: app.schedules.resume(name), "was not paused"
         )
 
     @act("Run now")
     def run(self, request: Any, queryset: Any) -> None:
-        """Fire each of them now."""
         for name in chosen(request):
             with self.step(request):
                 fired = app.schedules.run(name).sync(alias())

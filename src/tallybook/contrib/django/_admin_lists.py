@@ -44,7 +44,6 @@ class JobList(ChangeList):
         return self.root_queryset
 
     def get_results(self, request: Any) -> None:
-        """Read the page."""
         after = None
         if self.query.strip().isdecimal():
             self.result_list = list(self.root_queryset.filter(pk=int(self.query)))
@@ -85,26 +84,20 @@ class _Choice(SimpleListFilter):
     """Instead of values: a query of the first names, up to the limit."""
 
     def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, str]]:
-        """Return the values in their order."""
         asked = self.value()
         found = column(self.query, _MOST_NAMES) if self.query else self.values
         return [(name, name) for name in (found if asked is None or asked in found else [asked, *found])]
 
     def queryset(self, request: Any, queryset: Any) -> Any:
-        """Return the rows with this value."""
         return queryset if self.value() is None else queryset.filter(**{self.parameter_name: self.value()})
 
 
 class StateFilter(_Choice):
-    """By state."""
-
     title = parameter_name = "state"
     values = STATES
 
 
 class QueueFilter(_Choice):
-    """By queue."""
-
     title = parameter_name = "queue"
     query = "select q.name from tallybook.queues as q order by q.name limit %s"
 
@@ -123,7 +116,6 @@ class PausedFilter(_Choice):
     values = ("no", "yes")
 
     def queryset(self, request: Any, queryset: Any) -> Any:
-        """Filter by the column paused_at."""
         return queryset if self.value() is None else queryset.filter(paused_at__isnull=self.value() != "yes")
 
 

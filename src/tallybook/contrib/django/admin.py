@@ -60,7 +60,6 @@ class _Shown(Acts, admin.ModelAdmin):
         return False
 
     def has_delete_permission(self, request: Any, obj: Any = None) -> bool:
-        """Never."""
         return False
 
     def has_operate_permission(self, request: Any) -> bool:
@@ -135,7 +134,6 @@ class DeadLetterAdmin(_Jobs):
     actions = ("retry", "drop")
 
     def get_queryset(self, request: Any) -> Any:
-        """Return the dead jobs."""
         return super().get_queryset(request).filter(state="dead")
 
 
@@ -175,20 +173,11 @@ class QueueAdmin(QueueActs, _Shown):
             (found.settings,) = sync.run(alias(), queues.queues(found.pk))
         return found
 
-    @admin.display(description="Retention class")
-    def retention(self, queue: Any) -> str:
-        """Return how long its ended jobs are kept."""
-        return str(queue.settings.retention)
-
-    @admin.display(description="Max attempts")
-    def max_attempts(self, queue: Any) -> str:
-        """Return the default for jobs whose task sets none."""
-        return str(queue.settings.max_attempts or "-")
-
-    @admin.display(description="Notify", boolean=True)
-    def notify(self, queue: Any) -> bool:
-        """Return whether transitions are published."""
-        return bool(queue.settings.notify)
+    retention = admin.display(description="Retention class")(lambda self, queue: str(queue.settings.retention))
+    max_attempts = admin.display(description="Max attempts")(
+        lambda self, queue: str(queue.settings.max_attempts or "-")
+    )
+    notify = admin.display(description="Notify", boolean=True)(lambda self, queue: bool(queue.settings.notify))
 
 
 @admin.register(Schedule)
@@ -209,9 +198,5 @@ class ScheduleAdmin(ScheduleActs, _Shown):
         ("Changes", {"fields": ("created_at", "changed_at")}),
     )
 
-    @admin.display(description="Rule", ordering="name")
-    def rule(self, schedule: Any) -> str:
-        """Return its cron expression or interval."""
-        return rule_text(schedule.cron, schedule.every, schedule.tz)
-
+    rule = admin.display(description="Rule", ordering="name")(lambda self, row: rule_text(row.cron, row.every, row.tz))
     shown_args, shown_headers = _data("args"), _data("headers")
