@@ -69,7 +69,10 @@ def load_app(target: str) -> App:
     if not name:
         if len({id(app) for app in apps.values()}) == 1:
             return next(iter(apps.values()))
-        raise _which(module_name, apps)
+        if not apps:
+            raise _wrong(f"there is no App in module {module_name!r}", hint=APP_FORM)
+        listed = ", ".join(f"{module_name}:{key}" for key in sorted(apps))
+        raise _wrong(f"there are {len(apps)} Apps in module {module_name!r}", hint=f"Pass one of: {listed}")
     found: Any = module
     for part in name.split("."):
         try:
@@ -87,13 +90,6 @@ def load_app(target: str) -> App:
             what = f"the {of.__name__} {found.__name__!r}"
         raise _wrong(f"{target} is not an App but {what}", hint=hint)
     return found
-
-
-def _which(module_name: str, apps: dict[str, App]) -> Problem:
-    if not apps:
-        return _wrong(f"there is no App in module {module_name!r}", hint=APP_FORM)
-    listed = ", ".join(f"{module_name}:{key}" for key in sorted(apps))
-    return _wrong(f"there are {len(apps)} Apps in module {module_name!r}", hint=f"Pass one of: {listed}")
 
 
 def _here_on_path() -> None:
