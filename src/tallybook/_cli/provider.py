@@ -34,6 +34,7 @@ from tallybook.extra.providers.keys import KeySource
 from tallybook.extra.providers.steps import Steps, Tested
 
 T = TypeVar("T")
+Texts = tuple[str, ...]
 
 _LOOSE = {"ignore_unknown_options": True}
 """An unknown option may be a secret that begins with a dash; `nothing_else` refuses it without printing it."""
@@ -54,14 +55,7 @@ provider = click.Group(
 @click.option("--inactive", is_flag=True, help="Do not use it yet.")
 @click.argument("more", nargs=-1, metavar="")
 def add(
-    db: Db,
-    name: str,
-    kind: str,
-    settings: str | None,
-    fields: tuple[str, ...],
-    variables: tuple[str, ...],
-    inactive: bool,
-    more: tuple[str, ...],
+    db: Db, name: str, kind: str, settings: str | None, fields: Texts, variables: Texts, inactive: bool, more: Texts
 ) -> str | None:
     """Add a provider, with secrets if you like; they are never arguments."""
     nothing_else(more)
@@ -143,7 +137,7 @@ def show(db: Db, name: str, as_json: bool) -> None:
 @click.option("--drop-previous", is_flag=True, help="Set nothing; drop the previous value.")
 @click.argument("more", nargs=-1, metavar="")
 def set_secret(
-    db: Db, name: str, field: str, variable: str | None, no_previous: bool, drop_previous: bool, more: tuple[str, ...]
+    db: Db, name: str, field: str, variable: str | None, no_previous: bool, drop_previous: bool, more: Texts
 ) -> str | None:
     """Set a secret from a prompt, stdin or a variable; keep the former as previous."""
     nothing_else(more)

@@ -130,18 +130,9 @@ def next_(db: Db, name: str, count: int, as_json: bool) -> None:
 )
 @click.option("--catch-up", type=int, default=100, show_default=True, help="With --missed all: fire at most this many.")
 @click.option("--overlap", is_flag=True, help="Fire even if the job of the last fire is open.")
-def set_(
-    db: Db,
-    name: str,
-    task: str,
-    args: str,
-    query: str | None,
-    queue: str,
-    priority: int,
-    max_attempts: int | None,
-    **timing: Any,
-) -> str:
+def set_(db: Db, name: str, task: str, args: str, query: str | None, **timing: Any) -> str:
     """Create or change a schedule of the database."""
+    options = {option: timing.pop(option) for option in ("queue", "priority", "max_attempts")}
     if (timing["cron"] is None) == (timing["every"] is None):
         raise click.UsageError("pass one of --cron and --every")
     if query is not None:
@@ -151,7 +142,7 @@ def set_(
     check_name("task", task, 200)
     checked = Timing.checked(**timing)
     text = encode(json_object("--args", args), task=task)
-    job = JobCall(task, text, None, Options(queue=queue, priority=priority, max_attempts=max_attempts))
+    job = JobCall(task, text, None, Options(**options))
     what = db.run(schedules.set_(name, job, checked, query))
     one, now = db.run(schedules.show(name))
     tick = next(iter(preview(one, now, 1)), None)

@@ -58,18 +58,7 @@ _LEVELS = click.Choice(["debug", "info", "warning", "error", "critical"], case_s
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("--log-level", type=_LEVELS, default="info", show_default=True)
 def worker(
-    target: str,
-    dsn: str | None,
-    queues: str | None,
-    nodes: str | None,
-    processes: int,
-    name: str | None,
-    no_notify: bool,
-    no_maintenance: bool,
-    direct_dsn: str | None,
-    log_format: str,
-    log_level: str,
-    **more: Any,
+    target: str, dsn: str | None, queues: str | None, nodes: str | None, processes: int, name: str | None, **more: Any
 ) -> None:
     """Run jobs until stopped.
 
@@ -82,10 +71,10 @@ def worker(
     supervisor.watch_parent(patience)
     inherited = os.environ.pop(supervisor.DSN_OF_PARENT, None)
     dsn = dsn or inherited
-    logs.setup(log_format, log_level)
+    logs.setup(more.pop("log_format"), more.pop("log_level"))
     given: dict[str, Any] = {"name": name, "queues": parse_queues(queues), **more}
-    given |= {"notify": not no_notify, "maintenance": not no_maintenance}
-    given["direct_dsn"] = conninfo(direct_dsn) if direct_dsn else None
+    given |= {word: not given.pop(f"no_{word}") for word in ("notify", "maintenance")}
+    given["direct_dsn"] = conninfo(more["direct_dsn"]) if more["direct_dsn"] else None
     settings = WorkerSettings(**{option: value for option, value in given.items() if value is not None})
     metrics_port: int | None = more["metrics_port"]
     if dsn:
