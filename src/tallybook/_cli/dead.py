@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -70,7 +70,7 @@ _chosen = options(
 
 @command(of=dead, nodes=True)
 @_chosen
-def retry(db: Db, job_ids: Sequence[int], everything: bool, yes: bool, **given: Any) -> str | None:
+def retry(db: Db, yes: bool, **given: Any) -> str | None:
     """Retry dead letters now: these jobs, or all that match every filter."""
 
     def one(job_id: int) -> str:
@@ -81,12 +81,12 @@ def retry(db: Db, job_ids: Sequence[int], everything: bool, yes: bool, **given: 
         refused = f", {done.refused} are not: another live job has their unique key" if done.refused else ""
         return f"{done.retried} jobs are retried{refused}"
 
-    return _change(db, "retry", one, many, job_ids, everything, yes, given)
+    return _change(db, "retry", one, many, yes, **given)
 
 
 @command(of=dead, nodes=True)
 @_chosen
-def drop(db: Db, job_ids: Sequence[int], everything: bool, yes: bool, **given: Any) -> str | None:
+def drop(db: Db, yes: bool, **given: Any) -> str | None:
     """Drop dead letters for good: these jobs, or all that match every filter."""
 
     def one(job_id: int) -> str:
@@ -95,20 +95,14 @@ def drop(db: Db, job_ids: Sequence[int], everything: bool, yes: bool, **given: A
     def many(db: Db, which: DeadFilter) -> str:
         return f"{db.run(filters.drop_dead_many(which, MANY))} dead letters dropped"
 
-    return _change(db, "drop", one, many, job_ids, everything, yes, given)
+    return _change(db, "drop", one, many, yes, **given)
 
 
 def _change(
-    db: Db,
-    verb: str,
-    one: Callable[[int], str],
-    many: Callable[[Db, DeadFilter], str],
-    job_ids: Sequence[int],
-    everything: bool,
-    yes: bool,
-    given: dict[str, Any],
+    db: Db, verb: str, one: Callable[[int], str], many: Callable[[Db, DeadFilter], str], yes: bool, **given: Any
 ) -> str | None:
     """Change each of these jobs, or on each node all that match. Exactly one of ids, filters and --all is allowed."""
+    job_ids, everything = given.pop("job_ids"), given.pop("everything")
     filtered = any(value is not None for value in given.values())
     if bool(job_ids) + filtered + everything != 1:
         filters_ = "--queue, --task, --reason, --error, --args, --since, --before"
