@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -189,25 +190,16 @@ def _upsert_file(db: Db, path: str, task: str, options: Options, as_json: bool) 
             length=size, label="upsert", file=sys.stderr, hidden=not (size and sys.stderr.isatty())
         ) as bar,
     ):
-        separator, done, batch = "[", 0, list[SubjectCall]()
-
-        def flush() -> None:
-            nonlocal separator
-            for report in db.run(subjects.upsert_many(batch)) if batch else ():
-                counts[report.report] += 1
-                if as_json:
-                    click.echo(separator + json_safe(row_json(report)), nl=False)
-                    separator = ",\n "
-            batch.clear()
-
+        separator, done, rows = "[", 0, rows_of(path, stream, task, options)
         try:
-            for call, read in rows_of(path, stream, task, options):
-                batch.append(call)
-                if len(batch) == _BATCH:
-                    flush()
-                    bar.update(read - done)
-                    done = read
-            flush()
+            while batch := list(islice(rows, _BATCH)):
+                for report in db.run(subjects.upsert_many([call for call, _ in batch])):
+                    counts[report.report] += 1
+                    if as_json:
+                        click.echo(separator + json_safe(row_json(report)), nl=False)
+                        separator = ",\n "
+                bar.update(batch[-1][1] - done)
+                done = batch[-1][1]
             bar.update(max(0, size - done))
         except Problem:
             if counts:

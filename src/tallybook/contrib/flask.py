@@ -128,16 +128,14 @@ _loaded: list[App] = []
 @contextmanager
 def _environment(said: dict[str, str]) -> Iterator[None]:
     """Set environment variables for commands and the processes that they start."""
-    before = {name: os.environ.get(name) for name in said}
+    before = {name: os.environ[name] for name in said if name in os.environ}
     os.environ.update(said)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in said:
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 def __getattr__(name: str) -> Any:
