@@ -1,6 +1,6 @@
 """The command line: one file per noun or for several small ones, and errors for people.
 
-common   the DSN, loading an app, terminal-safe output
+common   the command decorators and the DSN; output: tables, pairs and JSON
 errors   one line and an exit code for an exception: 2 for usage and settings, 1 for the rest
 """
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import click
 
-from tallybook._cli.common import command, duration, options, print_json
+from tallybook._cli.common import command, duration, options
 from tallybook._cli.database import Db
 from tallybook._cli.errors import Problem
+from tallybook._cli.output import print_json
 from tallybook._cli.text import clean
 from tallybook._db import calls
 from tallybook._db.driver import InsufficientPrivilege

@@ -8,21 +8,13 @@ from typing import Any
 
 import click
 
-from tallybook._cli.common import (
-    Columns,
-    agreed,
-    command,
-    json_object,
-    print_json,
-    print_pairs,
-    print_rows,
-    state_option,
-)
+from tallybook._cli.common import agreed, command, json_object, state_option
 from tallybook._cli.database import Db
 from tallybook._cli.errors import problem, say
 from tallybook._cli.job_list import list_
+from tallybook._cli.output import print_json, print_pairs, print_rows
 from tallybook._cli.over_nodes import each
-from tallybook._cli.text import clean, local, short
+from tallybook._cli.text import Columns, clean, local, short
 from tallybook._cli.why import said_of, trace, why
 from tallybook._db import calls, filters
 from tallybook._db.declared import Call

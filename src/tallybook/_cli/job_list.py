@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import click
 
-from tallybook._cli.common import Columns, command, duration, limit_option, print_rows, state_option
+from tallybook._cli.common import command, duration, limit_option, state_option
 from tallybook._cli.database import Db
 from tallybook._cli.enqueue import instant
+from tallybook._cli.output import print_rows
 from tallybook._cli.over_nodes import gathered
-from tallybook._cli.text import local, short
+from tallybook._cli.text import Columns, local, short
 from tallybook._cli.why import link_option
 from tallybook._db.jobs import JOBS, MOST, STATES, JobFilter
 from tallybook._model.job_info import JobInfo

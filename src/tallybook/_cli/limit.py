@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 
 import click
 
-from tallybook._cli.common import Columns, command, fail, limit_option, listing
+from tallybook._cli.common import command, fail, limit_option, listing
 from tallybook._cli.database import Db
-from tallybook._cli.text import clean, local
+from tallybook._cli.text import Columns, clean, local
 from tallybook._db import breakers, rates
 from tallybook._model.breaker import BreakerInfo, BreakerRule
 from tallybook._model.durations import format_duration

@@ -6,9 +6,9 @@ from datetime import timedelta
 
 import click
 
-from tallybook._cli.common import Columns, command, listing
+from tallybook._cli.common import command, listing
 from tallybook._cli.database import Db
-from tallybook._cli.text import clean, local
+from tallybook._cli.text import Columns, clean, local
 from tallybook._db import retention, services
 from tallybook._db import roles as database
 from tallybook._model.durations import format_duration

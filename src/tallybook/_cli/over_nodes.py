@@ -97,12 +97,6 @@ def summed(name: str, *numbers: str, latest: Sequence[str] = ()) -> Merge:
     return merge
 
 
-def with_node(node: str, text: str) -> str:
-    """Return the JSON of an object with the node as its first member; the rest of the text is not changed."""
-    rest = text.lstrip().removeprefix("{").lstrip()
-    return f'{{"node": {json.dumps(node)}{"" if rest == "}" else ", "}{rest}'
-
-
 def each(db: Db, fn: Callable[[Db], str | None], *, as_json: bool = False) -> str | None:
     """Run a command on this database, or on each of the nodes in turn, and report per node.
 
