@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+import getpass
 import json
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -129,7 +131,9 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 _OPTIONS = {
-    "by": click.Option(["--by"], metavar="WHO", help="Your name for the record. [user@host]"),
+    "by": click.Option(
+        ["--by"], metavar="WHO", help="Your name for the record. [user@host]", callback=lambda _, on, by: by or me()
+    ),
     "yes": click.Option(["--yes"], is_flag=True, help="Do not ask for confirmation."),
 }
 
@@ -184,6 +188,15 @@ def listing(
         return command(name, of=of, json=True, nodes=True, home=home, reads=True)(run)
 
     return made
+
+
+def me() -> str:
+    """Return the current user, as user@host."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        user = "somebody"
+    return f"{user}@{socket.gethostname()}"
 
 
 def fail(line: str, *, err: bool = False) -> Never:

@@ -8,10 +8,9 @@ from datetime import timedelta
 
 import click
 
-from tallybook._cli.common import dsn_option, duration
+from tallybook._cli.common import dsn_option, duration, me
 from tallybook._cli.database import connect, conninfo
 from tallybook._cli.errors import Problem
-from tallybook._cli.queue import me
 
 
 @click.command()

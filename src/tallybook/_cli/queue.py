@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
-import socket
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,16 +43,16 @@ def list_(db: Db) -> list[str]:
 
 
 @command(of=queue, nodes="each")
-def pause(db: Db, name: str, by: str | None) -> str:
+def pause(db: Db, name: str, by: str) -> str:
     """Start no more jobs of a queue until resume. Running jobs continue."""
-    changed = db.run(calls.pause(name, by or me()), name)
+    changed = db.run(calls.pause(name, by), name)
     return f"queue {clean(name)!r} is paused" if changed else f"queue {clean(name)!r} was paused already"
 
 
 @command(of=queue, nodes="each")
-def resume(db: Db, name: str, by: str | None) -> str:
+def resume(db: Db, name: str, by: str) -> str:
     """Resume a paused queue."""
-    changed = db.run(calls.resume(name, by or me()), name)
+    changed = db.run(calls.resume(name, by), name)
     return f"queue {clean(name)!r} is resumed" if changed else f"queue {clean(name)!r} was not paused"
 
 
@@ -73,10 +71,10 @@ _settings = options(
 
 @command(of=queue, json=True, nodes="each")
 @_settings
-def create(db: Db, name: str, as_json: bool, by: str | None, **settings: Any) -> None:
+def create(db: Db, name: str, as_json: bool, by: str, **settings: Any) -> None:
     """Create a queue with these settings. Exit code 1 if it has settings already."""
     with db.conn.transaction():
-        said = db.run(queues.set_(name, **settings, by=by or me()))
+        said = db.run(queues.set_(name, **settings, by=by))
         if said != "created":
             raise InvalidArgument(f"queue {clean(name)!r} exists already; change it with `tallybook queue set`")
     _said(name, said, as_json)
@@ -84,12 +82,12 @@ def create(db: Db, name: str, as_json: bool, by: str | None, **settings: Any) ->
 
 @command("set", of=queue, json=True, nodes="each")
 @_settings
-def set_(db: Db, name: str, as_json: bool, by: str | None, **settings: Any) -> None:
+def set_(db: Db, name: str, as_json: bool, by: str, **settings: Any) -> None:
     """Change settings of a queue; others stay as they are."""
     if all(value is None for value in settings.values()):
         raise click.UsageError("pass a setting to change: --retention, --max-attempts, --notify, ... (see --help)")
     db.known_queue(name)
-    said = db.run(queues.set_(name, **settings, by=by or me()))
+    said = db.run(queues.set_(name, **settings, by=by))
     _said(name, "changed" if said == "created" else said, as_json)
 
 
@@ -113,7 +111,7 @@ def truncate(
     every: bool,
     states: tuple[str, ...],
     running: bool,
-    by: str | None,
+    by: str,
     yes: bool,
     as_json: bool,
 ) -> str | None:
@@ -126,7 +124,7 @@ def truncate(
     wanted = (*(states or _OPEN), *(["running"] if running else []))
     if not agreed(db.named(f"Cancel {_holds(db, name, wanted)} of {which}?"), yes):
         return None
-    done = _emptied(db, name, states or None, running, by or me())
+    done = _emptied(db, name, states or None, running, by)
     if as_json:
         print_json(done)
         return None
@@ -162,7 +160,7 @@ def _emptied(db: Db, name: str | None, states: Sequence[str] | None, running: bo
 
 @command(of=queue, json=True, nodes="each")
 @click.option("--truncate", "first", is_flag=True, help="Cancel its jobs first.")
-def drop(db: Db, name: str, first: bool, by: str | None, yes: bool, as_json: bool) -> None:
+def drop(db: Db, name: str, first: bool, by: str, yes: bool, as_json: bool) -> None:
     """Drop an unused queue. Its history stays until it is pruned."""
     db.known_queue(name)
     db.run(queues.unused(name))
@@ -171,8 +169,8 @@ def drop(db: Db, name: str, first: bool, by: str | None, yes: bool, as_json: boo
     if not agreed(db.named(f"Drop queue {clean(name)!r} ({what})?"), yes):
         return
     if first:
-        _emptied(db, name, None, False, by or me())
-    db.run(queues.drop(name, by or me()))
+        _emptied(db, name, None, False, by)
+    db.run(queues.drop(name, by))
     _said(name, "dropped", as_json)
 
 
@@ -188,12 +186,3 @@ _TOP: Columns = {
 def top(db: Db, name: str, states: tuple[str, ...], max_jobs: int, after: str | None) -> list[TopJob]:
     """Show the next jobs of a queue, in the order in which they would run."""
     return db.run(queues.top(name, states=states or None, max_jobs=max_jobs, after=after), name)
-
-
-def me() -> str:
-    """Return the current user, as user@host."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        user = "somebody"
-    return f"{user}@{socket.gethostname()}"

@@ -13,7 +13,6 @@ from tallybook._app.schedules import preview
 from tallybook._cli.common import agreed, command, duration, fail, json_object, limit_option, listing
 from tallybook._cli.database import Db
 from tallybook._cli.output import print_json, print_pairs, print_rows, row_json
-from tallybook._cli.queue import me
 from tallybook._cli.text import Columns, clean, local, short
 from tallybook._db import schedules
 from tallybook._db.schedules import ScheduleInfo
@@ -138,9 +137,9 @@ def set_(db: Db, name: str, task: str, args: str, query: str | None, **timing: A
 
 
 @command(of=schedule, home=True)
-def pause(db: Db, name: str, by: str | None) -> str:
+def pause(db: Db, name: str, by: str) -> str:
     """Pause a schedule until resume."""
-    changed = db.run(schedules.pause(name, by or me()), name)
+    changed = db.run(schedules.pause(name, by), name)
     return f"schedule {clean(name)!r} is paused" if changed else f"schedule {clean(name)!r} was paused already"
 
 

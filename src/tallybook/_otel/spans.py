@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, Generic
 
 from opentelemetry import context as otel
@@ -177,7 +176,7 @@ class Traces:
             attributes=labels,
             links=[Link(found) for found in (creator, ambient) if found.is_valid],
         )
-        told = _Told(span, attempt, self._metrics)
+        told = _teller(span, attempt, self._metrics)
         attempt.told = told
         self._metrics.started(attempt.queue, attempt.task_name)
         token = otel.attach(trace.set_span_in_context(span, before))
@@ -199,34 +198,30 @@ class Traces:
         otel.attach(self._headers.context_of(carried))
 
 
-@dataclass(eq=False, slots=True)
-class _Told:
-    """Ends the span of an attempt when its end is first reported."""
+def _teller(span: Span, attempt: Attempt, metrics: Metrics) -> Callable[[str, Mapping[str, Any] | None], None]:
+    """Return a function that ends the span of an attempt when its end is first reported."""
+    began, over = time.perf_counter(), False
 
-    _span: Span
-    _attempt: Attempt
-    _metrics: Metrics
-    _began: float = field(default_factory=time.perf_counter)
-    _over: bool = False
-
-    def __call__(self, verb: str, error: Mapping[str, Any] | None) -> None:
-        if self._over:
+    def told(verb: str, error: Mapping[str, Any] | None) -> None:
+        nonlocal over
+        if over:
             return
-        self._over = True
-        kind = None
-        self._span.set_attribute("tallybook.end", _ENDS.get(verb, verb))
+        over, kind = True, None
+        span.set_attribute("tallybook.end", _ENDS.get(verb, verb))
         if verb in _FAILURES:
             said = error or {}
             kind = str(said.get("type") or "_OTHER")
-            self._span.set_attribute("error.type", kind)
-            self._span.set_status(Status(StatusCode.ERROR, kind))
+            span.set_attribute("error.type", kind)
+            span.set_status(Status(StatusCode.ERROR, kind))
             event = {"exception.type": kind}
             for name, key in (("message", "exception.message"), ("traceback", "exception.stacktrace")):
                 if said.get(name):
                     event[key] = str(said[name])
-            self._span.add_event("exception", event)
-        self._metrics.ended(self._attempt.queue, self._attempt.task_name, time.perf_counter() - self._began, kind)
-        self._span.end()
+            span.add_event("exception", event)
+        metrics.ended(attempt.queue, attempt.task_name, time.perf_counter() - began, kind)
+        span.end()
+
+    return told
 
 
 def _name(operation: str, queue: str | None) -> str:
