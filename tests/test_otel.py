@@ -32,8 +32,8 @@ from support.workers import SLEEPY, Jobs, eventually, working
 from tallybook import App, Cancel, Constant, Context, Dead, Reschedule, Snooze
 from tallybook._db import numbers as _numbers
 from tallybook._model.exposition import MOST, OTHERS
-from tallybook._otel.headers import Headers
 from tallybook._otel.metrics import Metrics
+from tallybook._otel.spans import Headers
 from tallybook.errors import ConfigError
 from tallybook.otel import instrument, uninstrument
 from tallybook.testing import drain, drain_async, travel

@@ -16,7 +16,7 @@ from support.fleet import Fleet
 from support.pages import code
 from tallybook import App
 from tallybook._cli.errors import Problem
-from tallybook._cli.node_plproxy import script
+from tallybook._cli.node import script
 from tallybook._db.nodes import Node
 from tallybook.embedded import temporary_server
 from tallybook.testing import drain

@@ -1,12 +1,13 @@
-"""The command line: one file per noun, and errors for people.
+"""The command line: one file per noun or for several small ones, and errors for people.
 
-common   the DSN, loading an app, terminal-safe output
+common   the command decorators and the DSN; output: tables, pairs and JSON
 errors   one line and an exit code for an exception: 2 for usage and settings, 1 for the rest
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections import UserDict
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, Never
 
@@ -24,34 +25,24 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Maintain": ("migrate", "node", "service", "history", "roles", "uninstall"),
 }
 """The groups of commands in the help."""
-_FILES = {"count": "counting", "event": "counting", "uninstall": "migrate"}
+_FILES = {
+    "count": "counting", "event": "counting", "breaker": "limit", "uninstall": "migrate",
+    "service": "maintain", "history": "maintain", "roles": "maintain",
+}  # fmt: skip
 """The files of the commands that have none with their own name."""
 
 
-class _Commands(MutableMapping[str, click.Command]):
+class _Commands(UserDict[str, Any]):
     """The commands by name. The file of a command is imported when it is used, so that the others cost no time."""
 
-    def __init__(self) -> None:
-        self._known: dict[str, click.Command | None] = {name: None for names in GROUPS.values() for name in names}
-
     def __getitem__(self, name: str) -> click.Command:
-        found = self._known[name]
-        if found is None:
-            found = getattr(import_module(f"tallybook._cli.{_FILES.get(name, name)}"), name)
-            self._known[name] = found
+        if self.data[name] is None:
+            self.data[name] = getattr(import_module(f"tallybook._cli.{_FILES.get(name, name)}"), name)
+        found: click.Command = self.data[name]
         return found
 
-    def __setitem__(self, name: str, command: click.Command) -> None:
-        self._known[name] = command
 
-    def __delitem__(self, name: str) -> None:
-        del self._known[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._known)
-
-    def __len__(self) -> int:
-        return len(self._known)
+_COMMANDS = _Commands(dict.fromkeys(name for names in GROUPS.values() for name in names))
 
 
 class _Cli(click.Group):
@@ -80,7 +71,7 @@ class _Cli(click.Group):
 
 
 @click.group(
-    cls=_Cli, commands=_Commands(), context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+    cls=_Cli, commands=_COMMANDS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
 @click.option("--dsn", metavar="DSN", expose_value=False, callback=dsn_before, help=DSN)
 @click.version_option(package_name="tallybook", message="tallybook %(version)s")

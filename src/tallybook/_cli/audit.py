@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
-from tallybook._cli.common import Columns, limit_option, listing
+from tallybook._cli.common import limit_option, listing
 from tallybook._cli.database import Db
 from tallybook._cli.over_nodes import newest
+from tallybook._cli.text import Columns
 from tallybook._db import audit as calls
 from tallybook._model.audit import AuditRow
 

@@ -1,4 +1,4 @@
-"""Shared code of the commands: the command decorators, the DSN, connections, output for people and for programs.
+"""Shared code of the commands: the command decorators, shared options, questions.
 
 @command(of=breaker)                                   fn(db, ...) returns the line to print
 @listing({"key": "name", ...}, of=breaker, empty=...)  fn(db, ...) returns rows: a table, or with --json a document
@@ -6,37 +6,28 @@
 
 from __future__ import annotations
 
+import getpass
 import json
+import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import asdict, is_dataclass
-from datetime import datetime, timedelta
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from datetime import timedelta
 from functools import wraps
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar
+from typing import Any, Literal, Never, TypeVar
 
 import click
 
 from tallybook._cli.database import Db, read_dsn_option
-from tallybook._cli.over_nodes import Found, Merge, each, gathered, nodes_option, with_node
-from tallybook._cli.text import clean, columns, json_safe, local
-from tallybook._db.stored import loads
-from tallybook._model.durations import format_duration, parse_duration
+from tallybook._cli.output import print_rows
+from tallybook._cli.over_nodes import Found, Merge, each, gathered, nodes_option
+from tallybook._cli.text import Columns
+from tallybook._model.durations import parse_duration
 from tallybook.errors import ConfigError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    DurationType = click.ParamType[timedelta]
-    InstantType = click.ParamType[datetime]
-else:  # generic from click 8.4 on
-    DurationType = InstantType = click.ParamType
 
 F = TypeVar("F", bound=Callable[..., Any])
 Made = Callable[[Callable[..., Any]], click.Command]
-Columns = Mapping[str, str | Callable[[Any], object]]
-"""Columns of a table: a title, and an attribute or a function that makes the cell of a row."""
 
 DSN = "Connection string or URL; else TALLYBOOK_DSN, else the PG* variables."
 
@@ -50,10 +41,7 @@ def dsn_option(command: F) -> F:
 
 
 def _or_before(context: click.Context, _: click.Parameter, value: str | None) -> str | None:
-    while value is None and context.parent is not None:
-        context = context.parent
-        value = context.meta.get(_BEFORE) if context.parent is None else context.params.get("dsn")
-    return value
+    return context.meta.get(_BEFORE) if value is None else value
 
 
 def dsn_before(context: click.Context, _: click.Parameter, value: str | None) -> None:
@@ -62,10 +50,7 @@ def dsn_before(context: click.Context, _: click.Parameter, value: str | None) ->
 
 
 _BEFORE = "tallybook.dsn"
-
-
-def json_option(command: F) -> F:
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")(command)
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
 def options(*given: Callable[[Any], Any]) -> Callable[[F], F]:
@@ -85,25 +70,19 @@ def state_option(*states: str) -> Callable[[F], F]:
     return click.option("--state", "states", multiple=True, type=click.Choice(states), metavar="STATE", help=says)
 
 
-def limit_option(most: int = 1_000_000, default: int = 50, says: str = "Show at most this many.") -> Callable[[F], F]:
-    """--limit."""
-    return click.option("--limit", type=click.IntRange(1, most), default=default, show_default=True, help=says)
+def limit_option(
+    most: int = 1_000_000, default: int = 50, says: str = "Show at most this many.", names: Sequence[str] = ("--limit",)
+) -> Callable[[F], F]:
+    return click.option(*names, type=click.IntRange(1, most), default=default, show_default=True, help=says)
 
 
-class _Duration(DurationType):
-    """A duration in PostgreSQL's syntax."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        try:
-            return parse_duration(value)
-        except ConfigError as error:
-            hint = "" if error.hint is None else f". {error.hint.removesuffix(', or pass a timedelta')}"
-            self.fail(f"{value!r}: {error.reason}{hint}", param, ctx)
-
-
-DURATION = _Duration()
+def duration(value: str | timedelta) -> timedelta:
+    """The type of an option or argument: a duration in PostgreSQL's syntax."""
+    try:
+        return parse_duration(value)
+    except ConfigError as error:
+        hint = "" if error.hint is None else f". {error.hint.removesuffix(', or pass a timedelta')}"
+        raise ValueError(f"{value!r}: {error.reason}{hint}") from None
 
 
 def command(
@@ -139,7 +118,7 @@ def command(
             if line is not None:
                 click.echo(line)
 
-        found = dsn_option(json_option(run) if json else run)
+        found = dsn_option(_json_option(run) if json else run)
         found = read_dsn_option(found) if reads else found
         return (click.command if of is None else of.command)(name, **settings)(nodes_option(found) if nodes else found)
 
@@ -147,12 +126,14 @@ def command(
 
 
 _ARGUMENTS: dict[str, dict[str, Any]] = {
-    "str": {}, "int": {"type": int}, "timedelta": {"type": DURATION},
-    "str | None": {"required": False}, "timedelta | None": {"type": DURATION, "required": False},
+    "str": {}, "int": {"type": int}, "timedelta": {"type": duration},
+    "str | None": {"required": False}, "timedelta | None": {"type": duration, "required": False},
 }  # fmt: skip
 
 _OPTIONS = {
-    "by": click.Option(["--by"], metavar="WHO", help="Your name for the record. [user@host]"),
+    "by": click.Option(
+        ["--by"], metavar="WHO", help="Your name for the record. [user@host]", callback=lambda _, on, by: by or me()
+    ),
     "yes": click.Option(["--yes"], is_flag=True, help="Do not ask for confirmation."),
 }
 
@@ -209,43 +190,13 @@ def listing(
     return made
 
 
-def print_rows(
-    shown: Columns,
-    rows: Sequence[Any],
-    *,
-    empty: str,
-    nodes: Sequence[str] = (),
-    as_json: bool = False,
-    plain: Callable[[Any], object] | None = None,
-) -> None:
-    """Print rows, with their nodes if any, as a table or as JSON; a row may be a JSON text of the server."""
-    if as_json:
-        texts = [row_json(row, plain) for row in rows]
-        print_json([with_node(*pair) for pair in zip(nodes, texts, strict=True)] if nodes else texts)
-        return
-    read = [loads(row) if isinstance(row, str) else row for row in rows]
-    cells = [[_cell(row, of) for of in shown.values()] for row in read]
-    if nodes:
-        shown, cells = {"node": "", **shown}, [[node, *row] for node, row in zip(nodes, cells, strict=True)]
-    print_table(tuple(shown), cells, empty=empty)
-
-
-def _cell(row: Any, of: str | Callable[[Any], object]) -> object:
-    found: Any = of(row) if callable(of) else row[of] if isinstance(row, dict) else getattr(row, of)
-    if isinstance(found, timedelta):
-        return format_duration(found)
-    return local(found) if isinstance(found, datetime) or (isinstance(of, str) and of.endswith("_at")) else found
-
-
-def row_json(row: Any, plain: Callable[[Any], object] | None = None) -> str:
-    """Return a row of a list as JSON; a text of the server is not changed."""
-    if isinstance(row, str):
-        return row
-    return json.dumps(asdict(row) if is_dataclass(row) else row, default=plain or _plain, ensure_ascii=False)  # type: ignore[arg-type]
-
-
-def _plain(value: datetime | timedelta) -> object:
-    return value.total_seconds() if isinstance(value, timedelta) else value.isoformat()
+def me() -> str:
+    """Return the current user, as user@host."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        user = "somebody"
+    return f"{user}@{socket.gethostname()}"
 
 
 def fail(line: str, *, err: bool = False) -> Never:
@@ -272,65 +223,3 @@ def agreed(question: str, yes: bool) -> bool:
     if not sys.stdin.isatty():
         raise click.UsageError(f"{question} Pass --yes where there is no terminal to ask on")
     return click.confirm(question, err=True)
-
-
-def _console(*, err: bool = False) -> Console | None:
-    """Return Rich's console if it is installed and the output is a terminal; None: plain text."""
-    stream = sys.stderr if err else sys.stdout
-    if not stream.isatty():
-        return None
-    try:
-        from rich.console import Console
-    except ImportError:
-        return None
-    return Console(file=stream, markup=False, highlight=False, emoji=False)
-
-
-def working(what: str) -> AbstractContextManager[object]:
-    """Show progress on stderr: a spinner on a terminal, else a line."""
-    console = _console(err=True)
-    if console is not None:
-        from rich.text import Text
-
-        return console.status(Text(clean(what)))
-    click.echo(clean(what), err=True)
-    return nullcontext()
-
-
-def print_table(titles: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> None:
-    """Print a table of cleaned texts, or `empty` if there are no rows."""
-    cells = [[clean(cell) for cell in row] for row in rows]
-    if not cells:
-        click.echo(empty)
-        return
-    console = _console()
-    if console is None:
-        click.echo("\n".join(columns(titles, cells)))
-        return
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for at, title in enumerate(titles):
-        numeric = all(row[at].lstrip("-").isdigit() for row in cells)
-        table.add_column(title, justify="right" if numeric else "left", overflow="fold")
-    for row in cells:
-        table.add_row(*map(Text, row))
-    console.print(table)
-
-
-def print_pairs(pairs: Sequence[tuple[str, object]]) -> None:
-    """Print names and values, one pair per line."""
-    width = max(len(name) for name, _ in pairs)
-    for name, value in pairs:
-        click.echo(f"{name.ljust(width)}  {clean(value)}".rstrip())
-
-
-def print_json(found: Any) -> None:
-    """Print one JSON document: one row, or an array of rows, one per line.
-
-    Texts of the server are not parsed, since numbers of jsonb are exact and Python's floats are not.
-    """
-    rows = [json_safe(row_json(row)) for row in (found if isinstance(found, list | tuple) else [found])]
-    click.echo("[" + ",\n ".join(rows) + "]" if isinstance(found, list | tuple) else rows[0])

@@ -10,10 +10,11 @@ from typing import Any
 
 import click
 
-from tallybook._cli.common import DURATION, Columns, command, listing, print_json, print_rows, print_table, working
+from tallybook._cli.common import command, duration, listing
 from tallybook._cli.database import Db
+from tallybook._cli.output import print_json, print_rows, print_table, working
 from tallybook._cli.over_nodes import gathered
-from tallybook._cli.text import clean, local
+from tallybook._cli.text import Columns, clean, local
 from tallybook._db import counting
 from tallybook._model.counting import Counts, Level, Throughput, Timings
 from tallybook._model.options import check_name
@@ -118,8 +119,8 @@ def _ms(value: object) -> str:
 
 
 @command(of=count, json=True)
-@click.option("--step", type=DURATION, default="1 min", show_default=True, help="Length of a step, in whole minutes.")
-@click.option("--since", type=DURATION, metavar="DURATION", help="How far back to start. [60 steps]")
+@click.option("--step", type=duration, default="1 min", show_default=True, help="Length of a step, in whole minutes.")
+@click.option("--since", type=duration, help="How far back to start. [60 steps]")
 def series(db: Db, queue: str | None, step: timedelta, since: timedelta | None, as_json: bool) -> None:
     """Show the counters of QUEUE, or of all queues, over time."""
     if queue is not None:

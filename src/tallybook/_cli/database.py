@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
 from typing import Any, TypeVar
@@ -41,37 +42,33 @@ def standby_of(conn: Conn) -> str:
     return str(Standby.of(conn.execute(f"select {LAG}".encode()).fetchone() or ()))
 
 
+@dataclass(eq=False, repr=False)
 class Db:
     """The database of a command. It connects on first use, so that wrong options are reported without a connection."""
 
-    def __init__(
-        self,
-        dsn: str | None,
-        stack: ExitStack,
-        schema: bool,
-        which: str | None = None,
-        *,
-        node: str | None = None,
-        home: bool = False,
-        read_dsn: str | None = None,
-    ) -> None:
-        if read_dsn is not None and which is not None:
+    dsn: str | None
+    stack: ExitStack
+    schema: bool
+    which: str | None = None
+    home: bool = False
+    read_dsn: str | None = None
+    node: str | None = None
+    """The name of its node with --nodes."""
+    _at: dict[str, Db] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.read_dsn is not None and self.which is not None:
             raise click.UsageError("--read-dsn is a standby of one database, --nodes are several: pass one of the two")
-        self._dsn, self._stack, self._schema, self._which, self._home = dsn, stack, schema, which, home
-        self._read_dsn = read_dsn
-        self._at: dict[str, Db] = {}
-        self.node = node
-        """The name of its node with --nodes."""
 
     @property
     def conninfo(self) -> str:
         """The effective connection string."""
-        return conninfo(self._dsn)
+        return conninfo(self.dsn)
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:
         """The nodes of --nodes; empty without it."""
-        return () if self._which is None else nodes(self.conninfo, self._which)
+        return () if self.which is None else nodes(self.conninfo, self.which)
 
     def of(self, job_id: int) -> Db:
         """Return the node of a job among those of --nodes, or this database without --nodes. Raises UnknownNode and UnknownJob."""
@@ -85,13 +82,13 @@ class Db:
 
     def at(self, node: Node) -> Db:
         if node.name not in self._at:
-            self._at[node.name] = Db(node.dsn, self._stack, self._schema, node=node.name)
+            self._at[node.name] = Db(node.dsn, self.stack, self.schema, node=node.name)
         return self._at[node.name]
 
     def over(self, conn: Conn, node: Node) -> Db:
         """Return the database of a node, on an open connection."""
-        found = Db(node.dsn, self._stack, self._schema, node=node.name)
-        if self._schema:
+        found = Db(node.dsn, self.stack, self.schema, node=node.name)
+        if self.schema:
             migrate.check(conn)
         found.__dict__["conn"] = conn
         return found
@@ -99,11 +96,11 @@ class Db:
     @cached_property
     def conn(self) -> Conn:
         """The connection, made by `connect`."""
-        dsn = self._read_dsn
+        dsn = self.read_dsn
         if dsn is None:
-            dsn = nodes(self.conninfo, "home")[0].dsn if self._home else self._dsn
-        conn = self._stack.enter_context(connect(dsn, schema=self._schema))
-        if self._read_dsn is not None:
+            dsn = nodes(self.conninfo, "home")[0].dsn if self.home else self.dsn
+        conn = self.stack.enter_context(connect(dsn, schema=self.schema))
+        if self.read_dsn is not None:
             click.echo(standby_of(conn), err=True)
         return conn
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import click
 
-from tallybook._cli.common import Columns, agreed, command, json_object, limit_option, listing, options
+from tallybook._cli.common import agreed, command, json_object, limit_option, listing, options
 from tallybook._cli.database import Db
 from tallybook._cli.job import MANY, show
-from tallybook._cli.job_list import WHEN
+from tallybook._cli.job_list import when
 from tallybook._cli.over_nodes import each, newest
-from tallybook._cli.text import clean, short
+from tallybook._cli.text import Columns, clean, short
 from tallybook._cli.why import said_of
 from tallybook._db import calls, filters
 from tallybook._db.filters import REASONS, DeadFilter
@@ -32,8 +32,8 @@ _filters = options(
     click.option("--reason", type=click.Choice(REASONS), metavar="REASON", help=f"{', '.join(REASONS)}."),
     click.option("--error", metavar="TEXT", help="Last error contains this text, ignoring case."),
     click.option("--args", metavar="JSON", help="Args contain this JSON object."),
-    click.option("--since", type=WHEN, metavar="WHEN", help="Died since then: '2 hours' ago, or 2026-01-31T09:00Z."),
-    click.option("--before", type=WHEN, metavar="WHEN", help="Died before then."),
+    click.option("--since", type=when, help="Died since then: '2 hours' ago, or 2026-01-31T09:00Z."),
+    click.option("--before", type=when, help="Died before then."),
 )
 
 
@@ -70,7 +70,7 @@ _chosen = options(
 
 @command(of=dead, nodes=True)
 @_chosen
-def retry(db: Db, job_ids: Sequence[int], everything: bool, yes: bool, **given: Any) -> str | None:
+def retry(db: Db, yes: bool, **given: Any) -> str | None:
     """Retry dead letters now: these jobs, or all that match every filter."""
 
     def one(job_id: int) -> str:
@@ -81,12 +81,12 @@ def retry(db: Db, job_ids: Sequence[int], everything: bool, yes: bool, **given: 
         refused = f", {done.refused} are not: another live job has their unique key" if done.refused else ""
         return f"{done.retried} jobs are retried{refused}"
 
-    return _change(db, "retry", one, many, job_ids, everything, yes, given)
+    return _change(db, "retry", one, many, yes, **given)
 
 
 @command(of=dead, nodes=True)
 @_chosen
-def drop(db: Db, job_ids: Sequence[int], everything: bool, yes: bool, **given: Any) -> str | None:
+def drop(db: Db, yes: bool, **given: Any) -> str | None:
     """Drop dead letters for good: these jobs, or all that match every filter."""
 
     def one(job_id: int) -> str:
@@ -95,20 +95,14 @@ def drop(db: Db, job_ids: Sequence[int], everything: bool, yes: bool, **given: A
     def many(db: Db, which: DeadFilter) -> str:
         return f"{db.run(filters.drop_dead_many(which, MANY))} dead letters dropped"
 
-    return _change(db, "drop", one, many, job_ids, everything, yes, given)
+    return _change(db, "drop", one, many, yes, **given)
 
 
 def _change(
-    db: Db,
-    verb: str,
-    one: Callable[[int], str],
-    many: Callable[[Db, DeadFilter], str],
-    job_ids: Sequence[int],
-    everything: bool,
-    yes: bool,
-    given: dict[str, Any],
+    db: Db, verb: str, one: Callable[[int], str], many: Callable[[Db, DeadFilter], str], yes: bool, **given: Any
 ) -> str | None:
     """Change each of these jobs, or on each node all that match. Exactly one of ids, filters and --all is allowed."""
+    job_ids, everything = given.pop("job_ids"), given.pop("everything")
     filtered = any(value is not None for value in given.values())
     if bool(job_ids) + filtered + everything != 1:
         filters_ = "--queue, --task, --reason, --error, --args, --since, --before"

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import click
 
-from tallybook._cli.common import dsn_option, working
+from tallybook._cli.common import dsn_option
 from tallybook._cli.database import connect, conninfo
 from tallybook._cli.errors import Problem
 from tallybook._cli.loading import app_option, home
+from tallybook._cli.output import working
 from tallybook._cli.text import clean
 from tallybook._db import migrate
 from tallybook._db.driver import conninfo_to_dict

@@ -9,8 +9,9 @@ from collections.abc import Iterable
 
 import click
 
-from tallybook._cli.common import command, print_json, print_pairs
+from tallybook._cli.common import command
 from tallybook._cli.database import Db
+from tallybook._cli.output import print_json, print_pairs
 from tallybook._cli.text import clean, yes_no
 from tallybook._db import migrate as schema
 from tallybook._db.doctor import examine

@@ -11,9 +11,10 @@ from typing import Any
 
 import click
 
-from tallybook._cli.common import DURATION, InstantType, command, options, print_json
+from tallybook._cli.common import command, duration, options
 from tallybook._cli.database import Db
 from tallybook._cli.errors import Problem
+from tallybook._cli.output import print_json
 from tallybook._cli.text import clean
 from tallybook._db import calls
 from tallybook._db.driver import InsufficientPrivilege
@@ -22,26 +23,20 @@ from tallybook._model.options import Options, check_name
 from tallybook._model.payload import encode
 
 
-class _Instant(InstantType):
-    """An ISO 8601 time with a zone."""
+def instant(value: str | datetime) -> datetime:
+    """The type of an option: an ISO 8601 time with a zone."""
+    try:
+        at = value if isinstance(value, datetime) else datetime.fromisoformat(value)
+    except ValueError:
+        raise ValueError(f"{value!r} is not a date and time. Write 2026-01-31T09:00:00+01:00") from None
+    if at.utcoffset() is None:
+        raise ValueError(f"{value!r} has no zone. Write {value}Z for UTC, or {value}+01:00")
+    return at
 
-    name = "instant"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        try:
-            at = value if isinstance(value, datetime) else datetime.fromisoformat(value)
-        except ValueError:
-            self.fail(f"{value!r} is not a date and time. Write 2026-01-31T09:00:00+01:00", param, ctx)
-        if at.utcoffset() is None:
-            self.fail(f"{value!r} has no zone. Write {value}Z for UTC, or {value}+01:00", param, ctx)
-        return at
-
-
-INSTANT = _Instant()
 
 job_options = options(
-    click.option("--run-at", type=INSTANT, metavar="INSTANT", help="Not before, like 2026-01-31T09:00:00+01:00."),
-    click.option("--delay", type=DURATION, metavar="DURATION", help='Start after this time, like "5 min".'),
+    click.option("--run-at", type=instant, help="Not before, like 2026-01-31T09:00:00+01:00."),
+    click.option("--delay", type=duration, help='Start after this time, like "5 min".'),
     click.option("--priority", type=click.IntRange(0, 32767), help="Lower runs first. [2]"),
     click.option(
         "--max-attempts", type=click.IntRange(1, 32767), help="Failures until it is dead. [task, queue, or 5]"

@@ -8,23 +8,16 @@ from typing import Any
 
 import click
 
-from tallybook._cli.common import (
-    Columns,
-    agreed,
-    command,
-    json_object,
-    print_json,
-    print_pairs,
-    print_rows,
-    state_option,
-)
+from tallybook._cli.common import agreed, command, json_object, state_option
 from tallybook._cli.database import Db
 from tallybook._cli.errors import problem, say
 from tallybook._cli.job_list import list_
+from tallybook._cli.output import print_json, print_pairs, print_rows
 from tallybook._cli.over_nodes import each
-from tallybook._cli.text import clean, local, short
+from tallybook._cli.text import Columns, clean, local, short
 from tallybook._cli.why import said_of, trace, why
 from tallybook._db import calls, filters
+from tallybook._db.declared import Call
 from tallybook._db.driver import Rollback
 from tallybook._db.node_source import unknown
 from tallybook._db.stored import loads
@@ -119,14 +112,7 @@ def cancel(db: Db, job_ids: Sequence[int], reason: str | None, yes: bool, as_jso
     if filtered:
         each(db, lambda one: _cancel_many(one, reason, yes, as_json, dict(which)), as_json=as_json)
     else:
-        _each(
-            db,
-            job_ids,
-            lambda one: db.of(one).run(calls.cancel(one, reason)),
-            as_json,
-            "state",
-            lambda state: _CANCELLED.get(state, state),
-        )
+        _each(db, job_ids, lambda one: calls.cancel(one, reason), as_json, "state", lambda it: _CANCELLED.get(it, it))
 
 
 def _cancel_many(db: Db, reason: str | None, yes: bool, as_json: bool, which: dict[str, Any]) -> None:
@@ -173,25 +159,19 @@ _CANCELLED = {
 @click.argument("job_ids", metavar="ID...", type=int, nargs=-1, required=True)
 def retry(db: Db, job_ids: Sequence[int], as_json: bool) -> None:
     """Retry dead or cancelled jobs now, each in its own transaction."""
-    told = "retried, attempt {}".format
-    _each(db, job_ids, lambda one: db.of(one).run(calls.retry(one)), as_json, "attempt", told)
+    _each(db, job_ids, calls.retry, as_json, "attempt", "retried, attempt {}".format)
 
 
 def _each(
-    db: Db,
-    job_ids: Sequence[int],
-    verb: Callable[[int], object],
-    as_json: bool,
-    key: str,
-    told: Callable[[Any], str],
+    db: Db, ids: Sequence[int], verb: Callable[[int], Call[Any]], as_json: bool, key: str, told: Callable[[Any], str]
 ) -> None:
     """Call `verb` for each job; print a failure and continue with the others. Exit code 1 if any failed."""
     _ = db.nodes or db.conn  # a problem of the database is not an error of one job
     done: list[str] = []
     failed = False
-    for job_id in dict.fromkeys(job_ids):
+    for job_id in dict.fromkeys(ids):
         try:
-            result = verb(job_id)
+            result = db.of(job_id).run(verb(job_id))
         except TallybookError as error:
             failed = True
             if as_json:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import click
 
-from tallybook._cli.common import DURATION, Columns, InstantType, command, limit_option, print_rows, state_option
+from tallybook._cli.common import command, duration, limit_option, state_option
 from tallybook._cli.database import Db
-from tallybook._cli.enqueue import INSTANT
+from tallybook._cli.enqueue import instant
+from tallybook._cli.output import print_rows
 from tallybook._cli.over_nodes import gathered
-from tallybook._cli.text import local, short
+from tallybook._cli.text import Columns, local, short
 from tallybook._cli.why import link_option
 from tallybook._db.jobs import JOBS, MOST, STATES, JobFilter
 from tallybook._model.job_info import JobInfo
@@ -29,20 +30,11 @@ select r.id, r.cursor, r.enqueued_at, r.looked_to,
   from {JOBS.called()} with ordinality as r order by r.ordinality"""  # noqa: S608
 
 
-class _When(InstantType):
-    """A time, or a duration before now."""
-
-    name = "when"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        if isinstance(value, str) and not value[:4].isdigit():
-            value = DURATION.convert(value, param, ctx)
-        if isinstance(value, timedelta):
-            return datetime.now(UTC) - value
-        return INSTANT.convert(value, param, ctx)
-
-
-WHEN = _When()
+def when(value: str | datetime) -> datetime:
+    """The type of an option: a time, or a duration before now."""
+    if isinstance(value, str) and not value[:4].isdigit():
+        return datetime.now(UTC) - duration(value)
+    return instant(value)
 
 
 class _Row(NamedTuple):
@@ -61,8 +53,8 @@ class _Row(NamedTuple):
 @click.option("--unserved", is_flag=True, help="No live worker knows their task or the version of their args.")
 @link_option("With this link; repeatable.")
 @click.option("--error", metavar="TEXT", help="Last error contains this text, ignoring case.")
-@click.option("--since", type=WHEN, metavar="WHEN", help="Enqueued since then: '2 hours' ago, or 2026-01-31T09:00Z.")
-@click.option("--before", type=WHEN, metavar="WHEN", help="Enqueued before then.")
+@click.option("--since", type=when, help="Enqueued since then: '2 hours' ago, or 2026-01-31T09:00Z.")
+@click.option("--before", type=when, help="Enqueued before then.")
 @click.option("--after", metavar="CURSOR", help="Continue after another list: the value it printed at its end.")
 @limit_option()
 def list_(db: Db, as_json: bool, after: str | None, limit: int, **given: Any) -> None:
@@ -70,7 +62,8 @@ def list_(db: Db, as_json: bool, after: str | None, limit: int, **given: Any) ->
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value}
     which, names = JobFilter(**chosen), list[str]()
     if db.nodes:
-        pairs, more, looked_to = _read_all(db, which, after, limit)
+        at = places(after)
+        pairs, more, looked_to = merged(dict(gathered(db, lambda one: _read_on(one, which, at, limit))), at, limit)
         names, rows = [name for name, _ in pairs], [row.text for _, row in pairs]
     else:
         found, more, looked_to = _read(db, which, after, limit)
@@ -83,12 +76,6 @@ def list_(db: Db, as_json: bool, after: str | None, limit: int, **given: Any) ->
         click.echo(f"the newest {len(rows)}; --limit shows more, --after {more} the next", err=True)
     else:
         click.echo(f"searched back to {local(looked_to)}; --after {more} continues", err=True)
-
-
-def _read_all(db: Db, which: JobFilter, after: str | None, limit: int) -> Part[tuple[str, _Row]]:
-    at = places(after)
-    parts = dict(gathered(db, lambda one: _read_on(one, which, at, limit)))
-    return merged(parts, at, limit)
 
 
 def _read_on(db: Db, which: JobFilter, at: Mapping[str, str], limit: int) -> Part[_Row]:

@@ -1,4 +1,4 @@
-"""tallybook limit list, set, at-once, drop, push, calls."""
+"""tallybook limit list, set, at-once, drop, push, calls; breaker list, set, drop, open, close."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from datetime import UTC, datetime, timedelta
 
 import click
 
-from tallybook._cli.common import Columns, command, fail, listing
+from tallybook._cli.common import command, fail, limit_option, listing
 from tallybook._cli.database import Db
-from tallybook._cli.text import clean, local
-from tallybook._db import rates
+from tallybook._cli.text import Columns, clean, local
+from tallybook._db import breakers, rates
+from tallybook._model.breaker import BreakerInfo, BreakerRule
 from tallybook._model.durations import format_duration
 from tallybook._model.rate import ConcurrencyInfo, ConcurrencyRule, RateInfo, RateRule
 
@@ -94,9 +95,54 @@ _CALLED: Columns = {
 
 
 @listing(_CALLED, name="calls", of=limit, empty="no calls")
-@click.option(
-    "-n", "most", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Show at most this many."
-)
+@limit_option(10_000, 20, names=("-n", "most"))
 def calls(db: Db, name: str, most: int) -> list[str]:
     """List the newest calls of a key with their jobs and ends."""
     return db.texts(_CALLS, (name, most))
+
+
+breaker = click.Group(
+    "breaker",
+    help="List, change, open and close circuit breakers.\n\nAfter a number of failures the jobs of a key wait.",
+)
+
+
+_BREAKERS: Columns = {
+    "key": "name",
+    "opens after": lambda one: f"{one.failures} per {format_duration(one.per)}, for {format_duration(one.open_for)}",
+    "state": "state", "failed in window": "failed_in_window", "waiting": "waiting", "open until": "open_until", "probe": "probe",
+}  # fmt: skip
+
+
+@listing(_BREAKERS, of=breaker, empty="no breakers")
+def list_breakers(db: Db) -> list[BreakerInfo]:
+    """List the breakers and their keys. JSON has seconds."""
+    return db.run(breakers.breakers)
+
+
+@command("set", of=breaker, nodes="each")
+def set_breaker(db: Db, name: str, failures: int, per: timedelta, open_for: timedelta) -> str:
+    """Set a breaker: FAILURES within PER open it for OPEN_FOR, like `acme 5 1min 30s`."""
+    said = db.run(breakers.set_(BreakerRule.checked(name, failures, per, open_for)))
+    return f"breaker {clean(name)!r} is {said}"
+
+
+@command("drop", of=breaker, nodes="each")
+def drop_breaker(db: Db, name: str) -> str:
+    """Drop a breaker. Jobs that name a key without any rule fail."""
+    if not db.run(breakers.drop(name)):
+        fail(f"there is no breaker {clean(name)!r}")
+    return f"breaker {clean(name)!r} is removed"
+
+
+@command("open", of=breaker, nodes="each")
+def open_(db: Db, name: str, duration: timedelta | None) -> str:
+    """Open the breaker of a key for DURATION, or as long as its rule sets."""
+    return f"the breaker of {clean(name)!r} is open until {local(db.run(breakers.open_(name, duration)))}"
+
+
+@command(of=breaker, nodes="each")
+def close(db: Db, name: str) -> str:
+    """Close the breaker of a key: its jobs continue."""
+    changed = db.run(breakers.close(name))
+    return f"the breaker of {clean(name)!r} is closed" + ("" if changed else ", as it was")

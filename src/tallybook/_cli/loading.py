@@ -69,15 +69,19 @@ def load_app(target: str) -> App:
     if not name:
         if len({id(app) for app in apps.values()}) == 1:
             return next(iter(apps.values()))
-        raise _which(module_name, apps)
+        if not apps:
+            raise _wrong(f"there is no App in module {module_name!r}", hint=APP_FORM)
+        listed = ", ".join(f"{module_name}:{key}" for key in sorted(apps))
+        raise _wrong(f"there are {len(apps)} Apps in module {module_name!r}", hint=f"Pass one of: {listed}")
     found: Any = module
     for part in name.split("."):
         try:
             found = getattr(found, part)
         except AttributeError:
+            file = getattr(module, "__file__", None) or "a namespace without a file"
             near = list(apps) or get_close_matches(part, vars(module), 1)
             hint = f"Did you mean {module_name}:{near[0]}?" if near else f"Define `{name} = App(...)` there"
-            raise _wrong(f"module {module_name!r} ({_file(module)}) has no {name!r}", hint=hint) from None
+            raise _wrong(f"module {module_name!r} ({file}) has no {name!r}", hint=hint) from None
     if not isinstance(found, App):
         hint = f"Did you mean {module_name}:{next(iter(apps))}?" if apps else APP_FORM
         of = type(found)
@@ -86,13 +90,6 @@ def load_app(target: str) -> App:
             what = f"the {of.__name__} {found.__name__!r}"
         raise _wrong(f"{target} is not an App but {what}", hint=hint)
     return found
-
-
-def _which(module_name: str, apps: dict[str, App]) -> Problem:
-    if not apps:
-        return _wrong(f"there is no App in module {module_name!r}", hint=APP_FORM)
-    listed = ", ".join(f"{module_name}:{key}" for key in sorted(apps))
-    return _wrong(f"there are {len(apps)} Apps in module {module_name!r}", hint=f"Pass one of: {listed}")
 
 
 def _here_on_path() -> None:
@@ -145,7 +142,3 @@ def _place(error: BaseException) -> str:
     own = [frame for frame in frames if "site-packages" not in frame.filename and "/tallybook/_" not in frame.filename]
     last = (own or frames)[-1:]
     return f" ({last[0].filename}:{last[0].lineno})" if last else ""
-
-
-def _file(module: Any) -> str:
-    return getattr(module, "__file__", None) or "a namespace without a file"

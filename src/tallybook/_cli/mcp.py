@@ -8,10 +8,9 @@ from datetime import timedelta
 
 import click
 
-from tallybook._cli.common import DURATION, dsn_option
+from tallybook._cli.common import dsn_option, duration, me
 from tallybook._cli.database import connect, conninfo
 from tallybook._cli.errors import Problem
-from tallybook._cli.queue import me
 
 
 @click.command()
@@ -21,7 +20,7 @@ from tallybook._cli.queue import me
 @click.option(
     "--confirm-within",
     "lifetime",
-    type=DURATION,
+    type=duration,
     default="5 min",
     show_default=True,
     help="How long a preview can be confirmed.",

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import click
 
-from tallybook._cli.common import DURATION, command, dsn_option
+from tallybook._cli.common import command, dsn_option, duration
 from tallybook._cli.database import Conn, Db, connect, conninfo
 from tallybook._cli.errors import Problem, problem, say
 from tallybook._cli.text import clean
@@ -24,7 +24,7 @@ from tallybook._maintenance.rebase import rebase
 @click.option(
     "--nodes", "which", metavar="NODES", help="Migrate one node after the other: all, or names like north,south."
 )
-@click.option("--wait", type=DURATION, metavar="DURATION", help='Wait this long for the server, like "1 min".')
+@click.option("--wait", type=duration, help='Wait this long for the server, like "1 min".')
 def migrate(dsn: str | None, only_sql: bool, node: int | None, which: str | None, wait: timedelta | None) -> None:
     """Install or upgrade the schema.
 

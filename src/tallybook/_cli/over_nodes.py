@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
-from functools import partial
 from typing import Any, TypeVar
 
 import click
@@ -39,15 +38,15 @@ Said = tuple[T | None, TallybookError | None]
 def answers(db: Db, fn: Callable[[Db], T], *, seconds: float = ANSWER) -> list[Answer[Said[T]]]:
     """Call `fn` for each node concurrently, and return the answers."""
 
-    def question(node: Node, conn: Conn) -> Said[T]:
-        one = db.over(conn, node)
-        try:
-            return fn(one), None
-        except TallybookError as error:
-            return None, error
-
     def ask(node: Node) -> Answer[Said[T]]:  # one call per node: each has its own database
-        return asked((node,), partial(question, node), seconds=seconds)[0]
+        def question(conn: Conn) -> Said[T]:
+            one = db.over(conn, node)
+            try:
+                return fn(one), None
+            except TallybookError as error:
+                return None, error
+
+        return asked((node,), question, seconds=seconds)[0]
 
     with ThreadPoolExecutor(len(db.nodes)) as threads:
         return list(threads.map(ask, db.nodes))
@@ -96,12 +95,6 @@ def summed(name: str, *numbers: str, latest: Sequence[str] = ()) -> Merge:
         return [(", ".join(on), sums) for _, (on, sums) in sorted(rows.items())]
 
     return merge
-
-
-def with_node(node: str, text: str) -> str:
-    """Return the JSON of an object with the node as its first member; the rest of the text is not changed."""
-    rest = text.lstrip().removeprefix("{").lstrip()
-    return f'{{"node": {json.dumps(node)}{"" if rest == "}" else ", "}{rest}'
 
 
 def each(db: Db, fn: Callable[[Db], str | None], *, as_json: bool = False) -> str | None:

@@ -1,4 +1,4 @@
-"""tallybook provider add, set, list, show, set-secret, drop-secret, test, rotate, key, drop, and its routes (_cli/route.py)."""
+"""tallybook provider add, set, list, show, set-secret, drop-secret, test, rotate, key, drop, route."""
 
 from __future__ import annotations
 
@@ -8,22 +8,13 @@ from typing import TypeVar
 
 import click
 
-from tallybook._cli.common import (
-    Columns,
-    agreed,
-    command,
-    json_object,
-    listing,
-    print_json,
-    print_pairs,
-    print_rows,
-)
+from tallybook._cli.common import agreed, command, fail, json_object, listing
 from tallybook._cli.database import Db
 from tallybook._cli.errors import Problem
+from tallybook._cli.output import print_json, print_pairs, print_rows
 from tallybook._cli.over_nodes import each
-from tallybook._cli.route import route
 from tallybook._cli.secret_input import nothing_else, one_secret, several
-from tallybook._cli.text import clean, local
+from tallybook._cli.text import Columns, clean, local
 from tallybook._db import providers as calls
 from tallybook._db.providers import Listed
 from tallybook._model.keyring import new_key
@@ -34,6 +25,7 @@ from tallybook.extra.providers.keys import KeySource
 from tallybook.extra.providers.steps import Steps, Tested
 
 T = TypeVar("T")
+Texts = tuple[str, ...]
 
 _LOOSE = {"ignore_unknown_options": True}
 """An unknown option may be a secret that begins with a dash; `nothing_else` refuses it without printing it."""
@@ -42,8 +34,6 @@ provider = click.Group(
     "provider",
     help="Manage providers: settings, secrets, routes.\n\nA provider is a service that jobs call. Its secrets are encrypted.",
 )
-
-provider.add_command(route)
 
 
 @command(of=provider, nodes=True, context_settings=_LOOSE)
@@ -56,14 +46,7 @@ provider.add_command(route)
 @click.option("--inactive", is_flag=True, help="Do not use it yet.")
 @click.argument("more", nargs=-1, metavar="")
 def add(
-    db: Db,
-    name: str,
-    kind: str,
-    settings: str | None,
-    fields: tuple[str, ...],
-    variables: tuple[str, ...],
-    inactive: bool,
-    more: tuple[str, ...],
+    db: Db, name: str, kind: str, settings: str | None, fields: Texts, variables: Texts, inactive: bool, more: Texts
 ) -> str | None:
     """Add a provider, with secrets if you like; they are never arguments."""
     nothing_else(more)
@@ -145,7 +128,7 @@ def show(db: Db, name: str, as_json: bool) -> None:
 @click.option("--drop-previous", is_flag=True, help="Set nothing; drop the previous value.")
 @click.argument("more", nargs=-1, metavar="")
 def set_secret(
-    db: Db, name: str, field: str, variable: str | None, no_previous: bool, drop_previous: bool, more: tuple[str, ...]
+    db: Db, name: str, field: str, variable: str | None, no_previous: bool, drop_previous: bool, more: Texts
 ) -> str | None:
     """Set a secret from a prompt, stdin or a variable; keep the former as previous."""
     nothing_else(more)
@@ -231,3 +214,51 @@ def _one(db: Db, name: str) -> Listed:
 
 def _do(db: Db, made: Steps[T]) -> T:
     return steps.drive_sync(made, db.run)
+
+
+@provider.group()
+def route() -> None:
+    """Choose a provider by kind of data and symbol; one for a symbol comes first."""
+
+
+@command("set", of=route, nodes="each")
+@click.option("--symbol", help="Only for this symbol. [all symbols without their own route]")
+@click.option("--active/--inactive", default=None, help="Whether the route applies.")
+def set_route(db: Db, data_type: str, name: str, symbol: str | None, active: bool | None) -> str:
+    """Route a kind of data to a provider. Workers follow within seconds."""
+    what = db.run(calls.route_set(data_type, name, symbol, active), name)
+    return f"the route of {_said(data_type, symbol)} is {what}"
+
+
+@command("drop", of=route, nodes="each")
+@click.option("--symbol", help="The route of this symbol. [the general one]")
+def drop_route(db: Db, data_type: str, symbol: str | None) -> str:
+    """Remove a route. Exit code 1 if there is none."""
+    if not db.run(calls.route_drop(data_type, symbol)):
+        fail(f"there is no route of {_said(data_type, symbol)}", err=True)
+    return f"the route of {_said(data_type, symbol)} is removed"
+
+
+_ROUTES: Columns = {
+    "data type": "data_type", "symbol": lambda one: one.symbol or "(all)", "provider": "provider",
+    "state": lambda one: ("active" if one.in_force else "its provider is inactive") if one.active else "inactive",
+}  # fmt: skip
+
+
+@listing(_ROUTES, of=route, empty="no routes")
+def list_routes(db: Db, data_type: str | None) -> list[calls.Route]:
+    """List the routes in the order in which they are tried."""
+    return db.run(calls.routes(data_type))
+
+
+@command(of=route)
+def which(db: Db, data_type: str, symbol: str | None) -> str:
+    """Print the provider of a kind of data and a symbol. Exit code 1 if there is none."""
+    found = db.run(calls.resolve(data_type, symbol))
+    if found is None:
+        fail(f"no provider serves {_said(data_type, symbol)}", err=True)
+    return clean(found.name)
+
+
+def _said(data_type: str, symbol: str | None) -> str:
+    return clean(data_type) + ("" if symbol is None else f" {clean(symbol)}")

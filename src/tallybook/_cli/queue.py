@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import getpass
-import socket
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from tallybook._app import App
-from tallybook._cli.common import (
-    DURATION,
-    Columns,
-    agreed,
-    command,
-    listing,
-    options,
-    print_json,
-    state_option,
-    working,
-)
+from tallybook._cli.common import agreed, command, duration, limit_option, listing, options, state_option
 from tallybook._cli.database import Db
+from tallybook._cli.output import print_json, working
 from tallybook._cli.over_nodes import summed
-from tallybook._cli.text import clean, local
+from tallybook._cli.text import Columns, clean, local
 from tallybook._db import calls, counting, queues
 from tallybook._model.queue import TopJob, Truncated
 from tallybook.errors import InvalidArgument
@@ -39,13 +28,11 @@ select json_build_object(
 queue = click.Group("queue", help="List, change, pause, truncate and drop queues.")
 
 
-def _paused(row: dict[str, Any]) -> str:
-    return f"since {local(row['paused_at'])} by {row['paused_by']}" if row["paused_at"] else ""
-
-
 _COUNTED = ("available", "running", "scheduled", "retrying", "dead", "unserved", "workers")
-_COLUMNS: Columns = {"queue": "name", **{name: name for name in _COUNTED}, "paused": _paused}
-
+_COLUMNS: Columns = {
+    "queue": "name", **{name: name for name in _COUNTED},
+    "paused": lambda row: f"since {local(row['paused_at'])} by {row['paused_by']}" if row["paused_at"] else "",
+}  # fmt: skip
 _EMPTY = "no queues: a queue is created by its first job, or by a worker that serves it"
 
 
@@ -56,16 +43,16 @@ def list_(db: Db) -> list[str]:
 
 
 @command(of=queue, nodes="each")
-def pause(db: Db, name: str, by: str | None) -> str:
+def pause(db: Db, name: str, by: str) -> str:
     """Start no more jobs of a queue until resume. Running jobs continue."""
-    changed = db.run(calls.pause(name, by or me()), name)
+    changed = db.run(calls.pause(name, by), name)
     return f"queue {clean(name)!r} is paused" if changed else f"queue {clean(name)!r} was paused already"
 
 
 @command(of=queue, nodes="each")
-def resume(db: Db, name: str, by: str | None) -> str:
+def resume(db: Db, name: str, by: str) -> str:
     """Resume a paused queue."""
-    changed = db.run(calls.resume(name, by or me()), name)
+    changed = db.run(calls.resume(name, by), name)
     return f"queue {clean(name)!r} is resumed" if changed else f"queue {clean(name)!r} was not paused"
 
 
@@ -73,21 +60,21 @@ _settings = options(
     click.option("--retention", type=click.Choice(["brief", "default", "long"]), help="Retention class of ended jobs."),
     click.option("--max-attempts", type=int, help="Default for jobs and tasks without their own; 0 unsets it."),
     click.option("--notify/--no-notify", default=None, help="Publish its jobs' transitions on tallybook_jobs."),
-    click.option("--error-retention", type=DURATION, help="Retention of its error log; 0s: that of its jobs."),
+    click.option("--error-retention", type=duration, help="Retention of its error log; 0s: that of its jobs."),
     click.option(
         "--own-names/--shared-names", default=None, help="Separate names of subjects; set before its first job."
     ),
     click.option("--random-order/--in-order", default=None, help="Run new jobs in random order."),
-    click.option("--metrics-retention", type=DURATION, help="Retention of its series; 0s: that of all series."),
+    click.option("--metrics-retention", type=duration, help="Retention of its series; 0s: that of all series."),
 )
 
 
 @command(of=queue, json=True, nodes="each")
 @_settings
-def create(db: Db, name: str, as_json: bool, by: str | None, **settings: Any) -> None:
+def create(db: Db, name: str, as_json: bool, by: str, **settings: Any) -> None:
     """Create a queue with these settings. Exit code 1 if it has settings already."""
     with db.conn.transaction():
-        said = db.run(queues.set_(name, **settings, by=by or me()))
+        said = db.run(queues.set_(name, **settings, by=by))
         if said != "created":
             raise InvalidArgument(f"queue {clean(name)!r} exists already; change it with `tallybook queue set`")
     _said(name, said, as_json)
@@ -95,12 +82,12 @@ def create(db: Db, name: str, as_json: bool, by: str | None, **settings: Any) ->
 
 @command("set", of=queue, json=True, nodes="each")
 @_settings
-def set_(db: Db, name: str, as_json: bool, by: str | None, **settings: Any) -> None:
+def set_(db: Db, name: str, as_json: bool, by: str, **settings: Any) -> None:
     """Change settings of a queue; others stay as they are."""
     if all(value is None for value in settings.values()):
         raise click.UsageError("pass a setting to change: --retention, --max-attempts, --notify, ... (see --help)")
     db.known_queue(name)
-    said = db.run(queues.set_(name, **settings, by=by or me()))
+    said = db.run(queues.set_(name, **settings, by=by))
     _said(name, "changed" if said == "created" else said, as_json)
 
 
@@ -124,7 +111,7 @@ def truncate(
     every: bool,
     states: tuple[str, ...],
     running: bool,
-    by: str | None,
+    by: str,
     yes: bool,
     as_json: bool,
 ) -> str | None:
@@ -137,7 +124,7 @@ def truncate(
     wanted = (*(states or _OPEN), *(["running"] if running else []))
     if not agreed(db.named(f"Cancel {_holds(db, name, wanted)} of {which}?"), yes):
         return None
-    done = _emptied(db, name, states or None, running, by or me())
+    done = _emptied(db, name, states or None, running, by)
     if as_json:
         print_json(done)
         return None
@@ -173,7 +160,7 @@ def _emptied(db: Db, name: str | None, states: Sequence[str] | None, running: bo
 
 @command(of=queue, json=True, nodes="each")
 @click.option("--truncate", "first", is_flag=True, help="Cancel its jobs first.")
-def drop(db: Db, name: str, first: bool, by: str | None, yes: bool, as_json: bool) -> None:
+def drop(db: Db, name: str, first: bool, by: str, yes: bool, as_json: bool) -> None:
     """Drop an unused queue. Its history stays until it is pruned."""
     db.known_queue(name)
     db.run(queues.unused(name))
@@ -182,8 +169,8 @@ def drop(db: Db, name: str, first: bool, by: str | None, yes: bool, as_json: boo
     if not agreed(db.named(f"Drop queue {clean(name)!r} ({what})?"), yes):
         return
     if first:
-        _emptied(db, name, None, False, by or me())
-    db.run(queues.drop(name, by or me()))
+        _emptied(db, name, None, False, by)
+    db.run(queues.drop(name, by))
     _said(name, "dropped", as_json)
 
 
@@ -194,19 +181,8 @@ _TOP: Columns = {
 
 @listing(_TOP, name="top", of=queue, empty="no jobs are available or scheduled")
 @state_option("available", "scheduled", "retrying")
-@click.option(
-    "--max", "max_jobs", type=click.IntRange(1, 1000), default=20, show_default=True, help="Show at most this many."
-)
+@limit_option(1000, 20, names=("--max", "max_jobs"))
 @click.option("--after", metavar="PLACE", help="Continue after this place, as printed by --json.")
 def top(db: Db, name: str, states: tuple[str, ...], max_jobs: int, after: str | None) -> list[TopJob]:
     """Show the next jobs of a queue, in the order in which they would run."""
     return db.run(queues.top(name, states=states or None, max_jobs=max_jobs, after=after), name)
-
-
-def me() -> str:
-    """Return the current user, as user@host."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        user = "somebody"
-    return f"{user}@{socket.gethostname()}"

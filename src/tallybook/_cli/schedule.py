@@ -10,24 +10,12 @@ from typing import Any
 import click
 
 from tallybook._app.schedules import preview
-from tallybook._cli.common import (
-    DURATION,
-    Columns,
-    agreed,
-    command,
-    fail,
-    json_object,
-    listing,
-    print_json,
-    print_pairs,
-    print_rows,
-    row_json,
-)
+from tallybook._cli.common import agreed, command, duration, fail, json_object, limit_option, listing
 from tallybook._cli.database import Db
-from tallybook._cli.queue import me
-from tallybook._cli.text import clean, local, short
+from tallybook._cli.output import print_json, print_pairs, print_rows, row_json
+from tallybook._cli.text import Columns, clean, local, short
 from tallybook._db import schedules
-from tallybook._db.schedules import Fire, ScheduleInfo
+from tallybook._db.schedules import ScheduleInfo
 from tallybook._model.cron import zone
 from tallybook._model.durations import format_duration, iso_duration
 from tallybook._model.job import JobCall
@@ -36,10 +24,6 @@ from tallybook._model.payload import encode
 from tallybook._model.schedule import MISSED, Timing, check_query
 
 schedule = click.Group("schedule", help="List, change and run schedules.\n\nA schedule enqueues jobs by the clock.")
-
-
-def _last(one: ScheduleInfo) -> str:
-    return "" if one.last_tick is None else f"{local(one.last_tick)} {one.last_what}"
 
 
 def _next(one: ScheduleInfo) -> str:
@@ -57,8 +41,9 @@ def _plain(value: Any) -> object:
 
 
 _COLUMNS: Columns = {
-    "schedule": "name", "rule": "rule", "task": "task", "next": _next, "last": _last, "fired": "fired_count",
-    "skipped": "skipped_count", "missed": "missed_count", "failed": "failed_count", "state": _state,
+    "schedule": "name", "rule": "rule", "task": "task", "next": _next,
+    "last": lambda one: "" if one.last_tick is None else f"{local(one.last_tick)} {one.last_what}",
+    "fired": "fired_count", "skipped": "skipped_count", "missed": "missed_count", "failed": "failed_count", "state": _state,
 }  # fmt: skip
 _EMPTY = "no schedules: declare one by @app.task(schedule=...), or by tallybook schedule set"
 
@@ -69,18 +54,15 @@ def list_(db: Db) -> list[ScheduleInfo]:
     return db.run(schedules.listed)
 
 
-def _job(fire: Fire) -> object:
-    return fire.job_id if fire.job_id is not None or fire.jobs is None else f"{fire.jobs} jobs"
-
-
 _FIRES: Columns = {
     "tick": "tick", "fired": "fired_at", "what": lambda fire: fire.what if fire.ticks is None else f"{fire.what} ({fire.ticks})",
-    "job": _job, "state": "job_state", "reason": lambda fire: short(fire.reason or ""),
+    "job": lambda fire: fire.job_id if fire.job_id is not None or fire.jobs is None else f"{fire.jobs} jobs",
+    "state": "job_state", "reason": lambda fire: short(fire.reason or ""),
 }  # fmt: skip
 
 
 @command(of=schedule, home=True, json=True)
-@click.option("-n", "fires", type=click.IntRange(1, 1000), default=20, show_default=True, help="Number of ticks.")
+@limit_option(1000, 20, "Number of ticks.", ("-n", "fires"))
 def show(db: Db, name: str, fires: int, as_json: bool) -> None:
     """Show one schedule and its latest ticks."""
     one, _ = db.run(schedules.show(name), name)
@@ -107,7 +89,7 @@ def show(db: Db, name: str, fires: int, as_json: bool) -> None:
 
 
 @command("next", of=schedule, home=True, json=True)
-@click.option("-n", "count", type=click.IntRange(1, 1000), default=5, show_default=True, help="Number of ticks.")
+@limit_option(1000, 5, "Number of ticks.", ("-n", "count"))
 def next_(db: Db, name: str, count: int, as_json: bool) -> None:
     """Show the next ticks of a schedule, in its own time zone."""
     one, now = db.run(schedules.show(name), name)
@@ -124,29 +106,20 @@ def next_(db: Db, name: str, count: int, as_json: bool) -> None:
 @click.option("--args", metavar="JSON", default="{}", help="Args of its jobs: one JSON object.")
 @click.option("--query", metavar="SQL", help="A SELECT: each row is a job, with columns args, key, run_at, priority.")
 @click.option("--cron", metavar="TEXT", help="Like '*/5 * * * *'; 5 fields, or 6 with seconds first; or @daily.")
-@click.option("--every", type=DURATION, metavar="DURATION", help="Like '10 min', instead of --cron.")
+@click.option("--every", type=duration, help="Like '10 min', instead of --cron.")
 @click.option("--tz", metavar="ZONE", help="Time zone of the cron expression, like Europe/Berlin. [UTC]")
 @click.option("--queue", default="default", show_default=True, help="Queue of its jobs.")
 @click.option("--priority", type=int, default=2, show_default=True, help="Priority of its jobs; lower runs first.")
 @click.option("--max-attempts", type=int, help="Failures until a job is dead. [task, queue, or 5]")
-@click.option("--jitter", type=DURATION, metavar="DURATION", help="Fire up to this much later than the tick.")
+@click.option("--jitter", type=duration, help="Fire up to this much later than the tick.")
 @click.option(
     "--missed", type=click.Choice(MISSED), default="once", show_default=True, help="What to do with ticks found late."
 )
 @click.option("--catch-up", type=int, default=100, show_default=True, help="With --missed all: fire at most this many.")
 @click.option("--overlap", is_flag=True, help="Fire even if the job of the last fire is open.")
-def set_(
-    db: Db,
-    name: str,
-    task: str,
-    args: str,
-    query: str | None,
-    queue: str,
-    priority: int,
-    max_attempts: int | None,
-    **timing: Any,
-) -> str:
+def set_(db: Db, name: str, task: str, args: str, query: str | None, **timing: Any) -> str:
     """Create or change a schedule of the database."""
+    options = {option: timing.pop(option) for option in ("queue", "priority", "max_attempts")}
     if (timing["cron"] is None) == (timing["every"] is None):
         raise click.UsageError("pass one of --cron and --every")
     if query is not None:
@@ -156,7 +129,7 @@ def set_(
     check_name("task", task, 200)
     checked = Timing.checked(**timing)
     text = encode(json_object("--args", args), task=task)
-    job = JobCall(task, text, None, Options(queue=queue, priority=priority, max_attempts=max_attempts))
+    job = JobCall(task, text, None, Options(**options))
     what = db.run(schedules.set_(name, job, checked, query))
     one, now = db.run(schedules.show(name))
     tick = next(iter(preview(one, now, 1)), None)
@@ -164,9 +137,9 @@ def set_(
 
 
 @command(of=schedule, home=True)
-def pause(db: Db, name: str, by: str | None) -> str:
+def pause(db: Db, name: str, by: str) -> str:
     """Pause a schedule until resume."""
-    changed = db.run(schedules.pause(name, by or me()), name)
+    changed = db.run(schedules.pause(name, by), name)
     return f"schedule {clean(name)!r} is paused" if changed else f"schedule {clean(name)!r} was paused already"
 
 

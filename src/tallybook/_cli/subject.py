@@ -6,31 +6,23 @@ import json
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
 import click
 
-from tallybook._cli.common import (
-    Columns,
-    command,
-    limit_option,
-    listing,
-    print_json,
-    print_pairs,
-    print_rows,
-    row_json,
-    state_option,
-)
+from tallybook._cli.common import command, limit_option, listing, state_option
 from tallybook._cli.database import Db
 from tallybook._cli.enqueue import args_text, checked_options, job_options, note_unserved
 from tallybook._cli.errors import Problem
 from tallybook._cli.job import value_of
-from tallybook._cli.job_list import WHEN
+from tallybook._cli.job_list import when
+from tallybook._cli.output import print_json, print_pairs, print_rows, row_json
 from tallybook._cli.subject_file import rows_of
-from tallybook._cli.text import clean, json_safe, local, short
+from tallybook._cli.text import Columns, clean, json_safe, local, short
 from tallybook._db import subjects
 from tallybook._db.stored import loads
 from tallybook._db.subjects import LISTED, NAMED, STATES
@@ -183,27 +175,23 @@ def _told(report: SubjectReport, as_json: bool) -> None:
 
 def _upsert_file(db: Db, path: str, task: str, options: Options, as_json: bool) -> None:
     counts: Counter[str] = Counter()
-    with _opened(path) as (stream, size), _bar(size) as advance:
-        separator, done, batch = "[", 0, list[SubjectCall]()
-
-        def flush() -> None:
-            nonlocal separator
-            for report in db.run(subjects.upsert_many(batch)) if batch else ():
-                counts[report.report] += 1
-                if as_json:
-                    click.echo(separator + json_safe(row_json(report)), nl=False)
-                    separator = ",\n "
-            batch.clear()
-
+    with (
+        _opened(path) as (stream, size),
+        click.progressbar(
+            length=size, label="upsert", file=sys.stderr, hidden=not (size and sys.stderr.isatty())
+        ) as bar,
+    ):
+        separator, done, rows = "[", 0, rows_of(path, stream, task, options)
         try:
-            for call, read in rows_of(path, stream, task, options):
-                batch.append(call)
-                if len(batch) == _BATCH:
-                    flush()
-                    advance(read - done)
-                    done = read
-            flush()
-            advance(max(0, size - done))
+            while batch := list(islice(rows, _BATCH)):
+                for report in db.run(subjects.upsert_many([call for call, _ in batch])):
+                    counts[report.report] += 1
+                    if as_json:
+                        click.echo(separator + json_safe(row_json(report)), nl=False)
+                        separator = ",\n "
+                bar.update(batch[-1][1] - done)
+                done = batch[-1][1]
+            bar.update(max(0, size - done))
         except Problem:
             if counts:
                 click.echo(f"the {counts.total()} subjects before it are stored", err=True)
@@ -228,16 +216,6 @@ def _opened(path: str) -> Iterator[tuple[TextIO, int]]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"it is not UTF-8: {error.reason}"
         raise Problem(f"--file {path}: {reason}", exit_code=2) from None
-
-
-@contextmanager
-def _bar(size: int) -> Iterator[Callable[[int], object]]:
-    """Show a progress bar on stderr if it is a terminal."""
-    if not size or not sys.stderr.isatty():
-        yield lambda read: None
-        return
-    with click.progressbar(length=size, label="upsert", file=sys.stderr) as bar:
-        yield bar.update
 
 
 _FORGET = {
@@ -268,7 +246,7 @@ def forget(db: Db, task: str, names: Sequence[str], queue: str | None) -> None:
 @click.option("--task", help="Of this task.")
 @click.option("--subject", help="Of this subject.")
 @click.option("--queue", help="Of this queue.")
-@click.option("--since", type=WHEN, metavar="WHEN", help="Since then: '2 hours' ago, or 2026-01-31T09:00Z.")
+@click.option("--since", type=when, help="Since then: '2 hours' ago, or 2026-01-31T09:00Z.")
 @limit_option()
 def errors_(db: Db, **given: Any) -> list[str]:
     """List the errors of subjects, newest first."""

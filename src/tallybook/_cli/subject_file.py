@@ -17,6 +17,7 @@ from tallybook._model.subject import SubjectCall, check_subject
 from tallybook.errors import TallybookError
 
 COLUMNS = ("subject", "args", "run_at", "priority")
+_READ: Mapping[str, Callable[[str], object]] = {"run_at": datetime.fromisoformat, "priority": int}
 _FORMS = (
     """Write CSV with the header `subject,args`, or lines like '{"subject": "asset:42", "args": {"asset_id": 42}}'"""
 )
@@ -62,10 +63,7 @@ def _csv_rows(path: str, reader: csv.DictReader[str]) -> Iterator[tuple[int, Map
         if odd is not None:
             what = f"unknown column {odd!r}; the known columns are {', '.join(COLUMNS)}"
         raise Problem(f"{path}: line 1: {what}", hint="Write args to one column `args`, as a JSON object", exit_code=2)
-    while True:
-        row = _at(path, reader.line_num + 1, lambda: next(reader, None))
-        if row is None:
-            return
+    while (row := _at(path, reader.line_num + 1, next, reader, None)) is not None:
         if None in row or None in row.values():
             raise Problem(f"{path}: line {reader.line_num}: it does not have {len(titles)} columns", exit_code=2)
         fields: dict[str, Any] = {name: value for name, value in row.items() if value != ""}
@@ -96,11 +94,8 @@ def _call(fields: Mapping[str, Any], task: str, options: Options) -> SubjectCall
     args = fields.get("args")
     if not isinstance(args, dict | None):
         raise ValueError("args must be one JSON object")
-    given: dict[str, Any] = {}
-    if (run_at := fields.get("run_at")) is not None:
-        given["run_at"] = datetime.fromisoformat(run_at) if isinstance(run_at, str) else run_at
-    if (priority := fields.get("priority")) is not None:
-        given["priority"] = int(priority) if isinstance(priority, str) else priority
+    given = {name: fields[name] for name in _READ if fields.get(name) is not None}
+    given |= {name: _READ[name](value) for name, value in given.items() if isinstance(value, str)}
     if "run_at" in given and options.delay is not None:
         options = replace(options, delay=None)
     subject = check_subject(fields["subject"])

@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
-from tallybook._cli.common import Columns, command, listing, print_json, print_pairs
+from tallybook._cli.common import command, listing
 from tallybook._cli.database import Db
 from tallybook._cli.loading import load_app
-from tallybook._cli.text import clean, local, yes_no
+from tallybook._cli.output import print_json, print_pairs
+from tallybook._cli.text import Columns, clean, local, yes_no
 from tallybook._db.stored import loads
 from tallybook.errors import UnknownTask
 

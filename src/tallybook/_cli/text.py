@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
+
+Columns = Mapping[str, str | Callable[[Any], object]]
+"""Columns of a table: a title, and an attribute or a function that makes the cell of a row."""
 
 _SPACES = re.compile(r"[\t\n\r\v\f\x85\u2028\u2029]+")
 _SEQUENCES = re.compile("(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]")

@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from datetime import timedelta
-from typing import Any
+from functools import partial
 
 import click
 
-from tallybook._cli.common import DURATION, DurationType, dsn_option
+from tallybook._cli.common import dsn_option, duration
 from tallybook._cli.database import Db, connect
 from tallybook._cli.errors import Problem, problem
 from tallybook._cli.over_nodes import answers, nodes_option
@@ -26,25 +26,21 @@ from tallybook.errors import TallybookError
 Press = Callable[[float], bool]
 
 
-class _Seconds(DurationType):
-    """A number of seconds, or a duration like "2 s"."""
-
-    name = "seconds"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        try:
-            found = timedelta(seconds=float(value))
-        except (ValueError, OverflowError):
-            found = DURATION.convert(value, param, ctx)
-        if not timedelta(seconds=0.1) <= found <= timedelta(hours=1):
-            self.fail(f"{value!r}: from 0.1 s to 1 h", param, ctx)
-        return found
+def _seconds(value: str) -> timedelta:
+    """The type of --every: a number of seconds, or a duration like "2 s"."""
+    try:
+        found = timedelta(seconds=float(value))
+    except (ValueError, OverflowError):
+        found = duration(value)
+    if not timedelta(seconds=0.1) <= found <= timedelta(hours=1):
+        raise ValueError(f"{value!r}: from 0.1 s to 1 h")
+    return found
 
 
 @click.command()
 @dsn_option
 @nodes_option
-@click.option("--every", type=_Seconds(), default="1", show_default=True, metavar="SECONDS", help="Refresh interval.")
+@click.option("--every", type=_seconds, default="1", show_default=True, metavar="SECONDS", help="Refresh interval.")
 @click.option("--once", is_flag=True, help="Print one screen and exit.")
 def top(dsn: str | None, nodes_: str | None, every: timedelta, once: bool) -> None:
     """Show queues, workers, running jobs and failures, live.
@@ -60,7 +56,7 @@ def top(dsn: str | None, nodes_: str | None, every: timedelta, once: bool) -> No
     if not once and not sys.stdout.isatty():
         raise click.UsageError("there is no terminal: pass --once for one screen")
     with ExitStack() as stack:
-        looks = _one(dsn) if nodes_ is None else _all(Db(dsn, stack, True, nodes_))
+        looks: Looks = partial(_one, dsn) if nodes_ is None else _all(Db(dsn, stack, True, nodes_))
         with looks() as look:  # an error at the start is printed on the normal screen
             first, _, trouble = look(None)
         if once:
@@ -76,20 +72,16 @@ Look = Callable[[Reading | None], tuple[Reading, Rates, str | None]]
 Looks = Callable[[], AbstractContextManager[Look]]
 
 
-def _one(dsn: str | None) -> Looks:
+@contextmanager
+def _one(dsn: str | None) -> Iterator[Look]:
     """Read one database over one connection."""
+    with connect(dsn) as conn:
 
-    @contextmanager
-    def looks() -> Iterator[Look]:
-        with connect(dsn) as conn:
+        def look(before: Reading | None) -> tuple[Reading, Rates, str | None]:
+            found = read(conn, before)
+            return found, rates(before, found), None
 
-            def look(before: Reading | None) -> tuple[Reading, Rates, str | None]:
-                found = read(conn, before)
-                return found, rates(before, found), None
-
-            yield look
-
-    return looks
+        yield look
 
 
 def _all(db: Db) -> Looks:

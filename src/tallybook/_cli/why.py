@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
-from tallybook._cli.common import Columns, F, command, limit_option, listing, print_json
+from tallybook._cli.common import F, command, limit_option, listing
 from tallybook._cli.database import Db
+from tallybook._cli.output import print_json
 from tallybook._cli.over_nodes import Found, newest
-from tallybook._cli.text import clean, local, short
+from tallybook._cli.text import Columns, clean, local, short
 from tallybook._db import why as verbs
 from tallybook._model.why import TraceEvent
 from tallybook.errors import InvalidArgument

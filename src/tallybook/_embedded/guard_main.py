@@ -186,11 +186,9 @@ class Guard:
 
     def reap(self) -> None:
         """Collect ended children; if the postmaster is one of them, end its orphans and report it."""
-        try:
+        with suppress(BlockingIOError):
             while os.read(self.wake, 4096):
                 pass
-        except BlockingIOError:
-            pass
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)

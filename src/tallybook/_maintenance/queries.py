@@ -43,13 +43,7 @@ Plan = dict[str, Any]
 class Queries:
     """Starts due schedules that do not run here yet, on connections like `link`; calls `on_end` after each."""
 
-    def __init__(
-        self,
-        link: Link,
-        *,
-        on_fired: Callable[[], None] = lambda: None,
-        on_end: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, link: Link, *, on_fired: Callable[[], None], on_end: Callable[[], None]) -> None:
         self._dsn, self._name = link.dsn, link.name
         self._on_fired = on_fired
         self._on_end = on_end

@@ -48,11 +48,12 @@ class Rebased:
             f" {self.workers} workers removed"
         )
 
-    def told(self) -> None:
+    def told(self) -> Rebased:
         if self.rebased:
             log.warning("%s", self, extra={"event": "rebased"})
         elif self.late:
             log.info("moved %s jobs of transactions older than the move", self.late, extra={"event": "rebased"})
+        return self
 
 
 async def on_connect(conn: AsyncConnection) -> None:
@@ -69,9 +70,7 @@ def rebase(conn: Connection) -> Rebased:
     """Check on a synchronous connection, for a thread or a command; the schema must exist."""
     row = conn.execute(_REBASE.worker, (True, False)).fetchone()
     assert row is not None
-    found = Rebased(*row)
-    found.told()
-    return found
+    return Rebased(*row).told()
 
 
 class Rebaser(Service):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from typing import Any
 
 from tallybook._db.declared import Declared
 from tallybook._db.link import Link
@@ -35,6 +34,7 @@ class Parents(Release):
     """Releases jobs that wait for other jobs when those have ended; notified with job ids."""
 
     name = "parents_resolve"
+    released_at = 1
     _after: int | None = None
 
     async def look(self) -> int:
@@ -43,28 +43,22 @@ class Parents(Release):
         moved: int = 0
         last: int | None = None
         while True:
-            _, released, cancelled, _, last, _ = await self._run(None, last, as_service=False)
+            _, released, cancelled, _, last, _ = await self._row(_RESOLVE.worker, None, last, False)
             moved += released + cancelled
             if last is None:
                 return moved
-
-    async def _run(self, parents: list[int] | None, after: int | None, *, as_service: bool) -> Any:
-        row = await self._row(_RESOLVE.worker, parents, after, as_service)
-        if row[1]:
-            self._on_work()
-        return row
 
     async def serve(self) -> str | float | None:
         """Handle notified jobs first; else the next part of a round."""
         if self._ended:
             parents = list(self._ended)[:_BATCH]
             self._ended.difference_update(parents)
-            _, _, _, busy, _, remain = await self._run(parents, None, as_service=False)
+            _, _, _, busy, _, remain = await self._row(_RESOLVE.worker, parents, None, False)
             if busy:  # another transaction holds a child of them: check again later for what it missed
                 self._ended.update(parents)
                 return _LOCKED * random.uniform(0.5, 1.0)
             return 0.0 if self._ended else _ROUND if remain else None
-        ended, _, _, busy, self._after, remain = await self._run(None, self._after, as_service=True)
+        ended, _, _, busy, self._after, remain = await self._row(_RESOLVE.worker, None, self._after, True)
         if ended is None:
             return about_a_second() if remain else REFUSED
         if self._after is not None:
@@ -82,26 +76,20 @@ class Permits(Release):
     async def look(self) -> int:
         """Release all jobs that may continue, even beside other workers; return how many."""
         self._ended.clear()
-        released, _ = await self._run(None, as_service=False)
+        released, _ = await self._row(_PERMITS.worker, None, False)
         return int(released)
-
-    async def _run(self, names: list[str] | None, *, as_service: bool) -> Any:
-        row = await self._row(_PERMITS.worker, names, as_service)
-        if row[0]:
-            self._on_work()
-        return row
 
     async def serve(self) -> str | float | None:
         """Handle notified limits first; else all limits that jobs wait for."""
         if self._ended:
             names = sorted(self._ended)[:_BATCH]
             self._ended.difference_update(names)
-            released, remain = await self._run(names, as_service=False)
+            released, remain = await self._row(_PERMITS.worker, names, False)
             if released is None:  # the row of one of them is locked
                 self._ended.update(names)
                 return _LOCKED * random.uniform(0.5, 1.0)
             return 0.0 if self._ended else _ROUND if remain else None
-        released, remain = await self._run(None, as_service=True)
+        released, remain = await self._row(_PERMITS.worker, None, True)
         return about_a_second() if remain else REFUSED if released is None else None
 
 
@@ -114,6 +102,7 @@ class FairRelease(Release):
     """
 
     name = "fair_release"
+    released_at = 1
     _known: str | None = None
     _last_time = True
     _remain = False
@@ -148,8 +137,6 @@ class FairRelease(Release):
         # After the database was replaced, SQL drops the known state together with the lanes that it belongs to.
         self._claimed = 0
         self._known, released, busy, self._remain = await self._row(_FAIR_RELEASE, self._known, self._line, as_service)
-        if released:
-            self._on_work()
         return released, busy, self._remain
 
     async def serve(self) -> str | float | None:

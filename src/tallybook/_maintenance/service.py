@@ -71,10 +71,19 @@ class Service(ABC):
 class Release(Service):
     """A service that releases waiting jobs: at once when notified, and about once a second while any wait."""
 
+    released_at = 0
+    """The column of its row with the number of released jobs."""
+
     def __init__(self, link: Link, told: asyncio.Event, on_work: Callable[[], object]) -> None:
         super().__init__(link, on_work)
         self._told = told
         self._ended: set[Any] = set()
+
+    async def _row(self, sql: str, *params: object) -> Any:
+        row = await super()._row(sql, *params)
+        if row[self.released_at]:
+            self._on_work()
+        return row
 
     def ended(self, keys: Iterable[Any]) -> None:
         """Note that attempts have ended, in the database; `keys` are what other jobs may wait for."""

@@ -1,23 +1,23 @@
-"""The spans: one per enqueueing statement, one per attempt, linked by the job's headers."""
+"""The spans: one per enqueueing statement, one per attempt, linked by the job's headers, which carry the trace."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic
 
 from opentelemetry import context as otel
 from opentelemetry import trace
-from opentelemetry.propagators.textmap import TextMapPropagator
+from opentelemetry.context import Context
+from opentelemetry.propagators.textmap import Getter, TextMapPropagator
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 
-from tallybook._model.carrying import carrying
+from tallybook._model.carrying import carrying, read_headers, with_added
 from tallybook._model.job import Job, JobCall
 from tallybook._model.subject import SubjectCall, SubjectReport
 from tallybook._model.tracing import Attempt, What
-from tallybook._otel.headers import Headers
 from tallybook._otel.metrics import Metrics, attributes
 
 _MOST_LINKS = 100
@@ -26,6 +26,53 @@ _ENDS = {
     "limit_take": "snoozed", "postpone": "snoozed", "reschedule": "rescheduled", "drop": "dropped", "kill": "killed",
 }  # fmt: skip
 _FAILURES = ("fail", "crash")
+
+
+class _Texts(Getter[Mapping[str, Any]]):
+    """Reads only headers that are text: others cannot belong to a trace."""
+
+    def get(self, carrier: Mapping[str, Any], key: str) -> list[str] | None:
+        found = carrier.get(key)
+        return [found] if isinstance(found, str) else None
+
+    def keys(self, carrier: Mapping[str, Any]) -> list[str]:
+        return list(carrier)
+
+
+_TEXTS = _Texts()
+
+
+class Headers:
+    """Traces in headers, as a propagator reads and writes them."""
+
+    def __init__(self, propagator: TextMapPropagator) -> None:
+        self._propagator = propagator
+
+    def carried(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        self._propagator.inject(found)
+        return found
+
+    def context_of(self, headers: str | Mapping[str, Any] | None) -> Context:
+        """Return the context that the headers carry, without the current one; an empty context if they carry none."""
+        found = read_headers(headers)
+        if not self._propagator.fields & found.keys():
+            return Context()
+        try:
+            return self._propagator.extract(found, context=Context(), getter=_TEXTS)
+        except Exception:  # the user's propagator, and headers from any program
+            return Context()
+
+    def span_of(self, headers: str | Mapping[str, Any] | None) -> trace.SpanContext | None:
+        """Return the span that made the job; None: unknown."""
+        found = trace.get_current_span(self.context_of(headers)).get_span_context()
+        return found if found.is_valid else None
+
+    def with_trace(self, headers: str | None, carried: Mapping[str, str]) -> str | None:
+        """Return headers, as JSON text, with the trace added as far as it fits; unchanged if they carry one already."""
+        if not carried or self.span_of(headers):
+            return headers
+        return with_added(headers, carried)
 
 
 class Sending(Generic[What]):
@@ -129,7 +176,7 @@ class Traces:
             attributes=labels,
             links=[Link(found) for found in (creator, ambient) if found.is_valid],
         )
-        told = _Told(span, attempt, self._metrics)
+        told = _teller(span, attempt, self._metrics)
         attempt.told = told
         self._metrics.started(attempt.queue, attempt.task_name)
         token = otel.attach(trace.set_span_in_context(span, before))
@@ -151,36 +198,30 @@ class Traces:
         otel.attach(self._headers.context_of(carried))
 
 
-class _Told:
-    """Ends the span of an attempt when its end is first reported."""
+def _teller(span: Span, attempt: Attempt, metrics: Metrics) -> Callable[[str, Mapping[str, Any] | None], None]:
+    """Return a function that ends the span of an attempt when its end is first reported."""
+    began, over = time.perf_counter(), False
 
-    __slots__ = ("_attempt", "_began", "_metrics", "_over", "_span")
-
-    def __init__(self, span: Span, attempt: Attempt, metrics: Metrics) -> None:
-        self._span = span
-        self._attempt = attempt
-        self._metrics = metrics
-        self._began = time.perf_counter()
-        self._over = False
-
-    def __call__(self, verb: str, error: Mapping[str, Any] | None) -> None:
-        if self._over:
+    def told(verb: str, error: Mapping[str, Any] | None) -> None:
+        nonlocal over
+        if over:
             return
-        self._over = True
-        kind = None
-        self._span.set_attribute("tallybook.end", _ENDS.get(verb, verb))
+        over, kind = True, None
+        span.set_attribute("tallybook.end", _ENDS.get(verb, verb))
         if verb in _FAILURES:
             said = error or {}
             kind = str(said.get("type") or "_OTHER")
-            self._span.set_attribute("error.type", kind)
-            self._span.set_status(Status(StatusCode.ERROR, kind))
+            span.set_attribute("error.type", kind)
+            span.set_status(Status(StatusCode.ERROR, kind))
             event = {"exception.type": kind}
             for name, key in (("message", "exception.message"), ("traceback", "exception.stacktrace")):
                 if said.get(name):
                     event[key] = str(said[name])
-            self._span.add_event("exception", event)
-        self._metrics.ended(self._attempt.queue, self._attempt.task_name, time.perf_counter() - self._began, kind)
-        self._span.end()
+            span.add_event("exception", event)
+        metrics.ended(attempt.queue, attempt.task_name, time.perf_counter() - began, kind)
+        span.end()
+
+    return told
 
 
 def _name(operation: str, queue: str | None) -> str:

@@ -71,7 +71,8 @@ class Tallybook:
         self.app.dsn = self._own_dsn or flask_app.config.get("TALLYBOOK_DSN")
         flask_app.extensions["tallybook"] = self
         flask_app.teardown_appcontext(_close)
-        flask_app.cli.add_command(_commands())
+        about = "Background jobs: workers, queues, dead letters and the other commands of `tallybook`."
+        flask_app.cli.add_command(_Commands("tallybook", commands=dict(cli.commands), help=about))
 
     @contextmanager
     def transaction(self) -> Iterator[psycopg.Connection[Any]]:
@@ -124,24 +125,17 @@ class _Commands(click.Group):
 _loaded: list[App] = []
 
 
-def _commands() -> click.Group:
-    about = "Background jobs: workers, queues, dead letters and the other commands of `tallybook`."
-    return _Commands("tallybook", commands=dict(cli.commands), help=about)
-
-
 @contextmanager
 def _environment(said: dict[str, str]) -> Iterator[None]:
     """Set environment variables for commands and the processes that they start."""
-    before = {name: os.environ.get(name) for name in said}
+    before = {name: os.environ[name] for name in said if name in os.environ}
     os.environ.update(said)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in said:
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 def __getattr__(name: str) -> Any:

@@ -187,12 +187,7 @@ class _Sentry:
 
 
 def _about(attempt: Attempt) -> dict[str, str | int]:
-    return {
-        "task": attempt.task_name,
-        "queue": attempt.queue,
-        "job": attempt.job_id,
-        "attempt": attempt.attempt,
-    }
+    return {"task": attempt.task_name, "queue": attempt.queue, "job": attempt.job_id, "attempt": attempt.attempt}
 
 
 def _carried() -> dict[str, str]:

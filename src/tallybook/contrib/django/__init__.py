@@ -18,6 +18,7 @@ command line.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,12 +30,6 @@ __all__ = ["App", "Backend"]
 
 def __getattr__(name: str) -> Any:
     # Django imports this package before its apps are ready, and `django.tasks` need not be there.
-    if name == "App":
-        from tallybook.contrib.django._app import App
-
-        return App
-    if name == "Backend":
-        from tallybook.contrib.django._backend import Backend
-
-        return Backend
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}._{name.lower()}"), name)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.db import DatabaseError, connections, transaction
+from django.db import DatabaseError, transaction
 from django.template.response import TemplateResponse
 
 from tallybook._app.queues import BATCH
@@ -18,7 +18,7 @@ from tallybook._db import audit, queues, sync
 from tallybook._db.calls import STATE
 from tallybook._db.verb import Verb
 from tallybook._model.lists import JobDone
-from tallybook.contrib.django._admin_lists import alias, app
+from tallybook.contrib.django._admin_lists import alias, app, column
 from tallybook.errors import TallybookError
 
 _Act = TypeVar("_Act", bound=Callable[..., Any])
@@ -70,7 +70,6 @@ class Acts:
             self.message_user(request, f"Nothing was changed: {str(error).splitlines()[0]}", messages.ERROR)
 
     def record(self, request: Any, action: str, target: Mapping[str, object], done: Mapping[str, object]) -> None:
-        """Add the row of the audit."""
         sync.run(alias(), audit.add(who(request), "admin", action, target, done))
 
     def each(
@@ -87,16 +86,12 @@ class Acts:
 
 
 class JobActs(Acts):
-    """Actions on jobs."""
-
     @act("Retry")
     def retry(self, request: Any, queryset: Any) -> None:
-        """Give each another attempt, at once."""
         self._do(request, "retry", app.jobs.retry)
 
     @act("Cancel")
     def cancel(self, request: Any, queryset: Any) -> Any:
-        """Cancel them, after a confirmation."""
         effect = "None of them will start; running ones are asked to stop. Dead ones leave the dead letters."
         if page := self.confirmed(request, "cancel", "Cancel jobs?", effect):
             return page
@@ -105,7 +100,6 @@ class JobActs(Acts):
 
     @act("Drop")
     def drop(self, request: Any, queryset: Any) -> Any:
-        """Delete dead letters, after a confirmation."""
         effect = "They are deleted and cannot be retried any more."
         if page := self.confirmed(request, "drop", "Drop dead letters?", effect):
             return page
@@ -115,7 +109,8 @@ class JobActs(Acts):
     def _do(self, request: Any, verb: str, run: Callable[[list[int]], Verb[list[JobDone]]]) -> None:
         ids = [int(one) for one in chosen(request) if one.isdecimal() and len(one) < 19]
         with self.step(request):
-            before = _cancelled(ids) if verb == "cancel" else set()
+            # Another cancel of those that are already cancelled changes nothing.
+            before = set(column(_CANCELLED, ids)) if verb == "cancel" else set()
             done = run([job for job in ids if job not in before]).sync(alias())
             became = Counter(one.done for one in done if one.changed)
             if became:
@@ -127,24 +122,13 @@ class JobActs(Acts):
                 self.message_user(request, f"Not changed: {why}", messages.WARNING)
 
 
-def _cancelled(ids: list[int]) -> set[int]:
-    """Return those that are already cancelled: another cancel changes nothing."""
-    with connections[alias()].cursor() as cursor:
-        cursor.execute(_CANCELLED, [ids])
-        return {job for (job,) in cursor.fetchall()}
-
-
 class QueueActs(Acts):
-    """Actions on queues."""
-
     @act("Pause")
     def pause(self, request: Any, queryset: Any) -> None:
-        """Start no more of their jobs."""
         self.each(request, "queue", "pause", "paused", app.queues.pause, "was paused already")
 
     @act("Resume")
     def resume(self, request: Any, queryset: Any) -> None:
-        """Start their jobs again."""
         self.each(request, "queue", "resume", "resumed", app.queues.resume, "was not paused")
 
     @act("Empty")
@@ -174,23 +158,18 @@ class QueueActs(Acts):
 
 
 class ScheduleActs(Acts):
-    """Actions on schedules."""
-
     @act("Pause")
     def pause(self, request: Any, queryset: Any) -> None:
-        """Fire no more of their ticks."""
         self.each(request, "schedule", "pause", "paused", app.schedules.pause, "was paused already")
 
     @act("Resume")
     def resume(self, request: Any, queryset: Any) -> None:
-        """Fire their ticks again, starting with the next one."""
         self.each(
             request, "schedule", "resume", "resumed", lambda name, _: app.schedules.resume(name), "was not paused"
         )
 
     @act("Run now")
     def run(self, request: Any, queryset: Any) -> None:
-        """Fire each of them now."""
         for name in chosen(request):
             with self.step(request):
                 fired = app.schedules.run(name).sync(alias())

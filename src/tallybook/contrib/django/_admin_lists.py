@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from django.contrib.admin import SimpleListFilter
@@ -43,7 +44,6 @@ class JobList(ChangeList):
         return self.root_queryset
 
     def get_results(self, request: Any) -> None:
-        """Read the page."""
         after = None
         if self.query.strip().isdecimal():
             self.result_list = list(self.root_queryset.filter(pk=int(self.query)))
@@ -79,66 +79,48 @@ class JobList(ChangeList):
 class _Choice(SimpleListFilter):
     """A filter by one value of a column. The selected value is always listed, even if there are too many to show."""
 
-    def values(self) -> list[str]:
-        """Return the values to choose from."""
-        raise NotImplementedError
+    values: Sequence[str] = ()
+    query = ""
+    """Instead of values: a query of the first names, up to the limit."""
 
     def lookups(self, request: Any, model_admin: Any) -> list[tuple[str, str]]:
-        """Return the values in their order."""
         asked = self.value()
-        found = self.values()
+        found = column(self.query, _MOST_NAMES) if self.query else self.values
         return [(name, name) for name in (found if asked is None or asked in found else [asked, *found])]
 
     def queryset(self, request: Any, queryset: Any) -> Any:
-        """Return the rows with this value."""
         return queryset if self.value() is None else queryset.filter(**{self.parameter_name: self.value()})
 
 
 class StateFilter(_Choice):
-    """By state."""
-
     title = parameter_name = "state"
-
-    def values(self) -> list[str]:
-        """Return all states of a job."""
-        return list(STATES)
+    values = STATES
 
 
 class QueueFilter(_Choice):
-    """By queue."""
-
     title = parameter_name = "queue"
-
-    def values(self) -> list[str]:
-        """Return the first queues by name, up to the limit."""
-        return _names("select q.name from tallybook.queues as q order by q.name limit %s")
+    query = "select q.name from tallybook.queues as q order by q.name limit %s"
 
 
 class TaskFilter(_Choice):
-    """By task."""
+    """By task that a worker has known."""
 
     title = parameter_name = "task"
-
-    def values(self) -> list[str]:
-        """Return the first tasks that a worker has known, by name, up to the limit."""
-        return _names("select t.name from tallybook.tasks as t order by t.name limit %s")
+    query = "select t.name from tallybook.tasks as t order by t.name limit %s"
 
 
 class PausedFilter(_Choice):
     """Paused rows, or the others."""
 
     title = parameter_name = "paused"
-
-    def values(self) -> list[str]:
-        """Return both values."""
-        return ["no", "yes"]
+    values = ("no", "yes")
 
     def queryset(self, request: Any, queryset: Any) -> Any:
-        """Filter by the column paused_at."""
         return queryset if self.value() is None else queryset.filter(paused_at__isnull=self.value() != "yes")
 
 
-def _names(query: str) -> list[str]:
+def column(query: str, param: object) -> list[Any]:
+    """Return the first column of a query."""
     with connections[alias()].cursor() as cursor:
-        cursor.execute(query, [_MOST_NAMES])
-        return [name for (name,) in cursor.fetchall()]
+        cursor.execute(query, [param])
+        return [found for (found,) in cursor.fetchall()]

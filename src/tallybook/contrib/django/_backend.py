@@ -17,8 +17,8 @@ from django.utils import timezone
 from tallybook._db import calls, sync
 from tallybook._model.backoff import Retry
 from tallybook._model.options import check_name
-from tallybook.contrib.django import _api, _args, _settings, _tasks
-from tallybook.contrib.django._results import priority, read
+from tallybook.contrib.django import _api, _settings, _tasks
+from tallybook.contrib.django._results import made, packed, priority, read
 from tallybook.errors import ConfigError
 
 _OPTIONS = ("database", "max_attempts", "retry", "timeout")
@@ -73,9 +73,7 @@ class Backend(_api.BaseTaskBackend):
         Raises TypeError if the function does not accept these arguments, or JSON cannot store them.
         """
         self.validate_task(task)
-        stored = _args.packed(
-            task.func, int(task.takes_context), _api.normalize_json(args), _api.normalize_json(kwargs)
-        )
+        stored = packed(task.func, int(task.takes_context), _api.normalize_json(args), _api.normalize_json(kwargs))
         run_at = task.run_after
         if run_at is not None and timezone.is_naive(run_at):
             run_at = timezone.make_aware(run_at)
@@ -86,20 +84,8 @@ class Backend(_api.BaseTaskBackend):
             headers={"django": {"backend": self.alias, "args": len(args)}},
         )
         job = sync.run(connections[self.database], calls.enqueue(bound.job(**stored)))
-        result = _api.TaskResult(
-            task=task,
-            id=str(job.id),
-            status=_api.TaskResultStatus.READY,
-            enqueued_at=timezone.now(),
-            started_at=None,
-            finished_at=None,
-            last_attempted_at=None,
-            args=args,
-            kwargs=kwargs,
-            backend=self.alias,
-            errors=[],
-            worker_ids=[],
-        )
+        told = {"id": str(job.id), "status": _api.TaskResultStatus.READY, "enqueued_at": timezone.now()}
+        result = made(self, task=task, args=args, kwargs=kwargs, **told)
         _api.task_enqueued.send(type(self), task_result=result)
         return result
 

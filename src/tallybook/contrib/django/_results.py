@@ -1,11 +1,13 @@
-"""A job as Django's TaskResult, and the declared tasks of `django.tasks`."""
+"""A job as Django's TaskResult, its args by name as in all jobs, and the declared tasks of `django.tasks`."""
 
 from __future__ import annotations
 
 import builtins
 import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 from django.apps import apps
 from django.conf import settings
@@ -16,7 +18,7 @@ from tallybook._db import sync
 from tallybook._db.declared import Call
 from tallybook._db.stored import loads
 from tallybook._db.texts import instant
-from tallybook.contrib.django import _api, _args
+from tallybook.contrib.django import _api
 
 known: dict[str, _api.Task] = {}
 """The tasks that this program has declared, by the path of their function."""
@@ -54,17 +56,8 @@ _STATUS = {
 }
 
 
-class Place(Protocol):
-    """The parts of a Backend that are needed to read a result."""
-
-    alias: str
-
-    @property
-    def database(self) -> str: ...
-
-
-def read(backend: Place, result_id: str) -> _api.TaskResult:
-    """Read the result of this job. Raises TaskResultDoesNotExist."""
+def read(backend: Any, result_id: str) -> _api.TaskResult:
+    """Read the result of this job on the database of a Backend. Raises TaskResultDoesNotExist."""
     try:
         number = int(result_id)
     except (TypeError, ValueError):
@@ -79,13 +72,18 @@ def read(backend: Place, result_id: str) -> _api.TaskResult:
     return _result(backend, task, row["job"], row["attempts"])
 
 
-def _result(backend: Place, task: _api.Task, job: dict[str, Any], attempts: list[dict[str, Any]]) -> _api.TaskResult:
+def made(backend: Any, **values: Any) -> _api.TaskResult:
+    """Return a result with these values; what they leave out has not happened."""
+    never = dict.fromkeys(("started_at", "last_attempted_at", "finished_at"))
+    return _api.TaskResult(**{**never, "errors": [], "worker_ids": [], **values}, backend=backend.alias)
+
+
+def _result(backend: Any, task: _api.Task, job: dict[str, Any], attempts: list[dict[str, Any]]) -> _api.TaskResult:
     count = ((job["headers"] or {}).get("django") or {}).get("args", 0)
-    args, kwargs = _args.unpacked(
-        task.func, int(task.takes_context), job["args"], count if isinstance(count, int) else 0
-    )
+    args, kwargs = unpacked(task.func, int(task.takes_context), job["args"], count if isinstance(count, int) else 0)
     status = _STATUS.get(job["state"], _READY)
-    result = _api.TaskResult(
+    result = made(
+        backend,
         task=task.using(priority=max(priority(job["priority"]), -100), queue_name=job["queue"], backend=backend.alias),
         id=str(job["id"]),
         status=status,
@@ -95,7 +93,6 @@ def _result(backend: Place, task: _api.Task, job: dict[str, Any], attempts: list
         finished_at=_instant(job["ended_at"]) if job["state"] in ("completed", "cancelled", "dead") else None,
         args=args,
         kwargs=kwargs,
-        backend=backend.alias,
         errors=[
             _api.TaskError(
                 exception_class_path=_path(str(error.get("type"))), traceback=str(error.get("traceback") or "")
@@ -124,3 +121,49 @@ def _instant(text: str | None) -> datetime | None:
         return None if at is None else at.astimezone(UTC)
     naive: datetime = timezone.make_naive(at)
     return naive
+
+
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def _parameters(fn: Callable[..., Any], skip: int) -> list[inspect.Parameter]:
+    return list(inspect.signature(fn).parameters.values())[skip:]
+
+
+def packed(fn: Callable[..., Any], skip: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments by name; `*args` as a list under its own name. Raises TypeError for an invalid call.
+
+    The caller does not pass the first `skip` parameters.
+    """
+    parameters = _parameters(fn, skip)
+    bound = inspect.Signature(parameters).bind(*args, **kwargs).arguments
+    found: dict[str, Any] = {}
+    for parameter in parameters:
+        if parameter.name not in bound:
+            continue
+        value = bound[parameter.name]
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            if taken := found.keys() & value.keys():
+                raise TypeError(f"{fn.__qualname__} gets {taken.pop()!r} twice, by position and by name")
+            found |= value
+        else:
+            found[parameter.name] = list(value) if parameter.kind is inspect.Parameter.VAR_POSITIONAL else value
+    return found
+
+
+def unpacked(
+    fn: Callable[..., Any], skip: int, stored: Mapping[str, Any], count: int
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return args and kwargs, `count` of them positional. Jobs from SQL (count 0) use names as far as possible."""
+    parameters, named, positional = _parameters(fn, skip), dict(stored), list[Any]()
+    star = next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL and p.name in named), None)
+    for parameter in parameters:
+        if parameter.name not in named:
+            continue
+        if parameter.name == star:
+            positional += named.pop(star)
+        elif parameter.kind is inspect.Parameter.POSITIONAL_ONLY or (
+            parameter.kind in _BY_POSITION and (star or len(positional) < count)
+        ):
+            positional.append(named.pop(parameter.name))
+    return positional, named

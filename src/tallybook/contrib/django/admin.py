@@ -29,12 +29,15 @@ from tallybook.extra.dashboard.redact import error_views, shown
 _LONGEST = 120  # characters of a text in a list
 
 
-def _pre(text: str) -> str:
-    return str(format_html("<pre>{}</pre>", text)) if text else "-"
+def _data(name: str) -> Any:
+    """Return a field with the JSON of a column, with possible secrets redacted."""
 
+    @admin.display(description=name.capitalize())
+    def field(self: Any, row: Any) -> str:
+        value = getattr(row, name)
+        return "-" if value is None else str(format_html("<pre>{}</pre>", shown(value)))
 
-def _cut(text: str | None) -> str:
-    return "" if not text else text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+    return field
 
 
 class _Shown(Acts, admin.ModelAdmin):
@@ -57,7 +60,6 @@ class _Shown(Acts, admin.ModelAdmin):
         return False
 
     def has_delete_permission(self, request: Any, obj: Any = None) -> bool:
-        """Never."""
         return False
 
     def has_operate_permission(self, request: Any) -> bool:
@@ -104,25 +106,13 @@ class _Jobs(JobActs, _Shown):
         parts = ((f"{one['type']}: {one['message']}", one["traceback"]) for one in error_views(job.errors))
         return str(format_html_join("", "<p>{}</p><pre>{}</pre>", parts)) or "-"
 
-    @admin.display(description="Args")
-    def shown_args(self, job: Job) -> str:
-        """Return the args, with possible secrets redacted."""
-        return _pre(shown(job.args))
-
-    @admin.display(description="Result")
-    def shown_result(self, job: Job) -> str:
-        """Return the result, with possible secrets redacted."""
-        return "-" if job.result is None else _pre(shown(job.result))
-
-    @admin.display(description="Headers")
-    def shown_headers(self, job: Job) -> str:
-        """Return the headers, with possible secrets redacted."""
-        return "-" if job.headers is None else _pre(shown(job.headers))
+    shown_args, shown_result, shown_headers = _data("args"), _data("result"), _data("headers")
 
     @admin.display(description="Note")
     def note(self, job: Job) -> str:
         """Return the last error, the reason why it waits, or its summary."""
-        return _cut(job.last_error or job.reason or job.summary)
+        text = job.last_error or job.reason or job.summary or ""
+        return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 @admin.register(Job)
@@ -144,7 +134,6 @@ class DeadLetterAdmin(_Jobs):
     actions = ("retry", "drop")
 
     def get_queryset(self, request: Any) -> Any:
-        """Return the dead jobs."""
         return super().get_queryset(request).filter(state="dead")
 
 
@@ -184,20 +173,11 @@ class QueueAdmin(QueueActs, _Shown):
             (found.settings,) = sync.run(alias(), queues.queues(found.pk))
         return found
 
-    @admin.display(description="Retention class")
-    def retention(self, queue: Any) -> str:
-        """Return how long its ended jobs are kept."""
-        return str(queue.settings.retention)
-
-    @admin.display(description="Max attempts")
-    def max_attempts(self, queue: Any) -> str:
-        """Return the default for jobs whose task sets none."""
-        return str(queue.settings.max_attempts or "-")
-
-    @admin.display(description="Notify", boolean=True)
-    def notify(self, queue: Any) -> bool:
-        """Return whether transitions are published."""
-        return bool(queue.settings.notify)
+    retention = admin.display(description="Retention class")(lambda self, queue: str(queue.settings.retention))
+    max_attempts = admin.display(description="Max attempts")(
+        lambda self, queue: str(queue.settings.max_attempts or "-")
+    )
+    notify = admin.display(description="Notify", boolean=True)(lambda self, queue: bool(queue.settings.notify))
 
 
 @admin.register(Schedule)
@@ -218,17 +198,5 @@ class ScheduleAdmin(ScheduleActs, _Shown):
         ("Changes", {"fields": ("created_at", "changed_at")}),
     )
 
-    @admin.display(description="Rule", ordering="name")
-    def rule(self, schedule: Any) -> str:
-        """Return its cron expression or interval."""
-        return rule_text(schedule.cron, schedule.every, schedule.tz)
-
-    @admin.display(description="Args")
-    def shown_args(self, schedule: Any) -> str:
-        """Return the args, with possible secrets redacted."""
-        return _pre(shown(schedule.args))
-
-    @admin.display(description="Headers")
-    def shown_headers(self, schedule: Any) -> str:
-        """Return the headers, with possible secrets redacted."""
-        return "-" if schedule.headers is None else _pre(shown(schedule.headers))
+    rule = admin.display(description="Rule", ordering="name")(lambda self, row: rule_text(row.cron, row.every, row.tz))
+    shown_args, shown_headers = _data("args"), _data("headers")

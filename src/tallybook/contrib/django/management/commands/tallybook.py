@@ -63,9 +63,6 @@ class Command(BaseCommand):
         os.environ.setdefault("TALLYBOOK_APP", _WORKER)
         # Processes that a command starts must find the project where manage.py has found it.
         found = [str(Path(path).resolve()) for path in sys.path[: 2 if pythonpath else 1]]
-        paths = [*found, *_split(os.environ.get("PYTHONPATH"))]
-        os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
-
-
-def _split(paths: str | None) -> list[str]:
-    return paths.split(os.pathsep) if paths else []
+        if paths := os.environ.get("PYTHONPATH"):
+            found += paths.split(os.pathsep)
+        os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(found))

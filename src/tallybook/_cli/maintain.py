@@ -1,0 +1,103 @@
+"""tallybook service list, every; history list, set, held; roles."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import click
+
+from tallybook._cli.common import command, listing
+from tallybook._cli.database import Db
+from tallybook._cli.text import Columns, clean, local
+from tallybook._db import retention, services
+from tallybook._db import roles as database
+from tallybook._model.durations import format_duration
+from tallybook._model.retention import HeldRange, RetentionInfo
+from tallybook._model.service import ServiceInfo
+
+service = click.Group("service", help="List and change the maintenance services.")
+
+
+_SERVICES: Columns = {
+    "service": "name", "every": "every", "last run": lambda one: local(one.last_run_at) or "never",
+    "took": lambda one: "" if one.last_took is None else f"{one.last_took.total_seconds() * 1000:.1f} ms",
+    "effect": "last_effect",
+}  # fmt: skip
+
+
+@listing(_SERVICES, of=service, empty="no services")
+def list_services(db: Db) -> list[ServiceInfo]:
+    """List the services with their last run. JSON has seconds."""
+    return db.run(services.services)
+
+
+@command(of=service)
+def every(db: Db, name: str, duration: timedelta) -> str:
+    """Set the longest time between checks, like `rescue 10s`. Workers follow in 5 s."""
+    changed = db.run(services.service_every(name, duration))
+    shown = f"service {clean(name)} runs every {format_duration(duration)}"
+    return f"{shown} at least" if changed else f"{shown} already"
+
+
+history = click.Group("history", help="Show and change retention periods.")
+
+
+@listing({"class": "name", "kept": "keep", "what": "what"}, of=history, empty="none")
+def list_retentions(db: Db) -> list[RetentionInfo]:
+    """Show retention periods. JSON has seconds."""
+    return db.run(retention.retentions)
+
+
+@command("set", of=history)
+def set_(db: Db, name: str, keep: timedelta) -> str:
+    """Change a retention period, like `brief 2h`. Workers follow within a minute."""
+    changed = db.run(retention.set_(name, keep))
+    return f"{clean(name)} is kept for {format_duration(keep)}" + ("" if changed else " already")
+
+
+_HELD: Columns = {
+    "class": "name", "from transaction": "lower", "to": "upper", "due since": "due_at", "open jobs": "open_jobs",
+    "held by": "why",
+}  # fmt: skip
+
+
+@listing(_HELD, name="held", of=history, empty="nothing is held")
+def held(db: Db) -> list[HeldRange]:
+    """List history that is past its retention but still held, and why."""
+    return db.run(retention.held())
+
+
+@command()
+@click.option("--prefix", default=database.PREFIX, show_default=True, help="Prefix of the names of the five roles.")
+@click.option("--existing", is_flag=True, help="Create no role: grant the rights to existing ones.")
+@click.option("--sql", "only_sql", is_flag=True, help="Print the SQL; change nothing.")
+@click.option("--forget", is_flag=True, help="Revoke the rights and make the functions public again.")
+def roles(db: Db, prefix: str, existing: bool, only_sql: bool, forget: bool) -> str | None:
+    """Create the database roles, with exactly their rights.
+
+    They are producer, worker, operator, reader and metrics.
+
+    Run it as the owner of the schema; safe to run twice. The functions then run with the owner's rights, and
+    nobody but these roles may use them. Migrations keep it so.
+    """
+    if forget and (existing or only_sql):
+        raise click.UsageError("--forget cannot be combined with --existing or --sql")
+    if only_sql:
+        click.echo(database.script(prefix, existing=existing), nl=False)
+        return None
+    where = f"schema tallybook of database {db.conn.info.dbname!r}"
+    if forget:
+        found = database.forget(db.conn)
+        if not found:
+            return f"nothing to do: {where} has no roles"
+        return f"revoked all rights in {where} from {', '.join(map(clean, found))}; the roles still exist"
+    if owner := database.superuser_owner(db.conn):
+        click.echo(
+            f"warning: {where} belongs to {clean(owner)}, a superuser: functions called by the roles run with a superuser's"
+            " rights. Install it as an ordinary owner",
+            err=True,
+        )
+    done = database.create(db.conn, prefix, existing=existing)
+    for name in done.names:
+        click.echo(f"{name}: {'created' if name in done.created else 'exists already'}")
+    return f"they have their rights in {where}; grant them to your logins: grant {done.names[0]} to your_login"
