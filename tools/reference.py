@@ -39,7 +39,7 @@ MODULES = {
 
 NOUNS = (
     "jobs.Jobs", "jobs.Dead", "queues.Queues", "schedules.Schedules", "subjects.Subjects", "limits.RateLimits",
-    "limits.ConcurrencyLimits", "breakers.Breakers", "counts.Counts", "counts.Events", "history.History", "history.Services",
+    "limits.ConcurrencyLimits", "limits.Breakers", "counts.Counts", "counts.Events", "history.History", "history.Services",
     "history.Audit", "history.Doctor",
 )  # fmt: skip
 

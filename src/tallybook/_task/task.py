@@ -41,8 +41,7 @@ from tallybook._model.options import Options, Unique, check_name
 from tallybook._model.payload import encode
 from tallybook._model.plain import Unfit
 from tallybook._model.signature import ArgsModel
-from tallybook._task.has_subjects import HasSubjects
-from tallybook._task.owner import Owner
+from tallybook._task.base import HasSubjects, Owner
 from tallybook.errors import ConfigError, PayloadError, SignatureError
 
 P = ParamSpec("P")
