@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict, TypeVar
 
 from tallybook._model.backoff import Backoff, Retry, as_policy
 from tallybook._model.contract import Contract
-from tallybook._model.exclusive import Exclusive
-from tallybook._model.execution import Execution
+from tallybook._model.execution import Exclusive, Execution
 from tallybook._model.no_retry import NoRetry, checked
 from tallybook._model.options import Options, check_name
 from tallybook._task import Task

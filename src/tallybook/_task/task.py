@@ -30,8 +30,7 @@ from tallybook._db.verb import AsyncConn, SyncConn, do, do_sync, traced
 from tallybook._model.after import Parent, checked_after
 from tallybook._model.backoff import DEFAULT, Backoff, Retry, as_policy
 from tallybook._model.contract import Contract, Upgrade
-from tallybook._model.exclusive import Exclusive
-from tallybook._model.execution import PLAIN, Execution
+from tallybook._model.execution import PLAIN, Exclusive, Execution
 from tallybook._model.job import Job, JobCall
 from tallybook._model.links import checked_links
 from tallybook._model.mistakes import METHODS, as_option
