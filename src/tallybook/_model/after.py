@@ -13,9 +13,6 @@ from tallybook.errors import ConfigError, InvalidArgument
 Parent = Job | JobCall | int
 """A stored job, or one that the same call enqueues."""
 
-ON_PARENT = ("completed", "any")
-"""The end that a job requires of its parents."""
-
 
 @dataclass(frozen=True, slots=True)
 class Arranged:

@@ -22,9 +22,10 @@ import dataclasses
 import types
 import typing
 from collections import abc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from functools import lru_cache
+from itertools import repeat
 from typing import Any
 
 from tallybook._model import convert as leaf
@@ -121,18 +122,20 @@ def _array(item: Convert | None) -> Convert:
     def convert(value: Any) -> list[Any]:
         if type(value) is not list:
             raise Unfit(f"expected an array, not {json_kind(value)}")
-        if item is None:
-            return value
-        result: list[Any] = []
-        try:
-            for member in value:
-                result.append(item(member))
-        except Unfit as unfit:
-            unfit.at(len(result))
-            raise
-        return result
+        return value if item is None else _converted(repeat(item), value)
 
     return convert
+
+
+def _converted(items: Iterable[Convert | None], values: list[Any]) -> list[Any]:
+    result: list[Any] = []
+    try:
+        for item, value in zip(items, values, strict=False):
+            result.append(item(value) if item else value)
+    except Unfit as unfit:
+        unfit.at(len(result))
+        raise
+    return result
 
 
 def _tuple(make: Callable[[list[Any]], Any], params: tuple[Any, ...]) -> Convert:
@@ -142,14 +145,7 @@ def _tuple(make: Callable[[list[Any]], Any], params: tuple[Any, ...]) -> Convert
         if type(value) is not list or len(value) != len(items):
             found = f"one of {len(value)}" if type(value) is list else json_kind(value)
             raise Unfit(f"expected an array of {len(items)}, not {found}")
-        result: list[Any] = []
-        try:
-            for item, member in zip(items, value, strict=True):
-                result.append(item(member) if item else member)
-        except Unfit as unfit:
-            unfit.at(len(result))
-            raise
-        return make(result)
+        return make(_converted(items, value))
 
     return convert
 
@@ -178,13 +174,13 @@ def _object(key: Any, member: Any) -> Convert:
 
 def _union(params: tuple[Any, ...]) -> Convert | None:
     members = [_bare(param) for param in params]
-    converters = [_compile(member) for member in members if member is not float]
-    tried = [convert for convert in converters if convert is not None]
+    compiled = [(member, _compile(member)) for member in members if member is not float]
+    tried = [convert for _, convert in compiled if convert is not None]
     to_float = float in members and int not in members
     if not tried:
         return leaf.to_float if to_float else None
     kinds = tuple(member for member in members if member in (str, int, bool, float))
-    anything = any(convert is None and m not in _PLAIN for m, convert in _pairs(members, converters))
+    anything = any(convert is None and member not in _PLAIN for member, convert in compiled)
     nullable = None in members or type(None) in members
 
     def convert(value: Any) -> Any:
@@ -205,10 +201,6 @@ def _union(params: tuple[Any, ...]) -> Convert | None:
         raise Unfit(f"{json_kind(value)} that fits none of {' | '.join(map(_name, params))}")
 
     return convert
-
-
-def _pairs(members: list[Any], converters: list[Convert | None]) -> list[tuple[Any, Convert | None]]:
-    return list(zip([member for member in members if member is not float], converters, strict=True))
 
 
 def _bare(annotation: Any) -> Any:

@@ -105,6 +105,11 @@ def format_duration(duration: timedelta) -> str:
     return " ".join(parts) or "0 s"
 
 
+def seconds_text(duration: timedelta) -> str:
+    """Return `duration` as an exact interval: in seconds, so that no day is a calendar day."""
+    return f"{duration.days * 86_400 + duration.seconds}.{duration.microseconds:06d} s"
+
+
 def iso_duration(duration: timedelta) -> str:
     """Return `duration` as ISO 8601 text for JSON, in hours and below: "PT1H30M", "PT0S", "PT-1M-0.5S".
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 from tallybook._model.backoff import Backoff, as_policy, to_json
-from tallybook._model.durations import parse_duration
+from tallybook._model.durations import parse_duration, seconds_text
 from tallybook.errors import ConfigError
 
 Unique = str | bool | tuple[str, ...]
@@ -130,10 +130,8 @@ class Options:
 
     @property
     def delay_text(self) -> str | None:
-        """`delay` as an exact interval: in seconds, so that no day is a calendar day."""
-        if self.delay is None:
-            return None
-        return f"{self.delay.days * 86_400 + self.delay.seconds}.{self.delay.microseconds:06d} s"
+        """`delay` as an exact interval."""
+        return None if self.delay is None else seconds_text(self.delay)
 
 
 def _check_fair(fair_key: str | None, order_key: str | None) -> None:
@@ -160,13 +158,7 @@ def check_limits(limits: object) -> None:
 
 def check_name(option: str, name: object, max_bytes: int) -> None:
     """Raise ConfigError unless the server accepts the name: no invisible characters, no space at its ends."""
-    if not isinstance(name, str):
-        raise ConfigError(option, name, "not a text")
-    if problem := text_problem(name):
-        raise ConfigError(option, name, problem)
-    if not 1 <= len(name.encode()) <= max_bytes:
-        raise ConfigError(option, name, f"must have 1 to {max_bytes} bytes, but has {len(name.encode())}")
-    if _INVISIBLE.search(name):
+    if _INVISIBLE.search(check_text(option, name, max_bytes, "")):
         raise ConfigError(option, name, "has control or invisible characters, or space at its ends")
 
 
@@ -205,14 +197,15 @@ def check_instant(option: str, value: object, hint: str = "Write datetime.now(UT
         raise ConfigError(option, value, "out of range in UTC") from None
 
 
-def check_text(option: str, text: object, most: int, what: str = "a key", hint: str | None = None) -> None:
-    """Raise ConfigError unless this is a text of 1 to `most` bytes that PostgreSQL can store."""
+def check_text(option: str, text: object, most: int, what: str = "a key ", hint: str | None = None) -> str:
+    """Return a text of 1 to `most` bytes that PostgreSQL can store. Raises ConfigError for any other value."""
     if not isinstance(text, str):
         raise ConfigError(option, text, "not a text", hint=hint)
     if problem := text_problem(text):
         raise ConfigError(option, text, problem)
     if not 1 <= len(text.encode()) <= most:
-        raise ConfigError(option, text, f"{what} must have 1 to {most} bytes, but has {len(text.encode())}")
+        raise ConfigError(option, text, f"{what}must have 1 to {most} bytes, but has {len(text.encode())}")
+    return text
 
 
 def _check_unique(unique: object) -> None:

@@ -6,10 +6,11 @@ import hashlib
 from collections import deque
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from typing import Any
 
 from tallybook._model.cron import Cron, Every, Rule, rule
-from tallybook._model.durations import format_duration, parse_duration
+from tallybook._model.durations import format_duration, parse_duration, seconds_text
 from tallybook._model.job import JobCall
 from tallybook._model.options import whole
 from tallybook.errors import ConfigError
@@ -91,11 +92,6 @@ class Timing:
             "catch_up": self.catch_up,
             "overlap": self.overlap,
         }
-
-
-def seconds_text(length: timedelta) -> str:
-    """Return an interval in seconds, so that no day is a calendar day."""
-    return f"{length.days * 86_400 + length.seconds}.{length.microseconds:06d} s"
 
 
 def described(name: str, call: JobCall) -> JobCall:
@@ -204,12 +200,7 @@ def plan(
 def _latest(ticks: Rule, first: datetime, last: datetime, most: int, counted: int) -> list[datetime]:
     """Return the latest `most` ticks from `first` to `last`, oldest first."""
     if counted < _MOST_COUNTED:
-        found = deque([first], most)
-        for tick in ticks.following(first):
-            if tick > last:
-                break
-            found.append(tick)
-        return list(found)
+        return list(deque(chain([first], ticks.until(first, last)), most))
     latest = [last]  # too many to iterate: from the end
     while len(latest) < most:
         latest.append(ticks.last(first, latest[-1] - timedelta(microseconds=1)))

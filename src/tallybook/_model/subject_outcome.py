@@ -166,7 +166,7 @@ class Reject(SubjectOutcome):
         retry_in: timedelta | str | None = None,
     ) -> None:
         if ref_id is not None:
-            check_text("Reject.ref_id", ref_id, _REF_BYTES, "it")
+            check_text("Reject.ref_id", ref_id, _REF_BYTES, "it ")
         delay = None if retry_in is None else parse_duration(retry_in, option="Reject.retry_in")
         super().__init__(message, details, ref_id, delay)
 
