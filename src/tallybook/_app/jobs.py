@@ -9,16 +9,14 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, TypedDict, Unpack
 
-from tallybook._db import calls, filters, why
+from tallybook._db import calls, filters
 from tallybook._db import jobs as many
 from tallybook._db.filters import DeadFilter
 from tallybook._db.jobs import LOOKED, JobFilter
 from tallybook._db.verb import ListOf, Noun, Pause, Steps, Verb, on_job, on_jobs
 from tallybook._model.durations import parse_duration
 from tallybook._model.job import Job, job_id
-from tallybook._model.job_info import Cancelled, DeadLetter, Retried
-from tallybook._model.lists import JobDone, JobPage
-from tallybook._model.why import Reason, TraceEvent
+from tallybook._model.job_info import Cancelled, DeadLetter, JobDone, JobPage, Reason, Retried, TraceEvent
 from tallybook._task import Task
 from tallybook.errors import JobCancelled, JobDied, ResultMissing, ResultTimeout
 
@@ -79,7 +77,7 @@ class Jobs(Noun):
 
             for reason in await app.jobs.why(job): print(reason.explanation)
         """
-        return on_job(self._app, job_id(job), why.why(job_id(job)), no_job=_is_unknown)
+        return on_job(self._app, job_id(job), many.why(job_id(job)), no_job=_is_unknown)
 
     def trace(
         self,
@@ -99,7 +97,7 @@ class Jobs(Noun):
 
             for event in await app.jobs.trace(links={"submission": 42}): print(event.at, event.event)
         """
-        call = why.trace(
+        call = many.trace(
             subject=subject, unique=unique, links=links, job=None if job is None else job_id(job), task=task,
             max_events=max_events, newest_first=newest_first,
         )  # fmt: skip

@@ -9,9 +9,9 @@ import click
 from tallybook._cli.common import Columns, command, listing
 from tallybook._cli.database import Db
 from tallybook._cli.text import clean
-from tallybook._db import retention as calls
+from tallybook._db import history as calls
 from tallybook._model.durations import format_duration
-from tallybook._model.retention import HeldRange, RetentionInfo
+from tallybook._model.history import HeldRange, RetentionInfo
 
 history = click.Group("history", help="Show and change retention periods.")
 
@@ -25,7 +25,7 @@ def list_(db: Db) -> list[RetentionInfo]:
 @command("set", of=history)
 def set_(db: Db, name: str, keep: timedelta) -> str:
     """Change a retention period, like `brief 2h`. Workers follow within a minute."""
-    changed = db.run(calls.set_(name, keep))
+    changed = db.run(calls.retention_set(name, keep))
     return f"{clean(name)} is kept for {format_duration(keep)}" + ("" if changed else " already")
 
 

@@ -24,7 +24,7 @@ from tallybook._model.tracing import Tracing, What
 from tallybook.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from tallybook._model.lists import JobDone
+    from tallybook._model.job_info import JobDone
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

@@ -32,11 +32,10 @@ from tallybook._model.backoff import DEFAULT, Backoff, Retry, as_policy
 from tallybook._model.contract import Contract, Upgrade
 from tallybook._model.execution import PLAIN, Exclusive, Execution
 from tallybook._model.job import Job, JobCall
-from tallybook._model.links import checked_links
 from tallybook._model.mistakes import METHODS, as_option
 from tallybook._model.no_retry import NoRetry
 from tallybook._model.no_retry import checked as _classes
-from tallybook._model.options import Options, Unique, check_name
+from tallybook._model.options import Options, Unique, check_name, checked_links
 from tallybook._model.payload import encode
 from tallybook._model.plain import Unfit
 from tallybook._model.signature import ArgsModel

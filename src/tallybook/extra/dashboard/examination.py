@@ -11,7 +11,7 @@ from datetime import timedelta
 from tallybook._db import doctor
 from tallybook._db.driver import Error, connect
 from tallybook._db.link import CONNECT, dsn_for_people
-from tallybook._model.finding import Finding
+from tallybook._model.history import Finding
 from tallybook.errors import TallybookError
 
 _WAIT = 0.02
