@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from tallybook._db import breakers, rates
+from tallybook._db import rates
 from tallybook._db.verb import ListOf, Noun, Verb
 from tallybook._model.breaker import BreakerInfo, BreakerRule
 from tallybook._model.rate import ConcurrencyInfo, ConcurrencyRule, RateInfo, RateRule
@@ -81,7 +81,7 @@ class Breakers(Noun):
 
         for breaker in await app.breakers.list(): print(breaker.name, breaker.state)
         """
-        return self._verb(breakers.breakers)
+        return self._verb(rates.breakers)
 
     def set(self, name: str, failures: int, *, per: timedelta | str, open_for: timedelta | str) -> Verb[str]:
         """Create or change a breaker in the database; return "created", "changed" or "unchanged".
@@ -90,14 +90,14 @@ class Breakers(Noun):
 
         await app.breakers.set("provider:acme", 3, per="1 min", open_for="5 min")
         """
-        return self._verb(breakers.set_(BreakerRule.checked(name, failures, per, open_for)))
+        return self._verb(rates.set_breaker(BreakerRule.checked(name, failures, per, open_for)))
 
     def drop(self, name: str) -> Verb[bool]:
         """Remove a breaker; False: there is none.
 
         Its jobs no longer wait. A job that names a key without any rule fails, so remove the name from jobs first.
         """
-        return self._verb(breakers.drop(name))
+        return self._verb(rates.drop_breaker(name))
 
     def open(self, name: str, duration: timedelta | str | None = None) -> Verb[datetime]:
         """Open the breaker of a key by hand; return the time at which a probe starts.
@@ -107,11 +107,11 @@ class Breakers(Noun):
 
             await app.breakers.open("provider:acme", "2 h")
         """
-        return self._verb(breakers.open_(name, duration))
+        return self._verb(rates.open_breaker(name, duration))
 
     def close(self, name: str) -> Verb[bool]:
         """Close the breaker of a key by hand; its jobs start and its failures are reset. False: it was closed.
 
         Raises InvalidArgument if there is no such breaker.
         """
-        return self._verb(breakers.close(name))
+        return self._verb(rates.close_breaker(name))
