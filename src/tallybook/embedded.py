@@ -49,16 +49,9 @@ from ._embedded.settings import NOT_DURABLE, Setting, checked, command_line
 from ._embedded.template import SUPERUSER, reachable_binaries
 
 __all__ = [
-    "EmbeddedBusy",
-    "EmbeddedError",
-    "EmbeddedStartFailed",
-    "EmbeddedUnavailable",
-    "Server",
-    "binaries",
-    "default_version",
-    "installed_versions",
-    "temporary_server",
-]
+    "EmbeddedBusy", "EmbeddedError", "EmbeddedStartFailed", "EmbeddedUnavailable", "Server", "binaries",
+    "default_version", "installed_versions", "temporary_server",
+]  # fmt: skip
 
 _PORT = 5432  # names the socket in its private directory; no two servers share one
 _POLL = 0.02

@@ -42,17 +42,9 @@ from tallybook._worker.entry import DrainReport
 from tallybook.errors import InvalidArgument
 
 __all__ = [
-    "DrainReport",
-    "FreshDatabases",
-    "assert_enqueued",
-    "assert_enqueued_async",
-    "assert_not_enqueued",
-    "assert_not_enqueued_async",
-    "drain",
-    "drain_async",
-    "fresh_databases",
-    "travel",
-]
+    "DrainReport", "FreshDatabases", "assert_enqueued", "assert_enqueued_async", "assert_not_enqueued",
+    "assert_not_enqueued_async", "drain", "drain_async", "fresh_databases", "travel",
+]  # fmt: skip
 
 
 class FreshDatabases:
