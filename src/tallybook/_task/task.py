@@ -17,6 +17,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -37,7 +38,6 @@ from tallybook._model.no_retry import NoRetry
 from tallybook._model.no_retry import checked as _classes
 from tallybook._model.options import Options, Unique, check_name, checked_links
 from tallybook._model.payload import encode
-from tallybook._model.plain import Unfit
 from tallybook._model.signature import ArgsModel
 from tallybook._task.base import HasSubjects, Owner
 from tallybook.errors import ConfigError, PayloadError, SignatureError
@@ -215,19 +215,12 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
 
         Raises PayloadError if the result does not fit the annotation.
         """
-        from tallybook._model.decoder import compile_decoder
+        from tallybook._model.decoder import decode
 
-        try:
-            returns = self.args.returns
-            read = None if returns is type(None) else compile_decoder(returns, task=self.name)
-        except SignatureError:
-            read = None
-        if found is None or read is None:
-            return cast("R_co", found)
-        try:
-            return cast("R_co", read(found))
-        except Unfit as error:
-            raise PayloadError(error.path, error.reason, task=self.name, what="result", verb="read") from None
+        if found is not None:
+            with suppress(SignatureError):
+                found = decode(self.args.returns, found, task=self.name, what="result")
+        return cast("R_co", found)
 
     def enqueue(self, conn: AsyncConn | Source, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Job[R_co]]:
         """Enqueue one job in `conn`'s transaction: workers see it after the commit, and never after a rollback.
