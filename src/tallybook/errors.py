@@ -206,9 +206,8 @@ class DuplicateTask(TallybookError):
     """Two functions have one task name; `first` and `second` are the places of their definitions."""
 
     def __init__(self, task: str, first: str, second: str) -> None:
-        super().__init__(
-            f"task {task!r} is defined twice, in {first} and in {second}", hint="Give one of them another name=..."
-        )
+        text = f"task {task!r} is defined twice, in {first} and in {second}"
+        super().__init__(text, hint="Give one of them another name=...")
         self.task, self.first, self.second = task, first, second
 
 
@@ -308,9 +307,8 @@ class ResultTimeout(TallybookError, TimeoutError):
     """The job (`job` is its id) has not ended within the caller's timeout; it continues."""
 
     def __init__(self, job: int, seconds: float) -> None:
-        super().__init__(
-            f"job {job} has not ended within {seconds:g} s", hint="The job continues: ask again, or wait longer"
-        )
+        hint = "The job continues: ask again, or wait longer"
+        super().__init__(f"job {job} has not ended within {seconds:g} s", hint=hint)
         self.job = job
 
 
@@ -388,9 +386,8 @@ class AddressRefused(CallFailed):
 
     def __init__(self, reason: str, *, provider: str | None = None, who: str = "call") -> None:
         hint = "If that is intended, add the host or network to the setting allow of its provider"
-        super().__init__(
-            f"{who}: its host has an address that is {reason}", provider=provider, no_retry=True, hint=hint
-        )
+        text = f"{who}: its host has an address that is {reason}"
+        super().__init__(text, provider=provider, no_retry=True, hint=hint)
         self.reason = reason
 
 
@@ -486,9 +483,8 @@ class SchemaTooOld(SchemaError):
     """The database's schema is too old for this program."""
 
     def __init__(self, found: int, needed: int) -> None:
-        super().__init__(
-            f"the schema is at version {found}, this program needs {needed}", hint="Run `tallybook migrate`"
-        )
+        text = f"the schema is at version {found}, this program needs {needed}"
+        super().__init__(text, hint="Run `tallybook migrate`")
         self.found, self.needed = found, needed
 
 

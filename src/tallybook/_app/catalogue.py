@@ -56,9 +56,8 @@ def _check_on_dead(app: str, names: Tasks, task: Task[..., Any]) -> None:
         raise ConfigError(option, named, "that is the task itself", hint="Name another task")
     if follower.contract.on_dead is not None:
         reason = f"task {follower.name!r} has an on_dead of its own"
-        raise ConfigError(
-            option, named, reason, hint="A follow-up of a dead job has no follow-up of its own: remove its on_dead"
-        )
+        hint = "A follow-up of a dead job has no follow-up of its own: remove its on_dead"
+        raise ConfigError(option, named, reason, hint=hint)
     if follower.contract.version != 1:
         reason = f"task {follower.name!r} has a version"
         raise ConfigError(option, named, reason, hint="Tallybook passes its args, which have no version: remove it")

@@ -120,9 +120,8 @@ def trace(
     newest_first: bool = False,
 ) -> Call[list[TraceEvent]]:
     if sum(given is not None for given in (subject, unique, links, job)) != 1:
-        raise InvalidArgument(
-            "trace needs exactly one thing to follow", hint="Pass a subject, a unique key, links or a job"
-        )
+        hint = "Pass a subject, a unique key, links or a job"
+        raise InvalidArgument("trace needs exactly one thing to follow", hint=hint)
     whole("max_events", max_events, 1, 10_000)
     if task is not None:
         check_name("task", task, 200)

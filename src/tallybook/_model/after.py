@@ -51,9 +51,8 @@ def with_follow_up(jobs: Sequence[JobCall], then: JobCall | None) -> list[JobCal
     if type(then) is not JobCall:
         raise InvalidArgument(f"then is of type {type(then).__name__}", hint="Describe it by task.job(...)")
     parents = {id(job): job for job in jobs}
-    options = replace(
-        then.options, after=(*then.options.after, *parents.values()), on_parent=then.options.on_parent or "any"
-    )
+    after = (*then.options.after, *parents.values())
+    options = replace(then.options, after=after, on_parent=then.options.on_parent or "any")
     return [*jobs, replace(then, options=options)]
 
 
@@ -74,7 +73,8 @@ def arranged(jobs: Sequence[JobCall]) -> Arranged:
             if places[at] >= 0:
                 stack.pop()
                 continue
-            before = [p for call in _calls(jobs[at]) for p in _found(among, call, at) if places[p] < 0]
+            calls = [parent for parent in jobs[at].options.after if not isinstance(parent, int)]
+            before = [p for call in calls for p in _found(among, call, at) if places[p] < 0]
             if before:
                 stack.extend(reversed(before))
                 continue
@@ -90,10 +90,6 @@ def arranged(jobs: Sequence[JobCall]) -> Arranged:
         for at in order
     ]
     return Arranged([jobs[at] for at in order], parents, places)
-
-
-def _calls(job: JobCall) -> list[JobCall]:
-    return [parent for parent in job.options.after if not isinstance(parent, int)]
 
 
 def _found(among: dict[int, list[int]], call: JobCall, at: int) -> list[int]:

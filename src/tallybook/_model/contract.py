@@ -122,9 +122,8 @@ class Contract:
                 args = self.upgrades[step](args)
                 if type(args) is not dict:
                     raise TypeError(f"it returned {type(args).__name__}, not a dict")
-                args = json.loads(
-                    encode(args, task=task)
-                )  # the next step and the handler get only values that a row can store
+                # The next step and the handler get only values that a row can store.
+                args = json.loads(encode(args, task=task))
             except Exception as error:
                 reason = f"the upgrade from version {step} to {step + 1} failed: {type(error).__name__}: {safe_text(error, 1000)}"
                 raise PayloadError("$", reason, task=task, verb="upgraded") from error

@@ -120,9 +120,8 @@ class Exclusive:
         for name in re.findall(r"\{(\w+)\}", self.key or ""):
             if name not in arguments:
                 known = ", ".join(sorted(arguments)) or "none"
-                raise ConfigError(
-                    "exclusive", self.key, f"task {task!r} has no argument {name!r}", hint=f"It has {known}"
-                )
+                reason = f"task {task!r} has no argument {name!r}"
+                raise ConfigError("exclusive", self.key, reason, hint=f"It has {known}")
 
     def rule(self, task: str) -> ConcurrencyRule:
         """Return the limit of the jobs of this task. Raises ConfigError if the task's name cannot have one."""

@@ -171,9 +171,8 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
         kinds = ["Context" if _is_context(annotation) else transaction_kind(annotation) for annotation in annotations]
         if not self.atomic:
             if kinds not in ([], ["Context"]):
-                raise SignatureError(
-                    self.name, "it takes a transaction, or a Context twice; a transaction needs @app.task(atomic=True)"
-                )
+                reason = "it takes a transaction, or a Context twice; a transaction needs @app.task(atomic=True)"
+                raise SignatureError(self.name, reason)
             return
         kind = kinds[0] if kinds else ""
         if kind in ("", "Context") or kinds[1:] not in ([], ["Context"]):
@@ -184,16 +183,11 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
                 "  then optionally a Context",
             )
         if kind.startswith("async") != self.is_async:
-            takes = (
-                "an async one, so it has to be `async def`"
-                if kind.startswith("async")
-                else "a plain one, so no `async`"
-            )
+            takes = "a plain one, so no `async`" if self.is_async else "an async one, so it has to be `async def`"
             raise SignatureError(self.name, f"its transaction is {takes}")
         if isinstance(self.atomic, str) and kind != "django":
-            raise SignatureError(
-                self.name, f"atomic={self.atomic!r} names a database of Django's, and it takes another"
-            )
+            reason = f"atomic={self.atomic!r} names a database of Django's, and it takes another"
+            raise SignatureError(self.name, reason)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Call the function directly, as a unit test does; no job, no connection."""
