@@ -61,7 +61,7 @@ def audits(*, actor: str | None, action: str | None, before: int | None, max_row
         "audits",
         _OF_ACTOR if actor is not None else _OF_ACTION if action is not None else _AUDITS,
         params,
-        records(AuditRow, "at"),
+        records(AuditRow),
     )
 
 

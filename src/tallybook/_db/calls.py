@@ -40,7 +40,6 @@ retry = Simple("retry(job_id bigint) -> int", int)
 pause = Simple("pause(queue text, who text) -> boolean", bool, unknown=UnknownQueue, who=ME)
 resume = Simple("resume(queue text, who text) -> boolean", bool, unknown=UnknownQueue, who=ME)
 
-_INSTANTS = ("enqueued_at", "run_at", "started_at", "ended_at", "expires_at", "updated_at", "last_attempt_at")
 _GET = """\
 select cast(to_json(j) as text) from tallybook.job as j where j.id = cast(cast(%(job_id)s as text) as bigint)"""
 
@@ -156,7 +155,7 @@ def get(job_id: int) -> Call[JobInfo]:
     """Read one job. Raises UnknownJob if there is none."""
     from tallybook._model.job_info import JobInfo
 
-    read = known(partial(UnknownJob, job_id), lambda found: record(JobInfo, loads(found), *_INSTANTS))
+    read = known(partial(UnknownJob, job_id), lambda found: record(JobInfo, loads(found)))
     return Call("get", _GET, {"job_id": str(job_id)}, read)
 
 

@@ -100,9 +100,8 @@ def cancel_many(
 
 
 _letters = records(
-    DeadLetter, "died_at", "enqueued_at",
-    job_id="job", queue_name="queue", task_name="task", why="reason", job_args="args", last_error="error",
-)  # fmt: skip
+    DeadLetter, job_id="job", queue_name="queue", task_name="task", why="reason", job_args="args", last_error="error"
+)
 
 
 def dead_letters(which: DeadFilter, max_jobs: int, before_id: int | None = None) -> Call[list[DeadLetter]]:

@@ -16,7 +16,7 @@ select cast(coalesce(json_agg(json_build_object('name', r.class, 'keep', extract
 _KEEP = Declared("retention_set(class text, keep interval) -> boolean")
 
 
-retentions = Call("retentions", _RETENTIONS, {}, records(RetentionInfo, seconds=["keep"]))
+retentions = Call("retentions", _RETENTIONS, {}, records(RetentionInfo))
 
 
 def retention_set(name: str, keep: timedelta) -> Call[bool]:
@@ -25,7 +25,7 @@ def retention_set(name: str, keep: timedelta) -> Call[bool]:
 
 def _ranges(found: str) -> list[HeldRange]:
     rows = (row | {"lower": int(row["lower"]), "upper": row["upper"] and int(row["upper"])} for row in loads(found))
-    return [record(HeldRange, row, "due_at", **{"class": "name"}) for row in rows]
+    return [record(HeldRange, row, **{"class": "name"}) for row in rows]
 
 
 held = Simple("""
@@ -42,7 +42,7 @@ select cast(coalesce(json_agg(json_build_object(
 _EVERY = Declared("service_every(service text, every interval) -> boolean")
 
 
-services = Call("services", _SERVICES, {}, records(ServiceInfo, "last_run_at", seconds=["every", "last_took"]))
+services = Call("services", _SERVICES, {}, records(ServiceInfo))
 
 
 def service_every(name: str, every: timedelta) -> Call[bool]:

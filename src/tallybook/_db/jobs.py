@@ -82,13 +82,10 @@ def drop_jobs(ids: Iterable[int]) -> Call[list[JobDone]]:
     return _DROP.call(_done, jobs=_ids(ids))
 
 
-_INSTANTS = ("enqueued_at", "run_at", "started_at", "ended_at")
-
-
 def _page(found: str) -> JobPage:
     rows: list[dict[str, Any]] = loads(found)
     more = rows.pop() if rows and rows[-1]["id"] is None else None
-    lines = [record(JobLine, row, *_INSTANTS, queue_name="queue", task_name="task") for row in rows]
+    lines = [record(JobLine, row, queue_name="queue", task_name="task") for row in rows]
     return JobPage(lines, None, None) if more is None else JobPage(lines, more["cursor"], instant(more["looked_to"]))
 
 
@@ -126,7 +123,7 @@ def trace(
     if task is not None:
         check_name("task", task, 200)
     return _TRACE.call(
-        records(TraceEvent, "at", job_id="job", task_name="task"),
+        records(TraceEvent, job_id="job", task_name="task"),
         subject=checked("subject", subject),
         unique_key=checked("unique", unique),
         links=None if links is None else json.dumps(checked_links(links)),

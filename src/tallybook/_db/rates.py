@@ -51,9 +51,7 @@ def push(name: str, until: datetime) -> Call[datetime]:
 
 def rates(name: str | None = None) -> Call[list[RateInfo]]:
     """Return all keys in use, and rules without a used key of their own name; or the one of this name."""
-    return Call(
-        "rates", _RATES, {"name": name}, records(RateInfo, "last_call_at", "next_call_at", "pushed_to", seconds=["per"])
-    )
+    return Call("rates", _RATES, {"name": name}, records(RateInfo))
 
 
 def set_concurrency(rule: ConcurrencyRule) -> Call[str]:
@@ -96,9 +94,7 @@ def open_breaker(name: str, duration: timedelta | str | None) -> Call[datetime]:
     return _OPEN_BREAKER.call(lambda text: at(loads(text)), name=name, duration=text)
 
 
-breakers = Call(
-    "breakers", _BREAKERS, {}, records(BreakerInfo, "changed_at", "open_until", seconds=["per", "open_for"])
-)
+breakers = Call("breakers", _BREAKERS, {}, records(BreakerInfo))
 """All used keys, and the rules without a used key of their own name."""
 
 
