@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 from typing import Any
@@ -83,15 +83,8 @@ class Timing:
 
     def columns(self) -> dict[str, Any]:
         """Return the timing as columns of the table."""
-        return {
-            "cron": self.cron,
-            "every": None if self.every is None else seconds_text(self.every),
-            "tz": self.tz,
-            "jitter": seconds_text(self.jitter),
-            "missed": self.missed,
-            "catch_up": self.catch_up,
-            "overlap": self.overlap,
-        }
+        every = None if self.every is None else seconds_text(self.every)
+        return asdict(self) | {"every": every, "jitter": seconds_text(self.jitter)}
 
 
 def described(name: str, call: JobCall) -> JobCall:

@@ -29,13 +29,11 @@ from tallybook._db.kinds import kind_of, refused, transaction_kind
 from tallybook._db.source import Source, demand_loop
 from tallybook._db.verb import AsyncConn, SyncConn, do, do_sync, traced
 from tallybook._model.after import Parent, checked_after
-from tallybook._model.backoff import DEFAULT, Backoff, Retry, as_policy
+from tallybook._model.backoff import DEFAULT, Backoff
 from tallybook._model.contract import Contract, Upgrade
 from tallybook._model.execution import PLAIN, Exclusive, Execution
 from tallybook._model.job import Job, JobCall
 from tallybook._model.mistakes import METHODS, as_option
-from tallybook._model.no_retry import NoRetry
-from tallybook._model.no_retry import checked as _classes
 from tallybook._model.options import Options, Unique, check_name, checked_links
 from tallybook._model.payload import encode
 from tallybook._model.signature import ArgsModel
@@ -81,16 +79,16 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
         *,
         name: str | None,
         options: Options,
-        retry: Retry | str | None,
-        no_retry: NoRetry = (),
-        store_result: bool = True,
-        contract: Contract | None = None,
-        atomic: bool | str = False,
-        execution: Execution = PLAIN,
-        exclusive: Exclusive | None = None,
+        retry: Backoff | str | None,
+        no_retry: tuple[type[BaseException], ...],
+        store_result: bool,
+        contract: Contract,
+        atomic: bool | str,
+        execution: Execution,
+        exclusive: Exclusive | None,
     ) -> None:
         self.store_result = store_result
-        self.contract = contract or Contract()
+        self.contract = contract
         functools.update_wrapper(self, _checked(fn))
         self.app = app
         self.fn = fn
@@ -100,8 +98,8 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
         self.options = options
         self.max_attempts = options.max_attempts
         self.retry_name = retry if isinstance(retry, str) else None
-        self._retry = DEFAULT if retry is None or isinstance(retry, str) else as_policy(retry)
-        self.no_retry = _classes(no_retry)
+        self._retry = DEFAULT if retry is None or isinstance(retry, str) else retry
+        self.no_retry = no_retry
         self.execution = execution
         self.exclusive = exclusive
         self.guarded = execution is not PLAIN
