@@ -120,7 +120,10 @@ async def runs_async(conn: Any, before: Runs | None = None) -> Runs:
     if before and time.monotonic() < before.good_until:
         return before
     began = time.monotonic()
-    return _runs(loads(await _last(conn, _RUNNING)), began)
+    raw = loads(await _last(conn, _RUNNING))
+    ended = time.monotonic()
+    of_workers = {one["worker_id"]: one["jobs"] for one in raw["workers"] or []}
+    return Runs(raw["running"], raw["longest"] or [], of_workers, ended + _SHARE * (ended - began))
 
 
 async def _reading(conn: Any, first: str, before: Reading | None) -> Reading:
@@ -142,12 +145,6 @@ async def _reading(conn: Any, first: str, before: Reading | None) -> Reading:
 async def _last(conn: Any, query: str) -> Any:
     """Return the last column of the row."""
     return (await got((await got(conn.execute(query, prepare=False))).fetchone()))[-1]
-
-
-def _runs(raw: dict[str, Any], began: float) -> Runs:
-    ended = time.monotonic()
-    of_workers = {one["worker_id"]: one["jobs"] for one in raw["workers"] or []}
-    return Runs(raw["running"], raw["longest"] or [], of_workers, ended + _SHARE * (ended - began))
 
 
 def merged(readings: Mapping[str, Reading]) -> Reading:

@@ -24,7 +24,7 @@ import typing
 from collections import abc
 from collections.abc import Callable, Iterable
 from enum import Enum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import repeat
 from typing import Any
 
@@ -220,25 +220,32 @@ def _name(annotation: Any) -> str:
 
 
 class _Fields:
-    """The members of a dataclass or a TypedDict: converters by name, and the required names."""
+    """The members of a dataclass or a TypedDict; `closed`: it can have no others.
 
-    def __init__(self, cls: Any, names: list[str], required: frozenset[str]) -> None:
+    Their annotations are read at the first use, so that a class can refer to itself.
+    """
+
+    def __init__(self, cls: Any, names: list[str], required: frozenset[str], *, closed: bool) -> None:
+        self._cls, self._names, self._required, self._closed = cls, names, required, closed
+
+    @cached_property
+    def _converters(self) -> dict[str, Convert | None]:
         try:
-            hints = typing.get_type_hints(cls)
-            self.converters = {name: _compile(hints.get(name, Any)) for name in names}
+            hints = typing.get_type_hints(self._cls)
+            return {name: _compile(hints.get(name, Any)) for name in self._names}
         except Exception as error:
-            raise Unfit(f"the annotations of {kind_name(cls)} cannot be used: {error}") from None
-        self.required = required
+            raise Unfit(f"the annotations of {kind_name(self._cls)} cannot be used: {error}") from None
 
-    def read(self, value: Any, *, closed: bool) -> dict[str, Any]:
+    def __call__(self, value: Any) -> dict[str, Any]:
+        converters = self._converters
         if type(value) is not dict:
             raise Unfit(f"expected an object, not {json_kind(value)}")
-        if missing := self.required - value.keys():
+        if missing := self._required - value.keys():
             raise Unfit(f"{', '.join(sorted(missing))} is missing")
-        if closed and (unknown := value.keys() - self.converters.keys()):
+        if self._closed and (unknown := value.keys() - converters.keys()):
             raise Unfit(f"there is no field {', '.join(sorted(unknown))}")
         result = dict(value)
-        for name, convert in self.converters.items():
+        for name, convert in converters.items():
             if convert is not None and name in value:
                 try:
                     result[name] = convert(value[name])
@@ -248,31 +255,18 @@ class _Fields:
         return result
 
 
-# The converters of the three kinds below are cached by class and read its members at the first use, so that a class can
-# refer to itself.
-
-
 @lru_cache(maxsize=1024)
 def _dataclass(cls: Any) -> Convert:
+    own, none = [field for field in dataclasses.fields(cls) if field.init], dataclasses.MISSING
+    required = frozenset(field.name for field in own if field.default is none and field.default_factory is none)
+    read = _Fields(cls, [field.name for field in own], required, closed=True)
     make = leaf.guard(cls, lambda members: cls(**members))
-
-    @lru_cache(maxsize=1)
-    def fields() -> _Fields:
-        own = [field for field in dataclasses.fields(cls) if field.init]
-        none = dataclasses.MISSING
-        required = frozenset(field.name for field in own if field.default is none and field.default_factory is none)
-        return _Fields(cls, [field.name for field in own], required)
-
-    return lambda value: make(fields().read(value, closed=True))
+    return lambda value: make(read(value))
 
 
 @lru_cache(maxsize=1024)
 def _typed_dict(cls: Any) -> Convert:
-    @lru_cache(maxsize=1)
-    def fields() -> _Fields:
-        return _Fields(cls, list(cls.__annotations__), cls.__required_keys__)
-
-    return lambda value: fields().read(value, closed=False)
+    return _Fields(cls, list(cls.__annotations__), cls.__required_keys__, closed=False)
 
 
 @lru_cache(maxsize=1024)

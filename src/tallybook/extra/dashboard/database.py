@@ -147,7 +147,7 @@ class Database:
                 await conn.execute(f"set transaction {mode}".encode())
                 found = await conn.execute(_LIMITS_OF_STANDBY if self._is_standby else _LIMITS, (timeout,))
                 if self._is_standby:
-                    self.standby = Standby.of((await found.fetchone() or ())[-3:])
+                    self.standby = Standby(*(await found.fetchone() or ())[-3:])
                 yield conn
         except psycopg.OperationalError as error:
             if conn.broken or conn.closed:
