@@ -587,14 +587,9 @@ class App(Owner):
         from tallybook._worker import entry
 
         return await entry.drain(
-            self,
-            dsn=dsn,
-            queues=queues,
-            nodes=nodes,
-            max_jobs=max_jobs,
-            max_seconds=max_seconds,
+            self, dsn=dsn, queues=queues, nodes=nodes, max_jobs=max_jobs, max_seconds=max_seconds,
             raise_on_failure=raise_on_failure,
-        )
+        )  # fmt: skip
 
     def __repr__(self) -> str:
         return f"<App {self.name}, {len(self.tasks)} tasks>"

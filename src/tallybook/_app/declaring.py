@@ -108,18 +108,9 @@ def task(
         if process and atomic:
             raise ConfigError("process", fn, "an atomic task runs in the worker, which has its transaction")
         declared: Task[..., Any] = Task(
-            app,
-            fn,
-            name=name,
-            options=options,
-            retry=policy,
-            no_retry=final,
-            store_result=store_result,
-            atomic=atomic,
-            execution=execution,
-            exclusive=alone,
-            contract=replace(contract, upgrades={}),  # each function has its own
-        )
+            app, fn, name=name, options=options, retry=policy, no_retry=final, store_result=store_result, atomic=atomic,
+            execution=execution, exclusive=alone, contract=replace(contract, upgrades={}),  # each function has its own
+        )  # fmt: skip
         app._declare(declared)
         if timing is not None:
             from tallybook._app.schedules import declared_task

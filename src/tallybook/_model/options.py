@@ -61,9 +61,9 @@ class Options:
 
     def __post_init__(self) -> None:
         check_name("queue", self.queue, 64)
-        _check_number("priority", self.priority, 0, "0 runs first, 2 is the default")
+        check_number("priority", self.priority, 0, hint="0 runs first, 2 is the default")
         if self.max_attempts is not None:
-            _check_number("max_attempts", self.max_attempts, 1)
+            check_number("max_attempts", self.max_attempts, 1)
         if isinstance(self.retry, str):
             check_name("retry", self.retry, 64)
         elif self.retry is not None:
@@ -173,11 +173,12 @@ def text_problem(text: str) -> str | None:
     return None
 
 
-def _check_number(option: str, value: object, least: int, hint: str | None = None) -> None:
+def check_number(option: str, value: object, least: int, most: int = 32_767, hint: str | None = None) -> None:
+    """Raise ConfigError unless this is a whole number within the bounds."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(option, value, "not a whole number")
-    if not least <= value <= 32_767:
-        raise ConfigError(option, value, f"must be from {least} to 32767", hint=hint)
+    if not least <= value <= most:
+        raise ConfigError(option, value, f"must be from {least} to {most}", hint=hint)
 
 
 def whole(option: str, value: int, least: int, most: int) -> int:
