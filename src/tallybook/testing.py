@@ -181,12 +181,9 @@ async def drain_async(
         if queues is None:
             queues = await asyncio.to_thread(_queues, app)
         return await app.drain(
-            dsn=app.conninfo(),
-            queues=queues,
-            max_jobs=max_jobs,
-            max_seconds=max_seconds,
+            dsn=app.conninfo(), queues=queues, max_jobs=max_jobs, max_seconds=max_seconds,
             raise_on_failure=raise_on_failure,
-        )
+        )  # fmt: skip
     finally:
         app.dsn = before
 

@@ -88,15 +88,10 @@ def cancel_many(
         raise ConfigError("states", unknown, f"must be some of {', '.join(STATES)}")
     return _CANCEL_MANY.call(
         lambda found: record(Cancelled, loads(found)),
-        queue=checked("queue", queue),
-        task=checked("task", task),
-        unique_key=checked("unique", unique),
-        order_key=checked("order_key", order_key),
-        args=_args(args),
-        states=states,
-        reason=checked("reason", reason),
+        queue=checked("queue", queue), task=checked("task", task), unique_key=checked("unique", unique),
+        order_key=checked("order_key", order_key), args=_args(args), states=states, reason=checked("reason", reason),
         max_jobs=_limit(max_jobs),
-    )
+    )  # fmt: skip
 
 
 _letters = records(

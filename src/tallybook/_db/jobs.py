@@ -124,11 +124,7 @@ def trace(
         check_name("task", task, 200)
     return _TRACE.call(
         records(TraceEvent, job_id="job", task_name="task"),
-        subject=checked("subject", subject),
-        unique_key=checked("unique", unique),
-        links=None if links is None else json.dumps(checked_links(links)),
-        job=job,
-        task=task,
-        max_events=max_events,
+        subject=checked("subject", subject), unique_key=checked("unique", unique), job=job, task=task,
+        links=None if links is None else json.dumps(checked_links(links)), max_events=max_events,
         newest_first=bool(newest_first),
-    )
+    )  # fmt: skip

@@ -67,14 +67,9 @@ class Timing:
         if not isinstance(overlap, bool):
             raise ConfigError("overlap", overlap, "must be True or False")
         return cls(
-            cron=None if cron is None else " ".join(cron.split()),
-            every=every,
-            tz=tz or "UTC",
-            jitter=length,
-            missed=missed,
-            catch_up=catch_up,
-            overlap=overlap,
-        )
+            cron=None if cron is None else " ".join(cron.split()), every=every, tz=tz or "UTC", jitter=length,
+            missed=missed, catch_up=catch_up, overlap=overlap,
+        )  # fmt: skip
 
     @property
     def rule(self) -> Rule:
