@@ -25,7 +25,7 @@ from tallybook._model.options import check_name
 from tallybook._task import BoundTask
 from tallybook._task import Task as _Task
 from tallybook._task.base import Owner
-from tallybook.errors import ConfigError, DuplicateTask, InvalidArgument
+from tallybook.errors import ConfigError, DuplicateTask
 
 if TYPE_CHECKING:
     from tallybook._app.counts import Counts, Events
@@ -526,14 +526,14 @@ class App(Owner):
 
             report = await app.enqueue_many(conn, [send_welcome.job(1), charge.job(7)])
         """
-        listed = with_follow_up(_listed(jobs), then)
+        listed = with_follow_up(jobs, then)
         return await do(conn, traced(self._tracing, listed, self._putting_many)) if listed else []
 
     def enqueue_many_sync(
         self, conn: SyncConn | App, jobs: Iterable[JobCall], *, then: JobCall | None = None
     ) -> list[Job]:
         """Enqueue many jobs; `enqueue_many` without an event loop."""
-        listed = with_follow_up(_listed(jobs), then)
+        listed = with_follow_up(jobs, then)
         return do_sync(conn, traced(self._tracing, listed, self._putting_many)) if listed else []
 
     def _putting(self, job: JobCall) -> Call[Job]:
@@ -600,14 +600,6 @@ def _add(option: str, declared: dict[str, R], name: str, one: R) -> R:
         raise ConfigError(option, name, "declared twice", hint="Give one of them another name")
     declared[name] = one
     return one
-
-
-def _listed(jobs: Iterable[JobCall]) -> list[JobCall]:
-    listed = list(jobs)
-    for at, job in enumerate(listed):
-        if type(job) is not JobCall:
-            raise InvalidArgument(f"job {at} is of type {type(job).__name__}", hint="Describe it by task.job(...)")
-    return listed
 
 
 def _hook(option: str, fn: Any) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tallybook._model.job import Job, JobCall
+from tallybook._model.job import Job, JobCall, checked_calls
 from tallybook._model.options import Options
 from tallybook.errors import ConfigError, InvalidArgument
 
@@ -44,10 +44,11 @@ def checked_after(after: object) -> tuple[int | JobCall, ...]:
     return tuple(found.values())
 
 
-def with_follow_up(jobs: Sequence[JobCall], then: JobCall | None) -> list[JobCall]:
+def with_follow_up(jobs: Iterable[JobCall], then: JobCall | None) -> list[JobCall]:
     """Return these jobs and, last, one that waits for all of them, by default even if they did not complete."""
+    jobs = checked_calls(jobs, JobCall, "job", "task.job(...)")
     if then is None:
-        return list(jobs)
+        return jobs
     if type(then) is not JobCall:
         raise InvalidArgument(f"then is of type {type(then).__name__}", hint="Describe it by task.job(...)")
     parents = {id(job): job for job in jobs}

@@ -292,23 +292,12 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
         for name in unknown:
             raise TypeError(f"with_() has no option {name!r}. {as_option(name) or 'help(Task.with_) lists them'}")
         given = {
-            "run_at": run_at,
-            "delay": delay,
-            "priority": priority,
-            "queue": queue,
-            "unique": unique,
-            "max_attempts": max_attempts,
-            "headers": _headers(self.name, headers, links),
-            "on_conflict": on_conflict,
-            "unique_while": unique_while,
-            "order_key": order_key,
-            "expires_at": expires_at,
-            "retry": retry,
-            "after": None if after is None else checked_after(after),
-            "on_parent": on_parent,
-            "limits": limits,
+            "run_at": run_at, "delay": delay, "priority": priority, "queue": queue, "unique": unique,
+            "max_attempts": max_attempts, "headers": _headers(self.name, headers, links), "on_conflict": on_conflict,
+            "unique_while": unique_while, "order_key": order_key, "expires_at": expires_at, "retry": retry,
+            "after": None if after is None else checked_after(after), "on_parent": on_parent, "limits": limits,
             "fair_key": fair_key,
-        }
+        }  # fmt: skip
         return BoundTask(self, self._bound.options.replaced(given))
 
     def job_of_rows(self) -> JobCall:
