@@ -1,4 +1,4 @@
-"""app.rate_limits, app.concurrency_limits and app.breakers: the verbs for limits, declared in code or in the database."""
+"""app.rate_limits, app.concurrency_limits and app.breakers: the verbs for limits in code or in the database."""
 
 from __future__ import annotations
 
