@@ -39,8 +39,8 @@ MODULES = {
 
 NOUNS = (
     "jobs.Jobs", "jobs.Dead", "queues.Queues", "schedules.Schedules", "subjects.Subjects", "limits.RateLimits",
-    "limits.ConcurrencyLimits", "breakers.Breakers", "counts.Counts", "counts.Events", "history.History", "history.Services",
-    "history.Audit", "history.Doctor",
+    "limits.ConcurrencyLimits", "limits.Breakers", "counts.Counts", "counts.Events", "history.History",
+    "history.Services", "history.Audit", "history.Doctor",
 )  # fmt: skip
 
 PARTS = {

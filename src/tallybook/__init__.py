@@ -15,105 +15,57 @@ if TYPE_CHECKING:
     from tallybook._db.migrate import migrate
     from tallybook._db.nodes import Node
     from tallybook._db.schedules import Fire, Fired, ScheduleInfo
-    from tallybook._model.audit import AuditRow
     from tallybook._model.breaker import BreakerInfo
     from tallybook._model.counting import Counts, Difference, Level, Throughput, Timings
-    from tallybook._model.finding import Finding
+    from tallybook._model.history import AuditRow, Finding, HeldRange, RetentionInfo, ServiceInfo
     from tallybook._model.job import Job, JobCall
-    from tallybook._model.job_info import Cancelled, DeadLetter, JobInfo, Retried
-    from tallybook._model.lists import JobDone, JobLine, JobPage
+    from tallybook._model.job_info import (
+        Cancelled,
+        DeadLetter,
+        JobDone,
+        JobInfo,
+        JobLine,
+        JobPage,
+        Reason,
+        Retried,
+        TraceEvent,
+    )
     from tallybook._model.outcome import Cancel, Dead, Snooze
     from tallybook._model.provider import Provider
     from tallybook._model.queue import QueueInfo, TopJob, Truncated
     from tallybook._model.rate import ConcurrencyInfo, RateInfo
-    from tallybook._model.retention import HeldRange, RetentionInfo
     from tallybook._model.secret import Secret
-    from tallybook._model.service import ServiceInfo
     from tallybook._model.subject import Subject, SubjectCall, SubjectInfo, SubjectPage, SubjectReport
     from tallybook._model.subject_outcome import Complete, Drop, Kill, Reject, Reschedule
-    from tallybook._model.why import Reason, TraceEvent
     from tallybook._worker.run.context import Context
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "App",
-    "AuditRow",
-    "BreakerInfo",
-    "Cancel",
-    "Cancelled",
-    "Complete",
-    "ConcurrencyInfo",
-    "Constant",
-    "Context",
-    "Counts",
-    "Dead",
-    "DeadLetter",
-    "Difference",
-    "Drop",
-    "Exponential",
-    "Finding",
-    "Fire",
-    "Fired",
-    "HeldRange",
-    "Job",
-    "JobCall",
-    "JobDone",
-    "JobInfo",
-    "JobLine",
-    "JobPage",
-    "Kill",
-    "Level",
-    "Linear",
-    "Node",
-    "Provider",
-    "QueueInfo",
-    "RateInfo",
-    "Reason",
-    "Reject",
-    "Reschedule",
-    "RetentionInfo",
-    "Retried",
-    "ScheduleInfo",
-    "Secret",
-    "ServiceInfo",
-    "Snooze",
-    "Subject",
-    "SubjectCall",
-    "SubjectInfo",
-    "SubjectPage",
-    "SubjectReport",
-    "Task",
-    "Throughput",
-    "Timings",
-    "TopJob",
-    "TraceEvent",
-    "Truncated",
-    "__version__",
-    "migrate",
-]
+    "App", "AuditRow", "BreakerInfo", "Cancel", "Cancelled", "Complete", "ConcurrencyInfo", "Constant", "Context",
+    "Counts", "Dead", "DeadLetter", "Difference", "Drop", "Exponential", "Finding", "Fire", "Fired", "HeldRange", "Job",
+    "JobCall", "JobDone", "JobInfo", "JobLine", "JobPage", "Kill", "Level", "Linear", "Node", "Provider", "QueueInfo",
+    "RateInfo", "Reason", "Reject", "Reschedule", "RetentionInfo", "Retried", "ScheduleInfo", "Secret", "ServiceInfo",
+    "Snooze", "Subject", "SubjectCall", "SubjectInfo", "SubjectPage", "SubjectReport", "Task", "Throughput", "Timings",
+    "TopJob", "TraceEvent", "Truncated", "__version__", "migrate",
+]  # fmt: skip
 
 _LATER = {
     "_db.migrate": "migrate",
     "_db.nodes": "Node",
     "_db.schedules": "Fire Fired ScheduleInfo",
-    "_model.audit": "AuditRow",
     "_model.breaker": "BreakerInfo",
     "_model.counting": "Counts Difference Level Throughput Timings",
-    "_model.finding": "Finding",
+    "_model.history": "AuditRow Finding HeldRange RetentionInfo ServiceInfo",
     "_model.job": "Job JobCall",
-    "_model.job_info": "Cancelled DeadLetter JobInfo Retried",
-    "_model.lists": "JobDone JobLine JobPage",
+    "_model.job_info": "Cancelled DeadLetter JobDone JobInfo JobLine JobPage Reason Retried TraceEvent",
     "_model.outcome": "Cancel Dead Snooze",
     "_model.provider": "Provider",
     "_model.queue": "QueueInfo TopJob Truncated",
     "_model.rate": "ConcurrencyInfo RateInfo",
-    "_model.retention": "HeldRange RetentionInfo",
     "_model.secret": "Secret",
-    "_model.service": "ServiceInfo",
     "_model.subject": "Subject SubjectCall SubjectInfo SubjectPage SubjectReport",
     "_model.subject_outcome": "Complete Drop Kill Reject Reschedule",
-    "_model.why": "Reason TraceEvent",
     "_worker.run.context": "Context",
 }
 """Optional names are imported on first access: most programs use few of them."""

@@ -29,7 +29,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, Self
 from urllib.parse import quote
 
@@ -49,16 +48,9 @@ from ._embedded.settings import NOT_DURABLE, Setting, checked, command_line
 from ._embedded.template import SUPERUSER, reachable_binaries
 
 __all__ = [
-    "EmbeddedBusy",
-    "EmbeddedError",
-    "EmbeddedStartFailed",
-    "EmbeddedUnavailable",
-    "Server",
-    "binaries",
-    "default_version",
-    "installed_versions",
-    "temporary_server",
-]
+    "EmbeddedBusy", "EmbeddedError", "EmbeddedStartFailed", "EmbeddedUnavailable", "Server", "binaries",
+    "default_version", "installed_versions", "temporary_server",
+]  # fmt: skip
 
 _PORT = 5432  # names the socket in its private directory; no two servers share one
 _POLL = 0.02
@@ -108,9 +100,7 @@ class Server:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     @property

@@ -54,49 +54,14 @@ from datetime import timedelta
 from typing import Self
 
 __all__ = [
-    "AddressRefused",
-    "CallFailed",
-    "CommitUnknown",
-    "ConfigError",
-    "ConnectionNotSupported",
-    "DuplicateTask",
-    "ExpressionError",
-    "ForeignCursor",
-    "InvalidArgument",
-    "JobCancelled",
-    "JobDied",
-    "JobFailed",
-    "KeyTaken",
-    "LeaseLost",
-    "LockNotAvailable",
-    "NotASubject",
-    "NotSupported",
-    "OperatorRefused",
-    "PayloadError",
-    "QueueUnavailable",
-    "ResultMissing",
-    "ResultTimeout",
-    "RoleError",
-    "SchemaBusy",
-    "SchemaError",
-    "SchemaMissing",
-    "SchemaTooNew",
-    "SchemaTooOld",
-    "SchemaUnreleased",
-    "SecretError",
-    "SignatureError",
-    "TallybookError",
-    "TransactionError",
-    "UnknownJob",
-    "UnknownNode",
-    "UnknownProvider",
-    "UnknownQueue",
-    "UnknownSchedule",
-    "UnknownTask",
-    "WorkerEnded",
-    "WrongIsolationLevel",
-    "from_sqlstate",
-]
+    "AddressRefused", "CallFailed", "CommitUnknown", "ConfigError", "ConnectionNotSupported", "DuplicateTask",
+    "ExpressionError", "ForeignCursor", "InvalidArgument", "JobCancelled", "JobDied", "JobFailed", "KeyTaken",
+    "LeaseLost", "LockNotAvailable", "NotASubject", "NotSupported", "OperatorRefused", "PayloadError",
+    "QueueUnavailable", "ResultMissing", "ResultTimeout", "RoleError", "SchemaBusy", "SchemaError", "SchemaMissing",
+    "SchemaTooNew", "SchemaTooOld", "SchemaUnreleased", "SecretError", "SignatureError", "TallybookError",
+    "TransactionError", "UnknownJob", "UnknownNode", "UnknownProvider", "UnknownQueue", "UnknownSchedule",
+    "UnknownTask", "WorkerEnded", "WrongIsolationLevel", "from_sqlstate",
+]  # fmt: skip
 
 
 class TallybookError(Exception):
@@ -153,10 +118,6 @@ class PayloadError(TallybookError, ValueError):
     """
 
     no_retry = True
-    path: str | None = None
-    reason: str | None = None
-    task: str | None = None
-    what: str | None = None
 
     def __init__(self, path: str, reason: str, *, task: str, what: str = "args", verb: str = "stored") -> None:
         super().__init__(f"{what} of task {task!r} cannot be {verb}: {path}: {reason}")
@@ -170,8 +131,6 @@ class SignatureError(TallybookError, TypeError):
     """
 
     no_retry = True
-    task: str | None = None
-    reason: str | None = None
 
     def __init__(self, task: str, reason: str) -> None:
         super().__init__(f"task {task!r}: {reason}")
@@ -181,10 +140,6 @@ class SignatureError(TallybookError, TypeError):
 class ConfigError(TallybookError, ValueError):
     """An option or a setting (`option`) has a wrong `value`; `reason` explains why."""
 
-    option: str | None = None
-    value: object = None
-    reason: str | None = None
-
     def __init__(self, option: str, value: object, reason: str, *, hint: str | None = None) -> None:
         super().__init__(f"{option}: {_shown(value)}: {reason}", hint=hint)
         self.option, self.value, self.reason = option, value, reason
@@ -192,8 +147,6 @@ class ConfigError(TallybookError, ValueError):
 
 class ExpressionError(ConfigError):
     """A cron expression is invalid; `field` is the wrong field (minute, hour, ...), or None."""
-
-    field: str | None = None
 
     def __init__(
         self, option: str, value: object, reason: str, *, field: str | None = None, hint: str | None = None
@@ -217,8 +170,6 @@ class InvalidArgument(TallybookError, ValueError):
 class NotSupported(TallybookError):
     """Tallybook does not support `what`; the hint names an alternative."""
 
-    what: str | None = None
-
     def __init__(self, what: str, *, hint: str | None = None) -> None:
         super().__init__(f"{what} is not supported", hint=hint)
         self.what = what
@@ -231,7 +182,6 @@ class NotASubject(TallybookError):
     """
 
     no_retry = True
-    job: int | None = None
 
     def __init__(self, job: int, outcome: str) -> None:
         hint = "Make it a subject with `task.subject(name).push(...)`, or return Snooze(...) to run it again later"
@@ -241,8 +191,6 @@ class NotASubject(TallybookError):
 
 class ConnectionNotSupported(TallybookError, TypeError):
     """The object passed as a connection is not supported; `kind` is the full name of its class."""
-
-    kind: str | None = None
 
     def __init__(self, connection: object, accepted: str) -> None:
         kind = f"{type(connection).__module__}.{type(connection).__qualname__}"
@@ -257,14 +205,9 @@ class WrongIsolationLevel(TallybookError):
 class DuplicateTask(TallybookError):
     """Two functions have one task name; `first` and `second` are the places of their definitions."""
 
-    task: str | None = None
-    first: str | None = None
-    second: str | None = None
-
     def __init__(self, task: str, first: str, second: str) -> None:
-        super().__init__(
-            f"task {task!r} is defined twice, in {first} and in {second}", hint="Give one of them another name=..."
-        )
+        text = f"task {task!r} is defined twice, in {first} and in {second}"
+        super().__init__(text, hint="Give one of them another name=...")
         self.task, self.first, self.second = task, first, second
 
 
@@ -363,19 +306,14 @@ class KeyTaken(TallybookError):
 class ResultTimeout(TallybookError, TimeoutError):
     """The job (`job` is its id) has not ended within the caller's timeout; it continues."""
 
-    job: int | None = None
-
     def __init__(self, job: int, seconds: float) -> None:
-        super().__init__(
-            f"job {job} has not ended within {seconds:g} s", hint="The job continues: ask again, or wait longer"
-        )
+        hint = "The job continues: ask again, or wait longer"
+        super().__init__(f"job {job} has not ended within {seconds:g} s", hint=hint)
         self.job = job
 
 
 class LockNotAvailable(TallybookError, TimeoutError):
     """`ctx.lock` did not get the lock `name` within its timeout."""
-
-    name: str | None = None
 
     def __init__(self, name: str, seconds: float | None) -> None:
         when = "before its job was asked to stop" if seconds is None else f"within {seconds:g} s"
@@ -387,9 +325,6 @@ class LockNotAvailable(TallybookError, TimeoutError):
 class ResultMissing(TallybookError):
     """The job completed, but its result could not be stored; `reason` explains why."""
 
-    job: int | None = None
-    reason: str | None = None
-
     def __init__(self, job: int, reason: str) -> None:
         super().__init__(f"job {job} completed, but {reason}")
         self.job, self.reason = job, reason
@@ -397,11 +332,6 @@ class ResultMissing(TallybookError):
 
 class JobFailed(TallybookError):
     """An attempt failed in `drain(raise_on_failure=True)`; its cause is the handler's exception, if it ran here."""
-
-    job: int | None = None
-    task: str | None = None
-    error_type: str | None = None
-    error_message: str | None = None
 
     def __init__(self, job: int, task: str, error_type: str | None, error_message: str | None) -> None:
         said = ": ".join(part for part in (error_type, error_message) if part)
@@ -412,10 +342,6 @@ class JobFailed(TallybookError):
 class JobDied(TallybookError):
     """The job is dead, so it has no result; `error_type` and `error_message` describe its last failure."""
 
-    job: int | None = None
-    error_type: str | None = None
-    error_message: str | None = None
-
     def __init__(self, job: int, error_type: str | None, error_message: str | None) -> None:
         said = ": ".join(part for part in (error_type, error_message) if part)
         super().__init__(f"job {job} is dead: {said or 'no error is known'}")
@@ -424,9 +350,6 @@ class JobDied(TallybookError):
 
 class JobCancelled(TallybookError):
     """The job was cancelled, so it has no result; `reason` is the reason passed with the cancel."""
-
-    job: int | None = None
-    reason: str | None = None
 
     def __init__(self, job: int, reason: str | None) -> None:
         super().__init__(f"job {job} was cancelled" + (f": {reason}" if reason else ""))
@@ -441,8 +364,6 @@ class CallFailed(TallybookError):
     waits accordingly. The text contains no secret of the provider.
     """
 
-    provider: str | None = None
-    status: int | None = None
     no_retry = False
 
     def __init__(
@@ -463,21 +384,15 @@ class CallFailed(TallybookError):
 class AddressRefused(CallFailed):
     """A call would have gone to a non-public address that its provider does not allow; `reason` is its kind."""
 
-    reason: str | None = None
-
     def __init__(self, reason: str, *, provider: str | None = None, who: str = "call") -> None:
         hint = "If that is intended, add the host or network to the setting allow of its provider"
-        super().__init__(
-            f"{who}: its host has an address that is {reason}", provider=provider, no_retry=True, hint=hint
-        )
+        text = f"{who}: its host has an address that is {reason}"
+        super().__init__(text, provider=provider, no_retry=True, hint=hint)
         self.reason = reason
 
 
 class OperatorRefused(TallybookError):
     """The operator API refused a request: `status` is of HTTP, `code` of the API (None: another server answered)."""
-
-    status: int | None = None
-    code: str | None = None
 
     def __init__(self, status: int, code: str | None, message: str, *, hint: str | None = None) -> None:
         super().__init__(f"{status} {code}: {message}" if code else f"{status}: {message}", hint=hint)
@@ -520,11 +435,6 @@ class ForeignCursor(TallybookError):
 class SecretError(TallybookError):
     """The secret `field` of `provider` cannot be encrypted or decrypted. The text never contains a secret or a key."""
 
-    provider: str | None = None
-    field: str | None = None
-    slot: str | None = None
-    reason: str | None = None
-
     def __init__(
         self, provider: str, field: str, reason: str, *, slot: str = "current", hint: str | None = None
     ) -> None:
@@ -536,9 +446,6 @@ class SecretError(TallybookError):
 class QueueUnavailable(TallybookError):
     """The server `server` (without its password) cannot be reached; `reason` explains why."""
 
-    server: str | None = None
-    reason: str | None = None
-
     def __init__(self, server: str, reason: str, *, hint: str | None = None) -> None:
         super().__init__(f"cannot reach PostgreSQL at {server}: {reason}", hint=hint)
         self.server, self.reason = server, reason
@@ -549,9 +456,6 @@ class CommitUnknown(TallybookError):
 
     Only verbs on the App's own connections raise it; an enqueue raises it only if the server does not return in time.
     """
-
-    verb: str | None = None
-    server: str | None = None
 
     def __init__(self, verb: str, server: str) -> None:
         super().__init__(
@@ -579,9 +483,8 @@ class SchemaTooOld(SchemaError):
     """The database's schema is too old for this program."""
 
     def __init__(self, found: int, needed: int) -> None:
-        super().__init__(
-            f"the schema is at version {found}, this program needs {needed}", hint="Run `tallybook migrate`"
-        )
+        text = f"the schema is at version {found}, this program needs {needed}"
+        super().__init__(text, hint="Run `tallybook migrate`")
         self.found, self.needed = found, needed
 
 
@@ -610,8 +513,6 @@ class SchemaUnreleased(SchemaError):
 class RoleError(TallybookError):
     """The roles `names` cannot be created, are missing, or belong to somebody else. Nothing was changed."""
 
-    names: tuple[str, ...] = ()
-
     def __init__(self, names: Iterable[str], reason: str, hint: str) -> None:
         self.names = tuple(names)
         super().__init__(f"the roles {', '.join(self.names)} {reason}", hint=hint)
@@ -619,8 +520,6 @@ class RoleError(TallybookError):
 
 class SchemaBusy(SchemaError):
     """A migration did not get the locks that it needs; `by` names the sessions that hold them. Nothing was changed."""
-
-    by: str | None = None
 
     def __init__(self, by: str) -> None:
         super().__init__(

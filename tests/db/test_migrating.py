@@ -18,9 +18,8 @@ from support.worker_process import Workers, note
 from support.workers import Jobs, eventually, working
 from tallybook import App
 from tallybook._db import migrate as schema
-from tallybook._db import schema_aside, schema_locks
-from tallybook._db.comments import commented
-from tallybook._db.profiles import applied
+from tallybook._db import schema_load
+from tallybook._db.sql_lines import commented, profiled
 from tallybook.errors import SchemaBusy, SchemaMissing, SchemaTooNew, SchemaTooOld
 from tallybook.testing import drain
 
@@ -228,14 +227,14 @@ def test_a_profile_above_a_function_is_in_the_head_that_is_installed(db: Any) ->
     (settings,) = db.execute("select proconfig from pg_proc where proname = 'claim'").fetchone()
     assert {"jit=off", "enable_seqscan=off", "plan_cache_mode=force_generic_plan"} <= set(settings)
     made = "-- profile: nojit\n-- rights: worker\ncreate or replace function f() returns int language sql as $$ select 1 $$;\n"
-    assert applied(made) == (
+    assert profiled(made) == (
         "-- rights: worker\ncreate or replace function f() returns int language sql\nset jit = off\nas $$ select 1 $$;\n"
     )
     own = "create or replace function f() returns int language sql\nset jit = on  -- why\nas $$ select 1 $$;\n"
-    assert applied("-- profile: nojit\n" + own) == own.replace("\nset jit", "\nset jit = off\nset jit")
+    assert profiled("-- profile: nojit\n" + own) == own.replace("\nset jit", "\nset jit = off\nset jit")
     for lost in ("-- profile: nojit\n", "-- profile: nojit\ncreate view v as select 1;\n"):
         with pytest.raises(ValueError, match="no function is below: -- profile: nojit"):
-            applied(lost)
+            profiled(lost)
 
 
 def test_a_line_above_a_column_is_its_comment_in_the_database(db: Any) -> None:
@@ -259,7 +258,7 @@ def test_the_tables_of_a_migration_are_found() -> None:
     """A migration locks the tables that it alters, drops or makes an index on."""
     text = "alter table tallybook.a add x int;\ncreate index i on tallybook.b (x);\n"
     text += "select * from tallybook.c; drop table tallybook.d;"
-    assert schema_locks.altered([text, TEXT]) == {"a", "b", "d", "entry", "unique_key"}
+    assert schema_load.altered([text, TEXT]) == {"a", "b", "d", "entry", "unique_key"}
 
 
 # Another version
@@ -394,13 +393,13 @@ def test_a_call_that_is_inside_a_function_that_is_replaced_ends_as_usual(dsn: st
             holder.commit()
             return answer.result(20)
 
-    assert called_while(schema_aside.aside(text)) == ("old!",)
+    assert called_while(schema_load.aside(text)) == ("old!",)
     assert db.execute("select said from tallybook.verb('!')").fetchone() == ("new!",)
-    (left,) = schema_aside.set_aside(db)
+    (left,) = schema_load.set_aside(db)
     assert left.as_string() == '"tallybook"."_old_verb"("pg_catalog"."text")'
     db.execute("update tallybook.installation set routines = 'other'")
     schema.migrate(db)  # the next migration removes it
-    assert schema_aside.set_aside(db) == []
+    assert schema_load.set_aside(db) == []
     # Control: with a plain drop the caller's transaction fails.
     db.execute("drop function tallybook.verb")
     db.execute(f"{old} lock table tallybook.queue in share mode; said := 'old' || x; end $$")

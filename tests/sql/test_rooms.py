@@ -8,9 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from support.rooms import MADE, SQL, named, room, texts
-from tallybook._db.comments import commented
 from tallybook._db.migrate import migrations
-from tallybook._db.profiles import PROFILES
+from tallybook._db.sql_lines import PROFILES, commented
 
 LAYERS = ("checks", "core", "lookups", "unique_key", "control")
 """The rooms below the parts: each may name those before it."""

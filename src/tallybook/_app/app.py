@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from tallybook._app import declaring
-from tallybook._db import calls, fan_out
+from tallybook._db import calls
 from tallybook._db.declared import Call
 from tallybook._db.verb import AsyncConn, SyncConn, Verb, do, do_sync, on_job, traced
 from tallybook._model.after import with_follow_up
@@ -24,16 +24,15 @@ from tallybook._model.mistakes import OF_APP
 from tallybook._model.options import check_name
 from tallybook._task import BoundTask
 from tallybook._task import Task as _Task
-from tallybook._task.owner import Owner
-from tallybook.errors import ConfigError, DuplicateTask, InvalidArgument
+from tallybook._task.base import Owner
+from tallybook.errors import ConfigError, DuplicateTask
 
 if TYPE_CHECKING:
-    from tallybook._app.breakers import Breakers
     from tallybook._app.counts import Counts, Events
     from tallybook._app.declaring import AtomicOptions, PlainOptions
     from tallybook._app.history import Audit, Doctor, History, Services
     from tallybook._app.jobs import Dead, Jobs
-    from tallybook._app.limits import ConcurrencyLimits, RateLimits
+    from tallybook._app.limits import Breakers, ConcurrencyLimits, RateLimits
     from tallybook._app.nodes import Nodes
     from tallybook._app.queues import Queues
     from tallybook._app.schedules import InCode, Schedules
@@ -138,7 +137,7 @@ class App(Owner):
     """
 
     audit: Audit = _noun("_app.history", "Audit")
-    breakers: Breakers = _noun("_app.breakers", "Breakers")
+    breakers: Breakers = _noun("_app.limits", "Breakers")
     concurrency_limits: ConcurrencyLimits = _noun("_app.limits", "ConcurrencyLimits")
     counts: Counts = _noun("_app.counts", "Counts")
     dead: Dead = _noun("_app.jobs", "Dead")
@@ -511,7 +510,7 @@ class App(Owner):
 
             text = await app.result(job, timeout=timedelta(seconds=10))
         """
-        from tallybook._app.results import patience, wait
+        from tallybook._app.jobs import patience, wait
 
         return on_job(self, job_id(job), partial(wait, job_id(job), patience(timeout), self._names), "result")
 
@@ -527,28 +526,28 @@ class App(Owner):
 
             report = await app.enqueue_many(conn, [send_welcome.job(1), charge.job(7)])
         """
-        listed = with_follow_up(_listed(jobs), then)
+        listed = with_follow_up(jobs, then)
         return await do(conn, traced(self._tracing, listed, self._putting_many)) if listed else []
 
     def enqueue_many_sync(
         self, conn: SyncConn | App, jobs: Iterable[JobCall], *, then: JobCall | None = None
     ) -> list[Job]:
         """Enqueue many jobs; `enqueue_many` without an event loop."""
-        listed = with_follow_up(_listed(jobs), then)
+        listed = with_follow_up(jobs, then)
         return do_sync(conn, traced(self._tracing, listed, self._putting_many)) if listed else []
 
     def _putting(self, job: JobCall) -> Call[Job]:
         """Build the call that enqueues one job, which may wait for others."""
-        return fan_out.enqueue(job, self._takes_failed)
+        return calls.put(job, self._takes_failed)
 
     def _putting_many(self, jobs: list[JobCall]) -> Call[list[Job]]:
         """Build the call that enqueues many jobs, some of which may wait for others."""
-        return fan_out.fan_out(jobs, self._takes_failed)
+        return calls.put_many(jobs, self._takes_failed)
 
     def _takes_failed(self, task: str) -> bool:
         """Whether this task has a parameter `failed`, for the jobs it waited for that did not complete."""
         known = self._names.get(task)
-        return known is not None and fan_out.FAILED in known.args.names
+        return known is not None and calls.FAILED in known.args.names
 
     async def run_worker(
         self, *, queues: Mapping[str, int] | Iterable[str] | None = None, nodes: str | None = None, **options: Any
@@ -588,14 +587,9 @@ class App(Owner):
         from tallybook._worker import entry
 
         return await entry.drain(
-            self,
-            dsn=dsn,
-            queues=queues,
-            nodes=nodes,
-            max_jobs=max_jobs,
-            max_seconds=max_seconds,
+            self, dsn=dsn, queues=queues, nodes=nodes, max_jobs=max_jobs, max_seconds=max_seconds,
             raise_on_failure=raise_on_failure,
-        )
+        )  # fmt: skip
 
     def __repr__(self) -> str:
         return f"<App {self.name}, {len(self.tasks)} tasks>"
@@ -606,14 +600,6 @@ def _add(option: str, declared: dict[str, R], name: str, one: R) -> R:
         raise ConfigError(option, name, "declared twice", hint="Give one of them another name")
     declared[name] = one
     return one
-
-
-def _listed(jobs: Iterable[JobCall]) -> list[JobCall]:
-    listed = list(jobs)
-    for at, job in enumerate(listed):
-        if type(job) is not JobCall:
-            raise InvalidArgument(f"job {at} is of type {type(job).__name__}", hint="Describe it by task.job(...)")
-    return listed
 
 
 def _hook(option: str, fn: Any) -> Any:

@@ -56,9 +56,8 @@ def _check_on_dead(app: str, names: Tasks, task: Task[..., Any]) -> None:
         raise ConfigError(option, named, "that is the task itself", hint="Name another task")
     if follower.contract.on_dead is not None:
         reason = f"task {follower.name!r} has an on_dead of its own"
-        raise ConfigError(
-            option, named, reason, hint="A follow-up of a dead job has no follow-up of its own: remove its on_dead"
-        )
+        hint = "A follow-up of a dead job has no follow-up of its own: remove its on_dead"
+        raise ConfigError(option, named, reason, hint=hint)
     if follower.contract.version != 1:
         reason = f"task {follower.name!r} has a version"
         raise ConfigError(option, named, reason, hint="Tallybook passes its args, which have no version: remove it")
@@ -88,34 +87,21 @@ def catalogue(app: str, tasks: Tasks, names: Tasks) -> list[dict[str, Any]]:
 
 def definition(task: Task[..., Any]) -> dict[str, Any]:
     """Describe the declaration of one task as JSON, without options that have their default."""
-    said: dict[str, Any] = {
-        "args": _args(task),
-        "queue": task.queue,
-        "priority": task.priority,
-        "retry": _policy(task),
+    unique, execution = task.options.unique, task.execution
+    given: dict[str, Any] = {
+        "retry_name": task.retry_name,
+        "max_attempts": task.max_attempts,
+        "no_retry": [cls.__qualname__ for cls in task.no_retry],
+        "unique": True if unique is True else list(unique or ()),
+        "store_result": None if task.store_result else False,
+        "timeout": None if execution.timeout is None else format_duration(execution.timeout),
+        "process": execution.process or None,
+        "memory": execution.memory,
+        "env": list(execution.env),
+        "atomic": task.atomic or None,
     }
-    if task.retry_name is not None:
-        said["retry_name"] = task.retry_name
-    if task.max_attempts is not None:
-        said["max_attempts"] = task.max_attempts
-    if task.no_retry:
-        said["no_retry"] = [cls.__qualname__ for cls in task.no_retry]
-    if task.options.unique not in (None, False):
-        said["unique"] = True if task.options.unique is True else list(task.options.unique or ())
-    if not task.store_result:
-        said["store_result"] = False
-    execution = task.execution
-    if execution.timeout is not None:
-        said["timeout"] = format_duration(execution.timeout)
-    if execution.process:
-        said["process"] = True
-    if execution.memory is not None:
-        said["memory"] = execution.memory
-    if execution.env:
-        said["env"] = list(execution.env)
-    if task.atomic:
-        said["atomic"] = task.atomic
-    return said
+    said = {"args": _args(task), "queue": task.queue, "priority": task.priority, "retry": _policy(task)}
+    return said | {name: value for name, value in given.items() if value not in (None, [])}
 
 
 def _policy(task: Task[..., Any]) -> Any:

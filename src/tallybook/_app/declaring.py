@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict, TypeVar
 
 from tallybook._model.backoff import Backoff, Retry, as_policy
 from tallybook._model.contract import Contract
-from tallybook._model.exclusive import Exclusive
-from tallybook._model.execution import Execution
+from tallybook._model.execution import Exclusive, Execution
 from tallybook._model.no_retry import NoRetry, checked
 from tallybook._model.options import Options, check_name
 from tallybook._task import Task
@@ -109,18 +108,9 @@ def task(
         if process and atomic:
             raise ConfigError("process", fn, "an atomic task runs in the worker, which has its transaction")
         declared: Task[..., Any] = Task(
-            app,
-            fn,
-            name=name,
-            options=options,
-            retry=policy,
-            no_retry=final,
-            store_result=store_result,
-            atomic=atomic,
-            execution=execution,
-            exclusive=alone,
-            contract=replace(contract, upgrades={}),  # each function has its own
-        )
+            app, fn, name=name, options=options, retry=policy, no_retry=final, store_result=store_result, atomic=atomic,
+            execution=execution, exclusive=alone, contract=replace(contract, upgrades={}),  # each function has its own
+        )  # fmt: skip
         app._declare(declared)
         if timing is not None:
             from tallybook._app.schedules import declared_task

@@ -5,13 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 from functools import partial
 
-from tallybook._db import audit, retention, services
+from tallybook._db import audit, history
 from tallybook._db.verb import Beside, ListOf, Noun, Steps, Verb
-from tallybook._model.audit import AuditRow
 from tallybook._model.durations import parse_duration
-from tallybook._model.finding import Finding
-from tallybook._model.retention import HeldRange, RetentionInfo
-from tallybook._model.service import ServiceInfo
+from tallybook._model.history import AuditRow, Finding, HeldRange, RetentionInfo, ServiceInfo
 
 
 class History(Noun):
@@ -22,7 +19,7 @@ class History(Noun):
 
         for kept in await app.history.list(): print(kept.name, kept.keep)
         """
-        return self._verb(retention.retentions)
+        return self._verb(history.retentions)
 
     def set(self, name: str, keep: str | timedelta) -> Verb[bool]:
         """Change a retention period, 1 minute to 100 years; False: nothing changed.
@@ -32,14 +29,14 @@ class History(Noun):
 
             await app.history.set("default", "14 days")
         """
-        return self._verb(retention.set_(name, parse_duration(keep, option="keep")))
+        return self._verb(history.retention_set(name, parse_duration(keep, option="keep")))
 
     def held(self) -> Verb[ListOf[HeldRange]]:
         """List the ranges of history that are past their retention but still held, and why.
 
         for held in await app.history.held(): print(held.name, held.open_jobs, held.why)
         """
-        return self._verb(retention.held())
+        return self._verb(history.held())
 
 
 class Services(Noun):
@@ -50,7 +47,7 @@ class Services(Noun):
 
         for service in await app.services.list(): print(service.name, service.last_run_at)
         """
-        return self._verb(services.services)
+        return self._verb(history.services)
 
     def set(self, name: str, every: str | timedelta) -> Verb[bool]:
         """Change the maximum interval of a service, 100 ms to 1 day; False: nothing changed.
@@ -60,7 +57,7 @@ class Services(Noun):
 
             await app.services.set("rescue", "10 s")
         """
-        return self._verb(services.service_every(name, parse_duration(every, option="every")))
+        return self._verb(history.service_every(name, parse_duration(every, option="every")))
 
 
 class Audit(Noun):

@@ -1,22 +1,26 @@
-"""app.jobs and app.dead: the verbs for jobs and dead letters, for operators, pages and scripts."""
+"""app.jobs, app.dead and app.result: the verbs for jobs and dead letters, and the wait for a job's end."""
 
 from __future__ import annotations
 
 import operator
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
-from tallybook._db import calls, filters, why
+from tallybook._db import calls, filters
 from tallybook._db import jobs as many
 from tallybook._db.filters import DeadFilter
 from tallybook._db.jobs import LOOKED, JobFilter
-from tallybook._db.verb import ListOf, Noun, Verb, on_job, on_jobs
+from tallybook._db.verb import ListOf, Noun, Pause, Steps, Verb, on_job, on_jobs
+from tallybook._model.durations import parse_duration
 from tallybook._model.job import Job, job_id
-from tallybook._model.job_info import Cancelled, DeadLetter, Retried
-from tallybook._model.lists import JobDone, JobPage
-from tallybook._model.why import Reason, TraceEvent
+from tallybook._model.job_info import Cancelled, DeadLetter, JobDone, JobPage, Reason, Retried, TraceEvent
+from tallybook._task import Task
+from tallybook.errors import JobCancelled, JobDied, ResultMissing, ResultTimeout
+
+_FIRST_LOOK, _SLOWEST_LOOK = 0.01, 0.5
 
 
 def _is_unknown(reasons: list[Reason]) -> bool:
@@ -73,7 +77,7 @@ class Jobs(Noun):
 
             for reason in await app.jobs.why(job): print(reason.explanation)
         """
-        return on_job(self._app, job_id(job), why.why(job_id(job)), no_job=_is_unknown)
+        return on_job(self._app, job_id(job), many.why(job_id(job)), no_job=_is_unknown)
 
     def trace(
         self,
@@ -93,7 +97,7 @@ class Jobs(Noun):
 
             for event in await app.jobs.trace(links={"submission": 42}): print(event.at, event.event)
         """
-        call = why.trace(
+        call = many.trace(
             subject=subject, unique=unique, links=links, job=None if job is None else job_id(job), task=task,
             max_events=max_events, newest_first=newest_first,
         )  # fmt: skip
@@ -198,3 +202,28 @@ class Dead(Noun):
     def drop_matching(self, *, max_jobs: int = 10_000, **which: Unpack[DeadWhich]) -> Verb[int]:
         """Delete the dead letters that match, oldest first, at most `max_jobs`; return their number."""
         return self._verb(filters.drop_dead_many(DeadFilter(**which), max_jobs))
+
+
+def patience(timeout: timedelta | str | None) -> float:
+    """Convert a timeout to seconds; None becomes infinity."""
+    return float("inf") if timeout is None else parse_duration(timeout, option="timeout").total_seconds()
+
+
+def wait(job_id: int, patience: float, names: Mapping[str, Task[..., Any]]) -> Steps[Any]:
+    """Poll until the job has ended; return its result."""
+    until, pause = time.monotonic() + patience, _FIRST_LOOK
+    while (ended := (yield filters.result(job_id))).state is None:
+        left = until - time.monotonic()
+        if left <= 0:
+            raise ResultTimeout(job_id, patience)
+        yield Pause(min(pause, left))
+        pause = min(pause * 1.5, _SLOWEST_LOOK)
+    error = ended.error or {}
+    if ended.state == "dead":
+        raise JobDied(job_id, error.get("type"), error.get("message"))
+    if ended.state == "cancelled":
+        raise JobCancelled(job_id, error.get("message"))
+    if error:
+        raise ResultMissing(job_id, str(error.get("message")))
+    known = names.get(ended.task)
+    return ended.result if known is None else known.read_result(ended.result)

@@ -1,4 +1,4 @@
-"""app.rate_limits and app.concurrency_limits: the verbs for limits, declared in code or in the database."""
+"""app.rate_limits, app.concurrency_limits and app.breakers: the verbs for limits in code or in the database."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 
 from tallybook._db import rates
 from tallybook._db.verb import ListOf, Noun, Verb
+from tallybook._model.breaker import BreakerInfo, BreakerRule
 from tallybook._model.rate import ConcurrencyInfo, ConcurrencyRule, RateInfo, RateRule
 
 
@@ -70,3 +71,47 @@ class ConcurrencyLimits(Noun):
         Its jobs no longer wait. A job that names a key without any rule fails, so remove the name from jobs first.
         """
         return self._verb(rates.drop_concurrency(name))
+
+
+class Breakers(Noun):
+    """The circuit breakers of the app's database. `app.breaker(...)` declares one in code."""
+
+    def list(self) -> Verb[ListOf[BreakerInfo]]:
+        """List the keys of circuit breakers with their rule, state, failures and number of waiting jobs.
+
+        for breaker in await app.breakers.list(): print(breaker.name, breaker.state)
+        """
+        return self._verb(rates.breakers)
+
+    def set(self, name: str, failures: int, *, per: timedelta | str, open_for: timedelta | str) -> Verb[str]:
+        """Create or change a breaker in the database; return "created", "changed" or "unchanged".
+
+        Options as in `app.breaker`.
+
+        await app.breakers.set("provider:acme", 3, per="1 min", open_for="5 min")
+        """
+        return self._verb(rates.set_breaker(BreakerRule.checked(name, failures, per, open_for)))
+
+    def drop(self, name: str) -> Verb[bool]:
+        """Remove a breaker; False: there is none.
+
+        Its jobs no longer wait. A job that names a key without any rule fails, so remove the name from jobs first.
+        """
+        return self._verb(rates.drop_breaker(name))
+
+    def open(self, name: str, duration: timedelta | str | None = None) -> Verb[datetime]:
+        """Open the breaker of a key by hand; return the time at which a probe starts.
+
+        Until then none of its jobs starts. `duration` defaults to that of the rule. Raises InvalidArgument if there is
+        no such breaker.
+
+            await app.breakers.open("provider:acme", "2 h")
+        """
+        return self._verb(rates.open_breaker(name, duration))
+
+    def close(self, name: str) -> Verb[bool]:
+        """Close the breaker of a key by hand; its jobs start and its failures are reset. False: it was closed.
+
+        Raises InvalidArgument if there is no such breaker.
+        """
+        return self._verb(rates.close_breaker(name))

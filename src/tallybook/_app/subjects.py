@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from tallybook._db import subjects
 from tallybook._db.declared import Call
 from tallybook._db.verb import ListOf, Noun, Steps, Verb, traced
+from tallybook._model.job import checked_calls
 from tallybook._model.subject import SubjectCall, SubjectPage, SubjectReport
-from tallybook.errors import InvalidArgument
 
 
 class Subjects(Noun):
@@ -63,19 +63,10 @@ class Subjects(Noun):
         *,
         keeps: bool = False,
     ) -> Verb[ListOf[SubjectReport]]:
-        listed = _listed(calls)
+        listed = checked_calls(calls, SubjectCall, "subject", "task.subject(name).job(...)")
         return self._verb(traced(self._app._tracing, listed, verb, keeps=keeps) if listed else _nothing, name)
 
 
 def _nothing() -> Steps[list[SubjectReport]]:
     yield from ()
     return []
-
-
-def _listed(calls: Iterable[SubjectCall]) -> list[SubjectCall]:
-    listed = list(calls)
-    for at, call in enumerate(listed):
-        if type(call) is not SubjectCall:
-            hint = "Describe it by task.subject(name).job(...)"
-            raise InvalidArgument(f"subject {at} is of type {type(call).__name__}", hint=hint)
-    return listed

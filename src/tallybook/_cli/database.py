@@ -39,7 +39,7 @@ read_dsn_option = click.option(
 
 
 def standby_of(conn: Conn) -> str:
-    return str(Standby.of(conn.execute(f"select {LAG}".encode()).fetchone() or ()))
+    return str(Standby(*(conn.execute(f"select {LAG}".encode()).fetchone() or ())))
 
 
 @dataclass(eq=False, repr=False)

@@ -9,7 +9,7 @@ import click
 from tallybook._cli.common import command, fail, limit_option, listing
 from tallybook._cli.database import Db
 from tallybook._cli.text import Columns, clean, local
-from tallybook._db import breakers, rates
+from tallybook._db import rates
 from tallybook._model.breaker import BreakerInfo, BreakerRule
 from tallybook._model.durations import format_duration
 from tallybook._model.rate import ConcurrencyInfo, ConcurrencyRule, RateInfo, RateRule
@@ -117,20 +117,20 @@ _BREAKERS: Columns = {
 @listing(_BREAKERS, of=breaker, empty="no breakers")
 def list_breakers(db: Db) -> list[BreakerInfo]:
     """List the breakers and their keys. JSON has seconds."""
-    return db.run(breakers.breakers)
+    return db.run(rates.breakers)
 
 
 @command("set", of=breaker, nodes="each")
 def set_breaker(db: Db, name: str, failures: int, per: timedelta, open_for: timedelta) -> str:
     """Set a breaker: FAILURES within PER open it for OPEN_FOR, like `acme 5 1min 30s`."""
-    said = db.run(breakers.set_(BreakerRule.checked(name, failures, per, open_for)))
+    said = db.run(rates.set_breaker(BreakerRule.checked(name, failures, per, open_for)))
     return f"breaker {clean(name)!r} is {said}"
 
 
 @command("drop", of=breaker, nodes="each")
 def drop_breaker(db: Db, name: str) -> str:
     """Drop a breaker. Jobs that name a key without any rule fail."""
-    if not db.run(breakers.drop(name)):
+    if not db.run(rates.drop_breaker(name)):
         fail(f"there is no breaker {clean(name)!r}")
     return f"breaker {clean(name)!r} is removed"
 
@@ -138,11 +138,11 @@ def drop_breaker(db: Db, name: str) -> str:
 @command("open", of=breaker, nodes="each")
 def open_(db: Db, name: str, duration: timedelta | None) -> str:
     """Open the breaker of a key for DURATION, or as long as its rule sets."""
-    return f"the breaker of {clean(name)!r} is open until {local(db.run(breakers.open_(name, duration)))}"
+    return f"the breaker of {clean(name)!r} is open until {local(db.run(rates.open_breaker(name, duration)))}"
 
 
 @command(of=breaker, nodes="each")
 def close(db: Db, name: str) -> str:
     """Close the breaker of a key: its jobs continue."""
-    changed = db.run(breakers.close(name))
+    changed = db.run(rates.close_breaker(name))
     return f"the breaker of {clean(name)!r} is closed" + ("" if changed else ", as it was")

@@ -9,11 +9,10 @@ import click
 from tallybook._cli.common import command, listing
 from tallybook._cli.database import Db
 from tallybook._cli.text import Columns, clean, local
-from tallybook._db import retention, services
+from tallybook._db import history as verbs
 from tallybook._db import roles as database
 from tallybook._model.durations import format_duration
-from tallybook._model.retention import HeldRange, RetentionInfo
-from tallybook._model.service import ServiceInfo
+from tallybook._model.history import HeldRange, RetentionInfo, ServiceInfo
 
 service = click.Group("service", help="List and change the maintenance services.")
 
@@ -28,13 +27,13 @@ _SERVICES: Columns = {
 @listing(_SERVICES, of=service, empty="no services")
 def list_services(db: Db) -> list[ServiceInfo]:
     """List the services with their last run. JSON has seconds."""
-    return db.run(services.services)
+    return db.run(verbs.services)
 
 
 @command(of=service)
 def every(db: Db, name: str, duration: timedelta) -> str:
     """Set the longest time between checks, like `rescue 10s`. Workers follow in 5 s."""
-    changed = db.run(services.service_every(name, duration))
+    changed = db.run(verbs.service_every(name, duration))
     shown = f"service {clean(name)} runs every {format_duration(duration)}"
     return f"{shown} at least" if changed else f"{shown} already"
 
@@ -45,13 +44,13 @@ history = click.Group("history", help="Show and change retention periods.")
 @listing({"class": "name", "kept": "keep", "what": "what"}, of=history, empty="none")
 def list_retentions(db: Db) -> list[RetentionInfo]:
     """Show retention periods. JSON has seconds."""
-    return db.run(retention.retentions)
+    return db.run(verbs.retentions)
 
 
 @command("set", of=history)
 def set_(db: Db, name: str, keep: timedelta) -> str:
     """Change a retention period, like `brief 2h`. Workers follow within a minute."""
-    changed = db.run(retention.set_(name, keep))
+    changed = db.run(verbs.retention_set(name, keep))
     return f"{clean(name)} is kept for {format_duration(keep)}" + ("" if changed else " already")
 
 
@@ -64,7 +63,7 @@ _HELD: Columns = {
 @listing(_HELD, name="held", of=history, empty="nothing is held")
 def held(db: Db) -> list[HeldRange]:
     """List history that is past its retention but still held, and why."""
-    return db.run(retention.held())
+    return db.run(verbs.held())
 
 
 @command()

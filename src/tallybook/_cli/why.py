@@ -13,8 +13,8 @@ from tallybook._cli.database import Db
 from tallybook._cli.output import print_json
 from tallybook._cli.over_nodes import Found, newest
 from tallybook._cli.text import Columns, clean, local, short
-from tallybook._db import why as verbs
-from tallybook._model.why import TraceEvent
+from tallybook._db import jobs as verbs
+from tallybook._model.job_info import TraceEvent
 from tallybook.errors import InvalidArgument
 
 _DO = {

@@ -9,7 +9,7 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -17,22 +17,15 @@ T = TypeVar("T")
 
 async def aside(call: Callable[..., T], *args: Any) -> T:
     """Return the call's result, or raise its error, from a daemon thread with a copy of this context."""
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[T] = loop.create_future()
+    answer: Future[T] = Future()
+    answer.set_running_or_notify_cancel()
     context = contextvars.copy_context()
 
-    def end(value: Any, error: BaseException | None) -> None:
-        if not answer.done():
-            answer.set_result(value) if error is None else answer.set_exception(error)
-
     def run() -> None:
-        value, raised = None, None
         try:
-            value = context.run(call, *args)
+            answer.set_result(context.run(call, *args))
         except BaseException as error:
-            raised = error
-        with suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(end, value, raised)
+            answer.set_exception(error)
 
     threading.Thread(target=run, name="tallybook-aside", daemon=True).start()
-    return await answer
+    return await asyncio.wrap_future(answer)

@@ -9,7 +9,7 @@ from typing import Literal, cast
 
 from tallybook._db.declared import Call, Declared
 from tallybook._db.texts import records
-from tallybook._model.audit import AuditRow
+from tallybook._model.history import AuditRow
 from tallybook._model.options import text_problem, whole
 from tallybook.errors import ConfigError
 
@@ -61,7 +61,7 @@ def audits(*, actor: str | None, action: str | None, before: int | None, max_row
         "audits",
         _OF_ACTOR if actor is not None else _OF_ACTION if action is not None else _AUDITS,
         params,
-        records(AuditRow, "at"),
+        records(AuditRow),
     )
 
 

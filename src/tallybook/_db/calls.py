@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from tallybook._db.declared import Call, Declared, Simple
 from tallybook._db.stored import loads
 from tallybook._db.texts import known, quoted, record, text_array
+from tallybook._model.after import arranged
 from tallybook._model.job import Job, JobCall
 from tallybook._model.options import Options
 from tallybook.errors import UnknownJob, UnknownQueue
@@ -38,7 +40,6 @@ retry = Simple("retry(job_id bigint) -> int", int)
 pause = Simple("pause(queue text, who text) -> boolean", bool, unknown=UnknownQueue, who=ME)
 resume = Simple("resume(queue text, who text) -> boolean", bool, unknown=UnknownQueue, who=ME)
 
-_INSTANTS = ("enqueued_at", "run_at", "started_at", "ended_at", "expires_at", "updated_at", "last_attempt_at")
 _GET = """\
 select cast(to_json(j) as text) from tallybook.job as j where j.id = cast(cast(%(job_id)s as text) as bigint)"""
 
@@ -107,11 +108,54 @@ def _columns(options: Options) -> tuple[tuple[str, str | None], ...]:
     )
 
 
+FAILED = "failed"
+"""The parameter of a task that receives the parents that did not complete."""
+
+_FAN_OUT = Declared(
+    f"fan_out({JOBS}, afters text[], on_parents text[], failed_as text[]) -> row (job_ids bigint[], created boolean[])",
+    run_ats=RUN_ATS,
+)
+
+
+def put(job: JobCall, takes_failed: Callable[[str], bool]) -> Call[Job]:
+    """Enqueue one job, whether it waits for others or not."""
+    if not job.options.after:
+        return enqueue(job)
+    many = put_many([job], takes_failed)
+    return Call("enqueue", many.sql, many.params, lambda found: many.row(found)[0])
+
+
+def put_many(jobs: Sequence[JobCall], takes_failed: Callable[[str], bool]) -> Call[list[Job]]:
+    """Enqueue many jobs; without parents as enqueue_many. `takes_failed` gets a task's name."""
+    if not any(job.options.after for job in jobs):
+        return enqueue_many(jobs)
+    found = arranged(jobs)
+    many = enqueue_many(found.jobs)
+    on = [job.options.on_parent or "completed" if job.options.after else None for job in found.jobs]
+    params = {
+        **many.params,
+        "afters": text_array(["{" + ",".join(map(str, ids)) + "}" if ids else None for ids in found.parents]),
+        "on_parents": text_array(on),
+        "failed_as": text_array(
+            [
+                FAILED if said == "any" and takes_failed(job.task) and FAILED not in json.loads(job.args) else None
+                for said, job in zip(on, found.jobs, strict=True)
+            ]
+        ),
+    }
+
+    def as_given(report: str) -> list[Job]:
+        put = many.row(report)
+        return [put[place] for place in found.places]
+
+    return Call("enqueue_many", _FAN_OUT.sql, params, as_given)  # for exactly_once, the same verb
+
+
 def get(job_id: int) -> Call[JobInfo]:
     """Read one job. Raises UnknownJob if there is none."""
     from tallybook._model.job_info import JobInfo
 
-    read = known(partial(UnknownJob, job_id), lambda found: record(JobInfo, loads(found), *_INSTANTS))
+    read = known(partial(UnknownJob, job_id), lambda found: record(JobInfo, loads(found)))
     return Call("get", _GET, {"job_id": str(job_id)}, read)
 
 

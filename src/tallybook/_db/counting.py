@@ -55,7 +55,7 @@ _KEEP = Declared("series_keep(step int, keep interval) -> boolean")
 
 
 def throughput(span: timedelta | str) -> Call[list[Throughput]]:
-    return _THROUGHPUT.call(records(Throughput, "since"), span=_duration("span", span))
+    return _THROUGHPUT.call(records(Throughput), span=_duration("span", span))
 
 
 def timings(span: timedelta | str) -> Call[list[Timings]]:
@@ -65,7 +65,7 @@ def timings(span: timedelta | str) -> Call[list[Timings]]:
 def levels(step: timedelta | str, since: Since | None, queue: str | None) -> Call[list[Level]]:
     if queue is not None:
         check_name("queue", queue, 64)
-    return _LEVELS.call(records(Level, "begins"), **_steps(step, since), queue=queue)
+    return _LEVELS.call(records(Level), **_steps(step, since), queue=queue)
 
 
 def completed_since(since: datetime) -> Call[dict[tuple[str, str], int]]:

@@ -195,10 +195,8 @@ _PLACEHOLDER = re.compile(r"%\((\w+)\)s")
 
 @cache
 def rendered(sql: str, style: str) -> tuple[str, tuple[str, ...]]:
-    """Render `sql` for a driver, and return its names in order: "pyformat" %(a)s, "colon" :a, "dollar" $1."""
+    """Render `sql` for a driver, and return its names in order: "colon" :a, "dollar" $1."""
     names = tuple(dict.fromkeys(_PLACEHOLDER.findall(sql)))
-    if style == "pyformat":
-        return sql, names
     if style == "colon":
         return _PLACEHOLDER.sub(r":\1", sql), names
     return _PLACEHOLDER.sub(lambda match: f"${names.index(match[1]) + 1}", sql), names

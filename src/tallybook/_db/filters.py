@@ -88,21 +88,15 @@ def cancel_many(
         raise ConfigError("states", unknown, f"must be some of {', '.join(STATES)}")
     return _CANCEL_MANY.call(
         lambda found: record(Cancelled, loads(found)),
-        queue=checked("queue", queue),
-        task=checked("task", task),
-        unique_key=checked("unique", unique),
-        order_key=checked("order_key", order_key),
-        args=_args(args),
-        states=states,
-        reason=checked("reason", reason),
+        queue=checked("queue", queue), task=checked("task", task), unique_key=checked("unique", unique),
+        order_key=checked("order_key", order_key), args=_args(args), states=states, reason=checked("reason", reason),
         max_jobs=_limit(max_jobs),
-    )
+    )  # fmt: skip
 
 
 _letters = records(
-    DeadLetter, "died_at", "enqueued_at",
-    job_id="job", queue_name="queue", task_name="task", why="reason", job_args="args", last_error="error",
-)  # fmt: skip
+    DeadLetter, job_id="job", queue_name="queue", task_name="task", why="reason", job_args="args", last_error="error"
+)
 
 
 def dead_letters(which: DeadFilter, max_jobs: int, before_id: int | None = None) -> Call[list[DeadLetter]]:

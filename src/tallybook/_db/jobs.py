@@ -1,4 +1,4 @@
-"""Lists of jobs, and bulk actions on jobs by id, as pure values."""
+"""Lists of jobs, bulk actions on jobs by id, and the verbs why and trace, as pure values."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from tallybook._db.declared import Call, Declared
+from tallybook._db.declared import Call, Declared, Simple
 from tallybook._db.stored import loads
 from tallybook._db.texts import checked, instant, moment, record, records, some_of, text_array
-from tallybook._model.links import checked_links
-from tallybook._model.lists import JobDone, JobLine, JobPage
-from tallybook._model.options import whole
-from tallybook.errors import ConfigError
+from tallybook._model.job_info import JobDone, JobLine, JobPage, Reason, TraceEvent
+from tallybook._model.options import check_name, checked_links, whole
+from tallybook.errors import ConfigError, InvalidArgument
 
 STATES = ("scheduled", "retrying", "waiting", "available", "running", "completed", "cancelled", "dead")
 MOST = 1000
@@ -83,13 +82,10 @@ def drop_jobs(ids: Iterable[int]) -> Call[list[JobDone]]:
     return _DROP.call(_done, jobs=_ids(ids))
 
 
-_INSTANTS = ("enqueued_at", "run_at", "started_at", "ended_at")
-
-
 def _page(found: str) -> JobPage:
     rows: list[dict[str, Any]] = loads(found)
     more = rows.pop() if rows and rows[-1]["id"] is None else None
-    lines = [record(JobLine, row, *_INSTANTS, queue_name="queue", task_name="task") for row in rows]
+    lines = [record(JobLine, row, queue_name="queue", task_name="task") for row in rows]
     return JobPage(lines, None, None) if more is None else JobPage(lines, more["cursor"], instant(more["looked_to"]))
 
 
@@ -101,3 +97,34 @@ def _ids(ids: Iterable[int]) -> str:
     if len(listed) > MOST:
         raise ConfigError("jobs", len(listed), f"at most {MOST} ids are allowed", hint="Pass more ids in several calls")
     return "{" + ",".join(map(str, listed)) + "}"
+
+
+why = Simple("why(job_id bigint) -> rows (state text, reason text, explanation text, details jsonb)", records(Reason))
+_TRACE = Declared("""
+  trace(subject text, unique_key text, links jsonb, job bigint, task text, max_events int, newest_first boolean)
+  -> rows (at timestamptz, job_id bigint, queue text, task_name text, attempt int, event text, worker text, details jsonb,
+           error jsonb)""")
+
+
+def trace(
+    *,
+    subject: str | None = None,
+    unique: str | None = None,
+    links: Mapping[str, object] | None = None,
+    job: int | None = None,
+    task: str | None = None,
+    max_events: int = 1000,
+    newest_first: bool = False,
+) -> Call[list[TraceEvent]]:
+    if sum(given is not None for given in (subject, unique, links, job)) != 1:
+        hint = "Pass a subject, a unique key, links or a job"
+        raise InvalidArgument("trace needs exactly one thing to follow", hint=hint)
+    whole("max_events", max_events, 1, 10_000)
+    if task is not None:
+        check_name("task", task, 200)
+    return _TRACE.call(
+        records(TraceEvent, job_id="job", task_name="task"),
+        subject=checked("subject", subject), unique_key=checked("unique", unique), job=job, task=task,
+        links=None if links is None else json.dumps(checked_links(links)), max_events=max_events,
+        newest_first=bool(newest_first),
+    )  # fmt: skip

@@ -3,7 +3,7 @@
 Numbered files in `sql/migrations` create tables and types, each once; the first one names the files that contain them.
 Functions and views are applied again as a whole whenever one of their files has changed. All of this runs in one
 transaction behind one transaction-level advisory lock. So two migrations at the same time run one after the other, a
-failed one leaves nothing behind, and a pooler is no obstacle. Migrations may run under load: see schema_locks.
+failed one leaves nothing behind, and a pooler is no obstacle. Migrations may run under load: see schema_load.
 """
 
 from __future__ import annotations
@@ -17,17 +17,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from importlib import resources
 from importlib.resources.abc import Traversable
-from typing import LiteralString
 
 import psycopg
 from psycopg import sql
 
-from tallybook._db import rights
-from tallybook._db.comments import commented
-from tallybook._db.profiles import applied
 from tallybook._db.schema import installed, is_installed, verdict
-from tallybook._db.schema_aside import aside, set_aside
-from tallybook._db.schema_locks import BUSY, altered, holders, take
+from tallybook._db.schema_load import BUSY, altered, aside, holders, set_aside, take
+from tallybook._db.sql_lines import commented, profiled, rights
 from tallybook.errors import SchemaBusy, SchemaTooNew
 
 _LOCK = "select pg_advisory_xact_lock(1413565440, 0)"
@@ -97,7 +93,7 @@ def routines() -> list[tuple[str, str]]:
     """
     folder = resources.files("tallybook") / "sql"
     found = [file for room in _ROOMS for file in _files(folder / room, room)]
-    found.append(("ops/roles/_rights.sql", rights.function([text for _, text in found])))
+    found.append(("ops/roles/_rights.sql", rights([text for _, text in found])))
     return sorted((file for file in found if not _TABLES.search(file[0])), key=lambda file: "/views/" in file[0])
 
 
@@ -107,7 +103,7 @@ def _files(folder: Traversable, path: str) -> Iterator[tuple[str, str]]:
         if entry.is_dir():
             yield from _files(entry, f"{path}/{entry.name}")
         elif entry.name.endswith(".sql"):
-            yield f"{path}/{entry.name}", applied(commented(entry.read_text("utf-8")))
+            yield f"{path}/{entry.name}", profiled(commented(entry.read_text("utf-8")))
 
 
 def digest() -> str:
@@ -207,9 +203,9 @@ def _migrate(conn: psycopg.Connection, node: int, on_step: Callable[[str], None]
             take(conn, altered(text for number, _, text in migrations() if number > found.version), patient=patient)
         for name, text in _steps(found):
             on_step(name)
-            conn.execute(_trusted(aside(text)))
+            conn.execute(aside(text).encode())
             done.append(name)
-        conn.execute(_trusted(_recorded(node, first=found.version == 0)))
+        conn.execute(_recorded(node, first=found.version == 0).encode())
     return done
 
 
@@ -245,8 +241,3 @@ def uninstall(conn: psycopg.Connection) -> bool:
             raise psycopg.errors.DependentObjectsStillExist(f"these depend on schema tallybook: {names}")
         conn.execute(sql.SQL("drop schema tallybook cascade"))
     return True
-
-
-def _trusted(text: str) -> LiteralString:
-    """Return text that this package ships, without any value from outside."""
-    return text

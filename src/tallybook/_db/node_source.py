@@ -14,7 +14,7 @@ from tallybook._db.declared import Call
 from tallybook._db.link import CONNECT
 from tallybook._db.nodes import INSTALLED, VARIABLE, Node, at, node_of, nodes, numbered, of_job, written
 from tallybook._db.source import Source
-from tallybook._model.lists import JobDone
+from tallybook._model.job_info import JobDone
 from tallybook.errors import QueueUnavailable, UnknownJob
 
 T = TypeVar("T")

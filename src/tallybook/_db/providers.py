@@ -184,5 +184,5 @@ def _sealed_rows(found: str) -> list[tuple[Place, Sealed]]:
 def _listed(found: str) -> list[Listed]:
     rows: Sequence[dict[str, Any]] = loads(found)
     for row in rows:
-        row["fields"] = [record(Field, one, "set_at", "sealed_at") for one in row["fields"]]
-    return [record(Listed, row, "created_at", "changed_at") for row in rows]
+        row["fields"] = [record(Field, one) for one in row["fields"]]
+    return [record(Listed, row) for row in rows]

@@ -32,7 +32,6 @@ _TOP = Declared("""
   queue_top(queue text, states text[], max_jobs int, after text)
   -> rows (position id bigint, task state text, priority int, run_at enqueued_at timestamptz, place text)
      order by r.position""", unknown=UnknownQueue)  # fmt: skip
-_KEPT = ("error_retention", "metrics_retention")
 _QUEUES = """\
 select cast(coalesce(jsonb_agg(to_jsonb(q) || jsonb_build_object(
     'error_retention', extract(epoch from q.error_retention),
@@ -96,9 +95,7 @@ def _batch(text: str) -> Batch:
 def top(queue: str, *, states: Sequence[str] | None, max_jobs: int, after: str | None) -> Call[list[TopJob]]:
     check_name("queue", queue, 64)
     those = None if states is None else text_array(tuple(states))
-    return _TOP.call(
-        records(TopJob, "run_at", "enqueued_at"), queue=queue, states=those, max_jobs=max_jobs, after=after
-    )
+    return _TOP.call(records(TopJob), queue=queue, states=those, max_jobs=max_jobs, after=after)
 
 
 def queues(name: str | None = None) -> Call[list[QueueInfo]]:
@@ -108,5 +105,4 @@ def queues(name: str | None = None) -> Call[list[QueueInfo]]:
 
 def _queues(text: str) -> list[QueueInfo]:
     rows = ({name: value for name, value in row.items() if value is not None} for row in loads(text))
-    instants = "paused_at", "created_at", "changed_at"
-    return [record(QueueInfo, row, *instants, seconds=[name for name in _KEPT if name in row]) for row in rows]
+    return [record(QueueInfo, row) for row in rows]

@@ -1,17 +1,16 @@
-"""The verbs over rate limits, as pure values."""
+"""The verbs over rate limits, concurrency limits and circuit breakers, as pure values."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
-from tallybook._db import breakers
 from tallybook._db.declared import Call, Declared, Simple
 from tallybook._db.stored import loads
 from tallybook._db.texts import at, records
-from tallybook._model.breaker import BreakerRule
-from tallybook._model.durations import format_duration
+from tallybook._model.breaker import BreakerInfo, BreakerRule
+from tallybook._model.durations import format_duration, parse_duration
 from tallybook._model.options import check_instant, check_name
 from tallybook._model.rate import ConcurrencyInfo, ConcurrencyRule, RateInfo, RateRule
 
@@ -52,9 +51,7 @@ def push(name: str, until: datetime) -> Call[datetime]:
 
 def rates(name: str | None = None) -> Call[list[RateInfo]]:
     """Return all keys in use, and rules without a used key of their own name; or the one of this name."""
-    return Call(
-        "rates", _RATES, {"name": name}, records(RateInfo, "last_call_at", "next_call_at", "pushed_to", seconds=["per"])
-    )
+    return Call("rates", _RATES, {"name": name}, records(RateInfo))
 
 
 def set_concurrency(rule: ConcurrencyRule) -> Call[str]:
@@ -66,14 +63,49 @@ def concurrency(name: str | None = None) -> Call[list[ConcurrencyInfo]]:
     return Call("concurrency", _CONCURRENCY, {"name": name}, records(ConcurrencyInfo))
 
 
+_SET_BREAKER = Declared("breaker_set(name text, failures int, per interval, open_for interval) -> text")
+_OPEN_BREAKER = Declared("breaker_open(name text, duration interval) -> timestamptz")
+drop_breaker = Simple("breaker_drop(name text) -> boolean", bool, names={"name": ("name", 200)})
+close_breaker = Simple("breaker_close(name text) -> boolean", bool, names={"name": ("name", 200)})
+_BREAKERS = """\
+select cast(coalesce(json_agg(json_build_object(
+  'name', b.name, 'rule', b.rule, 'failures', b.failures, 'per', extract(epoch from b.per), 'state', b.state,
+  'open_for', extract(epoch from b.open_for), 'failed_in_window', b.failed_in_window, 'changed_at', b.changed_at,
+  'open_until', b.open_until, 'probe', b.probe, 'waiting', b.waiting) order by b.name), '[]') as text)
+  from tallybook.breaker as b"""
+
+
+def set_breaker(rule: BreakerRule) -> Call[str]:
+    return _SET_BREAKER.call(str, **_breaker(rule))
+
+
+def _breaker(rule: BreakerRule) -> dict[str, str]:
+    return {
+        "name": rule.name,
+        "failures": str(rule.failures),
+        "per": format_duration(rule.per),
+        "open_for": format_duration(rule.open_for),
+    }
+
+
+def open_breaker(name: str, duration: timedelta | str | None) -> Call[datetime]:
+    check_name("name", name, 200)
+    text = None if duration is None else format_duration(parse_duration(duration, option="duration"))
+    return _OPEN_BREAKER.call(lambda text: at(loads(text)), name=name, duration=text)
+
+
+breakers = Call("breakers", _BREAKERS, {}, records(BreakerInfo))
+"""All used keys, and the rules without a used key of their own name."""
+
+
 def registered(
-    rates: Iterable[RateRule], concurrency: Iterable[ConcurrencyRule], breaker_rules: Iterable[BreakerRule]
+    rates: Iterable[RateRule], concurrency: Iterable[ConcurrencyRule], breakers: Iterable[BreakerRule]
 ) -> str:
     """Return the rules that a worker registers at its start, from its app's code, as JSON."""
     return json.dumps(
         {
             "rates": list(map(_named, rates)),
             "concurrency": [{"name": rule.name, "most": rule.most, "skips": rule.skips} for rule in concurrency],
-            "breakers": list(map(breakers.named, breaker_rules)),
+            "breakers": list(map(_breaker, breakers)),
         }
     )

@@ -1,8 +1,8 @@
 """Roles: who may do what in the schema, according to `tallybook._rights`.
 
 PostgreSQL's roles belong to the cluster, rights to the database. The rights are declared above each function and view
-(see rights.py). SQL applies them (`_roles_apply.sql`), so that each migration can do it, too. This module only creates
-and names the roles.
+(see sql_lines.py). SQL applies them (`_roles_apply.sql`), so that each migration can do it, too. This module only
+creates and names the roles.
 """
 
 from __future__ import annotations

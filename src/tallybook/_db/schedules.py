@@ -107,7 +107,7 @@ pause = Simple("schedule_pause(name text, who text) -> boolean", bool, names=_NA
 resume = Simple("schedule_resume(name text) -> boolean", bool, names=_NAMES, unknown=UnknownSchedule)
 run = Simple(
     "schedule_run(name text) -> row (what text, reason text, job_id bigint, jobs bigint, tick timestamptz)",
-    lambda found: record(Fired, loads(found), "tick"),
+    lambda found: record(Fired, loads(found)),
     names=_NAMES,
     unknown=UnknownSchedule,
 )
@@ -174,7 +174,7 @@ def show(name: str) -> Call[tuple[ScheduleInfo, datetime]]:
 
 def fires(name: str, most: int) -> Call[list[Fire]]:
     params = {"name": _named(name), "most": str(whole("max_fires", most, 1, 2**31 - 1))}
-    return Call("schedule_fires", _FIRES, params, records(Fire, "tick", "fired_at"))
+    return Call("schedule_fires", _FIRES, params, records(Fire))
 
 
 def _named(name: str) -> str:
@@ -183,6 +183,5 @@ def _named(name: str) -> str:
 
 
 def _info(row: dict[str, Any]) -> tuple[ScheduleInfo, datetime]:
-    lengths = {name: None if row[name] is None else timedelta(microseconds=row[name]) for name in ("every", "jitter")}
-    found = record(ScheduleInfo, row | lengths, "paused_at", "since", "tick", "due_at", "last_tick")
-    return found, at(row["now"])
+    seconds = {name: row[name] and row[name] / 1_000_000 for name in ("every", "jitter")}
+    return record(ScheduleInfo, row | seconds), at(row["now"])

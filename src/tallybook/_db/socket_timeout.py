@@ -12,7 +12,6 @@ import os
 import socket
 import threading
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Self
 
 import psycopg
@@ -42,9 +41,7 @@ class _Limit:
         self.passed = True
         cut(self._conn)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._timer.cancel()
         if self.passed and isinstance(error, psycopg.Error | OSError):
             raise NoAnswer(f"no answer within {self._seconds:g} s") from error

@@ -32,6 +32,7 @@ def _made(makers: tuple[Maker, ...], kind: str) -> Maker | None:
     return None
 
 
+_URL = "postgresql+psycopg://"
 # No limit, and all connections are kept: see transactions.py.
 _POOL: dict[str, Any] = {"pool_size": 0, "pool_reset_on_return": None}
 
@@ -73,35 +74,29 @@ class Sessions(Library):
         self._is_async = kind.startswith("async")
         self._engine: Any = None
         made = _made(makers, "async sqlalchemy session" if self._is_async else "sqlalchemy session")
-        own = self._own_async if self._is_async else self._own
-        self._maker = made or own(dsn, {**CONNECT, "application_name": name})
+        self._maker = made or self._own(dsn, {**CONNECT, "application_name": name})
 
     def _own(self, dsn: str, options: dict[str, Any]) -> Maker:
+        library = psycopg.AsyncConnection if self._is_async else psycopg.Connection
+
+        async def connect() -> Any:
+            conn = await got(library.connect(dsn, **options))
+            await make_fit(conn)
+            await got(conn.set_autocommit(False))
+            return conn
+
+        if self._is_async:
+            from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+
+            self._engine = create_async_engine(_URL, async_creator=connect, **_POOL)
+            _clean(self._engine.sync_engine)
+            return async_sessionmaker(self._engine)
         from sqlalchemy import create_engine
         from sqlalchemy.orm import sessionmaker
 
-        def connect() -> Any:
-            conn = psycopg.connect(dsn, **options)
-            done(make_fit(conn))
-            conn.autocommit = False
-            return conn
-
-        self._engine = create_engine("postgresql+psycopg://", creator=connect, **_POOL)
+        self._engine = create_engine(_URL, creator=lambda: done(connect()), **_POOL)
         _clean(self._engine)
         return sessionmaker(self._engine)
-
-    def _own_async(self, dsn: str, options: dict[str, Any]) -> Maker:
-        from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
-
-        async def connect() -> Any:
-            conn = await psycopg.AsyncConnection.connect(dsn, **options)
-            await make_fit(conn)
-            await conn.set_autocommit(False)
-            return conn
-
-        self._engine = create_async_engine("postgresql+psycopg://", async_creator=connect, **_POOL)
-        _clean(self._engine.sync_engine)
-        return async_sessionmaker(self._engine)
 
     async def begin(self) -> Begun:
         from sqlalchemy import text

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 # While a receiver runs and has replayed everything but the newest page, the lag is zero: a record or two are being
 # replayed. Otherwise only the age of the last replayed transaction is known; for an idle primary that is old.
@@ -29,11 +27,6 @@ class Standby:
     """Whether it is connected to its primary."""
     lag: float | None
     """Seconds; None: it has replayed nothing yet."""
-
-    @classmethod
-    def of(cls, row: Sequence[Any]) -> Standby:
-        """Return a Standby from the columns of LAG."""
-        return cls(*row)
 
     @property
     def is_behind(self) -> bool:

@@ -17,7 +17,6 @@ from tallybook._model.subject import SubjectCall, SubjectInfo, SubjectPage, Subj
 _JOB = "priority int, max_attempts int, headers jsonb, options jsonb"
 _NAMED = f"queue text, task text, subject text, args jsonb, run_at timestamptz, {_JOB}"
 _MOVED = "report text, old_run_at timestamptz, new_run_at timestamptz"
-_MOVES = ("old_run_at", "new_run_at")
 _PUSH = Declared(f"subject_push({_NAMED}) -> row (job_id bigint, created boolean)", run_at=RUN_AT)
 _UPSERT = Declared(f"subject_upsert({_NAMED}) -> row (job_id bigint, {_MOVED})", run_at=RUN_AT)
 _APPEND = Declared(f"subject_append(queue text, task text, args jsonb, {_JOB}) -> row (job_id bigint, subject text)")
@@ -133,7 +132,7 @@ def list_params(
 def _page(found: str) -> SubjectPage:
     rows: list[dict[str, Any]] = loads(found)
     more = rows.pop() if rows and rows[-1]["subject"] is None else None
-    infos = [_read(row, task_name="task", queue_name="queue") for row in rows]
+    infos = [record(SubjectInfo, row, task_name="task", queue_name="queue") for row in rows]
     return SubjectPage(infos, None if more is None else more["cursor"])
 
 
@@ -157,16 +156,12 @@ def _pushed(name: str, found: str) -> SubjectReport:
 
 
 def _report(name: str, found: str) -> SubjectReport:
-    return record(SubjectReport, {"subject": name, **loads(found)}, *_MOVES)
+    return record(SubjectReport, {"subject": name, **loads(found)})
 
 
 def _reports(found: str) -> list[SubjectReport]:
-    return [record(SubjectReport, row, *_MOVES) for row in sorted(loads(found), key=lambda row: row["n"])]
+    return [record(SubjectReport, row) for row in sorted(loads(found), key=lambda row: row["n"])]
 
 
 def _info(found: str | None) -> SubjectInfo | None:
-    return None if found is None else _read(loads(found))
-
-
-def _read(row: dict[str, Any], **names: str) -> SubjectInfo:
-    return record(SubjectInfo, row, "next_run_at", "last_at", "ended_at", **names)
+    return None if found is None else record(SubjectInfo, loads(found))

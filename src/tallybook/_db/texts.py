@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Any, TypeVar
 
 from tallybook._db.stored import edge, loads
@@ -30,20 +32,33 @@ def at(text: str) -> datetime:
     return found
 
 
-def record(made: type[T], row: dict[str, Any], *instants: str, seconds: Sequence[str] = (), **names: str) -> T:
-    """Return a row of JSON as a dataclass: `instants` and `seconds` name columns to convert, `names` renames some.
+def _length(seconds: float | None) -> timedelta | None:
+    return None if seconds is None else timedelta(seconds=seconds)
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+@cache
+def _readers(made: type[Any]) -> dict[str, Callable[[Any], Any]]:
+    """Return the columns that a dataclass has, with the conversion by its annotation."""
+    by_type: dict[str, Callable[[Any], Any]] = {"datetime": instant, "timedelta": _length}
+    return {one.name: by_type.get(one.type.removesuffix(" | None"), _unchanged) for one in fields(made)}
+
+
+def record(made: type[T], row: dict[str, Any], **names: str) -> T:
+    """Return a row of JSON, with lengths in seconds, as a dataclass; `names` renames some columns.
 
     A column that the class does not have, such as one of a newer release, is ignored.
     """
-    lengths = {name: None if row[name] is None else timedelta(seconds=row[name]) for name in seconds}
-    found = row | {name: instant(row.get(name)) for name in instants} | lengths
-    known: dict[str, Any] = made.__dataclass_fields__  # type: ignore[attr-defined]
-    return made(**{to: value for name, value in found.items() if (to := names.get(name, name)) in known})
+    columns = _readers(made)  # type: ignore[arg-type]  # a class has a hash
+    return made(**{to: columns[to](value) for name, value in row.items() if (to := names.get(name, name)) in columns})
 
 
-def records(made: type[T], *instants: str, seconds: Sequence[str] = (), **names: str) -> Callable[[str], list[T]]:
+def records(made: type[T], **names: str) -> Callable[[str], list[T]]:
     """Return a function that reads a list of such rows."""
-    return lambda text: [record(made, row, *instants, seconds=seconds, **names) for row in loads(text)]
+    return lambda text: [record(made, row, **names) for row in loads(text)]
 
 
 def known(unknown: Callable[[], TallybookError], read: Callable[[str], T]) -> Callable[[str | None], T]:

@@ -120,34 +120,24 @@ async def runs_async(conn: Any, before: Runs | None = None) -> Runs:
     if before and time.monotonic() < before.good_until:
         return before
     began = time.monotonic()
-    return _runs(loads(await _last(conn, _RUNNING)), began)
+    raw = loads(await _last(conn, _RUNNING))
+    ended = time.monotonic()
+    of_workers = {one["worker_id"]: one["jobs"] for one in raw["workers"] or []}
+    return Runs(raw["running"], raw["longest"] or [], of_workers, ended + _SHARE * (ended - began))
 
 
 async def _reading(conn: Any, first: str, before: Reading | None) -> Reading:
     may_see = await _last(conn, first)  # the role reader does not see the texts of failures
     raw = loads(await _last(conn, _READ.replace("{failures}", "_failures_said" if may_see else "_failures")))
-    return Reading(
-        now=at(raw["now"]),
-        database=raw["database"],
-        server=raw["server"],
-        alive=raw["alive"],
-        queues={one["name"]: one for one in raw["queues"] or []},
-        workers=raw["workers"] or [],
-        failures=raw["failures"] or [],
-        runs=await runs_async(conn, before.runs if before else None),
-        horizon=raw["horizon"],
-    )
+    rows = {name: raw[name] or [] for name in ("queues", "workers", "failures")}
+    rows["queues"] = {one["name"]: one for one in rows["queues"]}
+    runs = await runs_async(conn, before.runs if before else None)
+    return Reading(**raw | rows | {"now": at(raw["now"]), "runs": runs})
 
 
 async def _last(conn: Any, query: str) -> Any:
     """Return the last column of the row."""
     return (await got((await got(conn.execute(query, prepare=False))).fetchone()))[-1]
-
-
-def _runs(raw: dict[str, Any], began: float) -> Runs:
-    ended = time.monotonic()
-    of_workers = {one["worker_id"]: one["jobs"] for one in raw["workers"] or []}
-    return Runs(raw["running"], raw["longest"] or [], of_workers, ended + _SHARE * (ended - began))
 
 
 def merged(readings: Mapping[str, Reading]) -> Reading:

@@ -24,7 +24,7 @@ from tallybook._model.tracing import Tracing, What
 from tallybook.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from tallybook._model.lists import JobDone
+    from tallybook._model.job_info import JobDone
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -214,7 +214,7 @@ async def _drive(conn: Any, steps: Steps[T], *, sync: bool = False) -> T:
         asked = next(steps)
         while True:
             try:
-                answer = await got((_step_sync if sync else _step)(conn, asked))
+                answer = await got(_step(conn, asked, sync=sync))
             except BaseException as error:
                 asked = steps.throw(error)
             else:
@@ -224,19 +224,11 @@ async def _drive(conn: Any, steps: Steps[T], *, sync: bool = False) -> T:
         return found
 
 
-def _step(conn: Any, asked: Call[Any] | Pause | Beside) -> Any:
+def _step(conn: Any, asked: Call[Any] | Pause | Beside, *, sync: bool) -> Any:
     if isinstance(asked, Call):
-        return run(conn, asked)
-    return asyncio.sleep(asked.seconds) if isinstance(asked, Pause) else asyncio.to_thread(_own(conn, asked))
-
-
-def _step_sync(conn: Any, asked: Call[Any] | Pause | Beside) -> Any:
-    if isinstance(asked, Call):
-        return run_sync(conn, asked)
-    return time.sleep(asked.seconds) if isinstance(asked, Pause) else _own(conn, asked)()
-
-
-def _own(conn: Any, asked: Beside) -> Callable[[], Any]:
+        return run_sync(conn, asked) if sync else run(conn, asked)
+    if isinstance(asked, Pause):
+        return (time if sync else asyncio).sleep(asked.seconds)
     if not isinstance(conn, Source):
         raise InvalidArgument("this needs its own connection", hint="Await it, or call .sync() without a connection")
-    return asked.look
+    return asked.look() if sync else asyncio.to_thread(asked.look)

@@ -6,15 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tallybook._model.job import Job, JobCall
+from tallybook._model.job import Job, JobCall, checked_calls
 from tallybook._model.options import Options
 from tallybook.errors import ConfigError, InvalidArgument
 
 Parent = Job | JobCall | int
 """A stored job, or one that the same call enqueues."""
-
-ON_PARENT = ("completed", "any")
-"""The end that a job requires of its parents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +44,16 @@ def checked_after(after: object) -> tuple[int | JobCall, ...]:
     return tuple(found.values())
 
 
-def with_follow_up(jobs: Sequence[JobCall], then: JobCall | None) -> list[JobCall]:
+def with_follow_up(jobs: Iterable[JobCall], then: JobCall | None) -> list[JobCall]:
     """Return these jobs and, last, one that waits for all of them, by default even if they did not complete."""
+    jobs = checked_calls(jobs, JobCall, "job", "task.job(...)")
     if then is None:
-        return list(jobs)
+        return jobs
     if type(then) is not JobCall:
         raise InvalidArgument(f"then is of type {type(then).__name__}", hint="Describe it by task.job(...)")
     parents = {id(job): job for job in jobs}
-    options = replace(
-        then.options, after=(*then.options.after, *parents.values()), on_parent=then.options.on_parent or "any"
-    )
+    after = (*then.options.after, *parents.values())
+    options = replace(then.options, after=after, on_parent=then.options.on_parent or "any")
     return [*jobs, replace(then, options=options)]
 
 
@@ -77,7 +74,8 @@ def arranged(jobs: Sequence[JobCall]) -> Arranged:
             if places[at] >= 0:
                 stack.pop()
                 continue
-            before = [p for call in _calls(jobs[at]) for p in _found(among, call, at) if places[p] < 0]
+            calls = [parent for parent in jobs[at].options.after if not isinstance(parent, int)]
+            before = [p for call in calls for p in _found(among, call, at) if places[p] < 0]
             if before:
                 stack.extend(reversed(before))
                 continue
@@ -93,10 +91,6 @@ def arranged(jobs: Sequence[JobCall]) -> Arranged:
         for at in order
     ]
     return Arranged([jobs[at] for at in order], parents, places)
-
-
-def _calls(job: JobCall) -> list[JobCall]:
-    return [parent for parent in job.options.after if not isinstance(parent, int)]
 
 
 def _found(among: dict[int, list[int]], call: JobCall, at: int) -> list[int]:

@@ -20,9 +20,9 @@ import inspect
 import math
 import random
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, MISSING, dataclass, fields
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 from tallybook._model.durations import format_duration, parse_duration
 from tallybook.errors import ConfigError
@@ -163,17 +163,8 @@ def delay_after(policy: Backoff, failures: int, error: BaseException) -> timedel
     return policy.delay(failures, error=error) if isinstance(policy, ByFunction) else policy.delay(failures)
 
 
-_FORMS: dict[str, type[Exponential | Constant | Linear]] = {
-    "exponential": Exponential,
-    "constant": Constant,
-    "linear": Linear,
-}
-_KEYS = {
-    "exponential": ("first", "factor", "cap", "jitter"),
-    "constant": ("every",),
-    "linear": ("first", "step", "cap"),
-}
-_REQUIRED = {"exponential": None, "constant": "every", "linear": "first"}
+_Stored = Exponential | Constant | Linear
+_FORMS: dict[str, type[_Stored]] = {cls.__name__.lower(): cls for cls in get_args(_Stored)}
 
 
 def to_json(policy: object) -> dict[str, dict[str, object]]:
@@ -183,7 +174,7 @@ def to_json(policy: object) -> dict[str, dict[str, object]]:
     """
     for form, cls in _FORMS.items():
         if type(policy) is cls:
-            given = {key: getattr(policy, key) for key in _KEYS[form]}
+            given = {field.name: getattr(policy, field.name) for field in fields(cls)}
             return {form: {key: _plain(value) for key, value in given.items() if value is not None}}
     hint = "Declare it with app.retry_policy('ours', ...) and write retry='ours'; the row stores its name"
     raise ConfigError("retry", policy, "not one of Exponential, Constant, Linear", hint=hint)
@@ -203,16 +194,16 @@ def from_json(value: object) -> Backoff:
         raise ConfigError("retry", form, "no such policy", hint=f"Policies: {', '.join(_FORMS)}")
     if not isinstance(options, dict):
         raise ConfigError(f"retry.{form}", options, "its options must be an object")
-    required = _REQUIRED[form]
-    if required is not None and required not in options:
-        raise ConfigError(f"retry.{form}", options, f"{required} is missing")
+    for field in fields(cls):
+        if field.default is MISSING and field.name not in options:
+            raise ConfigError(f"retry.{form}", options, f"{field.name} is missing")
     return cls(**{key: _read(form, key, given) for key, given in options.items()})
 
 
 def _read(form: str, key: object, given: object) -> Any:
-    option = f"retry.{form}.{key}"
-    if key not in _KEYS[form]:
-        raise ConfigError(option, given, "no such option", hint=f"Options: {', '.join(_KEYS[form])}")
+    option, known = f"retry.{form}.{key}", [field.name for field in fields(_FORMS[form])]
+    if key not in known:
+        raise ConfigError(option, given, "no such option", hint=f"Options: {', '.join(known)}")
     if key == "factor":
         return given
     if key == "jitter":

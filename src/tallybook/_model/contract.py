@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tallybook._model.failure import safe_text
-from tallybook._model.options import check_name
+from tallybook._model.options import check_name, check_number
 from tallybook._model.payload import encode
 from tallybook.errors import ConfigError, PayloadError
 
@@ -46,10 +46,7 @@ class Contract:
     """By the version that they read."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.version, bool) or not isinstance(self.version, int):
-            raise ConfigError("version", self.version, "not a whole number")
-        if not 1 <= self.version <= LAST_VERSION:
-            raise ConfigError("version", self.version, f"must be from 1 to {LAST_VERSION}")
+        check_number("version", self.version, 1, LAST_VERSION)
         if isinstance(self.aliases, str) or not isinstance(self.aliases, tuple | list):
             hint = "Write aliases=('old_name',)"
             raise ConfigError("aliases", self.aliases, "not a tuple of names", hint=hint)
@@ -122,9 +119,8 @@ class Contract:
                 args = self.upgrades[step](args)
                 if type(args) is not dict:
                     raise TypeError(f"it returned {type(args).__name__}, not a dict")
-                args = json.loads(
-                    encode(args, task=task)
-                )  # the next step and the handler get only values that a row can store
+                # The next step and the handler get only values that a row can store.
+                args = json.loads(encode(args, task=task))
             except Exception as error:
                 reason = f"the upgrade from version {step} to {step + 1} failed: {type(error).__name__}: {safe_text(error, 1000)}"
                 raise PayloadError("$", reason, task=task, verb="upgraded") from error

@@ -131,42 +131,19 @@ def _shown(values: list[Any]) -> list[tuple[object, Any]]:
     return pairs
 
 
-class _Naive(ValueError):
-    """A datetime without an offset."""
-
-
-def _text(read: Callable[[str], object], what: str) -> Convert:
+def _text(read: Callable[[str], Any], what: str, fits: Callable[[Any], bool] | None = None, why: str = "") -> Convert:
     def convert(value: Any) -> object:
         if type(value) is not str:
             raise Unfit(f"expected {what} as text, not {json_kind(value)}")
         try:
-            return read(value)
-        except (ValueError, InvalidOperation) as error:
-            reason = f": {error}" if isinstance(error, _Naive) else ""
-            raise Unfit(f"{_short(value)} is not {what}{reason}") from None
+            found = read(value)
+        except (ValueError, InvalidOperation):
+            raise Unfit(f"{_short(value)} is not {what}") from None
+        if fits is not None and not fits(found):
+            raise Unfit(f"{_short(value)} is not {what}{why}")
+        return found
 
     return convert
-
-
-def _aware(text: str) -> datetime:
-    value = datetime.fromisoformat(text)
-    if value.utcoffset() is None:
-        raise _Naive("it has no offset from UTC")
-    return value
-
-
-def _zoneless(text: str) -> time:
-    value = time.fromisoformat(text)
-    if value.tzinfo is not None:
-        raise ValueError
-    return value
-
-
-def _finite(text: str) -> Decimal:
-    value = Decimal(text)
-    if not value.is_finite():
-        raise ValueError
-    return value
 
 
 def _decimal(value: Any) -> object:
@@ -177,12 +154,15 @@ def _decimal(value: Any) -> object:
     return _decimal_text(value)
 
 
-_decimal_text = _text(_finite, "a decimal")
+_decimal_text = _text(Decimal, "a decimal", Decimal.is_finite)
+_aware = _text(
+    datetime.fromisoformat, "an aware datetime", lambda at: at.utcoffset() is not None, ": it has no offset from UTC"
+)
 
 TEXTS: dict[Any, Convert] = {
-    datetime: _text(_aware, "an aware datetime"),
+    datetime: _aware,
     date: _text(date.fromisoformat, "a date"),
-    time: _text(_zoneless, "a time without a zone"),
+    time: _text(time.fromisoformat, "a time without a zone", lambda at: at.tzinfo is None),
     timedelta: _text(parse_iso_duration, "a duration like PT1H30M"),
     UUID: _text(UUID, "a UUID"),
     Decimal: _decimal,

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import lru_cache
-from itertools import islice
+from itertools import islice, takewhile
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from cronsim import CronSim, CronSimError
@@ -51,6 +51,10 @@ class _Ticks:
             yield found
             found = self.after(found)
 
+    def until(self, tick: datetime, end: datetime) -> Iterator[datetime]:
+        """Return the ticks after `tick`, which is a tick itself, up to `end`."""
+        return takewhile(lambda found: found <= end, self.following(tick))
+
     def last(self, first: datetime, end: datetime) -> datetime:
         """Return the latest tick from `first`, a tick, up to `end`. Takes about 60 steps at most, at any distance."""
         low, step = first, timedelta(seconds=1)
@@ -68,22 +72,11 @@ class _Ticks:
                 high = middle
             else:
                 low = found
-        for found in self.following(low):
-            if found > end:
-                break
-            low = found
-        return low
+        return max(self.until(low, end), default=low)
 
     def count(self, first: datetime, end: datetime, most: int) -> int:
         """Return the number of ticks from `first`, a tick, up to `end`, at most `most`."""
-        return 1 + sum(1 for _ in islice(_until(self.following(first), end), most - 1))
-
-
-def _until(ticks: Iterator[datetime], end: datetime) -> Iterator[datetime]:
-    for tick in ticks:
-        if tick > end:
-            return
-        yield tick
+        return 1 + sum(1 for _ in islice(self.until(first, end), most - 1))
 
 
 class Cron(_Ticks):

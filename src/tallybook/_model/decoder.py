@@ -22,9 +22,10 @@ import dataclasses
 import types
 import typing
 from collections import abc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import repeat
 from typing import Any
 
 from tallybook._model import convert as leaf
@@ -121,18 +122,20 @@ def _array(item: Convert | None) -> Convert:
     def convert(value: Any) -> list[Any]:
         if type(value) is not list:
             raise Unfit(f"expected an array, not {json_kind(value)}")
-        if item is None:
-            return value
-        result: list[Any] = []
-        try:
-            for member in value:
-                result.append(item(member))
-        except Unfit as unfit:
-            unfit.at(len(result))
-            raise
-        return result
+        return value if item is None else _converted(repeat(item), value)
 
     return convert
+
+
+def _converted(items: Iterable[Convert | None], values: list[Any]) -> list[Any]:
+    result: list[Any] = []
+    try:
+        for item, value in zip(items, values, strict=False):
+            result.append(item(value) if item else value)
+    except Unfit as unfit:
+        unfit.at(len(result))
+        raise
+    return result
 
 
 def _tuple(make: Callable[[list[Any]], Any], params: tuple[Any, ...]) -> Convert:
@@ -142,14 +145,7 @@ def _tuple(make: Callable[[list[Any]], Any], params: tuple[Any, ...]) -> Convert
         if type(value) is not list or len(value) != len(items):
             found = f"one of {len(value)}" if type(value) is list else json_kind(value)
             raise Unfit(f"expected an array of {len(items)}, not {found}")
-        result: list[Any] = []
-        try:
-            for item, member in zip(items, value, strict=True):
-                result.append(item(member) if item else member)
-        except Unfit as unfit:
-            unfit.at(len(result))
-            raise
-        return make(result)
+        return make(_converted(items, value))
 
     return convert
 
@@ -178,13 +174,13 @@ def _object(key: Any, member: Any) -> Convert:
 
 def _union(params: tuple[Any, ...]) -> Convert | None:
     members = [_bare(param) for param in params]
-    converters = [_compile(member) for member in members if member is not float]
-    tried = [convert for convert in converters if convert is not None]
+    compiled = [(member, _compile(member)) for member in members if member is not float]
+    tried = [convert for _, convert in compiled if convert is not None]
     to_float = float in members and int not in members
     if not tried:
         return leaf.to_float if to_float else None
     kinds = tuple(member for member in members if member in (str, int, bool, float))
-    anything = any(convert is None and m not in _PLAIN for m, convert in _pairs(members, converters))
+    anything = any(convert is None and member not in _PLAIN for member, convert in compiled)
     nullable = None in members or type(None) in members
 
     def convert(value: Any) -> Any:
@@ -207,10 +203,6 @@ def _union(params: tuple[Any, ...]) -> Convert | None:
     return convert
 
 
-def _pairs(members: list[Any], converters: list[Convert | None]) -> list[tuple[Any, Convert | None]]:
-    return list(zip([member for member in members if member is not float], converters, strict=True))
-
-
 def _bare(annotation: Any) -> Any:
     while True:
         if isinstance(annotation, typing.NewType):
@@ -228,25 +220,32 @@ def _name(annotation: Any) -> str:
 
 
 class _Fields:
-    """The members of a dataclass or a TypedDict: converters by name, and the required names."""
+    """The members of a dataclass or a TypedDict; `closed`: it can have no others.
 
-    def __init__(self, cls: Any, names: list[str], required: frozenset[str]) -> None:
+    Their annotations are read at the first use, so that a class can refer to itself.
+    """
+
+    def __init__(self, cls: Any, names: list[str], required: frozenset[str], *, closed: bool) -> None:
+        self._cls, self._names, self._required, self._closed = cls, names, required, closed
+
+    @cached_property
+    def _converters(self) -> dict[str, Convert | None]:
         try:
-            hints = typing.get_type_hints(cls)
-            self.converters = {name: _compile(hints.get(name, Any)) for name in names}
+            hints = typing.get_type_hints(self._cls)
+            return {name: _compile(hints.get(name, Any)) for name in self._names}
         except Exception as error:
-            raise Unfit(f"the annotations of {kind_name(cls)} cannot be used: {error}") from None
-        self.required = required
+            raise Unfit(f"the annotations of {kind_name(self._cls)} cannot be used: {error}") from None
 
-    def read(self, value: Any, *, closed: bool) -> dict[str, Any]:
+    def __call__(self, value: Any) -> dict[str, Any]:
+        converters = self._converters
         if type(value) is not dict:
             raise Unfit(f"expected an object, not {json_kind(value)}")
-        if missing := self.required - value.keys():
+        if missing := self._required - value.keys():
             raise Unfit(f"{', '.join(sorted(missing))} is missing")
-        if closed and (unknown := value.keys() - self.converters.keys()):
+        if self._closed and (unknown := value.keys() - converters.keys()):
             raise Unfit(f"there is no field {', '.join(sorted(unknown))}")
         result = dict(value)
-        for name, convert in self.converters.items():
+        for name, convert in converters.items():
             if convert is not None and name in value:
                 try:
                     result[name] = convert(value[name])
@@ -256,31 +255,18 @@ class _Fields:
         return result
 
 
-# The converters of the three kinds below are cached by class and read its members at the first use, so that a class can
-# refer to itself.
-
-
 @lru_cache(maxsize=1024)
 def _dataclass(cls: Any) -> Convert:
+    own, none = [field for field in dataclasses.fields(cls) if field.init], dataclasses.MISSING
+    required = frozenset(field.name for field in own if field.default is none and field.default_factory is none)
+    read = _Fields(cls, [field.name for field in own], required, closed=True)
     make = leaf.guard(cls, lambda members: cls(**members))
-
-    @lru_cache(maxsize=1)
-    def fields() -> _Fields:
-        own = [field for field in dataclasses.fields(cls) if field.init]
-        none = dataclasses.MISSING
-        required = frozenset(field.name for field in own if field.default is none and field.default_factory is none)
-        return _Fields(cls, [field.name for field in own], required)
-
-    return lambda value: make(fields().read(value, closed=True))
+    return lambda value: make(read(value))
 
 
 @lru_cache(maxsize=1024)
 def _typed_dict(cls: Any) -> Convert:
-    @lru_cache(maxsize=1)
-    def fields() -> _Fields:
-        return _Fields(cls, list(cls.__annotations__), cls.__required_keys__)
-
-    return lambda value: fields().read(value, closed=False)
+    return _Fields(cls, list(cls.__annotations__), cls.__required_keys__, closed=False)
 
 
 @lru_cache(maxsize=1024)

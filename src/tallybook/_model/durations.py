@@ -88,7 +88,7 @@ def format_duration(duration: timedelta) -> str:
 
     Exact to the microsecond. In a negative duration every part has a minus, as `interval` requires.
     """
-    rest = abs(_in_microseconds(duration))
+    rest = abs(duration // timedelta(microseconds=1))
     sign = "-" if duration < timedelta(0) else ""
     parts = []
     for size, one, many in (
@@ -105,12 +105,17 @@ def format_duration(duration: timedelta) -> str:
     return " ".join(parts) or "0 s"
 
 
+def seconds_text(duration: timedelta) -> str:
+    """Return `duration` as an exact interval: in seconds, so that no day is a calendar day."""
+    return f"{duration.days * 86_400 + duration.seconds}.{duration.microseconds:06d} s"
+
+
 def iso_duration(duration: timedelta) -> str:
     """Return `duration` as ISO 8601 text for JSON, in hours and below: "PT1H30M", "PT0S", "PT-1M-0.5S".
 
     Days are written as hours because PostgreSQL reads `P1D` as a calendar day, which has 23 or 25 hours twice a year.
     """
-    total = _in_microseconds(duration)
+    total = duration // timedelta(microseconds=1)
     sign, total = ("-" if total < 0 else ""), abs(total)
     hours, rest = divmod(total, 3_600_000_000)
     minutes, rest = divmod(rest, 60_000_000)
@@ -135,7 +140,3 @@ def _iso_microseconds(text: str) -> int:
         raise ValueError("not a duration like PT1H30M")
     total = sum(Decimal(part) * size for part, size in zip(match.groups()[1:], _ISO_SIZES, strict=True) if part)
     return round(-total if match[1] else total)
-
-
-def _in_microseconds(duration: timedelta) -> int:
-    return (duration.days * 86_400 + duration.seconds) * 1_000_000 + duration.microseconds

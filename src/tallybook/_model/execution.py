@@ -1,16 +1,20 @@
-"""How an attempt runs: with a deadline, in its own process, with a memory limit."""
+"""How an attempt runs: with a deadline, in its own process, with a memory limit, or alone (`exclusive=`)."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tallybook._model.durations import parse_duration
+from tallybook._model.options import check_name
 from tallybook.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tallybook._model.rate import ConcurrencyRule
 
 _UNITS = {"": 0, "b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30, "tb": 1 << 40}
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)")
@@ -88,3 +92,47 @@ def parse_size(value: int | str, *, option: str) -> int:
     if not _LEAST <= size < 1 << 62:
         raise ConfigError(option, value, "must be at least 32 MB", hint=hint)
     return size
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusive:
+    """`exclusive=` of a task: one running job per task, or per `key`. Raises ConfigError for a wrong value."""
+
+    key: str | None = None
+    """`{name}` is replaced by that argument; None: one job for the whole task."""
+    skips: bool = False
+
+    @classmethod
+    def checked(cls, exclusive: object, on_busy: object) -> Exclusive | None:
+        """Return the value of a task's two options, or None if it is not exclusive."""
+        if on_busy not in ("wait", "skip"):
+            raise ConfigError("on_busy", on_busy, "must be wait or skip")
+        if exclusive is False:
+            if on_busy == "skip":
+                raise ConfigError("on_busy", on_busy, "the task is not exclusive", hint="Pass exclusive=True as well")
+            return None
+        if exclusive is not True:
+            check_name("exclusive", exclusive, 150)
+        return cls(None if exclusive is True else str(exclusive), on_busy == "skip")
+
+    def check(self, task: str, arguments: Collection[str]) -> None:
+        """Raise ConfigError for a `{name}` that is not an argument of the task."""
+        for name in re.findall(r"\{(\w+)\}", self.key or ""):
+            if name not in arguments:
+                known = ", ".join(sorted(arguments)) or "none"
+                reason = f"task {task!r} has no argument {name!r}"
+                raise ConfigError("exclusive", self.key, reason, hint=f"It has {known}")
+
+    def rule(self, task: str) -> ConcurrencyRule:
+        """Return the limit of the jobs of this task. Raises ConfigError if the task's name cannot have one."""
+        from tallybook._model.rate import ConcurrencyRule
+
+        if self.key is None:
+            return ConcurrencyRule(f"task:{task}", 1, skips=self.skips)
+        if ":" in task:
+            raise ConfigError("exclusive", self.key, f"the task's name {task!r} has a colon", hint="Write True")
+        return ConcurrencyRule(f"exclusive {task}", 1, skips=self.skips)
+
+    def limits(self, task: str) -> tuple[str, ...]:
+        """Return the limits that its jobs name; the limit of a whole task applies without a name."""
+        return () if self.key is None else (f"exclusive {task}:{self.key}",)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -124,19 +124,17 @@ def at_node(node: str, found: Mapping[str, list[Sample]]) -> dict[str, list[Samp
 
 def text(found: Mapping[str, list[Sample]]) -> str:
     """Return the page with these samples, in the order of METRICS."""
-    return "".join(_lines(found))
-
-
-def _lines(found: Mapping[str, list[Sample]]) -> Iterator[str]:
+    lines: list[str] = []
     for name, (kind, labels, says) in METRICS.items():
         if name not in found:
             continue
-        yield f"# HELP {name} {says}\n# TYPE {name} {kind}\n"
+        lines.append(f"# HELP {name} {says}\n# TYPE {name} {kind}\n")
         for values, number in found[name]:
             names = (*labels, "node")[: len(values)]
             pairs = ",".join(f'{label}="{_escaped(value)}"' for label, value in zip(names, values, strict=True))
             shown = f"{int(number)}" if number.is_integer() else repr(number)
-            yield f"{name}{{{pairs}}} {shown}\n" if pairs else f"{name} {shown}\n"
+            lines.append(f"{name}{{{pairs}}} {shown}\n" if pairs else f"{name} {shown}\n")
+    return "".join(lines)
 
 
 def _escaped(value: str) -> str:

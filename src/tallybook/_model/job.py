@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic
 
@@ -16,6 +17,7 @@ else:
     from typing import TypeVar
 
     R_co = TypeVar("R_co", covariant=True)
+C = TypeVar("C")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,15 @@ class Job(Generic[R_co]):
 
     id: int
     created: bool = True
+
+
+def checked_calls(calls: Iterable[C], cls: type[C], what: str, how: str) -> list[C]:
+    """Return descriptions of jobs or subjects as a list. Raises InvalidArgument for an object of another class."""
+    listed = list(calls)
+    for at, call in enumerate(listed):
+        if type(call) is not cls:
+            raise InvalidArgument(f"{what} {at} is of type {type(call).__name__}", hint=f"Describe it by {how}")
+    return listed
 
 
 def job_id(job: int | Job) -> int:

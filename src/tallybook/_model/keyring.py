@@ -37,11 +37,6 @@ class Place:
     field: str
     slot: str = "current"
 
-    def __str__(self) -> str:
-        return f"secret {self.field!r} of provider {self.provider!r}" + (
-            " (previous)" if self.slot == "previous" else ""
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Sealed:

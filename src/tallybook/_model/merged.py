@@ -36,9 +36,8 @@ def places(after: str | None) -> dict[str, str]:
     """Return the next position of each node's list by its name. Raises InvalidArgument for an invalid cursor."""
     found = dict(pair.rpartition("=")[::2] for pair in (after or "").split(",") if pair)
     if not all(found) or not all(found.values()):
-        raise InvalidArgument(
-            f"{(after or '')[:100]!r} is not a cursor of a list over nodes", hint="Pass the cursor as it was printed"
-        )
+        text = f"{(after or '')[:100]!r} is not a cursor of a list over nodes"
+        raise InvalidArgument(text, hint="Pass the cursor as it was printed")
     return found
 
 

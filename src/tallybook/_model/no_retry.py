@@ -17,9 +17,8 @@ def checked(no_retry: object) -> tuple[type[BaseException], ...]:
     found = tuple(no_retry) if isinstance(no_retry, tuple | list | set | frozenset) else (no_retry,)
     for cls in found:
         if not (isinstance(cls, type) and issubclass(cls, BaseException)):
-            raise ConfigError(
-                "no_retry", cls, "not a class of exceptions", hint="Write no_retry=(ValueError, KeyError)"
-            )
+            hint = "Write no_retry=(ValueError, KeyError)"
+            raise ConfigError("no_retry", cls, "not a class of exceptions", hint=hint)
     return cast("tuple[type[BaseException], ...]", found)
 
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 from tallybook._model.backoff import Backoff, as_policy, to_json
-from tallybook._model.durations import parse_duration
+from tallybook._model.durations import parse_duration, seconds_text
 from tallybook.errors import ConfigError
 
 Unique = str | bool | tuple[str, ...]
@@ -61,9 +61,9 @@ class Options:
 
     def __post_init__(self) -> None:
         check_name("queue", self.queue, 64)
-        _check_number("priority", self.priority, 0, "0 runs first, 2 is the default")
+        check_number("priority", self.priority, 0, hint="0 runs first, 2 is the default")
         if self.max_attempts is not None:
-            _check_number("max_attempts", self.max_attempts, 1)
+            check_number("max_attempts", self.max_attempts, 1)
         if isinstance(self.retry, str):
             check_name("retry", self.retry, 64)
         elif self.retry is not None:
@@ -130,10 +130,8 @@ class Options:
 
     @property
     def delay_text(self) -> str | None:
-        """`delay` as an exact interval: in seconds, so that no day is a calendar day."""
-        if self.delay is None:
-            return None
-        return f"{self.delay.days * 86_400 + self.delay.seconds}.{self.delay.microseconds:06d} s"
+        """`delay` as an exact interval."""
+        return None if self.delay is None else seconds_text(self.delay)
 
 
 def _check_fair(fair_key: str | None, order_key: str | None) -> None:
@@ -160,13 +158,7 @@ def check_limits(limits: object) -> None:
 
 def check_name(option: str, name: object, max_bytes: int) -> None:
     """Raise ConfigError unless the server accepts the name: no invisible characters, no space at its ends."""
-    if not isinstance(name, str):
-        raise ConfigError(option, name, "not a text")
-    if problem := text_problem(name):
-        raise ConfigError(option, name, problem)
-    if not 1 <= len(name.encode()) <= max_bytes:
-        raise ConfigError(option, name, f"must have 1 to {max_bytes} bytes, but has {len(name.encode())}")
-    if _INVISIBLE.search(name):
+    if _INVISIBLE.search(check_text(option, name, max_bytes, "")):
         raise ConfigError(option, name, "has control or invisible characters, or space at its ends")
 
 
@@ -181,11 +173,12 @@ def text_problem(text: str) -> str | None:
     return None
 
 
-def _check_number(option: str, value: object, least: int, hint: str | None = None) -> None:
+def check_number(option: str, value: object, least: int, most: int = 32_767, hint: str | None = None) -> None:
+    """Raise ConfigError unless this is a whole number within the bounds."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(option, value, "not a whole number")
-    if not least <= value <= 32_767:
-        raise ConfigError(option, value, f"must be from {least} to 32767", hint=hint)
+    if not least <= value <= most:
+        raise ConfigError(option, value, f"must be from {least} to {most}", hint=hint)
 
 
 def whole(option: str, value: int, least: int, most: int) -> int:
@@ -205,14 +198,15 @@ def check_instant(option: str, value: object, hint: str = "Write datetime.now(UT
         raise ConfigError(option, value, "out of range in UTC") from None
 
 
-def check_text(option: str, text: object, most: int, what: str = "a key", hint: str | None = None) -> None:
-    """Raise ConfigError unless this is a text of 1 to `most` bytes that PostgreSQL can store."""
+def check_text(option: str, text: object, most: int, what: str = "a key ", hint: str | None = None) -> str:
+    """Return a text of 1 to `most` bytes that PostgreSQL can store. Raises ConfigError for any other value."""
     if not isinstance(text, str):
         raise ConfigError(option, text, "not a text", hint=hint)
     if problem := text_problem(text):
         raise ConfigError(option, text, problem)
     if not 1 <= len(text.encode()) <= most:
-        raise ConfigError(option, text, f"{what} must have 1 to {most} bytes, but has {len(text.encode())}")
+        raise ConfigError(option, text, f"{what}must have 1 to {most} bytes, but has {len(text.encode())}")
+    return text
 
 
 def _check_unique(unique: object) -> None:
@@ -224,3 +218,24 @@ def _check_unique(unique: object) -> None:
     if not isinstance(unique, tuple) or not all(isinstance(name, str) for name in cast("tuple[object, ...]", unique)):
         hint = "Write unique=('user_id',), or True for all args"
         raise ConfigError("unique", unique, "not a key, True or a tuple of argument names", hint=hint)
+
+
+def checked_links(links: Mapping[str, object]) -> dict[str, str]:
+    """Return the links of a job in the form for headers, with keys as text. Raises ConfigError for invalid links."""
+    if not isinstance(links, Mapping) or not links:
+        raise ConfigError("links", links, "not a mapping of kinds and keys", hint="Write links={'submission': 42}")
+    if len(links) > 10:
+        raise ConfigError("links", sorted(map(str, links)), f"a job has at most 10 links, not {len(links)}")
+    found = {}
+    for kind, key in links.items():
+        if not isinstance(kind, str) or not re.fullmatch("[a-z0-9_]{1,50}", kind):
+            raise ConfigError("links", kind, "a kind must be 1 to 50 of a to z, 0 to 9 and _")
+        if isinstance(key, bool) or not isinstance(key, str | int):
+            raise ConfigError("links", key, f"the key of {kind!r} is neither text nor a whole number")
+        text = str(key)
+        if problem := text_problem(text):
+            raise ConfigError("links", key, f"the key of {kind!r} {problem}")
+        if not 1 <= len(text.encode()) <= 200:
+            raise ConfigError("links", text[:100], f"the key of {kind!r} must have 1 to 200 bytes")
+        found[kind] = text
+    return found

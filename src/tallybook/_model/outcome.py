@@ -13,6 +13,7 @@ errors do, so a handler's `except Exception` also catches them: return them in s
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import cast
 
 from tallybook.errors import ConfigError
 
@@ -54,14 +55,12 @@ class Snooze(Outcome):
     @property
     def delay(self) -> timedelta | None:
         """The delay from the end of this attempt, or None if `until` is set."""
-        delay: timedelta | None = self.args[0]
-        return delay
+        return cast("timedelta | None", self.args[0])
 
     @property
     def until(self) -> datetime | None:
         """The instant, aware, or None if a delay is set."""
-        until: datetime | None = self.args[1]
-        return until
+        return cast("datetime | None", self.args[1])
 
     def __repr__(self) -> str:
         return f"Snooze({self.delay!r})" if self.until is None else f"Snooze(until={self.until!r})"

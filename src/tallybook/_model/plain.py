@@ -129,9 +129,8 @@ class Walk:
         except (Unfit, RecursionError):
             raise
         except Exception as error:
-            raise Unfit(
-                f"reading the {kind_name(kind)} raised {type(error).__name__}: {safe_text(error, 300)}"
-            ) from None
+            said = f"{type(error).__name__}: {safe_text(error, 300)}"
+            raise Unfit(f"reading the {kind_name(kind)} raised {said}") from None
         raise Unfit(f"{kind_name(kind)} cannot be stored as JSON{_ADVICE.get(kind, '')}")
 
 

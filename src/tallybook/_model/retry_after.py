@@ -45,16 +45,12 @@ def retry_after(error: BaseException, now: datetime) -> timedelta | None:
 
 def _around(error: BaseException) -> list[BaseException]:
     found: list[BaseException] = []
-    try:
+    with suppress(BaseException):  # a property of a crafted exception may raise anything, here and below
         if error.__cause__ is not None:
             found.append(error.__cause__)
-    except BaseException:  # a property of a crafted exception may raise anything, here and below
-        pass
-    try:
+    with suppress(BaseException):
         if isinstance(error, BaseExceptionGroup):
             found.extend(islice(error.exceptions, _MEMBERS))
-    except BaseException:
-        pass
     return found
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from typing import Any
 
 from tallybook._model.cron import Cron, Every, Rule, rule
-from tallybook._model.durations import format_duration, parse_duration
+from tallybook._model.durations import format_duration, parse_duration, seconds_text
 from tallybook._model.job import JobCall
 from tallybook._model.options import whole
 from tallybook.errors import ConfigError
@@ -66,14 +67,9 @@ class Timing:
         if not isinstance(overlap, bool):
             raise ConfigError("overlap", overlap, "must be True or False")
         return cls(
-            cron=None if cron is None else " ".join(cron.split()),
-            every=every,
-            tz=tz or "UTC",
-            jitter=length,
-            missed=missed,
-            catch_up=catch_up,
-            overlap=overlap,
-        )
+            cron=None if cron is None else " ".join(cron.split()), every=every, tz=tz or "UTC", jitter=length,
+            missed=missed, catch_up=catch_up, overlap=overlap,
+        )  # fmt: skip
 
     @property
     def rule(self) -> Rule:
@@ -82,20 +78,8 @@ class Timing:
 
     def columns(self) -> dict[str, Any]:
         """Return the timing as columns of the table."""
-        return {
-            "cron": self.cron,
-            "every": None if self.every is None else seconds_text(self.every),
-            "tz": self.tz,
-            "jitter": seconds_text(self.jitter),
-            "missed": self.missed,
-            "catch_up": self.catch_up,
-            "overlap": self.overlap,
-        }
-
-
-def seconds_text(length: timedelta) -> str:
-    """Return an interval in seconds, so that no day is a calendar day."""
-    return f"{length.days * 86_400 + length.seconds}.{length.microseconds:06d} s"
+        every = None if self.every is None else seconds_text(self.every)
+        return asdict(self) | {"every": every, "jitter": seconds_text(self.jitter)}
 
 
 def described(name: str, call: JobCall) -> JobCall:
@@ -204,12 +188,7 @@ def plan(
 def _latest(ticks: Rule, first: datetime, last: datetime, most: int, counted: int) -> list[datetime]:
     """Return the latest `most` ticks from `first` to `last`, oldest first."""
     if counted < _MOST_COUNTED:
-        found = deque([first], most)
-        for tick in ticks.following(first):
-            if tick > last:
-                break
-            found.append(tick)
-        return list(found)
+        return list(deque(chain([first], ticks.until(first, last)), most))
     latest = [last]  # too many to iterate: from the end
     while len(latest) < most:
         latest.append(ticks.last(first, latest[-1] - timedelta(microseconds=1)))

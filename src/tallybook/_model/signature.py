@@ -165,17 +165,21 @@ class ArgsModel:
             raise self._unreadable("$", f"expected an object with the args by name, not {type(args).__name__}")
         names = args.keys()
         if not plan.required <= names:
-            raise self._missing(plan.required - names)
+            missing = ", ".join(map(repr, sorted(plan.required - names)))
+            raise self._unreadable("$", f"{missing} is missing; the task takes {plan.shown}")
         if not names <= plan.names and (
             unknown := plan.closed_to & names - plan.names if plan.open else names - plan.names
         ):
-            raise self._unknown(min(unknown))
+            unfit = Unfit(f"the task has no parameter of this name; it takes {plan.shown}")
+            unfit.at(min(unknown))
+            raise self._unreadable(unfit.path, unfit.reason)
         if plan.converters or plan.extra:
             args = self._convert(args)
         if not plan.only_position:
             return [], args
         named = dict(args)
-        return self._take_positional(named), named
+        # A missing one is passed as its default, because a later one may be present.
+        return [named.pop(parameter.name, parameter.default) for parameter in plan.only_position], named
 
     @cached_property
     def _plan(self) -> _Plan:
@@ -267,24 +271,8 @@ class ArgsModel:
             raise self._unreadable(unfit.path, unfit.reason) from None
         return args
 
-    def _take_positional(self, named: dict[str, object]) -> list[object]:
-        positional: list[object] = []
-        for parameter in self._plan.only_position:
-            # A missing one is passed as its default, because a later one may be present.
-            positional.append(named.pop(parameter.name, parameter.default))
-        return positional
-
     def _unreadable(self, path: str, reason: str) -> PayloadError:
         return PayloadError(path, reason, task=self.task, verb="read")
-
-    def _missing(self, names: frozenset[str]) -> PayloadError:
-        missing = ", ".join(map(repr, sorted(names)))
-        return self._unreadable("$", f"{missing} is missing; the task takes {self._plan.shown}")
-
-    def _unknown(self, name: str) -> PayloadError:
-        unfit = Unfit(f"the task has no parameter of this name; it takes {self._plan.shown}")
-        unfit.at(name)
-        return self._unreadable(unfit.path, unfit.reason)
 
     def _misfit(self, args: Sequence[object], kwargs: Mapping[str, object]) -> str:
         plan = self._plan

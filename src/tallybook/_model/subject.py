@@ -84,7 +84,7 @@ class SubjectPage:
 
 def check_subject(name: object) -> str:
     """Raise ConfigError unless this can be a subject's name: a text of 1 to 512 bytes."""
-    check_text("subject", name, 512, "a subject's name", "Write str(...)" if isinstance(name, int) else None)
+    check_text("subject", name, 512, "a subject's name ", "Write str(...)" if isinstance(name, int) else None)
     return str(name)
 
 

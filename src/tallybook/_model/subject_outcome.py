@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from tallybook._model.durations import parse_duration
 from tallybook._model.options import check_text
@@ -81,8 +81,7 @@ class Reschedule(SubjectOutcome):
     @property
     def when(self) -> timedelta | datetime:
         """The instant, or the delay from the end of this iteration."""
-        when: timedelta | datetime = self.args[0]
-        return when
+        return cast("timedelta | datetime", self.args[0])
 
     @property
     def run_at(self) -> datetime | None:
@@ -166,7 +165,7 @@ class Reject(SubjectOutcome):
         retry_in: timedelta | str | None = None,
     ) -> None:
         if ref_id is not None:
-            check_text("Reject.ref_id", ref_id, _REF_BYTES, "it")
+            check_text("Reject.ref_id", ref_id, _REF_BYTES, "it ")
         delay = None if retry_in is None else parse_duration(retry_in, option="Reject.retry_in")
         super().__init__(message, details, ref_id, delay)
 
@@ -183,14 +182,12 @@ class Reject(SubjectOutcome):
     @property
     def ref_id(self) -> str | None:
         """Your reference to it elsewhere, such as a request or a process."""
-        ref_id: str | None = self.args[2]
-        return ref_id
+        return cast("str | None", self.args[2])
 
     @property
     def retry_in(self) -> timedelta | None:
         """The delay before the next attempt; None: the retry policy decides."""
-        retry_in: timedelta | None = self.args[3]
-        return None if retry_in is None else min(retry_in, _LONGEST)
+        return None if self.args[3] is None else min(self.args[3], _LONGEST)
 
     def __repr__(self) -> str:
         named = {"details": self.details, "ref_id": self.ref_id, "retry_in": self.retry_in}

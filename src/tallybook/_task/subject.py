@@ -107,9 +107,8 @@ def appending(call: JobCall) -> Call[SubjectReport]:
     _check(call.options)
     if call.options.run_at is not None or call.options.delay is not None:
         hint = "Give it a name and push it: task.with_(...).subject(name).push(...)"
-        raise ConfigError(
-            "run_at", call.options.run_at or call.options.delay, "what is appended runs at once", hint=hint
-        )
+        when = call.options.run_at or call.options.delay
+        raise ConfigError("run_at", when, "what is appended runs at once", hint=hint)
     return subjects.append(call.task, call.args, call.options)
 
 

@@ -17,6 +17,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -28,21 +29,15 @@ from tallybook._db.kinds import kind_of, refused, transaction_kind
 from tallybook._db.source import Source, demand_loop
 from tallybook._db.verb import AsyncConn, SyncConn, do, do_sync, traced
 from tallybook._model.after import Parent, checked_after
-from tallybook._model.backoff import DEFAULT, Backoff, Retry, as_policy
+from tallybook._model.backoff import DEFAULT, Backoff
 from tallybook._model.contract import Contract, Upgrade
-from tallybook._model.exclusive import Exclusive
-from tallybook._model.execution import PLAIN, Execution
+from tallybook._model.execution import PLAIN, Exclusive, Execution
 from tallybook._model.job import Job, JobCall
-from tallybook._model.links import checked_links
 from tallybook._model.mistakes import METHODS, as_option
-from tallybook._model.no_retry import NoRetry
-from tallybook._model.no_retry import checked as _classes
-from tallybook._model.options import Options, Unique, check_name
+from tallybook._model.options import Options, Unique, check_name, checked_links
 from tallybook._model.payload import encode
-from tallybook._model.plain import Unfit
 from tallybook._model.signature import ArgsModel
-from tallybook._task.has_subjects import HasSubjects
-from tallybook._task.owner import Owner
+from tallybook._task.base import HasSubjects, Owner
 from tallybook.errors import ConfigError, PayloadError, SignatureError
 
 P = ParamSpec("P")
@@ -84,16 +79,16 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
         *,
         name: str | None,
         options: Options,
-        retry: Retry | str | None,
-        no_retry: NoRetry = (),
-        store_result: bool = True,
-        contract: Contract | None = None,
-        atomic: bool | str = False,
-        execution: Execution = PLAIN,
-        exclusive: Exclusive | None = None,
+        retry: Backoff | str | None,
+        no_retry: tuple[type[BaseException], ...],
+        store_result: bool,
+        contract: Contract,
+        atomic: bool | str,
+        execution: Execution,
+        exclusive: Exclusive | None,
     ) -> None:
         self.store_result = store_result
-        self.contract = contract or Contract()
+        self.contract = contract
         functools.update_wrapper(self, _checked(fn))
         self.app = app
         self.fn = fn
@@ -103,8 +98,8 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
         self.options = options
         self.max_attempts = options.max_attempts
         self.retry_name = retry if isinstance(retry, str) else None
-        self._retry = DEFAULT if retry is None or isinstance(retry, str) else as_policy(retry)
-        self.no_retry = _classes(no_retry)
+        self._retry = DEFAULT if retry is None or isinstance(retry, str) else retry
+        self.no_retry = no_retry
         self.execution = execution
         self.exclusive = exclusive
         self.guarded = execution is not PLAIN
@@ -174,9 +169,8 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
         kinds = ["Context" if _is_context(annotation) else transaction_kind(annotation) for annotation in annotations]
         if not self.atomic:
             if kinds not in ([], ["Context"]):
-                raise SignatureError(
-                    self.name, "it takes a transaction, or a Context twice; a transaction needs @app.task(atomic=True)"
-                )
+                reason = "it takes a transaction, or a Context twice; a transaction needs @app.task(atomic=True)"
+                raise SignatureError(self.name, reason)
             return
         kind = kinds[0] if kinds else ""
         if kind in ("", "Context") or kinds[1:] not in ([], ["Context"]):
@@ -187,16 +181,11 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
                 "  then optionally a Context",
             )
         if kind.startswith("async") != self.is_async:
-            takes = (
-                "an async one, so it has to be `async def`"
-                if kind.startswith("async")
-                else "a plain one, so no `async`"
-            )
+            takes = "a plain one, so no `async`" if self.is_async else "an async one, so it has to be `async def`"
             raise SignatureError(self.name, f"its transaction is {takes}")
         if isinstance(self.atomic, str) and kind != "django":
-            raise SignatureError(
-                self.name, f"atomic={self.atomic!r} names a database of Django's, and it takes another"
-            )
+            reason = f"atomic={self.atomic!r} names a database of Django's, and it takes another"
+            raise SignatureError(self.name, reason)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Call the function directly, as a unit test does; no job, no connection."""
@@ -218,19 +207,12 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
 
         Raises PayloadError if the result does not fit the annotation.
         """
-        from tallybook._model.decoder import compile_decoder
+        from tallybook._model.decoder import decode
 
-        try:
-            returns = self.args.returns
-            read = None if returns is type(None) else compile_decoder(returns, task=self.name)
-        except SignatureError:
-            read = None
-        if found is None or read is None:
-            return cast("R_co", found)
-        try:
-            return cast("R_co", read(found))
-        except Unfit as error:
-            raise PayloadError(error.path, error.reason, task=self.name, what="result", verb="read") from None
+        if found is not None:
+            with suppress(SignatureError):
+                found = decode(self.args.returns, found, task=self.name, what="result")
+        return cast("R_co", found)
 
     def enqueue(self, conn: AsyncConn | Source, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Job[R_co]]:
         """Enqueue one job in `conn`'s transaction: workers see it after the commit, and never after a rollback.
@@ -310,23 +292,12 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
         for name in unknown:
             raise TypeError(f"with_() has no option {name!r}. {as_option(name) or 'help(Task.with_) lists them'}")
         given = {
-            "run_at": run_at,
-            "delay": delay,
-            "priority": priority,
-            "queue": queue,
-            "unique": unique,
-            "max_attempts": max_attempts,
-            "headers": _headers(self.name, headers, links),
-            "on_conflict": on_conflict,
-            "unique_while": unique_while,
-            "order_key": order_key,
-            "expires_at": expires_at,
-            "retry": retry,
-            "after": None if after is None else checked_after(after),
-            "on_parent": on_parent,
-            "limits": limits,
+            "run_at": run_at, "delay": delay, "priority": priority, "queue": queue, "unique": unique,
+            "max_attempts": max_attempts, "headers": _headers(self.name, headers, links), "on_conflict": on_conflict,
+            "unique_while": unique_while, "order_key": order_key, "expires_at": expires_at, "retry": retry,
+            "after": None if after is None else checked_after(after), "on_parent": on_parent, "limits": limits,
             "fair_key": fair_key,
-        }
+        }  # fmt: skip
         return BoundTask(self, self._bound.options.replaced(given))
 
     def job_of_rows(self) -> JobCall:

@@ -17,7 +17,7 @@ from tallybook._app.queues import BATCH
 from tallybook._db import audit, queues, sync
 from tallybook._db.calls import STATE
 from tallybook._db.verb import Verb
-from tallybook._model.lists import JobDone
+from tallybook._model.job_info import JobDone
 from tallybook.contrib.django._admin_lists import alias, app, column
 from tallybook.errors import TallybookError
 

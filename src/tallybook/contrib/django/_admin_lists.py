@@ -12,7 +12,7 @@ from django.db import connections, transaction
 
 from tallybook._app import App
 from tallybook._db.jobs import STATES
-from tallybook._model.lists import JobPage
+from tallybook._model.job_info import JobPage
 from tallybook.contrib.django import _settings
 from tallybook.errors import ConfigError, InvalidArgument
 

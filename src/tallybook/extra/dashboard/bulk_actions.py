@@ -18,7 +18,7 @@ from tallybook._app import App
 from tallybook._db.calls import STATE
 from tallybook._db.driver import QueryCanceled
 from tallybook._db.jobs import STATES
-from tallybook._model.lists import JobDone
+from tallybook._model.job_info import JobDone
 from tallybook.errors import InvalidArgument, QueueUnavailable, TallybookError
 from tallybook.extra.dashboard.asked import job_of, number_of, text_of
 from tallybook.extra.dashboard.database import IN_THE_WAY, Conn

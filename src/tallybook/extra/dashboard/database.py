@@ -18,7 +18,7 @@ from tallybook._db.link import CONNECT, dsn_for_people
 from tallybook._db.source import Source
 from tallybook._db.standby import LAG, Standby
 from tallybook._db.stored import READER
-from tallybook._model.finding import Finding
+from tallybook._model.history import Finding
 from tallybook.errors import CommitUnknown, QueueUnavailable, TallybookError
 
 Conn = psycopg.AsyncConnection[tuple[Any, ...]]
@@ -164,7 +164,7 @@ class Database:
                 await conn.execute(f"set transaction {mode}".encode())
                 found = await conn.execute(_LIMITS_OF_STANDBY if self._is_standby else _LIMITS, (timeout,))
                 if self._is_standby:
-                    self.standby = Standby.of((await found.fetchone() or ())[-3:])
+                    self.standby = Standby(*(await found.fetchone() or ())[-3:])
                 yield conn
         except psycopg.OperationalError as error:
             if conn.broken or conn.closed:

@@ -10,8 +10,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from tallybook._model.durations import parse_duration
-from tallybook._model.links import checked_links
-from tallybook._model.options import check_name, text_problem
+from tallybook._model.options import check_name, checked_links, text_problem
 from tallybook.errors import ConfigError
 from tallybook.extra.operator.problems import Problem
 

@@ -6,10 +6,9 @@ from typing import Any
 
 from tallybook._db import aio, calls, filters
 from tallybook._model.job import JobCall
-from tallybook._model.job_info import JobInfo
+from tallybook._model.job_info import JobInfo, Reason
 from tallybook._model.options import ON_CONFLICT, Options
 from tallybook._model.payload import encode
-from tallybook._model.why import Reason
 from tallybook.errors import InvalidArgument
 from tallybook.extra.dashboard.database import Conn
 from tallybook.extra.operator import fields

@@ -12,8 +12,7 @@ from starlette.responses import Response
 from tallybook._app import App
 from tallybook._db.calls import STATE
 from tallybook._db.driver import InsufficientPrivilege
-from tallybook._model.job_info import JobInfo
-from tallybook._model.why import Reason, TraceEvent
+from tallybook._model.job_info import JobInfo, Reason, TraceEvent
 from tallybook.errors import InvalidArgument, TallybookError, UnknownJob
 from tallybook.extra.dashboard.asked import WRONG, job_of, links_of, number_of, text_of
 from tallybook.extra.dashboard.database import Conn, rows

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from tallybook._db.jobs import STATES
 from tallybook._model.counting import Counts
-from tallybook._model.lists import JobLine, JobPage
+from tallybook._model.job_info import JobLine, JobPage
 from tallybook._model.merged import END, Part, goes_on, merged, places
 from tallybook.errors import InvalidArgument
 from tallybook.extra.dashboard import bulk_actions

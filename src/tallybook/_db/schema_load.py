@@ -1,9 +1,14 @@
-"""The locks of a migration, taken so that a busy installation hardly notices and no user's transaction fails.
+"""Migrations under load: how they lock, and how they replace functions.
 
 ALTER TABLE needs its table exclusively, and while it waits for a transaction that uses the table, everyone else waits
 behind it. So a migration takes all its locks together, for less than `deadlock_timeout` (1 s by default), or gives up,
 lets others pass and tries again. The limit must be shorter: otherwise, if a producer holds one of the tables and waits
 for another, PostgreSQL would end that producer as the victim of the deadlock.
+
+A call that waits for a table during a migration continues after the commit. If its function has been dropped by then,
+PostgreSQL ends the user's transaction with "cache lookup failed for function". So a dropped function is renamed
+instead: running calls find it by its number and end as usual, and new calls find the new function by its name. The next
+migration, long after, drops the functions that the previous one has set aside.
 """
 
 from __future__ import annotations
@@ -68,3 +73,33 @@ def holders(conn: psycopg.Connection[Any]) -> tuple[str, bool]:
     rows = conn.execute(_HOLDERS).fetchall()
     found = [f"{name} (process {pid}, {state or 'busy'}, for {seconds} s)" for pid, name, state, _, seconds in rows]
     return ", ".join(found) or "a short transaction", any(row[3] for row in rows)
+
+
+_DROP = re.compile(r"^drop function if exists (tallybook\.(\w+)\([^;]*\));$", re.MULTILINE | re.IGNORECASE)
+_RENAME = """\
+do $$ begin
+  if to_regprocedure('{signature}') is not null then alter function {signature} rename to "_old_{name}"; end if;
+end $$;"""
+
+
+def aside(text: str) -> str:
+    """Rename functions in a migration's text instead of dropping them; names have at most 63 bytes, ours are short."""
+    return _DROP.sub(lambda match: _RENAME.format(signature=match[1], name=match[2]), text)
+
+
+def set_aside(conn: psycopg.Connection[Any]) -> list[sql.Composed]:
+    """Return functions that an earlier migration has set aside, each with the types of its arguments."""
+    rows = conn.execute(
+        "select p.proname, array(select t.typnamespace::regnamespace::text from unnest(p.proargtypes) with ordinality a(oid, n)"
+        "                          join pg_type t on t.oid = a.oid order by a.n),"
+        "       array(select t.typname::text from unnest(p.proargtypes) with ordinality a(oid, n)"
+        "               join pg_type t on t.oid = a.oid order by a.n)"
+        "  from pg_proc p where p.pronamespace = 'tallybook'::regnamespace and p.proname like '\\_old\\_%'"
+    ).fetchall()
+    return [
+        sql.SQL("{}({})").format(
+            sql.Identifier("tallybook", name),
+            sql.SQL(", ").join(sql.Identifier(*of) for of in zip(spaces, types, strict=True)),
+        )
+        for name, spaces, types in rows
+    ]

@@ -1,16 +1,33 @@
-"""The verbs of a task that make subjects. Their module is imported at the first use: most programs have no subject."""
+"""The bases of App and of tasks: what a task needs of its App, and the verbs that make subjects.
+
+The module of subjects is imported at the first use: most programs have no subject.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Generic, ParamSpec
 
+from tallybook._db.declared import Call
+from tallybook._db.source import Source
 from tallybook._db.verb import Verb, traced
+from tallybook._model.backoff import Backoff
+from tallybook._model.job import Job, JobCall
 
 if TYPE_CHECKING:
     from tallybook._model.subject import SubjectReport
     from tallybook._task.subject import Bound, TaskSubject
 
 P = ParamSpec("P")
+
+
+class Owner(Source):
+    """The base of App: tasks use its connections, traces, retry policies and verbs."""
+
+    def _policy(self, name: str, *, task: str | None = None) -> Backoff:
+        raise NotImplementedError
+
+    def _putting(self, job: JobCall) -> Call[Job]:
+        raise NotImplementedError
 
 
 class HasSubjects(Generic[P]):
