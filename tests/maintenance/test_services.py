@@ -323,8 +323,8 @@ def test_services_on_the_command_line(dsn: str, db: Any) -> None:
     """S3-31 S3-32: `service list` shows interval, last run, duration and effect; `service every` changes the interval."""
     db.execute("select tallybook.rescue(as_service => true)")
     changed = invoke("service", "every", "rescue", "10s", to=dsn)
-    assert (changed.exit_code, changed.output) == (0, "service rescue runs every 10 s at least\n")
-    assert invoke("service", "every", "rescue", "10 s", to=dsn).output == "service rescue runs every 10 s already\n"
+    assert (changed.exit_code, changed.output) == (0, "service rescue checks every 10 s at least\n")
+    assert invoke("service", "every", "rescue", "10 s", to=dsn).output == "service rescue checks every 10 s already\n"
     lines = invoke("service", "list", to=dsn).output.splitlines()
     assert lines[0].split() == ["service", "every", "last", "run", "took", "effect"]
     rows = {line.split()[0]: line.split() for line in lines[1:]}

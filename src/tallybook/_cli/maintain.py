@@ -34,7 +34,7 @@ def list_services(db: Db) -> list[ServiceInfo]:
 def every(db: Db, name: str, duration: timedelta) -> str:
     """Set the longest time between checks, like `rescue 10s`. Workers follow in 5 s."""
     changed = db.run(verbs.service_every(name, duration))
-    shown = f"service {clean(name)} runs every {format_duration(duration)}"
+    shown = f"service {clean(name)} checks every {format_duration(duration)}"
     return f"{shown} at least" if changed else f"{shown} already"
 
 

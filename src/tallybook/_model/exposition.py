@@ -12,12 +12,12 @@ OTHERS = "_others"
 
 # Name: type, labels, help. https://github.com/tallybook/tallybook/blob/main/docs/telemetry.md has the same table.
 METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
-    "tallybook_up": ("gauge", (), "1: the database responded; 0: only this process's own numbers follow."),
+    "tallybook_up": ("gauge", (), "1: the database responded; 0: it did not respond, and only the metrics of this process follow."),
     "tallybook_query_seconds": ("gauge", (), "How long the database took to return the numbers below."),
     "tallybook_jobs": ("gauge", ("queue", "task", "state"), "Jobs in this state now, in the whole database."),
-    "tallybook_jobs_ended_total": ("counter", ("queue", "task", "end"), "Jobs that have ended this way so far."),
+    "tallybook_jobs_ended_total": ("counter", ("queue", "task", "end"), "Jobs that have ended with this outcome so far."),
     "tallybook_attempts_followed_total": (
-        "counter", ("queue", "task", "end"), "Attempts that have ended this way so far and were followed by another attempt.",
+        "counter", ("queue", "task", "end"), "Attempts with this outcome so far that were followed by another attempt.",
     ),
     "tallybook_oldest_job_age_seconds": (
         "gauge", ("queue", "state"), "How long the oldest job in this state has been due to run.",
@@ -31,7 +31,7 @@ METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "tallybook_worker_slots_used": ("gauge", ("queue",), "Slots of the queue that hold a job."),
     "tallybook_worker_jobs_claimed_total": ("counter", (), "Jobs that this process has claimed."),
     "tallybook_worker_attempts_ended_total": (
-        "counter", ("end",), "Attempts of this process whose end the database has recorded, by the job's new state.",
+        "counter", ("end",), "Attempts of this process that have ended, by the new state of the job.",
     ),
     "tallybook_worker_ends_waiting": ("gauge", (), "Ends of attempts not yet sent to the database."),
     "tallybook_worker_handlers_abandoned": ("gauge", (), "Handlers that have not ended after their deadline."),

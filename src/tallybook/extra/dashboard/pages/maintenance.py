@@ -55,7 +55,7 @@ async def _findings(view: View) -> dict[str, Any]:
 
 pages.form(
     "/maintenance/service", "service.every", lambda app, name, _, every: app.services.set(name, every), "changed",
-    ("Service {} runs every {every}.", "Service {} is unchanged."), every=Act.form,
+    ("Service {} checks every {every}.", "Service {} is unchanged."), every=Act.form,
 )  # fmt: skip
 pages.form(
     "/maintenance/retention", "retention.set", lambda app, name, _, keep: app.history.set(name, keep), "changed",

@@ -2,8 +2,8 @@
 -- only.
 --
 -- A job is in scheduled, in dead, or it is its newest entry, whose state follows from the claims and the outcome.
--- attempts counts its starts. unserved: no live worker knows its task. updated_at: since when it is in its state;
--- last_attempt_at: its last start. Both are computed only for a query that selects them.
+-- attempts counts its starts. unserved: no live worker knows both its task and the version of its args. updated_at:
+-- since when it is in its state; last_attempt_at: its last start. Both are computed only for a query that selects them.
 --> Every job of every state. A look-up by id is an index look-up.
 -- rights: operator; reader (id, queue, task, state, priority, attempt, attempts, failures, crashes, max_attempts,
 --   enqueued_at, run_at, started_at, ended_at, worker_id, worker, unserved, expires_at, progress,
