@@ -80,6 +80,8 @@ class Tenants:
                     conn.close()
                 conn = None
                 self._ended.wait(0.2)
+        if conn is not None:
+            conn.close()
 
     def move(self, rng: random.Random) -> str:
         """Let Citus move the orders of a few tenants to another node; return what it did."""
