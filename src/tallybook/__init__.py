@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from tallybook._db.schedules import Fire, Fired, ScheduleInfo
     from tallybook._model.breaker import BreakerInfo
     from tallybook._model.counting import Counts, Difference, Level, Throughput, Timings
-    from tallybook._model.history import AuditRow, Finding, HeldRange, RetentionInfo, ServiceInfo
     from tallybook._model.job import Job, JobCall
     from tallybook._model.job_info import (
         Cancelled,
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
         Retried,
         TraceEvent,
     )
+    from tallybook._model.maintenance import AuditRow, Finding, HeldRange, RetentionInfo, ServiceInfo
     from tallybook._model.outcome import Cancel, Dead, Snooze
     from tallybook._model.provider import Provider
     from tallybook._model.queue import QueueInfo, TopJob, Truncated
@@ -56,7 +56,7 @@ _LATER = {
     "_db.schedules": "Fire Fired ScheduleInfo",
     "_model.breaker": "BreakerInfo",
     "_model.counting": "Counts Difference Level Throughput Timings",
-    "_model.history": "AuditRow Finding HeldRange RetentionInfo ServiceInfo",
+    "_model.maintenance": "AuditRow Finding HeldRange RetentionInfo ServiceInfo",
     "_model.job": "Job JobCall",
     "_model.job_info": "Cancelled DeadLetter JobDone JobInfo JobLine JobPage Reason Retried TraceEvent",
     "_model.outcome": "Cancel Dead Snooze",

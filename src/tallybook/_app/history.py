@@ -8,7 +8,7 @@ from functools import partial
 from tallybook._db import audit, history
 from tallybook._db.verb import Beside, ListOf, Noun, Steps, Verb
 from tallybook._model.durations import parse_duration
-from tallybook._model.history import AuditRow, Finding, HeldRange, RetentionInfo, ServiceInfo
+from tallybook._model.maintenance import AuditRow, Finding, HeldRange, RetentionInfo, ServiceInfo
 
 
 class History(Noun):

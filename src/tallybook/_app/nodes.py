@@ -10,7 +10,7 @@ from tallybook._db import node_changes, node_check, nodes
 from tallybook._db.node_changes import Changed
 from tallybook._db.nodes import Node
 from tallybook._db.verb import Beside, ListOf, Noun, Steps, Verb
-from tallybook._model.history import Finding
+from tallybook._model.maintenance import Finding
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from tallybook._cli.database import Db
 from tallybook._cli.over_nodes import newest
 from tallybook._cli.text import Columns
 from tallybook._db import audit as calls
-from tallybook._model.history import AuditRow
+from tallybook._model.maintenance import AuditRow
 
 
 def _pairs(found: dict[str, object]) -> str:

@@ -15,7 +15,7 @@ from tallybook._cli.output import print_json, print_pairs
 from tallybook._cli.text import clean, yes_no
 from tallybook._db import migrate as schema
 from tallybook._db.doctor import examine
-from tallybook._model.history import LEVELS, Finding
+from tallybook._model.maintenance import LEVELS, Finding
 
 _MARKS = {"ok": "ok", "note": "note", "warning": "WARNING", "problem": "PROBLEM"}
 _COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "red"}

@@ -12,7 +12,7 @@ from tallybook._cli.text import Columns, clean, local
 from tallybook._db import history as verbs
 from tallybook._db import roles as database
 from tallybook._model.durations import format_duration
-from tallybook._model.history import HeldRange, RetentionInfo, ServiceInfo
+from tallybook._model.maintenance import HeldRange, RetentionInfo, ServiceInfo
 
 service = click.Group("service", help="List and change the maintenance services.")
 

@@ -9,7 +9,7 @@ from typing import Literal, cast
 
 from tallybook._db.declared import Call, Declared
 from tallybook._db.texts import records
-from tallybook._model.history import AuditRow
+from tallybook._model.maintenance import AuditRow
 from tallybook._model.options import text_problem, whole
 from tallybook.errors import ConfigError
 

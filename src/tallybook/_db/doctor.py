@@ -21,7 +21,7 @@ from tallybook._db.link import CONNECT, dsn_for_people
 from tallybook._db.policy import first_line
 from tallybook._db.pooler import UNGUARDED, is_behind_pooler
 from tallybook._db.schema import verdict
-from tallybook._model.history import Finding
+from tallybook._model.maintenance import Finding
 from tallybook.errors import QueueUnavailable
 
 GROUPS = ("horizon", "storage", "settings", "workers", "queues", "maintenance", "counters", "roles")

@@ -8,7 +8,7 @@ from tallybook._db.declared import Call, Declared, Simple
 from tallybook._db.stored import loads
 from tallybook._db.texts import record, records
 from tallybook._model.durations import format_duration
-from tallybook._model.history import HeldRange, RetentionInfo, ServiceInfo
+from tallybook._model.maintenance import HeldRange, RetentionInfo, ServiceInfo
 
 _RETENTIONS = """\
 select cast(coalesce(json_agg(json_build_object('name', r.class, 'keep', extract(epoch from r.keep), 'what', r.what)

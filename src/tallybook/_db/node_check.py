@@ -16,7 +16,7 @@ from tallybook._db.link import CONNECT
 from tallybook._db.nodes import Answer, Node, asked, written
 from tallybook._db.schema import verdict
 from tallybook._db.stored import loads
-from tallybook._model.history import Finding
+from tallybook._model.maintenance import Finding
 
 _LOOK = Declared("_node_look() -> jsonb")
 _SEEN = Declared("_node_seen(p_number int, p_system_identifier p_job_id bigint) -> void")

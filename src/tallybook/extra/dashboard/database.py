@@ -18,7 +18,7 @@ from tallybook._db.link import CONNECT, dsn_for_people
 from tallybook._db.source import Source
 from tallybook._db.standby import LAG, Standby
 from tallybook._db.stored import READER
-from tallybook._model.history import Finding
+from tallybook._model.maintenance import Finding
 from tallybook.errors import CommitUnknown, QueueUnavailable, TallybookError
 
 Conn = psycopg.AsyncConnection[tuple[Any, ...]]

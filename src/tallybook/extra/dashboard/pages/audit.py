@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from starlette.responses import Response
 
-from tallybook._model.history import AuditRow
+from tallybook._model.maintenance import AuditRow
 from tallybook._model.merged import Part, goes_on, merged, places
 from tallybook.extra.dashboard.asked import job_of, text_of
 from tallybook.extra.dashboard.database import Conn

@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from tallybook._model.history import LEVELS
+from tallybook._model.maintenance import LEVELS
 from tallybook.extra.dashboard.database import rows
 from tallybook.extra.dashboard.view import Act, Pages, View
 
