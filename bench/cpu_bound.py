@@ -31,6 +31,8 @@ from tallybook.embedded import Server
 
 ROOT = Path(__file__).resolve().parents[1]
 _PROCESSES, _PATIENCE = 2, 300.0
+# Jobs that a worker holds: Celery's prefork worker takes four per process, too.
+_HELD = 4 * _PROCESSES
 
 
 @dataclass
@@ -50,7 +52,7 @@ def _ours(running: Server, jobs: int) -> Run:
             "-A",
             "bench.burn_app:app",
             "--queues",
-            f"burn={2 * _PROCESSES}",
+            f"burn={_HELD}",
             "--children",
             str(_PROCESSES),
             "--log-level",

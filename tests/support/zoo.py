@@ -83,6 +83,12 @@ def trusted(path: str) -> None:
     Path(path).write_text(json.dumps(names))
 
 
+@app.task(process=True)
+def naps(seconds: float) -> None:
+    """Take some time."""
+    time.sleep(seconds)
+
+
 @app.task(process=True, retry=LATER)
 def segfault() -> None:
     ctypes.string_at(0)

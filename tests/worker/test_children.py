@@ -238,6 +238,26 @@ async def test_no_more_children_than_allowed(dsn: str, db: Any, jobs: Jobs, tmp_
     assert [path.exists() for path in paths] == [True, False, False]
 
 
+async def test_jobs_that_wait_for_a_child_put_off_the_next_claim(
+    dsn: str, db: Any, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While jobs of a queue wait for a child, a free slot of it makes no claim: later, one claim fills several slots.
+
+    Control: a slot per child, so that each end makes a claim.
+    """
+    monkeypatch.setattr("tallybook._worker.claim.claimer._CLAIM_PAUSE", 10.0)
+
+    async def claims(slots: int) -> int:
+        before = db.execute("select count(*) from tallybook.claim").fetchone()[0]
+        put = [zoo.naps.enqueue_sync(db, 0.02) for _ in range(12)]
+        async with working(zoo.app, dsn, queues={"default": slots}, children=2):
+            await jobs.ends(*put)
+        return int(db.execute("select count(*) from tallybook.claim").fetchone()[0] - before)
+
+    assert await claims(6) <= 4
+    assert await claims(2) >= 6
+
+
 async def test_an_abort_gives_back_and_ends_the_process(dsn: str, db: Any, jobs: Jobs, tmp_path: Path) -> None:
     """P9: at the second stop a job in a process is given back, without failure or crash, and its process is killed."""
     path = tmp_path / "deaf"
@@ -288,7 +308,7 @@ def test_a_child_without_the_kernels_help_ends_as_well(tmp_path: Path, monkeypat
         assert receive(ours) == {"kind": "ready"}
         row = [1, 1, "deaf", {"path": str(path)}, None, 0, 0, None, None, None, None]
         words = {"task": "deaf", "attempt": 1, "row": row, "queue": "q", "worker": "w", "memory": None, "timeout": None}
-        ours.sendall(pack({"kind": "run", "module": "support.zoo", "name": "deaf", **words}))
+        ours.sendall(pack({"kind": "run", "module": "support.zoo", "name": "deaf", "imported": False, **words}))
         assert receive(ours) == {"kind": "started"}
         assert number_in(path) == child.pid
         ours.close()

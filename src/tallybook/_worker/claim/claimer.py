@@ -51,6 +51,8 @@ _STATEMENTS = {
 }
 # After this many claims in a row with work, producers need not wake this worker.
 _BUSY = 8
+# The most seconds that a claim is put off while jobs wait for a child process: a job of another kind may be behind them.
+_CLAIM_PAUSE = 0.1
 # After this many claims the watermark is sent early: a rescuer has to read all claims after it.
 _MANY = 500
 
@@ -73,6 +75,7 @@ class Claimer:
         self._settings = settings
         self._book = book
         self._finisher = finisher
+        self._waiting = runner.handlers.common.children.waiting
         self.sleeper = sleeper
         """The session to be woken on; None: only poll."""
         self._worker_id = worker_id
@@ -128,6 +131,8 @@ class Claimer:
         in_a_row = 0
         while not self.stopping.is_set():
             await self._room()
+            if self._waiting:
+                await self._behind_children()
             if self.stopping.is_set():
                 return
             await self.suspects.start_found()
@@ -163,6 +168,19 @@ class Claimer:
                     return
                 self._book.rests()
             await self._book.changed.wait()
+
+    async def _behind_children(self) -> None:
+        """Wait while jobs of each queue with free slots wait for a child process: one claim then takes several jobs."""
+        loop, changed = asyncio.get_running_loop(), self._book.changed
+        until = loop.time() + _CLAIM_PAUSE
+        timer = loop.call_at(until, changed.set)
+        while loop.time() < until and not self.stopping.is_set():
+            free = [queue for queue, slots in self._book.free.items() if slots > 0]
+            if not free or not all(self._waiting[queue] for queue in free):
+                break
+            changed.clear()
+            await changed.wait()
+        timer.cancel()
 
     def idle_queues(self) -> list[str]:
         """Return the queues with a free slot, if a claim is due soon: maintenance checks these in its place."""

@@ -128,7 +128,7 @@ class Handlers:
 
     async def _in_child(self, job: Running, known: ServedTask) -> Any:
         children = self.common.children
-        async with children.room:  # a cancel ends the wait
+        async with children.turn(job.queue):  # a cancel ends the wait
             # From here on the process's end is the attempt's end, so Guard handles a cancel.
             handle, job.handle = job.handle, None
             try:

@@ -157,7 +157,8 @@ class _Child:
             except BaseException as error:
                 self.send({"kind": "broken", **_described(error, message)})
                 continue
-            self.send({"kind": "started"})
+            if not message["imported"]:
+                self.send({"kind": "started"})
             self.send(self._run(found, message))
 
     def _find(self, module: str, name: str, task: str) -> _Found:

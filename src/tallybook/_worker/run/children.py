@@ -18,8 +18,9 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -136,6 +137,8 @@ class Child:
     def __init__(self, env: tuple[str, ...]) -> None:
         self.env = env
         self.killed = False
+        self.imported = set[tuple[str, str]]()
+        """Module and name of the functions that it has run: it reports no start for these."""
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reader: asyncio.StreamReader | None = None
@@ -164,8 +167,14 @@ class Child:
             theirs.close()
         self._exit = asyncio.ensure_future(self._process.wait())
         self._reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._exit.add_done_callback(self._hang_up)
         name, path = _main_module() if with_main else (None, None)
         self.send({"argv": sys.argv, "main_name": name, "main_path": path, "worker": worker_name, **logs.current()})
+
+    def _hang_up(self, _: object) -> None:
+        """Close the socket of a dead process, which other processes may hold open, soon: its last message may arrive."""
+        assert self._writer is not None
+        asyncio.get_running_loop().call_later(_LAST_WORDS, self._writer.close)
 
     @property
     def usable(self) -> bool:
@@ -189,25 +198,16 @@ class Child:
 
     async def next(self) -> dict[str, Any]:
         """Return its next message. Raises ProcessDied when it is dead, even if other processes hold its socket open."""
-        assert self._reader is not None and self._exit is not None
-        reading = asyncio.ensure_future(self._read())
+        assert self._exit is not None
         try:
-            await asyncio.wait((reading, self._exit), return_when=asyncio.FIRST_COMPLETED)
-            if not reading.done():  # dead: its last message may still arrive
-                await asyncio.wait((reading,), timeout=_LAST_WORDS)
-            if reading.done() and not reading.exception():
-                return reading.result()
-            if reading.done() and not isinstance(reading.exception(), EOFError | ConnectionError):
-                self.kill()  # not a message of this protocol
-            # It has closed its socket: it is ending, or has to be killed.
-            if not (await asyncio.wait((self._exit,), timeout=_LAST_WORDS))[0]:
-                self.kill()
-            raise ProcessDied(await self._exit)
-        finally:
-            if not reading.done():
-                reading.cancel()
-            elif not reading.cancelled():
-                reading.exception()
+            return await self._read()
+        except (EOFError, ConnectionError):  # it has closed its socket: it is ending, or has to be killed
+            has_ended = (await asyncio.wait((self._exit,), timeout=_LAST_WORDS))[0]
+        except ValueError:  # not a message of this protocol
+            has_ended = set()
+        if not has_ended:
+            self.kill()
+        raise ProcessDied(await self._exit)
 
     async def _read(self) -> dict[str, Any]:
         assert self._reader is not None
@@ -228,12 +228,26 @@ class Children:
     def __init__(self, worker_name: str, most: int) -> None:
         self._worker_name = worker_name
         self._most = most
-        self.room = asyncio.Semaphore(most)
-        """Held while a job runs in a child."""
+        self._room = asyncio.Semaphore(most)
+        self.waiting: Counter[str] = Counter()
+        """By queue: the jobs that wait for a child."""
         self._answers: set[asyncio.Task[None]] = set()
         self._idle: list[Child] = []
         self._all: set[Child] = set()
         self._ending: set[asyncio.Task[None]] = set()
+
+    @asynccontextmanager
+    async def turn(self, queue: str) -> AsyncIterator[None]:
+        """Wait until a job of this queue may run in a child, and let it run."""
+        self.waiting[queue] += 1
+        try:
+            await self._room.acquire()
+        finally:
+            self.waiting[queue] -= 1
+        try:
+            yield
+        finally:
+            self._room.release()
 
     async def run(self, job: Running, task: ServedTask, verbs: Verbs, carried: dict[str, str] | None = None) -> Any:
         """Run one job in a child; return its handler's result. Raises FailedInChild, ProcessDied, TimeoutError, an
@@ -245,17 +259,16 @@ class Children:
         assert guard is not None
         child = await self._take(task)
         guard.child = child
-        answer = None
+        answer: dict[str, Any] | None = None
         try:
             if guard.left or job.cancel_reason is not None:
                 raise asyncio.CancelledError
-            child.send(_message(job, task, carried))
-            async with asyncio.timeout(_START_LIMIT):
-                answer = await child.next()
-                while answer["kind"] == "ask":
-                    await self._answer(job, child, verbs, answer)
-                    answer = await child.next()
-            if answer["kind"] == "started":  # the import does not count as the job's time
+            function = task.fn.__module__, task.fn.__qualname__
+            child.send(_message(job, task, carried, imported=function in child.imported))
+            if function not in child.imported:
+                answer = await self._first(job, child, verbs)
+            if answer is None or answer["kind"] == "started":  # the import does not count as the job's time
+                child.imported.add(function)
                 guard.start()
                 while (answer := await child.next())["kind"] not in ("ended", "failed"):
                     spawn(self._answers, self._answer(job, child, verbs, answer))
@@ -269,9 +282,17 @@ class Children:
             guard.child = None
             guard.clear()
             self._back(child, answer)
+        assert answer is not None
         if answer["kind"] == "ended":
             return from_frame(answer["outcome"]) if "outcome" in answer else ChildResult(answer["value"])
         raise FailedInChild(answer)
+
+    async def _first(self, job: Running, child: Child, verbs: Verbs) -> dict[str, Any]:
+        """Return whether the child could import the function; a thread that an earlier job left may ask before."""
+        async with asyncio.timeout(_START_LIMIT):
+            while (answer := await child.next())["kind"] == "ask":
+                await self._answer(job, child, verbs, answer)
+            return answer
 
     async def _answer(self, job: Running, child: Child, verbs: Verbs, question: dict[str, Any]) -> None:
         """Run a handler's verb that needs the database, such as progress or a checkpoint."""
@@ -340,7 +361,7 @@ class Children:
             await asyncio.wait(self._ending)
 
 
-def _message(job: Running, task: ServedTask, carried: dict[str, str] | None) -> dict[str, Any]:
+def _message(job: Running, task: ServedTask, carried: dict[str, str] | None, *, imported: bool) -> dict[str, Any]:
     timeout, at = task.execution.timeout, at_node.get()
     credentials = at is not None and "TALLYBOOK_DSN" in task.execution.env
     row = (
@@ -352,6 +373,7 @@ def _message(job: Running, task: ServedTask, carried: dict[str, str] | None) -> 
         "node": at and [at.name, at.dsn if credentials else ""],
         "module": task.fn.__module__,
         "name": task.fn.__qualname__,
+        "imported": imported,
         "task": task.name,
         "attempt": job.attempt,
         "row": row,
