@@ -14,23 +14,19 @@
 create or replace function tallybook.complete_many(leases uuid[], job_ids bigint[], attempts int[],
   results text[] default null, at timestamptz default clock_timestamp())
 returns bigint[] language plpgsql as $$
-declare v_ended bigint[]; v_n bigint; v_ordered bigint[]; v_keys text[]; v_special boolean := true;
+declare h record;
 begin
   if results is not null then return tallybook._complete_with(leases, job_ids, attempts, results, at); end if;
   begin
-    select c.n, c.ordered, c.keys into v_n, v_ordered, v_keys
-           from tallybook._complete_held(leases, job_ids, attempts, at) c;
-    if v_n <> cardinality(job_ids) then
-      v_ended := array(select h.job_id from tallybook._lease_entries(leases, job_ids, attempts) h);
-    end if;
+    h := tallybook._complete_held(leases, job_ids, attempts, at);
   exception when unique_violation then
-    v_n := -1; v_keys := null; v_special := false;
-    v_ended := tallybook._complete_again(leases, job_ids, attempts, null, at);
+    return tallybook._complete_with(leases, job_ids, attempts, results, at);
   end;
-  if v_keys is not null then perform tallybook._release_of(v_ordered, v_keys, at); end if;
-  if v_special then perform tallybook._subjects_completed(job_ids); end if;
-  if v_n = cardinality(job_ids) then return '{}'; end if;
-  return array(select j from unnest(job_ids) j where j <> all (coalesce(v_ended, '{}')));
+  if h.keys is not null then perform tallybook._release_of(h.ordered, h.keys, at); end if;
+  perform tallybook._subjects_completed(job_ids);
+  if h.n = cardinality(job_ids) then return '{}'; end if;
+  return array(select j from unnest(job_ids) j
+                where j <> all (array(select e.job_id from tallybook._lease_entries(leases, job_ids, attempts) e)));
 end $$;
 
 -- _complete_held(leases, job_ids, attempts, at): write the outcomes of the attempts that their leases hold, and count
