@@ -176,9 +176,9 @@ class NotSupported(TallybookError):
 
 
 class NotASubject(TallybookError):
-    """A handler ended an ordinary job (`job` is its id) with Reschedule, Drop or new args, which only a subject can.
+    """A handler ended an ordinary job (`job` is its id) with Reschedule, Drop or new args, which only subjects may use.
 
-    It is not retried: the job's work is done, and another attempt would end the same. The job is dead.
+    It is not retried: the job's work is done, and another attempt would end in the same way. The job is dead.
     """
 
     no_retry = True

@@ -6,7 +6,7 @@
         with psycopg.connect(tallybook_dsn) as conn:
             register(conn, "ada@example.org")
             assert_enqueued(conn, send_welcome, email="ada@example.org")
-        travel(tallybook_dsn, timedelta(days=1))                     # moves scheduled jobs a day forward
+        travel(tallybook_dsn, timedelta(days=1))                     # makes jobs due as if a day had passed
         assert drain(app, dsn=tallybook_dsn).completed == 1
 
 With pytest installed, the fixtures `tallybook_dsn` and `tallybook_server` are available. Without pytest, use
@@ -237,7 +237,7 @@ async def assert_not_enqueued_async(conn: AsyncConn, task: Task[..., Any] | str,
 
 
 def travel(conn: psycopg.Connection[Any] | str, by: timedelta) -> int:
-    """Move all scheduled work forward by this time; return the number of jobs moved.
+    """Make scheduled work due as if this time had passed; return the number of jobs moved.
 
     The clocks do not change. It moves the run_at of scheduled and retrying jobs, the time that an available job was
     pushed to, the expires_at of open jobs, the next tick of schedules that a worker or a drain has registered, and the

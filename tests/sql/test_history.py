@@ -254,7 +254,7 @@ def test_a_job_that_others_wait_for_is_told_first(db: Connection, now: datetime)
     hands.say("complete", job)
     cut(db)
     assert prune(db, now + 30 * DAY) == 0
-    assert held(db, now + 30 * DAY) == [(None, "jobs that wait for one of its jobs")]
+    assert held(db, now + 30 * DAY) == [(None, "jobs that wait for a job in this range")]
     assert one(db, "select released from tallybook.parents_resolve()") == 1
     assert prune(db, now + 31 * DAY) == 1
 
@@ -812,7 +812,7 @@ def test_a_job_that_has_left_is_said_to_be_past_its_retention(db: Connection, no
         with pytest.raises(psycopg.Error) as caught:
             db.execute(f"select tallybook.{verb}(2)")
         assert (caught.value.sqlstate, caught.value.diag.message_primary) == ("TB002", "there is no job 2")
-        assert "past its retention" in str(caught.value.diag.message_detail)
+        assert "its retention has passed" in str(caught.value.diag.message_detail)
         with pytest.raises(psycopg.Error) as caught:
             db.execute(f"select tallybook.{verb}(1000000000)")
         assert not caught.value.diag.message_detail

@@ -150,7 +150,7 @@ def test_the_count_of_others_has_a_bound(db: Connection, hands: Hands) -> None:
     ((_, code, details),) = why(db, job)
     assert (code, details["before"], details["more"]) == ("behind", 10_000, True)
     text = one(db, "select explanation from tallybook.why(%s)", job)
-    assert text == "It is behind at least 10,000 others in its line."
+    assert text == "It is behind at least 10,000 others in its lane."
 
 
 def test_a_late_commit(db: Connection, connect: Connect, hands: Hands) -> None:

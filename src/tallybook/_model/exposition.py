@@ -13,11 +13,11 @@ OTHERS = "_others"
 # Name: type, labels, help. https://github.com/tallybook/tallybook/blob/main/docs/telemetry.md has the same table.
 METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "tallybook_up": ("gauge", (), "1: the database responded; 0: it did not respond, and only the metrics of this process follow."),
-    "tallybook_query_seconds": ("gauge", (), "How long the database took to return the numbers below."),
+    "tallybook_query_seconds": ("gauge", (), "Time that the database took to return its metrics."),
     "tallybook_jobs": ("gauge", ("queue", "task", "state"), "Jobs in this state now, in the whole database."),
     "tallybook_jobs_ended_total": ("counter", ("queue", "task", "end"), "Jobs that have ended with this outcome so far."),
     "tallybook_attempts_followed_total": (
-        "counter", ("queue", "task", "end"), "Attempts with this outcome so far that were followed by another attempt.",
+        "counter", ("queue", "task", "end"), "Attempts so far that ended with this outcome and were followed by another attempt.",
     ),
     "tallybook_oldest_job_age_seconds": (
         "gauge", ("queue", "state"), "How long the oldest job in this state has been due to run.",

@@ -1,4 +1,4 @@
--- retry(job_id): give a dead or cancelled job another attempt. A person's verb. Returns the number of that attempt.
+-- retry(job_id): give a dead or cancelled job another attempt. Only people call it. Returns the number of that attempt.
 --
 -- Failures and crashes start again at 0, and expires_at is removed; the error history stays. A job that was cancelled
 -- while it is scheduled or waiting only loses the cancel: it keeps that state, its failures and its expires_at. A job

@@ -50,7 +50,7 @@ begin
     if exists (select from tallybook.parent p where p.ended_as is null and exists (
                  select from tallybook.entry e where e.job_id = p.parent_id and e.retention = p_code
                         and e.xid >= v_lower and e.xid < v_upper)) then
-      return tallybook._range_held(p_leaves[1], 'jobs that wait for one of its jobs');
+      return tallybook._range_held(p_leaves[1], 'jobs that wait for a job in this range');
     end if;
     v_moved := tallybook._range_heads(p_code, v_lower, v_upper);
     if v_moved then return 0; end if;
@@ -68,7 +68,7 @@ begin
            and x.xid < v_upper for update skip locked));
   if exists (select from tallybook.concurrency_holder x where x.retention = p_code and x.xid >= v_lower
              and x.xid < v_upper) then
-    return tallybook._range_held(p_leaves[1], 'a permit that somebody has locked');
+    return tallybook._range_held(p_leaves[1], 'a locked permit');
   end if;
   begin  -- the errors first, beside everybody; and not where the range stays
     perform tallybook._errors_keep(p_code, p_keep, v_lower, v_upper, p_at);

@@ -2,7 +2,7 @@
 -- is below all that are left. Null: nothing is known.
 -- profile: lookup
 create or replace function tallybook._pruned_hint(p_job_id bigint) returns text language sql stable as $$
-  select 'It is older than all that are left: it is past its retention.'
+  select 'The job is older than all stored jobs: its retention has passed.'
     from pg_catalog.pg_sequence q, tallybook.job_id s
    where q.seqrelid = 'tallybook.job_id'::regclass and p_job_id between q.seqmin and s.last_value
      and exists (select from tallybook.pruned)

@@ -36,7 +36,7 @@ begin
   if w.xid = any (c.holes) then
     return query
     select 'late_commit', format('Its transaction committed after later jobs were claimed. It is claimed with the next '
-                                 'part of its line, after %s.', tallybook._others(v_own)),
+                                 'part of its lane, after %s.', tallybook._others(v_own)),
            jsonb_build_object('transaction', w.xid::text, 'before', v_own);
     return;
   end if;
@@ -48,7 +48,7 @@ begin
     v_lower := v_lower + tallybook._in_line(l.lane_id, 10000 - v_lower::int);
   end loop;
   return query
-  select 'behind', format('It is behind %s in its line%s.', tallybook._others(v_own),
+  select 'behind', format('It is behind %s in its lane%s.', tallybook._others(v_own),
            case when v_lower > 0 then format(', and behind %s in its queue with a lower priority number than its %s',
                                              tallybook._others(v_lower), w.priority) end),
          tallybook._counted_before(v_own) || jsonb_build_object('of_lower_priority', v_lower, 'priority', w.priority)

@@ -18,7 +18,7 @@ begin
     from tallybook._newest_entry(w.job_id) e, tallybook._outcome_of(e.retention, e.xid, e.seq) o;
   if v_run_at <= p_at then
     return query
-    select 'service_pending', format('It has been due since %s. A worker moves it to its line within seconds.', v_at),
+    select 'service_pending', format('It has been due since %s. A worker moves it to its lane within seconds.', v_at),
            jsonb_build_object('service', 'promote', 'due_at', v_run_at, 'last_run_at',
                               (select s.last_run_at from tallybook.service s where s.name = 'promote'));
   elsif w.options ->> 'turn' <> '' and v_last = 'snoozed' then

@@ -51,10 +51,10 @@ begin
   end if;
 end $$;
 
--- _why_service(service, because): nothing holds the job; a service moves it to its line at its next run.
+-- _why_service(service, because): nothing holds the job; a service moves it to its lane at its next run.
 create or replace function tallybook._why_service(p_service text, p_because text)
 returns setof tallybook._reason language sql stable as $$
-  select 'service_pending', format('%s. The maintenance service %s moves it to its line at its next run.', p_because,
+  select 'service_pending', format('%s. The maintenance service %s moves it to its lane at its next run.', p_because,
                                    p_service),
          jsonb_build_object('service', p_service, 'last_run_at',
                             (select s.last_run_at from tallybook.service s where s.name = p_service))

@@ -46,8 +46,8 @@ begin
       from (select) o left join tallybook.progress g on g.job_id = w.job_id and g.attempt = w.attempt
      where v_state = 'running'
     union all
-    select 3, 'worker_silent', format('Its worker is silent%s. Once it is dead, rescue returns the job to its queue.',
-                                      ' since ' || tallybook._moment(nullif(r.seen_at, '-infinity'))),
+    select 3, 'worker_silent', format('Its worker has sent no heartbeat%s. Once it is dead, rescue returns the job '
+                                      'to its queue.', ' since ' || tallybook._moment(nullif(r.seen_at, '-infinity'))),
            jsonb_build_object('worker', r.name, 'worker_id', c.worker_id, 'seen_at', nullif(r.seen_at, '-infinity'),
                               'gone_at', r.gone_at, 'lease', r.lease), 1
      where v_state = 'running' and (r.id is null or r.ended_at is not null or r.gone_at is not null
@@ -58,7 +58,7 @@ begin
            jsonb_build_object('since', k.created_at, 'reason', k.reason), 1
      where v_state = 'running' and k.created_at is not null
     union all
-    select 5, 'cancel_pending', format('It was cancelled at %s and will not start. The next claim of its line '
+    select 5, 'cancel_pending', format('It was cancelled at %s and will not start. The next claim of its lane '
                                        'records that.', tallybook._moment(k.created_at)),
            jsonb_build_object('since', k.created_at, 'reason', k.reason), 1
      where v_state = 'cancelled' and w.state is null
@@ -81,7 +81,7 @@ begin
     select 12, x.* from tallybook._why_limits(w, why.at) with ordinality x where v_open and not v_expired
     union all
     select 13, 'busy', format('A producer''s open transaction has changed it or enqueued with its unique key, or has '
-                              'changed hundreds of jobs of its task. It starts when that transaction has ended%s.',
+                              'changed more than 128 jobs of its task. It starts when that transaction has ended%s.',
                               case when v_state = 'running' then ', if it has not started before' end), '{}', 1
      where (v_state = 'running' or v_open and not v_expired) and w.unique_key is not null
            and (tallybook._amendment_state(w.job_id, w.task, tallybook._crowd())).busy
