@@ -208,10 +208,10 @@ def _root(command: list[str]) -> None:
 
 
 def _mirror() -> str:
-    """Return the Debian mirror that this machine uses."""
+    """Return the Debian mirror that this machine uses: its sources may name others' packages as well."""
     for file in (Path("/etc/apt/sources.list"), *Path("/etc/apt/sources.list.d").glob("*")):
         if file.is_file() and (
-            found := re.search(r"^(?:URIs:|deb(?: \[.*\])?) +(\S+)", file.read_text(), re.MULTILINE)
+            found := re.search(r"^(?:URIs:|deb(?: \[.*\])?) +(\S+/debian)/?(?:\s|$)", file.read_text(), re.MULTILINE)
         ):
             return found[1]
     return "http://deb.debian.org/debian"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -336,6 +337,18 @@ async def test_nothing_of_a_stopped_worker_stays_on_record(app: App, dsn: str, d
             await eventually(lambda: worker.heartbeat and worker.heartbeat.worker_id, "it is on record")
     on_record = "select count(*), count(*) filter (where ended_at is null) from tallybook.worker"
     assert db.execute(on_record).fetchone() == (8, 0)
+
+
+async def test_a_background_task_that_loses_a_cancel_is_cancelled_again(app: App, dsn: str) -> None:
+    """A worker ends even if a cancel is lost, as psycopg 3.2 can lose one on Python 3.11."""
+
+    async def deaf() -> None:
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await asyncio.Event().wait()
+
+    async with working(app, dsn) as worker:
+        worker._background.start(deaf(), "deaf")
 
 
 async def test_ends_are_on_record_though_their_permits_cannot_be_passed_on(

@@ -1,6 +1,7 @@
-"""Run a call in its own thread, for calls that may hang with a server: they would block asyncio's few threads.
+"""Leave work that waits for a server: a call in its own thread, and tasks that must end.
 
-The thread keeps neither the loop nor the process alive. A caller that stops waiting cancels and leaves it behind.
+A call that may hang would block one of asyncio's few threads. Its own thread keeps neither the loop nor the process
+alive. A caller that stops waiting cancels and leaves it behind.
 """
 
 from __future__ import annotations
@@ -8,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_CANCEL_AGAIN = 1.0
 
 
 async def aside(call: Callable[..., T], *args: Any) -> T:
@@ -29,3 +31,18 @@ async def aside(call: Callable[..., T], *args: Any) -> T:
 
     threading.Thread(target=run, name="tallybook-aside", daemon=True).start()
     return await asyncio.wrap_future(answer)
+
+
+async def end(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancel these tasks until all have ended; ignore their errors.
+
+    One cancel may not be enough: psycopg 3.2 waits with `asyncio.wait_for`, and in Python 3.11 this loses a cancel that
+    comes together with the server's answer.
+    """
+    left = list(tasks)
+    while left:
+        for task in left:
+            task.cancel()
+        ended, pending = await asyncio.wait(left, timeout=_CANCEL_AGAIN)
+        await asyncio.gather(*ended, return_exceptions=True)
+        left = list(pending)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, Final
 
+from tallybook._db.aside import end
 from tallybook._db.declared import Declared
 from tallybook._db.driver import Error
 from tallybook._db.link import Link
@@ -125,10 +126,7 @@ class Queries:
 
     async def close(self) -> None:
         """Stop and roll back the running queries, and close the connections."""
-        running = list(self._running.values())
-        for one in running:
-            one.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await end(self._running.values())
         while self._free:
             await self._free.pop().close()
 

@@ -17,6 +17,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+from tallybook._db.aside import end
 from tallybook._db.driver import AsyncConnection, LockNotAvailable
 from tallybook._db.ends import ENDED, FAIL
 from tallybook._db.link import Link
@@ -92,9 +93,7 @@ class DoubtfulEnds:
 
     async def close(self) -> None:
         """Give up the ends that are still in doubt: others will rescue those jobs."""
-        for settling in self._open:
-            settling.cancel()
-        await asyncio.gather(*self._open, return_exceptions=True)
+        await end(self._open)
         await self._link.close()
 
     async def _settle(self, end: End) -> None:

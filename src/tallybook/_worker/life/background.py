@@ -29,13 +29,10 @@ class Background:
             log.critical("%s failed, the worker stops", task.get_name(), exc_info=error)
             self._on_failure(error)
 
-    def cancel(self) -> None:
-        """Cancel all tasks; their errors are ignored from now on."""
+    async def cancel(self, seconds: float) -> None:
+        """Cancel all tasks and wait for their ends, at most `seconds`; their errors are ignored from now on."""
         self._closing = True
         for task in self.tasks:
             task.cancel()
-
-    async def ended(self, seconds: float | None = None) -> None:
-        """Wait until all tasks have ended, at most `seconds`."""
         if self.tasks:
             await asyncio.wait(self.tasks, timeout=seconds)

@@ -8,7 +8,7 @@ import logging
 from functools import partial
 
 from tallybook._db import rates
-from tallybook._db.aside import aside
+from tallybook._db.aside import aside, end
 from tallybook._db.link import Link, dsn_for_people
 from tallybook._maintenance import rebase
 from tallybook._maintenance.service import ends_or
@@ -280,11 +280,10 @@ class Worker:
     async def _close(self) -> None:
         if self.watchdog and not self._place:
             self.watchdog.stop()
-        self._background.cancel()
-        await self._background.ended(_A_MOMENT)
+        await self._background.cancel(_A_MOMENT)
         for link in self.links.values():  # if the server does not answer, nothing waits for it any more
             link.cut()
-        await self._background.ended()
+        await end(self._background.tasks)
         if self.heartbeat and self.heartbeat.worker_id:
             await self.heartbeat.leave(self.maintenance_link)
         if self.runner.tracing is not None:

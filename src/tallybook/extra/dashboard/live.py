@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
+from tallybook._db.aside import end
 from tallybook.errors import QueueUnavailable, TallybookError
 from tallybook.extra.dashboard.database import Conn, Database
 from tallybook.extra.dashboard.nodes import At, Nodes
@@ -241,9 +242,7 @@ class Live:
 
     async def close(self) -> None:
         if self._poller is not None:
-            self._poller.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._poller
+            await end([self._poller])
 
 
 def _event(topic: str, text: str) -> bytes:
