@@ -96,7 +96,7 @@ def _note(row: dict[str, Any]) -> str:
         return f"unserved: no living worker knows {'its task' if version is None else f'version {version} of its args'}"
     notes = {
         "scheduled": f"at {local(row['run_at'])}",
-        "retrying": f"at {local(row['run_at'])}, after {row['last_error']}",
+        "retrying": f"at {local(row['run_at'])}; last error: {row['last_error']}",
         "running": f"on {row['worker']} since {local(row['started_at'])}",
         "dead": f"{row['reason']}: {row['last_error']}",
         "cancelled": row["reason"] or "",

@@ -55,7 +55,7 @@ async def _why(ask: Ask, conn: Conn) -> dict[str, Any]:
 
 # The full explanations of these contain an error's message or free text.
 _BARE = {
-    "dead": "It is dead: a person can retry it.",
+    "dead": "It is dead: you can retry it.",
     "cancelled": "It was cancelled.",
     "cancel_pending": "It was cancelled, and will not start.",
     "cancelling": "It was cancelled while it ran: its worker is asked to stop it.",
