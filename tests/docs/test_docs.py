@@ -598,7 +598,7 @@ def test_worker_options_are_those_of_the_settings() -> None:
             undeclared = {
                 "queues": "see below",
                 "name": "host:pid:random",
-                "max_abandoned": "its slots",
+                "max_abandoned": "the number of slots",
                 "direct_dsn": "none",
                 "metrics_port": "none",
                 "rescue_look": "none",
