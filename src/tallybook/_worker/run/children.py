@@ -203,7 +203,7 @@ class Child:
             return await self._read()
         except (EOFError, ConnectionError):  # it has closed its socket: it is ending, or has to be killed
             has_ended = (await asyncio.wait((self._exit,), timeout=_LAST_WORDS))[0]
-        except ValueError:  # not a message of this protocol
+        except Exception:  # not a message of this protocol
             has_ended = set()
         if not has_ended:
             self.kill()
