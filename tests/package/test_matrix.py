@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import tomllib
 from pathlib import Path
 
@@ -53,7 +54,8 @@ def test_a_failed_cell_fails_the_run(monkeypatch: pytest.MonkeyPatch, capsys: py
         raise Failed("no such library")
 
     monkeypatch.setattr(matrix, "environment", broken)
-    monkeypatch.setattr(matrix, "CELLS", {"bad": Cell(), "py3.99": Cell(python="3.99")})
+    here = matrix._version_of(sys.executable)
+    monkeypatch.setattr(matrix, "CELLS", {"bad": Cell(python=here), "py3.99": Cell(python="3.99")})
     assert matrix.main([]) == 1
     shown = capsys.readouterr()
     assert "no such library" in shown.err and "FAILED: see .matrix/bad.log" in shown.out and "| py3.99 |" in shown.out

@@ -14,6 +14,7 @@ import pytest
 from support.broken import without
 from support.workers import SLEEPY, Jobs, eventually, given_up, working
 from tallybook import App, Context
+from tallybook._worker.life.heartbeat import Heartbeat
 
 SHORT = timedelta(milliseconds=50)
 
@@ -337,6 +338,27 @@ async def test_nothing_of_a_stopped_worker_stays_on_record(app: App, dsn: str, d
             await eventually(lambda: worker.heartbeat and worker.heartbeat.worker_id, "it is on record")
     on_record = "select count(*), count(*) filter (where ended_at is null) from tallybook.worker"
     assert db.execute(on_record).fetchone() == (8, 0)
+
+
+async def test_a_worker_stops_when_its_heartbeat_fails(
+    app: App, dsn: str, db: Any, jobs: Jobs, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an unexpected error in the heartbeat's thread it claims nothing more, ends its job and fails with that error."""
+    beat = Heartbeat._beat
+
+    def broken(self: Heartbeat) -> None:
+        if handlers.started:
+            raise ZeroDivisionError("in a beat")
+        beat(self)
+
+    monkeypatch.setattr(Heartbeat, "_beat", broken)
+    with pytest.raises(ZeroDivisionError, match="in a beat"):
+        async with working(app, dsn) as worker:
+            running = handlers.hold.enqueue_sync(db)
+            await eventually(worker.claimer.stopping.is_set, "it stops")
+            handlers.gate.set()
+            (ended,) = await jobs.ends(running)
+    assert (ended.state, ended.attempts) == ("completed", 1)
 
 
 async def test_a_background_task_that_loses_a_cancel_is_cancelled_again(app: App, dsn: str) -> None:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,6 @@ from tallybook._db.socket_timeout import ThreadSocketTimeout
 from tallybook._maintenance.fold import FOLD
 from tallybook._worker.jobs import Book
 from tallybook._worker.settings import WorkerSettings
-from tallybook.errors import SchemaError
 
 log = logging.getLogger("tallybook.worker")
 
@@ -76,8 +75,11 @@ def memory() -> int | None:
         return None
 
 
-class Heartbeat(threading.Thread):
-    """Registers the worker and keeps it registered. Its callbacks run in its own thread."""
+class Heartbeat:
+    """Registers the worker and keeps it registered. Its callbacks run in its own thread.
+
+    `on_fail` is called with the error that ends the thread: the worker must not continue without it.
+    """
 
     def __init__(
         self,
@@ -89,12 +91,11 @@ class Heartbeat(threading.Thread):
         session: bool,
         on_cancel: Callable[[int, str | None, int | None], object],
         on_given_up: Callable[[int], object],
-        on_schema: Callable[[SchemaError], object],
+        on_fail: Callable[[Exception], object],
         catalogue: Sequence[Mapping[str, Any]] = (),
         expected: int,
         lag: Callable[[], float | None] = lambda: None,
     ) -> None:
-        super().__init__(name="tallybook-heartbeat", daemon=True)
         self._dsn = dsn
         self._session = session
         self._answer = min(_MOST_ANSWER, max(_LEAST_ANSWER, settings.lease.total_seconds() / 6))
@@ -103,11 +104,12 @@ class Heartbeat(threading.Thread):
         self._book = book
         self._on_cancel = on_cancel
         self._on_given_up = on_given_up
-        self._on_schema = on_schema
+        self._on_fail = on_fail
         self._catalogue = json.dumps(catalogue)
         self._expected = expected
         self._lag = lag
-        self._context = contextvars.copy_context()
+        in_context = partial(contextvars.copy_context().run, self._run)
+        self._thread = threading.Thread(target=in_context, name="tallybook-heartbeat", daemon=True)
         self._conn: Connection | None = None
         self._ear, self._mouth = socket.socketpair()
         self._ear.setblocking(False)
@@ -180,11 +182,19 @@ class Heartbeat(threading.Thread):
                     conn.close()
                     return
 
-    def run(self) -> None:
+    def start(self) -> None:
         """Send heartbeats until stopped; reconnect after any outage."""
-        self._context.run(self._run)
+        self._thread.start()
 
     def _run(self) -> None:
+        try:
+            self._beat_until_stopped()
+        except Exception as error:
+            log.exception("the heartbeat failed")
+            with suppress(RuntimeError):  # the worker's loop is closed
+                self._on_fail(error)
+
+    def _beat_until_stopped(self) -> None:
         # The first failure is silent: a server that was restarted answers the next try.
         outage = Outage(f"no heartbeat, database {dsn_for_people(self._dsn)}", quiet=1, longest=_COMES_BACK)
         while not self._stopping:
@@ -230,7 +240,7 @@ class Heartbeat(threading.Thread):
         with ThreadSocketTimeout(conn, self._answer):
             error = refusal(conn, self._expected)
         if error is not None:
-            self._on_schema(error)
+            self._on_fail(error)
 
     def _come_back(self, error: Error) -> None:
         """Register as a new worker after this one was given up for dead, or after a failover.
@@ -259,8 +269,8 @@ class Heartbeat(threading.Thread):
         # First: a beat after worker_stop would be refused, and register the worker again.
         self._stopping = True
         self.beat_now()
-        if self.ident is not None:  # None: stopped between its registration and its start
-            await aside(self.join, 2.0)
+        if self._thread.ident is not None:  # None: stopped between its registration and its start
+            await aside(self._thread.join, 2.0)
         with suppress(Exception):
             async with asyncio.timeout(5):
                 conn = await link.connect()

@@ -31,7 +31,7 @@ from tallybook._worker.run.runner import Runner
 from tallybook._worker.run.served import ServedApp
 from tallybook._worker.run.verbs import Verbs
 from tallybook._worker.settings import WorkerSettings
-from tallybook.errors import NotSupported, QueueUnavailable, SchemaError
+from tallybook.errors import NotSupported, QueueUnavailable
 
 log = logging.getLogger("tallybook.worker")
 _A_MOMENT = 1.0
@@ -171,7 +171,7 @@ class Worker:
             session=session,
             on_cancel=lambda *said: loop.call_soon_threadsafe(self.runner.cancel, *said),
             on_given_up=lambda worker_id: loop.call_soon_threadsafe(self._given_up, worker_id),
-            on_schema=lambda error: loop.call_soon_threadsafe(self._schema_changed, error),
+            on_fail=lambda error: loop.call_soon_threadsafe(self._heartbeat_failed, error),
             catalogue=self._app._catalogue(),
             expected=self._expected,
             lag=lambda: self.watchdog.lag(self) if self.watchdog else None,
@@ -183,7 +183,7 @@ class Worker:
         self.heartbeat.start()
         self._background.start(self.finisher.run(), "finisher")
 
-    def _schema_changed(self, error: SchemaError) -> None:
+    def _heartbeat_failed(self, error: Exception) -> None:
         if self._failed is None and not self.claimer.stopping.is_set():
             log.critical("%s; the worker stops", error)
             self._fail(error)
