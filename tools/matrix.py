@@ -55,7 +55,7 @@ CELLS = {
     "py3.13": Cell(python="3.13"),
     "py3.14": _debian("3.14"),
     "py3.15": _debian("3.15", "postgresql-18"),  # the wheel of PostgreSQL is not built for this Python
-    "py3.14t": Cell(python="3.14t", suite="sid", packages=("python3.14-nogil", "python3.14-venv", "python3.14-dev")),
+    "py3.14t": Cell(python="3.14t"),  # without the global lock; Debian has none
     "pg15": Cell(postgres=15),
     "pg16": Cell(postgres=16),
     "pg17": Cell(
@@ -195,18 +195,27 @@ def _tree(cell: Cell) -> Path:
         shutil.rmtree(tree, ignore_errors=True)
         tree.parent.mkdir(parents=True, exist_ok=True)
         _root(["debootstrap", "--variant=minbase", cell.suite, str(tree), _mirror()])
+        (tree / "usr/sbin/policy-rc.d").write_text("#!/bin/sh\nexit 101\n")  # packages start no servers
+        (tree / "usr/sbin/policy-rc.d").chmod(0o755)
         (tree / "ready").touch()
     wanted = [*TOOLS, *cell.packages]
-    installed = subprocess.run(["chroot", str(tree), "dpkg-query", "-W", *wanted], capture_output=True, check=False)
-    if installed.returncode:
+    states = ["chroot", str(tree), "dpkg-query", "-W", "-f", "${db:Status-Status} ", *wanted]
+    installed = subprocess.run(states, capture_output=True, text=True, check=False)
+    if installed.returncode or set(installed.stdout.split()) != {"installed"}:
         shutil.copy("/etc/resolv.conf", tree / "etc/resolv.conf")
-        _root(["chroot", str(tree), "apt-get", "-o", "Acquire::Check-Valid-Until=false", "update", "-qq"])  # a snapshot
-        install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *wanted]
+        apt = ["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq"]
+        _inside(tree, [*apt, "-o", "Acquire::Check-Valid-Until=false", "update"])  # a snapshot
         try:
-            _root(["chroot", str(tree), "env", "DEBIAN_FRONTEND=noninteractive", *install])
+            _inside(tree, [*apt, "install", "-y", "--no-install-recommends", *wanted])
         except Failed as error:
             raise NotThere(f"Debian {cell.suite} does not install {', '.join(cell.packages)}: {error}") from None
     return tree
+
+
+def _inside(tree: Path, command: list[str]) -> None:
+    """Run a command in a Debian in a folder. Scripts of its packages need /proc."""
+    enter = 'mount -t proc proc "$0/proc" && exec chroot "$0" "$@"'
+    _root(["unshare", "--mount", "--propagation", "private", "sh", "-c", enter, str(tree), *command])
 
 
 def _root(command: list[str]) -> None:
