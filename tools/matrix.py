@@ -55,7 +55,7 @@ CELLS = {
     "py3.13": Cell(python="3.13"),
     "py3.14": _debian("3.14"),
     "py3.15": _debian("3.15", "postgresql-18"),  # the wheel of PostgreSQL is not built for this Python
-    "py3.14t": Cell(python="3.14t"),  # without the global lock; Debian has none
+    "py3.14t": Cell(python="3.14t"),  # free-threaded; Debian has no package of it
     "pg15": Cell(postgres=15),
     "pg16": Cell(postgres=16),
     "pg17": Cell(
@@ -67,7 +67,7 @@ CELLS = {
     "psycopg3.2": Cell(pins=("psycopg[binary]==3.2.*", "psycopg-pool==3.2.*")),
     "sqlalchemy2.0": Cell(pins=("sqlalchemy[asyncio]==2.0.*",)),
     "django6": Cell(python="3.13", pins=("django==6.*",)),
-    "lowest": Cell(lowest=True, pins=("httpx",)),  # of the test client of Starlette 1.0
+    "lowest": Cell(lowest=True, pins=("httpx",)),  # Starlette 1.0's test client needs it
 }
 """The cell `usual` has the newest libraries: its environment is made without upper bounds."""
 
