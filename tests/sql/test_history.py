@@ -71,15 +71,21 @@ def burn(db: Connection, ids: int) -> None:
 
 
 OTHERS: LiteralString = """
-select a.backend_xid::text from pg_stat_activity a where a.backend_xid is not null
+select a.backend_xid::text, concat_ws(' ', a.backend_type, a.pid, a.datname, a.state, a.xact_start, left(a.query, 200))
+  from pg_stat_activity a where a.backend_xid is not null
    and (a.datname is distinct from current_database() or a.backend_type <> 'client backend')
-union all select p.transaction::text from pg_prepared_xacts p where p.database <> current_database()"""
+union all select p.transaction::text, concat_ws(' ', 'prepared', p.gid, p.database, p.prepared)
+  from pg_prepared_xacts p where p.database <> current_database()"""
 
 
 def passed(db: Connection) -> None:
     """Wait until transactions of others in this server have ended, such as tests and autovacuum: they hold ranges."""
-    begun = set(db.execute(OTHERS).fetchall())
-    wait_until(lambda: begun.isdisjoint(db.execute(OTHERS).fetchall()), "all have ended", seconds=90)
+    begun = dict(db.execute(OTHERS).fetchall())
+    try:
+        wait_until(lambda: begun.keys().isdisjoint(dict(db.execute(OTHERS).fetchall())), "all have ended", seconds=90)
+    except AssertionError as late:
+        late.add_note(f"held by: {[was for xid, was in db.execute(OTHERS).fetchall() if xid in begun]}")
+        raise
 
 
 def held(db: Connection, at: datetime) -> list[tuple[Any, ...]]:
