@@ -14,7 +14,7 @@ import psycopg
 
 
 class GraphileProducer:
-    """The driver's interface for enqueueing into Graphile Worker."""
+    """The driver's interface for enqueuing into Graphile Worker."""
 
     left = "select exists (select from graphile_worker._private_jobs)"
 

@@ -5,12 +5,12 @@
     ├── SignatureError (TypeError)       a call does not fit the task, or the task's signature is not supported
     ├── ConfigError (ValueError)         an option or a setting has a wrong value
     │   └── ExpressionError              a cron expression is invalid
-    ├── InvalidArgument (ValueError)     TB005: the server refused an argument of a verb
-    ├── NotSupported                     this combination is not offered
+    ├── InvalidArgument (ValueError)     TB005: the server refused an argument of a call
+    ├── NotSupported                     this feature or combination of options is not supported
     ├── NotASubject                      an ordinary job ended with Reschedule, Drop or new args
     ├── ConnectionNotSupported (TypeError)  the object passed as a connection is not supported
     ├── WrongIsolationLevel              TB003: the transaction's isolation level is not supported
-    ├── DuplicateTask                    two functions under one task name or alias
+    ├── DuplicateTask                    two functions have the same task name or alias
     ├── UnknownTask                      no function has this task name here
     ├── UnknownQueue                     TB002: no such queue
     ├── UnknownProvider                  TB002: no such provider, or it is not active
@@ -38,13 +38,13 @@
     │   ├── SchemaMissing                there is no schema `tallybook` in this database
     │   ├── SchemaTooOld                 migrate the database
     │   ├── SchemaTooNew                 update the program
-    │   ├── SchemaUnreleased             made before the first release: remove and install it again
+    │   ├── SchemaUnreleased             the schema was created before the first release: remove and install it again
     │   └── SchemaBusy                   other sessions hold locks that the migration needs
-    └── RoleError                        roles of the database cannot be created, or are missing
+    └── RoleError                        the database roles cannot be created, are missing, or have a different owner
 
-Each error has its data as attributes. Its text names the problem, the place and the remedy. An error raised by the
-server has the server's text and sets only `sqlstate`, `detail` and `hint`; KeyTaken also sets `job`. All errors can be
-pickled. The errors of an embedded server, also TallybookErrors, are in `tallybook.embedded`.
+Each error stores its data as attributes. Its text names the problem, its location and the remedy. An error raised by
+the server has the server's text and sets only `sqlstate`, `detail` and `hint`; KeyTaken also sets `job`. All errors can
+be pickled. The errors of an embedded server, also TallybookErrors, are in `tallybook.embedded`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ __all__ = [
 
 
 class TallybookError(Exception):
-    """The root of all errors of Tallybook. `detail` and `hint` are full sentences, `sqlstate` is the server's code."""
+    """The base class of all errors. `detail` and `hint` are full sentences; `sqlstate` is the server's code."""
 
     sqlstate: str | None = None
     detail: str | None = None
@@ -113,8 +113,9 @@ def _did_you_mean(name: str, known: Iterable[str]) -> str | None:
 class PayloadError(TallybookError, ValueError):
     """Args or a result cannot be stored as JSON, or stored args do not fit the task's annotations.
 
-    `path` is the place, like `$.items[3].name` (`$` is the whole value), `reason` the problem there, `task` the
-    task's name, and `what` is "args", "result", ... It is not retried: another attempt would end the same.
+    `path` is the location of the wrong value, like `$.items[3].name` (`$` is the whole value), and `reason` is the
+    problem there. `task` is the task's name, and `what` is "args", "result", ... It is not retried, because
+    another attempt would end the same way.
     """
 
     no_retry = True
@@ -127,7 +128,7 @@ class PayloadError(TallybookError, ValueError):
 class SignatureError(TallybookError, TypeError):
     """A call does not fit the task's signature, or Tallybook does not support the signature.
 
-    It is not retried: another attempt would end the same.
+    It is not retried, because another attempt would end the same way.
     """
 
     no_retry = True
@@ -164,7 +165,7 @@ def _shown(value: object) -> str:
 
 
 class InvalidArgument(TallybookError, ValueError):
-    """The server refused an argument of a verb (TB005), for example an empty queue name."""
+    """The server refused an argument of a call (TB005), for example an empty queue name."""
 
 
 class NotSupported(TallybookError):
@@ -199,11 +200,11 @@ class ConnectionNotSupported(TallybookError, TypeError):
 
 
 class WrongIsolationLevel(TallybookError):
-    """The verb does not support the isolation level of the transaction (TB003)."""
+    """The call does not support the isolation level of the transaction (TB003)."""
 
 
 class DuplicateTask(TallybookError):
-    """Two functions have one task name; `first` and `second` are the places of their definitions."""
+    """Two functions have the same task name; `first` and `second` are the locations of their definitions."""
 
     def __init__(self, task: str, first: str, second: str) -> None:
         text = f"task {task!r} is defined twice, in {first} and in {second}"
@@ -219,7 +220,7 @@ def _unknown(error: TallybookError, what: str, name: str, known: Iterable[str], 
 
 
 class UnknownTask(TallybookError):
-    """No function has the task name `task`; `known` are the existing names."""
+    """No imported function has the task name `task`; `known` lists the existing names."""
 
     task: str | None = None
     known: tuple[str, ...] = ()
@@ -229,7 +230,7 @@ class UnknownTask(TallybookError):
 
 
 class UnknownQueue(TallybookError):
-    """There is no queue `queue`; `known` are the existing names."""
+    """There is no queue `queue`; `known` lists the existing names."""
 
     queue: str | None = None
     known: tuple[str, ...] = ()
@@ -239,7 +240,7 @@ class UnknownQueue(TallybookError):
 
 
 class UnknownProvider(TallybookError):
-    """There is no provider `provider`, or it is not active (`inactive`); `known` are the existing names."""
+    """There is no provider `provider` or, if `inactive` is True, it is not active; `known` lists the existing names."""
 
     provider: str | None = None
     known: tuple[str, ...] = ()
@@ -255,7 +256,7 @@ class UnknownProvider(TallybookError):
 
 
 class UnknownSchedule(TallybookError):
-    """There is no schedule `schedule`; `known` are the existing names."""
+    """There is no schedule `schedule`; `known` lists the existing names."""
 
     schedule: str | None = None
     known: tuple[str, ...] = ()
@@ -277,7 +278,7 @@ class UnknownJob(TallybookError):
 
 
 class UnknownNode(TallybookError):
-    """There is no node `node`; `known` are the existing names."""
+    """There is no node `node`; `known` lists the existing names."""
 
     node: str | None = None
     known: tuple[str, ...] = ()
@@ -313,7 +314,7 @@ class ResultTimeout(TallybookError, TimeoutError):
 
 
 class LockNotAvailable(TallybookError, TimeoutError):
-    """`ctx.lock` did not get the lock `name` within its timeout."""
+    """`ctx.lock` did not get the lock `name` within `wait`, or before its job was asked to stop."""
 
     def __init__(self, name: str, seconds: float | None) -> None:
         when = "before its job was asked to stop" if seconds is None else f"within {seconds:g} s"
@@ -359,9 +360,9 @@ class JobCancelled(TallybookError):
 class CallFailed(TallybookError):
     """An outgoing call of a ready-made task did not succeed.
 
-    `provider` is its provider (None: the URL was in the args), `status` the HTTP status (None: no answer). `no_retry`
-    is True if another attempt would end the same. `headers` has Retry-After and Date of the answer; the next attempt
-    waits accordingly. The text contains no secret of the provider.
+    `provider` is the provider's name (None: the URL was in the args), `status` the HTTP status (None: no answer).
+    `no_retry` is True if another attempt would end the same way. `headers` contains Retry-After and Date of the answer,
+    and the next attempt waits accordingly. The text contains no secret of the provider.
     """
 
     no_retry = False
@@ -392,7 +393,7 @@ class AddressRefused(CallFailed):
 
 
 class OperatorRefused(TallybookError):
-    """The operator API refused a request: `status` is of HTTP, `code` of the API (None: another server answered)."""
+    """The operator API refused a request. `status` is the HTTP status, `code` the API's (None: not from the API)."""
 
     def __init__(self, status: int, code: str | None, message: str, *, hint: str | None = None) -> None:
         super().__init__(f"{status} {code}: {message}" if code else f"{status}: {message}", hint=hint)
@@ -452,9 +453,9 @@ class QueueUnavailable(TallybookError):
 
 
 class CommitUnknown(TallybookError):
-    """The connection to `server` was lost while `verb` was committed, and the outcome of the commit is unknown.
+    """The connection to `server` was lost while the call `verb` was committed, so the outcome of the commit is unknown.
 
-    Only verbs on the App's own connections raise it; an enqueue raises it only if the server does not return in time.
+    Only calls on the App's own connections raise it; an enqueue raises it only if the server does not return in time.
     """
 
     def __init__(self, verb: str, server: str) -> None:
@@ -500,7 +501,7 @@ class SchemaTooNew(SchemaError):
 
 
 class SchemaUnreleased(SchemaError):
-    """An unreleased version of Tallybook made the database's schema, which cannot be upgraded."""
+    """An unreleased version of Tallybook created the database's schema, which cannot be upgraded."""
 
     def __init__(self, found: int) -> None:
         super().__init__(
@@ -511,7 +512,7 @@ class SchemaUnreleased(SchemaError):
 
 
 class RoleError(TallybookError):
-    """The roles `names` cannot be created, are missing, or belong to somebody else. Nothing was changed."""
+    """The roles `names` cannot be created, are missing, or have a different owner. Nothing was changed."""
 
     def __init__(self, names: Iterable[str], reason: str, hint: str) -> None:
         self.names = tuple(names)

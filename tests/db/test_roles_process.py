@@ -1,4 +1,4 @@
-"""Real programs that connect with only their role: a worker process, a drain, an enqueueing app, the command line."""
+"""Real programs that connect with only their role: a worker process, a drain, an enqueuing app, the command line."""
 
 from __future__ import annotations
 

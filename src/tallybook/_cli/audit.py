@@ -33,7 +33,7 @@ _COLUMNS: Columns = {
 def audit(db: Db, limit: int, **given: Any) -> list[AuditRow]:
     """List the audit log, newest first.
 
-    It has the changes made in pages, through the operator API, in Django's admin and over MCP, but not those of the
-    command line.
+    It contains changes made on the dashboard, through the operator API, in Django's admin and over MCP, but not those
+    made on the command line.
     """
     return db.run(calls.audits(**given, max_rows=limit))

@@ -32,10 +32,10 @@ count = click.Group("count", help="Show how many jobs there are, now and over ti
 @command("list", of=count, json=True, nodes=True, reads=True)
 @click.option("--by-task", is_flag=True, help="One line per queue and task.")
 def list_(db: Db, by_task: bool, as_json: bool) -> None:
-    """List jobs by state, throughput and times. Costs the same at any size.
+    """Show jobs by state, throughput and times. Costs the same at any size.
 
-    Rates are of the last minute. Waited and took are percentiles of the last 15 min; a queue of several tasks shows its
-    slowest task. JSON has milliseconds.
+    Rates are for the last minute. Waited and took are percentiles for the last 15 min; a queue with several tasks shows
+    its slowest task. In JSON, times are in milliseconds.
     """
     found, rates, timings, oldest = _counted(db)
     for queue in oldest if not by_task else ():  # a queue that has never had a job

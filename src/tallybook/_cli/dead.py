@@ -20,19 +20,20 @@ from tallybook._model.job_info import DeadLetter
 from tallybook.errors import TallybookError
 
 dead = click.Group(
-    "dead", help="List, show, retry and drop dead letters.\n\nA dead letter is a job that runs only if you retry it."
+    "dead",
+    help="List, show, retry and drop dead letters.\n\nA dead letter is a dead job. It runs again only if you retry it.",
 )
 
 # The same command under both nouns: it shows any job, dead or not.
 dead.add_command(show)
 
 _filters = options(
-    click.option("--queue", help="Of this queue."),
-    click.option("--task", help="Of this task."),
+    click.option("--queue", help="Only this queue."),
+    click.option("--task", help="Only this task."),
     click.option("--reason", type=click.Choice(REASONS), metavar="REASON", help=f"{', '.join(REASONS)}."),
-    click.option("--error", metavar="TEXT", help="Last error contains this text, ignoring case."),
-    click.option("--args", metavar="JSON", help="Args contain this JSON object."),
-    click.option("--since", type=when, help="Died since then: '2 hours' ago, or 2026-01-31T09:00Z."),
+    click.option("--error", metavar="TEXT", help="Only if the last error contains this text, ignoring case."),
+    click.option("--args", metavar="JSON", help="Only if the args contain this JSON object."),
+    click.option("--since", type=when, help="Died since then, like '2 hours' (ago) or 2026-01-31T09:00Z."),
     click.option("--before", type=when, help="Died before then."),
 )
 
@@ -71,7 +72,7 @@ _chosen = options(
 @command(of=dead, nodes=True)
 @_chosen
 def retry(db: Db, yes: bool, **given: Any) -> str | None:
-    """Retry dead letters now: these jobs, or all that match every filter."""
+    """Retry dead letters now: by id, or all that match every filter."""
 
     def one(job_id: int) -> str:
         return f"retried, attempt {db.of(job_id).run(calls.retry(job_id))}"
@@ -87,7 +88,7 @@ def retry(db: Db, yes: bool, **given: Any) -> str | None:
 @command(of=dead, nodes=True)
 @_chosen
 def drop(db: Db, yes: bool, **given: Any) -> str | None:
-    """Drop dead letters for good: these jobs, or all that match every filter."""
+    """Drop dead letters for good: by id, or all that match every filter."""
 
     def one(job_id: int) -> str:
         return "dropped" if db.of(job_id).run(filters.drop_dead(job_id)) else "not changed: it is not dead"

@@ -41,7 +41,9 @@ _NOT_CODE = frozenset({"__pycache__", "node_modules", "site-packages", "venv", "
     "--data", type=click.Path(file_okay=False, path_type=Path), default=Path(".tallybook"), show_default=True,
     help="Where the embedded PostgreSQL keeps its data.",
 )  # fmt: skip
-@click.option("--queues", metavar="LIST", help="As for `tallybook worker`. [all of the app's tasks, 10 each]")
+@click.option(
+    "--queues", metavar="LIST", help="Queues and slots, like mail=10,default. [all of the app's tasks, 10 each]"
+)
 @click.option("--no-reload", is_flag=True, help="Do not watch the code.")
 def dev(target: str, dsn: str | None, data: Path, queues: str | None, no_reload: bool) -> None:
     """Start a database and a worker.

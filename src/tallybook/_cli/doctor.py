@@ -26,10 +26,11 @@ _COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "red"
 @click.option("--quiet", is_flag=True, help="Hide checks that are ok.")
 @click.option("--info", is_flag=True, help="Check nothing: show what is installed in the database.")
 def doctor(db: Db, as_json: bool, verify: bool, quiet: bool, info: bool) -> None:
-    """Find problems of the database and advise on each.
+    """Check the database for problems, with advice on each.
 
-    Changes nothing, and takes seconds: each check has a time limit. Exit code 0 if all is ok or a note, 1 if there is a
-    warning or a problem. With --info, exit code 1 unless this release can work with what is installed.
+    It changes nothing and takes a few seconds, because each check has a time limit. Exit code 0 if every finding is ok
+    or a note, 1 if there is a warning or a problem. With --info, exit code 1 unless this release can work with what is
+    installed.
     """
     if info:
         if verify or quiet:

@@ -35,11 +35,11 @@ def instant(value: str | datetime) -> datetime:
 
 
 job_options = options(
-    click.option("--run-at", type=instant, help="Not before, like 2026-01-31T09:00:00+01:00."),
+    click.option("--run-at", type=instant, help="Earliest start, like 2026-01-31T09:00:00+01:00."),
     click.option("--delay", type=duration, help='Start after this time, like "5 min".'),
     click.option("--priority", type=click.IntRange(0, 32767), help="Lower runs first. [2]"),
     click.option(
-        "--max-attempts", type=click.IntRange(1, 32767), help="Failures until it is dead. [task, queue, or 5]"
+        "--max-attempts", type=click.IntRange(1, 32767), help="Failures until the job is dead. [task, queue, or 5]"
     ),
 )
 

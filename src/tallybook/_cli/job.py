@@ -51,7 +51,7 @@ _ATTEMPTS: Columns = {
 @command(of=job, json=True, nodes=True, reads=True)
 @click.argument("job_id", metavar="ID", type=int)
 def show(db: Db, job_id: int, as_json: bool) -> None:
-    """Show all about one job: its columns, its errors, its attempts."""
+    """Show one job: its columns, errors and attempts."""
     row = db.of(job_id).conn.execute(_SHOW, (job_id,)).fetchone()
     if row is None:
         raise unknown(db.conninfo, job_id)
@@ -96,10 +96,10 @@ def _print_error(error: object) -> None:
 @click.argument("job_ids", metavar="[ID...]", type=int, nargs=-1)
 @click.option("--reason", help="Reason, shown with the job.")
 @click.option("--queue", help="Instead of ids: open jobs of this queue.")
-@click.option("--task", help="Of this task.")
-@click.option("--key", "unique", help="With this unique key.")
-@click.option("--order-key", help="With this order key.")
-@click.option("--args", metavar="JSON", help="Args contain this JSON object.")
+@click.option("--task", help="Only this task.")
+@click.option("--key", "unique", help="Only jobs with this unique key.")
+@click.option("--order-key", help="Only jobs with this order key.")
+@click.option("--args", metavar="JSON", help="Only if the args contain this JSON object.")
 @state_option(*filters.STATES)
 def cancel(db: Db, job_ids: Sequence[int], reason: str | None, yes: bool, as_json: bool, **which: Any) -> None:
     """Cancel jobs; running ones are asked to stop.

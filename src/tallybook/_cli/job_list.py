@@ -47,15 +47,15 @@ class _Row(NamedTuple):
 
 
 @command("list", json=True, nodes=True, reads=True)
-@click.option("--queue", help="Of this queue.")
-@click.option("--task", help="Of this task.")
+@click.option("--queue", help="Only this queue.")
+@click.option("--task", help="Only this task.")
 @state_option(*STATES)
-@click.option("--unserved", is_flag=True, help="No live worker knows their task or the version of their args.")
+@click.option("--unserved", is_flag=True, help="Only jobs whose task or args version no live worker knows.")
 @link_option("With this link; repeatable.")
-@click.option("--error", metavar="TEXT", help="Last error contains this text, ignoring case.")
-@click.option("--since", type=when, help="Enqueued since then: '2 hours' ago, or 2026-01-31T09:00Z.")
+@click.option("--error", metavar="TEXT", help="Only if the last error contains this text, ignoring case.")
+@click.option("--since", type=when, help="Enqueued since then, like '2 hours' (ago) or 2026-01-31T09:00Z.")
 @click.option("--before", type=when, help="Enqueued before then.")
-@click.option("--after", metavar="CURSOR", help="Continue after another list: the value it printed at its end.")
+@click.option("--after", metavar="CURSOR", help="Continue a list: the value that its last page printed at the end.")
 @limit_option()
 def list_(db: Db, as_json: bool, after: str | None, limit: int, **given: Any) -> None:
     """List jobs, newest first."""

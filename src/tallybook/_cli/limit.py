@@ -97,13 +97,14 @@ _CALLED: Columns = {
 @listing(_CALLED, name="calls", of=limit, empty="no calls")
 @limit_option(10_000, 20, names=("-n", "most"))
 def calls(db: Db, name: str, most: int) -> list[str]:
-    """List the newest calls of a key with their jobs and ends."""
+    """List the newest calls of a key, with their jobs and results."""
     return db.texts(_CALLS, (name, most))
 
 
 breaker = click.Group(
     "breaker",
-    help="List, change, open and close circuit breakers.\n\nAfter a number of failures the jobs of a key wait.",
+    help="List, change, open and close circuit breakers.\n\n"
+    "A breaker makes the jobs of a key wait after a number of failures.",
 )
 
 
@@ -116,7 +117,7 @@ _BREAKERS: Columns = {
 
 @listing(_BREAKERS, of=breaker, empty="no breakers")
 def list_breakers(db: Db) -> list[BreakerInfo]:
-    """List the breakers and their keys. JSON has seconds."""
+    """List the breakers and their keys. In JSON, durations are in seconds."""
     return db.run(rates.breakers)
 
 

@@ -26,13 +26,13 @@ _SERVICES: Columns = {
 
 @listing(_SERVICES, of=service, empty="no services")
 def list_services(db: Db) -> list[ServiceInfo]:
-    """List the services with their last run. JSON has seconds."""
+    """List the services with their last run. In JSON, times are in seconds."""
     return db.run(verbs.services)
 
 
 @command(of=service)
 def every(db: Db, name: str, duration: timedelta) -> str:
-    """Set the longest time between checks, like `rescue 10s`. Workers follow in 5 s."""
+    """Set the longest time between checks, like `rescue 10s`; applies within 5 s."""
     changed = db.run(verbs.service_every(name, duration))
     shown = f"service {clean(name)} checks every {format_duration(duration)}"
     return f"{shown} at least" if changed else f"{shown} already"
@@ -43,13 +43,13 @@ history = click.Group("history", help="Show and change retention periods.")
 
 @listing({"class": "name", "kept": "keep", "what": "what"}, of=history, empty="none")
 def list_retentions(db: Db) -> list[RetentionInfo]:
-    """Show retention periods. JSON has seconds."""
+    """Show retention periods. In JSON, they are in seconds."""
     return db.run(verbs.retentions)
 
 
 @command("set", of=history)
 def set_(db: Db, name: str, keep: timedelta) -> str:
-    """Change a retention period, like `brief 2h`. Workers follow within a minute."""
+    """Change a retention period, like `brief 2h`; applies within a minute."""
     changed = db.run(verbs.retention_set(name, keep))
     return f"{clean(name)} is kept for {format_duration(keep)}" + ("" if changed else " already")
 
@@ -72,12 +72,12 @@ def held(db: Db) -> list[HeldRange]:
 @click.option("--sql", "only_sql", is_flag=True, help="Print the SQL; change nothing.")
 @click.option("--forget", is_flag=True, help="Revoke the rights and make the functions public again.")
 def roles(db: Db, prefix: str, existing: bool, only_sql: bool, forget: bool) -> str | None:
-    """Create the database roles, with exactly their rights.
+    """Create the database roles and grant them their rights.
 
-    They are producer, worker, operator, reader and metrics.
+    The roles are producer, worker, operator, reader and metrics.
 
-    Run it as the owner of the schema; safe to run twice. The functions then run with the owner's rights, and
-    nobody but these roles may use them. Migrations keep it so.
+    Run it as the owner of the schema; you can safely run it again. The functions then run with the owner's rights, and
+    only these roles may use them. Later migrations preserve these rights.
     """
     if forget and (existing or only_sql):
         raise click.UsageError("--forget cannot be combined with --existing or --sql")

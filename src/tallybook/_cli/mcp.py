@@ -28,7 +28,7 @@ from tallybook._cli.errors import Problem
 def mcp(dsn: str | None, allow: tuple[str, ...], by: str | None, lifetime: timedelta) -> None:
     """Serve an agent over MCP, on stdin and stdout.
 
-    It reads, and changes nothing unless you allow verbs: each is previewed, confirmed and recorded.
+    It changes nothing unless you allow verbs. Each change is previewed, confirmed and recorded in the audit.
     """
     from tallybook._app import App
 

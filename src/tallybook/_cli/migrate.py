@@ -20,7 +20,7 @@ from tallybook._maintenance.rebase import rebase
 @click.command()
 @dsn_option
 @click.option("--sql", "only_sql", is_flag=True, help="Print the whole installation as SQL; change nothing.")
-@click.option("--node", type=click.IntRange(0, 1023), help="Number of this database in its job ids, set once. [0]")
+@click.option("--node", type=click.IntRange(0, 1023), help="Node number of this database in its job ids, set once. [0]")
 @click.option(
     "--nodes", "which", metavar="NODES", help="Migrate one node after the other: all, or names like north,south."
 )
@@ -28,9 +28,9 @@ from tallybook._maintenance.rebase import rebase
 def migrate(dsn: str | None, only_sql: bool, node: int | None, which: str | None, wait: timedelta | None) -> None:
     """Install or upgrade the schema.
 
-    You can run it twice, from several places at once, and while producers and workers run. It is one transaction. If the
-    database came from another cluster, its jobs become claimable here. With --nodes a node that fails does not stop the
-    others: run it again. Exit code 1 if one failed.
+    You can run it again, from several places at once, and while producers and workers run. It is one transaction. If
+    the database was moved from another cluster, workers can claim its jobs afterwards. With --nodes, a node that fails
+    does not stop the others; the exit code is then 1, and you can run the command again.
     """
     if which is not None and (only_sql or node is not None):
         raise click.UsageError("--nodes cannot be combined with --sql or --node: the list of nodes has the numbers")
@@ -96,7 +96,7 @@ def _one(dsn: str | None, node: int | None, wait: timedelta | None, label: str =
 def uninstall(db: Db, yes: bool) -> str:
     """Remove the schema and all jobs.
 
-    With their history and results. Nothing outside the schema `tallybook` changes.
+    This includes their history and results. Nothing outside the schema `tallybook` changes.
     """
     database = db.conn.info.dbname
     if not is_installed(db.conn):

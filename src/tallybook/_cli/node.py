@@ -45,13 +45,15 @@ def list_(db: Db, as_json: bool) -> None:
 def check(db: Db, as_json: bool) -> None:
     """Check every node: identity, state and workers.
 
-    Exit code 0 if all is ok or a note, 1 if there is a warning or a problem.
+    Exit code 0 if every finding is ok or a note, 1 if there is a warning or a problem.
     """
     show_findings(node_check.check(db.conninfo), as_json)
 
 
 @command(of=node)
-@click.option("--number", type=click.IntRange(0, 1023), help="In its job ids. [that of its schema, else the next free]")
+@click.option(
+    "--number", type=click.IntRange(0, 1023), help="Number in its job ids. [that of its schema, else the next free]"
+)
 def add(db: Db, name: str, address: str, number: int | None) -> str:
     """Add a node, or change its ADDRESS, like 'host=north dbname=shop'.
 
@@ -74,7 +76,7 @@ def retire(db: Db, name: str) -> str:
 
 
 @command(of=node)
-@click.option("--anyway", is_flag=True, help="Remove it despite open jobs or pins, or if it is silent.")
+@click.option("--anyway", is_flag=True, help="Remove it even if it has open jobs or pins, or does not respond.")
 def remove(db: Db, name: str, anyway: bool) -> str:
     """Remove a node from the list, and move its schedules to the home.
 

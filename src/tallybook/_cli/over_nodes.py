@@ -28,7 +28,7 @@ ANSWER = 10.0
 """The timeout of a node, in seconds."""
 
 nodes_option = click.option(
-    "--nodes", "nodes_", metavar="NAMES", help="Over these nodes: all, or names like north,south. [one database]"
+    "--nodes", "nodes_", metavar="NAMES", help="Use these nodes: all, or names like north,south. [one database]"
 )
 
 Said = tuple[T | None, TallybookError | None]

@@ -48,7 +48,7 @@ provider = click.Group(
 def add(
     db: Db, name: str, kind: str, settings: str | None, fields: Texts, variables: Texts, inactive: bool, more: Texts
 ) -> str | None:
-    """Add a provider, with secrets if you like; they are never arguments."""
+    """Add a provider, with or without secrets; they are never arguments."""
     nothing_else(more)
     check_name("name", name, 64)
     known = json_object("--settings", settings) if settings else {}
@@ -68,12 +68,10 @@ def add(
 
 @command("set", of=provider, nodes="each")
 @click.option("--kind", help="Its kind.")
-@click.option(
-    "--settings", metavar="JSON", help="Settings that are not secret, one JSON object; replaces the former one."
-)
+@click.option("--settings", metavar="JSON", help="Settings that are not secret, one JSON object; replaces the old one.")
 @click.option("--active/--inactive", default=None, help="Whether it is used.")
 def set_(db: Db, name: str, kind: str | None, settings: str | None, active: bool | None) -> str:
-    """Change kind, settings or use of a provider. Workers follow within seconds."""
+    """Change a provider's kind, settings or use; applies within seconds."""
     if kind is None and settings is None and active is None:
         raise click.UsageError("pass a change: --kind, --settings, --active or --inactive")
     known = None if settings is None else json_object("--settings", settings)
@@ -124,13 +122,13 @@ def show(db: Db, name: str, as_json: bool) -> None:
 
 @command("set-secret", of=provider, nodes=True, context_settings=_LOOSE)
 @click.option("--from-env", "variable", metavar="VARIABLE", help="Read it from this environment variable.")
-@click.option("--no-previous", is_flag=True, help="Do not keep the former value: it is lost or has leaked.")
+@click.option("--no-previous", is_flag=True, help="Do not keep the old value, because it is lost or has leaked.")
 @click.option("--drop-previous", is_flag=True, help="Set nothing; drop the previous value.")
 @click.argument("more", nargs=-1, metavar="")
 def set_secret(
     db: Db, name: str, field: str, variable: str | None, no_previous: bool, drop_previous: bool, more: Texts
 ) -> str | None:
-    """Set a secret from a prompt, stdin or a variable; keep the former as previous."""
+    """Set a secret from a prompt, stdin or a variable; keep the old one as previous."""
     nothing_else(more)
     steps.check_field(field)
     secret = None if drop_previous else one_secret(field, variable)
@@ -164,7 +162,7 @@ _TESTED: Columns = {
 
 @command(of=provider, json=True)
 def test(db: Db, name: str | None, as_json: bool) -> None:
-    """Decrypt the secrets of a provider, or of all. Exit code 1 if one does not open."""
+    """Decrypt the secrets of a provider, or of all. Exit code 1 if one fails."""
     keys = KeySource()
     names = [name] if name is not None else db.run(calls.names)
     found: list[Tested] = [tested for one in names for tested in _do(db, steps.test(one, keys))]
@@ -218,14 +216,14 @@ def _do(db: Db, made: Steps[T]) -> T:
 
 @provider.group()
 def route() -> None:
-    """Choose a provider by kind of data and symbol; one for a symbol comes first."""
+    """Route kinds of data to providers. A route for a symbol takes precedence."""
 
 
 @command("set", of=route, nodes="each")
 @click.option("--symbol", help="Only for this symbol. [all symbols without their own route]")
 @click.option("--active/--inactive", default=None, help="Whether the route applies.")
 def set_route(db: Db, data_type: str, name: str, symbol: str | None, active: bool | None) -> str:
-    """Route a kind of data to a provider. Workers follow within seconds."""
+    """Route a kind of data to a provider; applies within seconds."""
     what = db.run(calls.route_set(data_type, name, symbol, active), name)
     return f"the route of {_said(data_type, symbol)} is {what}"
 

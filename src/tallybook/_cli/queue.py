@@ -44,7 +44,7 @@ def list_(db: Db) -> list[str]:
 
 @command(of=queue, nodes="each")
 def pause(db: Db, name: str, by: str) -> str:
-    """Start no more jobs of a queue until resume. Running jobs continue."""
+    """Start no more jobs of a queue until you resume it. Running jobs continue."""
     changed = db.run(calls.pause(name, by), name)
     return f"queue {clean(name)!r} is paused" if changed else f"queue {clean(name)!r} was paused already"
 
@@ -62,7 +62,9 @@ _settings = options(
     click.option("--notify/--no-notify", default=None, help="Publish its jobs' transitions on tallybook_jobs."),
     click.option("--error-retention", type=duration, help="Retention of its error log; 0s: that of its jobs."),
     click.option(
-        "--own-names/--shared-names", default=None, help="Separate names of subjects; set before its first job."
+        "--own-names/--shared-names",
+        default=None,
+        help="Own subject names, or shared ones; set before the queue's first job.",
     ),
     click.option("--random-order/--in-order", default=None, help="Run new jobs in random order."),
     click.option("--metrics-retention", type=duration, help="Retention of its series; 0s: that of all series."),
@@ -72,7 +74,7 @@ _settings = options(
 @command(of=queue, json=True, nodes="each")
 @_settings
 def create(db: Db, name: str, as_json: bool, by: str, **settings: Any) -> None:
-    """Create a queue with these settings. Exit code 1 if it has settings already."""
+    """Create a queue with these settings. Exit code 1 if it already has settings."""
     with db.conn.transaction():
         said = db.run(queues.set_(name, **settings, by=by))
         if said != "created":
@@ -115,7 +117,7 @@ def truncate(
     yes: bool,
     as_json: bool,
 ) -> str | None:
-    """Cancel all jobs of a queue that are not running, or those of some states."""
+    """Cancel all jobs of a queue that are not running, or only those in some states."""
     if (name is None) is not every:
         raise click.UsageError("name one queue, or pass --all")
     if name is not None:

@@ -113,12 +113,18 @@ def next_(db: Db, name: str, count: int, as_json: bool) -> None:
 @click.option("--max-attempts", type=int, help="Failures until a job is dead. [task, queue, or 5]")
 @click.option("--jitter", type=duration, help="Fire up to this much later than the tick.")
 @click.option(
-    "--missed", type=click.Choice(MISSED), default="once", show_default=True, help="What to do with ticks found late."
+    "--missed", type=click.Choice(MISSED), default="once", show_default=True, help="What to do with missed ticks."
 )
-@click.option("--catch-up", type=int, default=100, show_default=True, help="With --missed all: fire at most this many.")
-@click.option("--overlap", is_flag=True, help="Fire even if the job of the last fire is open.")
+@click.option(
+    "--catch-up",
+    type=int,
+    default=100,
+    show_default=True,
+    help="With --missed all: maximum number of missed ticks to fire.",
+)
+@click.option("--overlap", is_flag=True, help="Fire even if the previous job is still open.")
 def set_(db: Db, name: str, task: str, args: str, query: str | None, **timing: Any) -> str:
-    """Create or change a schedule of the database."""
+    """Create or change a schedule in the database."""
     options = {option: timing.pop(option) for option in ("queue", "priority", "max_attempts")}
     if (timing["cron"] is None) == (timing["every"] is None):
         raise click.UsageError("pass one of --cron and --every")
@@ -138,7 +144,7 @@ def set_(db: Db, name: str, task: str, args: str, query: str | None, **timing: A
 
 @command(of=schedule, home=True)
 def pause(db: Db, name: str, by: str) -> str:
-    """Pause a schedule until resume."""
+    """Pause a schedule until you resume it."""
     changed = db.run(schedules.pause(name, by), name)
     return f"schedule {clean(name)!r} is paused" if changed else f"schedule {clean(name)!r} was paused already"
 

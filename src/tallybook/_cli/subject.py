@@ -58,16 +58,18 @@ _COLUMNS: Columns = {
 
 
 @command("list", of=subject, json=True)
-@click.option("--task", help="Of this task.")
-@click.option("--queue", help="Of this queue.")
+@click.option("--task", help="Only this task.")
+@click.option("--queue", help="Only this queue.")
 @state_option(*STATES)
-@click.option("--prefix", help="Name starts with this.")
-@click.option("--after", metavar="CURSOR", help="Continue after another list: the value it printed at its end.")
+@click.option("--prefix", help="Only names that start with this.")
+@click.option("--after", metavar="CURSOR", help="Continue a list: the value that its last page printed at the end.")
 @limit_option()
 def list_(db: Db, as_json: bool, after: str | None, limit: int, **given: Any) -> None:
     """List subjects by task and name.
 
-    A list of only completed, killed and dead ones has the latest end first: tallybook subject list --state killed
+    With only the states completed, killed and dead, subjects are listed by the time of their end, newest first.
+
+    tallybook subject list --state killed
     """
     which = {**given, "states": given["states"] or None, "max_looked": _LOOKED}
 
@@ -96,7 +98,7 @@ _queue_option = click.option("--queue", help="The queue whose names to use, if q
 @command(of=subject, json=True)
 @_queue_option
 def show(db: Db, task: str, name: str, queue: str | None, as_json: bool) -> None:
-    """Show all about one subject, and its errors."""
+    """Show all details of one subject, and its errors."""
     which = {"task": task, "subject": name, "queue": queue}
     row = db.texts(_SHOW, which)
     own = loads(row[0])["scope"] or None if row else queue
@@ -136,10 +138,10 @@ def push(db: Db, queue: str, task: str, name: str, args: str, as_json: bool, **g
 def upsert(
     db: Db, queue: str, task: str, name: str | None, args: str, path: str | None, as_json: bool, **given: Any
 ) -> None:
-    """Create or change the subject NAME of TASK; a running or dead one stays.
+    """Create or change the subject NAME of TASK, unless it is running, dead or killed.
 
-    --file reads many: CSV columns or members of JSON lines are subject, and optionally args (a JSON object), run_at,
-    priority. Each 1,000 are one transaction; a repeat is harmless.
+    --file reads many subjects. The CSV columns or JSON members are subject and, optionally, args (a JSON object),
+    run_at and priority. Each 1,000 subjects are one transaction. You can safely run the command again.
 
     tallybook subject upsert prices refresh --file assets.csv
     """
@@ -231,7 +233,7 @@ _FORGET = {
 def forget(db: Db, task: str, names: Sequence[str], queue: str | None) -> None:
     """Forget subjects: the next push of such a name creates a new one.
 
-    A planned or pending one will not run. A running one is left alone: cancel its job first.
+    A planned or pending subject will not run. A running one is not forgotten: cancel its job first.
     """
     failed = False
     for name in dict.fromkeys(names):
@@ -243,10 +245,10 @@ def forget(db: Db, task: str, names: Sequence[str], queue: str | None) -> None:
 
 
 @listing(_FAILED, name="errors", of=subject, empty="no errors")
-@click.option("--task", help="Of this task.")
-@click.option("--subject", help="Of this subject.")
-@click.option("--queue", help="Of this queue.")
-@click.option("--since", type=when, help="Since then: '2 hours' ago, or 2026-01-31T09:00Z.")
+@click.option("--task", help="Only this task.")
+@click.option("--subject", help="Only this subject.")
+@click.option("--queue", help="Only this queue.")
+@click.option("--since", type=when, help="Since then, like '2 hours' (ago) or 2026-01-31T09:00Z.")
 @limit_option()
 def errors_(db: Db, **given: Any) -> list[str]:
     """List the errors of subjects, newest first."""

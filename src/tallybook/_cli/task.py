@@ -37,7 +37,7 @@ _SAYS = "Show the tasks in the code of this App instead of the recorded ones."
 _app_option = click.option("-A", "--app", "target", metavar="MODULE:APP", help=_SAYS)
 
 task = click.Group(
-    "task", help="Show the tasks that workers know.\n\nWith their arguments, policies, aliases and workers.\n\n"
+    "task", help="Show the tasks that workers know.\n\nThis includes arguments, policies, aliases and workers.\n\n"
     "Workers record their tasks when they start.",
 )  # fmt: skip
 
@@ -122,7 +122,7 @@ def _retry(said: dict[str, Any]) -> str:
 @command(of=task, json=True)
 @_app_option
 def show(db: Db, name: str, target: str | None, as_json: bool) -> None:
-    """Show all about one task."""
+    """Show all details of one task."""
     found = _found(db, target)
     # An alias leads to its task, even if older releases have registered the old name.
     by_name = {one["name"]: one for one in found} | {alias: one for one in found for alias in one["aliases"] or ()}

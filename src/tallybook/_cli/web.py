@@ -34,7 +34,7 @@ _INSTALL = "pip install 'tallybook[web]'"
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="Address; one that is not loopback needs --users or --api-keys.",
+    help="Address to listen on; if not loopback, pass --users or --api-keys.",
 )
 @click.option(
     "--port", type=click.IntRange(0, 65_535), default=8420, show_default=True, help="Port; 0 is any free one."
@@ -61,10 +61,10 @@ def web(
     api_keys: Path | None,
     behind_proxy: str | None,
 ) -> None:
-    """Show the dashboard.
+    """Serve the dashboard.
 
-    By default it answers this machine only and allows no changes. TALLYBOOK_WEB_SECRET (32 characters or more) signs
-    the sessions; without it a restart ends them. TALLYBOOK_METRICS_TOKEN lets a scraper read /metrics.
+    By default it accepts only connections from this machine, and no changes. TALLYBOOK_WEB_SECRET (32 characters or
+    more) signs the sessions; without it, a restart ends them. TALLYBOOK_METRICS_TOKEN lets a scraper read /metrics.
     """
     if context.invoked_subcommand is not None:
         return
@@ -144,9 +144,10 @@ def _server(kind: type[Any], config: Any, host: str) -> Any:
 @click.argument("name")
 @click.option("--operate", is_flag=True, help="The user may also change things.")
 def user(name: str, operate: bool) -> None:
-    """Print the lines of a user; prompts for the password or reads stdin.
+    """Print a user as lines for the user file.
 
-    Append them to the file that `tallybook web --users` reads: `tallybook web user ada >> users.toml; chmod 600 users.toml`
+    Enter the password at the prompt, or pipe it to stdin. Append the lines to the file that `tallybook web --users`
+    reads: `tallybook web user ada >> users.toml; chmod 600 users.toml`
     """
     try:
         from tallybook.extra.dashboard.users import hashed, is_name
@@ -168,11 +169,11 @@ def user(name: str, operate: bool) -> None:
     multiple=True,
     required=True,
     type=click.Choice(("read", "enqueue", "operate", "admin")),
-    help="Right of the key; repeatable. admin may do everything and see args and errors.",
+    help="Scope of the key; repeatable. admin allows all, and shows args and errors.",
 )
-@click.option("--queue", "queues", multiple=True, metavar="QUEUE", help="Limit it to this queue; repeatable.")
+@click.option("--queue", "queues", multiple=True, metavar="QUEUE", help="Limit the key to this queue; repeatable.")
 def key(name: str, scopes: tuple[str, ...], queues: tuple[str, ...]) -> None:
-    """Print a new key with its secret, as lines for the file of keys.
+    """Print a new key with its secret, as lines for the key file.
 
     (umask 077; tallybook web key deploy --scope read --scope operate >> keys.toml)
     """

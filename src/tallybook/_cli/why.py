@@ -96,11 +96,11 @@ def _merged(found: Found, given: Mapping[str, Any]) -> Found:
 @click.option("--subject", help="Of the jobs of this subject.")
 @click.option("--unique", metavar="KEY", help="Of the jobs that have had this unique key.")
 @link_option("Of the jobs with this link, like submission=42; of several, with all of them.")
-@click.option("--task", help="Of this task only.")
+@click.option("--task", help="Only this task.")
 @limit_option(10_000, 1000, "Show at most this many, the newest.")
 @click.option("--newest-first", is_flag=True, help="Newest first.")
 def trace(db: Db, limit: int, **which: Any) -> list[TraceEvent]:
-    """List all events of a subject, unique key, link or job, in order of time."""
+    """List the events of a job, subject, unique key or link, in order of time."""
     try:
         call = verbs.trace(**which, max_events=limit)
     except InvalidArgument:

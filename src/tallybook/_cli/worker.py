@@ -41,18 +41,18 @@ _LEVELS = click.Choice(["debug", "info", "warning", "error", "critical"], case_s
 @click.option(
     "--queues", metavar="LIST", help="Queues and slots, like mail=10,default. [all of the app's tasks, 10 each]"
 )
-@click.option("--nodes", metavar="LIST", help="Serve these databases of the app, like north,south; all: every one.")
+@click.option("--nodes", metavar="LIST", help="Serve these nodes: all, or names like north,south. [one database]")
 @click.option("--processes", type=click.IntRange(1, 512), default=1, show_default=True, help="Number of processes.")
 @click.option("--name", help="Name of the worker. [host:pid:random]")
-@click.option("--no-notify", is_flag=True, help="Only poll; hold no session.")
-@click.option("--no-maintenance", is_flag=True, help="Only run jobs; other workers do the maintenance.")
-@click.option("--direct-dsn", metavar="DSN", help="DSN past a pooler, for the session. [TALLYBOOK_DIRECT_DSN]")
+@click.option("--no-notify", is_flag=True, help="Poll only: keep no session open for notifications.")
+@click.option("--no-maintenance", is_flag=True, help="Run jobs only; other workers must do the maintenance.")
+@click.option("--direct-dsn", metavar="DSN", help="DSN without the pooler, for notifications. [TALLYBOOK_DIRECT_DSN]")
 @click.option("--poll", type=duration, help="Poll interval when idle. [1 s]")
 @click.option("--slot-pause", type=duration, help="Pause of a slot after each job. [0 s]")
 @click.option("--children", type=click.IntRange(1), help="Maximum child processes for process=True. [one per slot]")
 @click.option("--heartbeat", type=duration, help="Heartbeat interval. [10 s]")
-@click.option("--lease", type=duration, help="Time without a heartbeat after which it is suspected dead. [30 s]")
-@click.option("--stop-timeout", type=duration, help="Time that a stop waits for running jobs. [25 s]")
+@click.option("--lease", type=duration, help="Time without a heartbeat before the worker is suspected dead. [30 s]")
+@click.option("--stop-timeout", type=duration, help="How long a stop waits for running jobs. [25 s]")
 @click.option("--metrics-port", type=click.IntRange(0, 65_535), help="Port for /metrics, /healthz and /readyz. [none]")
 @click.option("--metrics-host", metavar="ADDRESS", help="Address for the metrics; there is no password. [127.0.0.1]")
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
@@ -64,8 +64,8 @@ def worker(
 
     SIGTERM or Ctrl-C lets running jobs finish; a second one returns them to the queue.
 
-    Exit code 0 after a stop, 2 for a wrong option or setting, 3 if a restart is needed because too many handlers did
-    not end after their deadline, 1 for all other errors.
+    Exit code 0 after a stop, 2 if an option or setting is wrong or if the schema is missing or does not fit, 3 if a
+    restart is needed because too many handlers did not end in time, 1 for any other error.
     """
     patience = (more["stop_timeout"] or WorkerSettings.stop_timeout) + _AFTER_STOP
     supervisor.watch_parent(patience)

@@ -24,7 +24,8 @@ class Counts:
     completed: int
     """This and the following are totals since the start, including pruned jobs."""
     failed: int
-    """Attempts that failed and were followed by another; the same holds for snoozed, lost and moved."""
+    """Attempts that failed and did not end their job. The same holds for snoozed, lost and moved, but lost also counts
+    crashes that made the job dead."""
     snoozed: int
     cancelled: int
     lost: int

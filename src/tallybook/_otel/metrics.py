@@ -31,7 +31,7 @@ class Metrics:
             "messaging.client.sent.messages", "{message}", "Jobs that this process has tried to enqueue."
         )
         self._took = meter.create_histogram(
-            "messaging.client.operation.duration", "s", "How long enqueueing took.",
+            "messaging.client.operation.duration", "s", "How long enqueuing took.",
             explicit_bucket_boundaries_advisory=_BUCKETS,
         )  # fmt: skip
         self._consumed = meter.create_counter(
@@ -42,7 +42,7 @@ class Metrics:
         )
         meter.create_observable_gauge("tallybook.jobs", [self._jobs], "{job}", "Jobs in this state, in the database.")
         meter.create_observable_gauge(
-            "tallybook.oldest_job.age", [self._ages], "s", "For how long the oldest job in this state could have run."
+            "tallybook.oldest_job.age", [self._ages], "s", "How long the oldest job in this state has been due to run."
         )
         self._known: set[tuple[str, str]] = set()
         self._shown: defaultdict[str | None, Shown] = defaultdict(Shown)

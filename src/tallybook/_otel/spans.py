@@ -1,4 +1,4 @@
-"""The spans: one per enqueueing statement, one per attempt, linked by the job's headers, which carry the trace."""
+"""The spans: one per enqueuing statement, one per attempt, linked by the job's headers, which carry the trace."""
 
 from __future__ import annotations
 

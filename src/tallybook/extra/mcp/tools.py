@@ -45,7 +45,7 @@ _FILTER = (
     fields.choice("state", "In this state.", words=STATES, example="dead"),
     fields.links("links", "With these links.", example={"user": 42}),
     fields.text("error", "The last error contains this text, ignoring case.", example="timeout"),
-    fields.flag("unserved", "No live worker knows their task or the version of their args.", example=True),
+    fields.flag("unserved", "Only jobs whose task or args version no live worker knows.", example=True),
     fields.instant("since", "Enqueued at this time or later.", example="2026-01-31T09:00:00Z"),
     fields.instant("before", "Enqueued before this time.", example="2026-02-01T00:00:00Z"),
     fields.text("after", "The `next` of the previous page.", most=2000, example="..."),
@@ -70,7 +70,7 @@ _READINGS = (
     _reading("list_jobs", "List jobs, newest first; for the next page, pass `next` as `after`.", _list, _FILTER),
     _reading(
         "trace",
-        "List the events of one job, subject, unique key or set of links; pass exactly one of these.",
+        "List the events of one job, or of all jobs with one subject, unique key or links; pass exactly one of these.",
         _trace,
         _WHOSE,
     ),

@@ -20,7 +20,7 @@ _FILTER: tuple[fields.Field, ...] = (
     fields.instant("since", "Died at this time or later.", example="2026-01-31T09:00:00Z"),
     fields.instant("before", "Died before this time.", example="2026-02-01T00:00:00Z"),
 )
-_ARGS = fields.mapping("args", "Args that contain these.", example={"user_id": 42}, admin=True)
+_ARGS = fields.mapping("args", "Only if the args contain these.", example={"user_id": 42}, admin=True)
 _MOST = fields.whole("max_jobs", "At most this many, oldest first.", least=1, most=10_000, default=10_000, example=1000)
 _DRY = fields.flag("dry_run", "Only count the matches.", example=False)
 _NAMES = ("queue", "task", "reason", "since", "before")

@@ -84,7 +84,7 @@ _ENQUEUE = (
     fields.instant("run_at", "Earliest start; not together with delay.", example="2030-01-31T09:00:00Z"),
     fields.duration("delay", "Time from now until the earliest start.", example="5 min"),
     fields.whole("priority", "Lower runs first; the default is 2.", most=32767, example=2),
-    fields.whole("max_attempts", "Failures until it is dead.", least=1, most=32767, example=5),
+    fields.whole("max_attempts", "Failures until the job is dead.", least=1, most=32767, example=5),
     fields.text("unique", "At most one live job of the task has this key.", most=512, example="welcome:42"),
     fields.choice(
         "on_conflict",
@@ -101,7 +101,7 @@ _ENQUEUE = (
     fields.text("order_key", "Jobs with the same order key run one after another.", most=512, example="user:42"),
     fields.instant("expires_at", "No attempt starts after this time.", example="2030-02-28T09:00:00Z"),
     fields.mapping("headers", "Technical metadata, up to 8 KB.", example={"trace": "4711"}),
-    fields.links("links", "Your rows that it belongs to: kinds and keys, up to 10.", example={"user": 42}),
+    fields.links("links", "Your rows that the job belongs to: kinds and keys, up to 10.", example={"user": 42}),
 )
 
 
@@ -175,7 +175,7 @@ OPERATIONS = (
     ),
     Operation(
         "cancel_job", "/jobs/{job}/cancel", "operate",
-        "Cancel a job. Returns cancelled, cancelling if it is running, or the state in which it ended.",
+        "Cancel a job. Returns cancelled, cancelling if the job is running, or its state if it had already ended.",
         in_path=(JOB,), codes=("unknown", "queue"),
         in_body=(fields.text("reason", "Why.", most=500, example="the order was withdrawn"),),
         answer=record(job=4711, state="cancelled"), changes=_cancel,

@@ -20,7 +20,7 @@ CODES: dict[str, tuple[int, str]] = {
     "malformed": (400, "The body is not JSON, or is nested deeper than 64 levels."),
     "unsigned": (401, "One of the four headers is missing, repeated or malformed."),
     "signature": (401, "The key is unknown, or the signature does not match this request."),
-    "late": (401, "The request was signed more than 300 s ago by the database's clock."),
+    "late": (401, "The request's timestamp is more than 300 s behind the database's clock."),
     "early": (401, "The request's timestamp is more than 300 s ahead of the database's clock."),
     "scope": (403, "The key lacks the scope that this request needs."),
     "read_only": (403, "This server is read-only."),
@@ -28,15 +28,15 @@ CODES: dict[str, tuple[int, str]] = {
     "rights": (403, "The API's database user lacks the rights for this."),
     "unknown": (404, "No such job, queue, schedule or path."),
     "method": (405, "The path does not support this method."),
-    "conflict": (409, "The job's state, or a key that another job holds, does not allow the change."),
+    "conflict": (409, "The job's state does not allow the change, or another live job has the unique key."),
     "replayed": (409, "A request with this key and nonce has already been served."),
     "too_large": (413, "The body is larger than 1 MB."),
     "media_type": (415, "The body is not application/json, or is compressed."),
     "invalid": (422, "A value is missing, unknown or out of range."),
-    "failed": (500, "A defect; see the server's log."),
+    "failed": (500, "Unexpected error; see the server's log."),
     "unavailable": (503, "The database is unreachable, or has run out of a resource. Nothing was changed."),
-    "slow": (503, "The database took too long, or waited for a lock. Nothing was changed."),
-    "in_doubt": (503, "The connection was lost at the commit: the change may or may not have been made."),
+    "slow": (503, "The request took too long, or waited too long for a lock. Nothing was changed."),
+    "in_doubt": (503, "The connection was lost during the commit, so the change may or may not have been made."),
 }
 """Each code with its status and meaning."""
 
@@ -91,7 +91,7 @@ def problem_of(error: Exception) -> Problem:
 def _of_database(error: Error) -> Problem:
     action = action_for(error)
     if action is Action.AGAIN:
-        return Problem("slow", "it took too long or waited for a lock")
+        return Problem("slow", "the request took too long, or waited too long for a lock")
     if action is Action.PAYLOAD:
         return Problem("invalid", "the database cannot store these values")
     if isinstance(error, InsufficientPrivilege):

@@ -55,7 +55,7 @@ OPERATIONS = (
     ),
     Operation(
         "counts", "/counts", "read",
-        "Count the jobs in each state and all ended attempts by outcome, per queue and task.",
+        "Count the jobs in each state and the ended attempts by outcome, per queue and task.",
         in_query=(
             fields.name("queue", "Only in this queue.", most=64, example="mail"),
             fields.name("task", "Only of this task.", example="send_welcome"),
@@ -63,11 +63,11 @@ OPERATIONS = (
         codes=("queue",), answer=listed("counts", _COUNT), reads=_counts,
     ),
     steering(
-        _QUEUE, "pause", "Start no more jobs of a queue; running jobs continue.", "pause", _reach,
+        _QUEUE, "pause", "Pause a queue: no more of its jobs start; running jobs continue.", "pause", _reach,
         lambda ask: calls.pause(ask["queue"], ask.key.id),
     ),
     steering(
-        _QUEUE, "resume", "Start jobs of a paused queue again.", "resume", _reach,
+        _QUEUE, "resume", "Resume a paused queue, so that its jobs can start.", "resume", _reach,
         lambda ask: calls.resume(ask["queue"], ask.key.id),
     ),
 )  # fmt: skip

@@ -55,11 +55,11 @@ OPERATIONS = (
         in_path=(_NAME,), codes=("unknown", "queue"), answer=_FIRED, changes=_run,
     ),
     steering(
-        _NAME, "pause", "Stop firing a schedule.", "schedule_pause", _reach,
+        _NAME, "pause", "Pause a schedule until it is resumed.", "schedule_pause", _reach,
         lambda ask: schedules.pause(ask["schedule"], ask.key.id),
     ),
     steering(
-        _NAME, "resume", "Start firing a schedule again, from its next tick on.", "schedule_resume", _reach,
+        _NAME, "resume", "Resume a paused schedule from its next tick on.", "schedule_resume", _reach,
         lambda ask: schedules.resume(ask["schedule"]),
     ),
 )  # fmt: skip

@@ -210,8 +210,8 @@ async def _fresh(conn: Conn, signed: Signed) -> None:
     """Use up the nonce. Raise a Problem if the request is late or early by the database's clock, or replayed."""
     said = await aio.run(conn, audit.nonce_take(signed.key, signed.nonce, signed.at))
     if said in ("late", "early"):
-        off = "ago" if said == "late" else "ahead"
-        raise Problem(said, f"this was signed more than 300 s {off}, by the clock of the database")
+        where = "behind" if said == "late" else "ahead of"
+        raise Problem(said, f"the request's timestamp is more than 300 s {where} the database's clock")
     if said != "fresh":
         hint = "Use a new nonce for each request"
         raise Problem("replayed", "a request with this nonce was served before", hint=hint)
