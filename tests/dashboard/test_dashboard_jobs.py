@@ -203,14 +203,24 @@ async def test_tabs_count_the_jobs_of_a_queue_and_a_task(app: App, db: Any, dsn:
 
 async def test_a_row_has_the_args_and_the_duration(app: App, db: Any, dsn: str) -> None:
     """A job's row shows its args without secrets, and its duration once it has ended."""
-    job = app.tasks["charge"].enqueue_sync(db, "ada", SECRET).id
+    job, note = app.tasks["charge"].enqueue_sync(db, "ada", SECRET).id, app.tasks["note"]
+    done = note.enqueue_sync(db, "done").id
     await drain_async(app, dsn=dsn)
-    app.tasks["note"].enqueue_sync(db, "x" * 9000)
+    for what in ("first", "second"):
+        note.with_(unique="k", on_conflict="replace_args").enqueue_sync(db, what)
+    note.enqueue_sync(db, "x" * 9000)
     async with visiting(app) as visitor:
-        (row,) = re.findall(rf"{job} dead charge.*", " ".join((await visitor.get("/jobs?state=dead")).said.split()))
+        rows = {
+            state: " ".join((await visitor.get(f"/jobs?state={state}")).said.split())
+            for state in ("dead", "completed", "available")
+        }
+        (row,) = re.findall(rf"{job} dead charge.*", rows["dead"])
         assert '"user": "ada"' in row and '"password": "••••••"' in row and re.search(r"UTC [\d.]+ m?s", row)
-        (row,) = re.findall("Note xxx.*", " ".join((await visitor.get("/jobs?state=available")).said.split()))
-        assert len(row) < 400 and " … 0 " in row and " UTC – " in f"{row} "  # it has not ended
+        (row,) = re.findall(rf"{done} completed note.*", rows["completed"])
+        assert '{"what": "done"}' in row and re.search(r"UTC [\d.]+ m?s", row)
+        row, replaced = re.findall("Note (?:xxx|second).*? UTC –", rows["available"])
+        assert '{"what": "second"}' in replaced
+        assert len(row) < 400 and " … 0 " in row  # it has not ended
 
 
 async def test_queues_and_tasks_are_offered(app: App, db: Any, dsn: str) -> None:

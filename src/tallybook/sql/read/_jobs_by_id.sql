@@ -94,9 +94,8 @@ begin
   while v_skip < cardinality(p_ids) loop
     return query
     select i.n, row(j.id, j.queue, j.task, j.state, j.priority, j.attempt, j.attempts, j.failures, j.max_attempts,
-                    j.enqueued_at, j.run_at, j.started_at,
-                    j.ended_at, j.worker, j.summary, j.reason, j.last_error, j.subject, j.unique_key, j.progress,
-                    j.unserved, j.errors -> -1)::tallybook.job_line
+                    j.enqueued_at, j.run_at, j.started_at, j.ended_at, j.worker, j.summary, j.reason, j.last_error,
+                    j.subject, j.unique_key, j.progress, j.unserved, j.errors -> -1)::tallybook.job_line
       from (select u.id, u.n + v_skip as n from unnest(p_ids[v_skip + 1:v_skip + v_size]) with ordinality u(id, n)) i
      cross join lateral (select x.* from tallybook.job x where x.id = i.id limit 1) j
      where (v_queue is null or j.queue = v_queue) and (v_task is null or j.task = v_task)
@@ -130,11 +129,9 @@ begin
   if p_state = 'cancelled' and p_ended_at is null then
     return case when tallybook._behind(p_job_id) is null then 'unmet' else 'aside' end;
   end if;
-  if p_state = 'completed' and exists (select from tallybook.tombstone t where t.job_id = p_job_id
-                                       and t.attempt = p_attempt and t.taken)
-     and exists (select from (select * from tallybook._newest_entry(p_job_id)) e, tallybook._line_up_to(e.lane_id) l
-                 where (e.xid, e.seq) > (l.xid, l.seq)) then
-    return 'beyond';
-  end if;
-  return p_state;
+  if p_state <> 'completed' then return p_state; end if;  -- most jobs, without a query
+  return case when exists (select from tallybook.tombstone t where t.job_id = p_job_id and t.attempt = p_attempt
+                           and t.taken)
+    and exists (select from (select * from tallybook._newest_entry(p_job_id)) e, tallybook._line_up_to(e.lane_id) l
+                 where (e.xid, e.seq) > (l.xid, l.seq)) then 'beyond' else p_state end;
 end $$;

@@ -11,34 +11,42 @@ declare
   v_left int := p_looks; v_rows int; v_n int := 0; v_found int; v_at timestamptz; v_xids xid8[]; v_seqs bigint[];
   v_ids bigint[]; v_attempts int[]; v_task text := p_filter ->> 'task';
   v_mine text[] := case when p_filter ? 'unserved' then '{available,unmet}' when p_what = 'line' then '{available}'
-    when p_what = 'past' then '{completed,beyond}'
-                        else '{available,running,completed,beyond,cancelled,unmet}' end;
-  -- The lanes with their last unread entry, the lane with the last of all first; how many are read
-  -- in one step.
+    when p_what = 'past' then '{completed,beyond}' else '{available,running,completed,beyond,cancelled,unmet}' end;
+  -- The lanes with their last unread entry, the lane with the last of all first; how many are read in one step.
   v_lanes int[]; v_head_xids xid8[]; v_head_seqs bigint[]; v_ways int := 16;
 begin
-  p_lanes := coalesce(p_lanes, array(select l.lane_id from tallybook.lane l where p_what <> 'line'
-                                     or l.retired_at is null));
+  p_lanes := coalesce(p_lanes, array(select lane_id from tallybook.lane where p_what <> 'line' or retired_at is null));
   -- one look at a lane costs as much as skipping this many
   v_left := greatest(v_left - 10 * cardinality(p_lanes), v_left / 4);
-  -- For each lane the place of its last entry below this one, or a place above it; the lane has no other entries
-  -- before. One statement for all lanes, because a list may read thousands.
-  select array_agg(h.lane_id), array_agg(h.xid), array_agg(h.seq) into v_lanes, v_head_xids, v_head_seqs
-    from (select l.lane_id, e.xid, e.seq
-            from unnest(p_lanes) i(lane_id) join tallybook.lane l on l.lane_id = i.lane_id
-            left join lateral (select x.xid, x.seq from tallybook._line_up_to(l.lane_id) x
-                                where p_what = 'past' offset 0) u on true
-            left join lateral (select x.xid, x.seq, x.others from tallybook._line_from(l.lane_id) x
-                                where p_what = 'line' offset 0) c on true,
-                 -- One bound that the index takes: u itself belongs to it.
-                 lateral (select case when (u.xid, u.seq) < (v_xid, v_seq) then u.xid else v_xid end,
-                                 case when (u.xid, u.seq) < (v_xid, v_seq) then u.seq + 1 else v_seq end) b(xid, seq),
-                 lateral (select e.xid, e.seq from tallybook.entry e
-                           where e.lane_id = l.lane_id and e.retention = l.retention and (e.xid, e.seq) < (b.xid, b.seq)
-                           order by e.xid desc, e.seq desc limit 1) e
-           where c.xid is null or c.others <> '{}' or (e.xid, e.seq) > (c.xid, c.seq)
-           order by e.xid desc, e.seq desc) h;
-  while v_lanes is not null loop
+  loop
+    -- The last entries of the lanes that have just been read, first of all lanes. One statement, because a list may
+    -- read thousands.
+    select array_agg(h.lane_id), array_agg(h.xid), array_agg(h.seq) into v_lanes, v_head_xids, v_head_seqs
+      from (select l.lane_id, e.xid, e.seq
+              from unnest(p_lanes) i(lane_id) join tallybook.lane l on l.lane_id = i.lane_id
+              left join lateral (select x.xid, x.seq from tallybook._line_up_to(l.lane_id) x
+                                  where p_what = 'past' offset 0) u on true
+              left join lateral (select x.xid, x.seq, x.others from tallybook._line_from(l.lane_id) x
+                                  where p_what = 'line' offset 0) c on true,
+                   -- One bound that the index takes: u itself belongs to it.
+                   lateral (select case when (u.xid, u.seq) < (v_xid, v_seq) then u.xid else v_xid end,
+                                   case when (u.xid, u.seq) < (v_xid, v_seq) then u.seq + 1 else v_seq end) b(xid, seq),
+                   lateral ((select e.xid, e.seq from tallybook.entry e
+                              where e.lane_id = l.lane_id and e.retention = l.retention and c.others <> '{}' is not true
+                                and (e.xid, e.seq) < (b.xid, b.seq)
+                                and (e.xid, e.seq) > (coalesce(c.xid, '0'), coalesce(c.seq, 0))
+                              order by e.xid desc, e.seq desc limit 1)
+                            union all
+                            select r.xid, r.seq from tallybook._line_rows(l.lane_id, p_what, v_xid, v_seq, 1) r
+                             where c.others <> '{}') e
+            union all
+            select * from unnest(v_lanes[v_ways + 1:], v_head_xids[v_ways + 1:], v_head_seqs[v_ways + 1:])
+             order by xid desc, seq desc) h;
+    exit when v_lanes is null;
+    if v_left <= 0 then
+      return query select v_xid || '.' || v_seq, null::tallybook.job_line, v_at, v_n + 1;
+      return;
+    end if;
     -- Entries after the next lane's head are in the first lanes only.
     select count(*), min(u.enqueued_at), array_agg(u.xid) filter (where u.ok), array_agg(u.seq) filter (where u.ok),
            array_agg(u.job_id) filter (where u.ok),
@@ -62,16 +70,7 @@ begin
     exit when v_n > p_most;
     v_left := v_left - case p_what when 'past' then 8 else 3 end * v_rows - 60 * least(v_ways, cardinality(v_lanes))
               - 100 * coalesce(cardinality(v_ids), 0);
-    select array_agg(h.lane_id), array_agg(h.xid), array_agg(h.seq) into v_lanes, v_head_xids, v_head_seqs
-      from (select i.lane_id, x.xid, x.seq from unnest(v_lanes[:v_ways]) i(lane_id),
-                   lateral tallybook._line_rows(i.lane_id, p_what, v_xid, v_seq, 1) x
-            union all
-            select * from unnest(v_lanes[v_ways + 1:], v_head_xids[v_ways + 1:], v_head_seqs[v_ways + 1:])
-             order by 2 desc, 3 desc) h;
-    if v_left <= 0 and v_lanes is not null then
-      return query select v_xid || '.' || v_seq, null::tallybook.job_line, v_at, v_n + 1;
-      return;
-    end if;
+    p_lanes := v_lanes[:v_ways];
     v_piece := least(greatest(2 * v_piece, 64), case when cardinality(v_ids) > v_rows / 4 then 256
                      else 4096 end, 16384 / least(v_ways, cardinality(v_lanes)));
   end loop;
@@ -92,11 +91,8 @@ begin
     select x.xid, x.seq into v from tallybook._line_up_to(p_lane_id) x;
     if (v.xid, v.seq) < (p_xid, p_seq) then p_xid := v.xid; p_seq := v.seq + 1; end if;  -- including the last one
   end if;
-  if p_what = 'line' then
-    select * into v from tallybook._line_from(p_lane_id);
-  else
-    select '0'::xid8 as xid, 0::bigint as seq, '{}'::xid8[] as others into v;
-  end if;
+  if p_what = 'line' then select * into v from tallybook._line_from(p_lane_id);
+  else select '0'::xid8 as xid, 0::bigint as seq, '{}'::xid8[] as others into v; end if;
   return query
   select f.xid, f.seq, f.job_id, f.attempt, f.task, f.enqueued_at from (
     (select e.xid, e.seq, e.job_id, e.attempt, e.task, e.enqueued_at from tallybook.entry e

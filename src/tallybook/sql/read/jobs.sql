@@ -22,9 +22,9 @@ create or replace function tallybook.jobs(queue text default null, task text def
   links jsonb default null, error text default null, unserved boolean default false, since timestamptz default null,
   before timestamptz default null, after text default null, max_jobs int default 50, max_looked int default 50000)
 returns table (id bigint, queue_name text, task_name text, state text, priority int, attempts int, failures int,
-  max_attempts int,
-  enqueued_at timestamptz, run_at timestamptz, started_at timestamptz, ended_at timestamptz, worker text, summary text,
-  reason text, last_error text, subject text, unique_key text, progress float4, cursor text, looked_to timestamptz)
+  max_attempts int, enqueued_at timestamptz, run_at timestamptz, started_at timestamptz, ended_at timestamptz,
+  worker text, summary text, reason text, last_error text, subject text, unique_key text, progress float4, cursor text,
+  looked_to timestamptz)
 language plpgsql stable as $$
 declare
   v record; v_filter jsonb; v_n int := 0; v_cursor text := jobs.after; v_end boolean; r record;

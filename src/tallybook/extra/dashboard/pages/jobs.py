@@ -10,7 +10,6 @@ from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
 from tallybook._db.jobs import STATES
-from tallybook._model.counting import Counts
 from tallybook._model.job_info import JobLine, JobPage
 from tallybook._model.merged import END, Part, goes_on, merged, places
 from tallybook.errors import InvalidArgument
@@ -33,11 +32,12 @@ _SHARE = 20
 _TEXTS = ("queue", "task", "error", "since", "before", "unserved")
 OPEN = ("scheduled", "retrying", "waiting", "available", "running", "dead")
 """States with a count of current jobs; the counters of the other states are totals."""
-# The list does not read args of more than 4 kB.
-_MORE = """\
-select i.id, j.args, j.took from unnest(%s::bigint[]) as i(id) cross join lateral (
-  select case when pg_column_size(x.args) <= 4000 then x.args end as args, x.ended_at - x.last_attempt_at as took
-    from tallybook.job as x where x.id = i.id limit 1) as j"""
+_MORE = "select id, args, took from tallybook._args_of(%s)"
+_SUMS = ", ".join(f"cast(coalesce(sum(c.{state}) filter (where m.meant), 0) as bigint) as {state}" for state in OPEN)
+_COUNTS = f"""\
+select array_agg(distinct c.queue collate "C") as queues, array_agg(distinct c.task collate "C") as tasks, {_SUMS}
+  from tallybook.counts() as c,
+       lateral (select %(queue)s in ('', c.queue) and %(task)s in ('', c.task) as meant) as m"""  # noqa: S608
 
 
 class Ask(Protocol):
@@ -67,7 +67,7 @@ class List:
             self.asked[name] = [one.strip() for one in params.getlist(name) if one.strip()]
         self._after = params.get("after", "").strip()
         self._more: dict[int, dict[str, Any]] = {}
-        self._counts: list[Counts] = []
+        self._counts: list[dict[str, Any]] = []
 
     async def page(self, said: dict[str, Any], most: int, *, whole: bool = False) -> JobPage:
         """Return one page of jobs. With `whole`, also read the other columns of the list and the counts of the tabs."""
@@ -121,7 +121,7 @@ class List:
 
         async def read(conn: Conn, node: str) -> JobPage:
             if whole:
-                self._counts += await self._app.counts.list().on(conn)
+                self._counts += await rows(conn, _COUNTS, queue=self.asked["queue"], task=self.asked["task"])
             if not goes_on(place, node):
                 return JobPage([], None, None)
             jobs = self._app.jobs.list(**said, after=place.get(node) or None, max_jobs=most, max_looked=_LOOKED)
@@ -135,14 +135,13 @@ class List:
     async def shown(self) -> dict[str, Any]:
         """Return the values for the live part of the page."""
         page = await self.page(_filter(self.asked), _PAGE, whole=True)
-        queue, task = self.asked["queue"], self.asked["task"]
-        meant = [one for one in self._counts if queue in ("", one.queue) and task in ("", one.task)]
-        sums = {state: sum(getattr(one, state) for one in meant) for state in OPEN}
+        sums = {state: sum(one[state] for one in self._counts) for state in OPEN}
         is_counted = not any(value for name, value in self.asked.items() if name not in ("queue", "task", "state"))
-        return {
+        known = {name: {one for node in self._counts for one in node[name] or ()} for name in ("queues", "tasks")}
+        return known | {
             "jobs": page.jobs, "more": self._more, "states": STATES, "after": page.next, "first": not self._after,
             "looked_to": page.looked_to if len(page.jobs) < _PAGE else None, "counts": sums if is_counted else None,
-            "asked": self.asked, "queues": {one.queue for one in self._counts}, "tasks": {one.task for one in self._counts},
+            "asked": self.asked,
         }  # fmt: skip
 
 
