@@ -307,6 +307,13 @@ def test_job_list_is_newest_first_and_limited(dsn: str) -> None:
     assert json.loads(invoke("job", "list", "--unserved", "--json", to=dsn).output) == []
 
 
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_why_of_an_unknown_job_ends_with_one(dsn: str, words: tuple[str, ...]) -> None:
+    """job why explains that there is no such job, and ends with exit code 1."""
+    found = invoke("job", "why", 999, *words, to=dsn)
+    assert (found.exit_code, "There is no job 999." in found.output) == (1, True)
+
+
 def test_job_show_has_errors_and_attempts(dsn: str) -> None:
     """job show prints a dead job's columns, each attempt and each error; retry gives it another attempt."""
     app = App("shop", dsn=dsn)

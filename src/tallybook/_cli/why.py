@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -14,7 +14,7 @@ from tallybook._cli.output import print_json
 from tallybook._cli.over_nodes import Found, newest
 from tallybook._cli.text import Columns, clean, local, short
 from tallybook._db import jobs as verbs
-from tallybook._model.job_info import TraceEvent
+from tallybook._model.job_info import Reason, TraceEvent
 from tallybook.errors import InvalidArgument
 
 _DO = {
@@ -55,11 +55,17 @@ def said_of(error: object) -> str:
 @command(json=True, nodes=True, reads=True)
 @click.argument("job_id", metavar="ID", type=int)
 def why(db: Db, job_id: int, as_json: bool) -> None:
-    """Explain why a job does not run, with advice."""
+    """Explain why a job does not run, with advice. Exit code 1 if there is no such job."""
     found = db.of(job_id).run(verbs.why(job_id))
     if as_json:
         print_json(found)
-        return
+    else:
+        _print(job_id, found)
+    if found[0].state is None:
+        raise SystemExit(1)
+
+
+def _print(job_id: int, found: Sequence[Reason]) -> None:
     click.echo(f"job {job_id}: {found[0].state or 'unknown'}")
     for one in found:
         click.echo(f"- {clean(one.explanation)} [{one.reason}]")
