@@ -64,8 +64,8 @@ def worker(
 
     SIGTERM or Ctrl-C lets running jobs finish; a second one returns them to the queue.
 
-    Exit code 0 after a stop, 2 for a wrong option or setting, 3 if a restart is needed because too many handlers did
-    not end after their deadline, 1 for all other errors.
+    Exit code 0 after a stop, 2 if an option or setting is invalid, 3 if a restart is needed because too many handlers
+    did not end after their deadline, 1 for all other errors.
     """
     patience = (more["stop_timeout"] or WorkerSettings.stop_timeout) + _AFTER_STOP
     supervisor.watch_parent(patience)

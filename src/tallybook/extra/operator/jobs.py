@@ -175,7 +175,8 @@ OPERATIONS = (
     ),
     Operation(
         "cancel_job", "/jobs/{job}/cancel", "operate",
-        "Cancel a job. Returns cancelled, cancelling if it is running, or the state in which it ended.",
+        "Cancel a job. `state` is cancelled, cancelling (its worker is still stopping it), or the state in which it had"
+        " already ended.",
         in_path=(JOB,), codes=("unknown", "queue"),
         in_body=(fields.text("reason", "Why.", most=500, example="the order was withdrawn"),),
         answer=record(job=4711, state="cancelled"), changes=_cancel,

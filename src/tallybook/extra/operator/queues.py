@@ -63,7 +63,7 @@ OPERATIONS = (
         codes=("queue",), answer=listed("counts", _COUNT), reads=_counts,
     ),
     steering(
-        _QUEUE, "pause", "Start no more jobs of a queue; running jobs continue.", "pause", _reach,
+        _QUEUE, "pause", "Stop starting jobs of a queue; running jobs continue.", "pause", _reach,
         lambda ask: calls.pause(ask["queue"], ask.key.id),
     ),
     steering(
