@@ -93,7 +93,7 @@ def test_the_example_of_the_page_runs(fleet: Fleet, shop: App) -> None:
     """The code of docs/nodes.md, as written: an order and its job on the tenant's node."""
     number = shop.nodes.of("tenant:7").sync().number
     before = counted(fleet)
-    (block,) = code("docs/nodes.md", "Enqueueing", "python")
+    (block,) = code("docs/nodes.md", "Enqueuing", "python")
     exec(block, {"app": shop, "psycopg": psycopg, "confirm": shop.tasks["confirm"]})  # noqa: S102
     assert more(before, fleet) == [(int(at == number), int(at == number)) for at in (1, 2, 3)]
 

@@ -155,7 +155,7 @@ def test_migrate_rebases_what_came_from_another_cluster(dsn: str) -> None:
         conn.execute("select tallybook.enqueue('mail', 'send')")
         conn.execute("update tallybook.installation set system_identifier = 1")
         assert "came from another cluster" in invoke("doctor", "--info", to=dsn).output
-        assert "1 lanes rebased, 1 jobs back in line" in invoke("migrate", to=dsn).output
+        assert "1 lanes rebased, 1 jobs available again" in invoke("migrate", to=dsn).output
         assert conn.execute("select attempt, attempts, state from tallybook.job").fetchall() == [(2, 0, "available")]
     assert json.loads(invoke("doctor", "--info", "--json", to=dsn).output)["cluster"] == "this one"
 

@@ -110,6 +110,6 @@ async def test_the_overview_says_what_the_doctor_has_found(make: Make, db: Any) 
     async with visiting(site) as visitor:
         await site.nodes.first.examination.look(60.0)
         alerts = (await visitor.get("/")).text.partition('<ul class="alerts"')[2].partition("</ul>")[0]
-        assert "queue &#34;nightly&#34; has had jobs in line" in alerts and "no live worker serves it" in alerts
+        assert "queue &#34;nightly&#34; has had available jobs" in alerts and "no live worker serves it" in alerts
         assert '<a href="/maintenance">' in alerts
-        assert "checks" not in alerts and "connections are taken" not in alerts
+        assert "checks" not in alerts and "connections are in use" not in alerts

@@ -138,7 +138,7 @@ def test_a_prepared_transaction(patient: Patient, connect: Callable[..., Connect
         open_.execute("select tallybook.enqueue('mail', 'x')")
         open_.execute(f"prepare transaction '{gid}'".encode())
     patient.fine("prepared")
-    found = patient.ill("prepared", gid, "with jobs", later="10 min")
+    found = patient.ill("prepared", gid, "and has enqueued jobs", later="10 min")
     patient.ill("horizon", gid, level="note", later="10 min")
     patient.ill("transactions", gid, "has enqueued jobs", later="15 min")
     patient.db.execute(command(found, "rollback prepared").encode())
@@ -284,7 +284,7 @@ def test_a_silent_worker(patient: Patient) -> None:
     """A worker past its lease is found until it is rescued, as the advice says."""
     worker = start(patient.db, "mail")
     assert patient.fine("workers").finding == "1 worker live"
-    patient.ill("workers", '"till-3"', f"({worker})", "silent for 5 min", "lease is 30 s", later="5 min")
+    patient.ill("workers", '"till-3"', f"({worker})", "has sent no heartbeat for 5 min", "lease is 30 s", later="5 min")
     for later in ("5 min", "6 min"):
         patient.db.execute("select tallybook.rescue(at => clock_timestamp() + %s::text::interval)", [later])
     patient.ill("workers", "no worker is running", level="note", later="5 min")
@@ -370,7 +370,7 @@ def test_a_paused_queue(patient: Patient) -> None:
     put(patient.db)
     patient.db.execute("select tallybook.pause('mail', 'ada')")
     patient.ill("paused", '"mail"', "by ada", level="note")
-    patient.ill("paused", "for 2 h by ada", "with jobs in line for 2 h", later="2 h")
+    patient.ill("paused", "for 2 h by ada", "its next job has waited for 2 h", later="2 h")
     patient.fine("unserved_queues"), patient.fine("backlog", later="2 h")
     patient.db.execute("select tallybook.resume('mail')")
     patient.fine("paused")
@@ -403,7 +403,7 @@ def test_dead_letters(patient: Patient) -> None:
 def test_an_open_breaker(patient: Patient) -> None:
     """An open breaker is found; a closed one is not."""
     patient.db.execute("select tallybook.breaker_set('acme', 3, '1 min', '1 h'), tallybook.breaker_open('acme')")
-    patient.ill("breakers", '"acme" has been open', "holds 0 jobs", level="note")
+    patient.ill("breakers", '"acme" has been open', "holds back 0 jobs", level="note")
     patient.db.execute("select tallybook.breaker_close('acme')")
     patient.fine("breakers")
 
@@ -566,9 +566,9 @@ def test_a_schema_of_another_release(dsn: str, empty_dsn: str, db: Connection) -
     assert "were skipped" in missing["checks"].finding
     latest = migrate.latest()
     for version, works_from, functions, level, word in (
-        (latest + 1, latest + 1, "other", "problem", "do not work together"),
-        (latest + 1, latest, "other", "note", "they work together"),
-        (latest, latest, "other", "warning", "another release"),
+        (latest + 1, latest + 1, "other", "problem", "are incompatible"),
+        (latest + 1, latest, "other", "note", "they are compatible"),
+        (latest, latest, "other", "warning", "a different release"),
     ):
         db.execute(
             "update tallybook.installation set version = %s, works_from = %s, routines = %s",
@@ -633,7 +633,7 @@ def test_the_command_line(healthy: str) -> None:
     with psycopg.connect(healthy, autocommit=True) as db:
         put(db)
         bad = invoke("doctor", "--quiet", to=healthy)
-        assert bad.exit_code == 1 and 'WARNING  unserved_queues: queue "mail" has had jobs in line' in bad.output
+        assert bad.exit_code == 1 and 'WARNING  unserved_queues: queue "mail" has had available jobs' in bad.output
         assert "-> Start a worker" in bad.output and "ok       " not in bad.output
         listed = invoke("doctor", "--json", to=healthy)
         assert listed.exit_code == 1

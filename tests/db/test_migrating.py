@@ -280,7 +280,7 @@ def test_a_newer_schema_that_works_with_this_release(dsn: str, db: Any) -> None:
     assert drain(app, dsn=dsn).completed == 1
     assert invoke("job", "list", to=dsn).exit_code == 0
     info = invoke("doctor", "--info", to=dsn)
-    assert info.exit_code == 0 and "newer than this program: they work together" in info.output
+    assert info.exit_code == 0 and "newer than this program: they are compatible" in info.output
     migrated = invoke("migrate", to=dsn)  # as an old pod's start would
     assert migrated.exit_code == 0 and "and supports it" in migrated.output
     assert schema.info(db).version == NEWEST + 5

@@ -111,11 +111,11 @@ class Queues(Noun):
         return self._verb(queues.top(queue, states=states, max_jobs=max_jobs, after=after))
 
     def pause(self, queue: str, by: str | None = None) -> Verb[bool]:
-        """Start no more jobs of a queue until `resume`; running jobs continue. False: it was paused.
+        """Stop starting jobs of a queue until `resume`; running jobs continue. False: it was already paused.
 
         Raises UnknownQueue.
 
-        await app.queues.pause("mail", by="ada")
+            await app.queues.pause("mail", by="ada")
         """
         return self._verb(calls.pause(queue, by))
 

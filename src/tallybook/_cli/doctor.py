@@ -102,6 +102,6 @@ def _verdict(found: schema.SchemaInfo) -> str:
     if found.version == 0:
         return "not installed: run `tallybook migrate`"
     if found.version > found.expected:
-        then = "they work together" if found.works else "update the package tallybook here"
+        then = "they are compatible" if found.works else "update the package tallybook here"
         return f"newer than this program: {then}"
     return "up to date" if found.current else "behind this program: run `tallybook migrate`"

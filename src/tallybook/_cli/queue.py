@@ -44,7 +44,7 @@ def list_(db: Db) -> list[str]:
 
 @command(of=queue, nodes="each")
 def pause(db: Db, name: str, by: str) -> str:
-    """Start no more jobs of a queue until you resume it. Running jobs continue."""
+    """Pause a queue until you resume it. Running jobs continue."""
     changed = db.run(calls.pause(name, by), name)
     return f"queue {clean(name)!r} is paused" if changed else f"queue {clean(name)!r} was paused already"
 

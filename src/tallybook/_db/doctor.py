@@ -64,7 +64,7 @@ def _missing(conn: Conn) -> list[Finding]:
     if conn.execute(_EXISTS).fetchone() == (True,):
         return []
     text = "the other checks were skipped: this database has no tallybook.doctor"
-    return [Finding(name="checks", level="note", finding=text, advice="See schema.")]
+    return [Finding(name="checks", level="note", finding=text, advice="See the check schema.")]
 
 
 def _bounded(conn: Conn, name: str, patience: timedelta, look: Callable[[Conn], Found]) -> list[Finding]:
@@ -84,9 +84,9 @@ def _bounded(conn: Conn, name: str, patience: timedelta, look: Callable[[Conn], 
             advice = "Run it as a user with the role operator, or the owner of the schema."
         elif conn.closed:
             level, text = "problem", f"the connection was lost: {first_line(error)}"
-            advice = "See the server's log, and whether it is up."
+            advice = "Check whether the server is running, and read its log."
         else:
-            advice = "Run it again; if this persists, check the schema first."
+            advice = "Run it again. If it fails again, see the check schema."
     return [Finding(name=name, level=level, finding=text, advice=advice)]
 
 
@@ -131,16 +131,16 @@ def _schema(conn: Conn) -> Finding:
     shown = f"version {found.version}, and this program has {found.expected}"
     level, text, advice = "ok", f"version {found.version}, up to date", None
     if error := verdict(found.version, found.works_from, found.expected, conn.info.dbname):
-        level, text, advice = "problem", f"{shown}: they do not work together", "Run `tallybook migrate`."
+        level, text, advice = "problem", f"{shown}: they are incompatible", "Run `tallybook migrate`."
         if found.version == 0:
             text = "there is no schema tallybook in this database"
         elif found.version > found.expected:
             advice = error.hint or "Update the package tallybook here."
     elif found.version > found.expected:
-        level, text = "note", f"{shown}: they work together"
-        advice = "Update the package tallybook here when it suits you."
+        level, text = "note", f"{shown}: they are compatible"
+        advice = "Update the package tallybook here when convenient."
     elif not found.routines_current:
-        level, text = "warning", f"version {found.version}, with functions of another release"
+        level, text = "warning", f"version {found.version}, with functions of a different release"
         advice = "Run `tallybook migrate`."
     return Finding(name="schema", level=level, finding=text, advice=advice, details=details)
 
@@ -164,8 +164,8 @@ def clock(conn: Conn, now: Callable[[], float] = time.time) -> Finding:
         return Finding(name="clock", level="ok", finding=text, details=details)
     text = f"this machine's clock is {abs(ahead):.1f} s {'behind' if ahead > 0 else 'ahead of'} the server's"
     advice = (
-        "Jobs start by the server's clock: instants from this machine (run_at, expires_at) are off by as much, delays "
-        "are not. Let both machines use NTP."
+        "Jobs start by the server's clock: times from this machine (run_at, expires_at) are wrong by this difference, "
+        "delays are not. Run NTP on both machines."
     )
     return Finding(name="clock", level="warning" if off >= 10 else "note", finding=text, advice=advice, details=details)
 
@@ -179,8 +179,8 @@ def _pooler(conn: Conn) -> Finding:
         {"setting": name, "value": value, "wanted": wanted}
         for name, value, wanted in conn.execute(UNGUARDED.replace("s.setting", "s.reset_val")).fetchall()
     ]
-    text = "there is a pooler in transaction mode: workers poll, and find a dead worker only after its lease"
-    advice = "If that is too slow, give workers `--direct-dsn`, a connection without the pooler."
+    text = "there is a pooler in transaction mode: workers poll, and notice a dead worker only when its lease expires"
+    advice = "If that is too slow, pass `--direct-dsn` to the workers: a DSN that bypasses the pooler."
     if wrong:
         listed = ", ".join(f"{one['setting']} = {one['value']}" for one in wrong)
         text = f"{text}. Its sessions have {listed}, which workers cannot change there"

@@ -28,9 +28,9 @@ class Rebased:
     """Whether this check rebased the lanes: the database had come from another cluster."""
     lanes: int
     moved: int
-    """Attempts that no worker had claimed, back in line."""
+    """Attempts that no worker had claimed; their jobs are available again."""
     lost: int
-    """Attempts that a worker of the other cluster had claimed, back in line."""
+    """Attempts that a worker of the other cluster had claimed; their jobs are available again."""
     cancelled: int
     scheduled: int
     waiting: int
@@ -43,7 +43,7 @@ class Rebased:
     def __str__(self) -> str:
         return (
             f"this database came from another cluster: {self.lanes} lanes rebased, {self.moved + self.lost} jobs"
-            f" back in line ({self.lost} of them had been running there), {self.cancelled} ended as cancelled,"
+            f" available again ({self.lost} of them had been running there), {self.cancelled} ended as cancelled,"
             f" {self.scheduled} scheduled, {self.waiting} waiting and {self.dead} dead kept,"
             f" {self.workers} workers removed"
         )

@@ -255,7 +255,7 @@ class Heartbeat:
             with ThreadSocketTimeout(self._conn, 2 * _MOST_ANSWER):
                 worker_id = self._register(self._conn)
             self._on_given_up(worker_id)
-            # After a failover the old worker is still registered: put its open jobs back in line now.
+            # After a failover the old worker is still registered: return its open jobs to their lanes now.
             with ThreadSocketTimeout(self._conn, 2 * _MOST_ANSWER):
                 if self._session:
                     self._conn.execute(_LET_GO, (old,))

@@ -1,14 +1,14 @@
 -- cancel(job_id, reason, at): cancel a job. Returns the effect:
 --
---   cancelled   no worker had claimed it: it will not start, unless a worker claims it before this transaction has
---               committed; its worker then stops it as for cancelling. Or it had already ended as cancelled
---   cancelling  it runs: its worker stops the handler and ends the attempt as cancelled, unless it completes first. At
---               another isolation level than READ COMMITTED also if it may not run
---   completed, dead    it had already ended, nothing was done; dead: its dead letter has been dropped, or it has died
---               during this call
--- A dead letter ends as cancelled at once, with its errors, and is no longer a dead letter (see _cancel_dead). For all
--- other jobs only an intent is written, in the caller's transaction. It takes no lock that a claim could wait for, so a
--- transaction that cancelled a job and stays open delays nobody. If it rolls back, nothing has happened.
+--   cancelled   the job had not been claimed and will not start. If a worker claims it before this transaction commits,
+--               the worker stops it, as for cancelling. Also returned if it had already ended as cancelled
+--   cancelling  the job is running: its worker stops the handler and ends the attempt as cancelled, unless it completes
+--               first. At isolation levels other than READ COMMITTED, also returned if the job has not been claimed
+--   completed, dead    the job had already ended, so nothing was done. dead: its dead letter had been dropped, or it
+--               died during this call
+-- A dead letter ends as cancelled at once: it keeps its errors and is no longer a dead letter (see _cancel_dead). For
+-- every other job, this only records a request in the caller's transaction, without a lock that a claim could wait for.
+-- A transaction that stays open after it delays no other session, and a rollback undoes it.
 -- Errors: TB002 no such job. Reads entry, claim, outcome, scheduled, waiting, dead; writes tombstone; for a dead letter
 -- entry, outcome, tally, subject_job; deletes from dead.
 -- profile: nested

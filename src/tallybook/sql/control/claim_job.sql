@@ -1,10 +1,10 @@
 -- claim_job(worker, job_id, lease): claim one job by its id. Returns true for exactly one of all concurrent callers.
 --
--- For a processor or a person that chose the job. The job may be available, or scheduled and due. Its lane's cursor
+-- For a program or a user that has chosen the job. The job may be available, or scheduled and due. Its lane's cursor
 -- does not move and later skips the job. Run it in a transaction of its own, because it holds the lane's lock.
 -- Returns false if the job is not due, waiting, claimed, ended or cancelled, if its queue is paused, or if its lane was
--- busy for 2 s. The same lease passed twice gets the same answer. Errors: TB002 no such job, TB003, TB005 no lease,
--- TB006. Locks, in this order: the worker's gate, the job's row in scheduled (tried), its tombstone, its lane.
+-- busy for 2 s. A second call with the same lease returns the same result. Errors: TB002 no such job, TB003, TB005 no
+-- lease, TB006. Locks, in this order: the worker's gate, the job's row in scheduled (tried), its tombstone, its lane.
 -- Reads scheduled, entry, outcome, queue; writes entry, order_line, tombstone, claim; deletes from scheduled.
 -- profile: lookup
 -- rights: worker

@@ -1,7 +1,7 @@
 -- move(lease, job_id, attempt): set a job aside for workers that know its task, or the version of its args.
 --
--- The job moves once, to the part of its queue that only these workers walk. Counts no failure, and the attempt, which
--- never started, is not shown as one of its attempts.
+-- The job moves once, to the part of its queue from which only these workers claim. Counts no failure, and the attempt,
+-- which never started, is not shown as one of its attempts.
 -- Returns moved, or refused. Reads claim, entry, lane; writes outcome, tally, entry, at first use lane.
 -- rights: worker
 create or replace function tallybook.move(lease uuid, job_id bigint, attempt int,

@@ -1,8 +1,8 @@
--- retry(job_id): give a dead or cancelled job another attempt. Only people call it. Returns the number of that attempt.
+-- retry(job_id): give a dead or cancelled job another attempt. Only users call it. Returns the number of that attempt.
 --
--- Failures and crashes start again at 0, and expires_at is removed; the error history stays. A job that was cancelled
--- while it is scheduled or waiting only loses the cancel: it keeps that state, its failures and its expires_at. A job
--- that had a unique key, or belongs to a subject, takes it again.
+-- Failures and crashes start again at 0, and expires_at is removed; the error history stays. If a job was cancelled but
+-- is still scheduled or waiting, only the cancel is undone: it keeps its state, its failures and its expires_at. A job
+-- that had a unique key takes the key again, and a job of a subject takes the subject's name again.
 -- Errors: TB002 no such job; TB005 the job is not dead or cancelled, or another live job has its unique key or subject;
 -- TB003. Waits for a session that retries, cancels or drops the same job. Reads entry, outcome, claim; deletes from
 -- dead; writes tombstone, unique_key, subject_job, order_line, amendment, and entry, waiting (with a fair key).

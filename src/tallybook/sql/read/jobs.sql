@@ -8,11 +8,11 @@
 --   since, before  only jobs enqueued at or after `since` and before `before`
 --   after       the cursor of the last row of the previous page
 --   max_jobs    page size, 1 to 1000
---   max_looked  most rows of the ledger to skip, 1000 to 1,000,000
--- Each job is listed once, in its present state, with the columns of the view job. If there may be more, the last row
+--   max_looked  how many rows of the ledger to skip at most, 1000 to 1,000,000
+-- Each job is listed once, in its current state, with the columns of the view job. If there may be more, the last row
 -- has no id: pass its cursor for the next page. looked_to is the time back to which rows were searched, even if the
 -- page is not full. Without such a row the list is complete.
--- The order is by id. If a filter makes another order cheaper, it is the order in which jobs entered their line
+-- The order is by id. If a filter makes another order cheaper, it is the order in which jobs became available
 -- (available, completed, all of a queue) or ended (cancelled, error); a merge of both is ordered by time. Pages neither
 -- skip nor repeat a job that does not change. The cost does not depend on the length of the history.
 -- Errors: TB005. Reads entry, outcome, claim, scheduled, waiting, dead, tombstone, worker, lane, by indexes only.

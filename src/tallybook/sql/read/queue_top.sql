@@ -3,10 +3,10 @@
 --   states    available, scheduled, retrying; null: all three
 --   max_jobs  page size, at most 1000
 --   after     the place of the last row of the previous page
--- First the jobs in line by priority, within a priority those first whose turn at a limit has come, then
--- in the order of the line. After them the scheduled jobs, by run_at. position counts from 1 over all pages. Cancelled
--- jobs are left out. A paused queue, limits and order keys can change the order. Reads only the rows that it returns:
--- lane, claim, entry, tombstone, scheduled.
+-- Available jobs come first, by priority; within a priority, those whose turn at a limit has come, then the others
+-- in the order of the lane. The scheduled jobs follow, by run_at. position counts from 1 over all pages. Cancelled jobs
+-- are left out. A paused queue, limits and order keys can change the order. Reads only the rows that it returns: lane,
+-- claim, entry, tombstone, scheduled.
 -- Errors: TB002 unknown queue, TB005.
 -- profile: nested
 -- rights: operator

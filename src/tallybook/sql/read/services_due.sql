@@ -1,13 +1,15 @@
--- services_due(services, after, worker, queues, at): find out what the services have to do, in one statement without
--- writes.
+-- services_due(services, after, worker, queues, at): find out which services have work to do, in one statement that
+-- writes nothing.
 --
 --   services  only these services; null: all
 --   after     as for promote: the scheduled jobs before it are known. If promote is among services, pass null.
---   worker, queues  also check whether this worker could claim a job of these queues, instead of an idle claim
+--   worker, queues  also check whether this worker could claim a job of these queues, which replaces a claim that finds
+--                   nothing
 -- Returns due: the services that have something to do or have not run for a minute; next_run_at: when the next job is
--- due, and passed: nothing is scheduled before it, for a later after; next_tick_at: when the next schedule is due;
--- work: whether there is a job to claim; workers: the number of recorded workers; names and every: the interval of each
--- service. A run itself is promote, rescue, rebase, parents_resolve, fair_release or fold with as_service.
+-- due, and passed: a value for a later call's after, because nothing is scheduled before it; next_tick_at: when the
+-- next schedule is due; work: whether there is a job to claim; workers: the number of recorded workers; names and
+-- every: the interval of each service. A run itself is promote, rescue, rebase, parents_resolve, fair_release or fold
+-- with as_service.
 -- Reads service, scheduled, schedule, worker, waiting, parent, tombstone, amendment, lane, queue, claim, entry,
 -- installation, fold, tally.
 -- profile: hot

@@ -1,17 +1,18 @@
 -- admit(leases, job_ids, attempts, blocked_by, ...): decide whether claimed jobs may start. Pass the jobs for which
 -- claimed_jobs returned blocked_by. Returns a row with a verdict for each job that the caller still holds:
 --
---   start    it starts after starts_in seconds, and at most late seconds later (null: at any time)
---   wait     ask again soon; said: what it waits for, as blocked_by
+--   start    start the job in starts_in seconds, at most late seconds after that (null: without this limit)
+--   wait     call admit again soon; said: what the job waits for, as in blocked_by
 --   ended    this attempt has ended; said: the job's state now (cancelled, dead, scheduled, available, waiting), or
---            refused if the lease no longer holds it. After the question for an order key said is always waiting, and
---            after that for a limit scheduled or cancelled, even if the job waits for a permit or the lease was lost
---   unknown  said: a limit that has no rule; the job is unchanged
--- permits: the job holds permits of a concurrency limit; call concurrency_release() with the limits' names at its end.
--- args, options: their values now, if they were read. A job without a row belongs to another worker by now.
+--            refused if the lease no longer holds it. If an order key decided, said is always waiting. If a limit
+--            decided, said is scheduled or cancelled, even if the job waits for a permit or the lease was lost
+--   unknown  said names a limit that has no rule; the job is unchanged
+-- permits: the job holds permits of a concurrency limit; when it has ended, call concurrency_release() with the limits'
+-- names. args, options: the job's current values; null if known was passed. A job without a row now belongs to another
+-- worker.
 --   known    the blocked_by that claimed_jobs returned a moment ago; null: read it again
---   patient  false: a job that waits for its order key is set aside and holds no slot; rescue watches it. Pass it after
---            a while
+--   patient  false: also set aside a job that would have to wait for its order key, so that it holds no slot; rescue
+--            releases it if nothing else does. Pass it after a while
 --   ahead, missed  see limit_take
 -- Needs READ COMMITTED (TB003). Locks and writes: see order_admit and limit_take, and the verbs that end attempts.
 -- profile: hot

@@ -1,22 +1,24 @@
--- claim(worker, queues, max_jobs, lease, ...): claim the next jobs of some queues for a worker: one batch, of one lane.
+-- claim(worker, queues, max_jobs, lease, ...): claim the next jobs of some queues for a worker: one batch from one
+-- lane.
 --
--- Walks the lanes of the queues, lowest priority number first. Takes, from the first lane that has work, entries that
--- its cursor has not passed, at most max_jobs[i] for queues[i] (0: none). Within a priority the lane of jobs whose turn
--- at a limit has come goes first. The ids are not returned: commit, then read them with claimed_jobs, so that nothing
--- slow happens under the lane's lock. A job whose transaction commits late is claimed late, never skipped: see "holes"
--- in sql/README.md.
---   lease    a random UUID from the caller; every end of these attempts names it
---   durable  false: this transaction commits asynchronously. A crash of the server can then forget the claim; its jobs
---            are claimed again and the forgotten lease is refused. Only for a transaction that does nothing else.
---   retried  false: this lease is passed for the first time, so no earlier answer is looked for
--- Returns the claim's number for renew, the queue and the number of jobs. A null number means no work. A number with 0
--- jobs means that all jobs it met were cancelled: claim again. The same lease passed twice gets the same answer.
--- It may take fewer jobs than there are, because a claim ends with its window. Claim once per transaction: a second
--- claim would wait for a lane while it holds another.
--- Errors: TB003 isolation level, TB004 another cluster's cursor, TB005 no lease, TB006 a worker that was given up.
--- Locks, in this order: the worker's gate, then the first lane, for which it waits. If somebody else has emptied that
--- lane meanwhile, it tries up to 7 others and keeps all these locks to its commit. Reads lane, queue, worker, claim,
--- entry, tombstone; writes claim, for cancelled jobs outcome and tally; deletes from tombstone.
+-- Checks the lanes of the queues, lowest priority number first. From the first lane that has jobs, it takes the next
+-- ones after the lane's cursor: at most max_jobs[i] for queues[i] (0: none). Within a priority, the lane of jobs whose
+-- turn at a limit has come is first. The ids are not returned: commit, then read them with claimed_jobs, so that
+-- nothing slow happens while the lane is locked. A job whose transaction commits late is claimed late, never skipped:
+-- see "holes" in sql/README.md.
+--   lease    a random UUID from the caller, which is needed to end these attempts
+--   durable  false: this transaction commits asynchronously. A crash of the server can then undo the claim: its jobs
+--            are claimed again, and its lease is refused. Use it only in a transaction that does nothing else.
+--   retried  false: this is the first call with this lease, so it does not search for an earlier result
+-- Returns the claim's id (for renew), the queue and the number of jobs. A null id means that there is no job to claim.
+-- An id with 0 jobs means that all jobs it found were cancelled: claim again. A second call with the same lease returns
+-- the same result.
+-- It may take fewer jobs than there are, because it takes from one window of the lane only (see sql/README.md). Claim
+-- once per transaction: a second claim would wait for a lane while the first one still locks another.
+-- Errors: TB003 isolation level, TB004 another cluster's cursor, TB005 no lease, TB006 a worker that is considered
+-- dead. Locks, in this order: the worker's gate, then the first lane, for which it waits. If another session has
+-- emptied that lane meanwhile, it tries up to 7 other lanes. It keeps all these locks until its commit. Reads lane,
+-- queue, worker, claim, entry, tombstone; writes claim, for cancelled jobs outcome and tally; deletes from tombstone.
 -- profile: hot
 -- rights: worker
 create or replace function tallybook.claim(worker int, queues text[], max_jobs int[], lease uuid,

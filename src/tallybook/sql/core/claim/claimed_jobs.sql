@@ -1,22 +1,23 @@
 -- claimed_jobs(lease, job, at): read the jobs of a claim. Run it after the claim has committed. It keeps no lock.
 --
--- blocked_by: null for nearly all jobs: start the job. Otherwise it must not start, or not yet, and admit decides:
---   cancelled  it was cancelled after the claim read it. This is read after the claim's commit, so a cancel that
---              commits before its job starts always holds. A cancel of a later attempt counts as well: this one was
---              lost meanwhile, and its worker does not know it yet
---   expired    no attempt may start any more
+-- blocked_by is null for nearly all jobs: start them. Otherwise the job must not start, at least not yet, and admit
+-- decides:
+--   cancelled  the job was cancelled after the claim read it. Tombstones are read after the claim's commit, so no
+--              cancel that committed before this call is missed. A cancel of a later attempt counts, too: this attempt
+--              was lost meanwhile, and its worker does not know that yet
+--   expired    the job's expires_at has passed, so no attempt may start
 --   changing   a producer's open transaction is about to change the job, or relies on it being queued
---   postponed  it was given a later time since
---   order_key  it may not be its turn     limit  a limit holds it, or may do so
--- If it is null and options have turn, the job holds permits: call concurrency_release() with the names of its limits
--- at its end.
+--   postponed  the job was moved to a later time after the claim
+--   order_key  it may not be the job's turn
+--   limit      a limit holds the job back, or may do so
+-- If blocked_by is null and options contain turn, the job holds permits: when it has ended, call concurrency_release()
+-- with the names of its limits.
 -- max_attempts null: the task's limit applies. run_at null: the job was to run at once.
--- job: only this job of the claim. If blocked_by is not changing, the answer that a producer got about the job is
--- final.
--- Returns no rows if no claim has that lease: it took nothing, or a crash of the server has undone it.
+-- job: read only this job of the claim. Unless blocked_by is changing, what a producer was told about the job is final.
+-- Returns no rows if no claim has this lease: the claim took no jobs, or a crash of the server has undone it.
 -- Reads claim, entry, tombstone; for jobs with a unique key amendment; see _is_limited.
--- The limit is the number that the claim has counted. Without it each claim of a big transaction would read all jobs of
--- that transaction that are still to come, because a scan does not end at a row's second column.
+-- The query's LIMIT is the claim's number of jobs. Without it, each claim from a big transaction would read all later
+-- jobs of that transaction, because a scan does not end at a row's second column.
 -- profile: nested
 -- rights: worker
 create or replace function tallybook.claimed_jobs(lease uuid, job bigint default null,

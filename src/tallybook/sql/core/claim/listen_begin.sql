@@ -1,9 +1,12 @@
 -- listen_begin(queues, held): register this session as a sleeper on these queues.
 --
--- A worker runs it on its listening session before it waits. held: it is armed already and only checks the gates again.
---   armed  it sleeps now. False: a producer's probe was in the way for a microsecond; nothing is held, try again.
---   clear  no notification can be missed. False: an open transaction checked for sleepers before this one was armed,
---          and will wake nobody when it commits. Look for jobs, and call again in 5 to 50 ms, until it is true.
+-- A worker runs it on its listening session before it waits. held: it is registered already, and only checks whether
+-- `clear` is true now.
+--   armed  the session is registered. False: a producer was checking for sleepers at this moment; nothing has happened,
+--          so try again.
+--   clear  no notification can be missed. False: an open transaction checked for sleepers before this one was
+--          registered, and will not wake it when it commits. Look for jobs, and call again in 5 to 50 ms, until it is
+--          true.
 -- Queue names are the channel's payloads; ' promote' is the name for sessions that wait for scheduled jobs.
 -- rights: worker
 create or replace function tallybook.listen_begin(queues text[], held boolean default false, out armed boolean,

@@ -1,13 +1,14 @@
--- renew(worker, open_from, running): the heartbeat. Returns the running jobs that were cancelled; with an attempt if
--- only that one was, because a person has retried the job since.
+-- renew(worker, open_from, running): send a heartbeat. Returns the running jobs that were cancelled. attempt is set if
+-- only that attempt was cancelled, because a user has retried the job since.
 --
---   open_from  no claim of this worker with a lower number (see claim) has an attempt whose end was not seen committed.
---              A failover may set the numbers back, so it is never set beyond the next one.
+--   open_from  the lowest claim_id of this worker (see claim) that may have an attempt whose end is not known to be
+--              committed; 0 is always correct. A failover may set the ids back, so the stored value is never above the
+--              next id.
 --   running    the ids of the jobs that it runs now
 --   lag, memory  for people: the longest delay of its event loop since the last heartbeat, and its memory in bytes;
 --                null: unknown
--- Errors: TB006: the worker was given up and its jobs belong to others; stop them and start again with worker_start.
--- Reads tombstone, claim_id; writes worker.
+-- Errors: TB006: the worker is considered dead, and its jobs belong to others. Stop them, and register again with
+-- worker_start. Reads tombstone, claim_id; writes worker.
 -- profile: lookup
 -- rights: worker
 create or replace function tallybook.renew(worker int, open_from bigint, running bigint[] default '{}',

@@ -1,5 +1,4 @@
--- unclaim(lease, job_id, attempt, delay): return an attempt that was claimed and never started, at once or after a
--- delay.
+-- unclaim(lease, job_id, attempt, delay): give back a claimed job that has not started, at once or after a delay.
 --
 -- Counts no failure. The attempt ends as moved and is not shown as one of the job's attempts.
 -- Returns scheduled, available (without a delay), or refused. Reads claim, entry; writes outcome, and scheduled or

@@ -1,15 +1,16 @@
 -- worker_start(name, queues, tasks, session): register a worker. Returns its id, which claim and renew take.
 --
---   tasks    the names of its tasks; it also walks the parts of its queues to which jobs of these were moved
---   lease    how long it may be silent before others take it for dead
+--   tasks    the names of its tasks; it also claims jobs of these tasks that were set aside for workers that know them
+--            (see move)
+--   lease    how long it may send no heartbeat before others consider it dead
 --   catalogue  its tasks, as JSON: [{"name", "app", "definition", ...}]; stored in tallybook.task for people
 --   slots, version  for people: how many jobs of each queue run at once, in the order of queues; the package's version
---   session  it holds the advisory lock (1413565443, id) in shared mode on the session that renews, so that its death
---            is noticed at once
--- Always commits durably. A crash that forgot it would give its id to another worker as well, and the one that died
--- first would never be rescued. Creates missing queues. A database that came from another cluster is rebased first, so
--- no worker ever meets a cursor of another cluster. Errors: TB005 an invalid name of a queue; TB003 a needed rebase at
--- another isolation level than READ COMMITTED. Writes worker, queue, task; see rebase.
+--   session  true: it holds the advisory lock (1413565443, id) in shared mode on the session that renews, so that its
+--            death is noticed at once
+-- Always commits durably. If a crash could undo it, another worker might get the same id, and the jobs of the one that
+-- died first would never be rescued. Creates missing queues. A database that came from another cluster is rebased
+-- first, so no worker ever meets a cursor of another cluster. Errors: TB005 an invalid name of a queue; TB003 a needed
+-- rebase at another isolation level than READ COMMITTED. Writes worker, queue, task; see rebase.
 -- rights: worker
 create or replace function tallybook.worker_start(name text, queues text[], tasks text[] default '{}',
   session boolean default false, at timestamptz default clock_timestamp(), lease interval default '30 s',

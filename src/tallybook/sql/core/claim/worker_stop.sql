@@ -1,5 +1,5 @@
--- worker_stop(worker): unregister a worker that has ended all it had claimed. Open attempts are rescued; returns their
--- number. Errors: TB003. Writes worker; see rescue.
+-- worker_stop(worker): unregister a worker that has ended all its attempts. Attempts that are still open are rescued;
+-- returns their number. Errors: TB003. Writes worker; see rescue.
 -- rights: worker
 create or replace function tallybook.worker_stop(worker int, at timestamptz default clock_timestamp()) returns int
 language plpgsql as $$

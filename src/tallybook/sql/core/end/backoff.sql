@@ -1,4 +1,4 @@
--- backoff(failures): the default delay before the next attempt: 5 s x 2^(failures-1), at most 6 h, full jitter.
+-- backoff(failures): the default delay before the next attempt: 5 s x 2^(failures-1), at most 6 h, with full jitter.
 -- rights: nobody, as the caller
 create or replace function tallybook.backoff(failures int) returns interval
 language sql volatile as $$

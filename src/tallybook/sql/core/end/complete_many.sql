@@ -1,14 +1,14 @@
 -- complete_many(leases, job_ids, attempts, results): end many attempts as completed. Returns the refused job ids.
 --
--- results: the handlers' return values as JSON text, or null; at most 1,000,000 bytes each. A larger one is not stored,
--- which the outcome records, and the job still completes. A result that starts with '!' is the reason why there is
--- none.
--- Refused: no claim has the lease, or the attempt has ended otherwise (rescued, cancelled). Nothing else happens then.
--- The same lease may complete an attempt twice and is accepted twice, so a caller that lost the answer repeats the
--- call.
--- Rows are written by job id and attempt, as in every verb that ends several, so no two calls can deadlock. The plain
--- INSERT comes first, because ON CONFLICT would write a second WAL record per row, for a conflict that is very rare.
--- Reads claim, entry; writes outcome, tally; see _release for jobs with an order key, _subjects_completed for subjects.
+-- results: the handlers' return values as JSON text, or null; at most 1,000,000 bytes each. A larger one is not stored:
+-- the outcome records this, and the job still completes. A text that starts with '!' is not a result, but the reason
+-- why there is none.
+-- An attempt is refused, and nothing changes, if no claim has the lease or the attempt has ended otherwise (rescued,
+-- cancelled). The same lease can complete an attempt twice, so a caller that lost the response can repeat the call.
+-- Rows are written by job id and attempt, as in every function that ends several attempts, so two calls cannot
+-- deadlock. The plain INSERT comes first, because ON CONFLICT would write a second WAL record per row, for a conflict
+-- that is very rare. Reads claim, entry; writes outcome, tally; see _release for jobs with an order key,
+-- _subjects_completed for subjects.
 -- profile: hot
 -- rights: worker
 create or replace function tallybook.complete_many(leases uuid[], job_ids bigint[], attempts int[],

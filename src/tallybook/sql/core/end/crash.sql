@@ -1,12 +1,13 @@
--- crash(lease, job_id, attempt, error, max_crashes): end an attempt that crashed its own process: out of memory, a
--- segmentation fault, an exit. Its worker lives and calls this.
+-- crash(lease, job_id, attempt, error, max_crashes): end an attempt whose own process has died: out of memory, a
+-- segmentation fault, an exit. The worker, which is still alive, calls this.
 --
 --   error        what is known, as one JSON object: type, message
 --   max_crashes  this many crashes make the job a dead letter with the reason crashed
--- The attempt ends as lost, as by rescue: one more crash, no failure. The next one comes after 1 s, 2 s, 4 s, ..., at
--- most a minute, so that a job that crashes at its start does not keep a worker busy with starting processes.
+-- The attempt ends as lost, as by rescue: it counts as a crash, not as a failure. The next attempt comes after 1 s, 2
+-- s, 4 s, ..., at most a minute, so that a job that crashes at its start does not keep a worker busy with starting
+-- processes.
 -- Returns scheduled, dead, or refused (the lease no longer holds the attempt; nothing has happened). Errors: TB005 an
--- error that is no object.
+-- error that is not an object.
 -- Reads claim, entry; writes outcome, and scheduled or dead.
 -- rights: worker
 create or replace function tallybook.crash(lease uuid, job_id bigint, attempt int, error jsonb,

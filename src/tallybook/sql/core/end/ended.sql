@@ -1,8 +1,9 @@
--- ended(lease, job_id, attempt): how an attempt ended; running if it has not; null if the lease has no such attempt.
+-- ended(lease, job_id, attempt): return how an attempt ended: running if it has not; null if the lease has no such
+-- attempt.
 --
--- For a caller that does not know whether the transaction with the attempt's end has committed, because the connection
--- was lost at COMMIT. It does not see uncommitted ends. To wait for one, end the attempt: the second end waits for the
--- first, and one of them is refused.
+-- For a caller that does not know whether the transaction that ended the attempt has committed, because the connection
+-- was lost at COMMIT. It does not see an uncommitted end. To wait for one, end the attempt again: that call waits for
+-- the first.
 -- Reads claim, entry, outcome.
 -- profile: lookup
 -- rights: worker

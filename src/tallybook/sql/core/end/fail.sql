@@ -1,14 +1,14 @@
--- fail(lease, job_id, attempt, error, ...): end an attempt as failed: backoff, or a dead letter if it is out of
--- attempts.
+-- fail(lease, job_id, attempt, error, ...): end an attempt as failed: the job is retried after the backoff, or is dead
+-- if it has no attempts left.
 --
---   error         what went wrong, as one JSON object: message, and what else is known (type, traceback); stored with
---                 attempt, worker, started_at and at, the attempt's end
+--   error         what went wrong, as one JSON object: message, and whatever else is known (type, traceback); stored
+--                 with attempt, worker, started_at and at, the attempt's end
 --   retry_in      delay before the next attempt; null: backoff(failures)
 --   max_attempts  the task's own limit, for a job that was enqueued without one; null: its queue's, or 5
---   final         true: no further attempt, whatever is left
+--   final         true: no further attempt, even if some are left
 --   at            the time; for tests
 -- Returns scheduled (available, without a delay), dead, or refused (the lease no longer holds the attempt; nothing has
--- happened). Errors: TB005 an error that is no object, an infinite retry_in.
+-- happened). Errors: TB005 an error that is not an object, an infinite retry_in.
 -- Reads claim, entry, queue; writes outcome, tally, and scheduled, entry, waiting (with a fair key) or dead.
 -- profile: lookup
 -- rights: worker

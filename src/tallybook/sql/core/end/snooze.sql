@@ -1,7 +1,8 @@
 -- snooze(lease, job_id, attempt, delay): end one attempt and run the job again after a delay; no failure is counted.
 --
--- A delay of 0 puts it back in line at once: what a worker does with what it could not finish when it stops.
--- Returns scheduled, available, or refused. Errors: TB005 a delay without an end.
+-- With a delay of 0, the job is available at once. A worker that stops does this with the jobs that it could not
+-- finish.
+-- Returns scheduled, available, or refused. Errors: TB005 an infinite delay.
 -- Reads claim, entry; writes outcome, tally, and scheduled, entry or waiting (with a fair key).
 -- rights: worker
 create or replace function tallybook.snooze(lease uuid, job_id bigint, attempt int, delay interval,

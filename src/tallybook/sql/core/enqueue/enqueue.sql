@@ -2,23 +2,23 @@
 --
 -- Workers see it when that transaction commits, and never if it rolls back. Waits only for a producer that is using the
 -- same unique key at the same moment.
---   run_at        not before this instant; null or past: at once
+--   run_at        start no earlier than this; null or past: at once
 --   priority      lower runs first
 --   unique_key    at most one live job of this task has it
 --   on_conflict   what happens if another job has the key: skip (default), raise, or change that job while it is
 --                 queued:
 --                 replace_args, raise_priority (to this call's, if that runs earlier), push_run_at (to this call's).
 --                 All but raise return the other job's id.
---   unique_while  running (default): the key holds until its job has ended; queued: only until it starts
---   order_key     jobs with the same key run one at a time, in the order in which they came
+--   unique_while  running (default): the job holds its unique key until it has ended; queued: only until it starts
+--   order_key     jobs with the same key run one at a time, in the order in which they became available
 --   expires_at    no attempt starts after it: the job is then dead, with the reason expired
 --   max_attempts  how many failures make it a dead letter; null: the limit of its task or its queue, or 5
---   headers       data beside the args: trace, tags; links: the rows of yours that it belongs to,
+--   headers       data in addition to the args: a trace, tags; links: rows of yours to which the job belongs,
 --                 {"links": {"submission": 42}}
 --   options       rarely used settings of this job, one JSON object: retry, version, limits, fair_key
 --   at            the time; for tests
--- Errors: TB005 a value that does not fit, TB008 the key is taken and on_conflict is raise; TB003 on_conflict changes a
--- job in line at another isolation level than READ COMMITTED.
+-- Errors: TB005 an invalid value, TB008 the key is taken and on_conflict is raise; TB003 on_conflict changes an
+-- available job at an isolation level other than READ COMMITTED.
 -- Reads lane; writes entry, scheduled or (with a fair key) waiting, unique_key, order_line, at first use lane; on a
 -- conflict scheduled, waiting, amendment.
 -- rights: producer

@@ -1,11 +1,11 @@
 -- enqueue_many(queues, tasks, args, ...): enqueue many jobs by one statement. Returns a report per job, in the given
 -- order.
 --
--- Takes arrays of one length (args and headers as JSON text), or null where all jobs have the default. created is false
--- if a live job has the unique key; its id is returned. Jobs with keys are stored one by one, in the order of their
--- keys, so that two calls with the same keys cannot deadlock; all others by one INSERT.
+-- Takes arrays of one length (args and headers as JSON text), or null if all jobs use the default. created is false if
+-- a live job has the unique key; its id is returned. Jobs with keys are stored one by one, in the order of their keys,
+-- so that two calls with the same keys cannot deadlock; all others by one INSERT.
 -- on_conflicts, unique_whiles, order_keys, expires_ats, options (as JSON text): as in enqueue.
--- Errors: TB005 the first job that does not fit; TB008 a key that is taken; TB003 as in enqueue. Then
+-- Errors: TB005 an invalid job (the first one is named); TB008 a key that is taken; TB003 as in enqueue. Then
 -- nothing is stored.
 -- Reads and writes what enqueue does.
 -- rights: producer

@@ -1,16 +1,16 @@
 -- promote(max_jobs, after, at, as_service): move due jobs from scheduled to their lanes. Any worker may run it at any
 -- time.
 --
--- Jobs of equal time move by fewer failures first. after: where the last call stopped, so that it does not walk over
--- its own dead rows while an old snapshot holds back vacuum; every few seconds pass null, for jobs that were committed
--- late.
--- Returns how many it moved, the run_at it reached, and when the next is due (null: nothing is scheduled).
+-- Of jobs with the same time, those with fewer failures move first. after: the run_at that the last call reached, so
+-- that this call skips dead rows that vacuum cannot remove yet because of an old snapshot. Pass null every few seconds,
+-- for jobs that were committed late.
+-- Returns how many jobs it moved, the run_at that it reached, and when the next is due (null: nothing is scheduled).
 -- as_service: claim the run first, and record it (see _service.sql); promoted is null if another session is running it.
--- Skips rows that another session has locked. Without after it also moves queued jobs that were amended to another lane
--- or time, and the lines of order keys whose first job was cancelled.
--- Of the jobs that return to their turn at a limit it moves only as many as can start; the others get a later time (see
--- _pace).
--- max_jobs counts the rows that it looks at, those with a later time included.
+-- Skips rows that another session has locked. Without after, it also moves queued jobs that were changed to another
+-- lane or time, and releases the next job of each order key whose first job was cancelled.
+-- Of the jobs that return for their turn at a limit, it moves only as many as can start; the others get a later time
+-- (see _pace).
+-- max_jobs limits the rows that it reads, including those that get a later time.
 -- Reads lane, tombstone, amendment, limit_rule; deletes from scheduled; writes entry, waiting, order_line, service,
 -- scheduled, rate_state; see _apply_amendments and _release.
 -- profile: hot

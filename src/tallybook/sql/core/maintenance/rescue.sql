@@ -1,26 +1,27 @@
 -- rescue(lease_time, ...): return the jobs of dead workers to their lanes. Returns how many attempts were lost, and how
--- many workers are suspects: their session is gone, look again after grace.
+-- many workers are suspects: their session is gone, so check again after grace.
 --
 -- A worker is dead when it has sent no heartbeat for its own lease (or lease_time, if given) and two checks have found
 -- it silent, the second a third of the lease after the first, because the server itself may have been away. For a
 -- worker without a session the first of these checks counts from half the lease on, since nothing else shows its death:
 -- it is rescued when its lease ends.
 -- A worker that holds a session is also dead when the session is gone and still gone at a check grace later; a worker
--- that lost its connection takes the lock again by then. After a start of the server each worker has a whole lease to
--- be heard again. No running job is taken from a worker that sends heartbeats, however long it runs. If a lease expired
--- while nobody checked, because the clock has stepped forward or no worker was there, a worker that may live has a
--- whole lease from the first check on.
--- An attempt of a dead worker ends as lost and its job returns to its lane with one more crash. At max_crashes, and if
--- the worker held nothing else, it becomes a dead letter with the reason crashed (see _lost). Everything that a zombie
--- still sends is refused, because the outcome exists.
--- Worker by worker, with a try of its gate, so that an open claim is never scanned past; job by job in the order of
--- their ids with a lock timeout, so that one zombie's uncommitted end does not delay the others. A dead worker keeps
--- its row until none of its attempts is open.
+-- that lost its connection takes the lock again by then. After a start of the server, each worker has a whole lease to
+-- send a heartbeat. No running job is taken from a worker that sends heartbeats, however long it runs. If a lease
+-- expired while nobody checked, because the clock has stepped forward or no worker was there, a worker that may live
+-- has a whole lease from the first check on.
+-- An attempt of a dead worker ends as lost, and its job returns to its lane with one more crash. At max_crashes, if the
+-- worker held no other job, it becomes a dead letter with the reason crashed (see _lost). Any outcome that such a
+-- worker still sends is refused, because the attempt already has one.
+-- It handles one worker after the other, and skips a worker whose gate is locked, so that it never misses an open
+-- claim. It handles a worker's jobs in the order of their ids, with a lock timeout, so that one uncommitted end does
+-- not delay the others. A dead worker keeps its row until none of its attempts is open.
 -- as_service: claim the run first, and record it (see _service.sql); lost is null if another session is running it.
--- max_jobs: checks no other worker once this many attempts were lost; call again while lost reaches it. All attempts of
--- one worker end together: a job that is rescued alone would count as the one that killed it.
--- Also releases what no end has released, and deletes amendments and tombstones that are used up: see _release_missed,
--- _forget_amendments, _forget_tombstones.
+-- max_jobs: checks no further worker once this many attempts were lost; call again while lost is at least max_jobs. All
+-- attempts of one worker end together, because a job that was rescued alone would count as the one that killed the
+-- worker.
+-- Also releases jobs that no end has released, and deletes amendments and tombstones that are used up: see
+-- _release_missed, _forget_amendments, _forget_tombstones.
 -- Errors: TB003 isolation level, TB005 max_jobs below 1.
 -- Reads worker, claim, entry; writes outcome, tally, entry, dead, worker, service; deletes from waiting, amendment,
 -- tombstone.

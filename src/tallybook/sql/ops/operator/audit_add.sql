@@ -1,5 +1,5 @@
 -- audit_add(actor, via, action, target, done): record a change: its actor, the channel (web, api, ...), the verb, what
--- it was applied to, and the result. Call it in the transaction of the change, so both commit or neither.
+-- it was applied to, and the result. Call it in the transaction of the change, so that both commit or neither does.
 --
 -- target and done must not contain args or secrets. Returns the row's id. Errors: TB005 a name that is empty or too
 -- long, or a value that is not a JSON object of at most 8 KB. Writes audit.

@@ -1,10 +1,10 @@
 -- nonce_take(key, nonce, signed_at): check a signed request and use up its nonce.
 --
 -- Returns fresh: serve it; used: it was served before; late or early: it was signed more than 300 s before or after
--- now, by the clock of this database. Call it in the transaction of the request's change. Of two requests with one
--- nonce the second waits for the first: it is used if the first commits, fresh if it rolls back. A nonce is kept for
--- 600 s, which covers requests signed 300 s ahead; the sweep deletes it then. Errors: TB005 a key or nonce that is
--- empty or longer than 200. Writes api_nonce.
+-- now, by the clock of this database. Call it in the transaction of the request's change. Of two requests with the same
+-- nonce, the second waits for the first. It gets used if the first commits, and fresh if the first rolls back. A nonce
+-- is kept for 600 s, which covers requests signed 300 s ahead; the sweep deletes it then. Errors: TB005 a key or nonce
+-- that is empty or longer than 200. Writes api_nonce.
 -- rights: operator
 create or replace function tallybook.nonce_take(key text, nonce text, signed_at timestamptz,
   at timestamptz default clock_timestamp())

@@ -1,5 +1,5 @@
 -- service_every(service, every): set the longest interval of a maintenance service. Running workers use it from their
--- next look on. Returns false if nothing changed. Errors: TB005 an unknown service, an interval out of range. Writes
+-- next check on. Returns false if nothing changed. Errors: TB005 an unknown service, an interval out of range. Writes
 -- service.
 -- rights: operator
 create or replace function tallybook.service_every(service text, every interval) returns boolean

@@ -1,7 +1,7 @@
 -- provider_set(name, kind, settings, active): create or change a provider.
 --
 --   kind      its purpose, in your words; required for a new provider
---   settings  one JSON object without secrets, readable by everybody; replaces the stored one. New provider: {}
+--   settings  one JSON object without secrets, readable by everyone; replaces the stored one. New provider: {}
 --   active    false: it is not loaded and no route leads to it. New provider: true
 -- A null leaves a value unchanged. Returns created, changed or unchanged. Running workers use it within seconds.
 -- Errors: TB005 invalid value. Reads and writes provider.

@@ -1,9 +1,9 @@
 -- cancel_jobs(jobs, reason, at): cancel each of these jobs, as cancel does. Returns the result per job, lowest id
 -- first.
 --
---   done    cancelled: it will not start; cancelling: it runs, and its worker stops it; refused: it had ended; unknown:
---           there is no such job
---   detail  why not
+--   done    cancelled: the job will not start; cancelling: it is running, and its worker stops it; refused: it had
+--           already ended; unknown: there is no such job
+--   detail  the reason, if refused or unknown
 -- Errors: TB005 more than 1000 jobs.
 -- rights: operator
 create or replace function tallybook.cancel_jobs(jobs bigint[], reason text default null,

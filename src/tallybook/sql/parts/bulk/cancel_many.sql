@@ -2,10 +2,10 @@
 --
 --   states  scheduled (with retrying), waiting, available, running, and dead; null: all but dead
 --   args    the job's args contain this
--- Returns the number of jobs that will not start, and of running ones that are being stopped. As with cancel, only
--- intents are written, but dead letters end as cancelled at once. unique_key finds no subjects: see subject_forget.
--- Errors: TB005 without a filter, or an unknown state. Reads unique_key, order_line, order_turn, scheduled, waiting,
--- entry, claim, outcome, tombstone, amendment, worker, dead; writes what cancel does.
+-- Returns the number of jobs that will not start, and the number of running jobs that are being stopped. As with
+-- cancel, only requests are recorded, but dead letters end as cancelled at once. The filter unique_key does not match
+-- subjects: see subject_forget. Errors: TB005 without a filter, or an unknown state. Reads unique_key, order_line,
+-- order_turn, scheduled, waiting, entry, claim, outcome, tombstone, amendment, worker, dead; writes what cancel does.
 -- rights: operator
 create or replace function tallybook.cancel_many(queue text default null, task text default null,
   unique_key text default null, order_key text default null, args jsonb default null, states text[] default null,

@@ -3,8 +3,8 @@
 --   args    the job's args contain this
 --   before  died before this time: for the next page pass the last one's died_at, and its job_id as before_id, because
 --           many can die at the same time
---   max_looked  most dead letters to look at; null: all. If the search ends there, the last row has no reason: the next
---               call continues from it
+--   max_looked  how many dead letters to search at most; null: all. If the search stops there, the column why of the
+--               last row is null: the next call continues from this row
 -- profile: nested
 -- rights: operator
 create or replace function tallybook.dead_letters(queue text default null, task text default null,

@@ -1,7 +1,7 @@
 -- drop_jobs(jobs): delete these dead letters. Returns the result per job, lowest id first.
 --
 --   done    dropped; refused: it is not dead; unknown: there is no such job
---   detail  why not: its present state
+--   detail  the reason, if refused or unknown
 -- Errors: TB005 more than 1000 jobs, or a null among them. Deletes from dead.
 -- rights: operator
 create or replace function tallybook.drop_jobs(jobs bigint[]) returns table (job_id bigint, done text, detail text)

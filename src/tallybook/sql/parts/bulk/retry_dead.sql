@@ -1,6 +1,6 @@
 -- retry_dead(...): retry all matching dead letters, at most max_jobs, those that died first. Returns the number of
--- retried ones, and of refused ones: another live job has the unique key or the subject, or a person has just retried
--- or dropped it.
+-- retried ones, and of refused ones: another live job has the unique key or the subject, or a user has just retried or
+-- dropped it.
 -- The filters are those of dead_letters; before is exclusive. The jobs are retried in the order of their ids, as by
 -- retry_jobs, so two such calls for the same jobs cannot deadlock. Their unique keys are taken in that order, too: with
 -- a transaction that enqueues jobs of several of these keys, a deadlock (40P01) can occur.

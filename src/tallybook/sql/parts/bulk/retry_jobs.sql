@@ -3,7 +3,7 @@
 --
 --   done    retried; refused: it is not dead or cancelled, or another live job has its unique key or its subject;
 --           unknown: there is no such job
---   detail  the number of the attempt, or why not
+--   detail  the number of the new attempt, or the reason if refused or unknown
 -- A refusal does not affect the others. A job that another session retries at the same moment is waited for, in the
 -- order of ids, so two of these calls cannot deadlock. Errors: TB005 more than 1000 jobs, or a null among them; TB003.
 -- rights: operator

@@ -1,6 +1,6 @@
 -- checkpoint(lease, job_id, attempt, value): store where the next attempt of the job continues if this one does not
--- complete. Returns false if the attempt is not the caller's any more.
--- One JSON value of at most 1,000,000 bytes; it replaces the former one. Read it with checkpoint_of.
+-- complete. Returns false if the attempt no longer belongs to the caller.
+-- One JSON value of at most 1,000,000 bytes; it replaces the previous one. Read it with checkpoint_of.
 -- Errors: TB005 a larger value. Reads claim, entry, outcome; writes progress, one row per job.
 -- profile: lookup
 -- rights: worker

@@ -1,4 +1,4 @@
--- checkpoint_of(job_id): return the last checkpoint of all attempts of a job, or null.
+-- checkpoint_of(job_id): return a job's newest checkpoint, from whichever attempt, or null.
 -- profile: lookup
 -- rights: worker
 create or replace function tallybook.checkpoint_of(job_id bigint) returns jsonb language sql stable as $$

@@ -1,6 +1,7 @@
 -- progress(lease, job_id, attempt, done, message): store the progress of a running attempt for the view job. Returns
--- false if the attempt is not the caller's any more.
---   done  from 0 to 1, null: unknown;  message  one line for people, cut at 1,000 characters
+-- false if the attempt no longer belongs to the caller.
+--   done     from 0 to 1; null: unknown
+--   message  one line for people, cut off after 1,000 characters
 -- Errors: TB005. Reads claim, entry, outcome; writes progress, one row per job.
 -- profile: lookup
 -- rights: worker

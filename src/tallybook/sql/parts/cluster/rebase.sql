@@ -9,8 +9,9 @@
 -- In another cluster the first call does this once, and the others wait for it:
 -- - every lane gets a successor and is retired; scheduled, waiting and dead jobs point to the successor;
 -- - every entry without an outcome is appended again: as moved, or as lost if a worker of the other cluster had claimed
---   it. No crash is counted, because the job did not end the worker. Cancelled ones end as cancelled;
--- - the recorded workers are ended: one that followed the move registers again, and its late ends are refused;
+--   it. No crash is counted, because the job did not kill the worker. Cancelled ones end as cancelled;
+-- - the recorded workers are ended: a worker that followed the move registers again, and outcomes that it sends for its
+-- old attempts are refused;
 -- - sequences that were not copied are set past all numbers in use, and the cluster is recorded.
 -- No producer waits. Jobs of transactions that began earlier, in a retired lane, are moved by later calls.
 -- Returns rebased (whether this call did all that), the number of lanes, of attempts that were moved, lost and

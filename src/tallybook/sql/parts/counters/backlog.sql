@@ -1,12 +1,12 @@
--- backlog(): how many jobs of each queue are in each state that is not an end, and since when the oldest of them could
--- run.
+-- backlog(): return the number of open jobs and dead letters per queue and state, and the time from which the oldest of
+-- them could run.
 --
--- For a metrics collector, which may call it every second. Includes dead letters. The numbers come from the counters:
--- see counts.
---   oldest_run_at  the earliest time from which one of them could or can run. Only the head of the queue's lines is
---                  read, and of all queues the 1,000 that are due first (scheduled, retrying) or have the lowest ids
---                  (waiting, dead). Null if none of these is of this queue, and for running jobs
--- Reads what counts reads, the head of each line, and those of scheduled, waiting and dead.
+-- For a metrics collector, which may call it every second. The numbers come from the counters: see counts.
+--   oldest_run_at  the earliest time from which one of these jobs could run, or can. Of available jobs, only the first
+--                  of each lane is read. Of scheduled and retrying jobs, only the 1,000 of all queues that are due
+--                  first are read; of waiting and dead jobs, only the 1,000 with the lowest ids. Null if none of these
+--                  belongs to this queue, and for running jobs
+-- Reads what counts reads, the first job of each lane, and the first rows of scheduled, waiting and dead.
 -- profile: hot
 -- rights: worker, operator, reader, metrics
 create or replace function tallybook.backlog(out queue text, out state text, out jobs bigint,

@@ -1,6 +1,7 @@
--- completed_since(since): how many jobs have completed since then, per queue and task. For today: select sum(completed)
--- from tallybook.completed_since(date_trunc('day', now())). Its precision is that of the steps that are kept: a second
--- for 15 min, a minute for two days, then an hour and a day (tallybook.series_step). Errors: TB005 no since.
+-- completed_since(since): return the number of jobs that have completed since this time, per queue and task. For today:
+-- select sum(completed) from tallybook.completed_since(date_trunc('day', now())). It is as precise as the steps that
+-- are stored: a second for 15 min, a minute for two days, then an hour and a day (tallybook.series_step). Errors: TB005
+-- since is null.
 -- Reads series, fold, tally, entry, lane.
 -- profile: hot
 -- rights: operator, reader, metrics

@@ -1,11 +1,13 @@
--- counts(): how many jobs are in each state, per queue and task, and how many have ever ended in each way.
+-- counts(): return the number of jobs in each state, per queue and task, and the number that have ever ended in each
+-- way.
 --
--- It reads sums and adds the changes since the last fold. So it costs the same for a hundred jobs and for ten million,
--- and all numbers are of one moment. They are exact per queue, and per task with one exception: in a queue of several
--- tasks with more than 2,000 jobs in line, a job that has run while thousands of others were claimed may be counted as
--- running under another task of that queue, and under its own as available (see _split). completed, cancelled and died
--- are totals for ever, including pruned history; failed, snoozed, lost and moved are attempts whose job continued. One
--- exception: a job that is dead because it crashed counts as lost, not as died, as its last outcome is.
+-- It reads sums and adds the changes since the last fold. It therefore costs the same for a hundred jobs and for ten
+-- million, and all numbers are from the same moment. They are exact per queue, and per task with one exception: in a
+-- queue with several tasks and more than 2,000 available jobs, a job that has run while thousands of others were
+-- claimed may be counted as running under another task of that queue, and as available under its own (see _split).
+-- completed, cancelled and died count all jobs that have ever ended so, including pruned history; failed, snoozed, lost
+-- and moved count attempts whose job continued. A job that is dead because it crashed counts as lost, not as died,
+-- because its last attempt ended as lost.
 -- A cancelled job counts in its old state until the cancel is recorded at its claim or promotion.
 -- Reads total, series, fold, lane, claim, entry, tally; for shared lanes also worker, outcome, tombstone.
 -- profile: hot

@@ -1,4 +1,4 @@
--- event_counts(): the present count of each of your own events, without those at 0. Reads
+-- event_counts(): return the current count of each of your own events, without events whose count is 0. Reads
 -- total, series, fold, tally.
 -- profile: hot
 -- rights: operator, reader, metrics

@@ -1,5 +1,5 @@
--- event_series(name, step, since, at): how often an event was counted, per step of time in which it was. Steps as in
--- levels. Errors: TB005.
+-- event_series(name, step, since, at): return how often an event was counted per time step, without steps whose sum is
+-- 0. Steps as in levels. Errors: TB005.
 -- profile: hot
 -- rights: operator, reader, metrics
 create or replace function tallybook.event_series(name text, step interval default '1 min',

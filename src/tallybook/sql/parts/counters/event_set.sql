@@ -1,8 +1,8 @@
 -- event_set(name, n): set the count of an event of your own to n, in your transaction; concurrent counts are added.
--- At 0 it is forgotten: event_counts omits it until its next count, and event_series keeps its history. Returns the
--- former count. Locks: one for all events until the end of the transaction, so calls of event_set wait for each other;
--- count_event never waits.
--- Errors: TB003 isolation level, TB005 a name that count_event refuses, an n that is not within 2^31 of the former
+-- 0 removes the event: event_counts omits it until its next count, and event_series keeps its history. Returns the
+-- previous count. Locks: one for all events until the end of the transaction, so calls of event_set wait for each
+-- other; count_event never waits.
+-- Errors: TB003 isolation level, TB005 a name that count_event refuses, an n that is not within 2^31 of the previous
 -- count. Reads total, series, fold, tally; writes tally.
 -- rights: producer, worker, operator
 create or replace function tallybook.event_set(name text, n bigint) returns bigint

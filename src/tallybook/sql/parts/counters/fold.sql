@@ -1,11 +1,11 @@
 -- fold(as_service, at): add the changes since the last fold to the counters. Workers run it; you never need to call it.
 --
--- Transaction ids alone decide what a fold adds: the transactions that have ended by its snapshot and had not by the
--- last one's. Their rows cannot change any more, so each row is counted once, whatever commits late, rolls back or
--- crashes. New entries are read from entry, all else from tally. No step of a job waits for this, and readers add what
--- has not been folded yet.
+-- A fold adds the changes of all transactions that have ended at its snapshot, but had not at the snapshot of the
+-- previous fold. Their rows can no longer change, so each row is counted exactly once, even after late commits,
+-- rollbacks and crashes. New entries are read from entry, everything else from tally. No job waits for a fold, and
+-- readers add what has not been folded yet.
 --   as_service  claim the run first, at most about one per second, and record it
--- Returns the number of written sums; null: another session folds, or has just done so.
+-- Returns the number of written sums; null: another session is folding, or has just done so.
 -- Errors: TB003 isolation level. Reads lane, entry, tally; writes fold, series, total, service.
 -- profile: nested
 -- rights: worker

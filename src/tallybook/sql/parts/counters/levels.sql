@@ -1,12 +1,13 @@
--- levels(step, since, queue, at): the counters as a time series: per step of time how many jobs ended in it, and how
--- many were in each state at its end, in all queues or in one.
+-- levels(step, since, queue, at): return the counters as a time series: for each step, how many jobs ended in it and
+-- how many were in each state at its end, in all queues or in one.
 --
--- Each point is computed from the present numbers by subtracting all later changes, so it is exact at the end of its
--- step; that of the last step, which has not ended, is of now.
---   step   whole minutes. For a time with longer steps only (series_step), changes are shown at the
---          beginning of these
---   since  60 steps ago where it is null; the first step is the one that it lies in
--- Errors: TB005 a step that is not of whole minutes, more than 10,000 steps. Reads what counts reads, and series.
+-- Each point is computed from the current numbers by subtracting all later changes, so it is exact at the end of its
+-- step. The last step has not ended: its point shows the present.
+--   step   whole minutes. Where only longer steps are stored (series_step), changes are shown at the
+--          beginning of those
+--   since  the first step is the one that contains this time; null: 60 steps ago
+-- Errors: TB005 a step that is not a whole number of minutes, more than 10,000 steps. Reads what counts reads, and
+-- series.
 -- profile: hot
 -- rights: operator, reader, metrics
 create or replace function tallybook.levels(step interval default '1 min', since timestamptz default null,

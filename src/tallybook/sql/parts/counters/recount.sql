@@ -1,6 +1,6 @@
 -- recount(at): rebuild all counters from the ledgers. Returns the number of sums.
 --
--- After a move to another cluster, or where verify finds a difference.
+-- Call it after a move to another cluster, or if verify finds a difference.
 -- Open jobs and history are counted; the totals of pruned history are kept. It reads everything
 -- once; only other folds wait for it.
 -- Errors: TB003 isolation level. Reads all ledgers and tables of jobs; writes fold, total, tally.

@@ -1,5 +1,6 @@
 -- series_keep(step, keep): how long the series keeps steps of this length before they are summed up to the next: 0
--- (folds, about a second), 60, 3600 or 86400 seconds. False: it was so already. Errors: TB005. Writes series_step.
+-- (folds, about a second), 60, 3600 or 86400 seconds. Returns false if nothing changed. Errors: TB005. Writes
+-- series_step.
 -- rights: operator
 create or replace function tallybook.series_keep(step int, keep interval) returns boolean
 language plpgsql as $$

@@ -1,9 +1,9 @@
--- throughput(span, at): how many jobs came and ended in the last span, per queue and task, in all and per second;
--- since: when the span begins.
+-- throughput(span, at): return how many jobs came and ended in the last span, per queue and task, in total and per
+-- second; since: when the span begins.
 --
--- came: how many more jobs are open or dead than then, plus those that ended; it can include retried ones. It counts
--- up to the last fold, which is about a second old if workers run. The beginning of a span of more than 15 min is
--- rounded to the minutes, hours or days that are kept.
+-- came: the growth in the number of open and dead jobs since then, plus the jobs that ended; it can include retried
+-- ones. It counts up to the last fold, which is about a second old if workers run. The beginning of a span of more than
+-- 15 min is rounded to the minutes, hours or days that are kept.
 -- Errors: TB005 a span that is not positive. Reads series, lane.
 -- profile: hot
 -- rights: operator, reader, metrics

@@ -1,5 +1,5 @@
--- timings(span, at): how long jobs waited and took, per queue and task: percentiles of those that completed in the last
--- span, in milliseconds.
+-- timings(span, at): return how long jobs waited and ran, per queue and task: percentiles of those that completed in
+-- the last span, in milliseconds.
 --
 -- took is from claim to end, waited from the time when a job could run to its claim. They come from histograms with
 -- buckets a quarter of an octave wide: a percentile is the upper end of its bucket, at most 19 % too high. It counts up

@@ -1,8 +1,9 @@
--- verify(): recount everything, and return where counts() differs from it; no rows: they agree. Both are of one moment.
+-- verify(): recount everything, and return the differences from counts(); no rows: they agree. Both are from the same
+-- moment.
 --
 -- If counts() leaves running jobs unattributed, the numbers of a task may differ by as many; those of the queue do not.
--- It reads all open jobs and counts the ledgers: some seconds for ten million jobs. A difference is a defect of ours:
--- please report it; recount() corrects the counters.
+-- It reads all open jobs and counts the ledgers: some seconds for ten million jobs. A difference is a defect in
+-- Tallybook: please report it; recount() corrects the counters.
 --   queue, task  both null for a difference of a whole ledger, whose rows do not name their queue; task null for one of
 --                a whole queue
 --   what         a state, an ending, or attempts: the number of those without an outcome, compared with the jobs that

@@ -1,5 +1,5 @@
--- fair_keys(max_keys): the view fair for pages: the first keys of each queue and priority whose jobs wait for their
--- turn, at most max_keys (1 to 1000) in all.
+-- fair_keys(max_keys): list keys of the view fair, for pages: for each queue and priority, the first keys whose jobs
+-- wait for their turn, at most max_keys (1 to 1000) in all.
 --
 -- The cost does not depend on the number of waiting jobs: they are counted up to 1000, which means 1000 or more.
 -- Errors: TB005 max_keys out of range. Reads waiting, lane.

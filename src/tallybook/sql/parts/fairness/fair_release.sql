@@ -1,21 +1,21 @@
--- fair_release(known, max_line, at, as_service): move jobs with a fair key to their lanes in rounds, one of each key at
--- a time.
+-- fair_release(known, max_line, at, as_service): move jobs with a fair key to their lanes in rounds, one job per key in
+-- each round.
 --
--- A due job with options.fair_key is in waiting. A lane of such jobs (part 'fair') has at most max_line of them in
--- line; if there is room, each key with waiting jobs gets its turn, behind the one that was served last (fair_turn). So
--- the job of a new key waits for the jobs in line and one round, however many jobs others have. A key that was seen
--- once costs no lane, row or claim.
---   known       the value that the last call returned: which keys have jobs, and from which number on. So this call
---               reads neither its own dead rows, while an old snapshot holds back vacuum, nor keys without jobs. Null:
---               find out. It is found out again every 3 s, for very late commits; a job up to 100 numbers late is found
---               at once.
---   max_line    how many jobs of a lane may be released and not claimed
---   as_service  record the run. This transaction then commits asynchronously, so it must do nothing else: jobs that a
---               crash of the server takes back wait again, and so does the claim of the run
--- Returns known; released: the number of moved jobs; busy: another session releases in some lane, so look again soon;
--- remain: whether jobs still wait. Any worker may call it at any time: one session at a time releases in a lane, by a
--- lock that is only tried (_service_claim), and sees the jobs that the former one has moved. Locked rows are left for a
--- later call. Needs READ COMMITTED (TB003).
+-- A due job with options.fair_key is in waiting. A lane of such jobs (part 'fair') has at most max_line unclaimed jobs.
+-- If it has room, the keys with waiting jobs get their turns, beginning after the key that was served last (fair_turn).
+-- The job of a new key therefore waits for the jobs in the lane and for one round, however many jobs other keys have. A
+-- key that was seen once costs no lane, row or claim.
+--   known       the value that the previous call returned: which keys have jobs, and from which number on. With it, the
+--               call skips keys without jobs, and dead rows that vacuum cannot remove yet because of an old snapshot.
+--               Null: search for all keys. The search is repeated every 3 s, for very late commits; a job up to 100
+--               numbers late is found at once.
+--   max_line    how many released jobs of a lane may be unclaimed
+--   as_service  record the run. This transaction then commits asynchronously, so it must do nothing else. If a crash of
+--               the server undoes it, the jobs wait again
+-- Returns known; released: the number of moved jobs; busy: another session is releasing jobs of a lane, so call again
+-- soon; remain: whether jobs still wait. Any worker may call it at any time: only one session at a time releases jobs
+-- of a lane, under a lock that nobody waits for (_service_claim), and it sees the jobs that the previous one has moved.
+-- Locked rows are left for a later call. Needs READ COMMITTED (TB003).
 -- Reads lane, claim, entry; deletes from waiting, fair_turn; writes entry, scheduled, fair_turn, service.
 -- profile: nested
 -- rights: worker

@@ -1,16 +1,17 @@
--- enqueue_from(query, queue, task, ...): enqueue one job for each row of a query, except those that are queued already.
+-- enqueue_from(query, queue, task, ...): enqueue one job for each row of a query, except rows that already have an open
+-- job.
 --
--- Each row is enqueued with its unique key and on_conflict skip: a row whose key an open job has is skipped, and so is
--- a second row with the same key. Jobs run in the query's order. A second call enqueues only what is new. Returns the
+-- The row's key is the job's unique key, with on_conflict skip: a row whose key an open job has is skipped, and so is a
+-- second row with the same key. Jobs run in the query's order. A second call enqueues only what is new. Returns the
 -- number of rows and of new jobs. Above 100,000 rows, or 16 MB of args, rows with keys are enqueued in parts, in the
--- order of their keys, and the query's order applies within a part: keys are locked in one order, so calls do not
--- deadlock.
+-- order of their keys, and the query's order applies only within a part. Keys are then always locked in the same order,
+-- so calls do not deadlock.
 --   query         one SELECT, run with the caller's rights. Its columns, by name, in any order:
 --                   args      jsonb        one object by parameter name
 --                   key       text         optional: the unique key, also as uuid or whole number; null: none
 --                   run_at    timestamptz  optional: not before; null or past: at once
 --                   priority  int          optional; null: the one below
---   queue, task, priority, max_attempts, headers, options    of all these jobs, as in enqueue
+--   queue, task, priority, max_attempts, headers, options    for all these jobs, as in enqueue
 --   at            the present time, for what is due
 -- Waits only for a producer that uses one of the same keys at the same moment. Its memory does not grow with the number
 -- of rows.

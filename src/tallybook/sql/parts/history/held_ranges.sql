@@ -1,6 +1,6 @@
--- held_ranges(at): the ranges of history that should have been deleted: since when they were due, their open jobs, and
--- what holds them. open_jobs null: none of its own.
--- A range that no prune could cut yet is due 1.25 times its retention after it was begun.
+-- held_ranges(at): list the ranges of history that should have been deleted: since when they were due, their open jobs,
+-- and what holds them. open_jobs null: it has none.
+-- A range that no prune could close yet is due 1.25 times its retention after it began.
 -- A range that no prune has checked yet is not shown. Reads history_range, retention_class, and the server's locks and
 -- transactions.
 -- rights: operator, reader
@@ -17,7 +17,7 @@ language sql stable as $$
                where l.locktype = 'relation' and l.granted and l.pid is distinct from pg_backend_pid()
                  and l.database = (select d.oid from pg_catalog.pg_database d where d.datname = current_database())
                  and l.relation = any ((r.leaves || case when h.quiet_since is null then f.parents end)::oid[])),
-             'a reader that has gone: it goes with the next run')
+             'a reader that has ended: the next prune drops the range')
            when 'an open transaction' then coalesce(
              (select 'an open transaction: ' || string_agg(coalesce(  -- of any database
                        'pid ' || a.pid, 'the prepared transaction ' || quote_literal(p.gid), 'transaction ' || x), ', '
@@ -26,7 +26,7 @@ language sql stable as $$
                 left join pg_catalog.pg_stat_activity a on a.backend_xid::text = (x::text::numeric % 4294967296)::text
                 left join pg_catalog.pg_prepared_xacts p on p.transaction::text = (x::text::numeric % 4294967296)::text
                where x::text::numeric < r.upper),
-             'an open transaction that has ended: it goes with the next run')
+             'an open transaction that has ended: the next prune drops the range')
            else h.held end
     from tallybook._families() f, lateral tallybook._family_ranges(f.parents) r
     join pg_catalog.pg_class c on c.oid = r.leaves[1]

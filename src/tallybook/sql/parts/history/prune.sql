@@ -1,10 +1,11 @@
--- prune(at, as_service): delete history that is past its retention, a little at each call. A service.
+-- prune(at, as_service): delete history whose retention has passed, one small step per call. A service.
 -- See https://github.com/tallybook/tallybook/blob/main/docs/history.md.
 --
 -- Each call does one step: count some pages of a range, move lanes' cursors out of it, drop it, prepare a new range, or
 -- sweep a batch of each small table. Call it again while `again` is true. Nothing waits for it for longer than 20 ms; a
 -- locked table is tried again by a later run.
--- One run at a time: two that count the same pages would add them twice, and take open jobs for ended ones.
+-- Only one run at a time: two runs that count the same pages would add them twice, and mistake open jobs for ended
+-- ones.
 --   as_service  claim the run first, and record it (see _service.sql)
 -- Returns effect: the number of deleted rows, null if another session runs it, and again: whether there is more to do
 -- now.

@@ -1,8 +1,8 @@
--- breaker_keys(from_name, max_keys): the view breaker for pages: its keys by name, from from_name on, at most max_keys
--- (1 to 1000).
+-- breaker_keys(from_name, max_keys): list the keys of the view breaker in pages: by name, from from_name on, at most
+-- max_keys (1 to 1000).
 --
--- Closed keys without failures and without a rule of their own are left out. It looks at 5 times max_keys names; the
--- last of these is always returned, and the next call continues from it.
+-- Closed keys without failures and without a rule of their own are left out. A call reads at most 5 times max_keys
+-- names and always returns the last of them, from which the next call continues.
 -- The cost does not depend on the number of waiting jobs: waiting is counted up to 1000, which means 1000 or more.
 -- source as in concurrency_keys.
 -- Errors: TB005 max_keys out of range. Reads limit_rule, breaker_state, concurrency_holder, concurrency_line,

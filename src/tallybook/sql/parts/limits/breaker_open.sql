@@ -1,8 +1,9 @@
--- breaker_open(name, duration): open the breaker of a key by hand: none of its jobs starts until then.
+-- breaker_open(name, duration): open the breaker of a key by hand: for this time, none of its jobs starts.
 --
--- duration: null: that of the rule; then a probe starts, as usual. Running jobs continue, and their ends neither close
--- nor prolong it. Returns the time until which it is open. Errors: TB005 unknown breaker, or a duration out of range.
--- Locks the key's row. Writes rate_state, breaker_state, concurrency_holder.
+-- duration: how long it stays open; null: the rule's open_for. After that a probe starts, as usual. Running jobs
+-- continue; how they end neither closes the breaker nor keeps it open longer. Returns the time until which it is open.
+-- Errors: TB005 unknown breaker, or a duration out of range. Locks the key's row. Writes rate_state, breaker_state,
+-- concurrency_holder.
 -- rights: operator
 create or replace function tallybook.breaker_open(name text, duration interval default null,
   at timestamptz default clock_timestamp())

@@ -2,11 +2,12 @@
 -- the jobs of a key wait.
 --
 -- It is open for open_for. Then one job starts as a probe: if it completes, the others continue; if it fails, the
--- breaker opens again. Running jobs are not affected, and waiting counts no failure. Names as in rate_limit_set; a key
--- can have all three kinds of rules.
---   in_code  the app whose code declares it; a person's rule of that name has precedence and stays
--- Failures are attempts that failed or died, of jobs that name the key, or of its queue or task; not snoozes, cancels
--- or lost workers. Returns created, changed or unchanged. Errors: TB005. Writes limit_rule.
+-- breaker opens again. Running jobs are not affected, and waiting does not count as a failure. Names as in
+-- rate_limit_set; a key can have all three kinds of rules.
+--   in_code  the app whose code declares the rule; a rule of this name that a user has set takes precedence and is not
+--            changed
+-- Failures are failed or dead attempts of jobs that name the key, or of the jobs of its queue or task. Snoozes, cancels
+-- and lost workers do not count. Returns created, changed or unchanged. Errors: TB005. Writes limit_rule.
 -- rights: operator
 create or replace function tallybook.breaker_set(name text, failures int, per interval, open_for interval,
   in_code text default null, at timestamptz default clock_timestamp())

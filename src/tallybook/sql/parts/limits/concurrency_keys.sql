@@ -1,11 +1,11 @@
--- concurrency_keys(from_name, max_keys): the view concurrency for pages: its keys by name, from from_name on, at most
--- max_keys (1 to 1000).
+-- concurrency_keys(from_name, max_keys): list the keys of the view concurrency in pages: by name, from from_name on, at
+-- most max_keys (1 to 1000).
 --
--- Unused keys without a rule of their own are left out. It looks at 5 times max_keys names; the last of these is always
--- returned, and the next call continues from it.
+-- Unused keys without a rule of their own are left out. A call reads at most 5 times max_keys names and always returns
+-- the last of them, from which the next call continues.
 -- The cost does not depend on the number of waiting jobs: held and waiting are counted up to 1000, which means 1000 or
--- more. source: the app whose code declares the key's own rule; empty: a person set it; null: it has no own rule.
--- Errors: TB005 max_keys out of range. Reads limit_rule, concurrency_holder, concurrency_line, outcome.
+-- more. source: the app whose code declares the key's own rule; empty: a user set it; null: the key has no rule of its
+-- own. Errors: TB005 max_keys out of range. Reads limit_rule, concurrency_holder, concurrency_line, outcome.
 -- profile: lookup
 -- rights: operator, reader
 create or replace function tallybook.concurrency_keys(from_name text default '', max_keys int default 100)

@@ -1,8 +1,10 @@
 -- concurrency_limit_set(name, most): limit the number of jobs that run at the same time, over all workers. Names as in
 -- rate_limit_set.
 --
---   in_code  the app whose code declares it; a person's rule of that name has precedence and stays
---   skips    true: a job that finds all permits taken is cancelled instead of waiting; null: unchanged, at first false
+--   in_code  the app whose code declares the rule; a rule of this name that a user has set takes precedence and is not
+--            changed
+--   skips    true: a job that finds all permits taken is cancelled instead of waiting; null: unchanged, or false for a
+--            new rule
 -- Returns created, changed or unchanged. A lower limit stops no running job. Errors: TB005. Writes limit_rule.
 -- rights: operator
 create or replace function tallybook.concurrency_limit_set(name text, most int, in_code text default null,

@@ -1,12 +1,12 @@
--- concurrency_release(names, at, as_service, quiet): let jobs continue that wait for a permit of a concurrency limit or
--- for a breaker.
+-- concurrency_release(names, at, as_service, quiet): release jobs that wait for a permit of a concurrency limit or for
+-- a breaker.
 --
--- A caller that has seen the end of a job with a permit passes names, in the statement of that end or later. A service
--- passes none, for permits freed by a crash, a rescue, time or a changed rule: up to 1000 keys from a random one on. At
--- most 500 jobs continue per key and call.
---   quiet  queues whose workers need not be woken: the caller looks there itself, and has free slots
--- Returns released: the number of jobs that continue (null: another session runs the service, or had one of the names
--- for more than 20 ms), and whether jobs still wait.
+-- A caller whose job held a permit passes the names of its limits, in the statement that ends the job or later. The
+-- service passes no names: it handles permits freed by a crash, a rescue, time or a changed rule, for up to 1000 keys
+-- from a random one on. A call releases at most 500 jobs per key.
+--   quiet  queues whose workers need not be woken: the caller claims from them itself, and has free slots
+-- Returns released: the number of released jobs (null: another session runs the service, or kept one of the names
+-- locked for more than 20 ms), and remain: whether jobs still wait.
 -- Locks the rows of the keys in their order; without names they are only tried. Reads limit_rule,
 -- outcome, tombstone; deletes from concurrency_holder, concurrency_line, waiting; writes entry,
 -- scheduled, concurrency_holder, concurrency_line, breaker_state, service.

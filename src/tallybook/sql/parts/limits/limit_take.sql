@@ -1,26 +1,29 @@
--- limit_take(leases, job_ids, attempts): ask for the start of claimed jobs with limits. Call it before you start one.
+-- limit_take(leases, job_ids, attempts): ask when claimed jobs with limits may start. Call it before you start them.
 --
--- starts_in   seconds from now: start it then, not earlier, and not later by more than late. At most ahead and 0.15 s
---             more, or 0.4 s for a job that has waited
--- late        20 ms; for long windows a hundredth of the window, and for a distant caller as much as ahead, up to 1 s.
---             After that time ask again, with missed
--- unknown     instead of both: there is no limit of this name; the job is unchanged. All three null: a limit with skips
---             has cancelled it
--- permits     it holds a permit of a concurrency limit: call concurrency_release() with the limits' names after its end
--- A job that is not returned is not the caller's any more: it is scheduled until its turn, or waits for a permit, or it
--- was lost before.
--- No failure is counted, and the next attempt asks again: an unused turn expires, and there is no catch-up.
+-- Returns for each job that the caller still holds:
+--   starts_in  seconds from now: do not start the job earlier, nor more than late seconds later. At most ahead plus
+--              0.15 s, or plus 0.4 s for a job that has waited
+--   late       20 ms; for long windows a hundredth of the window, and for a distant caller as much as ahead, up to 1 s.
+--              After that time, call again with missed
+--   unknown    the name of a limit that does not exist; starts_in and late are then null, and the job is unchanged. If
+--              all three are null, a limit with skips has cancelled the job
+--   permits    the job holds a permit of a concurrency limit: when it has ended, call concurrency_release() with the
+--              limits' names
+-- A job that is not returned no longer belongs to the caller: it is scheduled until its turn, or waits for a permit, or
+-- was lost before. No failure is counted, and the next attempt asks again: an unused turn expires, and there is no
+-- catch-up. The other arguments:
 --   names     limits to take instead of those of the jobs: keys that only the handler knows
 --   ahead     how long the caller needs from the call to the start; no start is sooner than the rate allows
---   missed    these turns were granted and not used in time: they start as soon as possible, and later ones are moved
+--   missed    true: these jobs did not start when their turns came. They start as soon as possible, and later turns are
+--             moved back
 --   at        the time; for tests
--- The rules (see rate_limit_set): starts of one key are one gap apart, the window divided by the calls. A burst of b
--- allows b at once and stretches the gap so that no window has more than its calls. At intervals the gap is longer by
--- the longest late since the last such gap, so late starts cannot make one too many.
--- The order is first come, first served: waiting jobs have their turn as run_at, and a new job goes behind them unless
--- its priority is below 2. A job that came back in vain, because of an outage or a push, stays ahead of new ones. A
--- permit is held until the attempt has an outcome of any session, so there are never more than the limit. Jobs that
--- wait for a permit go by priority, then by age.
+-- The rules (see rate_limit_set): starts of one key are one gap apart; the gap is the window divided by the calls. A
+-- burst of b allows b starts at once, with a longer gap, so that no window has too many calls. From time to time, one
+-- gap is longer by the longest late since the last such gap, so that late starts cannot exceed the limit.
+-- The order is first come, first served: the run_at of a waiting job is its turn, and a new job goes behind the waiting
+-- ones unless its priority is below 2. A job whose turn came but that could not start, because of an outage or a push,
+-- stays ahead of new ones. A permit is held until any session has recorded the attempt's outcome, so there are never
+-- more permits than the limit allows. Jobs that wait for a permit get it by priority, then by age.
 -- Needs READ COMMITTED (TB003). Locks the keys' rows in their order until the end of the transaction: commit at once.
 -- Reads claim, entry, outcome, limit_rule; writes rate_state, rate_call,
 -- concurrency_holder, breaker_state; for waiting jobs outcome and scheduled, or waiting and concurrency_line, at

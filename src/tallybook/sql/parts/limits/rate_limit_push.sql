@@ -1,4 +1,4 @@
--- rate_limit_push(name, until): start no call of this key before then, as after a 429 with Retry-After.
+-- rate_limit_push(name, until): start no call of this key before this time, for example after a 429 with Retry-After.
 --
 -- Waiting jobs keep their order; those that come too early wait again. A time before the recorded one changes nothing.
 -- Returns when the next call may start. Errors: TB005 an unknown limit, or a time before 2000 or after 9998. Locks the

@@ -1,14 +1,17 @@
--- rate_limit_set(name, calls, per, burst): limit the calls in any window of that length, over all workers.
+-- rate_limit_set(name, calls, per, burst): allow at most this many calls in any window of length per, across all
+-- workers.
 --
 -- NAME applies to the key NAME, and to each key NAME:... separately (a provider, a customer) unless that has a rule of
 -- its own. queue:NAME applies to all jobs of a queue, task:NAME to all jobs of a task.
---   burst    how many may start at once; 1: each one gap (per divided by calls) after the one before
---   in_code  the app whose code declares it; a person's rule of that name has precedence and stays
--- Returns created, changed or unchanged. With a faster rule waiting jobs get the new turns at once, in the same order;
--- with a slower one they keep theirs and are checked again then. If it changes, the rows of its keys and of their
--- waiting jobs are locked until the end of the transaction: commit at once. A job that another transaction has
--- locked keeps its turn.
--- Errors: TB005. Writes limit_rule; if it changes, rate_state, scheduled.
+--   burst    how many calls may start at once; 1: each call starts one gap (per divided by calls) after the previous
+--            one
+--   in_code  the app whose code declares the rule; a rule of this name that a user has set takes precedence and is not
+--            changed
+-- Returns created, changed or unchanged. With a faster rule, waiting jobs get new turns at once, in the same order;
+-- with a slower one, they keep their turns and are checked again at that time. If the rule changes, the rows of its
+-- keys and of their waiting jobs are locked until the end of the transaction: commit at once. A job that another
+-- transaction has locked keeps its turn.
+-- Errors: TB005. Writes limit_rule; if the rule changes, rate_state, scheduled.
 -- rights: operator
 create or replace function tallybook.rate_limit_set(name text, calls int, per interval, burst int default 1,
   in_code text default null, at timestamptz default clock_timestamp())

@@ -1,6 +1,7 @@
 -- node_add(name, address, number, system_identifier): record a node. Returns created, changed or unchanged.
 --
---   address            the difference to the DSN that leads here, like 'host=north dbname=shop'; never a password
+--   address            the parts that differ from the DSN of this database, like 'host=north dbname=shop'; never a
+--                      password
 --   number             the node's number in its job ids, 0 to 1023; it cannot change
 --   system_identifier  that of its cluster, if known
 -- A retiring or removed node becomes live again. Errors: TB005 invalid value, a number or name in use.

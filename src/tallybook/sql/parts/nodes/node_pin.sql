@@ -1,6 +1,6 @@
 -- node_pin(key, node): send the jobs of a key to this node. Returns created, changed or unchanged.
 --
--- Jobs that are enqueued already stay where they are. Errors: TB002 unknown node (if nodes are recorded), TB005.
+-- Jobs that are already enqueued stay where they are. Errors: TB002 unknown node (if nodes are recorded), TB005.
 -- Reads node, reads and writes node_pin.
 -- rights: operator
 create or replace function tallybook.node_pin(key text, node text, at timestamptz default clock_timestamp())

@@ -1,8 +1,9 @@
--- node_remove(name, anyway): take a node off the list. Returns removed, or unchanged if it was gone already.
+-- node_remove(name, anyway): mark a node as gone, so that nothing uses it any more. Returns removed, or unchanged if it
+-- was already gone.
 --
 -- Its row stays, so ids of its jobs show its name and its number is never reused. The caller checks for open jobs on
 -- that node.
---   anyway  also if keys are pinned to it: their pins are deleted, and the hash chooses a node
+--   anyway  true: also if keys are pinned to it. Their pins are deleted, and the hash chooses their node
 -- Errors: TB002 unknown node, TB005 the last live one, or keys are pinned to it. Reads and writes node, node_pin.
 -- rights: operator
 create or replace function tallybook.node_remove(name text, anyway boolean default false,

@@ -1,15 +1,15 @@
--- order_admit(leases, job_ids, attempts): return the claimed jobs with an order key whose turn it is. Call it before
--- you start one.
+-- order_admit(leases, job_ids, attempts): return which claimed jobs with an order key may start. Call it before you
+-- start them.
 --
--- Jobs with one order key run one at a time, in the order in which they came into line. A job has its turn until it has
--- ended for good: backoff, snooze and rescue hold the line. Other jobs are set aside (state waiting) and come back when
--- the one before has ended; their attempt has ended for the caller.
+-- Jobs with the same order key run one at a time, in the order in which they became available. A job keeps its turn
+-- until it has ended for good, even during a backoff, a snooze or a rescue. The jobs behind it are set aside (state
+-- waiting), and each is released when the one before it has ended. For the caller, their attempt has ended.
 --   ready    start these
---   busy     a transaction that may stay open is moving the line of their key: ask again soon
---   patient  false: busy jobs are set aside, too, so that they hold no slot; rescue looks after them. Pass it after a
---            while
--- Jobs in neither list are not the caller's any more. A call handles 256 keys; jobs of others are busy. Needs READ
--- COMMITTED (TB003). Locks: keys (class 1413565448), tried only.
+--   busy     another transaction is deciding about their key: call again soon
+--   patient  false: busy jobs are set aside, too, so that they hold no slot; rescue releases them if nothing else does.
+--            Pass it after a while
+-- Jobs in neither list no longer belong to the caller. A call handles 256 keys; jobs of further keys are returned as
+-- busy. Needs READ COMMITTED (TB003). Locks: keys (class 1413565448), tried only.
 -- Reads claim, entry, outcome, order_line; writes order_turn, order_line, waiting, outcome.
 -- profile: nested
 -- rights: worker

@@ -4,13 +4,13 @@
 -- not come.
 --   after       the ids of its parents; empty: an ordinary job
 --   on_parent   completed (default): if a parent is cancelled or dead, the job is cancelled with that reason;
---               any: it runs in any case
+--               any: it runs however they ended
 --   failed_as   the name of an arg that receives a list of the parents that did not complete, or []: one object each
 --               with job, task, state (dead, cancelled, gone), reason and message; the first 1,000
--- All others are those of enqueue. If another live job has the unique key, its id is returned, and it waits for what it
--- waited for.
--- Errors: those of enqueue; TB002 an unknown or uncommitted parent; TB005 also: that other job would wait for itself.
--- Reads lane, entry, scheduled, waiting, dead; writes waiting, parent, unique_key, at first use lane.
+-- The other arguments are those of enqueue. If a live job already has the unique key, its id is returned, and its
+-- parents do not change.
+-- Errors: those of enqueue; TB002 an unknown or uncommitted parent; TB005 also if the job that has the unique key would
+-- wait for itself. Reads lane, entry, scheduled, waiting, dead; writes waiting, parent, unique_key, at first use lane.
 -- rights: producer
 create or replace function tallybook.enqueue_after(queue text, task text, after bigint[], args jsonb default '{}',
   on_parent text default 'completed', failed_as text default null, run_at timestamptz default null,

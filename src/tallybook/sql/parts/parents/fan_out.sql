@@ -1,4 +1,4 @@
--- fan_out(queues, tasks, args, ..., afters, on_parents, failed_as): enqueue many jobs, of which some wait for others of
+-- fan_out(queues, tasks, args, ..., afters, on_parents, failed_as): enqueue many jobs, some of which wait for others of
 -- the same call.
 --
 -- Arrays of one length, as for enqueue_many. Returns what enqueue_many returns.
@@ -7,8 +7,8 @@
 --   on_parents, failed_as  as in enqueue_after
 -- Jobs that wait for others of this call continue at once when those end, others within about a second.
 -- Unique keys are taken in their order, as in enqueue_many: first those of jobs without parents, then those of jobs
--- that wait. Two calls can deadlock (40P01) only if a key is of the one kind in one call and of the other kind in the
--- other.
+-- that wait. Two calls can deadlock (40P01) only if a key belongs to a job without parents in one call and to a job
+-- with parents in the other.
 -- Errors: those of enqueue_many and enqueue_after. Then nothing is enqueued.
 -- Reads lane, entry, scheduled, waiting, dead, parent; writes what enqueue_many writes, waiting, parent.
 -- profile: lookup

@@ -1,18 +1,19 @@
 -- parents_resolve(parents, after, max_parents, at, as_service): start the jobs whose parents have ended, or cancel
 -- them.
 --
--- Any worker may run it at any time, beside others: it reads the ledger, so nothing is missed or done twice.
---   parents      check these jobs only; the caller has just seen their ends
+-- Any worker may run it at any time, also while others do: it reads the ledger, so nothing is missed or done twice.
+--   parents      check only these jobs, whose ends the caller has just seen
 --   after, max_parents  otherwise: at most this many parents with higher ids than after
 --   as_service   claim the run first, and record it (see _service.sql); ended is null if another session runs it, or
---                has run it in this second
+--                has run it within the last second
 -- A child whose parents have all ended moves to its lane, or to scheduled if its time has not come. A child that needs
 -- them completed is cancelled as soon as one of them is not, and so are its own children. Returns ended: the number of
--- ended parents, counted once per child; released and cancelled: numbers of children; busy: children with a lock, so
--- look again soon; last: the last parent, null if there are no more; remain: whether any child waits.
--- The session that holds its child's row in waiting marks a parent; the row is only tried. So the last of them sees all
--- others in the newer snapshot of its next statement. Needs READ COMMITTED (TB003). Waits at most 20 ms, for a
--- tombstone.
+-- ended parents, counted once per child; released and cancelled: numbers of children; busy: children that another
+-- session has locked, so call again soon; last: the last parent, null if there are no more; remain: whether any child
+-- waits.
+-- A session marks a parent as ended only while it locks the child's row in waiting, for which it never waits. The
+-- session that marks the last parent therefore sees all other marks in the newer snapshot of its next statement. Needs
+-- READ COMMITTED (TB003). Waits at most 20 ms, for a tombstone.
 -- Reads parent, entry, outcome, scheduled, dead, tombstone; deletes from waiting, parent; writes parent, entry,
 -- scheduled, waiting (children with a fair key), order_line, outcome, tally, tombstone, service.
 -- profile: nested

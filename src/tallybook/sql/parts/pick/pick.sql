@@ -2,19 +2,20 @@
 -- max_jobs (1 to 10000), each with the lease that complete, fail, snooze and subject_reschedule need.
 --
 --   lock   how long the caller holds the jobs, 1 s to 7 days. Jobs that have not ended then are rescued, at most a
---          quarter of that time later, like the work of a dead worker.
+--          quarter of that time later, like a dead worker's jobs.
 --   version  only jobs whose args have this version, 1 to 999; others are set aside once, without a failure, for
 --            callers that know their version: see move. null: all versions, except jobs that were set aside
 --   lease, job_id, attempt   identify the attempt
 --   unique_key, options      a subject's name, and the options of the enqueue
---   start_at                 do not start before, because of a rate limit; mostly now
+--   start_at                 do not start the job before this time, which a rate limit has set; usually now
 --   locked_until             the caller holds the job at least until then
 -- Call it in a transaction of its own, because it holds the lane until the commit. It can return fewer jobs than there
--- are, even none: cancelled jobs, and jobs that wait for a limit or an order key, are moved to where they belong. A job
--- that is cancelled before pick's commit can be returned; the caller may still run and end it. A producer that changes
--- or relies on a job with a unique key, or of a subject (on_conflict, unique_while, subject_upsert, subject_forget),
--- waits for an open pick of the job's lane, and then finds the job running: see _start_waits.
--- It does not promote or rescue: run at least one worker beside it, or call the services.
+-- are, even none: it ends cancelled jobs, and sets aside jobs that wait for a limit or an order key. A job that is
+-- cancelled before pick's commit can be returned; the caller may still run and end it. If a producer changes a queued
+-- job with a unique key or of a subject, or relies on its being queued (on_conflict, unique_while, subject_upsert,
+-- subject_forget), it waits for an open pick of the job's lane. If pick has returned the job, the producer then finds
+-- it running: see _start_waits.
+-- It does not promote or rescue: also run at least one worker, or call the services.
 -- Errors: TB003 isolation level, TB005 invalid numbers, or a limit without a rule. Locks: see claim and admit. Reads
 -- and writes worker; see worker_start, claim, claimed_jobs and admit.
 -- rights: worker

@@ -1,5 +1,5 @@
--- pause(queue, who): claim no more jobs of this queue until resume; running jobs continue. Returns false if it was
--- paused already. Claims check it themselves, so it applies from its commit on; clients are notified on the channel
+-- pause(queue, who): stop claiming jobs of a queue until resume; running jobs continue. Returns false if it was already
+-- paused. Each claim checks this, so a pause takes effect when it commits; clients are notified on the channel
 -- tallybook_queues. Errors: TB002 an unknown queue. Writes queue.
 -- rights: operator
 create or replace function tallybook.pause(queue text, who text default session_user,

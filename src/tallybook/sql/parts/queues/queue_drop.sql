@@ -1,11 +1,11 @@
 -- queue_drop(queue, truncate, by, at): delete an unused queue with its settings. Returns false if there is none.
 --
---   truncate  true: cancel its jobs first, in this transaction. For many jobs, or jobs in more than 256 lanes, call
---             queue_truncate before, batch by batch.
+--   truncate  true: cancel its jobs first, in this transaction. For many jobs, or jobs in more than 256 lanes, first
+--             call queue_truncate, batch by batch.
 -- Its lanes, dead letters and the history of its jobs stay until they are dropped and pruned. Producers never wait and
 -- are never refused: an enqueue, now or later, creates the queue again with the defaults. Limits of the key queue:NAME
 -- stay.
--- Errors: TB005 while it has open jobs, workers or schedules; the error has their numbers. Reads lane, worker,
+-- Errors: TB005 while it has open jobs, workers or schedules; the error gives their numbers. Reads lane, worker,
 -- schedule, what _open_jobs reads; deletes from queue; writes lane.
 -- rights: operator
 create or replace function tallybook.queue_drop(queue text, truncate boolean default false,

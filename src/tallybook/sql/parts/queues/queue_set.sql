@@ -3,17 +3,17 @@
 --
 --   retention     brief, default or long: how long ended jobs are kept. A lane keeps its class: producers use new lanes
 --                 of the new class from now on, and the old ones are drained. Scheduled and waiting jobs keep theirs.
---   max_attempts  the number of failures that makes a job dead if neither it nor its task sets one; 0: 5 again
+--   max_attempts  the number of failures that makes a job dead if neither it nor its task sets one; 0: back to 5
 --   notify        publish the transitions of its jobs on the channel tallybook_jobs (see _publish)
 --   by            who makes the change
 --   error_retention    how long the view error shows its failures, shorter or longer than the history of its jobs; 0:
 --                      as long as the history
---   metrics_retention  how long its series is kept; later it is deleted instead of summed up to a longer step (see
---                      _thin); 0: as long as all series
+--   metrics_retention  how long its series is kept; after that, it is deleted instead of summed up to a longer step
+--                      (see _thin); 0: as long as all series
 --   own_names     its subjects have names of their own: another queue can have a subject of the same task and name. Can
 --                 be changed only before the queue's first job or after a drop, because names keep their scope.
---   random_order  new jobs get a random place among those that wait, by a fair key that is drawn for them (see
---                 fair_release); not jobs with an order key, nor subjects. Producers use new lanes, as for retention
+--   random_order  new jobs get a random place among the waiting jobs, through a random fair key (see fair_release).
+--                 Jobs with an order key and subjects do not. Producers use new lanes, as for retention
 -- Returns created, changed or unchanged. Clients are notified on the channel tallybook_queues. Limits of a queue are
 -- the rules for the key queue:NAME (rate_limit_set, concurrency_limit_set, breaker_set). Errors: TB005 invalid value,
 -- own_names of a queue that has had jobs; 55P03: notify needs a moment without open transactions that have enqueued:

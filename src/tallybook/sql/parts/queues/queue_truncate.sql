@@ -4,19 +4,19 @@
 --   states    available, scheduled, retrying, waiting; null: all four
 --   running   true: also cancel running jobs; their workers stop them, as for cancel
 --   by        who does it: stored with the reason "truncated"
---   max_jobs  most jobs per call; one claim of the lane may have to wait meanwhile
+--   max_jobs  most jobs per call; meanwhile, a claim of the lane may have to wait
 --   mark      the mark that the previous call returned; null: begin
 -- Returns the number of jobs that this call has cancelled, the number of running jobs that are being cancelled
--- (cancelling), and remain: commit, and call again with mark until it is false. busy: jobs in other open transactions
--- were left out. Jobs enqueued after the first call can be left out, too, and jobs of its own transaction are. The jobs
--- are shown as cancelled; their unique keys, permits and order keys are free, and jobs that wait for them continue.
--- With all states, completed and killed subjects are forgotten, too: a later push of such a name creates a new one. A
--- dead subject stays, like its dead letter. Jobs in line are ended in bulk: one claim row moves the cursor past them
--- without a claim of a job. mark records the progress, so that empty lanes cost nothing again. A call visits 1000 lanes
--- and ends jobs of 100. Errors: TB002 unknown queue, TB003 needs READ COMMITTED, TB005 invalid value, or more than 256
--- lanes with jobs in one transaction. Locks: lanes, until its commit; it waits for the first and tries the others.
--- Reads lane, claim, entry, scheduled, waiting, subject_job; writes claim, outcome, entry, tombstone; deletes from
--- subject_job; see _truncate_line, _cancel_aside, cancel_many.
+-- (cancelling), and remain: commit, and call again with mark until it is false. busy: jobs that other open transactions
+-- use were left out. Jobs enqueued after the first call can be left out, too; jobs enqueued in the same transaction as
+-- the call always are. The jobs are shown as cancelled; their unique keys, permits and order keys are free, and jobs
+-- that wait for them continue. With all states, completed and killed subjects are forgotten, too: a later push of such
+-- a name creates a new one. A dead subject stays, like its dead letter. Available jobs are ended in bulk: one claim row
+-- moves the cursor past them, and no job is claimed. mark records the progress, so that later calls skip empty lanes. A
+-- call visits at most 1000 lanes, and ends jobs of at most 100. Errors: TB002 unknown queue, TB003 needs READ
+-- COMMITTED, TB005 invalid value, or more than 256 lanes with jobs in one transaction. Locks: lanes, until its commit;
+-- it waits for the first and tries the others. Reads lane, claim, entry, scheduled, waiting, subject_job; writes claim,
+-- outcome, entry, tombstone; deletes from subject_job; see _truncate_line, _cancel_aside, cancel_many.
 -- profile: hot
 -- rights: operator
 create or replace function tallybook.queue_truncate(queue text, states text[] default null,

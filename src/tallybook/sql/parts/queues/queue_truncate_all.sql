@@ -3,7 +3,7 @@
 --
 --   mark   the mark that the previous call returned, until remain is false; null: begin. Commit after each call
 --   queue  the queue of this call; null: none is left
---   busy   of this queue, or of one before
+--   busy   as in queue_truncate, for this queue or an earlier one
 -- A queue created meanwhile is truncated if its name comes later. Errors, reads and writes: see queue_truncate.
 -- rights: operator
 create or replace function tallybook.queue_truncate_all(states text[] default null, running boolean default false,

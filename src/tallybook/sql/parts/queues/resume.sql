@@ -1,4 +1,5 @@
--- resume(queue, who): let a paused queue run again, and wake its workers. Returns false if it was not paused.
+-- resume(queue, who): let workers claim jobs of a paused queue again, and wake them. Returns false if it was not
+-- paused.
 -- Errors: TB002 an unknown queue. Writes queue.
 -- rights: operator
 create or replace function tallybook.resume(queue text, who text default session_user) returns boolean

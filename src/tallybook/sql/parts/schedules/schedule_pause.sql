@@ -1,4 +1,4 @@
--- schedule_pause(name, who): fire no ticks until schedule_resume. Returns false if it was paused already.
+-- schedule_pause(name, who): stop firing ticks until schedule_resume. Returns false if it was already paused.
 --
 -- The pause survives changes and new releases of the code. Errors: TB002 unknown schedule. Writes schedule.
 -- rights: operator

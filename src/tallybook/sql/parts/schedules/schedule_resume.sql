@@ -1,5 +1,5 @@
 -- schedule_resume(name): let a paused schedule fire again, from its next tick on. Returns false if it was not paused.
--- Ticks of the pause are not caught up. Errors: TB002 unknown schedule. Writes schedule.
+-- Ticks during the pause are not caught up. Errors: TB002 unknown schedule. Writes schedule.
 -- rights: operator
 create or replace function tallybook.schedule_resume(name text, at timestamptz default clock_timestamp())
 returns boolean language plpgsql as $$

@@ -1,9 +1,9 @@
--- schedule_run(name): fire a schedule now, beside its ticks, with the same guard and the same retries.
+-- schedule_run(name): fire a schedule now, in addition to its ticks, with the same overlap check and the same retries.
 --
--- The tick is the present time. what is enqueued (job_id, and jobs: their number), skipped (reason overlap: the job of
--- the last fire is open, or the query runs now) or failed (of a query-driven one, with the error). A paused schedule
--- can be run. The next tick stays. If roles are in use, an operator cannot run a query-driven one (42501), because its
--- query would run with the operator's rights.
+-- The recorded tick is the current time. what is enqueued (with job_id, and in jobs the number of jobs), skipped
+-- (reason overlap: the job of the last fire is open, or the query is running) or failed (query-driven schedules only,
+-- with the error). A paused schedule can be run. The next tick does not change. If roles are in use, an operator cannot
+-- run a query-driven schedule (42501), because its query would run with the operator's rights.
 -- Errors: TB002 unknown schedule; TB003 an isolation level other than READ COMMITTED, whose snapshot may miss the last
 -- job's end.
 -- Reads and writes schedule; writes fire, and what enqueue writes.

@@ -3,12 +3,13 @@
 --   cron, every   a cron expression (5 fields, or 6 with seconds), or an interval of 1 s to 366 days; pass one of them
 --   tz            the time zone of the cron expression, from the IANA database. Intervals tick at multiples of their
 --                 length since 1970 (UTC)
---   args, queue, priority, max_attempts, headers, options   of its jobs, as in enqueue
---   query         its jobs are the rows of this query, run by workers with their rights: see enqueue_from; then without
---                 args
---   jitter        fire up to this time after the tick, by a different but fixed time per tick; never past the next tick
---   missed        ticks found more than 60 s late: once (default: the latest is fired), skip, or all (up to catch_up, 1
---                 to 1000)
+--   args, queue, priority, max_attempts, headers, options   for its jobs, as in enqueue
+--   query         enqueue a job for each row of this query, which workers run with their rights: see enqueue_from. Do
+--                 not pass args then
+--   jitter        fire each tick late by at most this time. Each tick has its own fixed delay, and never fires after
+--                 the next tick
+--   missed        which ticks to fire if they are found more than 60 s late: once (default; only the latest), skip
+--                 (none), or all (up to catch_up, 1 to 1000)
 --   overlap       true: fire a tick even if the job of the last one is open
 -- A changed cron, every, tz or query applies from now on; all else changes in place, and a pause stays. Workers compute
 -- the ticks; if they cannot, schedule.problem has the reason.

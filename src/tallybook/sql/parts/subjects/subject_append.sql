@@ -1,5 +1,5 @@
--- subject_append(queue, task, args, ...): create a subject with a random name (a UUID), pending at once, behind the
--- others.
+-- subject_append(queue, task, args, ...): create a subject with a random name (a UUID), which is pending at once,
+-- behind the others.
 -- rights: producer
 create or replace function tallybook.subject_append(queue text, task text, args jsonb default '{}',
   priority int default 2, max_attempts int default null, headers jsonb default null, options jsonb default null,

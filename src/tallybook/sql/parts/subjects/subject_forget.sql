@@ -1,10 +1,11 @@
 -- subject_forget(task, subject, at, queue): forget a subject that does not run: a later push creates a new one. For
 -- people and producers.
 --
--- Returns forgotten: done; a planned or pending subject is cancelled first, exactly: its job will not start, and the
--- caller may push it again in the same transaction. active: it runs and is unchanged; cancel its job first. unknown:
--- there is no such subject.
---   queue  the name as a push into that queue means it: see queue_set, own_names; null: of whichever queue has it
+-- Returns forgotten: the name is free. A planned or pending subject is cancelled first: its job will certainly not
+-- start, and the caller may push the name again in the same transaction. active: it runs and is unchanged; cancel its
+-- job first. unknown: there is no such subject.
+--   queue  forget the subject that a push into this queue would find (see own_names of queue_set); null: the only one
+--          with this name, in whichever queue
 -- The dead letter of a dead one stays. Errors: TB005 several queues have this name; TB003 a planned or pending one at
 -- another isolation level than READ COMMITTED.
 -- Reads: see _subject_named, _subject_now; writes tombstone; deletes from subject_job.

@@ -1,8 +1,8 @@
 -- subject_move(task, subject, run_at, at, queue): move a planned subject to another time, and change nothing else. For
 -- people.
 --
--- Returns moved, or the reason why nothing was done: pending (it is in line already), active, completed, killed, dead,
--- unknown (there is none).
+-- Returns moved, or the reason why nothing was done: pending (it is already available), active, completed, killed,
+-- dead, unknown (there is none).
 -- A past time means at once. Waits for a producer that changes the same subject. queue: as in subject_forget.
 -- Errors: TB005 an invalid time, a name that several queues have.
 -- Reads subject_job, see _subject_now; writes scheduled, amendment.

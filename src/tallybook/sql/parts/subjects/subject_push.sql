@@ -1,9 +1,10 @@
 -- subject_push(queue, task, subject, ...): create a subject, a recurring job with a name, unless it exists.
 --
--- A second push of the same (task, subject) is a no-op, also while it runs, and after it has completed, died or was
--- killed. One that was dropped, forgotten or cancelled is created again. In the caller's transaction, like enqueue.
+-- A second push of the same (task, subject) is a no-op, also while it runs, and after it has completed, died or been
+-- killed. A subject that was dropped, forgotten or cancelled is created again. Runs in the caller's transaction, like
+-- enqueue.
 --   subject       the name, 1 to 512 bytes; unique per task
---   run_at        not before; null or past: pending at once
+--   run_at        start no earlier than this; null or past: pending at once
 --   max_attempts  the number of failures that makes it dead; null: that of the task or the queue, or 5
 --   priority, args, headers, options   as in enqueue
 -- Returns the job's id, and whether it was created. Waits only for another producer that creates the same subject at

@@ -2,11 +2,12 @@
 -- iteration is done, and the next one comes at run_at, or run_in after now ('1 week', '1 month').
 --
 -- Failures and crashes start again at 0 with an empty error history; iterations grows by one; last_at is now. The
--- checkpoint is deleted. A past time means in line at once.
+-- checkpoint is deleted. With a past time, the job is available at once.
 --   args     the args of the next iteration; null: those of this one
 --   version  their version; null: that of the job
--- Returns scheduled, available, or refused (the attempt is not the caller's any more; nothing has changed).
--- Errors: TB005 no time or two, not a subject's job. Reads claim, entry; writes outcome, and scheduled or entry.
+-- Returns scheduled, available, or refused (the attempt no longer belongs to the caller; nothing has changed).
+-- Errors: TB005 neither or both of the times, or not a subject's job. Reads claim, entry; writes outcome, and scheduled
+-- or entry.
 -- rights: worker
 create or replace function tallybook.subject_reschedule(lease uuid, job_id bigint, attempt int,
   run_at timestamptz default null, run_in interval default null, args jsonb default null,

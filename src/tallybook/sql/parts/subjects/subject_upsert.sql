@@ -5,15 +5,15 @@
 --              iterations
 --   unchanged  it was as requested
 --   active     it runs: it and its next iteration are unchanged
---   dead       it is dead or was killed: people decide (retry, subject_forget)
+--   dead       it is dead or was killed: a user must decide (retry, subject_forget)
 -- A planned one is changed in place, and its failures stay. A pending one keeps its queue, headers, max_attempts and
--- options, except for the version of its args, and its priority is only raised; a future time takes it out of its line.
+-- options, except for the version of its args, and its priority is only raised; a future time makes it planned again.
 -- One whose new time has come runs with the next run of promote.
 --   run_at    null: at once for a new or revived one; others keep their time
---   priority, max_attempts, headers   null: unchanged; 2 for a new one's priority. If only the trace in the headers is
---             another (traceparent, tracestate, baggage), the report is unchanged, and it is not stored
---   options   null: unchanged, except that the version of the args becomes the first
--- old_run_at and new_run_at: the former and the present time; null for active and dead ones.
+--   priority, max_attempts, headers   null: unchanged; 2 for a new one's priority. If only the trace in the headers
+--             differs (traceparent, tracestate, baggage), the report is unchanged, and the new trace is not stored
+--   options   null: unchanged, except that the version of the args becomes 1
+-- old_run_at and new_run_at: the previous and the current time; null for active and dead ones.
 -- Waits for another producer that changes the same subject. Errors: TB005 invalid value; TB003 a pending one at another
 -- isolation level than READ COMMITTED. Reads and writes: see _subjects_put.
 -- rights: producer

@@ -1,9 +1,9 @@
 -- subject_upsert_many(queue, task, subjects, args, ...): upsert many subjects in one statement. Returns one report
 -- each, in the order given.
 --
--- Arrays of one length (args, headers and options as JSON text), or null for the default of all. Of two with one name
--- in a batch the last counts; the other is reported as unchanged (or active, or dead). Reports, times and errors: see
--- subject_upsert. Concurrent calls with the same subjects cannot deadlock.
+-- Arrays of one length (args, headers and options as JSON text), or null for the default of all. If a name occurs twice
+-- in a batch, the last one counts; the other is reported as unchanged (or active, or dead). Reports, times and errors:
+-- see subject_upsert. Concurrent calls with the same subjects cannot deadlock.
 -- rights: producer
 create or replace function tallybook.subject_upsert_many(queue text, task text, subjects text[], args text[],
   run_ats timestamptz[] default null, priorities int[] default null, options text[] default null,

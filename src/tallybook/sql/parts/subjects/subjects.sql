@@ -4,10 +4,11 @@
 --   states  planned, pending, active, completed, killed, dead; null: all
 --   prefix  only names that start with this
 --   after   the cursor of the last row of the previous page
---   max_subjects  page size, 1 to 1000; max_looked  most rows to skip, 1000 to 1,000,000
--- With only completed, killed or dead, the stopped ones are listed, last stopped first, with state and error. Otherwise
--- the order is by task and name. If there may be more, the last row has no subject: pass its cursor for the next page.
--- Without such a row the list is complete.
+--   max_subjects  page size, 1 to 1000
+--   max_looked    how many rows to skip at most, 1000 to 1,000,000
+-- If states has only completed, killed or dead, the subjects that ended last come first, with state and error.
+-- Otherwise the order is by task and name. If there may be more, the last row has no subject: pass its cursor for the
+-- next page. Without such a row the list is complete.
 -- Errors: TB005. Reads subject_job, and for matching ones what the view reads, by indexes only.
 -- profile: nested
 -- rights: operator

@@ -15,6 +15,8 @@ begin
                              to_json(v.task)) end, ''), v.what, v.counted, v.found)) || to_jsonb(v)
                        order by v.queue, v.task, v.what) from tallybook.verify() v where v_asked),
     case when v_asked then 'the counters agree with a recount'
-         else format('not recounted: it would read %s; `tallybook doctor --verify` does', pg_size_pretty(v_bytes)) end,
-    'This is a defect: please report it with these lines. `select tallybook.recount()` corrects the counters.');
+         else format('not recounted, because this would read %s; to recount, run `tallybook doctor --verify`',
+                     pg_size_pretty(v_bytes)) end,
+    'This is a defect in Tallybook: please report it with this finding. `select tallybook.recount()` corrects the '
+    'counters.');
 end $$;

@@ -56,7 +56,7 @@ begin
            and k.granted
        and k.database = (select d.oid from pg_database d where d.datname = current_database()));
   if not pg_has_role(current_user, 'pg_read_all_stats', 'usage') then
-    v_hidden := ' as far as it can be seen: sessions of others show neither time nor state without the role pg_monitor';
+    v_hidden := ', as far as this role can see: without pg_monitor, other users'' sessions show no times and states';
   end if;
   return query
   with h as materialized (
@@ -79,27 +79,28 @@ begin
         ('idle_in_transaction', format('%s has been idle in its transaction for %s', h.who,
                                        tallybook._ago(p_at - h.idle_since)), false,
          case when p_at - h.idle_since >= '300 s' then 'warning' when p_at - h.idle_since >= '60 s' then 'note' end),
-        ('prepared', format('%s has waited for its second phase for %s%s', h.who, h.ago,
-                            case when h.jobs then ', with jobs' end), false,
+        ('prepared', format('%s has waited to be committed or rolled back for %s%s', h.who, h.ago,
+                            case when h.jobs then ', and has enqueued jobs' end), false,
          case when h.kind = 'prepared transaction' and h.age >= 60
               then case when h.age >= 300 then 'warning' else 'note' end end)) x(name, text, first, level)
      where x.level is not null group by x.name
   )
   select f.* from (values
     ('horizon', 'nothing has pinned the horizon for longer than 5 min' || v_hidden,
-     'Newer dead rows cannot be removed. The ledger stays fast, but tables with updates (scheduled, '
-     'worker, service) grow and get slower, and old history may be deleted later than usual. '
-     'Wait for it to end, or find its owner and end it:', '{}'::jsonb),
+     'Rows that have died since then cannot be removed. The ledger stays fast, but tables with updates (scheduled, '
+     'worker, service) grow and become slower, and old history may be dropped later than usual. '
+     'Wait until it has ended, or find its owner and end it:', '{}'::jsonb),
     ('transactions', 'no transaction has been open for longer than 1 min after a write' || v_hidden,
-     'Its own jobs do not run before it commits; other jobs do. Shorten the transaction, or end it:',
+     'Jobs that it enqueued do not start before it commits; it rarely delays other jobs. Shorten the transaction, or '
+     'end it:',
      '{}'),
     ('idle_in_transaction', 'no session has been idle in a transaction for longer than 1 min' || v_hidden,
-     format('Its program forgot to commit, or waits for something else. idle_in_transaction_session_timeout '
-            '(now %s) ends such sessions; by hand:', v_idle),
+     format('Its program has not committed, or is waiting for something else. To end such sessions automatically, set '
+            'idle_in_transaction_session_timeout (now %s). To end one now:', v_idle),
      jsonb_build_object('idle_in_transaction_session_timeout', v_idle)),
     ('prepared', 'no prepared transaction is older than 1 min',
-     'No time-out or restart ends it, and it holds its locks and jobs. Ask its transaction manager, '
-     'then:', '{}')) c(name, fine, advice, details),
+     'No timeout or restart ends it. Until it has ended, it keeps its locks, and its jobs cannot start. Find out what '
+     'its transaction manager decided, then run:', '{}')) c(name, fine, advice, details),
     lateral tallybook._finding(c.name, (select d.items from found d where d.name = c.name), c.fine, c.advice,
                                c.details) f;
 
@@ -109,7 +110,7 @@ begin
                'text', format('the replication slot %s (%s) %s', s.slot_name,
                               concat_ws(', ', s.slot_type, s.plugin, case when not s.active then 'not in use' end),
                               case when s.wal_status = 'lost' then 'has lost WAL that it needs'
-                                   else 'keeps ' || pg_size_pretty(k.kept) || ' of WAL' end),
+                                   else 'retains ' || pg_size_pretty(k.kept) || ' of WAL' end),
                'do', case when not s.active then format('select pg_drop_replication_slot(%L);', s.slot_name) end)
                order by k.kept desc nulls last, s.slot_name)
         from pg_replication_slots s,
@@ -120,7 +121,7 @@ begin
                                                          or s.catalog_xmin is not null) then 'warning'
                                   when k.kept > 1073741824 then 'note' end) l(level)
        where l.level is not null),
-    'no replication slot keeps more WAL than it should',
-    'A slot keeps WAL until its reader has received it, up to the whole disk. Start its reader, or drop it if it has '
-    'none; max_slot_wal_keep_size bounds what one may keep.');
+    'no replication slot retains too much WAL',
+    'A slot retains WAL until its consumer has received it, which can fill the disk. Start the consumer, or drop the '
+    'slot if it has none. max_slot_wal_keep_size limits how much WAL a slot may retain.');
 end $$;

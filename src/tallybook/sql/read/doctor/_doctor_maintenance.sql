@@ -1,28 +1,28 @@
 -- _doctor_maintenance(at): another cluster, services that do not run, steps of the server's clock, schedules that do
--- not fire, ranges of history that cannot be deleted.
+-- not fire, ranges of history that cannot be dropped.
 -- rights: operator
 create or replace function tallybook._doctor_maintenance(p_at timestamptz) returns setof tallybook._check
 language plpgsql stable as $$
 declare v_since timestamptz;
 begin
   return query select * from tallybook._finding('cluster', case when tallybook._is_foreign_cluster(true) then
-      '[{"level": "problem", "text": "this database came from another cluster, and its jobs are not claimable here '
+      '[{"level": "problem", "text": "this database came from another cluster, and its jobs cannot be claimed here '
       'yet"}]'::jsonb end,
     'this database is in its original cluster, or was moved completely',
-    'Run `tallybook migrate` or start a worker; both make them claimable.');
+    'Run `tallybook migrate`, or start a worker. Either makes the jobs claimable.');
 
   select min(w.started_at) into v_since from tallybook.worker w where w.ended_at is null
          and w.seen_at >= p_at - w.lease;
   return query select * from tallybook._finding('services', (
       select jsonb_agg(jsonb_build_object('level', 'warning', 'service', s.name, 'last_run_at', s.last_run_at,
-                         'text', format('%s did not run %s', s.name, coalesce('for '
+                         'text', format('%s has not run %s', s.name, coalesce('for '
                              || tallybook._ago(p_at - s.last_run_at), 'yet'))) order by s.name)
         from tallybook.service s
        where coalesce(s.last_run_at, '-infinity') < p_at - greatest(2 * s.every, interval '2 min')
          and v_since < p_at - greatest(2 * s.every, interval '2 min')),
-    case when v_since is null then 'there is no live worker to run them' else 'all services run' end,
-    'Look for errors in the logs of live workers, and start one without `--no-maintenance`. To run one by hand: '
-    '`select tallybook.NAME()`, '
+    case when v_since is null then 'no worker is running, so no service runs' else 'all services run' end,
+    'Look for errors in the logs of the workers. If all of them have `--no-maintenance`, start one without it. To run '
+    'a service by hand: `select tallybook.NAME()`, '
     'for promote, rescue, rebase, concurrency_release, fair_release, parents_resolve, fold and prune.');
 
   return query select * from tallybook._finding('clock_steps', (
@@ -55,18 +55,18 @@ begin
                                                                      f.newest)) end)) x(level, text)
        where x.text is not null),
     'every schedule fires on time',
-    'Workers fire the ticks: check that one is live, and see `tallybook schedule list` for an error of the rule '
+    'Workers fire the ticks, so check that one is running. `tallybook schedule list` shows errors in the schedule '
     'itself.');
 
   return query select * from tallybook._finding('partitions', (
       select jsonb_agg(jsonb_build_object('level', case when h.due_at < p_at - interval '1 day' then 'warning'
                                           else 'note' end,
-                         'text', format('a range of %s history could have been deleted %s ago: %s%s', h.class,
-                                        tallybook._ago(p_at - h.due_at),
+                         'text', format('a range of %s history has been due to be dropped for %s, but is held: %s%s',
+                                        h.class, tallybook._ago(p_at - h.due_at),
                                         case when h.open_jobs > 0 then h.open_jobs || ' ' end, h.why)) || to_jsonb(h)
                        order by h.due_at)
         from tallybook.held_ranges(p_at) h),
-    'all old history has been deleted',
-    'It is deleted when its holder is gone: '
+    'all old history has been dropped',
+    'It is dropped when nothing holds it any more: '
     'see https://github.com/tallybook/tallybook/blob/main/docs/history.md.');
 end $$;

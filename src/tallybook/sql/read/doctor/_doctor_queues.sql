@@ -1,4 +1,4 @@
--- _doctor_queues(at): jobs in line without a worker, paused queues, backlogs, dead letters, open breakers.
+-- _doctor_queues(at): available jobs without a worker, paused queues, backlogs, dead letters, open breakers.
 --
 -- Looks for the next job of each lane, as a claim does, at most 10,000 lanes; the counters count the jobs behind it.
 -- profile: hot
@@ -31,9 +31,9 @@ begin
                              order by l.oldest, l.queue, l.part)
       from l, lateral (select l.part not in ('', 'turn', 'fair')) a(side), lateral (values
         ('unserved_queues', 'warning', not a.side and not l.served and not l.paused,
-         format('queue %s has had jobs in line for %s, and no live worker serves it', to_json(l.queue), l.ago)),
+         format('queue %s has had available jobs for %s, and no live worker serves it', to_json(l.queue), l.ago)),
         ('unserved_tasks', 'warning', a.side and not l.served,
-         format('queue %s has had jobs of %s in line for %s, which no live worker knows', to_json(l.queue),
+         format('queue %s has had available jobs of %s for %s, and no live worker can run them', to_json(l.queue),
                 case when l.part like 'version:%' then format('task %s in version %s',
                   to_json(split_part(l.part, ':', 3)), split_part(l.part, ':', 2))
                      else 'task ' || to_json(substr(l.part, 6)) end, l.ago)),
@@ -47,21 +47,22 @@ begin
                          'paused_at', q.paused_at, 'paused_by', q.paused_by, 'oldest', k.oldest,
                          'text', format('queue %s has been paused for %s by %s, %s', to_json(q.name),
                                         tallybook._ago(p_at - q.paused_at), q.paused_by,
-                                        coalesce('with jobs in line for ' || tallybook._ago(p_at - k.oldest),
-                                                 'with nothing in line'))) order by k.oldest nulls last, q.name)
+                                        coalesce('and its next job has waited for ' || tallybook._ago(p_at - k.oldest),
+                                                 'and has no available jobs'))) order by k.oldest nulls last, q.name)
       from tallybook.queue q left join lateral (select min(l.oldest) as oldest from l where l.queue = q.name) k on true
      where q.paused_at is not null
   )
   select f.* from (values
-    ('unserved_queues', 'every queue with jobs in line is served',
-     'Start a worker for it with `tallybook worker --queues`, or correct the queue name in the code that enqueues.'),
-    ('unserved_tasks', 'a live worker knows every task in line',
-     'Start a worker of the release that knows it, give a renamed task its old name as an alias, or cancel these '
-     'jobs.'),
-    ('paused', 'no queue is paused', 'When the reason is gone: `tallybook queue resume`.'),
+    ('unserved_queues', 'every queue with available jobs is served',
+     'Start a worker for the queue with `tallybook worker --queues`, or correct the queue name in the code that '
+     'enqueues.'),
+    ('unserved_tasks', 'live workers can run the tasks of all available jobs',
+     'Start a worker whose code knows the task and the version, give a renamed task its old name as an alias, or '
+     'cancel these jobs.'),
+    ('paused', 'no queue is paused', 'When the reason for the pause has gone, run `tallybook queue resume`.'),
     ('backlog', 'no job has waited for longer than 10 min in a queue with workers',
      'Jobs arrive faster than workers run them. Add slots or workers, or find slow tasks with `tallybook top`. Jobs '
-     'of a lower priority wait for those before them.')) c(name, fine, advice),
+     'with a lower priority wait for the jobs before them.')) c(name, fine, advice),
     lateral tallybook._finding(c.name, (select d.items from found d where d.name = c.name), c.fine, c.advice) f;
 
   select count(*), count(*) filter (where d.died_at > p_at - interval '1 hour') into v_dead, v_last_hour
@@ -82,12 +83,12 @@ begin
   return query select * from tallybook._finding('breakers', (
       select jsonb_agg(jsonb_build_object('level', 'note', 'name', b.name, 'state', b.state, 'open_until', b.open_until,
                                           'changed_at', b.changed_at,
-                         'text', format('breaker %s has been %s for %s and holds %s jobs', to_json(b.name), b.state,
-                                        tallybook._ago(p_at - b.changed_at),
+                         'text', format('breaker %s has been %s for %s and holds back %s jobs',
+                                        to_json(b.name), b.state, tallybook._ago(p_at - b.changed_at),
                            (select case when count(*) = 1001 then 'more than 1000' else count(*)::text end
                               from (select from tallybook.concurrency_line c where c.name = b.name limit 1001) c)))
                                    order by b.changed_at, b.name)
         from tallybook.breaker_state b where b.state <> 'closed'),
-    'no breaker is open', 'The service behind it fails. A probe closes the breaker when it works again; sooner: '
-                          '`tallybook breaker close`.');
+    'no breaker is open', 'The service that its jobs call is failing. A probe closes the breaker when the service '
+                          'works again. To close it now: `tallybook breaker close`.');
 end $$;

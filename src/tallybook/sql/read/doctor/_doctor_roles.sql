@@ -3,7 +3,7 @@
 create or replace function tallybook._doctor_roles() returns setof tallybook._check language sql stable as $$
   select * from tallybook._finding('roles', (
       select jsonb_agg(jsonb_build_object('level', 'warning', 'text', x.text) order by x.text) from (
-        select format('role %s is recorded and does not exist in this cluster', k.name) as text
+        select format('role %s is recorded, but does not exist in this cluster', k.name) as text
           from tallybook.role k where not exists (select from pg_roles r where r.rolname = k.name)
         union all
         select format('%s may not use %s', k.name, p.oid::regprocedure)

@@ -11,7 +11,7 @@ begin
             from pg_class c where c.relnamespace = 'tallybook'::regnamespace and c.relkind = 'r' group by 1) t;
   return query select * from tallybook._finding('size', null,
     (select format('%s in %s tables; the largest: %s. PostgreSQL does not know the free disk space: '
-                   'watch it on the server',
+                   'monitor it on the server',
                    pg_size_pretty(sum((t ->> 'bytes')::numeric)), count(*),
                    string_agg(format('%s %s', t ->> 'table', pg_size_pretty((t ->> 'bytes')::numeric)), ', '
                               order by n) filter (where n <= 3))
@@ -24,12 +24,12 @@ begin
       select jsonb_agg(jsonb_build_object('level', case when s.n_dead_tup > 1000000 then 'warning'
                                           else 'note' end, 'dead', s.n_dead_tup, 'live', s.n_live_tup,
                'last_autovacuum', s.last_autovacuum, 'table', s.relname,
-               'text', format('%s has %s dead rows beside %s live ones', s.relid::regclass, s.n_dead_tup, s.n_live_tup),
+               'text', format('%s has %s dead rows and %s live rows', s.relid::regclass, s.n_dead_tup, s.n_live_tup),
                'do', format('vacuum %s;', s.relid::regclass)) order by s.n_dead_tup desc)
         from pg_stat_user_tables s
        where s.schemaname = 'tallybook' and s.n_dead_tup > 10000 and s.n_dead_tup > 2 * s.n_live_tup),
     'no table has too many dead rows',
-    'Autovacuum is too slow or off, or cannot remove them: see horizon and autovacuum. Then:');
+    'Autovacuum is too slow or off, or cannot remove them: see the checks horizon and autovacuum. Then run:');
 
   return query select * from tallybook._finding('autovacuum', (
       select jsonb_agg(jsonb_build_object('level', x.level, 'text', x.text, 'do', x.command) order by x.n, x.text)
@@ -56,10 +56,10 @@ begin
               select c.oid::regclass::text, age(c.relfrozenxid), format('vacuum freeze %s;', c.oid::regclass)
                 from pg_class c where c.relnamespace = 'tallybook'::regnamespace and c.relkind = 'r') x
        where x.age > least(v_freeze * 1.25, 1500000000)),
-    (select format('the oldest transaction id is %s transactions old, of 2 billion that are possible',
+    (select format('the oldest transaction id is %s transactions old; the limit is 2 billion',
                    age(d.datfrozenxid))
        from pg_database d where d.datname = current_database()),
-    'Autovacuum freezes old rows in time unless something pins the horizon (see there), or it is off or too slow. At 2 '
-    'billion the server stops writing. As owner:',
+    'Autovacuum freezes old rows in time unless something pins the horizon (see the check horizon), or it is off or '
+    'too slow. At 2 billion, the server refuses all writes. As the owner, run:',
     jsonb_build_object('autovacuum_freeze_max_age', v_freeze));
 end $$;

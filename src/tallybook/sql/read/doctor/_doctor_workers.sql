@@ -15,7 +15,8 @@ begin
         from tallybook.worker w,
              lateral (select case when w.seen_at = '-infinity'
                       then 'was stopped, and its open jobs have not been returned yet'
-                                  when w.seen_at < p_at - w.lease then format('has been silent for %s; its lease is %s',
+                                  when w.seen_at < p_at - w.lease then format(
+                                      'has sent no heartbeat for %s; its lease is %s',
                                       tallybook._ago(p_at - greatest(w.seen_at, w.started_at)), tallybook._ago(w.lease))
                                   when w.session and not exists (
                                     select from pg_locks k join pg_database d on d.oid = k.database
@@ -26,9 +27,9 @@ begin
        where w.ended_at is null and x.what is not null),
       case when v_live = 0 then '[{"level": "note", "text": "no worker is running"}]'::jsonb end),
     format('%s live', case v_live when 1 then '1 worker' else v_live || ' workers' end),
-    'Another worker returns the jobs of a dead one within seconds. If there is none, start one: `tallybook '
-    'worker`. If it is frozen (kill -CONT) or disconnected, '
-    'repair that, or end its process. No job is lost in either case.', jsonb_build_object('live', v_live));
+    'Another worker rescues the jobs of a dead one within seconds. If no worker is running, start one: `tallybook '
+    'worker`. If a worker is frozen (kill -CONT resumes it) or disconnected, '
+    'repair that, or end its process. No job is lost in any case.', jsonb_build_object('live', v_live));
 
   return query select * from tallybook._finding('running', (
       select jsonb_agg(jsonb_build_object('level', 'note', 'job_id', r.job_id, 'task', r.task, 'worker', r.worker,
@@ -37,8 +38,7 @@ begin
                                         tallybook._ago(p_at - r.started_at), r.worker)) order by r.started_at)
         from tallybook.running(100) r where r.started_at < p_at - interval '1 hour'),
     'no job has been running for longer than 1 h',
-    'If that is too long, `tallybook job cancel ID` asks it to stop, and a `timeout` of its task ends '
-    'later ones in time.');
+    'If that is too long, stop the job with `tallybook job cancel ID`, and set a `timeout` for its task.');
 
   return query select * from tallybook._finding('releases', (
       select jsonb_agg(jsonb_build_object('level', 'note', 'worker_id', w.id, 'worker', w.name, 'started_at',
@@ -47,17 +47,17 @@ begin
                          order by w.id)
         from tallybook.worker w, tallybook.installation i where w.ended_at is null and w.started_at < i.migrated_at),
     'no worker was started before the last migration',
-    'It continues with the functions of its release, which are kept. Restart it with the new release when it suits '
-    'you.');
+    'It continues to use the functions of its release, which are kept. Restart it with the new release when '
+    'convenient.');
 
   select sum(d.numbackends) into v_used from pg_stat_database d;
   v_share := v_used::numeric / v_most;
   return query select * from tallybook._finding('connections', case when v_share >= 0.8 then
       jsonb_build_array(jsonb_build_object('level', case when v_share >= 0.95 then 'problem' else 'warning' end,
-                                           'text', format('%s of %s connections are taken', v_used, v_most))) end,
-    format('%s of %s connections are taken', v_used, v_most),
+                                           'text', format('%s of %s connections are in use', v_used, v_most))) end,
+    format('%s of %s connections are in use', v_used, v_most),
     'New connections may be refused. Make pools smaller (a worker keeps 5, and one for each atomic task that '
-    'runs), put a pooler before the server, or raise max_connections.',
+    'runs), put a pooler in front of the server, or raise max_connections.',
     jsonb_build_object('used', v_used, 'max', v_most, 'reserved',
                        current_setting('superuser_reserved_connections')::int, 'of_live_workers_about', 5 * v_live));
 end $$;

@@ -1,14 +1,17 @@
 -- doctor(about): check the database. Returns one row per check.
 --
 --   about   one group of checks: horizon, storage, settings, workers, queues, maintenance, counters, roles; null: all
--- Returns name: the check; level: ok, note (good to know), warning (will cause trouble), problem (causes trouble now);
---           finding; advice: what to do, or null; details: the same for programs, with the first 20 items and their
---           number.
+-- Returns:
+--   name     the check
+--   level    ok, note (good to know), warning (will cause trouble), problem (causes trouble now)
+--   finding  what the check found, for people
+--   advice   what to do, or null
+--   details  the finding for programs, with the first 20 items and their number
 -- The group counters reads the whole history; with about = null it runs only if the ledgers are below 64 MB. No other
--- group reads history. A group that cannot be checked (a right, a lock) becomes a row instead of an error, unless the
--- statement_timeout ends it. If the server hides something without pg_monitor, the finding mentions it. The server's
--- own views are read with the caller's rights. Errors: TB005 an unknown group. Reads all small tables and PostgreSQL's
--- views; writes nothing.
+-- group reads history. A group that cannot be checked (a missing right, a lock) becomes a row instead of an error,
+-- unless the statement_timeout ends it. If the server hides something because the caller lacks pg_monitor, the finding
+-- mentions it. The server's own views are read with the caller's rights. Errors: TB005 an unknown group. Reads all
+-- small tables and PostgreSQL's views; writes nothing.
 -- profile: nojit
 -- rights: operator, as the caller
 create or replace function tallybook.doctor(about text default null, at timestamptz default clock_timestamp())
@@ -34,7 +37,7 @@ begin
     exception when others then
       return query select v_group, 'note'::text, format('could not be checked: %s', sqlerrm),
         case when sqlstate = '42501' then 'Run it as a user with the role operator, or the owner of the schema.'::text
-             else 'Run it again; if that fails, too, run it as the owner of the schema.' end,
+             else 'Run it again. If it fails again, run it as the owner of the schema.' end,
                jsonb_build_object('sqlstate', sqlstate);
     end;
   end loop;

@@ -1,5 +1,5 @@
--- trace(subject, unique_key, links, job, task, max_events, newest_first): list the events of one thing over all queues,
--- in order of time.
+-- trace(subject, unique_key, links, job, task, max_events, newest_first): list the events of a subject, a unique key,
+-- links or a job, in all queues, in order of time.
 --
 -- Pass exactly one of:
 --   subject     the jobs of this subject

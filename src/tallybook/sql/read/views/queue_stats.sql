@@ -1,8 +1,8 @@
 -- queue_stats: the counters of each queue. Their cost does not depend on the number of jobs: see counts.
 --
---   oldest     since when the next job of the queue's lines could run; only the head of each line is checked
---   unserved   jobs in line whose task or version no live worker knows; they have lines of their own
---> Per queue: jobs by state, ends by kind, and since when the oldest job in line could run.
+--   oldest     since when the queue's next available job could run; only the first job of each lane is checked
+--   unserved   available jobs whose task or version no live worker knows; they have lanes of their own
+--> Per queue: jobs by state, ends by kind, and since when the oldest available job could run.
 -- rights: operator, reader, metrics
 create or replace view tallybook.queue_stats as
 select q.name as queue,

@@ -1,10 +1,9 @@
 -- queue_status: the counters of each queue, task and state. Their cost does not depend on the number of jobs.
 --
 --   oldest, newest     when the oldest and the newest job in this state was enqueued; for ended jobs, when the last one
---                      ended. Searched among the first and last 1,000 of scheduled, waiting and dead, and of each line;
+--                      ended. Searched among the first and last 1,000 of scheduled, waiting and dead, and of each lane;
 --                      null if none of these is of the task
---   average_attempts   how often a job in this state has entered its line; one that has not started counts without the
---                      attempt that it waits for
+--   average_attempts   the average number of attempts of these jobs, without attempts that have not started
 --> Per queue, task and state: number of jobs, the oldest, the newest, attempts on average.
 -- rights: operator, reader, metrics
 create or replace view tallybook.queue_status as

@@ -1,15 +1,15 @@
--- why(job_id, at): why a job does not run, or how it ended. One row per reason, in the order in which they have to be
--- solved.
+-- why(job_id, at): explain why a job is not running, or how it ended. Returns one row per reason, in the order in which
+-- they have to be resolved.
 --
 --   state        as in the view tallybook.job; null: unknown job
 --   reason       a short code; should_start: nothing prevents the start. All codes:
 --                https://github.com/tallybook/tallybook/blob/main/docs/why.md
 --   explanation  one sentence for people
 --   details      for programs: times, keys, ids, numbers. more: true if the count was cut off
--- Running, ended and unknown jobs have a reason, too. A job in line can have several; all that are known now are
--- returned. A limit is checked at the claim, so its answer is the one of this moment.
--- Uses one snapshot and index look-ups; counts at most 10,000 jobs and lists at most 10 names. Takes a lock of a job
--- with a unique key for a microsecond, to see whether a producer changes it. `at` replaces the time in tests.
+-- Running, ended and unknown jobs have a reason, too. An available job can have several; all that are known now are
+-- returned. Limits are checked again at the claim, so a reason about a limit holds only for this moment.
+-- Uses one snapshot and index look-ups; counts at most 10,000 jobs and lists at most 10 names. Locks a job with a
+-- unique key for a microsecond, to see whether a producer is changing it. `at` replaces the time in tests.
 -- Reads scheduled, waiting, dead, entry, claim, outcome, tombstone, amendment, lane, queue, worker, parent, order_line,
 -- order_turn, progress, limit_rule, rate_state, concurrency_holder, concurrency_line,
 -- breaker_state, service, subject_job.

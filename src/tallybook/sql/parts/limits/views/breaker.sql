@@ -1,5 +1,5 @@
--- breaker: each key of a circuit breaker with its state, failures and waiting jobs; and the rules without a key of
--- their own name.
+-- breaker: each key of a circuit breaker with its state, failures and waiting jobs; and the rules that no key of the
+-- same name uses.
 --> Each key of a circuit breaker: its rule, state, failures and waiting jobs.
 -- rights: operator, reader
 create or replace view tallybook.breaker as

@@ -1,5 +1,5 @@
--- rate: each used key of a rate limit with its next call, waiting jobs and calls in the last window; and the rules
--- without a key of their own name.
+-- rate: each used key of a rate limit with its next call, waiting jobs and calls in the last window; and the rules that
+-- no key of the same name uses.
 --> Each key of a rate limit: its rule, calls and waiting jobs.
 -- rights: operator, reader
 create or replace view tallybook.rate as
