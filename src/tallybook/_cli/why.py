@@ -55,7 +55,7 @@ def said_of(error: object) -> str:
 @command(json=True, nodes=True, reads=True)
 @click.argument("job_id", metavar="ID", type=int)
 def why(db: Db, job_id: int, as_json: bool) -> None:
-    """Explain why a job does not run, with advice. Exit code 1 if there is no such job."""
+    """Explain why a job does not run. Exit code 1 if there is no such job."""
     found = db.of(job_id).run(verbs.why(job_id))
     if as_json:
         print_json(found)

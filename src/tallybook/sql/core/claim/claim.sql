@@ -10,7 +10,7 @@
 --   durable  false: this transaction commits asynchronously. A crash of the server can then undo the claim: its jobs
 --            are claimed again, and its lease is refused. Use it only in a transaction that does nothing else.
 --   retried  false: this is the first call with this lease, so it does not search for an earlier result
--- Returns the claim's id (for renew), the queue and the number of jobs. A null id means that there is no job to claim.
+-- Returns the claim's id (for renew), the queue and the number of jobs. A null id means that no job was available.
 -- An id with 0 jobs means that all jobs it found were cancelled: claim again. A second call with the same lease returns
 -- the same result.
 -- It may take fewer jobs than there are, because it takes from one window of the lane only (see sql/README.md). Claim
