@@ -238,7 +238,7 @@ def test_what_has_run_for_long_before_a_long_line_costs_no_reader_all_claims_sin
 
 def unattributed(db: Connection) -> None:
     """Make a lane of several tasks with one running job whose claim is not read, so it counts under another task."""
-    without(db, "_counted", "<= 2000", "<= 2")
+    without(db, "_counted_of", "<= 2000", "<= 2")
     without(db, "_split", "v_seen >= 3000", "v_seen >= 3")
     without(db, "_split", "v_seen >= 2000", "v_seen >= 1")
     hands = Hands(db)
@@ -267,7 +267,7 @@ def test_verify_compares_what_people_read(db: Connection) -> None:
 
 def test_verify_finds_a_job_that_nobody_counts(db: Connection) -> None:
     """S4-15: if counts loses the job that it cannot attribute, verify returns the queue's numbers."""
-    without(db, "_counted", "k.seen + k.unattributed end as running", "k.seen end as running")
+    without(db, "_counted_of", "k.seen + k.unattributed end as running", "k.seen end as running")
     with pytest.raises(AssertionError):
         unattributed(db)
     assert [row[:3] for row in differences(db) if row[1] is None] == [("q", None, "available"), ("q", None, "running")]

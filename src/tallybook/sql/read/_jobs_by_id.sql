@@ -33,17 +33,16 @@ begin
       into v_rows, v_last, v_ids
       from (select * from (
         (select e.job_id, e.lane_id, e.task, null::jsonb as error, case when v_line then e.xid end as xid, e.seq
-         from tallybook.entry e
-          where 'entry' = any (p_sources) and e.job_id < v_below and e.job_id >= v_low order by e.job_id desc
-                limit v_piece)
+           from tallybook.entry e where 'entry' = any (p_sources) and e.job_id < v_below and e.job_id >= v_low
+          order by e.job_id desc limit v_piece)
         union all
         (select a.job_id, a.lane_id, a.task, a.errors -> -1, null, null from tallybook._aside a
           where a.place = any (p_sources) and a.job_id < v_below and a.job_id >= v_low order by a.job_id desc
                 limit v_piece)
         union all
         (select a.job_id, a.lane_id, a.task, a.errors -> -1, null, null from tallybook._aside a
-          where a.place || '_failed' = any (p_sources) and a.errors is not null and a.job_id < v_below
-                and a.job_id >= v_low
+          where a.place || '_failed' = any (p_sources) and a.errors is not null
+                and a.job_id < v_below and a.job_id >= v_low
           order by a.job_id desc limit v_piece)
         union all
         (select t.job_id, null, null, null, null, null from tallybook.tombstone t

@@ -106,10 +106,8 @@ language plpgsql stable as $$
 declare s text[] := coalesce(p_states, tallybook._job_states());
 begin
   ids := '{}'; endings := '{}';
-  if p_queue is not null then
-    lanes := array(select l.lane_id from tallybook.lane l where l.queue = p_queue);
-    if lanes = '{}' then return; end if;
-  end if;
+  if p_queue is not null then lanes := array(select l.lane_id from tallybook.lane l where l.queue = p_queue); end if;
+  if lanes = '{}' then return; end if;
   if p_links is not null then
     given := array(select l from tallybook._linked(p_links, 10001) l);
     if cardinality(given) <= 10000 then

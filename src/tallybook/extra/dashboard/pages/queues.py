@@ -13,6 +13,7 @@ from tallybook._app.queues import BATCH
 from tallybook._db import queues as calls
 from tallybook._db import rates as calls_of_limits
 from tallybook._db.declared import Declared
+from tallybook._db.jobs import STATES
 from tallybook._db.top import flow
 from tallybook._db.verb import run
 from tallybook.errors import InvalidArgument, UnknownQueue
@@ -30,7 +31,14 @@ _ALL = """\
 select s.queue, s.available, s.running, s.scheduled, s.retrying, s.waiting, s.dead, s.completed, s.unserved, s.paused_at
   from tallybook.queue_stats as s"""
 _OLDEST = Declared("_oldest_of(p_queues text[]) -> rows (queue text, oldest timestamptz)")
-_STATS = "select * from tallybook.queue_stats as s where s.queue = %s"
+_SUMS = ", ".join(
+    f"cast(coalesce(sum(n.n) filter (where n.what = '{what}'), 0) as bigint) as {what}" for what in (*STATES, "failed")
+)
+# The row of the view queue_stats, without the counters of the other queues.
+_STATS = f"""\
+select q.name as queue, {_SUMS}, tallybook._oldest(q.name) as oldest, q.paused_at
+  from tallybook.queues as q left join lateral tallybook._counted_of(q.name) as n on true
+ where q.name = %s group by q.name, q.paused_at"""  # noqa: S608
 _STATUS_OF = Declared("""
   _status_of(p_queue text) -> rows (task state text, jobs bigint, oldest newest timestamptz, average_attempts numeric)""")
 _STATUS = f"{_STATUS_OF.worker} order by task, state limit 200"

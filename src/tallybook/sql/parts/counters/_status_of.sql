@@ -16,13 +16,11 @@ begin
   union all
   select l.lane_id, x.task, 'available', min(x.enqueued_at), max(x.enqueued_at)
     from tallybook.lane l, lateral (select tallybook._next(l.lane_id, l.retention, l.born) as xid offset 0) n, lateral (
-           (select e.task, e.enqueued_at from tallybook.entry e
-             where e.lane_id = l.lane_id and e.retention = l.retention and e.xid >= n.xid order by e.xid, e.seq
-                   limit 1000)
+           (select e.task, e.enqueued_at from tallybook.entry e where e.lane_id = l.lane_id
+               and e.retention = l.retention and e.xid >= n.xid order by e.xid, e.seq limit 1000)
            union all
-           (select e.task, e.enqueued_at from tallybook.entry e
-             where e.lane_id = l.lane_id and e.retention = l.retention and e.xid >= n.xid
-                   order by e.xid desc, e.seq desc limit 1000)) x
+           (select e.task, e.enqueued_at from tallybook.entry e where e.lane_id = l.lane_id
+               and e.retention = l.retention and e.xid >= n.xid order by e.xid desc, e.seq desc limit 1000)) x
    where (p_queue is null or l.queue = p_queue) and l.retired_at is null and n.xid is not null group by 1, 2;
 end $$;
 
@@ -41,11 +39,10 @@ begin
   select l.queue, c.task, c.what, sum(c.n)::bigint, min(e.oldest),
          case when c.what in ('completed', 'cancelled') then max(c.last_at) else max(e.newest) end,
          round(sum(c.attempts) / sum(c.n) - (c.what in ('scheduled', 'retrying', 'waiting', 'available'))::int, 2)
-    from tallybook._counted() c
+    from tallybook._counted_of(p_queue) c
     join tallybook.lane l on l.lane_id = c.lane_id
     left join tallybook._edges_of(p_queue) e on e.lane_id = c.lane_id and e.task = c.task and e.state = c.what
    where c.what in ('scheduled', 'retrying', 'waiting', 'available', 'running', 'dead', 'completed', 'cancelled')
-     and (p_queue is null or l.queue = p_queue)
    group by l.queue, c.task, c.what having sum(c.n) <> 0;
 end $$;
 

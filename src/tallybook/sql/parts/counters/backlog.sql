@@ -15,7 +15,7 @@ returns setof record language plpgsql stable as $$
 begin
   return query
   with n as materialized (
-    select l.queue, c.what, sum(c.n)::bigint as jobs from tallybook._counted() c
+    select l.queue, c.what, sum(c.n)::bigint as jobs from tallybook._counted_of(null) c
            join tallybook.lane l on l.lane_id = c.lane_id
      where c.what in ('scheduled', 'retrying', 'waiting', 'available', 'running', 'dead')
            group by l.queue, c.what having sum(c.n) <> 0

@@ -23,7 +23,7 @@ returns table (queue text, task text, scheduled bigint, retrying bigint, waiting
          sum((n.what = 'snoozed')::int * n.n)::bigint, sum((n.what = 'cancelled')::int * n.n)::bigint,
          sum((n.what = 'lost')::int * n.n)::bigint, sum((n.what = 'moved')::int * n.n)::bigint,
          sum((n.what = 'died')::int * n.n)::bigint
-    from tallybook._counted() n join tallybook.lane l on l.lane_id = n.lane_id
+    from tallybook._counted_of(null) n join tallybook.lane l on l.lane_id = n.lane_id
    group by l.queue, n.task
 $$;
 
@@ -45,22 +45,25 @@ language sql stable as $$
          lateral tallybook._changed(f.hi, null, f.holes, '{}') c
 $$;
 
--- _counted(): the numbers behind counts, by lane, task and state or ending: n, the sum of the attempt numbers, and when
--- a fold found the last change. The number of running jobs of a lane is the number of claimed ones less those of them
--- that have ended. If several tasks share the lane, either its line or its running jobs are read, if possible the line:
--- see _split. The state unattributed: how many running jobs were counted under this task without a look at their own.
+-- _counted_of(queue): the numbers behind counts, of one queue or (null) of all, by lane, task and state or ending: n,
+-- the sum of the attempt numbers, and when a fold found the last change. The number of running jobs of a lane is the
+-- number of claimed ones less those of them that have ended. If several tasks share the lane, either its line or its
+-- running jobs are read, if possible the line: see _split. The state unattributed: how many running jobs were counted
+-- under this task without a look at their own.
 -- profile: hot
 -- rights: operator, reader, metrics
-create or replace function tallybook._counted()
+create or replace function tallybook._counted_of(p_queue text)
 returns table (lane_id int, task text, what text, n bigint, attempts bigint, last_at timestamptz)
 language plpgsql stable as $$
+declare v_lanes int[] := array(select l.lane_id from tallybook.lane l where l.queue = p_queue);
 begin
   return query
   with sums as materialized (
     select s.lane_id, s.task, s.what, sum(s.n)::bigint as n, sum(s.attempts)::bigint as attempts,
            max(s.last_at) as last_at
       from (select * from tallybook._folded_sums() union all select * from tallybook._unfolded()) s
-     where s.lane_id is not null group by s.lane_id, s.task, s.what
+     where case when p_queue is null then s.lane_id is not null else s.lane_id = any (v_lanes) end
+     group by s.lane_id, s.task, s.what
   ), open as materialized (
     select s.lane_id, s.task,
            sum(case s.what when 'opened' then s.n when 'unclaimed' then 0 else -s.n end)::bigint as n,
@@ -99,11 +102,12 @@ begin
   select s.lane_id, s.task, s.what::text, s.n, s.attempts, s.last_at from sums s
          where s.what not in ('opened', 'unclaimed')
   union all
-  select p.lane_id, p.task, x.what, x.n, x.attempts, x.last_at
-    from split p, lateral (values
-      ('available', p.n - p.running, p.attempts * (p.n - p.running) / p.n, p.last_at),
-      ('running', p.running, p.attempts * p.running / p.n, null),
-      ('unattributed', p.unattributed, 0, null)) x(what, n, attempts, last_at) where x.n <> 0;
+  select p.lane_id, p.task, 'available', p.n - p.running, p.attempts * (p.n - p.running) / p.n, p.last_at
+    from split p where p.n <> p.running
+  union all
+  select p.lane_id, p.task, 'running', p.running, p.attempts * p.running / p.n, null from split p where p.running <> 0
+  union all
+  select p.lane_id, p.task, 'unattributed', p.unattributed, 0, null from split p where p.unattributed <> 0;
 end $$;
 
 -- _split(lane, mode, running): how many jobs of each task of a lane are in line (mode available: its line is read), or

@@ -14,7 +14,7 @@
 create or replace function tallybook.verify() returns table (queue text, task text, what text, counted bigint,
   found bigint) language sql stable as $$
   with counted as materialized (
-    select l.queue, c.task, c.what, c.n from tallybook._counted() c join tallybook.lane l on l.lane_id = c.lane_id
+    select l.queue, c.task, c.what, c.n from tallybook._counted_of(null) c join tallybook.lane l using (lane_id)
   ), open as materialized (
     select l.queue, c.task, c.what, c.n
       from tallybook._recounted_open() c join tallybook.lane l on l.lane_id = c.lane_id

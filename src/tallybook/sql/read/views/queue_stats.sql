@@ -22,5 +22,5 @@ select q.name as queue,
        case when sum(n.n) filter (where n.what = 'available') > 0 then tallybook._oldest(q.name) end as oldest,
        q.paused_at, q.paused_by
   from tallybook.queues q
-  left join (tallybook._counted() n join tallybook.lane l on l.lane_id = n.lane_id) on l.queue = q.name
+  left join (tallybook._counted_of(null) n join tallybook.lane l on l.lane_id = n.lane_id) on l.queue = q.name
  group by q.name, q.paused_at, q.paused_by;
