@@ -120,7 +120,7 @@ async def test_a_person_asks_why(app: App, dsn: str, db: Any) -> None:
     db.execute("select tallybook.resume('default')")
     await app.drain(max_jobs=5)
     assert "It completed at" in run("job", "why", str(job.id), dsn=dsn)
-    assert run("job", "why", "4711", dsn=dsn).startswith("job 4711: unknown\n- There is no job 4711")
+    assert run("job", "why", "4711", dsn=dsn, code=1).startswith("job 4711: unknown\n- There is no job 4711")
     assert "unknown job 0" in run("job", "why", "0", dsn=dsn, code=1)
 
 

@@ -9,6 +9,8 @@ from typing import Any, Protocol, TypeVar
 from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
+from tallybook._db.counting import counts
+from tallybook._db.declared import Declared
 from tallybook._db.jobs import STATES
 from tallybook._model.job_info import JobLine, JobPage
 from tallybook._model.merged import END, Part, goes_on, merged, places
@@ -32,11 +34,11 @@ _SHARE = 20
 _TEXTS = ("queue", "task", "error", "since", "before", "unserved")
 OPEN = ("scheduled", "retrying", "waiting", "available", "running", "dead")
 """States with a count of current jobs; the counters of the other states are totals."""
-_MORE = "select id, args, took from tallybook._args_of(%s)"
+_MORE = Declared("_args_of(p_ids bigint[]) -> rows (id bigint, args jsonb, took interval)")
 _SUMS = ", ".join(f"cast(coalesce(sum(c.{state}) filter (where m.meant), 0) as bigint) as {state}" for state in OPEN)
 _COUNTS = f"""\
 select array_agg(distinct c.queue collate "C") as queues, array_agg(distinct c.task collate "C") as tasks, {_SUMS}
-  from tallybook.counts() as c,
+  from {counts.called()} as c,
        lateral (select %(queue)s in ('', c.queue) and %(task)s in ('', c.task) as meant) as m"""  # noqa: S608
 
 
@@ -81,7 +83,7 @@ class List:
                 ids.setdefault(name, []).append(job.id)
 
             async def read(conn: Conn, node: str) -> None:
-                self._more |= {one["id"]: one for one in await rows(conn, _MORE, ids.get(node, []))}
+                self._more |= {one["id"]: one for one in await rows(conn, _MORE.worker, ids.get(node, []))}
 
             await self._ask(read)
         return JobPage([job for _, job in pairs], after, looked_to)
@@ -127,7 +129,7 @@ class List:
             jobs = self._app.jobs.list(**said, after=place.get(node) or None, max_jobs=most, max_looked=_LOOKED)
             found = await jobs.on(conn)
             if whole and not self._nodes.many:
-                self._more |= {one["id"]: one for one in await rows(conn, _MORE, [one.id for one in found.jobs])}
+                self._more |= {one["id"]: one for one in await rows(conn, _MORE.worker, [one.id for one in found.jobs])}
             return found
 
         return await self._ask(read)

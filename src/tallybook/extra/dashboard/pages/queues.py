@@ -31,13 +31,15 @@ _ALL = """\
 select s.queue, s.available, s.running, s.scheduled, s.retrying, s.waiting, s.dead, s.completed, s.unserved, s.paused_at
   from tallybook.queue_stats as s"""
 _OLDEST = Declared("_oldest_of(p_queues text[]) -> rows (queue text, oldest timestamptz)")
+_OLDEST_OF_ONE = Declared("_oldest(p_queue text) -> timestamptz")
+_COUNTED = Declared("_counted_of(p_queue text) -> rows (what text, n bigint)")
 _SUMS = ", ".join(
     f"cast(coalesce(sum(n.n) filter (where n.what = '{what}'), 0) as bigint) as {what}" for what in (*STATES, "failed")
 )
 # The row of the view queue_stats, without the counters of the other queues.
 _STATS = f"""\
-select q.name as queue, {_SUMS}, tallybook._oldest(q.name) as oldest, q.paused_at
-  from tallybook.queues as q left join lateral tallybook._counted_of(q.name) as n on true
+select q.name as queue, {_SUMS}, {_OLDEST_OF_ONE.called(p_queue="q.name")} as oldest, q.paused_at
+  from tallybook.queues as q left join lateral {_COUNTED.called(p_queue="q.name")} as n on true
  where q.name = %s group by q.name, q.paused_at"""  # noqa: S608
 _STATUS_OF = Declared("""
   _status_of(p_queue text) -> rows (task state text, jobs bigint, oldest newest timestamptz, average_attempts numeric)""")
