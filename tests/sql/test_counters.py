@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, LiteralString
 
 import psycopg
@@ -708,3 +708,16 @@ def test_the_backlog_is_made_of_the_counters(db: Connection) -> None:
     ]
     hands.fail(job, final=True)
     assert ("q", "dead", 1, first) in db.execute(rows).fetchall()
+
+
+def test_the_counters_of_one_queue_are_its_own(db: Connection) -> None:
+    """The status and the levels of one queue contain no job of another, though both read the same counters."""
+    for queue in ("q", "other", "other"):
+        put(db, queue=queue)
+    put(db, queue="other", run_at=datetime.now(UTC) + timedelta(days=1))
+    status: LiteralString = "select queue, state, jobs from tallybook._status_of(%s) order by 1, 2"
+    level: LiteralString = "select open, scheduled from tallybook.levels(queue => %s) order by begins desc limit 1"
+    rows = {"q": [("q", "available", 1)], "other": [("other", "available", 2), ("other", "scheduled", 1)]}
+    for queue, found in rows.items():
+        assert db.execute(status, [queue]).fetchall() == found
+    assert [db.execute(level, [queue]).fetchone() for queue in ("q", "other", None)] == [(1, 0), (2, 1), (3, 1)]

@@ -37,6 +37,18 @@ def test_pages_join_to_the_list(db: Connection, hands: Hands) -> None:
     assert [len(page) for page in pages(db, max_jobs=4)] == [4, 4, 2]
 
 
+def test_jobs_are_listed_beside_an_open_transaction(db: Connection, hands: Hands, connect: Connect) -> None:
+    """Available jobs are listed while a lane's cursor waits for a transaction, and so is the job that it commits late."""
+    late = connect(autocommit=False)
+    last = put(late)
+    put(db)
+    assert len(hands.run_all()) == 1
+    job = put(db)
+    assert ids(db, states=["available"]) == [job]
+    late.commit()
+    assert sorted(ids(db, states=["available"])) == sorted([last, job])
+
+
 def done(db: Connection, verb: str, jobs: list[int], *more: object) -> list[tuple[Any, ...]]:
     marks = ", %s" * len(more)
     return db.execute(f"select * from tallybook.{verb}(%s::bigint[]{marks})", (jobs, *more)).fetchall()  # type: ignore[arg-type]  # noqa: S608

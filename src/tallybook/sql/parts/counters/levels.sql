@@ -25,7 +25,7 @@ begin
       from tallybook._series_to_now(v_since, levels.at) s join lanes l on l.lane_id = s.lane_id group by 1, 2
     union all  -- what there is now is what all steps together take back
     select 'infinity', case c.what when 'available' then 'opened' when 'running' then 'opened' else c.what end, -c.n
-      from tallybook._counted_of(levels.queue) c join lanes l on l.lane_id = c.lane_id
+      from tallybook._counted_of(levels.queue) c
      where c.what in ('scheduled', 'retrying', 'waiting', 'available', 'running', 'dead')
     union all select 'infinity', '', 0
     union all  -- in seconds: by days it would go by the session's time zone, and miss steps where its clocks change
