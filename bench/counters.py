@@ -54,7 +54,7 @@ select nextval('tallybook.claim_id'), 1, l.born, pg_snapshot_xmax(pg_current_sna
 
 
 def fill(conn: psycopg.Connection[Any], ended: int, line: int) -> None:
-    """Load ended jobs and jobs in line by plain SQL; then recount, as after an upgrade."""
+    """Load ended jobs and jobs in line by plain SQL; then recount, as after a move to another cluster."""
     (lane,) = conn.execute("select lane_id from tallybook._lane('default', 2, '')").fetchone() or (0,)
     # The line is in its own queue without a worker, so its length does not change.
     at_once = max(1, min(ended, 500_000))
@@ -67,12 +67,10 @@ def fill(conn: psycopg.Connection[Any], ended: int, line: int) -> None:
         " from (select nextval('tallybook.job_id') as i from generate_series(1, %s)) s",
         (conn.execute("select lane_id from tallybook._lane('later', 2, '')").fetchone()[0], args(0), line),  # type: ignore[index]
     )
-    say("  counters: loaded; now the recount of an upgrade")
+    say("  counters: loaded; now the recount")
     began = time.perf_counter()
     conn.execute("select tallybook.recount()")
-    plain(
-        "counters", "recount_s", time.perf_counter() - began, "s", f"{ended + line:,} jobs, once after an upgrade"
-    ).show()
+    plain("counters", "recount_s", time.perf_counter() - began, "s", f"{ended + line:,} jobs").show()
 
 
 class Producer(threading.Thread):

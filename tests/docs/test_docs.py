@@ -727,32 +727,37 @@ def test_files_and_folders_that_contributing_names_exist() -> None:
                 assert (ROOT / path).exists(), f"{name(page)}: {path}"
 
 
+def _figures() -> Iterator[tuple[str, list[str]]]:
+    """Yield each row of the tables of figures in docs/benchmarks.md, with the name of its benchmark."""
+    parts = re.split(r"^### (\w+): .*$", text("docs/benchmarks.md"), flags=re.MULTILINE)[1:]
+    for bench, part in zip(parts[::2], parts[1::2], strict=True):
+        for row in table(part, "figure"):
+            yield bench, row
+
+
 def test_benchmark_figures_are_those_of_the_benches() -> None:
-    """docs/benchmarks.md has one row per figure, with the command of the bench that prints it."""
-    rows = table(text("docs/benchmarks.md"), "figure")
-    figures = words(rows)
-    assert len(figures) == len({(row[0], row[4]) for row in rows}) == len(rows)
-    benches: list[str] = []
-    for figure, row in zip(figures, rows, strict=True):
-        command = re.fullmatch(r"`make bench BENCH=(\w+)`", row[4])
-        assert command, row
-        benches.append(command[1])
-        literals = re.findall(r'"([\w{}]+)"', text(f"bench/{command[1]}.py"))
+    """docs/benchmarks.md has one section per benchmark, with one row for each of the figures that it prints."""
+    rows = [(bench, row[0].strip("`"), row[3]) for bench, row in _figures()]
+    assert len(rows) == len({row[:2] for row in rows})
+    for bench, figure, _ in rows:
+        literals = re.findall(r'"([\w{}]+)"', text(f"bench/{bench}.py"))
         assert any(
             re.fullmatch(re.sub(r"\{\w+\}", r"\\w+", literal), figure)
             for literal in literals
             if re.sub(r"\{\w+\}", "", literal)
-        ), f"{figure} is not of bench {command[1]}"
+        ), f"{figure} is not of bench {bench}"
     known = ast.literal_eval(re.findall(r"^NAMES = (\(.+?\))$", text("bench/__main__.py"), re.MULTILINE | re.DOTALL)[0])
-    assert tuple(dict.fromkeys(benches)) == known
+    assert tuple(dict.fromkeys(bench for bench, *_ in rows)) == known
+    missed = {figure for _, figure, measured in rows if "missed" in measured}
+    assert missed == set(re.findall(r"`(\w+)`", section("docs/benchmarks.md", "Missed targets")))
 
 
 def test_the_figures_of_the_comparison_are_those_of_the_benchmarks() -> None:
     """Each figure of docs/comparison.md is in docs/benchmarks.md, for the same thing."""
-    rows = {word: row for row in table(text("docs/benchmarks.md"), "figure") for word in words([row])}
+    rows = {row[0].strip("`"): row for _, row in _figures()}
     part = section("docs/comparison.md", "Speed")
     for figure in ("ratio_to_graphile", "ratio_to_pgqueuer"):
-        ratio = re.findall(r"\d+\.\d+", rows[figure][2])[0]
+        ratio = re.findall(r"\d+\.\d+", rows[figure][3])[0]
         assert f"{ratio} times" in part
     given = {*re.findall(r"\d+\.\d+ ms", part)}
     told = {*re.findall(r"\d+\.\d+ ms", " ".join(rows["p50_ms_at_50"]))}
