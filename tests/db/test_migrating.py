@@ -39,6 +39,7 @@ def next_release(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     known = schema.migrations()
     with monkeypatch.context() as patched:
         patched.setattr(schema, "migrations", lambda: [*known, (NEWEST + 1, NEXT, TEXT)])
+        patched.setattr(schema, "latest", lambda: NEWEST + 1)
         yield
 
 

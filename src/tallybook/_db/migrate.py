@@ -15,13 +15,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 
 import psycopg
 from psycopg import sql
 
-from tallybook._db.schema import installed, is_installed, verdict
+from tallybook._db.schema import installed, is_installed, refusal, verdict
 from tallybook._db.schema_load import BUSY, altered, aside, holders, set_aside, take
 from tallybook._db.sql_lines import commented, profiled, rights
 from tallybook.errors import SchemaBusy, SchemaTooNew
@@ -66,9 +67,13 @@ class SchemaInfo:
 
 def migrations() -> list[tuple[int, str, str]]:
     """Return number, name and text of every migration of this release, in order."""
+    return [(number, name, _included(file.read_text("utf-8"))) for number, name, file in _numbered()]
+
+
+def _numbered() -> list[tuple[int, str, Traversable]]:
     folder = resources.files("tallybook") / "sql" / "migrations"
     return sorted(
-        (int(match[1]), file.name, _included(file.read_text("utf-8")))
+        (int(match[1]), file.name, file)
         for file in folder.iterdir()
         if (match := re.fullmatch(r"(\d{4})_\w+\.sql", file.name))
     )
@@ -83,7 +88,7 @@ def _included(text: str) -> str:
 
 def latest() -> int:
     """Return the schema version of this release."""
-    return migrations()[-1][0]
+    return _numbered()[-1][0]
 
 
 def routines() -> list[tuple[str, str]]:
@@ -106,6 +111,7 @@ def _files(folder: Traversable, path: str) -> Iterator[tuple[str, str]]:
             yield f"{path}/{entry.name}", profiled(commented(entry.read_text("utf-8")))
 
 
+@cache
 def digest() -> str:
     """Return a fingerprint of all functions and views of this release."""
     text = "\n".join(f"{name}\n{body}" for name, body in routines())
@@ -144,12 +150,15 @@ def info(conn: psycopg.Connection) -> SchemaInfo:
     return SchemaInfo(row["version"], latest(), current, row["node"], server, row.get("works_from"))
 
 
-def check(conn: psycopg.Connection) -> SchemaInfo:
-    """Return `info`. Raises SchemaMissing, SchemaTooOld or SchemaTooNew if this release cannot use the schema."""
-    found = info(conn)
-    if error := verdict(found.version, found.works_from, found.expected, conn.info.dbname):
+def check(conn: psycopg.Connection) -> int:
+    """Return the schema version that this release expects.
+
+    Raises SchemaMissing, SchemaTooOld or SchemaTooNew if this release cannot use the schema.
+    """
+    expected = latest()
+    if error := refusal(conn, expected):
         raise error
-    return found
+    return expected
 
 
 def migrate(

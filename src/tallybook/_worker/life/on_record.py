@@ -49,7 +49,7 @@ def checked(app: ServedApp, dsn: str, queues: Iterable[str], part: Part, *, live
     Warns of task names that another app has, and of queues that look misspelt.
     """
     with connect(dsn, **CONNECT) as conn, ThreadSocketTimeout(conn, _ANSWER):
-        expected = migrate.check(conn).expected
+        expected = migrate.check(conn)
         _warn_of_twins(app, conn)
         conn.execute(rates.REGISTER.worker, (app.name, limits(app, part)))
         if lives:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Any
 from urllib.parse import urlencode
 
@@ -15,6 +16,7 @@ from tallybook._model.subject import instant
 from tallybook.extra.dashboard.redact import shown
 
 
+@cache
 def environment() -> Environment:
     """Return the environment of the dashboard's templates. A missing value is an error."""
     loader = PackageLoader("tallybook.extra.dashboard", "templates")
