@@ -22,7 +22,7 @@ from importlib.resources.abc import Traversable
 import psycopg
 from psycopg import sql
 
-from tallybook._db.schema import installed, is_installed, refusal, verdict
+from tallybook._db.schema import installed, is_installed, verdict
 from tallybook._db.schema_load import BUSY, altered, aside, holders, set_aside, take
 from tallybook._db.sql_lines import commented, profiled, rights
 from tallybook.errors import SchemaBusy, SchemaTooNew
@@ -155,8 +155,8 @@ def check(conn: psycopg.Connection) -> int:
 
     Raises SchemaMissing, SchemaTooOld or SchemaTooNew if this release cannot use the schema.
     """
-    expected = latest()
-    if error := refusal(conn, expected):
+    found, expected = installed(conn) or {"version": 0}, latest()
+    if error := verdict(found["version"], found.get("works_from"), expected, conn.info.dbname):
         raise error
     return expected
 
