@@ -170,7 +170,8 @@ OPERATIONS = (
         changes=_enqueue,
     ),
     Operation(
-        "retry_job", "/jobs/{job}/retry", "operate", "Retry a dead or cancelled job now.",
+        "retry_job", "/jobs/{job}/retry", "operate",
+        "Retry a dead or cancelled job. If it was cancelled while scheduled or waiting, it returns to that state.",
         in_path=(JOB,), codes=("unknown", "queue", "conflict"), answer=record(job=4711, attempt=6), changes=_retry,
     ),
     Operation(
