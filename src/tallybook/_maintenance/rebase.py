@@ -36,7 +36,7 @@ class Rebased:
     waiting: int
     dead: int
     workers: int
-    """Workers of the other cluster that were removed."""
+    """Workers of the other cluster that were marked as ended."""
     late: int
     """Jobs that transactions older than the rebase have written to a retired lane since; moved to the current one."""
 
@@ -45,7 +45,7 @@ class Rebased:
             f"this database came from another cluster: {self.lanes} lanes rebased, {self.moved + self.lost} jobs"
             f" available again ({self.lost} of them had been running there), {self.cancelled} ended as cancelled,"
             f" {self.scheduled} scheduled, {self.waiting} waiting and {self.dead} dead kept,"
-            f" {self.workers} workers removed"
+            f" {self.workers} workers marked as ended"
         )
 
     def told(self) -> Rebased:
