@@ -32,7 +32,7 @@ FOLDERS = ("tests", "examples")
 # As in tests/conftest.py.
 SETTINGS = {"max_prepared_transactions": "20", "max_connections": "200"}
 
-_ROW = re.compile(r"^\| (S\d-\d\d) \| (.+?) \|$", re.MULTILINE)
+_ROW = re.compile(r"^\| (S\d-\d\d) \| ([^|]+) \|$", re.MULTILINE)
 _OPEN = re.compile(r"^- (S\d-\d\d): (.+)$", re.MULTILINE)
 _NAMED = re.compile(r"(?<![A-Za-z0-9])[Ss](\d)[-_](\d\d)(?!\d)((?:(?:\.\.|, ?| and )(?:[Ss]\1-)?\d\d\b)*)")
 _NEXT = re.compile(r"(\.\.|, ?| and )(?:[Ss]\d-)?(\d\d)")
