@@ -18,7 +18,7 @@ METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "tallybook_jobs_ended_total": ("counter", ("queue", "task", "end"), "Jobs that have ended with this outcome so far."),
     "tallybook_attempts_followed_total": (
         "counter", ("queue", "task", "end"),
-        "Attempts so far with this outcome that did not end their job; lost includes crashes that made the job dead.",
+        "Attempts so far with this outcome that did not end their job. A crash that made its job dead counts here, too, as lost.",
     ),
     "tallybook_oldest_job_age_seconds": (
         "gauge", ("queue", "state"), "How long the oldest job in this state has been due to run.",
@@ -34,7 +34,7 @@ METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "tallybook_worker_attempts_ended_total": (
         "counter", ("end",), "Attempts of this process that have ended, by the new state of the job.",
     ),
-    "tallybook_worker_ends_waiting": ("gauge", (), "Ends of attempts not yet sent to the database."),
+    "tallybook_worker_ends_waiting": ("gauge", (), "Outcomes that the worker has not yet sent to the database."),
     "tallybook_worker_handlers_abandoned": (
         "gauge", (), "Handlers that are still running after their deadline and grace period.",
     ),
