@@ -379,11 +379,11 @@ class App(Owner):
 
         A starting worker stores it, updates it, and removes it once it is no longer in the code. `cron` has 5 fields,
         or 6 with seconds first, and allows names (MON, JAN, @daily), in the zone `tz` ("UTC" by default). `every` is an
-        interval; its ticks are the multiples of its length since 1970 (UTC). `jitter` delays each tick by up to this length;
-        the delay depends on the schedule's name and the tick. `missed` decides about ticks that are found more than
-        60 s late: "once" fires the latest, "skip" none, "all" the latest `catch_up` (1 to 1000), one after the other.
-        While the job of a tick is open, the next tick is skipped, unless `overlap` is True. Raises ExpressionError and
-        ConfigError, and InvalidArgument if `job` is not of the right kind.
+        interval; its ticks are the multiples of its length since 1970 (UTC). `jitter` delays each tick by up to this
+        length; the delay depends on the schedule's name and the tick. `missed` decides about ticks that are found more
+        than 60 s late: "once" fires the latest, "skip" none, "all" the latest `catch_up` (1 to 1000), one after the
+        other. While the job of a tick is open, the next tick is skipped, unless `overlap` is True. Raises
+        ExpressionError and ConfigError, and InvalidArgument if `job` is not of the right kind.
 
             app.schedule("report-de", report.job("de"), cron="0 6 * * MON-FRI", tz="Europe/Berlin")
 

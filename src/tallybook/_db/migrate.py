@@ -153,7 +153,7 @@ def info(conn: psycopg.Connection) -> SchemaInfo:
 def check(conn: psycopg.Connection) -> int:
     """Return the schema version that this release expects.
 
-    Raises SchemaMissing, SchemaTooOld or SchemaTooNew if this release cannot use the schema.
+    Raises SchemaMissing, SchemaTooOld, SchemaTooNew or SchemaUnreleased if this release cannot use the schema.
     """
     found, expected = installed(conn) or {"version": 0}, latest()
     if error := verdict(found["version"], found.get("works_from"), expected, conn.info.dbname):
