@@ -22,7 +22,7 @@ from support.database import fresh, one
 
 pytestmark = pytest.mark.servers
 Connection = psycopg.Connection[tuple[Any, ...]]
-SMALL, LARGE = 2_000, 20_000
+SMALL, LARGE = 1_000, 10_000
 LEDGERS = "^(entry|claim|outcome)_(brief|default|long)|^scheduled$"
 
 FILL = """
@@ -296,7 +296,7 @@ def test_no_ledger_is_read_from_end_to_end(stage: Stage) -> None:
 def test_history_costs_nothing(stage: Stage) -> None:
     """S3-19, S3-20: with ten times the history a call reads the same pages, but for the height of its indexes.
 
-    One page for each job or claim of the history would be 18,000 or 1,800 more.
+    One page for each job or claim of the history would be 9,000 or 900 more.
     """
     grown = {}
     for verb, large in stage.readings[LARGE].items():
