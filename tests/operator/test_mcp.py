@@ -1,4 +1,4 @@
-"""`tallybook mcp` as a real process, called by the client of the MCP SDK: what an agent sees and may do."""
+"""`tallybook mcp`, called by the client of the MCP SDK: what an agent sees and may do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from psycopg.types.json import Jsonb
 
-from support.agent import VERBS, agent
+from support.agent import VERBS, agent, agent_of_process
 from support.cli import invoke
 from support.hands import Hands
 from support.pages import blocks, table, text
@@ -54,7 +54,7 @@ async def test_an_agent_reads(dsn: str, db: Any, mode: str) -> None:
     """A client of either protocol era calls each reading tool; secrets in args are dots, errors are shown as data."""
     dead, _ = shop(db)
     before = standing(db)
-    async with agent(dsn, mode=mode) as one:
+    async with agent_of_process(dsn, mode=mode) as one:
         tools = (await one.client.list_tools()).tools
         assert {tool.name for tool in tools} == set(READINGS)
         assert all(tool.annotations and tool.annotations.read_only_hint for tool in tools)
@@ -171,7 +171,8 @@ async def test_a_preview_expires(dsn: str, db: Any) -> None:
     """A preview older than --confirm-within cannot be confirmed."""
     _, waiting = shop(db)
     before = standing(db)
-    async with agent(dsn, "--confirm-within", "1 microsecond", allow=("cancel_job",)) as one:
+    words = ("--confirm-within", "1 microsecond", "--allow", "cancel_job")
+    async with agent_of_process(dsn, *words) as one:
         token = (await one.call("cancel_job", job=waiting))["confirm"]
         assert "has expired" in await one.refused("cancel_job", job=waiting, confirm=token)
     assert standing(db) == before

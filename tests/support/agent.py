@@ -1,4 +1,4 @@
-"""An agent: the client of the MCP SDK, which starts `tallybook mcp` and connects over stdio."""
+"""An agent: the client of the MCP SDK, connected to a server in this process or to `tallybook mcp` over stdio."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import json
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Any
 
 from mcp import Client, StdioServerParameters
 
+from tallybook import App
+from tallybook.extra.mcp.server import Tools
 from tallybook.extra.operator.routes import OPERATIONS
 
 VERBS = tuple(one.name for one in OPERATIONS if one.changes is not None)
@@ -42,12 +45,22 @@ class Agent:
 
 
 @asynccontextmanager
-async def agent(dsn: str, *words: str, allow: tuple[str, ...] = (), mode: str = "auto") -> AsyncIterator[Agent]:
-    """Connect an agent to this database for the block; `mode` is the client's way to initialize the session."""
-    allowed = [word for verb in allow for word in ("--allow", verb)]
+async def agent(dsn: str, *, allow: tuple[str, ...] = ()) -> AsyncIterator[Agent]:
+    """Connect an agent to a server of this database in this process."""
+    tools = Tools(App("shop", dsn=dsn), by="helper@shop", allow=allow, lifetime=timedelta(minutes=10))
+    try:
+        async with Client(tools.server()) as client:
+            yield Agent(client)
+    finally:
+        await tools.close()
+
+
+@asynccontextmanager
+async def agent_of_process(dsn: str, *words: str, mode: str = "auto") -> AsyncIterator[Agent]:
+    """Connect an agent to a process `tallybook mcp` over stdio; `mode` is the client's way to start the session."""
     command = StdioServerParameters(
         command=sys.executable,
-        args=["-m", "tallybook", "mcp", "--by", "helper@shop", *allowed, *words],
+        args=["-m", "tallybook", "mcp", "--by", "helper@shop", *words],
         env={"TALLYBOOK_DSN": dsn},
     )
     async with Client(command, mode=mode) as client:

@@ -90,17 +90,25 @@ class Tools:
         self._previews = Previews(lifetime)
         self._database = Database(app, max_size=2)
 
-    async def serve(self) -> None:
-        """Serve the client on stdin and stdout until it disconnects."""
-        server: Server[Any] = Server(
+    def server(self) -> Server[Any]:
+        """Make a server with these tools, not connected to a client yet."""
+        return Server(
             "tallybook", version=__version__, instructions=f"{_ABOUT} {HOSTILE}",
             on_list_tools=self._list, on_call_tool=self._call,
         )  # fmt: skip
+
+    async def serve(self) -> None:
+        """Serve the client on stdin and stdout until it disconnects."""
+        server = self.server()
         try:
             async with stdio_server() as (from_client, to_client):
                 await server.run(from_client, to_client, server.create_initialization_options())
         finally:
-            await self._database.close()
+            await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._database.close()
 
     async def _list(self, _: ServerRequestContext[Any], __: PaginatedRequestParams | None) -> ListToolsResult:
         return ListToolsResult(tools=listed(self._allowed))
