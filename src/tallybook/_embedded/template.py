@@ -41,8 +41,8 @@ def environment() -> dict[str, str]:
 
     PG* variables would change what the tools do, and macOS needs a locale before a postmaster starts.
     """
-    kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH") if name in os.environ}
-    return {"PATH": os.defpath, "LC_ALL": "C", **kept}
+    names = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "GLIBC_TUNABLES")
+    return {"PATH": os.defpath, "LC_ALL": "C", **{name: os.environ[name] for name in names if name in os.environ}}
 
 
 def new_cluster(target: Path, bin_directory: Path, account: Account | None, *, durable: bool) -> None:
