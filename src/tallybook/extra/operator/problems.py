@@ -25,7 +25,7 @@ CODES: dict[str, tuple[int, str]] = {
     "scope": (403, "The key lacks the scope that this request needs."),
     "read_only": (403, "This server is read-only."),
     "queue": (403, "The key is limited to other queues."),
-    "rights": (403, "The API's database user lacks the rights for this."),
+    "rights": (403, "The API's database user lacks the rights for this request."),
     "unknown": (404, "The job, queue, schedule or path does not exist."),
     "method": (405, "The path does not support this method."),
     "conflict": (409, "The job's state does not allow the change, or another live job has the unique key."),
