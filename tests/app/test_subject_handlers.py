@@ -334,27 +334,25 @@ def test_old_args_are_upgraded_in_the_flow(dsn: str, db: Any) -> None:
 # Ordinary jobs
 
 
-@pytest.mark.parametrize(
-    ("outcome", "state", "error"),
-    [
+def test_an_ordinary_job_cannot_go_on_under_a_name(shop: Shop) -> None:
+    """An outcome for subjects only makes an ordinary job dead, with an error; the others work as usual."""
+    cases: list[tuple[Any, str, str | None]] = [
         (Reschedule("+1 week"), "dead", "not a subject, so it cannot end with Reschedule"),
         (Drop(), "dead", "not a subject, so it cannot end with Drop"),
         (Complete(args={"asset_id": 1}), "dead", "not a subject, so it cannot end with Complete(args=...)"),
         (Complete(), "completed", None),
         (Kill("why"), "dead", "why"),
         (Reject("502"), "dead", "502"),
-    ],
-    ids=repr,
-)
-def test_an_ordinary_job_cannot_go_on_under_a_name(shop: Shop, outcome: Any, state: str, error: str | None) -> None:
-    """An outcome for subjects only makes an ordinary job dead, with an error; the others work as usual."""
-    job = shop.refresh.with_(max_attempts=1).enqueue_sync(shop.db, 42)
-    shop.run(outcome)
-    info = shop.app.get(job).sync(shop.db)
-    assert (info.state, info.attempts, shop.seen) == (state, 1, [None])
-    assert (error or "") in (info.last_error or "")
-    if error and "not a subject" in error:
-        assert info.errors is not None and info.errors[0]["type"] == "tallybook.errors.NotASubject"
+    ]
+    ids = [shop.refresh.with_(max_attempts=1).enqueue_sync(shop.db, n) for n in range(len(cases))]
+    shop.run(*(outcome for outcome, _, _ in cases))
+    assert shop.seen == [None] * len(cases) and [args["asset_id"] for args in shop.args] == list(range(len(cases)))
+    for job, (_, state, error) in zip(ids, cases, strict=True):
+        info = shop.app.get(job).sync(shop.db)
+        assert (info.state, info.attempts) == (state, 1)
+        assert (error or "") in (info.last_error or "")
+        if error and "not a subject" in error:
+            assert info.errors is not None and info.errors[0]["type"] == "tallybook.errors.NotASubject"
 
 
 # Workers

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from support.database import one
 from support.workers import Jobs
 from tallybook import App, Constant, Context, Exponential, Linear, Snooze
 from tallybook.errors import ConfigError
@@ -250,11 +250,7 @@ async def test_a_call_cannot_choose_what_nobody_has_declared(app: App, db: Any) 
     assert db.execute("select count(*) from tallybook.job").fetchone() == (0,)
 
 
-@pytest.mark.parametrize(
-    "retry",
-    ['"patent"', "5", "[]", '{"constant": {"every": 5}}', '{"linear": {}}', '{"exponential": {"factor": 0.5}}', '""'],
-)
-async def test_a_policy_that_is_none_is_not_used_and_said(app: App, dsn: str, db: Any, jobs: Jobs, retry: str) -> None:
+async def test_a_policy_that_is_none_is_not_used_and_said(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
     """S2-07: if SQL enqueues an invalid policy, the task's own holds, and the failure notes it."""
     app.retry_policy("patient", Constant(HOUR))
 
@@ -262,11 +258,22 @@ async def test_a_policy_that_is_none_is_not_used_and_said(app: App, dsn: str, db
     async def send() -> None:
         raise ValueError
 
-    job = db.execute(f"select tallybook.enqueue('default', 'send', options => '{{\"retry\": {retry}}}')").fetchone()[0]
+    query = "select tallybook.enqueue('default', 'send', options => jsonb_build_object('retry', %s::jsonb))"
+    wrong = [
+        '"patent"',
+        "5",
+        "[]",
+        '{"constant": {"every": 5}}',
+        '{"linear": {}}',
+        '{"exponential": {"factor": 0.5}}',
+        '""',
+    ]
+    ids = [one(db, query, retry) for retry in wrong]
     await drain_async(app, dsn=dsn)
-    info = jobs(job)
-    assert waits(info) == MINUTE
-    assert info.errors and "the retry policy that the job asks for is not used" in info.errors[0]["note"]
+    for retry, job in zip(wrong, ids, strict=True):
+        info = jobs(job)
+        assert waits(info) == MINUTE, retry
+        assert info.errors and "the retry policy that the job asks for is not used" in info.errors[0]["note"], retry
 
 
 @pytest.mark.parametrize("retry", ["9" * 5000, "[" * 3000 + "]" * 3000], ids=["5000 digits", "3000 levels"])
@@ -294,32 +301,28 @@ def _group(*errors: Exception) -> Exception:
     return ExceptionGroup("calls", list(errors))
 
 
-@pytest.mark.parametrize(
-    ("make", "state"),
-    [
-        (lambda: KeyError("gone"), "dead"),
-        (lambda: ValueError("no"), "dead"),
-        (lambda: Rejected("no"), "dead"),
-        (lambda: _group(ValueError("no"), KeyError("gone")), "dead"),
-        (lambda: _group(ValueError("no"), OSError("may pass")), "retrying"),
-        (lambda: OSError("may pass"), "retrying"),
-    ],
-)
-async def test_what_must_not_be_retried_is_dead(
-    app: App, dsn: str, db: Any, jobs: Jobs, make: Callable[[], Exception], state: str
-) -> None:
+async def test_what_must_not_be_retried_is_dead(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
     """S2-07: an exception in no_retry, or a marked one, makes its job dead at the first failure; others are retried."""
+    cases = [
+        (KeyError("gone"), "dead"),
+        (ValueError("no"), "dead"),
+        (Rejected("no"), "dead"),
+        (_group(ValueError("no"), KeyError("gone")), "dead"),
+        (_group(ValueError("no"), OSError("may pass")), "retrying"),
+        (OSError("may pass"), "retrying"),
+    ]
 
     @app.task(retry=Constant(HOUR), no_retry=(ValueError, LookupError))
-    async def send() -> None:
-        raise make()
+    async def send(case: int) -> None:
+        raise cases[case][0]
 
-    job = send.enqueue_sync(db)
+    ids = [send.enqueue_sync(db, case) for case in range(len(cases))]
     await drain_async(app, dsn=dsn)
-    info = jobs(job)
-    assert (info.state, info.failures, info.attempts) == (state, 1, 1)
-    assert info.reason == ("failed" if state == "dead" else None)
-    assert info.errors is not None and len(info.errors) == 1
+    for job, (error, state) in zip(ids, cases, strict=True):
+        info = jobs(job)
+        reason = "failed" if state == "dead" else None
+        assert (info.state, info.reason, info.failures, info.attempts) == (state, reason, 1, 1), error
+        assert info.errors is not None and len(info.errors) == 1, error
 
 
 class TooManyRequests(Exception):
@@ -327,29 +330,26 @@ class TooManyRequests(Exception):
         self.response = SimpleNamespace(headers=headers)
 
 
-@pytest.mark.parametrize(
-    ("policy", "said", "wait"),
-    [
+async def test_retry_after_is_honoured(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """S2-07: the delay is the server's Retry-After, at most a day, or the policy's delay if that is longer."""
+    cases: list[tuple[Any, str, timedelta]] = [
         (Constant(MINUTE), "3600", HOUR),
         (Constant(2 * HOUR), "3600", 2 * HOUR),
         (Constant(MINUTE), "999999999", timedelta(days=1)),
         (Constant(timedelta(days=3)), "999999999", timedelta(days=3)),
         (Constant(MINUTE), "soon", MINUTE),
         (lambda failures: 1 / 0, "3600", HOUR),
-    ],
-)
-async def test_retry_after_is_honoured(
-    app: App, dsn: str, db: Any, jobs: Jobs, policy: Any, said: str, wait: timedelta
-) -> None:
-    """S2-07: the delay is the server's Retry-After, at most a day, or the policy's delay if that is longer."""
+    ]
 
-    @app.task(retry=policy)
-    async def fetch() -> None:
+    async def fetch(said: str) -> None:
         raise RuntimeError("cannot fetch") from TooManyRequests({"retry-after": said})
 
-    job = fetch.enqueue_sync(db)
+    ids = [
+        app.task(name=f"fetch-{n}", retry=policy)(fetch).enqueue_sync(db, said)
+        for n, (policy, said, _) in enumerate(cases)
+    ]
     await drain_async(app, dsn=dsn)
-    assert waits(jobs(job)) == wait
+    assert [waits(jobs(job)) for job in ids] == [wait for _, _, wait in cases]
 
 
 async def test_retry_after_gives_no_further_attempt(app: App, dsn: str, db: Any, jobs: Jobs) -> None:

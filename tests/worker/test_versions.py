@@ -136,18 +136,19 @@ def app_dead(db: Any) -> Any:
     return App("shop").dead.list().sync(db)
 
 
-@pytest.mark.parametrize("returned", [None, [1], {"address": object()}, {"address": float("nan")}, {1: 2}])
-def test_an_upgrade_that_returns_nonsense_is_told(dsn: str, db: Any, returned: Any) -> None:
+def test_an_upgrade_that_returns_nonsense_is_told(dsn: str, db: Any) -> None:
     """F31: an upgrade to values that no row can hold makes the job dead; the error names the step."""
     app = App("shop")
 
-    @app.task(name="send", version=2)
     async def send(address: str) -> None: ...
 
-    send.upgrade(1)(lambda args: returned)
-    db.execute("select tallybook.enqueue('default', 'send')")
-    assert drain(app, dsn=dsn).dead == 1
-    assert "the upgrade from version 1 to 2 failed" in app_dead(db)[0].error["message"]
+    nonsense: list[Any] = [None, [1], {"address": object()}, {"address": float("nan")}, {1: 2}]
+    for n, returned in enumerate(nonsense):
+        app.task(name=f"send-{n}", version=2)(send).upgrade(1)(lambda args, returned=returned: returned)
+        db.execute("select tallybook.enqueue('default', %s)", [f"send-{n}"])
+    assert drain(app, dsn=dsn).dead == len(nonsense)
+    for dead in app_dead(db):
+        assert "the upgrade from version 1 to 2 failed" in dead.error["message"]
 
 
 @pytest.mark.parametrize("version", ["0", "1000", "-1", "2.0", '"2"', "null", "true", "[2]"])
