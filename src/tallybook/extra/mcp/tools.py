@@ -70,7 +70,7 @@ _READINGS = (
     _reading("list_jobs", "List jobs, newest first; for the next page, pass `next` as `after`.", _list, _FILTER),
     _reading(
         "trace",
-        "List the events of one job, or of all jobs that have this subject, unique key or these links."
+        "List the events of one job, or of all jobs with a given subject, unique key or set of links."
         " Pass exactly one of these arguments.",
         _trace,
         _WHOSE,

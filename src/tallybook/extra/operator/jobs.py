@@ -176,7 +176,8 @@ OPERATIONS = (
     ),
     Operation(
         "cancel_job", "/jobs/{job}/cancel", "operate",
-        "Cancel a job. The state in the answer is cancelled, cancelling (the job still runs), or that of an ended job.",
+        "Cancel a job."
+        " The answer has the job's state: cancelled, cancelling (it still runs), or how it had ended before.",
         in_path=(JOB,), codes=("unknown", "queue"),
         in_body=(fields.text("reason", "Why.", most=500, example="the order was withdrawn"),),
         answer=record(job=4711, state="cancelled"), changes=_cancel,
