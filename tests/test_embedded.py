@@ -28,7 +28,7 @@ from support.waiting import wait_until
 from tallybook import embedded
 from tallybook._embedded.account import server_account
 from tallybook._embedded.cluster import is_running, read_postmaster
-from tallybook._embedded.template import _fingerprint
+from tallybook._embedded.template import _fingerprint, environment
 from tallybook.embedded import (
     EmbeddedBusy,
     EmbeddedError,
@@ -194,6 +194,17 @@ def test_environment_naming_a_wrong_directory_is_refused(monkeypatch: pytest.Mon
     monkeypatch.setenv("TALLYBOOK_PG_BIN", str(tmp_path))
     with pytest.raises(EmbeddedUnavailable, match="no postgres and no initdb"):
         binaries(18)
+
+
+def test_the_server_gets_none_of_our_variables_but_its_allocators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's environment has no PG* variable and no secret of ours, but GLIBC_TUNABLES if it is set."""
+    monkeypatch.setenv("PGHOST", "elsewhere")
+    monkeypatch.setenv("TALLYBOOK_KEYS", "k1:secret")
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    before = environment()
+    assert set(before) <= {"PATH", "LC_ALL", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"}
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+    assert environment() == {**before, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
 @in_18

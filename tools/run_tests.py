@@ -58,7 +58,8 @@ class Result:
 
 
 MEMORY, ROOM = Path("/dev/shm"), 6 * 2**30
-# Thousands of short sessions: each grows its memory by 2 MB and a huge page at a time and gives none back (7 % of CPU).
+# The sessions of the tests are short. They need 7 % less CPU time if they get their memory in huge pages of 2 MB and
+# keep it until they end.
 MALLOC = "glibc.malloc.hugetlb=1:" + ":".join(
     f"glibc.malloc.{name}={size}"
     for name, size in (("top_pad", 2**21 - 2**17), ("trim_threshold", 2**25), ("mmap_threshold", 2**25))

@@ -146,7 +146,7 @@ def test_an_upgrade_that_returns_nonsense_is_told(dsn: str, db: Any) -> None:
     for n, returned in enumerate(nonsense):
         app.task(name=f"send-{n}", version=2)(send).upgrade(1)(lambda args, returned=returned: returned)
         db.execute("select tallybook.enqueue('default', %s)", [f"send-{n}"])
-    assert drain(app, dsn=dsn).dead == len(nonsense)
+    assert drain(app, dsn=dsn).dead == len(nonsense) == len(app_dead(db))
     for dead in app_dead(db):
         assert "the upgrade from version 1 to 2 failed" in dead.error["message"]
 

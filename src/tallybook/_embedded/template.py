@@ -39,7 +39,8 @@ _LOG_LINES = 20
 def environment() -> dict[str, str]:
     """Return the environment of the server and its tools, without our variables: it may be another user's process.
 
-    PG* variables would change what the tools do, and macOS needs a locale before a postmaster starts.
+    PG* variables would change what the tools do, and macOS needs a locale before a postmaster starts. GLIBC_TUNABLES
+    sets how the server allocates memory.
     """
     names = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "GLIBC_TUNABLES")
     return {"PATH": os.defpath, "LC_ALL": "C", **{name: os.environ[name] for name in names if name in os.environ}}

@@ -177,7 +177,7 @@ OPERATIONS = (
     Operation(
         "cancel_job", "/jobs/{job}/cancel", "operate",
         "Cancel a job."
-        " The answer has the job's state: cancelled, cancelling (it still runs), or how it had ended before.",
+        " The response has its state: cancelled, cancelling (it still runs), or its final state if it had ended.",
         in_path=(JOB,), codes=("unknown", "queue"),
         in_body=(fields.text("reason", "Why.", most=500, example="the order was withdrawn"),),
         answer=record(job=4711, state="cancelled"), changes=_cancel,
