@@ -18,7 +18,8 @@ METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "tallybook_jobs_ended_total": ("counter", ("queue", "task", "end"), "Jobs that have ended with this outcome so far."),
     "tallybook_attempts_followed_total": (
         "counter", ("queue", "task", "end"),
-        "Attempts so far with this outcome that did not end their job. Exception: a crash after which the job is dead is lost.",
+        "Attempts so far with this outcome that did not end their job."
+        " Exception: a crash after which the job is dead counts as lost.",
     ),
     "tallybook_oldest_job_age_seconds": (
         "gauge", ("queue", "state"), "How long the oldest job in this state has been due to run.",

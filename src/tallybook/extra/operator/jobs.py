@@ -171,13 +171,14 @@ OPERATIONS = (
     ),
     Operation(
         "retry_job", "/jobs/{job}/retry", "operate",
-        "Retry a dead or cancelled job. If it was cancelled while scheduled or waiting, it returns to that state.",
+        "Retry a dead or cancelled job."
+        " If it was cancelled while scheduled or waiting, it returns to that state, unless its time or turn has come since.",
         in_path=(JOB,), codes=("unknown", "queue", "conflict"), answer=record(job=4711, attempt=6), changes=_retry,
     ),
     Operation(
         "cancel_job", "/jobs/{job}/cancel", "operate",
-        "Cancel a job."
-        " The response has its state: cancelled, cancelling (it still runs), or its final state if it had ended.",
+        "Cancel a job or a dead letter. The response has the job's state: cancelled, cancelling (the job is still running),"
+        " or, if the job can no longer be cancelled, its final state.",
         in_path=(JOB,), codes=("unknown", "queue"),
         in_body=(fields.text("reason", "Why.", most=500, example="the order was withdrawn"),),
         answer=record(job=4711, state="cancelled"), changes=_cancel,

@@ -52,7 +52,7 @@ OPERATIONS = (
     Operation(
         "run_schedule", "/schedules/{schedule}/run", "operate",
         "Fire a schedule now, as if a tick were due."
-        " The outcome is enqueued, failed, or skipped (its last job is still open).",
+        " The outcome is enqueued, failed, or skipped (the schedule's previous job is still open).",
         in_path=(_NAME,), codes=("unknown", "queue"), answer=_FIRED, changes=_run,
     ),
     steering(
