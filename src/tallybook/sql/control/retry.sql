@@ -12,9 +12,7 @@ create or replace function tallybook.retry(job_id bigint, at timestamptz default
 language plpgsql as $$
 declare e tallybook.entry; d tallybook.dead; v_state text; v_holder bigint; v_back boolean := false; v_attempt int;
 begin
-  if current_setting('transaction_isolation') <> 'read committed' then
-    raise exception 'retry needs READ COMMITTED' using errcode = 'TB003';
-  end if;
+  perform tallybook._read_committed('retry needs READ COMMITTED');
   delete from tallybook.dead x where x.job_id = retry.job_id returning x.* into d;
   if found then
     e := tallybook._entry_of(to_jsonb(d));

@@ -3,6 +3,7 @@
 create or replace function tallybook._forget_tombstones(p_at timestamptz) returns void
 language plpgsql as $$
 begin
+  if not exists (select from tallybook.tombstone) then return; end if;
   delete from tallybook.tombstone t using (
     select k.job_id, k.attempt from tallybook.tombstone k
      where k.created_at < p_at - interval '1 min'

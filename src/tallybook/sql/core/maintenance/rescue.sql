@@ -35,10 +35,7 @@ set lock_timeout = '200ms'  -- what is locked comes with the next run
 as $$
 declare w tallybook.worker; l record;
 begin
-  if current_setting('transaction_isolation') <> 'read committed' then
-    raise exception 'rescue needs READ COMMITTED' using errcode = 'TB003',
-      hint = 'An older snapshot overlooks the newest claims.';
-  end if;
+  perform tallybook._read_committed('rescue needs READ COMMITTED', 'An older snapshot overlooks the newest claims.');
   perform tallybook._check_range('max_jobs', max_jobs::text, coalesce(max_jobs > 0, true), 'It must be at least 1.');
   if as_service and not tallybook._service_claim('rescue', at) then return; end if;
   lost := 0; suspects := 0;

@@ -42,8 +42,7 @@ begin
   perform pg_advisory_xact_lock(1413565440, 0);
   if not tallybook._is_foreign_cluster(cursors) then return; end if;  -- another session was faster
 
-  -- No claim runs from here on: each holds the gate of a recorded worker, and a registration passes here
-  -- first.
+  -- No claim runs from here on: each holds the gate of a recorded worker; a registration passes here first.
   perform pg_advisory_xact_lock(1413565442, w.id) from (select k.id from tallybook.worker k where k.ended_at is null
                                                         order by k.id) w;
   select array_agg(r.xid), array_agg(r.seq), array_agg(r.worker) into v_xids, v_seqs, v_workers

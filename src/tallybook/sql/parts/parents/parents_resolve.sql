@@ -43,6 +43,7 @@ begin
     if cardinality(parents) = max_parents then last := parents[max_parents]; end if;
   end if;
   loop
+    exit when parents = '{}';
     select array_agg(e.job_id), array_agg(e.ended_as), array_agg(e.failure) into v_ids, v_as, v_failures
       from tallybook._ended_as(array(
              select distinct i from unnest(parents) i
