@@ -25,7 +25,7 @@ from tallybook._db.driver import conninfo_to_dict
 from tallybook._db.link import dsn_for_people
 from tallybook._worker.life.supervisor import DSN_OF_PARENT, WRONG, Child
 from tallybook._worker.run.children import how
-from tallybook.errors import TallybookError
+from tallybook.errors import QueueUnavailable, TallybookError
 
 _WAITING = "select count(*) from tallybook.job where state in ('available', 'scheduled')"
 _LOOK_EVERY = 0.5
@@ -69,7 +69,12 @@ def dev(target: str, dsn: str | None, data: Path, queues: str | None, no_reload:
 def _database(dsn: str | None, data: Path) -> Iterator[str]:
     """Yield the conninfo of a database with the schema installed."""
     if dsn:
-        _install(dsn)
+        try:
+            _install(dsn)
+        except QueueUnavailable as error:
+            if dsn == os.environ.get("TALLYBOOK_DSN"):
+                error.hint = "TALLYBOOK_DSN selects this server; unset it to start a private one"
+            raise
         yield dsn
         return
     try:
