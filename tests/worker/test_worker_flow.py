@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from contextlib import suppress
@@ -14,7 +15,9 @@ import pytest
 from support.broken import without
 from support.workers import SLEEPY, Jobs, eventually, given_up, working
 from tallybook import App, Context
+from tallybook._worker.entry import run_worker
 from tallybook._worker.life.heartbeat import Heartbeat
+from tallybook.errors import ConfigError
 
 SHORT = timedelta(milliseconds=50)
 
@@ -359,6 +362,22 @@ async def test_a_worker_stops_when_its_heartbeat_fails(
             handlers.gate.set()
             (ended,) = await jobs.ends(running)
     assert (ended.state, ended.attempts) == ("completed", 1)
+
+
+async def test_a_start_that_fails_leaves_no_connection(app: App, dsn: str, db: Any) -> None:
+    """A worker that finds an undeclared limit raises, and its sessions end: they do not wait for the garbage collector."""
+
+    @app.task(limits=("nowhere",))
+    async def limited() -> None: ...
+
+    gc.disable()
+    try:
+        with pytest.raises(ConfigError, match="nowhere"):
+            await run_worker(app, dsn=dsn, install_signals=False)
+        others = "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+        await eventually(lambda: db.execute(others).fetchone() == (0,), "its sessions have ended")
+    finally:
+        gc.enable()
 
 
 async def test_a_background_task_that_loses_a_cancel_is_cancelled_again(app: App, dsn: str) -> None:

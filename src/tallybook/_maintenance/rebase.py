@@ -56,10 +56,10 @@ class Rebased:
         return self
 
 
-async def on_connect(conn: AsyncConnection) -> None:
+async def on_connect(conn: AsyncConnection, *, cursors: bool = True) -> None:
     """Check on a new connection, before anything else is done on it."""
     try:
-        row = await (await conn.execute(_REBASE.worker, (True, False))).fetchone()
+        row = await (await conn.execute(_REBASE.worker, (cursors, False))).fetchone()
     except (InvalidSchemaName, UndefinedFunction):
         return  # no schema, or an older one: the schema check has a better message
     assert row is not None

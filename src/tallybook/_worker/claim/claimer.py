@@ -97,7 +97,7 @@ class Claimer:
         self._looked_at = 0.0
 
     async def _prepare(self, conn: AsyncConnection) -> None:
-        await rebase.on_connect(conn)  # make no claim if the cursors are from another cluster
+        await rebase.on_connect(conn, cursors=False)  # a claim checks its lane's cursor itself
         self._trips = RoundTrips(conn, _STATEMENTS, prepared=not self.link.pooled)
         await self._trips.open()
 

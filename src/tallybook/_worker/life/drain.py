@@ -15,6 +15,9 @@ from tallybook._worker.run.served import ServedApp
 from tallybook._worker.settings import WorkerSettings
 from tallybook.errors import JobFailed
 
+# Seconds between two looks for jobs that fall due, or whose worker has died, while there is other work.
+_LOOK = 1.0
+
 
 @dataclass(frozen=True)
 class DrainReport:
@@ -47,10 +50,10 @@ async def drain(
     part: Part = WHOLE,
 ) -> DrainReport:
     """Promote, rescue, claim and run until nothing is due or a limit is reached. Raises JobFailed if asked to."""
-    worker = Worker(app, dsn, settings, keeps_error=raise_on_failure, part=part)
+    worker = Worker(app, dsn, settings, drains=True, keeps_error=raise_on_failure, part=part)
     admission, suspects = worker.claimer.admission, worker.claimer.suspects
     until = time.monotonic() + max_seconds if max_seconds is not None else None
-    started = 0
+    started, look_at = 0, 0.0
 
     async def claim() -> list[Running]:
         nonlocal started
@@ -77,8 +80,7 @@ async def drain(
             if max_jobs is not None and started + admission.started >= max_jobs:
                 break
             await suspects.start_found(until=until)
-            await worker.maintenance.promoter.look()
-            await worker.maintenance.rescuer.look()
+            look_at = await _look(worker, look_at)
             jobs = await claim()
             if not jobs and not worker.book.running and not worker.finisher.waiting:
                 before = (admission.started, admission.waiting)
@@ -119,6 +121,15 @@ def _report(worker: Worker, held: int) -> DrainReport:
     return DrainReport(
         sum(ended.values()), ended["completed"], ended["scheduled"], ended["cancelled"], ended["dead"], counts["moved"]
     )
+
+
+async def _look(worker: Worker, at: float) -> float:
+    """Promote and rescue if it is time, by the monotonic clock; return when the next time is."""
+    if time.monotonic() < at:
+        return at
+    await worker.maintenance.promoter.look()
+    await worker.maintenance.rescuer.look()
+    return time.monotonic() + _LOOK
 
 
 async def _told(worker: Worker, until: float | None) -> None:

@@ -39,6 +39,7 @@ log = logging.getLogger("tallybook.worker")
 _COMES_BACK = 1.0
 # Seconds that an answer may take: a beat that hangs in a dead network leaves time for two others within the lease.
 _LEAST_ANSWER, _MOST_ANSWER = 1.0, 5.0
+_CHECK_ANSWER = 60.0  # other workers may register or migrate at the same time
 _START = Declared("""
   worker_start(name text, queues text[], tasks text[], session boolean, lease interval, catalogue jsonb, slots int[], version text)
   -> int""")
@@ -93,7 +94,6 @@ class Heartbeat:
         on_given_up: Callable[[int], object],
         on_fail: Callable[[Exception], object],
         catalogue: Sequence[Mapping[str, Any]] = (),
-        expected: int,
         lag: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._dsn = dsn
@@ -106,11 +106,11 @@ class Heartbeat:
         self._on_given_up = on_given_up
         self._on_fail = on_fail
         self._catalogue = json.dumps(catalogue)
-        self._expected = expected
         self._lag = lag
         in_context = partial(contextvars.copy_context().run, self._run)
         self._thread = threading.Thread(target=in_context, name="tallybook-heartbeat", daemon=True)
         self._conn: Connection | None = None
+        self._expected = 0
         self._ear, self._mouth = socket.socketpair()
         self._ear.setblocking(False)
         self._mouth.setblocking(False)
@@ -119,14 +119,22 @@ class Heartbeat:
         self._stopping = False
         self.worker_id = 0
 
+    def check(self, checked: Callable[[Connection], int]) -> int:
+        """Connect, and return the schema version that `checked` expects; before `register`, one try as there."""
+        conn = self._connected()
+        with ThreadSocketTimeout(conn, _CHECK_ANSWER):
+            self._expected = checked(conn)
+        return self._expected
+
     def register(self) -> int:
-        """Connect and register the worker, before the thread starts; one try, which raises the driver's errors."""
-        conn = self._conn
-        if conn is None or conn.closed:
-            conn = self._connect()
+        """Register the worker, before the thread starts; one try, which raises the driver's errors."""
+        conn = self._connected()
         with ThreadSocketTimeout(conn, 2 * _MOST_ANSWER):
             self.worker_id = self._register(conn)
         return self.worker_id
+
+    def _connected(self) -> Connection:
+        return self._connect() if self._conn is None or self._conn.closed else self._conn
 
     def _connect(self) -> Connection:
         conn = connect(self._dsn, **CONNECT, application_name=f"tallybook {self._settings.name}"[:63])
@@ -193,6 +201,12 @@ class Heartbeat:
             log.exception("the heartbeat failed")
             with suppress(RuntimeError):  # the worker's loop is closed
                 self._on_fail(error)
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        if self._conn is not None:
+            self._conn.close()
 
     def _beat_until_stopped(self) -> None:
         # The first failure is silent: a server that was restarted answers the next try.
@@ -218,8 +232,6 @@ class Heartbeat:
                     with suppress(Error):
                         self._look_at_schema(self._conn)
             self._wait(pause)
-        if self._conn is not None:
-            self._conn.close()
 
     def _beat(self) -> None:
         assert self._conn is not None
@@ -265,12 +277,19 @@ class Heartbeat:
             self._wait(_COMES_BACK)
 
     async def leave(self, link: Link) -> None:
-        """End the thread and deregister the worker over this connection; if that fails, others rescue its jobs."""
+        """End the thread and deregister the worker, if it is registered, over this connection.
+
+        If that fails, others rescue its jobs.
+        """
         # First: a beat after worker_stop would be refused, and register the worker again.
         self._stopping = True
         self.beat_now()
-        if self._thread.ident is not None:  # None: stopped between its registration and its start
+        if self._thread.ident is not None:
             await aside(self._thread.join, 2.0)
+        else:  # stopped before its start
+            self._close()
+        if not self.worker_id:
+            return
         with suppress(Exception):
             async with asyncio.timeout(5):
                 conn = await link.connect()

@@ -17,7 +17,6 @@ from tallybook._db.driver import Connection, Error, connect
 from tallybook._db.link import CONNECT, Link, dsn_for_people
 from tallybook._db.pooler import UNGUARDED, is_behind_pooler, shares_sessions
 from tallybook._db.schema import UNDEFINED, refusal
-from tallybook._db.socket_timeout import ThreadSocketTimeout
 from tallybook._worker.life.place import Part
 from tallybook._worker.run.served import ServedApp
 from tallybook._worker.run.served_task import ServedTask
@@ -26,8 +25,6 @@ from tallybook.errors import ConfigError
 
 log = logging.getLogger("tallybook.worker")
 
-# Seconds: other workers may register or migrate at the same time.
-_ANSWER = 60.0
 _TWINS = """\
 select n.name, t.app, t.definition ->> 'queue' from tallybook.tasks t, unnest(t.aliases || t.name) n(name)
  where t.app <> %s and n.name = any (%s) order by n.name"""
@@ -42,19 +39,18 @@ def limits(app: ServedApp, part: Part) -> str:
     )
 
 
-def checked(app: ServedApp, dsn: str, queues: Iterable[str], part: Part, *, lives: bool) -> int:
+def checked(app: ServedApp, queues: Iterable[str], part: Part, lives: bool, conn: Connection) -> int:
     """Check the schema and store the app's limits; return the schema version that a library may expect.
 
     Raises SchemaError, and ConfigError for an undeclared limit if the worker `lives` for more than a drain.
     Warns of task names that another app has, and of queues that look misspelt.
     """
-    with connect(dsn, **CONNECT) as conn, ThreadSocketTimeout(conn, _ANSWER):
-        expected = migrate.check(conn)
-        _warn_of_twins(app, conn)
-        conn.execute(rates.REGISTER.worker, (app.name, limits(app, part)))
-        if lives:
-            _check_limits(app.tasks.values(), conn.execute(rates.NAMES.worker).fetchone())
-        known = [row[0] for row in conn.execute("select name from tallybook.queues")]
+    expected = migrate.check(conn)
+    _warn_of_twins(app, conn)
+    conn.execute(rates.REGISTER.worker, (app.name, limits(app, part)))
+    if lives:
+        _check_limits(app.tasks.values(), conn.execute(rates.NAMES.worker).fetchone())
+    known = [row[0] for row in conn.execute("select name from tallybook.queues")]
     for queue in queues:
         if queue not in known and (near := get_close_matches(queue, known, 1, 0.75)):
             log.warning("queue %r has never had a job; did you mean %r? The worker serves it anyway", queue, near[0])

@@ -41,6 +41,7 @@ class Worker:
     """A process's worker of one database. `run` lasts until `stop`.
 
     `part` is its share of the limits and schedules that the code declares. With a `place`, it is one of several.
+    `drains`: it is for one drain: jobs' ends and maintenance share a connection.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Worker:
         dsn: str,
         settings: WorkerSettings,
         *,
+        drains: bool = False,
         keeps_error: bool = False,
         part: Part = WHOLE,
         place: Place | None = None,
@@ -61,7 +63,9 @@ class Worker:
         self.dsn = dsn
         self.part, self._place = part, place
         self.book = place.book if place else Book(dict(settings.queues))
-        finishes, handlers = Link(dsn, settings.name), Link(dsn, settings.name)
+        self.maintenance_link = Link(dsn, settings.name, on_connect=rebase.on_connect)
+        handlers = Link(dsn, settings.name)
+        finishes = self.maintenance_link if drains else Link(dsn, settings.name)
         self.finisher = Finisher(finishes, self.book)
         self.atomic = Atomic(app, dsn, settings.name)
         self._session_dsn = settings.direct_dsn or dsn
@@ -69,7 +73,6 @@ class Worker:
         self.runner = Runner(*runs, common=place.common if place else None, keeps_error=keeps_error)
         listens = self._session_dsn, settings.name, list(settings.queues)
         self.sleeper = Sleeper(*listens, on_word=self._on_word) if settings.notify else None
-        self.maintenance_link = Link(dsn, settings.name, on_connect=rebase.on_connect)
         rebaser = rebase.Rebaser(self.maintenance_link, self._wake)
         parts = self.book, self.runner, self.finisher, self.sleeper
         self.claimer = Claimer(dsn, settings, *parts, worker_id=self._id, on_foreign=rebaser.foreign_cursor)
@@ -89,8 +92,7 @@ class Worker:
         self._background = Background(self._fail)
         self._failed: BaseException | None = None
         self._expected = 0
-        self._lives = False
-        """Whether it runs for more than one drain: then errors in the program stop it now."""
+        self._drains = drains
         self._starting: asyncio.Task[None] | None = None
 
     def why_not_ready(self) -> str:
@@ -152,16 +154,9 @@ class Worker:
     async def start(self) -> None:
         """Connect, check the schema, register, open the lifespans. Waits for a server that is not up."""
         await self.maintenance_link.first()
-        check = partial(on_record.checked, self._app, self.dsn, self.settings.queues, self.part, lives=self._lives)
-        self._expected = await self.maintenance_link.until(check)
         session = await on_record.holds_session(self.maintenance_link, self.settings)
         if not session:
             self.sleeper = self.claimer.sleeper = None
-        await self.claimer.link.first()
-        await self.runner.handlers.open()
-        if self.runner.tracing is not None:
-            at = at_node.get()
-            self.runner.tracing.opened(self.dsn, self._traced_as, at.name if at else None)
         loop = asyncio.get_running_loop()
         self.heartbeat = Heartbeat(
             self._session_dsn if session else self.dsn,
@@ -173,9 +168,15 @@ class Worker:
             on_given_up=lambda worker_id: loop.call_soon_threadsafe(self._given_up, worker_id),
             on_fail=lambda error: loop.call_soon_threadsafe(self._heartbeat_failed, error),
             catalogue=self._app._catalogue(),
-            expected=self._expected,
             lag=lambda: self.watchdog.lag(self) if self.watchdog else None,
         )
+        check = partial(on_record.checked, self._app, self.settings.queues, self.part, not self._drains)
+        self._expected = await self.maintenance_link.until(partial(self.heartbeat.check, check))
+        await self.claimer.link.first()
+        await self.runner.handlers.open()
+        if self.runner.tracing is not None:
+            at = at_node.get()
+            self.runner.tracing.opened(self.dsn, self._traced_as, at.name if at else None)
         await self.maintenance_link.until(self.heartbeat.register)
         self.watchdog = self._place.watchdog if self._place else Watchdog(loop)
         if not self._place:
@@ -199,7 +200,6 @@ class Worker:
 
     async def run(self) -> WorkerReport:
         """Start, claim until stopped, end the running jobs. Raises ConfigError for a limit that is declared nowhere."""
-        self._lives = True
         async with self.telemetry or contextlib.nullcontext():
             return await self._live()
 
@@ -272,7 +272,7 @@ class Worker:
         log.info("stopping: waiting for %s running jobs (a second signal aborts them)", len(self.book.running))
         self._claim_no_more()
         self.claimer.link.giving_up.set()
-        if self.heartbeat is None:  # still waiting for the server
+        if not self._id():  # still waiting for the server
             self.maintenance_link.giving_up.set()
         if self._starting is not None and not self._starting.done():
             self._starting.cancel()  # a lifespan may wait for something that never comes
@@ -284,7 +284,7 @@ class Worker:
         for link in self.links.values():  # if the server does not answer, nothing waits for it any more
             link.cut()
         await end(self._background.tasks)
-        if self.heartbeat and self.heartbeat.worker_id:
+        if self.heartbeat:
             await self.heartbeat.leave(self.maintenance_link)
         if self.runner.tracing is not None:
             self.runner.tracing.closed(self._traced_as)
