@@ -11,10 +11,8 @@ set enable_nestloop = on  -- also where the caller has it off
 as $$
 declare v_next xid8 := pg_snapshot_xmax(pg_current_snapshot());
 begin
-  if (select i.system_identifier from tallybook.installation i) <> (select s.system_identifier
-                                                                    from pg_control_system() s) then
-    return true;
-  end if;
+  if (select i.system_identifier from tallybook.installation i)
+     <> (select s.system_identifier from pg_control_system() s) then return true; end if;
   if not p_cursors then return false; end if;  -- in the query, this would not spare its plan
   return exists (
     select from tallybook.lane l

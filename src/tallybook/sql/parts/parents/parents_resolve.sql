@@ -1,5 +1,4 @@
--- parents_resolve(parents, after, max_parents, at, as_service): start the jobs whose parents have ended, or cancel
--- them.
+-- parents_resolve(parents, after, max_parents, at, as_service): start or cancel the jobs whose parents have ended.
 --
 -- Any worker may run it at any time, also while others do: it reads the ledger, so nothing is missed or done twice.
 --   parents      check only these jobs, whose ends the caller has just seen
