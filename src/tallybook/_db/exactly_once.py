@@ -19,11 +19,11 @@ from typing import Any, Generic, TypeVar
 import psycopg
 from psycopg.rows import tuple_row
 
-from tallybook._db import aio, sync
-from tallybook._db.both import got
+from tallybook._db.both import entered, got
 from tallybook._db.declared import Call, Declared
 from tallybook._db.kinds import refusal
 from tallybook._db.policy import Action, action_for, backoff, first_line
+from tallybook._db.sync import run_on
 from tallybook._model.job import Job
 from tallybook.errors import CommitUnknown, QueueUnavailable
 
@@ -113,26 +113,27 @@ async def run(
             async with connection() as conn:
                 if not (saying.committing and await _is_there(conn, saying)):
                     saying.begin()
-                    _say_sync(conn, saying) if sync else await _say(conn, saying)
+                    await _say(conn, saying, sync=sync)
                 return saying.said  # type: ignore[no-any-return]
         except (psycopg.Error, OSError, QueueUnavailable) as error:
             pause = saying.failed(error)
         await got((time.sleep if sync else asyncio.sleep)(pause))
 
 
-async def _say(conn: psycopg.AsyncConnection[Any], saying: _Saying[T]) -> None:
+async def _say(conn: Any, saying: _Saying[T], *, sync: bool) -> None:
     if not saying.enqueues:
-        saying.said = await aio.run(conn, saying.call)
+        saying.said = await run_on(conn, saying.call, sync=sync)
         return
     try:
-        async with conn.pipeline():  # one round trip to the row, one for the commit
-            await conn.execute("begin isolation level read committed")
-            async with conn.cursor(row_factory=tuple_row) as cursor:
-                await cursor.execute(saying.marked, saying.call.params)
-                saying.commit(await cursor.fetchone())
-                await cursor.execute("commit")
+        async with entered(conn.pipeline()):  # one round trip to the row, one for the commit
+            await got(conn.execute("begin isolation level read committed"))
+            cursor = conn.cursor(row_factory=tuple_row)
+            await got(cursor.execute(saying.marked, saying.call.params))
+            saying.commit(await got(cursor.fetchone()))
+            await got(cursor.execute("commit"))
     except BaseException as error:
-        if not conn.closed and conn.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+        # A synchronous connection is not used again.
+        if not sync and not conn.closed and conn.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
             await conn.rollback()
         if ours := refusal(error, saying.call):
             raise ours from error
@@ -156,20 +157,3 @@ async def _is_there(conn: Any, saying: _Saying[Any]) -> bool:
 
 async def _row(conn: Any, sql: str, *params: object) -> Any:
     return await got((await got(conn.execute(sql, params))).fetchone())
-
-
-def _say_sync(conn: psycopg.Connection[Any], saying: _Saying[T]) -> None:
-    if not saying.enqueues:
-        saying.said = sync.run(conn, saying.call)
-        return
-    try:
-        with conn.pipeline():
-            conn.execute("begin isolation level read committed")
-            with conn.cursor(row_factory=tuple_row) as cursor:
-                cursor.execute(saying.marked, saying.call.params)
-                saying.commit(cursor.fetchone())
-                cursor.execute("commit")
-    except psycopg.Error as error:  # the connection is not used again
-        if ours := refusal(error, saying.call):
-            raise ours from error
-        raise

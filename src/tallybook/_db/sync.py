@@ -1,4 +1,4 @@
-"""Run a Call on the caller's own synchronous connection, inside the caller's transaction.
+"""Run a Call on the caller's own connection, inside the caller's transaction: a synchronous one here, others by aio.py.
 
 Nothing is committed, rolled back or set here. A refusal by the server in Tallybook's terms becomes an error of
 Tallybook. Every other error passes as the driver raised it, because it is about the caller's transaction.
@@ -11,6 +11,7 @@ import sys
 from functools import cache
 from typing import Any, TypeVar
 
+from tallybook._db.both import done, got
 from tallybook._db.declared import Call, rendered
 from tallybook._db.kinds import kind_of, refusal, refused
 
@@ -19,11 +20,17 @@ T = TypeVar("T")
 
 def run(conn: Any, call: Call[T]) -> T:
     """Return the result of `call` on `conn`. Raises ConnectionNotSupported for an object that is no such connection."""
-    fetch = _FETCH.get(kind_of(conn))
+    return done(run_on(conn, call, sync=True))
+
+
+async def run_on(conn: Any, call: Call[T], *, sync: bool) -> T:
+    """Return the result of `call` on `conn`; `sync`: without waiting, see both.py."""
+    kind = kind_of(conn)
+    fetch = None if kind.startswith("async ") == sync else _FETCH.get(kind.removeprefix("async "))
     if fetch is None:
-        raise refused(conn, call.verb, sync=True)
+        raise refused(conn, call.verb, sync=sync)
     try:
-        row = fetch(conn, call)
+        row = await fetch(conn, call)
     except Exception as error:
         if ours := refusal(error, call):
             raise ours from error
@@ -31,35 +38,38 @@ def run(conn: Any, call: Call[T]) -> T:
     return call.row(row[0] if row is not None else None)
 
 
-def _psycopg(conn: Any, call: Call[Any]) -> Any:
-    from psycopg import RawCursor
+async def _psycopg(conn: Any, call: Call[Any]) -> Any:
+    from psycopg import AsyncRawCursor, RawCursor
     from psycopg.rows import tuple_row
 
-    with conn.cursor(row_factory=tuple_row) as cursor:
-        if isinstance(cursor, RawCursor):
-            sql, names = rendered(call.sql, "dollar")
-            return cursor.execute(sql, [call.params[name] for name in names]).fetchone()
-        return cursor.execute(call.sql, call.params).fetchone()
+    cursor = conn.cursor(row_factory=tuple_row)
+    if isinstance(cursor, RawCursor | AsyncRawCursor):
+        sql, names = rendered(call.sql, "dollar")
+        await got(cursor.execute(sql, [call.params[name] for name in names]))
+    else:
+        await got(cursor.execute(call.sql, call.params))
+    return await got(cursor.fetchone())
 
 
-def _session(session: Any, call: Call[Any]) -> Any:
-    demand_postgres(session, session.get_bind().dialect.name, call)
-    return session.execute(sqlalchemy_text(call.sql), call.params).fetchone()
+async def _asyncpg(conn: Any, call: Call[Any]) -> Any:
+    sql, names = rendered(call.sql, "dollar")
+    return await conn.fetchrow(sql, *[call.params[name] for name in names])
 
 
-def _connection(conn: Any, call: Call[Any]) -> Any:
-    demand_postgres(conn, conn.dialect.name, call)
-    return conn.execute(sqlalchemy_text(call.sql), call.params).fetchone()
+async def _sqlalchemy(conn: Any, call: Call[Any]) -> Any:
+    bind = conn.get_bind() if hasattr(conn, "get_bind") else conn  # a session, or a connection
+    _demand_postgres(conn, bind.dialect.name, call)
+    return (await got(conn.execute(_sqlalchemy_text(call.sql), call.params))).fetchone()
 
 
-def _django(conn: Any, call: Call[Any]) -> Any:
-    demand_postgres(conn, conn.vendor, call)
+async def _django(conn: Any, call: Call[Any]) -> Any:
+    _demand_postgres(conn, conn.vendor, call)
     with conn.cursor() as cursor:
         cursor.execute(call.sql, call.params)
         return cursor.fetchone()
 
 
-def _alias(alias: str, call: Call[Any]) -> Any:
+async def _alias(alias: str, call: Call[Any]) -> Any:
     # A text can only be an alias if the program has loaded Django and Django has this name.
     django, conf = sys.modules.get("django.db"), sys.modules.get("django.conf")
     configured = (
@@ -67,16 +77,16 @@ def _alias(alias: str, call: Call[Any]) -> Any:
     )
     if django is None or not configured or alias not in django.connections.settings:
         raise refused(alias, call.verb, sync=True)
-    return _django(django.connections[alias], call)
+    return await _django(django.connections[alias], call)
 
 
-def demand_postgres(conn: object, name: str, call: Call[Any], *, sync: bool = True) -> None:
+def _demand_postgres(conn: object, name: str, call: Call[Any]) -> None:
     if name != "postgresql":
-        raise refused(conn, call.verb, sync=sync, postgres=False)
+        raise refused(conn, call.verb, sync=not kind_of(conn).startswith("async "), postgres=False)
 
 
 @cache
-def sqlalchemy_text(sql: str) -> Any:
+def _sqlalchemy_text(sql: str) -> Any:
     """Return SQLAlchemy's text clause for one of our statements; it is parsed once, and is its own cache key."""
     from sqlalchemy import text
 
@@ -85,8 +95,9 @@ def sqlalchemy_text(sql: str) -> Any:
 
 _FETCH = {
     "psycopg": _psycopg,
-    "sqlalchemy session": _session,
-    "sqlalchemy connection": _connection,
+    "asyncpg": _asyncpg,
+    "sqlalchemy session": _sqlalchemy,
+    "sqlalchemy connection": _sqlalchemy,
     "django": _django,
     "django alias": _alias,
 }
