@@ -17,8 +17,9 @@ from tallybook._cli.text import clean
 from tallybook._db import driver, migrate, sync
 from tallybook._db.declared import Call
 from tallybook._db.driver import Connection, OperationalError
-from tallybook._db.link import CONNECT, backoff, dsn_for_people, is_final
+from tallybook._db.link import CONNECT, dsn_for_people
 from tallybook._db.nodes import Node, nodes, numbered, of_job
+from tallybook._db.policy import backoff, is_final
 from tallybook._db.source import Source
 from tallybook._db.standby import LAG, Standby
 from tallybook._db.stored import READER

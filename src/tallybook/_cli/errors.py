@@ -13,7 +13,7 @@ import click
 
 from tallybook._cli.text import clean
 from tallybook._db.driver import Error
-from tallybook._db.link import is_final
+from tallybook._db.policy import is_final
 from tallybook._model.durations import format_duration
 from tallybook.errors import ConfigError, PayloadError, QueueUnavailable, SchemaError, SignatureError, TallybookError
 

@@ -7,9 +7,8 @@ from typing import TypeVar
 
 from tallybook._db.declared import Call, Declared, Simple
 from tallybook._db.stored import loads
-from tallybook._db.texts import at, records
+from tallybook._db.texts import at, duration, records
 from tallybook._model.counting import Counts, Difference, Level, Throughput, Timings
-from tallybook._model.durations import format_duration, parse_duration
 from tallybook._model.options import check_name
 from tallybook.errors import InvalidArgument
 
@@ -55,11 +54,11 @@ _KEEP = Declared("series_keep(step int, keep interval) -> boolean")
 
 
 def throughput(span: timedelta | str) -> Call[list[Throughput]]:
-    return _THROUGHPUT.call(records(Throughput), span=_duration("span", span))
+    return _THROUGHPUT.call(records(Throughput), span=duration("span", span))
 
 
 def timings(span: timedelta | str) -> Call[list[Timings]]:
-    return _TIMINGS.call(records(Timings), span=_duration("span", span))
+    return _TIMINGS.call(records(Timings), span=duration("span", span))
 
 
 def levels(step: timedelta | str, since: Since | None, queue: str | None) -> Call[list[Level]]:
@@ -99,17 +98,13 @@ def event_series(name: str, step: timedelta | str, since: Since | None) -> Call[
 def series_keep(step: int, keep: timedelta | str) -> Call[bool]:
     if isinstance(step, bool) or not isinstance(step, int):
         raise InvalidArgument(f"a step must be a number of seconds, not of type {type(step).__name__}")
-    return _KEEP.call(bool, step=step, keep=_duration("keep", keep))
+    return _KEEP.call(bool, step=step, keep=duration("keep", keep))
 
 
 def _steps(step: timedelta | str, since: Since | None) -> dict[str, str | None]:
     at = _instant("since", since) if isinstance(since, datetime) else None
-    ago = None if since is None or isinstance(since, datetime) else _duration("since", since)
-    return {"step": _duration("step", step), "since": at, "ago": ago}
-
-
-def _duration(option: str, value: timedelta | str) -> str:
-    return format_duration(parse_duration(value, option=option))
+    ago = None if isinstance(since, datetime) else duration("since", since)
+    return {"step": duration("step", step), "since": at, "ago": ago}
 
 
 def _instant(option: str, value: datetime) -> str:

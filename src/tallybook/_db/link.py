@@ -21,8 +21,6 @@ from tallybook._db.policy import Action, Outage, action_for, backoff, first_line
 from tallybook._db.socket_timeout import NoAnswer, SocketTimeout, cut
 from tallybook.errors import QueueUnavailable
 
-__all__ = ["CONNECT", "SESSION", "Link", "backoff", "dsn_for_people", "is_final", "is_gone"]
-
 T = TypeVar("T")
 log = logging.getLogger("tallybook.db")
 

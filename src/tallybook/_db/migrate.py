@@ -118,12 +118,12 @@ def digest() -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def script(*, node: int = 0, since: int = 0) -> str:
+def script(*, node: int = 0) -> str:
     """Return the whole installation as one SQL text, for people who apply SQL with their own tools."""
     parts = ["begin;", f"{_LOCK};", "set local check_function_bodies = off;"]
-    parts += [f"-- {name}\n{aside(text).strip()}" for number, name, text in migrations() if number > since]
+    parts += [f"-- {name}\n{aside(text).strip()}" for _, name, text in migrations()]
     parts += [f"-- {name}\n{text.strip()}" for name, text in routines()]
-    parts.append(_recorded(node, first=since == 0))
+    parts.append(_recorded(node, first=True))
     return "\n\n".join([*parts, "commit;\n"])
 
 
@@ -180,7 +180,7 @@ def migrate(
     until, patient = time.monotonic() + patience.total_seconds(), False
     while True:
         try:
-            return _migrate(conn, node, on_step or (lambda name: None), patient)
+            return _migrate(conn, node, on_step or (lambda _: None), patient)
         except BUSY:
             by, patient = holders(conn)
         if time.monotonic() >= until:
@@ -223,10 +223,8 @@ def _steps(found: SchemaInfo) -> Iterator[tuple[str, str]]:
         if number > found.version:
             yield f"migrations/{name}", text
     # Functions name one another in any order.
-    yield (
-        "functions and views",
-        "\n".join(["set local check_function_bodies = off;", *(text for _, text in routines())]),
-    )
+    texts = ["set local check_function_bodies = off;", *(text for _, text in routines())]
+    yield "functions and views", "\n".join(texts)
 
 
 def uninstall(conn: psycopg.Connection) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -115,8 +115,7 @@ _OTHER_KEYS = Declared("""
   _provider_secrets_under_others(p_key_id p_provider p_field p_slot text) -> jsonb""", verb="provider_rotate")  # fmt: skip
 _KEYS_IN_USE = """\
 select cast(coalesce(json_object_agg(k.key_id, k.n), '{}') as text)
-  from (select s.key_id, count(*) as n from tallybook.provider_field as s
-         where s.provider = coalesce(cast(%(name)s as text), s.provider) group by s.key_id) as k"""
+  from (select s.key_id, count(*) as n from tallybook.provider_field as s group by s.key_id) as k"""
 
 
 def resolve(data_type: str, symbol: str | None) -> Call[Stored | None]:
@@ -133,6 +132,8 @@ active: Call[list[Stored]] = Call("providers", _ACTIVE, {}, lambda found: list(m
 """All active providers, in one snapshot."""
 names: Call[list[str]] = Call("providers", _NAMES, {}, loads)
 """The names of all providers, active or not."""
+keys_in_use: Call[dict[str, int]] = Call("providers", _KEYS_IN_USE, {}, loads)
+"""The number of secrets per key."""
 
 
 def listed(name: str | None = None) -> Call[list[Listed]]:
@@ -169,20 +170,11 @@ def _parts(sealed: Sealed | None, prefix: str = "") -> dict[str, Any]:
 def under_other_keys(key_id: str, after: Place | None) -> Call[list[tuple[Place, Sealed]]]:
     """Return at most 100 secrets that are encrypted with another key than this one, in order, after a place."""
     at = after or Place("", "", "")
-    return _OTHER_KEYS.call(_sealed_rows, key_id=key_id, provider=at.provider, field=at.field, slot=at.slot)
-
-
-def keys_in_use(name: str | None = None) -> Call[dict[str, int]]:
-    """Return the number of secrets per key."""
-    return Call("providers", _KEYS_IN_USE, {"name": name}, loads)
-
-
-def _sealed_rows(found: str) -> list[tuple[Place, Sealed]]:
-    return [(Place(row["provider"], row["field"], row["slot"]), _sealed(row)) for row in loads(found)]
+    return _OTHER_KEYS.call(
+        lambda found: [(Place(row["provider"], row["field"], row["slot"]), _sealed(row)) for row in loads(found)],
+        key_id=key_id, provider=at.provider, field=at.field, slot=at.slot,
+    )  # fmt: skip
 
 
 def _listed(found: str) -> list[Listed]:
-    rows: Sequence[dict[str, Any]] = loads(found)
-    for row in rows:
-        row["fields"] = [record(Field, one) for one in row["fields"]]
-    return [record(Listed, row) for row in rows]
+    return [record(Listed, row | {"fields": [record(Field, one) for one in row["fields"]]}) for row in loads(found)]

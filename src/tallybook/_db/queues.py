@@ -10,8 +10,7 @@ from typing import Any
 
 from tallybook._db.declared import Call, Declared, Simple, Value
 from tallybook._db.stored import loads
-from tallybook._db.texts import record, records, text_array
-from tallybook._model.durations import format_duration, parse_duration
+from tallybook._db.texts import duration, record, records, text_array
 from tallybook._model.options import check_name
 from tallybook._model.queue import QueueInfo, TopJob, Truncated
 from tallybook.errors import ConfigError, UnknownQueue
@@ -59,10 +58,7 @@ def set_(
         raise ConfigError("max_attempts", max_attempts, "must be a whole number from 0 to 32767")
     flags = {"notify": notify, "own_names": own_names, "random_order": random_order}
     flags = {name: None if on is None else bool(on) for name, on in flags.items()}
-    times = {
-        name: None if value is None else format_duration(parse_duration(value, option=name))
-        for name, value in kept.items()
-    }
+    times = {name: duration(name, value) for name, value in kept.items()}
     return _SET.call(str, queue=queue, retention=retention, max_attempts=max_attempts, by=by, **flags, **times)
 
 

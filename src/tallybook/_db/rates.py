@@ -6,11 +6,12 @@ import json
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
+from tallybook._db import texts
 from tallybook._db.declared import Call, Declared, Simple
 from tallybook._db.stored import loads
 from tallybook._db.texts import at, records
 from tallybook._model.breaker import BreakerInfo, BreakerRule
-from tallybook._model.durations import format_duration, parse_duration
+from tallybook._model.durations import format_duration
 from tallybook._model.options import check_instant, check_name
 from tallybook._model.rate import ConcurrencyInfo, ConcurrencyRule, RateInfo, RateRule
 
@@ -90,8 +91,8 @@ def _breaker(rule: BreakerRule) -> dict[str, str]:
 
 def open_breaker(name: str, duration: timedelta | str | None) -> Call[datetime]:
     check_name("name", name, 200)
-    text = None if duration is None else format_duration(parse_duration(duration, option="duration"))
-    return _OPEN_BREAKER.call(lambda text: at(loads(text)), name=name, duration=text)
+    length = texts.duration("duration", duration)
+    return _OPEN_BREAKER.call(lambda text: at(loads(text)), name=name, duration=length)
 
 
 breakers = Call("breakers", _BREAKERS, {}, records(BreakerInfo))

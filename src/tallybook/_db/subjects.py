@@ -70,7 +70,7 @@ def push(call: SubjectCall) -> Call[SubjectReport]:
 
 
 def upsert(call: SubjectCall) -> Call[SubjectReport]:
-    return _UPSERT.call(partial(_report, call.name), **_params(call))
+    return _UPSERT.call(lambda found: record(SubjectReport, {"subject": call.name, **loads(found)}), **_params(call))
 
 
 def append(task: str, args: str, options: Options) -> Call[SubjectReport]:
@@ -120,11 +120,10 @@ def list_params(
 ) -> dict[str, str | None]:
     """Return the parameters of the statement. Raises ConfigError for invalid values."""
     those = some_of("states", states, STATES)
-    most = str(whole("max_subjects", max_subjects, 1, MOST))
     texts = {"task": task, "queue": queue, "prefix": prefix, "after": after}
     return {option: checked(option, value) for option, value in texts.items()} | {
         "states": None if those is None else text_array(those),
-        "max_subjects": most,
+        "max_subjects": str(whole("max_subjects", max_subjects, 1, MOST)),
         "max_looked": str(max_looked),
     }
 
@@ -153,10 +152,6 @@ def _pushed(name: str, found: str) -> SubjectReport:
     row = loads(found)
     report = "created" if row.get("created", True) else "unchanged"
     return SubjectReport(subject=row.get("subject", name), job_id=row["job_id"], report=report)
-
-
-def _report(name: str, found: str) -> SubjectReport:
-    return record(SubjectReport, {"subject": name, **loads(found)})
 
 
 def _reports(found: str) -> list[SubjectReport]:

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from tallybook._db.stored import edge, loads
+from tallybook._model.durations import format_duration, parse_duration
 from tallybook._model.options import check_instant, text_problem
 from tallybook.errors import ConfigError, TallybookError
 
@@ -32,19 +33,14 @@ def at(text: str) -> datetime:
     return found
 
 
-def _length(seconds: float | None) -> timedelta | None:
-    return None if seconds is None else timedelta(seconds=seconds)
-
-
-def _unchanged(value: Any) -> Any:
-    return value
-
-
 @cache
 def _readers(made: type[Any]) -> dict[str, Callable[[Any], Any]]:
     """Return the columns that a dataclass has, with the conversion by its annotation."""
-    by_type: dict[str, Callable[[Any], Any]] = {"datetime": instant, "timedelta": _length}
-    return {one.name: by_type.get(one.type.removesuffix(" | None"), _unchanged) for one in fields(made)}
+    by_type: dict[str, Callable[[Any], Any]] = {
+        "datetime": instant,
+        "timedelta": lambda seconds: None if seconds is None else timedelta(seconds=seconds),
+    }
+    return {one.name: by_type.get(one.type.removesuffix(" | None"), lambda value: value) for one in fields(made)}
 
 
 def record(made: type[T], row: dict[str, Any], **names: str) -> T:
@@ -87,11 +83,17 @@ def checked(option: str, value: str | None) -> str | None:
     return value
 
 
-def moment(option: str, value: datetime | None, hint: str = "Write datetime.now(UTC) - ...") -> str | None:
+def moment(option: str, value: datetime | None) -> str | None:
     """Return an instant for the server. Raises ConfigError for a time without its zone."""
-    if value is not None:
-        check_instant(option, value, hint)
-    return None if value is None else value.astimezone(UTC).isoformat()
+    if value is None:
+        return None
+    check_instant(option, value, "Write datetime.now(UTC) - ...")
+    return value.astimezone(UTC).isoformat()
+
+
+def duration(option: str, value: timedelta | str | None) -> str | None:
+    """Return a duration for the server. Raises ConfigError for a text that is none."""
+    return None if value is None else format_duration(parse_duration(value, option=option))
 
 
 def text_array(items: Sequence[str | None]) -> str:

@@ -22,7 +22,8 @@ from psycopg.rows import tuple_row
 
 from tallybook._db.both import got
 from tallybook._db.kinds import chain, state_of
-from tallybook._db.link import CONNECT, is_gone
+from tallybook._db.link import CONNECT
+from tallybook._db.policy import is_gone
 from tallybook._db.pooler import KEEPALIVES, ask_asyncpg, make_fit
 from tallybook.errors import TransactionError
 

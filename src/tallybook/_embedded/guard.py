@@ -152,9 +152,9 @@ class Guard:
 @cache  # os.register_at_fork cannot be undone, so do it once per process
 def _watch_forks() -> None:
     """Close our end of every guard's pipe in forked copies, else a server would live as long as the last copy."""
-    os.register_at_fork(after_in_child=_leave_all_to_parent)
 
+    def leave_all() -> None:
+        for guard in list(_alive):
+            guard.leave_to_parent()
 
-def _leave_all_to_parent() -> None:
-    for guard in list(_alive):
-        guard.leave_to_parent()
+    os.register_at_fork(after_in_child=leave_all)

@@ -95,11 +95,7 @@ class Guard:
             self.child.kill()
             return
         self._stop()
-        self._set(self._grace, self._overdue)
-
-    def _overdue(self) -> None:
-        self._timer = None
-        self._on_overdue()
+        self._set(self._grace, self._on_overdue)
 
     def told(self) -> None:
         """Pass the job's cancel to its child process, and kill the process after the grace."""

@@ -65,7 +65,9 @@ class Finisher:
         """Ends that no flush has taken yet: the claimer waits while there are too many."""
         return len(self._completed) + len(self._ends)
 
-    def complete(self, running: Running) -> None:
+    def complete(self, running: Running, result: str | None = None) -> None:
+        if result is not None:
+            self._results[running] = result
         self._completed.append(running)
         self._idle.clear()
         self._work.set()
@@ -96,10 +98,6 @@ class Finisher:
     def unclaim(self, running: Running, delay: timedelta) -> None:
         """Give back a job that was claimed but never started."""
         self._end(running, "unclaim", UNCLAIM.worker, (delay,), delay)
-
-    def complete_with(self, running: Running, result: str) -> None:
-        self._results[running] = result
-        self.complete(running)
 
     def iterated(self, running: Running, end: SubjectEnd) -> None:
         self._end(running, end.verb, end.sql, tuple(end.values.values()), end.wake_in)

@@ -21,6 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import cache
 
 from tallybook._maintenance.service import ends_or, happens
 from tallybook._worker.run.children import how
@@ -77,7 +78,7 @@ class Child:
 
     async def start(self) -> None:
         """Start it in its own process group: Ctrl-C reaches only the parent, which passes it on once."""
-        reading = _parent_pipe()
+        reading, _ = _parent_pipe()
         self.process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-P",  # ignore a click.py in the working directory; the app is still found there
@@ -111,15 +112,10 @@ class Child:
             return await self.ended()
 
 
-_pipe: tuple[int, int] | None = None
-
-
-def _parent_pipe() -> int:
-    """Return the read end of this process's one pipe; the write end closes with this process, never before."""
-    global _pipe  # noqa: PLW0603 - one for the life of the process
-    if _pipe is None:
-        _pipe = os.pipe()
-    return _pipe[0]
+@cache
+def _parent_pipe() -> tuple[int, int]:
+    """Return this process's one pipe; its write end closes with this process, never before."""
+    return os.pipe()
 
 
 class _Supervisor:
@@ -174,10 +170,6 @@ class _Supervisor:
         return await ending
 
 
-def _port(first: int | None, number: int) -> list[str]:
-    return [] if first is None else ["--metrics-port", str(first + number - 1 if first else 0)]
-
-
 async def supervise(
     words: Sequence[str], name: str | None, processes: int, *, patience: timedelta, metrics_port: int | None = None
 ) -> int:
@@ -189,7 +181,8 @@ async def supervise(
 
     def command(number: int) -> list[str]:
         named = ["--name", f"{name}-{number}"] if name else []
-        return ["worker", *words, "--processes", "1", *named, *_port(metrics_port, number)]
+        port = [] if metrics_port is None else ["--metrics-port", str(metrics_port and metrics_port + number - 1)]
+        return ["worker", *words, "--processes", "1", *named, *port]
 
     children = [Child(command(number)) for number in range(1, processes + 1)]
     supervisor = _Supervisor(children, patience)

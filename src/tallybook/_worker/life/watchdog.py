@@ -27,10 +27,9 @@ _KEPT = 1000
 class Watchdog(threading.Thread):
     """Watches one event loop from another thread. Create it in the loop's own thread."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, *, patience: float = _PATIENCE) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(name="tallybook-watchdog", daemon=True)
         self._loop = loop
-        self._patience = patience
         self._thread = threading.get_ident()
         self._ended = threading.Event()
         self.blocked = 0
@@ -64,7 +63,7 @@ class Watchdog(threading.Thread):
                 self._loop.call_soon_threadsafe(self._turned, asked, sign)
             except RuntimeError:  # closed
                 return
-            if sign.wait(self._patience) or sign.wait(_ALSO) or self._ended.is_set():
+            if sign.wait(_PATIENCE) or sign.wait(_ALSO) or self._ended.is_set():
                 continue
             self.blocked += 1
             self._tell(time.monotonic() - asked)

@@ -198,9 +198,10 @@ class Child:
 
     async def next(self) -> dict[str, Any]:
         """Return its next message. Raises ProcessDied when it is dead, even if other processes hold its socket open."""
-        assert self._exit is not None
+        assert self._exit is not None and self._reader is not None
         try:
-            return await self._read()
+            head = await self._reader.readexactly(frames.HEAD)
+            return frames.unpack(await self._reader.readexactly(frames.size(head)))
         except (EOFError, ConnectionError):  # it has closed its socket: it is ending, or has to be killed
             has_ended = (await asyncio.wait((self._exit,), timeout=_LAST_WORDS))[0]
         except Exception:  # not a message of this protocol
@@ -208,11 +209,6 @@ class Child:
         if not has_ended:
             self.kill()
         raise ProcessDied(await self._exit)
-
-    async def _read(self) -> dict[str, Any]:
-        assert self._reader is not None
-        head = await self._reader.readexactly(frames.HEAD)
-        return frames.unpack(await self._reader.readexactly(frames.size(head)))
 
     async def close(self) -> None:
         """Close its socket, at which it ends; kill it if that takes long."""

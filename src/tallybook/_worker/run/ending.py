@@ -77,10 +77,7 @@ class Ends:
             result = value.text if known.store_result else None
         else:
             result = None if value is None else known.result_text(value)
-        if result is None:
-            self._finisher.complete(job)
-        else:
-            self._finisher.complete_with(job, result)
+        self._finisher.complete(job, result)
 
     def _outcome(self, job: Running, known: ServedTask, outcome: Outcome) -> None:
         match outcome:

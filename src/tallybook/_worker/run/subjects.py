@@ -11,6 +11,7 @@ from tallybook._model.outcome import Dead
 from tallybook._model.payload import encode
 from tallybook._model.subject import subject_of
 from tallybook._model.subject_outcome import Complete, Kill, Reject, SubjectOutcome
+from tallybook._worker.run.retrying import LONGEST_REASON
 from tallybook.errors import NotASubject, PayloadError
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from tallybook._worker.run.served_task import ServedTask
 
 _DETAILS_BYTES = 8_000
-_LONGEST_REASON = 4000
 
 
 def end_of(job: Running, known: ServedTask, outcome: SubjectOutcome) -> SubjectEnd | Dead | None:
@@ -42,7 +42,7 @@ def end_of(job: Running, known: ServedTask, outcome: SubjectOutcome) -> SubjectE
     if isinstance(outcome, Complete) and args is None:
         return None
     if isinstance(outcome, Kill):
-        outcome = Kill(safe_text(outcome.reason, _LONGEST_REASON))
+        outcome = Kill(safe_text(outcome.reason, LONGEST_REASON))
     return subject_end(outcome, args, known.contract.version)
 
 
@@ -50,7 +50,7 @@ def rejection(job: Running, known: ServedTask, outcome: Reject) -> dict[str, Any
     """Return the stored error of an attempt that ended with a Reject."""
     error: dict[str, Any] = {
         "type": "Reject",
-        "message": safe_text(outcome.message, _LONGEST_REASON),
+        "message": safe_text(outcome.message, LONGEST_REASON),
         "worker": job.worker_name,
     }
     if outcome.details is not None:

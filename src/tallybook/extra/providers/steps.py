@@ -122,7 +122,7 @@ def rotate(keys: KeySource) -> Steps[Rotation]:
                 if (yield calls.secret_reseal(after, sealed, keyring.seal(after, secret))):
                     moved += 1
         rotated += moved
-    in_use: dict[str, int] = yield calls.keys_in_use()
+    in_use: dict[str, int] = yield calls.keys_in_use
     left = {key_id: n for key_id, n in in_use.items() if key_id != keyring.current}
     return Rotation(keyring.current, rotated, left, tuple(problems.values()))
 
