@@ -86,12 +86,10 @@ class Declared:
 
     @cached_property
     def name(self) -> str:
-        """The name of the function, without its schema."""
         return self._parts["name"]
 
     @cached_property
     def params(self) -> dict[str, str]:
-        """Its parameters in order, with their types."""
         return _columns(self._parts["params"])
 
     @cached_property
@@ -111,7 +109,6 @@ class Declared:
 
     @cached_property
     def nulls(self) -> dict[str, str | None]:
-        """Its values, all null."""
         return dict.fromkeys(rendered(self.sql, "dollar")[1])
 
     def call(self, row: Callable[[Any], T], /, **values: Value) -> Call[T]:

@@ -46,7 +46,6 @@ class DeadFilter:
     before: datetime | None = None
 
     def params(self, max_jobs: int) -> dict[str, str | None]:
-        """Return the filter as parameters of the statements."""
         if self.reason is not None and self.reason not in REASONS:
             raise ConfigError("reason", self.reason, f"must be one of {', '.join(REASONS)}")
         return {

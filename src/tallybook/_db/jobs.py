@@ -46,7 +46,6 @@ class JobFilter:
     before: datetime | None = None
 
     def params(self, after: str | None, max_jobs: int, max_looked: int) -> dict[str, str | None]:
-        """Return the filter as parameters of the statement."""
         states = some_of("states", self.states, STATES)
         return {
             "queue": checked("queue", self.queue),

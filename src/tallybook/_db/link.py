@@ -219,7 +219,6 @@ class Link:
             cut(self.conn)
 
     async def close(self) -> None:
-        """Close it for good."""
         self.giving_up.set()
         if self.conn is not None:
             await self._drop(self.conn)

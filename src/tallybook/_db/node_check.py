@@ -25,8 +25,6 @@ _KNOWN = "select n.name, n.system_identifier, n.seen_job_id, n.seen_at::text fro
 
 @dataclass(frozen=True, slots=True)
 class _Report:
-    """The report of a node."""
-
     schema: str | None
     """The problem with its schema; then nothing else is known."""
     standby: bool

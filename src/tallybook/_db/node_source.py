@@ -28,7 +28,6 @@ class At(Source):
     """A node, for every caller: also for a handler, whose own calls otherwise use the node of its job."""
 
     def conninfo(self, dsn: str | None = None) -> str:
-        """Return the connection string of the node."""
         return super().conninfo(dsn or self.dsn)
 
 

@@ -32,7 +32,6 @@ T = TypeVar("T")
 
 
 async def ask(conn: Any) -> Numbers:
-    """Read the current numbers."""
     began = time.monotonic()
     found = await got((await got(conn.execute(_COUNTS))).fetchall())
     ages = await got((await got(conn.execute(_AGES))).fetchall())

@@ -17,8 +17,6 @@ from tallybook.errors import UnknownProvider
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A provider as stored."""
-
     name: str
     kind: str
     settings: dict[str, Any]

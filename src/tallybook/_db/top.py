@@ -136,7 +136,6 @@ async def _reading(conn: Any, first: str, before: Reading | None) -> Reading:
 
 
 async def _last(conn: Any, query: str) -> Any:
-    """Return the last column of the row."""
     return (await got((await got(conn.execute(query, prepare=False))).fetchone()))[-1]
 
 
@@ -181,8 +180,6 @@ def _added(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 
 def added(rates: Sequence[Rates]) -> Rates:
-    """Return the sum of the rates of several nodes."""
-
     def total(values: list[float | None]) -> float | None:
         known = [value for value in values if value is not None]
         return sum(known) if known else None
@@ -199,7 +196,6 @@ def added(rates: Sequence[Rates]) -> Rates:
 
 
 def flow(found: Sequence[Throughput]) -> Rates:
-    """Return the rates of a span of time."""
     of_queues: Counter[str] = Counter()
     for one in found:
         of_queues[one.queue] += one.completed_per_s  # type: ignore[assignment]

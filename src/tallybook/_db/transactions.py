@@ -137,8 +137,6 @@ class _Idle:
 
 
 class Psycopg(Library):
-    """psycopg.AsyncConnection, or psycopg.Connection."""
-
     def __init__(self, given: type[GivenAsync | Given], dsn: str, name: str) -> None:
         self._given, self._dsn, self._options = given, dsn, {**CONNECT, "application_name": name}
         self._idle = _Idle()
@@ -184,8 +182,6 @@ class Psycopg(Library):
 
 
 class Asyncpg(Library):
-    """asyncpg.Connection."""
-
     def __init__(self, dsn: str, name: str) -> None:
         self._url, self._options = asyncpg_url(dsn), {"timeout": 10, "server_settings": {"application_name": name}}
         self._idle = _Idle()

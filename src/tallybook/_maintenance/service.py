@@ -26,7 +26,6 @@ async def happens(event: asyncio.Event, seconds: float | None) -> bool:
 
 
 async def ends_or(task: asyncio.Future[Any], event: asyncio.Event) -> None:
-    """Wait until the task ends or the event happens."""
     waiting = asyncio.ensure_future(event.wait())
     try:
         await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)

@@ -22,8 +22,6 @@ from tallybook._model.durations import format_duration
 
 
 class Process(Protocol):
-    """The process of one attempt."""
-
     def kill(self) -> None: ...
     def tell_cancel(self) -> None: ...
 

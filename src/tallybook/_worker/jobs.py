@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
-    from tallybook._db.subject_ends import SubjectEnd
+    from tallybook._db.ends import SubjectEnd
     from tallybook._worker.deadline import Guard
 
 log = logging.getLogger("tallybook.worker")
@@ -29,8 +29,7 @@ def spawn(kept: set[asyncio.Task[None]], running: Coroutine[Any, Any, None], nam
     task.add_done_callback(kept.discard)
 
 
-def _nothing(*_: object) -> None:
-    """The default callback: do nothing."""
+def _nothing(*_: object) -> None: ...
 
 
 @dataclass(slots=True)

@@ -100,12 +100,10 @@ class WorkerSettings:
 
     @property
     def most_abandoned(self) -> int:
-        """Return `max_abandoned`, or the number of slots."""
         return self.slots if self.max_abandoned is None else self.max_abandoned
 
     @property
     def most_children(self) -> int:
-        """Return `children`, or the number of slots."""
         return self.slots if self.children is None else min(self.children, self.slots)
 
     @property

@@ -40,7 +40,6 @@ class Shares:
         """The book whose suspect runs: one at a time in a process, see suspects.py."""
 
     def book(self) -> SharedBook:
-        """Make a book for one more node."""
         made = SharedBook(self.free, shares=self)
         self.books.append(made)
         return made
@@ -121,7 +120,6 @@ class SharedBook(Book):
         return self.waits or queue in self.hungry or queue in self.short
 
     def room(self, queue: str) -> int:
-        """Return how many slots of a queue its next claim may ask for."""
         free, slots, used = self.free[queue], self.shares.slots[queue], self.used[queue]
         if free <= 0:
             return 0
@@ -147,14 +145,12 @@ class SharedBook(Book):
         change(self)
 
     def asks(self, slots: Mapping[str, int]) -> Asked:
-        """Reserve the slots that the next claim asks for."""
         self.waits, self.turn, self._most = False, next(self.shares.turns), slots
         self.short = {queue for queue, most in slots.items() if not most}
         self.listen()
         return Asked(self, slots)
 
     def opened(self, lease: Lease, jobs: int) -> None:
-        """Record a claim that returned this many jobs."""
         Book.opened(self, lease, jobs)
         self.used[lease.queue] += jobs
         if jobs >= self._most.get(lease.queue, 0):
@@ -190,7 +186,6 @@ class SharedBook(Book):
             self.take(job.queue, 1)
 
     def freed(self, running: Running) -> None:
-        """Free the slot of a handler that has returned, for all nodes."""
         if self.lent:
             self._take_back(running)
         self.used[running.queue] -= 1
@@ -217,6 +212,5 @@ class SharedBook(Book):
         return self.shares.alone is self
 
     def end_turn(self) -> None:
-        """Note that its suspect has ended."""
         if self.shares.alone is self:
             self.shares.alone = None

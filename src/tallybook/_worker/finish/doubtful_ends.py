@@ -19,9 +19,8 @@ from typing import Any
 
 from tallybook._db.aside import end
 from tallybook._db.driver import AsyncConnection, LockNotAvailable
-from tallybook._db.ends import ENDED, FAIL
+from tallybook._db.ends import ENDED, FAIL, SubjectEnd
 from tallybook._db.link import Link
-from tallybook._db.subject_ends import SubjectEnd
 from tallybook._worker.jobs import Running, spawn
 from tallybook.errors import QueueUnavailable
 

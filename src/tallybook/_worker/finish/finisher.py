@@ -15,9 +15,18 @@ from typing import Any
 
 from tallybook._db.declared import Declared
 from tallybook._db.driver import AsyncConnection
-from tallybook._db.ends import CANCEL_RUNNING, COMPLETE_MANY, COMPLETE_MANY_WITH, CRASH, FAIL, MOVE, SNOOZE, UNCLAIM
+from tallybook._db.ends import (
+    CANCEL_RUNNING,
+    COMPLETE_MANY,
+    COMPLETE_MANY_WITH,
+    CRASH,
+    FAIL,
+    MOVE,
+    SNOOZE,
+    UNCLAIM,
+    SubjectEnd,
+)
 from tallybook._db.link import Link
-from tallybook._db.subject_ends import SubjectEnd
 from tallybook._worker.finish.doubtful_ends import DoubtfulEnds, End
 from tallybook._worker.jobs import Book, Running
 from tallybook.errors import QueueUnavailable
@@ -96,7 +105,6 @@ class Finisher:
         self._end(running, "crash", CRASH.worker, (json.dumps(error),), timedelta(seconds=1))
 
     def unclaim(self, running: Running, delay: timedelta) -> None:
-        """Give back a job that was claimed but never started."""
         self._end(running, "unclaim", UNCLAIM.worker, (delay,), delay)
 
     def iterated(self, running: Running, end: SubjectEnd) -> None:

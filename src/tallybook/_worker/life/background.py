@@ -19,7 +19,6 @@ class Background:
         self._closing = False
 
     def start(self, service: Coroutine[Any, Any, None], name: str) -> None:
-        """Run a service as a task of this name."""
         task = asyncio.create_task(service, name=f"tallybook-{name}")
         task.add_done_callback(self._ended)
         self.tasks.append(task)

@@ -328,6 +328,5 @@ _SUMS = [field.name for field in fields(WorkerReport) if field.type == "int"]
 
 
 def added(*reports: WorkerReport | None) -> WorkerReport:
-    """Return the sum of these reports."""
     found = [report for report in reports if report is not None]
     return WorkerReport(**{name: sum(getattr(report, name) for report in found) for name in _SUMS})

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from tallybook._model.exposition import Shown, at_node, of_the_database, text
-from tallybook._worker.life.exposition import ShownWorker, of_the_node, of_the_process
-from tallybook._worker.life.telemetry import Database, Telemetry
+from tallybook._worker.life.telemetry import Database, ShownWorker, Telemetry, of_the_node, of_the_process
 from tallybook._worker.settings import WorkerSettings
 
 Nodes: TypeAlias = "Mapping[str, tuple[str, ShownWorker | None]]"

@@ -170,6 +170,10 @@ class _Supervisor:
         return await ending
 
 
+def _port(first: int | None, number: int) -> list[str]:
+    return [] if first is None else ["--metrics-port", str(first + number - 1 if first else 0)]
+
+
 async def supervise(
     words: Sequence[str], name: str | None, processes: int, *, patience: timedelta, metrics_port: int | None = None
 ) -> int:
@@ -181,8 +185,7 @@ async def supervise(
 
     def command(number: int) -> list[str]:
         named = ["--name", f"{name}-{number}"] if name else []
-        port = [] if metrics_port is None else ["--metrics-port", str(metrics_port and metrics_port + number - 1)]
-        return ["worker", *words, "--processes", "1", *named, *port]
+        return ["worker", *words, "--processes", "1", *named, *_port(metrics_port, number)]
 
     children = [Child(command(number)) for number in range(1, processes + 1)]
     supervisor = _Supervisor(children, patience)

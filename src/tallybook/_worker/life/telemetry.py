@@ -16,6 +16,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from typing import Protocol
 
 from tallybook._db.aside import aside
 from tallybook._db.driver import Error
@@ -24,8 +25,12 @@ from tallybook._db.numbers import ANSWER, Asked, ask
 from tallybook._db.socket_timeout import SocketTimeout
 from tallybook._model.exposition import CONTENT_TYPE, Numbers, Sample, Shown, of_the_database
 from tallybook._model.exposition import text as exposition
-from tallybook._worker.life.exposition import ShownWorker, of_the_node, of_the_process
+from tallybook._worker.claim.claimer import Claimer
+from tallybook._worker.finish.finisher import Finisher
+from tallybook._worker.jobs import Book
 from tallybook._worker.life.heartbeat import version
+from tallybook._worker.life.watchdog import Watchdog
+from tallybook._worker.run.runner import Runner
 from tallybook._worker.settings import WorkerSettings
 from tallybook.errors import ConfigError
 
@@ -43,6 +48,48 @@ _REASONS = {
     200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 408: "Request Timeout",
     431: "Request Header Fields Too Large", 503: "Service Unavailable",
 }  # fmt: skip
+_ENDS = ("completed", "scheduled", "available", "cancelled", "dead", "moved", "refused")
+
+
+class ShownWorker(Protocol):
+    """A Worker, as its endpoint reads it."""
+
+    settings: WorkerSettings
+    book: Book
+    claimer: Claimer
+    runner: Runner
+    finisher: Finisher
+    links: dict[str, Link]
+    watchdog: Watchdog | None
+
+    def why_not_ready(self) -> str: ...
+
+
+# Called from another thread than the loop's: each of these is one read of a number, or an atomic copy.
+
+
+def of_the_process(worker: ShownWorker) -> dict[str, list[Sample]]:
+    """Return the metrics that the workers of one process share."""
+    slots, free = worker.settings.queues, dict(worker.book.free)
+    return {
+        "tallybook_worker_slots": [((queue,), float(n)) for queue, n in slots.items()],
+        "tallybook_worker_slots_used": [((queue,), float(n - free[queue])) for queue, n in slots.items()],
+        "tallybook_worker_loop_blocked_total": [((), float(worker.watchdog.blocked if worker.watchdog else 0))],
+    }
+
+
+def of_the_node(worker: ShownWorker) -> dict[str, list[Sample]]:
+    """Return a worker's counts for its database."""
+    ends = dict(worker.finisher.counts)
+    return {
+        "tallybook_worker_jobs_claimed_total": [((), float(worker.claimer.claimed))],
+        "tallybook_worker_attempts_ended_total": [
+            ((end,), float(ends.get(end, 0))) for end in sorted({*_ENDS, *ends})
+        ],
+        "tallybook_worker_ends_waiting": [((), float(worker.finisher.waiting))],
+        "tallybook_worker_handlers_abandoned": [((), float(worker.runner.still_abandoned))],
+        "tallybook_worker_connection_errors_total": [((what,), float(link.errors)) for what, link in worker.links.items()],
+    }  # fmt: skip
 
 
 class _Refused(Exception):

@@ -55,7 +55,6 @@ class Watchdog(threading.Thread):
         sign.set()
 
     def run(self) -> None:
-        """Watch until stopped, or until the loop is closed."""
         while not self._ended.wait(_EVERY):
             sign = threading.Event()
             self._asked = asked = time.monotonic()

@@ -23,7 +23,6 @@ class Common:
         self._lifespan = AsyncExitStack()
 
     async def open(self, context: Context) -> None:
-        """Enter the app's lifespans."""
         await enter_lifespans(self._app, context, self._lifespan)
 
     async def close(self) -> None:

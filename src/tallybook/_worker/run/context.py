@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tallybook._db import aio, sync
 from tallybook._db.declared import Call
-from tallybook._db.ends import complete
-from tallybook._db.subject_ends import SubjectEnd
+from tallybook._db.ends import SubjectEnd, complete
 from tallybook._db.texts import instant
 from tallybook._db.verb import AsyncConn, SyncConn
 from tallybook._model.at_node import at_node

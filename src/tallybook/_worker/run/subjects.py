@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from tallybook._db.subject_ends import SubjectEnd, subject_end
+from tallybook._db.ends import SubjectEnd, subject_end
 from tallybook._model.failure import safe_text
 from tallybook._model.outcome import Dead
 from tallybook._model.payload import encode
