@@ -38,7 +38,7 @@ from tallybook._db.verb import AsyncConn, SyncConn, run, run_sync
 from tallybook._model.job_info import JobInfo
 from tallybook._model.payload import encode
 from tallybook._task import Task
-from tallybook._worker.entry import DrainReport
+from tallybook._worker.life.drain import DrainReport
 from tallybook.errors import InvalidArgument
 
 __all__ = [

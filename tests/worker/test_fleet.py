@@ -19,9 +19,10 @@ from support.fleet_app import TABLES
 from support.fleet_app import app as shop
 from support.workers import QUICK, eventually
 from tallybook import App, Context
-from tallybook._worker.entry import WorkerReport, run_worker
+from tallybook._worker.entry import run_worker
 from tallybook._worker.life import fleet as _fleet
 from tallybook._worker.life.fleet import Fleet
+from tallybook._worker.life.stopping import WorkerReport
 from tallybook._worker.settings import WorkerSettings, parse_queues
 from tallybook.errors import ConfigError
 

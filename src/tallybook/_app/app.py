@@ -40,8 +40,9 @@ if TYPE_CHECKING:
     from tallybook._model.breaker import BreakerRule
     from tallybook._model.job_info import JobInfo
     from tallybook._model.rate import ConcurrencyRule, RateRule
-    from tallybook._worker.entry import DrainReport, WorkerReport
     from tallybook._worker.jobs import Running
+    from tallybook._worker.life.drain import DrainReport
+    from tallybook._worker.life.stopping import WorkerReport
     from tallybook._worker.run.context import Context
     from tallybook._worker.run.served import Contexts
     from tallybook._worker.run.verbs import Verbs

@@ -20,8 +20,9 @@ from tallybook._db.aside import aside
 from tallybook._db.link import Link
 from tallybook._model.durations import format_duration
 from tallybook._worker import logs
-from tallybook._worker.entry import WorkerReport, app_queues, demand_tasks, prepared
+from tallybook._worker.entry import app_queues, demand_tasks, prepared
 from tallybook._worker.life import signals, supervisor
+from tallybook._worker.life.stopping import WorkerReport
 from tallybook._worker.life.telemetry import Telemetry
 from tallybook._worker.run import children
 from tallybook._worker.settings import WorkerSettings, parse_queues

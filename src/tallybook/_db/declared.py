@@ -25,15 +25,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cache, cached_property
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from tallybook._db.texts import text_array
+from tallybook._model.durations import format_duration
 from tallybook._model.options import check_name
 from tallybook.errors import TallybookError, UnknownJob
 
 T = TypeVar("T")
-Value: TypeAlias = "str | int | bytes | Sequence[str | None] | None"
+Value: TypeAlias = "str | int | bytes | timedelta | Sequence[str | None] | None"
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +186,8 @@ def _text(value: Value) -> str | None:
         return value
     if isinstance(value, bytes):
         return f"\\x{value.hex()}"
+    if isinstance(value, timedelta):
+        return format_duration(value)
     return text_array(value) if isinstance(value, (list, tuple)) else str(value).lower()  # true, false
 
 

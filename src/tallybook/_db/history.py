@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
-from tallybook._db.declared import Call, Declared, Simple
+from tallybook._db.declared import Call, Simple
 from tallybook._db.stored import loads
 from tallybook._db.texts import record, records
-from tallybook._model.durations import format_duration
 from tallybook._model.maintenance import HeldRange, RetentionInfo, ServiceInfo
 
 _RETENTIONS = """\
 select cast(coalesce(json_agg(json_build_object('name', r.class, 'keep', extract(epoch from r.keep), 'what', r.what)
   order by r.keep, r.class), '[]') as text) from tallybook.retentions as r"""
-_KEEP = Declared("retention_set(class text, keep interval) -> boolean")
-
-
 retentions = Call("retentions", _RETENTIONS, {}, records(RetentionInfo))
-
-
-def retention_set(name: str, keep: timedelta) -> Call[bool]:
-    return _KEEP.call(bool, **{"class": name, "keep": format_duration(keep)})
+retention_set = Simple("retention_set(class text, keep interval) -> boolean", bool)
 
 
 def _ranges(found: str) -> list[HeldRange]:
@@ -39,11 +30,5 @@ select cast(coalesce(json_agg(json_build_object(
   'name', s.name, 'every', extract(epoch from s.every), 'last_run_at', s.last_run_at,
   'last_took', extract(epoch from s.last_took), 'last_effect', s.last_effect) order by s.name), '[]') as text)
   from tallybook.services as s"""
-_EVERY = Declared("service_every(service text, every interval) -> boolean")
-
-
 services = Call("services", _SERVICES, {}, records(ServiceInfo))
-
-
-def service_every(name: str, every: timedelta) -> Call[bool]:
-    return _EVERY.call(bool, service=name, every=format_duration(every))
+service_every = Simple("service_every(service text, every interval) -> boolean", bool)

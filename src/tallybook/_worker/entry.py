@@ -18,17 +18,6 @@ from tallybook._worker.run.served import ServedApp
 from tallybook._worker.settings import WorkerSettings, parse_queues
 from tallybook.errors import ConfigError
 
-__all__ = [
-    "DrainReport",
-    "WorkerReport",
-    "WorkerSettings",
-    "app_queues",
-    "demand_tasks",
-    "drain",
-    "prepared",
-    "run_worker",
-]
-
 
 def _dsn(app: ServedApp, dsn: str | None) -> str:
     if dsn is not None:

@@ -47,6 +47,10 @@ class End:
     params: tuple[Any, ...]
     wake_in: timedelta | None = None
 
+    def failed(self, error: Exception) -> End:
+        """Return the end for an attempt whose end the server has refused to store."""
+        return End(self.running, "fail", _COULD_NOT, (*self.params[:3], self.verb, type(error).__name__))
+
 
 class DoubtfulEnds:
     """Finds out how attempts in doubt have ended, and ends those that have not. Connects at the first one."""
@@ -111,7 +115,7 @@ class DoubtfulEnds:
                 log.error("job %s: its end (%s) cannot be stored: %s", end.running.job_id, end.verb, error)
                 if end.sql == _COULD_NOT:
                     await asyncio.sleep(1)
-                end = End(end.running, "fail", _COULD_NOT, (*end.params[:3], end.verb, type(error).__name__))
+                end = end.failed(error)
         self._tell(end, said)
 
     def _tell(self, end: End, said: str | SubjectEnd) -> None:

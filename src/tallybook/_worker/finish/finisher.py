@@ -182,11 +182,8 @@ class Finisher:
                 return
             job = ends[0].running
             log.error("job %s: its end (%s) cannot be stored: %s", job.job_id, ends[0].verb, error)
-            plain = json.dumps(
-                {"message": f"its end ({ends[0].verb}) could not be stored", "type": type(error).__name__}
-            )
-            params = (job.lease.lease, job.job_id, job.attempt, plain, None, None, False)
-            await self._link.run(lambda conn: self._flush_ends(conn, [End(job, "fail", FAIL.worker, params)]))
+            failed = ends[0].failed(error)
+            await self._link.run(lambda conn: self._flush_ends(conn, [failed]))
 
     def _seen(self, jobs: list[Running], *, released: bool = False) -> None:
         for lease_id, count in Counter(id(job.lease) for job in jobs).items():
