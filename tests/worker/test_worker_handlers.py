@@ -18,6 +18,7 @@ from support.workers import Jobs, eventually, working
 from support.zoo import Unprintable
 from tallybook import App, Cancel, Constant, Context, Dead, Snooze
 from tallybook._worker.finish.finisher import Finisher
+from tallybook._worker.jobs import Running
 
 mark: contextvars.ContextVar[str] = contextvars.ContextVar("mark", default="clean")
 
@@ -325,6 +326,26 @@ async def test_no_outcome_can_stop_the_worker(app: App, dsn: str, db: Any, jobs:
         for job in ids:
             await jobs.becomes(job, "cancelled", "dead", "scheduled", "retrying")
         await jobs.ends(fine.enqueue_sync(db))
+
+
+async def test_an_end_that_the_server_refuses_becomes_a_failure(
+    app: App, dsn: str, db: Any, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S5-09: if the statement of an end fails, the attempt fails with a note of that."""
+
+    @app.task
+    async def later() -> Snooze:
+        return Snooze(timedelta(0))
+
+    def snooze(self: Finisher, running: Running, delay: timedelta) -> None:
+        self._end(running, "snooze", "select 1 / (%s::text || %s::text || %s::text)::int", ())
+
+    monkeypatch.setattr(Finisher, "snooze", snooze)
+    async with working(app, dsn):
+        job = later.enqueue_sync(db)
+        await jobs.becomes(job, "retrying")
+    (said,) = db.execute("select last_error from tallybook.job where id = %s", [job.id]).fetchone()
+    assert said == "its end (snooze) could not be stored"
 
 
 class Never:

@@ -49,8 +49,7 @@ def add(dsn: str, name: str, address: str, number: int | None = None) -> Changed
     InvalidArgument, and QueueUnavailable if the node does not answer and has no given number.
     """
     _in_table()
-    target = at(dsn, address)
-    seen = _seen(target, needed=number is None)
+    seen = _seen(at(dsn, address), needed=number is None)
     if seen and seen.number is not None and number not in (None, seen.number):
         reason = f"its installation has number {seen.number}, which is part of its job ids"
         raise ConfigError("number", number, reason, hint="Leave --number out")

@@ -45,8 +45,7 @@ select s.name, s.setting, v.wanted
 def is_behind_pooler(conn: psycopg.Connection[Any]) -> bool:
     """Whether the session that answers on this connection is not the one that it was opened with."""
     cursor = psycopg.ClientCursor(conn)  # one simple query: nothing is prepared
-    row = cursor.execute(IS_SESSION, (conn.info.backend_pid,)).fetchone()
-    return row != (True,)
+    return cursor.execute(IS_SESSION, (conn.info.backend_pid,)).fetchone() != (True,)
 
 
 def shares_sessions(dsn: str, **connect: Any) -> bool:

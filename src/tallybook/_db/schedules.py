@@ -157,8 +157,7 @@ def _job(job: JobCall) -> dict[str, Any]:
 
 
 def set_(name: str, job: JobCall, timing: Timing, query: str | None = None) -> Call[str]:
-    found = {"name": _named(name), **_job(job), **timing.columns(), "query": query}
-    return _SET.call(str, **found)
+    return _SET.call(str, name=_named(name), query=query, **_job(job), **timing.columns())
 
 
 listed: Call[list[ScheduleInfo]] = Call(

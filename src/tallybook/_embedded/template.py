@@ -178,6 +178,5 @@ def _copy_installation(home: Path, copy: Path) -> None:
     for libraries in _libraries_beside(home):
         shutil.copytree(libraries, unfinished / libraries.relative_to(home.parent.parent))
     for entry in (unfinished, *unfinished.rglob("*")):
-        runs = entry.is_dir() or entry.stat().st_mode & 0o100
-        entry.chmod(0o755 if runs else 0o644)
+        entry.chmod(0o755 if entry.is_dir() or entry.stat().st_mode & 0o100 else 0o644)
     unfinished.rename(copy)

@@ -136,8 +136,7 @@ class Clock:
             return 0.0
         alone = now - self._watched_at > 2 * self._every
         longest = (self._every if alone else _WATCHED) * random.uniform(0.75, 1.0)
-        waits = [longest, due_in, queries_in]
-        return float(min(wait for wait in waits if wait is not None))
+        return float(min(wait for wait in (longest, due_in, queries_in) if wait is not None))
 
     async def run(self, *, at: datetime | None = None) -> Ran:
         """Fire what is due, and store the app's schedules unless that is done. `at`: for tests."""

@@ -138,8 +138,7 @@ class Sleeper:
             self._watch(False)  # psycopg itself watches the socket while it waits for an answer
             try:
                 with SocketTimeout(conn, limit):
-                    cursor = await conn.execute(sql, params)
-                    return await cursor.fetchone()
+                    return await (await conn.execute(sql, params)).fetchone()
             finally:
                 self._watch(True)
                 self._readable()

@@ -115,8 +115,7 @@ class Finisher:
         self._end(running, "move", MOVE.worker, ())
 
     def _end(self, running: Running, verb: str, sql: str, rest: tuple[Any, ...], wake: timedelta | None = None) -> None:
-        params = (running.lease.lease, running.job_id, running.attempt, *rest)
-        end = End(running, verb, sql, params, wake)
+        end = End(running, verb, sql, (running.lease.lease, running.job_id, running.attempt, *rest), wake)
         if running.in_doubt:
             self.doubtful.settle(end)
             return

@@ -143,8 +143,7 @@ class Fleet:
         if self._fatal is not None:
             raise self._fatal
         self._reports |= {name: added(self._reports.get(name), life.report) for name, life in self.lives.items()}
-        total = added(*self._reports.values())
-        return replace(total, worn_out=self._worn_out, nodes=self._reports)
+        return replace(added(*self._reports.values()), worn_out=self._worn_out, nodes=self._reports)
 
     async def _live(self) -> None:
         found = await self._first()

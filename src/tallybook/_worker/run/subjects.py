@@ -36,8 +36,7 @@ def end_of(job: Running, known: ServedTask, outcome: SubjectOutcome) -> SubjectE
             raise NotASubject(job.job_id, name if new_args is None else f"{name}(args=...)")
     args = None
     if new_args is not None:
-        bound = known.args.bind_named(new_args)
-        args = encode(bound, task=known.name)
+        args = encode(known.args.bind_named(new_args), task=known.name)
         known.args.load(json.loads(args))  # what a row holds is what the next iteration can read
     if isinstance(outcome, Complete) and args is None:
         return None
