@@ -20,7 +20,6 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 
 import psycopg
-from psycopg import sql
 
 from tallybook._db.schema import installed, is_installed, verdict
 from tallybook._db.schema_load import BUSY, altered, aside, holders, set_aside, take
@@ -208,7 +207,7 @@ def _migrate(conn: psycopg.Connection, node: int, on_step: Callable[[str], None]
             return []
         if found.version:
             for old in set_aside(conn):
-                conn.execute(sql.SQL("drop function {}").format(old))
+                conn.execute(f"drop function {old}".encode())
             take(conn, altered(text for number, _, text in migrations() if number > found.version), patient=patient)
         for name, text in _steps(found):
             on_step(name)
@@ -246,5 +245,5 @@ def uninstall(conn: psycopg.Connection) -> bool:
         if outside:
             names = ", ".join(str(row[1]) for row in outside)
             raise psycopg.errors.DependentObjectsStillExist(f"these depend on schema tallybook: {names}")
-        conn.execute(sql.SQL("drop schema tallybook cascade"))
+        conn.execute("drop schema tallybook cascade")
     return True

@@ -87,19 +87,10 @@ def aside(text: str) -> str:
     return _DROP.sub(lambda match: _RENAME.format(signature=match[1], name=match[2]), text)
 
 
-def set_aside(conn: psycopg.Connection[Any]) -> list[sql.Composed]:
-    """Return functions that an earlier migration has set aside, each with the types of its arguments."""
+def set_aside(conn: psycopg.Connection[Any]) -> list[str]:
+    """Return functions that an earlier migration has set aside, each with the types of its arguments, in SQL."""
     rows = conn.execute(
-        "select p.proname, array(select t.typnamespace::regnamespace::text from unnest(p.proargtypes) with ordinality a(oid, n)"
-        "                          join pg_type t on t.oid = a.oid order by a.n),"
-        "       array(select t.typname::text from unnest(p.proargtypes) with ordinality a(oid, n)"
-        "               join pg_type t on t.oid = a.oid order by a.n)"
-        "  from pg_proc p where p.pronamespace = 'tallybook'::regnamespace and p.proname like '\\_old\\_%'"
-    ).fetchall()
-    return [
-        sql.SQL("{}({})").format(
-            sql.Identifier("tallybook", name),
-            sql.SQL(", ").join(sql.Identifier(*of) for of in zip(spaces, types, strict=True)),
-        )
-        for name, spaces, types in rows
-    ]
+        "select p.oid::regprocedure::text from pg_proc p"
+        " where p.pronamespace = 'tallybook'::regnamespace and p.proname like '\\_old\\_%'"
+    )
+    return [row[0] for row in rows]
