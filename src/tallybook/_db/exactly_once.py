@@ -13,7 +13,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 import psycopg
@@ -37,7 +36,8 @@ _TWICE = (
     "cancel", "dead_letters", "get", "pause", "provider", "provider_set", "provider_resolve", "provider_rotate",
     "provider_secret_set", "providers", "result", "resume", "route_set", "state",
 )  # fmt: skip
-# The subquery is volatile, so it runs first: the time is not before that of its jobs.
+# The statement, whose row also has the transaction's number and the time. The subquery is volatile, so it runs first:
+# the time is not before that of its jobs.
 _MARKED = "select r.said, cast(pg_current_xact_id() as text), cast(clock_timestamp() as text) from ({}) as r(said)"
 _STATUS = "select pg_xact_status(%s::text::xid8)"
 _THERE = Declared("_enqueued(p_job_ids bigint[], p_before timestamptz) -> bigint")
@@ -66,11 +66,6 @@ class _Saying(Generic[T]):
     def commit(self, row: Any) -> None:
         """Store the result before the COMMIT is sent; the outcome is unknown until the answer."""
         self.said, self.mark, self.committing = self.call.row(row[0]), row[1:], True
-
-    @cached_property
-    def marked(self) -> str:
-        """The statement, whose row also has the transaction's number and the time."""
-        return _MARKED.format(self.call.sql)
 
     @property
     def ids(self) -> list[int]:
@@ -128,7 +123,7 @@ async def _say(conn: Any, saying: _Saying[T], *, sync: bool) -> None:
         async with entered(conn.pipeline()):  # one round trip to the row, one for the commit
             await got(conn.execute("begin isolation level read committed"))
             cursor = conn.cursor(row_factory=tuple_row)
-            await got(cursor.execute(saying.marked, saying.call.params))
+            await got(cursor.execute(_MARKED.format(saying.call.sql), saying.call.params))
             saying.commit(await got(cursor.fetchone()))
             await got(cursor.execute("commit"))
     except BaseException as error:
