@@ -19,7 +19,7 @@ METRICS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "tallybook_attempts_followed_total": (
         "counter", ("queue", "task", "end"),
         "Attempts so far with this outcome that did not end their job."
-        " Exception: a crash after which the job is dead counts as lost.",
+        " A crash that makes the job dead is counted here as well, as lost.",
     ),
     "tallybook_oldest_job_age_seconds": (
         "gauge", ("queue", "state"), "How long the oldest job in this state has been due to run.",
