@@ -81,7 +81,6 @@ class Database:
         self._answer = None if answer is None else f"{answer:g}s"
         self._pool: AsyncConnectionPool[Conn] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._opening = asyncio.Lock()
         self.examination = Examination(lambda: self.conninfo)
         """The doctor's examination of this database."""
 
@@ -96,26 +95,21 @@ class Database:
 
     async def open(self) -> AsyncConnectionPool[Conn]:
         """Return the pool of this event loop. It connects in the background: an unreachable server is no error yet."""
-        loop = asyncio.get_running_loop()
-        if self._pool is not None and self._loop is loop:
-            return self._pool
-        if self._loop is not loop:
-            self._opening, self._pool, self._loop = asyncio.Lock(), None, loop
-        async with self._opening:
-            if self._pool is None:
-                # Behind a pooler in transaction mode, each transaction may run in another session: prepare nothing.
-                pool: AsyncConnectionPool[Conn] = AsyncConnectionPool(
-                    self.conninfo,
-                    min_size=0,
-                    max_size=self._max_size,
-                    timeout=self._wait,
-                    open=False,
-                    name=f"tallybook web {self._source.name}",
-                    kwargs={**CONNECT, "prepare_threshold": None, "context": READER},
-                )
-                await pool.open(wait=False)
-                self._pool = pool
-        return self._pool
+        pool, loop = self._pool, asyncio.get_running_loop()
+        if pool is None or self._loop is not loop:
+            # Behind a pooler in transaction mode, each transaction may run in another session: prepare nothing.
+            pool = AsyncConnectionPool(
+                self.conninfo,
+                min_size=0,
+                max_size=self._max_size,
+                timeout=self._wait,
+                open=False,
+                name=f"tallybook web {self._source.name}",
+                kwargs={**CONNECT, "prepare_threshold": None, "context": READER},
+            )
+            self._pool, self._loop = pool, loop
+        await pool.open()  # does nothing if it is open
+        return pool
 
     async def close(self) -> None:
         if self._reads is not None:
@@ -136,10 +130,10 @@ class Database:
             yield conn
 
     @asynccontextmanager
-    async def act(self, verb: str, timeout: str = ACTION_TIMEOUT) -> AsyncIterator[Conn]:
+    async def act(self, verb: str | None, timeout: str = ACTION_TIMEOUT) -> AsyncIterator[Conn]:
         """Yield a connection in a transaction that may write. It commits at the end or changes nothing.
 
-        Raises CommitUnknown, which names `verb`, if the connection is lost at the commit.
+        Raises CommitUnknown, which names `verb`, if the connection is lost at the commit; without one, QueueUnavailable.
         """
         complete = False
         try:
@@ -147,7 +141,7 @@ class Database:
                 yield conn
                 complete = True
         except QueueUnavailable as error:
-            if complete:
+            if complete and verb is not None:
                 raise CommitUnknown(verb, error.server or "") from error
             raise
 
@@ -184,7 +178,6 @@ class Examination:
         self._whole: list[Finding] = []
         self._ended = float("-inf")
         self.runs = 0
-        """The number of runs."""
 
     async def look(self, wait: float = _WAIT) -> tuple[list[Finding], bool]:
         """Return the findings, at most 10 s old, and whether they are complete, after at most `wait` seconds."""

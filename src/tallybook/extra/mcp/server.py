@@ -22,7 +22,6 @@ from mcp.types import CallToolRequestParams, CallToolResult, ListToolsResult, Pa
 from tallybook import __version__
 from tallybook._app import App
 from tallybook._model.durations import format_duration
-from tallybook.errors import CommitUnknown, QueueUnavailable
 from tallybook.extra.dashboard.database import Conn, Database
 from tallybook.extra.dashboard.redact import bounded, redact, shown
 from tallybook.extra.mcp.tools import HOSTILE, OPERATION, VERBS, checked, given, listed
@@ -144,11 +143,8 @@ class Tools:
         return {"done": changed.answer}
 
     async def _preview(self, operation: Operation, ask: Ask, arguments: dict[str, Any]) -> dict[str, Any]:
-        try:
-            async with self._database.act(operation.name) as conn, conn.transaction(force_rollback=True):
-                outcome, changed = await _carried_out(operation, ask, conn)
-        except CommitUnknown as error:  # everything was rolled back
-            raise QueueUnavailable(error.server or "", "the connection was lost") from error
+        async with self._database.act(None) as conn, conn.transaction(force_rollback=True):
+            outcome, changed = await _carried_out(operation, ask, conn)
         found = {"would": outcome.would, "now": outcome.now}
         if changed.action is None:
             return {"preview": "nothing would change", **found}

@@ -175,11 +175,8 @@ class OperatorApi:
 
     async def _read(self, database: Database, operation: Operation, ask: Ask, signed: Signed) -> dict[str, Any]:
         assert operation.reads is not None
-        try:
-            async with database.act(operation.name, READ_TIMEOUT) as conn:
-                await _fresh(conn, signed)
-        except CommitUnknown as error:  # only the nonce was in doubt
-            raise QueueUnavailable(error.server or "", "the connection was lost") from error
+        async with database.act(None, READ_TIMEOUT) as conn:  # only the nonce would be in doubt
+            await _fresh(conn, signed)
         async with database.read() as conn:
             return await operation.reads(ask, conn)
 
