@@ -21,7 +21,7 @@ from tallybook._db.jobs import STATES
 from tallybook._model.job_info import JobDone
 from tallybook.errors import InvalidArgument, QueueUnavailable, TallybookError
 from tallybook.extra.dashboard.asked import job_of, number_of, text_of
-from tallybook.extra.dashboard.database import IN_THE_WAY, Conn
+from tallybook.extra.dashboard.database import IN_THE_WAY, Conn, rows
 from tallybook.extra.dashboard.nodes import At
 from tallybook.extra.dashboard.view import Act, Pages, View
 
@@ -34,7 +34,7 @@ _LOOKS = 200
 BATCH = 200
 """Jobs per transaction: nobody waits long for one of them, and the audit row names all of them."""
 _LONGEST = 20.0  # seconds in which a request may begin batches
-_LONGEST_FILTER = 500
+_LONGEST_FILTER = 500  # in the audit row, which has the ids, so nothing is lost
 _OPEN = ("scheduled", "retrying", "waiting", "available", "running")
 
 
@@ -62,6 +62,7 @@ VERBS = {
              "Their dead letters are deleted: the jobs cannot be retried."),
     )
 }  # fmt: skip
+# A second cancel also returns `cancelled`, but changes nothing.
 _CANCELLED = f"select i from unnest(cast(%s as bigint[])) as i where {STATE.called(job_id='i')} = 'cancelled'"  # noqa: S608
 _SAID = {"retried": "retried", "cancelled": "cancelled", "cancelling": "asked to stop", "dropped": "dropped"}
 
@@ -175,7 +176,9 @@ async def do(act: Act, verb: Verb) -> str:
 
 
 async def _do(act: Act, verb: Verb, at: At, ids: list[int], until: float) -> str:
-    reason, about = text_of("the reason", act.form("reason")), _filter_of(act)
+    reason, about = text_of("the reason", act.form("reason")), act.form("about")
+    if len(about) > _LONGEST_FILTER:
+        about = f"{about[:_LONGEST_FILTER]}…"
     said: Counter[str] = Counter()
     refusals: list[str] = []
     met, stopped = 0, ""
@@ -183,7 +186,7 @@ async def _do(act: Act, verb: Verb, at: At, ids: list[int], until: float) -> str
         batch = ids[met : met + BATCH]
         try:
             async with act.step(at) as conn:
-                over = await _cancelled(conn, batch) if verb.name == "cancel" else []
+                over = [one["i"] for one in await rows(conn, _CANCELLED, batch)] if verb.name == "cancel" else []
                 meant = [job for job in batch if job not in over]
                 done = await verb.run(act.app, conn, meant, reason)
                 done += [JobDone(job, "refused", f"job {job} is cancelled already") for job in over]
@@ -218,18 +221,6 @@ def serve(pages: Pages, at: str, preview: Callable[[View], Awaitable[Response]])
     pages.page(f"{at}/preview/further")(preview)
     for verb in VERBS.values():
         pages.action(f"{at}/{verb.name}", steps=True)(partial(do, verb=verb))
-
-
-def _filter_of(act: Act) -> str:
-    """Return the filter for the audit row, cut off if it is long: the row has the ids, so nothing is lost."""
-    about = act.form("about")
-    return about if len(about) <= _LONGEST_FILTER else f"{about[:_LONGEST_FILTER]}…"
-
-
-async def _cancelled(conn: Conn, jobs: list[int]) -> list[int]:
-    """Return the jobs that were cancelled before: a second cancel also returns `cancelled`, but changes nothing."""
-    cursor = await conn.execute(_CANCELLED, (jobs,))
-    return [row[0] for row in await cursor.fetchall()]
 
 
 def _jobs(n: int) -> str:

@@ -93,7 +93,8 @@ class Gate:
         if path == "":
             return RedirectResponse(f"{visit.root}/", 307)
         # The token of the metrics is checked before the host's hook, which knows people and may refuse the request.
-        if static or path in _OPEN[1:] or (path == "/metrics" and self._is_scraper(request)):
+        is_scraper = request.method in ("GET", "HEAD") and knows_token(request, self._metrics_token)
+        if static or path in _OPEN[1:] or (path == "/metrics" and is_scraper):
             return None
         if _is_embedded(request):
             raise HTTPException(403, "Another site may link to this dashboard, but not load from it.")
@@ -110,11 +111,6 @@ class Gate:
             if path not in ("/login", "/logout") and not (visit.user and visit.user.operate):
                 raise HTTPException(403, self._site.why_read_only(visit.user))
         return None
-
-    def _is_scraper(self, request: Request) -> bool:
-        """Return whether the request has the token of the metrics, which gives access to the metrics only."""
-        token = self._metrics_token
-        return token is not None and request.method in ("GET", "HEAD") and knows_token(request, token)
 
     def _nobody(self, request: Request) -> ASGIApp:
         """Lead a person without a user to the login, and refuse all others."""

@@ -48,7 +48,7 @@ def metrics_route(nodes: Nodes, *, token: str | None = None, admits: Callable[[R
         return found
 
     async def metrics(request: Request) -> Response:
-        is_known = (token is not None and knows_token(request, token)) or (admits is not None and admits(request))
+        is_known = knows_token(request, token) or (admits is not None and admits(request))
         if not is_known and (token is not None or admits is not None):
             headers = {**_HEADERS, "WWW-Authenticate": 'Bearer realm="tallybook"'}
             return PlainTextResponse("a bearer token is required\n", 401, headers)
@@ -92,10 +92,12 @@ def health_routes(nodes: Nodes) -> list[Route]:
     return [Route(f"/{one.__name__}", one, methods=["GET"], name=one.__name__) for one in (healthz, readyz)]
 
 
-def knows_token(request: Request, token: str) -> bool:
+def knows_token(request: Request, token: str | None) -> bool:
     """Return whether the request has this bearer token, in constant time."""
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode())
+    return (
+        token is not None and scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode())
+    )
 
 
 def _check(token: str) -> None:

@@ -86,8 +86,6 @@ class Sessions:
     """Reads and writes the cookie. Without a secret, this process makes its own, and a restart ends all sessions."""
 
     def __init__(self, secret: str | None) -> None:
-        if secret is not None and len(secret) < 32:
-            raise ValueError("secret must have at least 32 characters")
         key, digest = secret or secrets.token_urlsafe(48), {"digest_method": hashlib.sha256}
         self._signer = URLSafeTimedSerializer(key, salt="tallybook.session", signer_kwargs=digest)
 

@@ -138,9 +138,9 @@ class Act(View):
     def job(self) -> str:
         return self.form("job") or super().job
 
-    def form(self, name: str, default: str = "") -> str:
+    def form(self, name: str) -> str:
         """Return a field of the form, stripped."""
-        return (self.visit.form.get(name) or [default])[0].strip()
+        return (self.visit.form.get(name) or [""])[0].strip()
 
     def whole(self, name: str) -> int:
         """Return a field that is a whole number. InvalidArgument if it is not."""

@@ -18,7 +18,6 @@ from tallybook.extra.dashboard.view import Act, Pages, View
 
 pages = Pages()
 
-STATES = ("planned", "pending", "active", "completed", "killed", "dead")
 _NONE = "There is no such subject."
 _PAGE = 100
 _LOOKED = 500
@@ -52,8 +51,8 @@ async def subjects(view: View) -> Response:
     found: list[dict[str, Any]] = []
     problem, after, looked_to = None, None, None
     try:
-        if asked["state"] and asked["state"] not in (*STATES, "stopped"):
-            raise InvalidArgument(f"state must be one of stopped, {', '.join(STATES)}")
+        if asked["state"] and asked["state"] not in (*calls.STATES, "stopped"):
+            raise InvalidArgument(f"state must be one of stopped, {', '.join(calls.STATES)}")
         said: dict[str, Any] = {name: text_of(name, asked[name]) for name in asked}
         begin: dict[str, Any] = {}
         if place["after_task"] is not None and place["after_name"] is not None:
@@ -72,7 +71,7 @@ async def subjects(view: View) -> Response:
     except WRONG as error:
         problem = str(error)
     return view.render(
-        "subjects.html", status=400 if problem else 200, subjects=found, asked=asked, states=("stopped", *STATES),
+        "subjects.html", status=400 if problem else 200, subjects=found, asked=asked, states=("stopped", *calls.STATES),
         problem=problem, after=after, further=asked | (after or {}), looked_to=looked_to, first=is_first,
     )  # fmt: skip
 
