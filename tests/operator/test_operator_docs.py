@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from support.operator_client import SECRET
 from support.operator_process import serving
 from support.pages import blocks, section, table, text
 from support.paths import ROOT
+from tallybook import Counts, QueueInfo
 from tallybook.extra.operator import openapi
 from tallybook.extra.operator.keys import SCOPES
 from tallybook.extra.operator.problems import CODES
@@ -119,6 +121,13 @@ def test_the_tables_of_the_page_are_those_of_the_api() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("name", "of", "made"), [("list_queues", "queues", QueueInfo), ("counts", "counts", Counts)])
+def test_a_row_of_a_list_is_described_whole(name: str, of: str, made: type) -> None:
+    """The examples of queues and counts have the fields of what is listed, in their order."""
+    (example,) = next(one for one in OPERATIONS if one.name == name).answer.example[of]
+    assert list(example) == [field.name for field in fields(made)]
+
+
 def test_the_document_names_what_is_served() -> None:
     """The OpenAPI document has every endpoint, an example for each value and a problem for each code."""
     document = openapi.document("/api/v1")

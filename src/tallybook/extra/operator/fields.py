@@ -34,23 +34,23 @@ class Field:
     """Converts a text of a query or a path, if `read` does not accept the text as it is."""
 
 
-def text(name: str, about: str, *, most: int = 200, least: int = 1, **field: Any) -> Field:
-    """A text of `least` to `most` bytes."""
+def text(name: str, about: str, *, most: int = 200, **field: Any) -> Field:
+    """A text of 1 to `most` bytes."""
 
     def read(value: Any) -> str:
         if not isinstance(value, str):
             raise ValueError("must be a text")
         if problem := text_problem(value):
             raise ValueError(problem)
-        if not least <= len(value.encode()) <= most:
-            raise ValueError(f"must have {least} to {most} bytes")
+        if not 1 <= len(value.encode()) <= most:
+            raise ValueError(f"must have 1 to {most} bytes")
         return value
 
-    return Field(name, about, schema=_text_schema(least, most), read=read, **field)
+    return Field(name, about, schema=_text_schema(most), read=read, **field)
 
 
-def _text_schema(least: int, most: int, format: str = "text") -> dict[str, Any]:  # noqa: A002 - JSON Schema's name
-    return {"type": "string", "minLength": least, "maxLength": most, "format": f"tallybook-{format}"}
+def _text_schema(most: int, format: str = "text") -> dict[str, Any]:  # noqa: A002 - JSON Schema's name
+    return {"type": "string", "minLength": 1, "maxLength": most, "format": f"tallybook-{format}"}
 
 
 def name(name: str, about: str, *, most: int = 200, **field: Any) -> Field:
@@ -60,12 +60,10 @@ def name(name: str, about: str, *, most: int = 200, **field: Any) -> Field:
         check_name(name, value, most)
         return value
 
-    return Field(name, about, schema=_text_schema(1, most, "name"), read=read, **field)
+    return Field(name, about, schema=_text_schema(most, "name"), read=read, **field)
 
 
 def choice(name: str, about: str, *, words: Sequence[str], **field: Any) -> Field:
-    """One of a few words."""
-
     def read(value: Any) -> Any:
         if value not in words:
             raise ValueError(f"must be one of {', '.join(words)}")
@@ -77,7 +75,6 @@ def choice(name: str, about: str, *, words: Sequence[str], **field: Any) -> Fiel
 def whole(
     name: str, about: str, *, least: int = 0, most: int = 2**63 - 1, default: int | None = None, **field: Any
 ) -> Field:
-    """A whole number."""
     refusal = f"must be a whole number from {least} to {most}"
 
     def read(value: Any) -> int:
@@ -98,8 +95,6 @@ def whole(
 
 
 def flag(name: str, about: str, **field: Any) -> Field:
-    """true or false."""
-
     def read(value: Any) -> bool:
         if not isinstance(value, bool):
             raise ValueError("must be true or false")
@@ -132,11 +127,10 @@ def duration(name: str, about: str, **field: Any) -> Field:
             raise ValueError('must be a duration like "5 min"')
         return parse_duration(value, option=name)
 
-    return Field(name, about, schema=_text_schema(1, 100, "duration"), read=read, **field)
+    return Field(name, about, schema=_text_schema(100, "duration"), read=read, **field)
 
 
 def mapping(name: str, about: str, **field: Any) -> Field:
-    """A JSON object."""
     return Field(name, about, schema={"type": "object", "additionalProperties": True}, read=_object, **field)
 
 
@@ -149,7 +143,7 @@ def links(name: str, about: str, **field: Any) -> Field:
             raise ValueError("has a number outside 64 bits")
         return checked_links(found)
 
-    key = {"anyOf": [_text_schema(1, 200), {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}]}
+    key = {"anyOf": [_text_schema(200), {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}]}
     schema = {"type": "object", "propertyNames": {"pattern": "^[a-z0-9_]{1,50}$"}, "additionalProperties": key}
     return Field(name, about, schema=schema | {"minProperties": 1, "maxProperties": 10}, read=read, **field)
 

@@ -141,8 +141,7 @@ async def _retry(ask: Ask, conn: Conn) -> Changed:
         attempt = await ask.app.retry(ask["job"]).on(conn)
     except InvalidArgument as error:
         raise Problem("conflict", str(error).removesuffix(".")) from error
-    answer = {"job": ask["job"], "attempt": attempt}
-    return Changed(answer, "retry", {"job": ask["job"]}, {"attempt": attempt})
+    return Changed({"job": ask["job"], "attempt": attempt}, "retry", {"job": ask["job"]}, {"attempt": attempt})
 
 
 async def _cancel(ask: Ask, conn: Conn) -> Changed:

@@ -101,9 +101,6 @@ class KeyRing:
         """Return the key and its secret; None and a random secret for an unknown id."""
         return self._keys.get(key_id, (None, self._nobody))
 
-    def __repr__(self) -> str:
-        return f"KeyRing({', '.join(self._keys)})"
-
 
 def read_keys(path: str | os.PathLike[str]) -> list[Key]:
     """Return the keys of a TOML file. ConfigError if it is not valid, or if group or others may read or write it.
@@ -139,8 +136,7 @@ def read_keys(path: str | os.PathLike[str]) -> list[Key]:
 
 
 def _key(name: str, columns: Any) -> Key:
-    known = {"secret", "scopes", "queues"}
-    if not isinstance(columns, Mapping) or not {"secret", "scopes"} <= set(columns) <= known:
+    if not isinstance(columns, Mapping) or not {"secret", "scopes"} <= set(columns) <= {"secret", "scopes", "queues"}:
         raise ConfigError("keys", name, "a key has secret and scopes, and queues if it is limited to some queues")
     return Key(name, columns["secret"], columns["scopes"], columns.get("queues"))
 

@@ -32,9 +32,6 @@ def document(prefix: str = "", *, many: bool = False) -> dict[str, Any]:
     """
     from tallybook import __version__
 
-    paths: dict[str, dict[str, Any]] = {}
-    for operation in OPERATIONS:
-        paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation, many)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -47,7 +44,7 @@ def document(prefix: str = "", *, many: bool = False) -> dict[str, Any]:
         "servers": [{"url": prefix or "/"}],
         "security": [{name: [] for name in _SECURITY}],
         "tags": [{"name": scope, "description": f"Needs the scope {scope}."} for scope in SCOPES],
-        "paths": paths,
+        "paths": {one.path: {one.method.lower(): _operation(one, many)} for one in OPERATIONS},
         "components": {
             "securitySchemes": {
                 name: {"type": "apiKey", "in": "header", "name": f"Tallybook-{name.title()}", "description": about}
@@ -74,8 +71,7 @@ def _operation(operation: Operation, many: bool) -> dict[str, Any]:
     found: dict[str, Any] = {"operationId": operation.name, "tags": [operation.scope], "summary": operation.about}
     found |= {"parameters": parameters, "responses": _responses(operation, many)}
     if operation.method == "POST":
-        schema = _body(operation.in_body)
-        content: dict[str, Any] = {"schema": schema}
+        content: dict[str, Any] = {"schema": _body(operation.in_body)}
         if operation.in_body:
             chosen = (field for field in operation.in_body if field.required or not field.admin)
             hidden = ("delay", "expires_at")

@@ -36,22 +36,15 @@ def _pattern(operation: Operation) -> re.Pattern[str]:
     return re.compile("".join(parts), re.DOTALL)
 
 
-_PATHS: dict[str, dict[str, Operation]] = {}
-for _one in OPERATIONS:
-    _PATHS.setdefault(_one.path, {})[_one.method] = _one
-# Longer paths first: /jobs/7/why is not a job.
-_TABLE = [
-    (_pattern(next(iter(methods.values()))), methods)
-    for _, methods in sorted(_PATHS.items(), key=lambda pair: -len(pair[0].split("/")))
-]
+# Each path has one method. Longer paths first: /jobs/7/why is not a job.
+_TABLE = [(_pattern(one), one) for one in sorted(OPERATIONS, key=lambda one: -one.path.count("/"))]
 
 
 def found(method: str, path: str) -> tuple[Operation, dict[str, Any]]:
     """Return the operation of a request and the texts in its path. Raises a Problem (404, 405)."""
-    for pattern, methods in _TABLE:
+    for pattern, operation in _TABLE:
         if match := pattern.fullmatch(path):
-            if method not in methods:
-                allowed = {"Allow": ", ".join(sorted(methods))}
-                raise Problem("method", f"{path[:200]} does not have this method", headers=allowed)
-            return methods[method], match.groupdict()
+            if method != operation.method:
+                raise Problem("method", f"{path[:200]} does not have this method", headers={"Allow": operation.method})
+            return operation, match.groupdict()
     raise Problem("unknown", "there is no such path", hint="See openapi.json")

@@ -88,8 +88,7 @@ def proved(signed: Signed, ring: KeyRing, scope: Scope, body: bytes) -> Key:
         raise Problem("unsigned", str(error)) from None
     right = hmac.compare_digest(sign(secret, text).encode(), signed.signature.encode())
     if key is None or not right:
-        parts = "key, method, path, query, timestamp, nonce, body"
-        hint = f"Compare what you sign ({parts}) with "
+        hint = "Compare what you sign (key, method, path, query, timestamp, nonce, body) with "
         hint += "https://github.com/tallybook/tallybook/blob/main/docs/operator-api.md"
         raise Problem("signature", "the key is unknown, or the signature does not match this request", hint=hint)
     return key

@@ -41,14 +41,8 @@ _WORKER = record(
     seen_at=("instant?", "2026-01-31T09:04:00Z"),
 )  # fmt: skip
 _AUDIT = record(
-    id=17,
-    at="2026-01-31T09:05:00Z",
-    actor="deploy",
-    via="api",
-    action="retry",
-    target={"job": 4711},
-    done={"attempt": 6},
-)
+    id=17, at="2026-01-31T09:05:00Z", actor="deploy", via="api", action="retry", target={"job": 4711}, done={"attempt": 6},
+)  # fmt: skip
 
 OPERATIONS = (
     Operation(
