@@ -1,6 +1,9 @@
 """The services that jobs call, with their secrets: `app.providers`."""
 
 from tallybook._model.keyring import new_key
-from tallybook.extra.providers.registry import Provider, Providers, Rotation, Secret, Tested
+from tallybook._model.provider import Provider
+from tallybook._model.secret import Secret
+from tallybook.extra.providers.registry import Providers
+from tallybook.extra.providers.steps import Rotation, Tested
 
 __all__ = ["Provider", "Providers", "Rotation", "Secret", "Tested", "new_key"]

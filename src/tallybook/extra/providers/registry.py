@@ -29,8 +29,6 @@ from tallybook.extra.providers import steps
 from tallybook.extra.providers.keys import KeySource
 from tallybook.extra.providers.steps import Rotation, Steps, Tested
 
-__all__ = ["Provider", "Providers", "Rotation", "Secret", "Tested"]
-
 T = TypeVar("T")
 Say = Callable[[Call[Any]], Coroutine[Any, Any, Any]]
 
@@ -77,13 +75,11 @@ class Providers:
 
             provider = await app.providers.resolve("equity", "RELIANCE")
         """
-        key = ("resolve", data_type, symbol)
-        return await self._read(key, partial(steps.resolve, data_type, symbol, self._keys))
+        return await self._read(("resolve", data_type, symbol), partial(steps.resolve, data_type, symbol, self._keys))
 
     def resolve_sync(self, data_type: str, symbol: str | None = None) -> Provider | None:
         """Return the provider for this kind of data: `resolve` without an event loop, for plain handlers."""
-        key = ("resolve", data_type, symbol)
-        return self._read_sync(key, partial(steps.resolve, data_type, symbol, self._keys))
+        return self._read_sync(("resolve", data_type, symbol), partial(steps.resolve, data_type, symbol, self._keys))
 
     async def load(self) -> dict[str, Provider]:
         """Read all active providers again and return them by name.

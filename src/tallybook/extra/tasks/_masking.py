@@ -26,15 +26,13 @@ class Mask:
         self._pattern = re.compile("|".join(map(re.escape, known))) if known else None
 
     @classmethod
-    def of(cls, provider: Provider | None, *others: str) -> Mask:
+    def of(cls, provider: Provider, *others: str) -> Mask:
         """Return a mask for all secrets of a provider, previous ones included, and for `others` derived from them."""
         texts = list(others)
-        if provider is not None and (url := provider.secrets.get("url")) is not None:
+        if (url := provider.secrets.get("url")) is not None:
             texts += _path_of(url)
-        for secret in provider.secrets.values() if provider is not None else ():
-            texts.append(secret.reveal())
-            if secret.previous is not None:
-                texts.append(secret.previous.reveal())
+        for secret in provider.secrets.values():
+            texts += [one.reveal() for one in (secret, secret.previous) if one is not None]
         return cls(texts)
 
     def text(self, text: str) -> str:

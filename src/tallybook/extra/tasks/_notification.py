@@ -83,5 +83,4 @@ def _failure(failed: dict[str, Exception], sent: list[str]) -> CallFailed:
     text = "; ".join([*(f"{name} is sent" for name in sent), *(f"{name}: {error}" for name, error in failed.items())])
     over = all(getattr(error, "no_retry", False) for error in failed.values())
     waits = (error.headers for error in failed.values() if isinstance(error, CallFailed))
-    headers = next(filter(None, waits), None)
-    return CallFailed(f"notification: {text}", headers=headers, no_retry=over)
+    return CallFailed(f"notification: {text}", headers=next(filter(None, waits), None), no_retry=over)

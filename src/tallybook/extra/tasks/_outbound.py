@@ -34,11 +34,6 @@ Headers = Mapping[str, str]
 _HOST = re.compile(r"[a-z0-9._-]{1,253}", re.IGNORECASE)
 
 
-def is_final(status: int) -> bool:
-    """Return whether another attempt would end the same way after this status."""
-    return status in _MOVED_FOR_GOOD or (400 <= status < 500 and status not in _LATER)
-
-
 def body_of(who: str, body: Any, text: str | None, *, needed: bool) -> bytes | None:
     """Return the bytes to sign and to send: the JSON value in its shortest form, or the text as it is."""
     if body is not None and text is not None:
@@ -195,7 +190,8 @@ class Call:
         said = " ".join(self.mask.text(answer.text()).split())[:_SHOWN]
         text = f"{self.who}: status {answer.status}" + (f": {said}" if said else "")
         waits = {name: answer.headers[name] for name in ("retry-after", "date") if name in answer.headers}
-        status, final = answer.status, is_final(answer.status)
+        status = answer.status
+        final = status in _MOVED_FOR_GOOD or (400 <= status < 500 and status not in _LATER)
         return CallFailed(text, provider=self._name, status=status, headers=waits, no_retry=final, hint=hint)
 
     def _failed(self, what: str, *, no_retry: bool = False) -> CallFailed:

@@ -6,7 +6,6 @@ See https://www.standardwebhooks.com.
 from __future__ import annotations
 
 import base64
-import binascii
 import hmac
 import re
 import secrets
@@ -138,7 +137,7 @@ def _key(secret: Secret, option: str) -> bytes:
     text = secret.reveal().removeprefix(_PREFIX)
     try:
         key = base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
-    except (binascii.Error, ValueError):
+    except ValueError:
         raise ConfigError(option, secret, "not whsec_ and base64", hint=_HINT) from None
     if not 24 <= len(key) <= 64:
         raise ConfigError(option, secret, f"has {len(key)} bytes, 24 to 64 are allowed", hint=_HINT)
