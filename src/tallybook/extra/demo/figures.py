@@ -21,9 +21,7 @@ class Figures:
     submissions: int
     """Rows of the business table."""
     jobs: int
-    """Jobs of the queue."""
     completed: int
-    """Completed jobs."""
     delivered: int
     """Submissions for which the receiver answered 2xx to exactly the bytes in the business table."""
     retries: int

@@ -108,8 +108,6 @@ class Processes(AbstractContextManager["Processes"]):
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """The receiver's note about one request."""
-
     at: float
     key: str
     attempt: int

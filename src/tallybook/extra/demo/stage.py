@@ -48,8 +48,6 @@ QUERIES = (
 
 
 class Seen(NamedTuple):
-    """One row of the view tallybook.job."""
-
     id: int
     state: str
     worker: str | None

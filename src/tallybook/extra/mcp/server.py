@@ -106,7 +106,6 @@ class Tools:
             await self.close()
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._database.close()
 
     async def _list(self, _: ServerRequestContext[Any], __: PaginatedRequestParams | None) -> ListToolsResult:
