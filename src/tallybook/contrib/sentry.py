@@ -85,7 +85,6 @@ class _Sentry:
 
     @contextmanager
     def sending(self, what: What, *, keeps: bool = False) -> Iterator[Sending[What]]:
-        """Open a span around an enqueue; the jobs carry it."""
         with nullcontext() if self.inner is None else self.inner.sending(what, keeps=keeps) as inner:
             found = what if inner is None else inner.what
             if not sentry_sdk.get_client().is_active():
@@ -108,7 +107,6 @@ class _Sentry:
 
     @contextmanager
     def processing(self, attempt: Attempt) -> Iterator[None]:
-        """Open a scope and a transaction around a handler, in the trace of the enqueue."""
         with nullcontext() if self.inner is None else self.inner.processing(attempt):
             if not sentry_sdk.get_client().is_active():
                 yield
@@ -165,23 +163,19 @@ class _Sentry:
         return event_from_exception(error, client_options=options, mechanism=mechanism)
 
     def carried(self) -> dict[str, str]:
-        """Return the trace, for another process."""
         found = {} if self.inner is None else self.inner.carried()
         return {**found, **_carried()} if sentry_sdk.get_client().is_active() else found
 
     def enter(self, carried: Mapping[str, str]) -> None:
-        """Continue the trace in this process, which runs one job at a time."""
         if self.inner is not None:
             self.inner.enter(carried)
         sentry_sdk.get_isolation_scope().generate_propagation_context(dict(carried))
 
     def opened(self, dsn: str, name: str, node: str | None = None) -> None:
-        """A worker of this process has started."""
         if self.inner is not None:
             self.inner.opened(dsn, name, node)
 
     def closed(self, name: str) -> None:
-        """A worker has ended."""
         if self.inner is not None:
             self.inner.closed(name)
 

@@ -1,4 +1,4 @@
-"""Actions of the admin: each runs a verb on Django's connection, and adds an audit row in the same transaction."""
+"""The base of the admins, and their actions: each runs a verb on Django's connection, with its audit row."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.auth import get_permission_codename
 from django.db import DatabaseError, transaction
 from django.template.response import TemplateResponse
 
@@ -42,12 +43,37 @@ def who(request: Any) -> str:
     return str(request.user.get_username())[:200] or f"user {request.user.pk}"
 
 
-class Acts:
-    """The common base of our admins: confirmation, error messages and audit rows of actions."""
+class Shown(admin.ModelAdmin):
+    """The common base of our admins: read-only, as for people with only the right to view, plus actions."""
 
-    opts: Any
-    admin_site: Any
-    message_user: Any
+    list_per_page = 50
+    show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER
+
+    def get_queryset(self, request: Any) -> Any:
+        """Use the database with the schema."""
+        return self.model.objects.using(alias())
+
+    def has_add_permission(self, request: Any) -> bool:
+        """Never: programs enqueue."""
+        return False
+
+    def has_change_permission(self, request: Any, obj: Any = None) -> bool:
+        """Never: no form changes a row."""
+        return False
+
+    def has_delete_permission(self, request: Any, obj: Any = None) -> bool:
+        return False
+
+    def has_operate_permission(self, request: Any) -> bool:
+        """Whether this person sees the actions: requires `change_*`."""
+        codename = get_permission_codename("change", self.opts)
+        return bool(request.user.has_perm(f"{self.opts.app_label}.{codename}"))
+
+    def change_view(self, request: Any, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
+        """Show one thing, with its actions as buttons."""
+        buttons = self.get_action_choices(request, default_choices=[])
+        return super().change_view(request, object_id, form_url, {"buttons": buttons, **(extra_context or {})})
 
     def confirmed(self, request: Any, action: str, title: str, effect: str) -> Any:
         """Return a page that asks for confirmation, or None once the person has confirmed."""
@@ -85,7 +111,7 @@ class Acts:
                 self.message_user(request, text, messages.SUCCESS if changed else messages.WARNING)
 
 
-class JobActs(Acts):
+class JobActs(Shown):
     @act("Retry")
     def retry(self, request: Any, queryset: Any) -> None:
         self._do(request, "retry", app.jobs.retry)
@@ -122,7 +148,7 @@ class JobActs(Acts):
                 self.message_user(request, f"Not changed: {why}", messages.WARNING)
 
 
-class QueueActs(Acts):
+class QueueActs(Shown):
     @act("Pause")
     def pause(self, request: Any, queryset: Any) -> None:
         self.each(request, "queue", "pause", "paused", app.queues.pause, "was paused already")
@@ -147,8 +173,7 @@ class QueueActs(Acts):
                     given: dict[str, Any] = {"states": None, "running": False, "by": who(request)}
                     batch = sync.run(alias(), queues.truncate(name, max_jobs=BATCH, mark=mark, **given))
                     if batch.done.cancelled:
-                        found = {"cancelled": batch.done.cancelled}
-                        self.record(request, "queue.truncate", {"queue": name}, found)
+                        self.record(request, "queue.truncate", {"queue": name}, {"cancelled": batch.done.cancelled})
                     mark, remain = batch.mark, batch.remain
                     cancelled += batch.done.cancelled
             if mark is not None:
@@ -157,7 +182,7 @@ class QueueActs(Acts):
         return None
 
 
-class ScheduleActs(Acts):
+class ScheduleActs(Shown):
     @act("Pause")
     def pause(self, request: Any, queryset: Any) -> None:
         self.each(request, "schedule", "pause", "paused", app.schedules.pause, "was paused already")

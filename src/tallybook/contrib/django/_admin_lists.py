@@ -110,8 +110,6 @@ class TaskFilter(_Choice):
 
 
 class PausedFilter(_Choice):
-    """Paused rows, or the others."""
-
     title = parameter_name = "paused"
     values = ("no", "yes")
 

@@ -19,17 +19,6 @@ except ImportError:
     from django_tasks.utils import normalize_json
 
 __all__ = [
-    "BaseTaskBackend",
-    "InvalidTaskError",
-    "Task",
-    "TaskContext",
-    "TaskError",
-    "TaskResult",
-    "TaskResultDoesNotExist",
-    "TaskResultStatus",
-    "normalize_json",
-    "task_backends",
-    "task_enqueued",
-    "task_finished",
-    "task_started",
-]
+    "BaseTaskBackend", "InvalidTaskError", "Task", "TaskContext", "TaskError", "TaskResult", "TaskResultDoesNotExist",
+    "TaskResultStatus", "normalize_json", "task_backends", "task_enqueued", "task_finished", "task_started",
+]  # fmt: skip

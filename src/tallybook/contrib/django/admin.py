@@ -8,12 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
-from django.contrib.auth import get_permission_codename
 from django.utils.html import format_html, format_html_join
 
 from tallybook._db import queues, sync
 from tallybook._model.schedule import rule_text
-from tallybook.contrib.django._admin_acts import Acts, JobActs, QueueActs, ScheduleActs
+from tallybook.contrib.django._admin_acts import JobActs, QueueActs, ScheduleActs
 from tallybook.contrib.django._admin_lists import (
     JobList,
     PausedFilter,
@@ -26,6 +25,7 @@ from tallybook.contrib.django._admin_lists import (
 from tallybook.contrib.django.models import DeadLetter, Job, Queue, Schedule
 from tallybook.extra.dashboard.redact import error_views, shown
 
+_FACTS = ("id", "task", "queue", "state", "reason", "why", "summary", "progress", "progress_message")
 _LONGEST = 120  # characters of a text in a list
 
 
@@ -40,50 +40,14 @@ def _data(name: str) -> Any:
     return field
 
 
-class _Shown(Acts, admin.ModelAdmin):
-    """Read-only: the pages are those for people with only the right to view, plus actions."""
-
-    list_per_page = 50
-    show_full_result_count = False
-    show_facets = admin.ShowFacets.NEVER
-
-    def get_queryset(self, request: Any) -> Any:
-        """Use the database with the schema."""
-        return self.model.objects.using(alias())
-
-    def has_add_permission(self, request: Any) -> bool:
-        """Never: programs enqueue."""
-        return False
-
-    def has_change_permission(self, request: Any, obj: Any = None) -> bool:
-        """Never: no form changes a row."""
-        return False
-
-    def has_delete_permission(self, request: Any, obj: Any = None) -> bool:
-        return False
-
-    def has_operate_permission(self, request: Any) -> bool:
-        """Whether this person sees the actions: requires `change_*`."""
-        codename = get_permission_codename("change", self.opts)
-        return bool(request.user.has_perm(f"{self.opts.app_label}.{codename}"))
-
-    def change_view(self, request: Any, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
-        """Show one thing, with its actions as buttons."""
-        buttons = self.get_action_choices(request, default_choices=[])
-        return super().change_view(request, object_id, form_url, {"buttons": buttons, **(extra_context or {})})
-
-
-class _Jobs(JobActs, _Shown):
+class _Jobs(JobActs):
     only_state: str | None = None
     """The state, for a list of jobs in one state."""
     search_fields = ("id", "task")
     search_help_text = "An id, or the whole name of a task."
     sortable_by = ()
     fieldsets = (
-        (
-            None,
-            {"fields": ("id", "task", "queue", "state", "reason", "why", "summary", "progress", "progress_message")},
-        ),
+        (None, {"fields": _FACTS}),
         ("Times", {"fields": ("enqueued_at", "run_at", "started_at", "ended_at", "expires_at", "worker")}),
         ("Attempts", {"fields": ("attempts", "failures", "crashes", "max_attempts", "error_history")}),
         ("Data", {"fields": ("shown_args", "shown_result", "shown_headers")}),
@@ -91,7 +55,6 @@ class _Jobs(JobActs, _Shown):
     )
 
     def get_changelist(self, request: Any, **kwargs: Any) -> Any:
-        """Use pages by a cursor."""
         return JobList
 
     @admin.display(description="Why")
@@ -102,7 +65,6 @@ class _Jobs(JobActs, _Shown):
 
     @admin.display(description="Errors")
     def error_history(self, job: Job) -> str:
-        """Return the errors, newest first."""
         parts = ((f"{one['type']}: {one['message']}", one["traceback"]) for one in error_views(job.errors))
         return str(format_html_join("", "<p>{}</p><pre>{}</pre>", parts)) or "-"
 
@@ -117,8 +79,6 @@ class _Jobs(JobActs, _Shown):
 
 @admin.register(Job)
 class JobAdmin(_Jobs):
-    """All jobs, newest first."""
-
     list_display = ("id", "task", "queue", "state", "attempts", "enqueued_at", "ended_at", "note")
     list_filter = (StateFilter, QueueFilter, TaskFilter)
     actions = ("retry", "cancel")
@@ -138,20 +98,9 @@ class DeadLetterAdmin(_Jobs):
 
 
 @admin.register(Queue)
-class QueueAdmin(QueueActs, _Shown):
-    """All queues with their numbers."""
-
-    list_display = (
-        "queue",
-        "paused_by",
-        "available",
-        "running",
-        "scheduled",
-        "retrying",
-        "waiting",
-        "dead",
-        "completed",
-    )
+class QueueAdmin(QueueActs):
+    list_display = ("queue", "paused_by", "available", "running", "scheduled", "retrying", "waiting", "dead",
+                    "completed")  # fmt: skip
     list_filter = (PausedFilter,)
     ordering = search_fields = ("queue",)
     actions = ("pause", "resume", "empty")
@@ -167,7 +116,6 @@ class QueueAdmin(QueueActs, _Shown):
         return super().get_queryset(request).defer("oldest")
 
     def get_object(self, request: Any, object_id: str, from_field: Any = None) -> Any:
-        """Return one queue with its settings."""
         found = super().get_object(request, object_id, from_field)
         if found is not None:
             (found.settings,) = sync.run(alias(), queues.queues(found.pk))
@@ -181,9 +129,7 @@ class QueueAdmin(QueueActs, _Shown):
 
 
 @admin.register(Schedule)
-class ScheduleAdmin(ScheduleActs, _Shown):
-    """All schedules."""
-
+class ScheduleAdmin(ScheduleActs):
     list_display = ("name", "rule", "task", "queue", "tick", "last_job_id", "fired_count", "failed_count", "paused_at",
                     "problem")  # fmt: skip
     list_filter = (PausedFilter, QueueFilter, TaskFilter)

@@ -15,7 +15,6 @@ class _Nothing(models.Manager):
     """The default manager: `dumpdata` uses that of every model, and jobs do not belong in a dump of your data."""
 
     def get_queryset(self) -> Any:
-        """Return no rows, without a query."""
         return super().get_queryset().none()
 
 
