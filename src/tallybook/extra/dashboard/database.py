@@ -82,7 +82,6 @@ class Database:
         self._pool: AsyncConnectionPool[Conn] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self.examination = Examination(lambda: self.conninfo)
-        """The doctor's examination of this database."""
 
     @property
     def conninfo(self) -> str:
@@ -151,8 +150,7 @@ class Database:
         try:
             conn = await pool.getconn()
         except PoolTimeout as error:
-            reason = f"no connection within {self._wait:g} s"
-            raise QueueUnavailable(self._server, reason) from error
+            raise QueueUnavailable(self._server, f"no connection within {self._wait:g} s") from error
         try:
             async with conn.transaction():
                 await conn.execute(f"set transaction {mode}".encode())

@@ -143,7 +143,6 @@ class Live:
         return _event(_HEALTH, "ok") if all(topic in self._asked for topic in topics) else b""
 
     async def _poll(self) -> None:
-        """Read until there are no viewers."""
         loop = asyncio.get_running_loop()
         while self._watched:
             began = loop.time()

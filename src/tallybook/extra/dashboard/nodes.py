@@ -29,8 +29,6 @@ _NO_ANSWER = f"no answer within {ANSWER:g} s"
 
 @dataclass(slots=True)
 class At:
-    """A node and its connections."""
-
     node: finding.Node
     database: Database
     away: str | None = None
@@ -112,8 +110,7 @@ class Nodes:
             if old is not None and old.node.dsn == node.dsn:
                 old.node = node if node.number is not None else replace(node, number=old.node.number)
             else:
-                database = Database(self._app, dsn=node.dsn, max_size=self._max_size, wait=ANSWER, answer=ANSWER)
-                old = At(node, database)
+                old = At(node, Database(self._app, dsn=node.dsn, max_size=self._max_size, wait=ANSWER, answer=ANSWER))
             self._at[node.name] = old
         self._read_at = time.monotonic()
         for gone in before.values():

@@ -27,8 +27,6 @@ select cast(coalesce(sum(c.completed), 0) as bigint)
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One reading of a database."""
-
     reading: top.Reading
     rates: top.Rates
     today: int

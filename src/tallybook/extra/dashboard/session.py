@@ -65,8 +65,6 @@ class Session:
 
 @dataclass
 class Visit:
-    """One request: its user, its session and its form."""
-
     session: Session
     user: User | None
     root: str

@@ -40,7 +40,6 @@ class Shared:
         self.live = Live(nodes)
         self.sessions = Sessions(secret)
         self.overview = Readings(nodes)
-        """The readings of the overview."""
         self.env = environment()
         self.turns, self.waiting = asyncio.Semaphore(_AT_ONCE), 0
         """The turns of the checks of passwords, and the number of logins that have one or wait."""

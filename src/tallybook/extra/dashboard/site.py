@@ -45,7 +45,6 @@ class Site(Shared):
         super().__init__(app, access, nodes, secret=secret)
         pages = self._starlette(metrics_token)
         self.routes: list[BaseRoute] = pages.routes
-        """All routes."""
         self._asgi: ASGIApp = Gate(pages, self, metrics_token)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

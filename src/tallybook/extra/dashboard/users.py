@@ -12,7 +12,6 @@ import time
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tallybook._model.private_file import open_to_others
 from tallybook.errors import ConfigError
@@ -33,8 +32,6 @@ class User:
 
 @dataclass(frozen=True)
 class Password:
-    """A user and the hash of the password."""
-
     user: User
     hash: str = field(repr=False)
 
@@ -101,7 +98,15 @@ def read_users(path: Path) -> Users:
 
     ConfigError if the file is missing, readable by others, or has other contents.
     """
-    table = read_private(path, "users").get("users")
+    try:
+        with path.open("rb") as file:
+            if open_to_others(os.fstat(file.fileno())):
+                raise ConfigError("users", str(path), "others may read it", hint=f"Run chmod 600 {path}")
+            table = tomllib.load(file).get("users")
+    except OSError as error:
+        raise ConfigError("users", str(path), f"cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError("users", str(path), f"is not TOML: {error}") from None
     if not isinstance(table, dict) or not table:
         raise ConfigError(
             "users", str(path), "it names no users", hint="`tallybook web user ada` prints the lines of a user"
@@ -111,27 +116,13 @@ def read_users(path: Path) -> Users:
         if not is_name(name):
             raise ConfigError("users", name, "a name has 1 to 64 characters: letters, digits, and _ . @ + -")
         if not isinstance(said, dict) or not _is_hash(said.get("password")):
-            hint = f"`tallybook web user {name}` prints one"
-            raise ConfigError("users", name, "has no password hash", hint=hint)
+            raise ConfigError("users", name, "has no password hash", hint=f"`tallybook web user {name}` prints one")
         if unknown := set(said) - {"password", "operate"}:
             raise ConfigError("users", name, f"has the unknown key {min(unknown)!r}")
         if not isinstance(said.get("operate", False), bool):
             raise ConfigError("users", name, "operate must be true or false")
         found[name] = Password(User(name, said.get("operate", False)), said["password"])
     return Users(found)
-
-
-def read_private(path: Path, option: str) -> dict[str, Any]:
-    """Read a TOML file that only its owner may read. ConfigError for any other file."""
-    try:
-        with path.open("rb") as file:
-            if open_to_others(os.fstat(file.fileno())):
-                raise ConfigError(option, str(path), "others may read it", hint=f"Run chmod 600 {path}")
-            return tomllib.load(file)
-    except OSError as error:
-        raise ConfigError(option, str(path), f"cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(option, str(path), f"is not TOML: {error}") from None
 
 
 def _is_hash(text: object) -> bool:

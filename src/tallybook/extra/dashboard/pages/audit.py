@@ -31,7 +31,6 @@ class _Line(NamedTuple):
 
 @pages.page("/audit")
 async def audit(view: View) -> Response:
-    """Show a page of the audit, optionally of one actor or one action."""
     actor, action, after = view.asked("actor"), view.asked("action"), text_of("after", view.asked("after"))
     many = view.site.nodes.many
     place = places(after) if many else {"": after or ""}

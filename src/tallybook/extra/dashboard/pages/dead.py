@@ -80,8 +80,7 @@ async def dead(view: View) -> Response:
     letters: list[dict[str, Any]] = []
     problem, after, looked_to = None, None, None
     try:
-        said = _filter(asked) | _after(view.asked("after"))
-        letters, end = await _letters(view, _LETTERS, _PAGE, said)
+        letters, end = await _letters(view, _LETTERS, _PAGE, _filter(asked) | _after(view.asked("after")))
         if end is not None:
             after, looked_to = _place(end), end["died_at"] if end["mark"] else None
         for one in letters:

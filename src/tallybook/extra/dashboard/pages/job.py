@@ -148,10 +148,6 @@ def _job(act: Act) -> int:
     return found
 
 
-def reason_of(act: Act) -> str | None:
-    return text_of("the reason", act.form("reason"))
-
-
 @pages.action("/job/retry")
 async def retry(act: Act) -> str:
     wanted = _job(act)
@@ -162,16 +158,20 @@ async def retry(act: Act) -> str:
 
 @pages.action("/job/cancel")
 async def cancel(act: Act) -> str:
-    wanted, reason = _job(act), reason_of(act)
-    before = await act.app.jobs.state(wanted).on(act.conn)
-    state = await act.app.cancel(wanted, reason).on(act.conn)
+    wanted = _job(act)
+    return await cancelled(act, wanted, f"Job {wanted}", "job.cancel", {"job": wanted})
+
+
+async def cancelled(act: Act, job: int, words: str, action: str, target: dict[str, Any]) -> str:
+    """Cancel a job, with the audit row of `action`, and return the notice, which calls the job by these words."""
+    reason = text_of("the reason", act.form("reason"))
+    before = await act.app.jobs.state(job).on(act.conn)
+    state = await act.app.cancel(job, reason).on(act.conn)
     if state not in ("cancelled", "cancelling") or before == "cancelled":
         act.nothing()
-        return f"Job {wanted} is already {state}: nothing was changed."
-    await act.audit("job.cancel", {"job": wanted} | ({"reason": reason} if reason else {}), {"state": state})
-    return (
-        f"Job {wanted} is cancelled." if state == "cancelled" else f"Job {wanted} runs: its worker is asked to stop it."
-    )
+        return f"{words} is already {state}: nothing was changed."
+    await act.audit(action, target | ({"reason": reason} if reason else {}), {"state": state})
+    return f"{words} is cancelled." if state == "cancelled" else f"{words} runs: its worker is asked to stop it."
 
 
 @pages.action("/job/drop")

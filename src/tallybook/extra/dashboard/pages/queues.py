@@ -183,8 +183,7 @@ async def truncate(act: Act) -> str:
                 conn, calls.truncate(name, states=None, running=running, by=act.user, max_jobs=BATCH, mark=mark)
             )
             found = {"cancelled": batch.done.cancelled, "cancelling": batch.done.cancelling}
-            target = {"queue": name, "running": running}
-            await act.audit("queue.truncate", target, found, changed=any(found.values()))
+            await act.audit("queue.truncate", {"queue": name, "running": running}, found, changed=any(found.values()))
         mark, remain = batch.mark, batch.remain
         cancelled, cancelling = cancelled + batch.done.cancelled, cancelling + batch.done.cancelling
     more = f", {cancelling:,} asked to stop" if running else ""

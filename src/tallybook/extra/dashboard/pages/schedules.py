@@ -73,14 +73,12 @@ async def schedules(view: View) -> Response:
     last = found[_PAGE - 1]["name"] if len(found) > _PAGE else None  # a name of several nodes stays on one page
     page = found if last is None else [one for one in found if one["name"] <= last]
     return view.render(
-        "schedules.html", schedules=page, more=len(found) > len(page), part=part, after=after,
-        what=_WHAT,
-    )  # fmt: skip
+        "schedules.html", schedules=page, more=len(found) > len(page), part=part, after=after, what=_WHAT
+    )
 
 
 @pages.page("/schedule")
 async def schedule(view: View) -> Response:
-    """Show one schedule: its facts, its next ticks and the results of past ticks."""
     name, what = view.asked("name"), view.asked("what")
     what = what if what in _WHAT else ""
     before = instant(view.asked("before")) or _FAR
@@ -130,8 +128,7 @@ async def run_now(act: Act) -> str:
     """Fire the schedule now, with the same guard against overlap as its ticks."""
     name = act.form("name")
     fired = await act.app.schedules.run(name).on(act.conn)
-    done = {"what": fired.what, "job": fired.job_id, "jobs": fired.jobs}
-    await act.audit("schedule.run", {"schedule": name}, done)
+    await act.audit("schedule.run", {"schedule": name}, {"what": fired.what, "job": fired.job_id, "jobs": fired.jobs})
     if fired.what == "skipped":
         return f"Schedule {name} was skipped: the job of its last fire has not ended, or its query runs."
     if fired.what == "failed":

@@ -12,7 +12,7 @@ from tallybook._db.verb import run
 from tallybook.errors import InvalidArgument
 from tallybook.extra.dashboard.asked import WRONG, text_of, time_to_come
 from tallybook.extra.dashboard.database import Conn, rows
-from tallybook.extra.dashboard.pages.job import events_of, reason_of
+from tallybook.extra.dashboard.pages.job import cancelled, events_of
 from tallybook.extra.dashboard.redact import error_view
 from tallybook.extra.dashboard.view import Act, Pages, View
 
@@ -44,7 +44,6 @@ select {_COLUMNS}, s.args, s.priority, s.made_at from tallybook.subject as s
 
 @pages.page("/subjects")
 async def subjects(view: View) -> Response:
-    """Show the list, by task and name."""
     asked = {name: view.asked(name) for name in ("task", "state", "prefix")}
     place = {name: view.request.query_params.get(name) for name in ("after_task", "after_name", "after_scope")}
     is_first, last = place["after_task"] is place["after_name"] is None, view.asked("after_node")
@@ -187,11 +186,5 @@ async def retry(act: Act) -> str:
 async def cancel(act: Act) -> str:
     """Cancel the job of a subject, which ends the subject until its next push."""
     task, name, queue = _subject(act)
-    job, reason = await _job_of(act, task, name, queue), reason_of(act)
-    state = await act.app.cancel(job, reason).on(act.conn)
-    if state not in ("cancelled", "cancelling"):
-        act.nothing()
-        return f"Its job is already {state}: nothing was changed."
-    target = {"task": task, "subject": name, "job": job} | ({"reason": reason} if reason else {})
-    await act.audit("subject.cancel", target, {"state": state})
-    return "Its job is cancelled." if state == "cancelled" else "Its job runs: its worker is asked to stop it."
+    job = await _job_of(act, task, name, queue)
+    return await cancelled(act, job, "Its job", "subject.cancel", {"task": task, "subject": name, "job": job})
