@@ -123,9 +123,6 @@ def _instant(text: str | None) -> datetime | None:
     return naive
 
 
-_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-
-
 def _parameters(fn: Callable[..., Any], skip: int) -> list[inspect.Parameter]:
     return list(inspect.signature(fn).parameters.values())[skip:]
 
@@ -135,19 +132,16 @@ def packed(fn: Callable[..., Any], skip: int, args: Sequence[Any], kwargs: Mappi
 
     The caller does not pass the first `skip` parameters.
     """
-    parameters = _parameters(fn, skip)
-    bound = inspect.Signature(parameters).bind(*args, **kwargs).arguments
+    signature = inspect.Signature(_parameters(fn, skip))
     found: dict[str, Any] = {}
-    for parameter in parameters:
-        if parameter.name not in bound:
-            continue
-        value = bound[parameter.name]
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+    for name, value in signature.bind(*args, **kwargs).arguments.items():
+        kind = signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_KEYWORD:
             if taken := found.keys() & value.keys():
                 raise TypeError(f"{fn.__qualname__} gets {taken.pop()!r} twice, by position and by name")
             found |= value
         else:
-            found[parameter.name] = list(value) if parameter.kind is inspect.Parameter.VAR_POSITIONAL else value
+            found[name] = list(value) if kind is inspect.Parameter.VAR_POSITIONAL else value
     return found
 
 
@@ -163,7 +157,7 @@ def unpacked(
         if parameter.name == star:
             positional += named.pop(star)
         elif parameter.kind is inspect.Parameter.POSITIONAL_ONLY or (
-            parameter.kind in _BY_POSITION and (star or len(positional) < count)
+            parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD and (star or len(positional) < count)
         ):
             positional.append(named.pop(parameter.name))
     return positional, named
