@@ -153,16 +153,15 @@ class Act(View):
         return self.visit.form.get(name, [])
 
     async def audit(
-        self, action: str, target: dict[str, Any], done: dict[str, Any] | None = None, *, changed: bool | str = True
+        self, action: str, target: dict[str, Any], done: dict[str, Any], *, changed: bool | str = True
     ) -> None:
         """Add the audit row with the target and the result, never with args or secrets. Every action calls this once.
 
         `changed` is the result of the verb: if it is False or "unchanged", no row is added.
         """
         self._audited = True
-        if changed in (False, "unchanged"):
-            return
-        await run(self.conn, audit.add(self.user, "web", action, target, done or {}))
+        if changed not in (False, "unchanged"):
+            await run(self.conn, audit.add(self.user, "web", action, target, done))
 
     def go(self, path: str, **query: Any) -> None:
         """Set the page to go to afterwards, instead of the page of the form."""
