@@ -24,7 +24,7 @@ from tallybook._model.mistakes import OF_APP
 from tallybook._model.options import check_name
 from tallybook._task import BoundTask
 from tallybook._task import Task as _Task
-from tallybook._task.base import Owner
+from tallybook._task.task import Owner
 from tallybook.errors import ConfigError, DuplicateTask
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from tallybook._db import calls
 from tallybook._db.declared import Call
 from tallybook._db.kinds import kind_of, refused, transaction_kind
 from tallybook._db.source import Source, demand_loop
-from tallybook._db.verb import AsyncConn, SyncConn, do, do_sync, traced
+from tallybook._db.verb import AsyncConn, SyncConn, Verb, do, do_sync, traced
 from tallybook._model.after import Parent, checked_after
 from tallybook._model.backoff import DEFAULT, Backoff
 from tallybook._model.contract import Contract, Upgrade
@@ -37,8 +37,11 @@ from tallybook._model.mistakes import METHODS, as_option
 from tallybook._model.options import Options, Unique, check_name, checked_links
 from tallybook._model.payload import encode
 from tallybook._model.signature import ArgsModel
-from tallybook._task.base import HasSubjects, Owner
 from tallybook.errors import ConfigError, PayloadError, SignatureError
+
+if TYPE_CHECKING:
+    from tallybook._model.subject import SubjectReport
+    from tallybook._task.subject import TaskSubject
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -47,8 +50,18 @@ U = TypeVar("U", bound=Upgrade)
 OnConflict = Literal["skip", "raise", "replace_args", "raise_priority", "push_run_at"]
 
 
-class _Near:
-    """Suggests the right name for an attribute of another library."""
+class Owner(Source):
+    """The base of App: tasks use its connections, traces, retry policies and verbs."""
+
+    def _policy(self, name: str, *, task: str | None = None) -> Backoff:
+        raise NotImplementedError
+
+    def _putting(self, job: JobCall) -> Call[Job]:
+        raise NotImplementedError
+
+
+class _Both(Generic[P, R_co]):
+    """What Task and BoundTask have in common. The module of subjects is imported at its first use."""
 
     __slots__ = ()
 
@@ -59,14 +72,37 @@ class _Near:
             hint = "" if ours is None else f". Here it is .{ours}" if ours[0] != "(" else f". Here it is {ours}"
             raise AttributeError(f"{type(self).__name__!r} has no {name!r}{hint}", name=name, obj=self)
 
+    def _with_options(self) -> BoundTask[P, R_co]:
+        raise NotImplementedError
 
-class Task(_Near, HasSubjects[P], Generic[P, R_co]):
+    def subject(self, name: str) -> TaskSubject[P]:
+        """Return the subject of this name (1 to 512 bytes), to push, upsert, read or forget it. Sends nothing yet.
+
+        await refresh.subject("asset:42").push(42).on(conn)
+        """
+        from tallybook._task.subject import TaskSubject
+
+        return TaskSubject(self._with_options(), name)
+
+    def append(self, *args: P.args, **kwargs: P.kwargs) -> Verb[SubjectReport]:
+        """Create a subject with a new name, to run at once; the report has the name.
+
+        report = await refresh.append(42).on(conn)
+        """
+        from tallybook._task.subject import appending
+
+        bound = self._with_options()
+        return Verb(bound.app, traced(bound.app._tracing, bound.job(*args, **kwargs), appending), "append")
+
+
+class Task(_Both[P, R_co]):
     """A function that jobs run, made by `@app.task`. Calling it only calls the function.
 
     `name` is stored with each job; SQL producers and older releases of the program rely on it. `fn` is the function,
-    `is_async` whether it is a coroutine function. `queue`, `priority`, `max_attempts` (None: the queue's), `retry_name`
-    (of a named policy), `no_retry` and `execution` (timeout, process, memory, env) are as declared. `args` binds and
-    decodes its arguments; `contract` has its version, aliases, summary and on_dead.
+    `is_async` whether it is a coroutine function. `queue` and `priority` (lower runs first) are the defaults of its
+    jobs, which `with_` overrides. `max_attempts` (None: the queue's), `retry_name` (of a named policy), `no_retry` and
+    `execution` (timeout, process, memory, env) are as declared. `args` binds and decodes its arguments; `contract` has
+    its version, aliases, summary and on_dead.
     """
 
     __wrapped__: Callable[..., Any]
@@ -96,6 +132,8 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
         check_name("name", self.name, 200)
         self.is_async = inspect.iscoroutinefunction(fn)
         self.options = options
+        self.queue = options.queue
+        self.priority = options.priority
         self.max_attempts = options.max_attempts
         self.retry_name = retry if isinstance(retry, str) else None
         self._retry = DEFAULT if retry is None or isinstance(retry, str) else retry
@@ -118,16 +156,6 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
         found.app = app
         found._bound = BoundTask(found, self._bound.options)
         return found
-
-    @property
-    def queue(self) -> str:
-        """The default queue of its jobs; `with_(queue=...)` overrides it."""
-        return self.options.queue
-
-    @property
-    def priority(self) -> int:
-        """The default priority of its jobs, lower runs first; `with_(priority=...)` overrides it."""
-        return self.options.priority
 
     @property
     def retry(self) -> Backoff:
@@ -311,7 +339,7 @@ class Task(_Near, HasSubjects[P], Generic[P, R_co]):
         return f"<Task {self.name} of {self.app.name}>"
 
 
-class BoundTask(_Near, HasSubjects[P], Generic[P, R_co]):
+class BoundTask(_Both[P, R_co]):
     """A task with options for its next jobs, made by `task.with_(...)`; it can be kept and used many times."""
 
     __slots__ = ("_args", "_exclusive", "_keyed", "app", "name", "options")
