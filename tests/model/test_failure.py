@@ -156,7 +156,7 @@ def test_frames_of_the_library_are_left_out():
 
     def strange(a: int): ...
 
-    error = caught(ArgsModel(strange, task="t", is_special=handler).check)
+    error = caught(ArgsModel(strange, task="t", is_special=handler).described)
     error.__traceback__ = error.__traceback__.tb_next  # drop this test's own frame, as if a worker had called
     text = described(error)["traceback"]
     assert "signature.py" not in text

@@ -37,9 +37,8 @@ if TYPE_CHECKING:
     from tallybook._app.queues import Queues
     from tallybook._app.schedules import InCode, Schedules
     from tallybook._app.subjects import Subjects
-    from tallybook._model.breaker import BreakerRule
     from tallybook._model.job_info import JobInfo
-    from tallybook._model.rate import ConcurrencyRule, RateRule
+    from tallybook._model.rate import BreakerRule, ConcurrencyRule, RateRule
     from tallybook._worker.jobs import Running
     from tallybook._worker.life.drain import DrainReport
     from tallybook._worker.life.stopping import WorkerReport
@@ -262,7 +261,7 @@ class App(Owner):
                 self._included.append(task.app)
             task.app._tracing = task.app._tracing or self._tracing
 
-    def _declare(self, declared: Task[..., Any]) -> Task[..., Any]:
+    def _declare(self, declared: Task[..., Any]) -> None:
         names = (declared.name, *declared.contract.aliases)
         if declared.name in names[1:]:
             raise ConfigError("aliases", declared.contract.aliases, f"{declared.name!r} is the task's own name")
@@ -274,7 +273,6 @@ class App(Owner):
                 _add("exclusive", self._concurrency_rules, rule.name, rule)
         self.tasks[declared.name] = declared
         self._names.update(dict.fromkeys(names, declared))
-        return declared
 
     def retry_policy(self, name: str, policy: Retry) -> Backoff:
         """Declare a named retry policy, for `retry="patient"` of tasks and jobs. Returns the policy.
@@ -461,7 +459,7 @@ class App(Owner):
 
             app.breaker("provider", 5, per="1 min", open_for="30 s")
         """
-        from tallybook._model.breaker import BreakerRule
+        from tallybook._model.rate import BreakerRule
 
         _add("breaker", self._breaker_rules, name, BreakerRule.checked(name, failures, per, open_for))
 

@@ -6,8 +6,7 @@ from datetime import datetime, timedelta
 
 from tallybook._db import rates
 from tallybook._db.verb import ListOf, Noun, Verb
-from tallybook._model.breaker import BreakerInfo, BreakerRule
-from tallybook._model.rate import ConcurrencyInfo, ConcurrencyRule, RateInfo, RateRule
+from tallybook._model.rate import BreakerInfo, BreakerRule, ConcurrencyInfo, ConcurrencyRule, RateInfo, RateRule
 
 
 class RateLimits(Noun):

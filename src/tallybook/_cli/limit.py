@@ -10,9 +10,8 @@ from tallybook._cli.common import command, fail, limit_option, listing
 from tallybook._cli.database import Db
 from tallybook._cli.text import Columns, clean, local
 from tallybook._db import rates
-from tallybook._model.breaker import BreakerInfo, BreakerRule
 from tallybook._model.durations import format_duration
-from tallybook._model.rate import ConcurrencyInfo, ConcurrencyRule, RateInfo, RateRule
+from tallybook._model.rate import BreakerInfo, BreakerRule, ConcurrencyInfo, ConcurrencyRule, RateInfo, RateRule
 
 _CALLS = """\
 select to_json(c)::text from (

@@ -10,10 +10,9 @@ from tallybook._db import texts
 from tallybook._db.declared import Call, Declared, Simple
 from tallybook._db.stored import loads
 from tallybook._db.texts import at, records
-from tallybook._model.breaker import BreakerInfo, BreakerRule
 from tallybook._model.durations import format_duration
 from tallybook._model.options import check_instant, check_name
-from tallybook._model.rate import ConcurrencyInfo, ConcurrencyRule, RateInfo, RateRule
+from tallybook._model.rate import BreakerInfo, BreakerRule, ConcurrencyInfo, ConcurrencyRule, RateInfo, RateRule
 
 _SET = Declared("rate_limit_set(name text, calls int, per interval, burst int) -> text")
 drop = Simple("rate_limit_drop(name text) -> boolean", bool, names={"name": ("name", 200)})

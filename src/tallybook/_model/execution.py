@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from tallybook._model.durations import parse_duration
-from tallybook._model.options import check_name
+from tallybook._model.options import check_arguments, check_name
 from tallybook.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -117,11 +117,7 @@ class Exclusive:
 
     def check(self, task: str, arguments: Collection[str]) -> None:
         """Raise ConfigError for a `{name}` that is not an argument of the task."""
-        for name in re.findall(r"\{(\w+)\}", self.key or ""):
-            if name not in arguments:
-                known = ", ".join(sorted(arguments)) or "none"
-                reason = f"task {task!r} has no argument {name!r}"
-                raise ConfigError("exclusive", self.key, reason, hint=f"It has {known}")
+        check_arguments("exclusive", self.key, task, re.findall(r"\{(\w+)\}", self.key or ""), arguments)
 
     def rule(self, task: str) -> ConcurrencyRule:
         """Return the limit of the jobs of this task. Raises ConfigError if the task's name cannot have one."""

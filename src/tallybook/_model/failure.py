@@ -116,8 +116,9 @@ class _Rendering:
         return lines
 
     def stack(self, tb: TracebackType | None) -> list[str]:
-        """Return the frames of one traceback with their source lines; a long one has its middle left out."""
-        frames = _handler_frames(tb)
+        """Return the frames from the handler on with their source lines; the middle of many is left out."""
+        frames = list(traceback.walk_tb(tb))
+        frames = frames[next((at for at, (frame, _) in enumerate(frames) if not _is_ours(frame)), 0) :]
         if not frames:
             return []
         head = min(10, self.frames // 5)
@@ -135,14 +136,8 @@ class _Rendering:
         return lines
 
 
-def _handler_frames(tb: TracebackType | None) -> list[tuple[FrameType, int]]:
-    """Return the frames from the handler on, without those of this library and of standard modules before it."""
-    frames = list(traceback.walk_tb(tb))
-    ours = next((at for at, (frame, _) in enumerate(frames) if not _is_ours(frame)), 0)
-    return frames[ours:]
-
-
 def _is_ours(frame: FrameType) -> bool:
+    """Whether the frame is of this library or of a standard module."""
     name = frame.f_code.co_filename
     return name.startswith(_LIBRARY) or (name.startswith(_STANDARD) and "site-packages" not in name)
 

@@ -123,7 +123,12 @@ def parse_keys(text: Secret, source: str) -> Keyring:
 
     Raises NotSupported if the package cryptography is missing.
     """
-    found = _parsed(text.reveal(), _cipher())
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    except ImportError:
+        hint = "Install it: pip install 'tallybook[crypto]'"
+        raise NotSupported("encryption of secrets without the package cryptography", hint=hint) from None
+    found = _parsed(text.reveal(), AESGCM)
     if isinstance(found, str):  # raised here, where no frame has a key in a variable
         raise ConfigError(source, "(not shown)", found, hint=_HINT)
     return Keyring(found, source)
@@ -153,12 +158,3 @@ def new_key(key_id: str | None = None) -> str:
     if key_id is not None and not _ID.fullmatch(key_id):
         raise ConfigError("id", key_id, "must be 1 to 32 of A-Z a-z 0-9 . _ -")
     return f"{key_id or 'k' + os.urandom(3).hex()}:{base64.b64encode(os.urandom(32)).decode()}"
-
-
-def _cipher() -> type[AESGCM]:
-    try:
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-    except ImportError:
-        hint = "Install it: pip install 'tallybook[crypto]'"
-        raise NotSupported("encryption of secrets without the package cryptography", hint=hint) from None
-    return AESGCM

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
@@ -160,6 +160,14 @@ def check_name(option: str, name: object, max_bytes: int) -> None:
     """Raise ConfigError unless the server accepts the name: no invisible characters, no space at its ends."""
     if _INVISIBLE.search(check_text(option, name, max_bytes, "")):
         raise ConfigError(option, name, "has control or invisible characters, or space at its ends")
+
+
+def check_arguments(option: str, value: object, task: str, names: Iterable[str], arguments: Collection[str]) -> None:
+    """Raise ConfigError, which shows `value`, for a name that is not an argument of the task."""
+    for name in names:
+        if name not in arguments:
+            known = ", ".join(sorted(arguments)) or "none"
+            raise ConfigError(option, value, f"task {task!r} has no argument {name!r}", hint=f"It has {known}")
 
 
 def text_problem(text: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Rate limits: a rule as code and people write it, and the state of a key."""
+"""Rate limits, concurrency limits and breakers: a rule as code and people write it, and the state of a key."""
 
 from __future__ import annotations
 
@@ -12,11 +12,16 @@ from tallybook.errors import ConfigError
 _MOST = 100_000
 
 
-def check_limit_name(option: str, name: str) -> None:
+def _check_limit_name(option: str, name: str) -> None:
     """Raise ConfigError for a name that no rule may have."""
     check_name(option, name, 200)
     if name.rstrip(":") in ("queue", "task"):
         raise ConfigError(option, name, "not the name of a limit", hint="Write 'queue:NAME' or 'task:NAME'")
+
+
+def _check_span(option: str, value: timedelta) -> None:
+    if not timedelta(seconds=1) <= value <= timedelta(days=366):
+        raise ConfigError(option, value, "must be from 1 s to 366 days")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +54,10 @@ class RateRule:
         return replace(self, calls=calls, burst=min(calls, max(1, self.burst // of)))
 
     def __post_init__(self) -> None:
-        check_limit_name("rate_limit", self.name)
+        _check_limit_name("rate_limit", self.name)
         for option, value, most in (("calls", self.calls, _MOST), ("burst", self.burst, self.calls)):
             whole(option, value, 1, most)
-        if not timedelta(seconds=1) <= self.per <= timedelta(days=366):
-            raise ConfigError("per", self.per, "must be from 1 s to 366 days")
+        _check_span("per", self.per)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,7 @@ class ConcurrencyRule:
     """A job that finds no free permit is cancelled."""
 
     def __post_init__(self) -> None:
-        check_limit_name("concurrency_limit", self.name)
+        _check_limit_name("concurrency_limit", self.name)
         whole("most", self.most, 1, 10_000)
 
     @property
@@ -124,3 +128,47 @@ class RateInfo:
     """No call starts before this."""
     pushed_to: datetime | None = None
     """The end of a push-back that is still in force."""
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerRule:
+    """After `failures` within `per`, the jobs of a key wait for `open_for`. Raises ConfigError for invalid values."""
+
+    name: str
+    failures: int
+    per: timedelta
+    open_for: timedelta
+
+    @classmethod
+    def checked(cls, name: str, failures: int, per: timedelta | str, open_for: timedelta | str) -> BreakerRule:
+        """Return a rule; durations may be text."""
+        return cls(name, failures, parse_duration(per, option="per"), parse_duration(open_for, option="open_for"))
+
+    def __post_init__(self) -> None:
+        _check_limit_name("breaker", self.name)
+        whole("failures", self.failures, 1, 1000)
+        _check_span("per", self.per)
+        _check_span("open_for", self.open_for)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakerInfo:
+    """A rule, or a used key of it, as the view tallybook.breaker shows it. Datetimes are aware, in UTC."""
+
+    name: str
+    """The key: `provider:acme`."""
+    rule: str
+    """The rule of the key: `provider`."""
+    failures: int
+    per: timedelta
+    open_for: timedelta
+    state: str
+    """closed: jobs start; open: they wait; half-open: one job runs as a probe."""
+    failed_in_window: int = 0
+    changed_at: datetime | None = None
+    """The start of this state; None: the state has never changed."""
+    open_until: datetime | None = None
+    probe: int | None = None
+    """The job that runs as a probe."""
+    waiting: int = 0
+    """The number of jobs that wait for it."""

@@ -120,10 +120,6 @@ class ArgsModel:
         """The annotation of the function's result; Any if there is none that can be resolved."""
         return self._hints(["return"]).get("return", Any)
 
-    def check(self) -> None:
-        """Do the work of the first use now. Raises SignatureError for an unsupported signature."""
-        _ = self._plan
-
     def bind(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object]:
         """Return the args of a call by parameter name, without defaults.
 

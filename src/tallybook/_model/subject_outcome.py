@@ -42,9 +42,6 @@ class SubjectOutcome(Outcome):
     def __hash__(self) -> int:  # args and details cannot be hashed
         return hash((type(self), tuple(value for value in self.args if isinstance(value, str | timedelta | datetime))))
 
-    def __eq__(self, other: object) -> bool:
-        return super().__eq__(other)
-
     def __reduce__(self) -> tuple[object, ...]:  # BaseException would call the class with all args by position
         return _rebuilt, (type(self), self.args)
 

@@ -34,7 +34,7 @@ from tallybook._model.contract import Contract, Upgrade
 from tallybook._model.execution import PLAIN, Exclusive, Execution
 from tallybook._model.job import Job, JobCall
 from tallybook._model.mistakes import METHODS, as_option
-from tallybook._model.options import Options, Unique, check_name, checked_links
+from tallybook._model.options import Options, Unique, check_arguments, check_name, checked_links
 from tallybook._model.payload import encode
 from tallybook._model.signature import ArgsModel
 from tallybook.errors import ConfigError, PayloadError, SignatureError
@@ -400,7 +400,7 @@ class BoundTask(_Both[P, R_co]):
 
     def _filled(self, option: str, key: str, args: Mapping[str, Any]) -> str:
         def value(found: re.Match[str]) -> str:
-            self._check_names((found[1],), option)
+            check_arguments(option, (found[1],), self.name, (found[1],), self._args.names)
             given = args.get(found[1])
             if isinstance(given, bool) or not isinstance(given, str | int):
                 reason = f"argument {found[1]!r} is neither a string nor an integer here"
@@ -433,17 +433,10 @@ class BoundTask(_Both[P, R_co]):
             return unique
         args = json.loads(text)
         if isinstance(unique, tuple):
-            self._check_names(unique)
+            check_arguments("unique", unique, self.name, unique, self._args.names)
             args = {name: args[name] for name in unique if name in args}
         canonical = json.dumps(args, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
-
-    def _check_names(self, names: Sequence[str], option: str = "unique") -> None:
-        for name in names:
-            if name not in self._args.names:
-                known = ", ".join(sorted(self._args.names)) or "none"
-                reason = f"task {self.name!r} has no argument {name!r}"
-                raise ConfigError(option, names, reason, hint=f"It has {known}")
 
     def __repr__(self) -> str:
         return f"<Task {self.name} with {self.options}>"

@@ -10,8 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Protocol
 
-from tallybook._model.breaker import BreakerRule
-from tallybook._model.rate import ConcurrencyRule, RateRule
+from tallybook._model.rate import BreakerRule, ConcurrencyRule, RateRule
 from tallybook._model.tracing import Tracing
 from tallybook._worker.jobs import Running
 from tallybook._worker.run.context import Context
