@@ -32,14 +32,6 @@ Made = Callable[[Callable[..., Any]], click.Command]
 DSN = "Connection string or URL; else TALLYBOOK_DSN, else the PG* variables."
 
 
-def dsn_option(command: F) -> F:
-    """Add --dsn, after or before the command.
-
-    Click must not read the environment: an App's dsn has precedence over it.
-    """
-    return click.option("--dsn", metavar="DSN", help=DSN, callback=_or_before)(command)
-
-
 def _or_before(context: click.Context, _: click.Parameter, value: str | None) -> str | None:
     return context.meta.get(_BEFORE) if value is None else value
 
@@ -50,6 +42,8 @@ def dsn_before(context: click.Context, _: click.Parameter, value: str | None) ->
 
 
 _BEFORE = "tallybook.dsn"
+# After or before the command. Click must not read the environment: an App's dsn has precedence over it.
+dsn_option = click.option("--dsn", metavar="DSN", help=DSN, callback=_or_before)
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 

@@ -9,11 +9,9 @@ import click
 
 from tallybook._cli.common import agreed, command, json_object, limit_option, listing, options
 from tallybook._cli.database import Db
-from tallybook._cli.job import MANY, show
-from tallybook._cli.job_list import when
+from tallybook._cli.job import MANY, said_of, show, when
 from tallybook._cli.over_nodes import each, newest
 from tallybook._cli.text import Columns, clean, short
-from tallybook._cli.why import said_of
 from tallybook._db import calls, filters
 from tallybook._db.filters import REASONS, DeadFilter
 from tallybook._model.job_info import DeadLetter

@@ -17,7 +17,6 @@ from tallybook._db import migrate as schema
 from tallybook._db.doctor import examine
 from tallybook._model.maintenance import LEVELS, Finding
 
-_MARKS = {"ok": "ok", "note": "note", "warning": "WARNING", "problem": "PROBLEM"}
 _COLOURS = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "red"}
 
 
@@ -51,7 +50,7 @@ def show_findings(found: Iterable[Finding], as_json: bool, *, quiet: bool = Fals
             continue
         shown.append(one)
         if not as_json:
-            mark = click.style(_MARKS[one.level].ljust(8), fg=_COLOURS[one.level])
+            mark = click.style((one.level if one.good else one.level.upper()).ljust(8), fg=_COLOURS[one.level])
             click.echo(f"{mark} {clean(one.name)}: {clean(one.finding)}")
             if one.advice:
                 click.echo(f"{'':8}   -> {clean(one.advice)}")

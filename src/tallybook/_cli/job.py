@@ -1,30 +1,229 @@
-"""tallybook job show, cancel, retry; list is in job_list.py, why and trace in why.py."""
+"""tallybook job list, why, trace, show, cancel, retry."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
 
 import click
 
-from tallybook._cli.common import agreed, command, json_object, state_option
+from tallybook._cli.common import F, agreed, command, duration, json_object, limit_option, listing, state_option
 from tallybook._cli.database import Db
+from tallybook._cli.enqueue import instant
 from tallybook._cli.errors import problem, say
-from tallybook._cli.job_list import list_
 from tallybook._cli.output import print_json, print_pairs, print_rows
-from tallybook._cli.over_nodes import each
+from tallybook._cli.over_nodes import Found, each, gathered, newest
 from tallybook._cli.text import Columns, clean, local, short
-from tallybook._cli.why import said_of, trace, why
 from tallybook._db import calls, filters
+from tallybook._db import jobs as verbs
 from tallybook._db.declared import Call
 from tallybook._db.driver import Rollback
+from tallybook._db.jobs import JOBS, MOST, STATES, JobFilter
 from tallybook._db.node_source import unknown
 from tallybook._db.stored import loads
-from tallybook._model.job_info import Cancelled
-from tallybook.errors import TallybookError
+from tallybook._model.job_info import Cancelled, JobInfo, Reason, TraceEvent
+from tallybook._model.merged import Part, goes_on, merged, places
+from tallybook.errors import InvalidArgument, TallybookError
 
 MANY = 2**31 - 1
+
+job = click.Group("job", help="List, show, explain, trace, cancel and retry jobs.")
+
+
+def _read_links(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> dict[str, str] | None:
+    """Parse KIND=KEY as links; raise a usage error for anything else."""
+    for text in value:
+        if "=" not in text:
+            raise click.BadParameter(f"{text!r} is not KIND=KEY, like submission=42", ctx, param)
+    return {kind: key for kind, _, key in (text.partition("=") for text in value)} or None
+
+
+def link_option(says: str) -> Callable[[F], F]:
+    return click.option("--link", "links", metavar="KIND=KEY", multiple=True, callback=_read_links, help=says)
+
+
+def said_of(error: object) -> str:
+    """Format an error as one line."""
+    if not isinstance(error, dict):
+        return str(error)
+    return ": ".join(str(error[key]) for key in ("type", "message") if error.get(key))
+
+
+_LOOKED = 1_000_000
+"""The most rows that one command reads: about a second."""
+# All columns of the view, except those that need a search in the history of each job: `job show` has them.
+_READ = ", ".join(f"j.{one.name}" for one in fields(JobInfo) if one.name not in ("updated_at", "last_attempt_at"))
+_LIST = f"""\
+select r.id, r.cursor, r.enqueued_at, r.looked_to,
+       (select to_json(s)::text from (select {_READ} from tallybook.job j where j.id = r.id) s)
+  from {JOBS.called()} with ordinality as r order by r.ordinality"""  # noqa: S608
+
+
+def when(value: str | datetime) -> datetime:
+    """The type of an option: a time, or a duration before now."""
+    if isinstance(value, str) and not value[:4].isdigit():
+        return datetime.now(UTC) - duration(value)
+    return instant(value)
+
+
+class _Row(NamedTuple):
+    id: int
+    cursor: str
+    enqueued_at: datetime
+    looked_to: datetime
+    text: str
+    """The job's JSON, as the server writes it."""
+
+
+@command("list", of=job, json=True, nodes=True, reads=True)
+@click.option("--queue", help="Only this queue.")
+@click.option("--task", help="Only this task.")
+@state_option(*STATES)
+@click.option("--unserved", is_flag=True, help="Only jobs whose task or args version no live worker knows.")
+@link_option("With this link; repeatable.")
+@click.option("--error", metavar="TEXT", help="Only if the last error contains this text, ignoring case.")
+@click.option("--since", type=when, help="Enqueued since then, like '2 hours' (ago) or 2026-01-31T09:00Z.")
+@click.option("--before", type=when, help="Enqueued before then.")
+@click.option("--after", metavar="CURSOR", help="Continue a list: the value that its last page printed at the end.")
+@limit_option()
+def list_(db: Db, as_json: bool, after: str | None, limit: int, **given: Any) -> None:
+    """List jobs, newest first."""
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value}
+    which, names = JobFilter(**chosen), list[str]()
+    if db.nodes:
+        at = places(after)
+        pairs, more, looked_to = merged(dict(gathered(db, lambda one: _read_on(one, which, at, limit))), at, limit)
+        names, rows = [name for name, _ in pairs], [row.text for _, row in pairs]
+    else:
+        found, more, looked_to = _read(db, which, after, limit)
+        rows = [row.text for row in found]
+    empty = ("no such jobs" if chosen or after else "no jobs") + ("" if more is None else " so far")
+    print_rows(_LISTED, rows, empty=empty, nodes=names, as_json=as_json)
+    if more is None:
+        return
+    if len(rows) == limit:
+        click.echo(f"the newest {len(rows)}; --limit shows more, --after {more} the next", err=True)
+    else:
+        click.echo(f"searched back to {local(looked_to)}; --after {more} continues", err=True)
+
+
+def _read_on(db: Db, which: JobFilter, at: Mapping[str, str], limit: int) -> Part[_Row]:
+    name = db.node or ""
+    return _read(db, which, at.get(name), limit) if goes_on(at, name) else ([], None, None)
+
+
+def _read(db: Db, which: JobFilter, after: str | None, limit: int) -> Part[_Row]:
+    """Return the jobs, the cursor of the next page if there may be one, and the time back to which it has searched."""
+    found, last = db.paged(_LIST, lambda after, most: which.params(after, most, _LOOKED), after, limit, MOST)
+    return [_Row(*row) for row in found], *((last[1], last[3]) if last else (None, None))
+
+
+def _note(row: dict[str, Any]) -> str:
+    """Return the most useful note about a job in this state."""
+    if row.get("unserved"):
+        version = (row.get("options") or {}).get("version")
+        return f"unserved: no living worker knows {'its task' if version is None else f'version {version} of its args'}"
+    notes = {
+        "scheduled": f"at {local(row['run_at'])}",
+        "retrying": f"at {local(row['run_at'])}; last error: {row['last_error']}",
+        "running": f"on {row['worker']} since {local(row['started_at'])}",
+        "dead": f"{row['reason']}: {row['last_error']}",
+        "cancelled": row["reason"] or "",
+        "waiting": row["reason"] or "",
+    }
+    note = notes.get(row["state"], "")
+    if row["state"] == "running" and (row.get("progress") is not None or row.get("progress_message")):
+        done = "" if row["progress"] is None else f"{row['progress']:.0%} "
+        note = f"{done}{row['progress_message'] or ''}, {note}"
+    return f"{row['summary']} - {note}".removesuffix(" - ") if row.get("summary") else note
+
+
+_LISTED: Columns = {
+    "id": "id", "state": "state", "queue": "queue", "task": "task", "prio": "priority", "attempts": "attempts",
+    "enqueued": "enqueued_at", "note": lambda row: short(_note(row)),
+}  # fmt: skip
+
+
+_DO = {
+    "queue_paused": "resume it: tallybook queue resume {queue}",
+    "no_worker": "start one: tallybook worker",
+    "unknown_task": "start a worker whose program has this task, or enqueue it under a task name that a worker has",
+    "unknown_version": "start a worker of the newer release",
+    "breaker": "once the service works again: tallybook breaker close {key}",
+    "concurrency_limit": "see who holds a permit: tallybook job show ID; raise the limit: tallybook limit at-once",
+    "unknown_limit": "create the limit before the job starts, or cancel the job",
+    "dead": "see its errors: tallybook job show {job}; retry it: tallybook job retry {job}",
+    "cancelled": "retry it: tallybook job retry {job}",
+    "cancel_pending": "retry it: tallybook job retry {job}",
+    "not_rebased": "start a worker",
+    "service_pending": "nothing, if a worker runs; see tallybook service list",
+}
+
+
+@command(of=job, json=True, nodes=True, reads=True)
+@click.argument("job_id", metavar="ID", type=int)
+def why(db: Db, job_id: int, as_json: bool) -> None:
+    """Explain why a job does not run. Exit code 1 if there is no such job."""
+    found = db.of(job_id).run(verbs.why(job_id))
+    if as_json:
+        print_json(found)
+    else:
+        _print_reasons(job_id, found)
+    if found[0].state is None:
+        raise SystemExit(1)
+
+
+def _print_reasons(job_id: int, found: Sequence[Reason]) -> None:
+    click.echo(f"job {job_id}: {found[0].state or 'unknown'}")
+    for one in found:
+        click.echo(f"- {clean(one.explanation)} [{one.reason}]")
+        if todo := _DO.get(one.reason):
+            known = {name: clean(value) for name, value in one.details.items()}
+            click.echo(f"  {todo.format(**{'job': job_id, 'queue': '', 'key': '', **known})}")
+
+
+def _happened(one: TraceEvent) -> str:
+    if one.error:
+        text = said_of(one.error)
+    elif one.event == "scheduled" and one.details:
+        text = f"for {local(str(one.details['run_at']))}"
+    else:
+        said = {name: value for name, value in (one.details or {}).items() if value is not None}
+        text = str(said["reason"]) if list(said) == ["reason"] else json.dumps(said, ensure_ascii=False) if said else ""
+    return short(text)
+
+
+_EVENTS: Columns = {
+    "at": "at", "job": "job", "queue": "queue", "task": "task", "attempt": "attempt", "event": "event", "worker": "worker",
+    "note": _happened,
+}  # fmt: skip
+
+
+def _in_order(found: Found, given: Mapping[str, Any]) -> Found:
+    """Merge in order of time, as one node lists them."""
+    merged = newest("at", "job")(found[::-1], given)
+    return merged if given["newest_first"] else merged[::-1]
+
+
+@listing(_EVENTS, name="trace", of=job, empty="no events", newest=True, merge=_in_order)
+@click.argument("job", metavar="[ID]", type=click.IntRange(1, (1 << 63) - 1), required=False)
+@click.option("--subject", help="Of the jobs of this subject.")
+@click.option("--unique", metavar="KEY", help="Of the jobs that have had this unique key.")
+@link_option("Of the jobs with this link, like submission=42; of several, with all of them.")
+@click.option("--task", help="Only this task.")
+@limit_option(10_000, 1000, "Show at most this many, the newest.")
+@click.option("--newest-first", is_flag=True, help="Newest first.")
+def trace(db: Db, limit: int, **which: Any) -> list[TraceEvent]:
+    """List the events of a job, subject, unique key or link, in order of time."""
+    try:
+        call = verbs.trace(**which, max_events=limit)
+    except InvalidArgument:
+        raise click.UsageError("pass one of ID, --subject, --unique, --link") from None
+    return db.run(call)
+
 
 # The effective value of a job: its own, else that of its task, then of its queue.
 _SHOW = """\
@@ -35,12 +234,6 @@ select to_json(jsonb_populate_record(j, jsonb_build_object('max_attempts', coale
        (select coalesce(json_agg(to_jsonb(a) - 'job_id' order by a.attempt), '[]')::text
           from tallybook.attempt a where a.job_id = j.id)
   from tallybook.job j where j.id = %s"""
-
-job = click.Group("job", help="List, show, explain, trace, cancel and retry jobs.")
-
-job.add_command(list_)
-job.add_command(why)
-job.add_command(trace)
 
 _ATTEMPTS: Columns = {
     "attempt": "attempt", "state": "state", "started": "started_at", "ended": "ended_at", "worker": "worker",

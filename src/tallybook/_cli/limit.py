@@ -8,7 +8,7 @@ import click
 
 from tallybook._cli.common import command, fail, limit_option, listing
 from tallybook._cli.database import Db
-from tallybook._cli.text import Columns, clean, local
+from tallybook._cli.text import Columns, clean, local, yes_no
 from tallybook._db import rates
 from tallybook._model.durations import format_duration
 from tallybook._model.rate import BreakerInfo, BreakerRule, ConcurrencyInfo, ConcurrencyRule, RateInfo, RateRule
@@ -84,12 +84,11 @@ def push(db: Db, name: str, duration: timedelta) -> str:
     return f"the next call of {clean(name)!r} may start at {local(until)}"
 
 
-_SUCCESS = {True: "yes", False: "no", None: "not ended"}
 _CALLED: Columns = {
     "called": "called_at",
     "job": "job_id",
     "attempt": "attempt",
-    "success": lambda row: _SUCCESS[row["success"]],
+    "success": lambda row: "not ended" if row["success"] is None else yes_no(row["success"]),
 }
 
 

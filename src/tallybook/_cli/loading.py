@@ -6,10 +6,9 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,13 +18,10 @@ from tallybook.errors import TallybookError
 if TYPE_CHECKING:
     from tallybook._app import App
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def app_option(command: F) -> F:
-    text = "The App, as module:app. [TALLYBOOK_APP]"
-    names = ("-A", "--app", "target")
-    return click.option(*names, metavar="MODULE:APP", envvar="TALLYBOOK_APP", required=True, help=text)(command)
+_SAYS = "The App, as module:app. [TALLYBOOK_APP]"
+app_option = click.option(
+    "-A", "--app", "target", metavar="MODULE:APP", envvar="TALLYBOOK_APP", required=True, help=_SAYS
+)
 
 
 def _split(target: str) -> tuple[str, str]:

@@ -1,18 +1,22 @@
-"""tallybook service list, every; history list, set, held; roles."""
+"""tallybook service list, every; history list, set, held; audit; roles."""
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
+from typing import Any
 
 import click
 
-from tallybook._cli.common import command, listing
+from tallybook._cli.common import command, limit_option, listing
 from tallybook._cli.database import Db
+from tallybook._cli.over_nodes import newest
 from tallybook._cli.text import Columns, clean, local
+from tallybook._db import audit as changes
 from tallybook._db import history as verbs
 from tallybook._db import roles as database
 from tallybook._model.durations import format_duration
-from tallybook._model.maintenance import HeldRange, RetentionInfo, ServiceInfo
+from tallybook._model.maintenance import AuditRow, HeldRange, RetentionInfo, ServiceInfo
 
 service = click.Group("service", help="List and change the maintenance services.")
 
@@ -64,6 +68,30 @@ _HELD: Columns = {
 def held(db: Db) -> list[HeldRange]:
     """List history that is past its retention but still held, and why."""
     return db.run(verbs.held())
+
+
+def _pairs(found: dict[str, object]) -> str:
+    return " ".join(f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in found.items())
+
+
+_AUDITED: Columns = {
+    "id": "id", "at": "at", "actor": "actor", "via": "via", "action": "action",
+    "target": lambda row: _pairs(row.target), "done": lambda row: _pairs(row.done),
+}  # fmt: skip
+
+
+@listing(_AUDITED, name="audit", empty="nothing was changed", merge=newest("at", "id"))
+@click.option("--actor", metavar="NAME", help="Only changes of this user, API key or agent.")
+@click.option("--action", metavar="VERB", help="Only this verb, like retry.")
+@click.option("--before", type=int, metavar="ID", help="Only rows with a lower id, for the next page.")
+@limit_option(1000, says="Show at most this many rows.")
+def audit(db: Db, limit: int, **given: Any) -> list[AuditRow]:
+    """List the audit log, newest first.
+
+    It contains changes made on the dashboard, through the operator API, in Django's admin and over MCP, but not those
+    made on the command line.
+    """
+    return db.run(changes.audits(**given, max_rows=limit))
 
 
 @command()

@@ -108,14 +108,7 @@ _OPEN = ("available", "scheduled", "retrying", "waiting")
 @state_option(*_OPEN)
 @click.option("--running", is_flag=True, help="Cancel running jobs too.")
 def truncate(
-    db: Db,
-    name: str | None,
-    every: bool,
-    states: tuple[str, ...],
-    running: bool,
-    by: str,
-    yes: bool,
-    as_json: bool,
+    db: Db, name: str | None, every: bool, states: tuple[str, ...], running: bool, by: str, yes: bool, as_json: bool
 ) -> str | None:
     """Cancel all jobs of a queue that are not running, or only those in some states."""
     if (name is None) is not every:
