@@ -103,13 +103,6 @@ def _sentence(message: str, detail: str | None, hint: str | None) -> str:
     return ". ".join(parts) + ("." if len(parts) > 1 and parts[-1][-1] not in "?!" else "")
 
 
-def _did_you_mean(name: str, known: Iterable[str]) -> str | None:
-    from difflib import get_close_matches
-
-    close = get_close_matches(name, list(known), n=1)
-    return f"Did you mean {close[0]!r}?" if close else None
-
-
 class PayloadError(TallybookError, ValueError):
     """Args or a result cannot be stored as JSON, or stored args do not fit the task's annotations.
 
@@ -213,8 +206,11 @@ class DuplicateTask(TallybookError):
 
 
 def _unknown(error: TallybookError, what: str, name: str, known: Iterable[str], otherwise: str = "") -> None:
+    from difflib import get_close_matches
+
     names = tuple(sorted(known))
-    hint = _did_you_mean(name, names) or otherwise or f"See the names with `tallybook {what} list`"
+    near = get_close_matches(name, names, 1)
+    hint = f"Did you mean {near[0]!r}?" if near else otherwise or f"See the names with `tallybook {what} list`"
     TallybookError.__init__(error, f"unknown {what} {name!r}", hint=hint)
     vars(error).update({what: name, "known": names})
 

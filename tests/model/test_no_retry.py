@@ -1,8 +1,8 @@
-"""Exceptions after which a retry cannot help (no_retry.py)."""
+"""Exceptions after which a retry cannot help (backoff.py)."""
 
 import pytest
 
-from tallybook._model.no_retry import checked, is_final
+from tallybook._model.backoff import checked_no_retry, is_final
 from tallybook.errors import ConfigError, PayloadError, SignatureError
 
 CLASSES = (ValueError, KeyError)
@@ -85,11 +85,16 @@ def test_a_group_can_be_named_itself():
 def test_wrong_classes_are_refused(wrong):
     """A value that is not an exception class raises ConfigError with the option's name."""
     with pytest.raises(ConfigError) as caught:
-        checked(wrong)
+        checked_no_retry(wrong)
     assert caught.value.option == "no_retry"
 
 
 def test_one_class_and_any_collection_are_taken():
     """One class, a list, a set and an empty tuple are accepted."""
-    assert checked(ValueError) == checked([ValueError]) == checked({ValueError}) == (ValueError,)
-    assert checked(()) == ()
+    assert (
+        checked_no_retry(ValueError)
+        == checked_no_retry([ValueError])
+        == checked_no_retry({ValueError})
+        == (ValueError,)
+    )
+    assert checked_no_retry(()) == ()

@@ -8,10 +8,9 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict, TypeVar
 
-from tallybook._model.backoff import Backoff, Retry, as_policy
+from tallybook._model.backoff import Backoff, NoRetry, Retry, as_policy, checked_no_retry
 from tallybook._model.contract import Contract
 from tallybook._model.execution import Exclusive, Execution
-from tallybook._model.no_retry import NoRetry, checked
 from tallybook._model.options import Options, check_name
 from tallybook._task import Task
 from tallybook.errors import ConfigError
@@ -98,7 +97,7 @@ def task(
 ) -> Any:
     """App.task."""
     timing = _timing(schedule, tz=tz, jitter=jitter, missed=missed, catch_up=catch_up, overlap=overlap)
-    unique, policy, final = _derived(unique), _policy_or_name(retry), checked(no_retry)
+    unique, policy, final = _derived(unique), _policy_or_name(retry), checked_no_retry(no_retry)
     options = Options(queue, priority, unique, max_attempts=max_attempts, limits=limits, fair_key=fair_key)
     alone = Exclusive.checked(exclusive, on_busy)
     contract = Contract(version, aliases, summary, _follower(app, on_dead))

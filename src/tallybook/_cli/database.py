@@ -25,7 +25,6 @@ from tallybook._db.standby import LAG, Standby
 from tallybook._db.stored import READER
 from tallybook.errors import QueueUnavailable, UnknownJob, UnknownProvider, UnknownQueue, UnknownSchedule
 
-Conn = Connection
 T = TypeVar("T")
 _NAMES = {
     UnknownProvider: "select p.name from tallybook.providers p",
@@ -39,7 +38,7 @@ read_dsn_option = click.option(
 )
 
 
-def standby_of(conn: Conn) -> str:
+def standby_of(conn: Connection) -> str:
     return str(Standby(*(conn.execute(f"select {LAG}".encode()).fetchone() or ())))
 
 
@@ -86,7 +85,7 @@ class Db:
             self._at[node.name] = Db(node.dsn, self.stack, self.schema, node=node.name)
         return self._at[node.name]
 
-    def over(self, conn: Conn, node: Node) -> Db:
+    def over(self, conn: Connection, node: Node) -> Db:
         """Return the database of a node, on an open connection."""
         found = Db(node.dsn, self.stack, self.schema, node=node.name)
         if self.schema:
@@ -95,7 +94,7 @@ class Db:
         return found
 
     @cached_property
-    def conn(self) -> Conn:
+    def conn(self) -> Connection:
         """The connection, made by `connect`."""
         dsn = self.read_dsn
         if dsn is None:
@@ -158,7 +157,7 @@ def conninfo(dsn: str | None) -> str:
 
 
 @contextmanager
-def connect(dsn: str | None, *, schema: bool = True, wait: timedelta | None = None) -> Iterator[Conn]:
+def connect(dsn: str | None, *, schema: bool = True, wait: timedelta | None = None) -> Iterator[Connection]:
     """Open a connection in autocommit, in UTC. With `schema`, raise a SchemaError unless this release supports it.
 
     Waits up to `wait` for a server that cannot be reached, unless waiting would not help.
@@ -171,7 +170,7 @@ def connect(dsn: str | None, *, schema: bool = True, wait: timedelta | None = No
         yield conn
 
 
-def _connected(target: str, wait: timedelta) -> Conn:
+def _connected(target: str, wait: timedelta) -> Connection:
     until, failures = time.monotonic() + wait.total_seconds(), 0
     while True:
         try:

@@ -24,7 +24,7 @@ from tallybook._db.driver import Rollback
 from tallybook._db.jobs import JOBS, MOST, STATES, JobFilter
 from tallybook._db.node_source import unknown
 from tallybook._db.stored import loads
-from tallybook._model.job_info import Cancelled, JobInfo, Reason, TraceEvent
+from tallybook._model.job_info import Cancelled, JobInfo, TraceEvent
 from tallybook._model.merged import Part, goes_on, merged, places
 from tallybook.errors import InvalidArgument, TallybookError
 
@@ -171,18 +171,14 @@ def why(db: Db, job_id: int, as_json: bool) -> None:
     if as_json:
         print_json(found)
     else:
-        _print_reasons(job_id, found)
+        click.echo(f"job {job_id}: {found[0].state or 'unknown'}")
+        for one in found:
+            click.echo(f"- {clean(one.explanation)} [{one.reason}]")
+            if todo := _DO.get(one.reason):
+                known = {name: clean(value) for name, value in one.details.items()}
+                click.echo(f"  {todo.format(**{'job': job_id, 'queue': '', 'key': '', **known})}")
     if found[0].state is None:
         raise SystemExit(1)
-
-
-def _print_reasons(job_id: int, found: Sequence[Reason]) -> None:
-    click.echo(f"job {job_id}: {found[0].state or 'unknown'}")
-    for one in found:
-        click.echo(f"- {clean(one.explanation)} [{one.reason}]")
-        if todo := _DO.get(one.reason):
-            known = {name: clean(value) for name, value in one.details.items()}
-            click.echo(f"  {todo.format(**{'job': job_id, 'queue': '', 'key': '', **known})}")
 
 
 def _happened(one: TraceEvent) -> str:

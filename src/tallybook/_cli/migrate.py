@@ -8,11 +8,12 @@ from datetime import timedelta
 import click
 
 from tallybook._cli.common import command, dsn_option, duration
-from tallybook._cli.database import Conn, Db, connect, conninfo
+from tallybook._cli.database import Db, connect, conninfo
 from tallybook._cli.errors import Problem, problem, say
 from tallybook._cli.text import clean
 from tallybook._db import migrate as schema
 from tallybook._db import nodes
+from tallybook._db.driver import Connection
 from tallybook._db.schema import is_installed
 from tallybook._maintenance.rebase import rebase
 
@@ -107,7 +108,7 @@ def uninstall(db: Db, yes: bool) -> str:
     return f"removed schema tallybook from database {database!r}"
 
 
-def _ask(conn: Conn, database: str) -> None:
+def _ask(conn: Connection, database: str) -> None:
     if not sys.stdin.isatty():
         raise Problem(
             f"nothing was removed from database {database!r}: there is no terminal to confirm on",

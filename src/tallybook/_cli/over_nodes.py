@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 import click
 
-from tallybook._cli.database import Conn, Db
+from tallybook._cli.database import Db
 from tallybook._cli.errors import Problem, problem
 from tallybook._cli.text import clean
-from tallybook._db.driver import Error
+from tallybook._db.driver import Connection, Error
 from tallybook._db.nodes import Answer, Node, asked
 from tallybook._db.stored import loads
 from tallybook.errors import TallybookError
@@ -39,7 +39,7 @@ def answers(db: Db, fn: Callable[[Db], T], *, seconds: float = ANSWER) -> list[A
     """Call `fn` for each node concurrently, and return the answers."""
 
     def ask(node: Node) -> Answer[Said[T]]:  # one call per node: each has its own database
-        def question(conn: Conn) -> Said[T]:
+        def question(conn: Connection) -> Said[T]:
             one = db.over(conn, node)
             try:
                 return fn(one), None

@@ -101,7 +101,10 @@ def _found(among: dict[int, list[int]], call: JobCall, at: int) -> list[int]:
 
 
 def with_headers(jobs: Sequence[JobCall], headers: Callable[[str | None], str | None]) -> list[JobCall]:
-    """Return these jobs with other headers, as JSON text. Parents stay parents, and shared options stay shared."""
+    """Return these jobs with other headers, as JSON text. Parents stay parents, and shared options stay shared.
+
+    It also takes subjects, which have no parents.
+    """
     options: dict[int, Options] = {}
     made: dict[int, JobCall] = {}
     for job in arranged(jobs).jobs if any(job.options.after for job in jobs) else jobs:

@@ -12,6 +12,8 @@ The three classes have a JSON form, in which a job's row stores them for program
     {"exponential": {"first": "5 min", "factor": 2, "cap": "6 h", "jitter": false}}
     {"constant": {"every": "30 s"}}
     {"linear": {"first": "1 min", "step": "1 min", "cap": "6 h"}}
+
+Also here: the exceptions after which another attempt cannot help (`no_retry`).
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import random
 from collections.abc import Callable
 from dataclasses import KW_ONLY, MISSING, dataclass, fields
 from datetime import timedelta
-from typing import Any, Protocol, get_args
+from typing import Any, Protocol, cast, get_args
 
 from tallybook._model.durations import format_duration, parse_duration
 from tallybook.errors import ConfigError
@@ -228,3 +230,39 @@ def _check(policy: str, **durations: timedelta) -> None:
 
 DEFAULT: Backoff = Exponential(timedelta(seconds=5), jitter=True)
 """The policy of a task that names none."""
+
+NoRetry = type[BaseException] | tuple[type[BaseException], ...]
+"""A class of exceptions, or several."""
+
+_MOST_MEMBERS = 10_000
+
+
+def checked_no_retry(no_retry: object) -> tuple[type[BaseException], ...]:
+    """The classes as a tuple; ConfigError for anything that is no class of exceptions."""
+    found = tuple(no_retry) if isinstance(no_retry, tuple | list | set | frozenset) else (no_retry,)
+    for cls in found:
+        if not (isinstance(cls, type) and issubclass(cls, BaseException)):
+            hint = "Write no_retry=(ValueError, KeyError)"
+            raise ConfigError("no_retry", cls, "not a class of exceptions", hint=hint)
+    return cast("tuple[type[BaseException], ...]", found)
+
+
+def is_final(error: BaseException, classes: tuple[type[BaseException], ...]) -> bool:
+    """Whether `error` is of one of the classes, or has an attribute `no_retry` that is True.
+
+    For an exception group this must hold for all members, at any depth: one temporary error is worth another attempt.
+    Never raises, whatever the attributes of the error do; an error that cannot be checked is retried.
+    """
+    try:
+        left, seen = [error], 0
+        while left and seen < _MOST_MEMBERS:
+            seen += 1
+            one = left.pop()
+            if isinstance(one, classes) or getattr(one, "no_retry", None) is True:
+                continue
+            if not isinstance(one, BaseExceptionGroup):
+                return False
+            left.extend(one.exceptions)
+        return not left
+    except BaseException:  # a property of a crafted exception may raise anything
+        return False

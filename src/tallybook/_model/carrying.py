@@ -44,18 +44,6 @@ def with_added(headers: str | None, carried: Mapping[str, str]) -> str | None:
 
 def carrying(what: What, headers: Callable[[str | None], str | None]) -> What:
     """Return the same with other headers, as JSON text. Shared options stay shared."""
-    if isinstance(what, JobCall):
+    if isinstance(what, JobCall | SubjectCall):
         return replace(what, options=replace(what.options, headers=headers(what.options.headers)))
-    if isinstance(what, SubjectCall):
-        return _subjects([what], headers)[0]
-    if what and isinstance(what[0], SubjectCall):
-        return _subjects(what, headers)
     return with_headers(what, headers)  # type: ignore[arg-type, return-value]  # a list is of one kind
-
-
-def _subjects(calls: list[SubjectCall], headers: Callable[[str | None], str | None]) -> list[SubjectCall]:
-    options = {
-        id(call.options): replace(call.options, headers=headers(call.options.headers))
-        for call in {id(call.options): call for call in calls}.values()
-    }
-    return [replace(call, options=options[id(call.options)]) for call in calls]

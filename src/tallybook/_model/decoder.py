@@ -33,8 +33,6 @@ from tallybook._model.convert import Convert, json_kind
 from tallybook._model.plain import Unfit, kind_name
 from tallybook.errors import PayloadError, SignatureError
 
-__all__ = ["Convert", "compile_decoder", "decode"]
-
 _PLAIN = (str, int, bool, None, type(None))
 _ANYTHING = (Any, object, Ellipsis)
 _ARRAYS = (list, abc.Sequence, abc.MutableSequence, abc.Collection, abc.Iterable)

@@ -37,8 +37,8 @@ from typing import Any
 
 from tallybook import errors
 from tallybook._model.at_node import At, at_node
+from tallybook._model.backoff import is_final
 from tallybook._model.failure import describe
-from tallybook._model.no_retry import is_final
 from tallybook._model.outcome import Outcome
 from tallybook._model.payload import encode
 from tallybook._model.retry_after import retry_after

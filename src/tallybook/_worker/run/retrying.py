@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tallybook._model.backoff import Backoff, delay_after, from_json
+from tallybook._model.backoff import Backoff, delay_after, from_json, is_final
 from tallybook._model.failure import safe_text
-from tallybook._model.no_retry import is_final
 from tallybook._model.outcome import Dead, Snooze
 from tallybook._model.retry_after import retry_after
 from tallybook._model.subject_outcome import Reject
