@@ -154,11 +154,7 @@ class App(Owner):
     subjects: Subjects = _noun("_app.subjects", "Subjects")
 
     def __init__(
-        self,
-        name: str,
-        *,
-        dsn: str | None = None,
-        session: Callable[[], Any] | tuple[Callable[[], Any], ...] = (),
+        self, name: str, *, dsn: str | None = None, session: Callable[[], Any] | tuple[Callable[[], Any], ...] = ()
     ) -> None:
         check_name("name", name, 200)
         super().__init__(name, dsn)

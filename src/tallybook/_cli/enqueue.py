@@ -58,8 +58,7 @@ def enqueue(db: Db, queue: str, task: str, args: str, unique: str | None, as_jso
     if task.lstrip().startswith(("{", "[")):
         raise click.UsageError("the args come third: QUEUE TASK ARGS_JSON")
     options = checked_options(queue, task, {**given, "unique": unique})
-    text = args_text(args, task)
-    job = db.run(calls.enqueue(JobCall(task, text, unique, options)))
+    job = db.run(calls.enqueue(JobCall(task, args_text(args, task), unique, options)))
     if as_json:
         print_json({"id": job.id, "created": job.created})
     elif job.created:

@@ -103,8 +103,7 @@ def show(db: Db, task: str, name: str, queue: str | None, as_json: bool) -> None
     own = loads(row[0])["scope"] or None if row else queue
     errors = db.texts(_ERRORS, {**which, "queue": own, "since": None, "limit": 10})
     if not row:
-        hint = "`tallybook subject list` shows the existing ones"
-        raise Problem(f"task {task!r} has no subject {name!r}", hint=hint)
+        raise Problem(f"task {task!r} has no subject {name!r}", hint="`tallybook subject list` shows the existing ones")
     if as_json:
         print_json(f'{row[0].rstrip().removesuffix("}")},"errors":[{",".join(errors)}]}}')
         return

@@ -48,8 +48,7 @@ class Contract:
     def __post_init__(self) -> None:
         check_number("version", self.version, 1, LAST_VERSION)
         if isinstance(self.aliases, str) or not isinstance(self.aliases, tuple | list):
-            hint = "Write aliases=('old_name',)"
-            raise ConfigError("aliases", self.aliases, "not a tuple of names", hint=hint)
+            raise ConfigError("aliases", self.aliases, "not a tuple of names", hint="Write aliases=('old_name',)")
         object.__setattr__(self, "aliases", tuple(self.aliases))
         for name in self.aliases:
             check_name("aliases", name, 200)

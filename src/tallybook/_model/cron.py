@@ -172,8 +172,7 @@ def _checked(expression: object, option: str) -> str:
         raise ExpressionError(option, expression, "not a cron expression", hint="Write '*/5 * * * *'")
     text = NAMES.get(expression.strip().lower(), expression.strip())
     if text.startswith("@"):
-        known = ", ".join(NAMES)
-        raise ExpressionError(option, expression, "an unknown name", hint=f"Names: {known}")
+        raise ExpressionError(option, expression, "an unknown name", hint=f"Names: {', '.join(NAMES)}")
     parts = text.split()
     if len(text) > 200:
         raise ExpressionError(option, expression, "longer than 200 characters")

@@ -57,8 +57,7 @@ def merged(parts: Mapping[str, Part[J]], after: Mapping[str, str], most: int) ->
     horizon = None if last is None else short[last]
 
     def rows(name: str) -> list[tuple[str, J]]:
-        wanted = parts[name][0]
-        return [(name, row) for row in wanted if horizon is None or name == last or row.enqueued_at >= horizon]
+        return [(name, row) for row in parts[name][0] if horizon is None or name == last or row.enqueued_at >= horizon]
 
     def newest(pair: tuple[str, Any]) -> tuple[datetime, int]:
         return pair[1].enqueued_at, pair[1].id

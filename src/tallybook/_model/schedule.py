@@ -156,33 +156,26 @@ def plan(
         return Plan([])
     late: list[datetime] = []
     missed_from, missed_ticks = None, 0
-    first: datetime | None = tick
+    upcoming: datetime | None = tick
     bound = at - LATE
     if fired_at(tick) < bound:
         last = ticks.last(tick, bound)
         if fired_at(last) >= bound:  # its jitter keeps it from being late; the one before it is late
             last = ticks.last(tick, last - timedelta(microseconds=1))
-        first = next(iter(ticks.following(last)), None)
+        upcoming = next(iter(ticks.following(last)), None)
         missed_ticks = ticks.count(tick, last, _MOST_COUNTED)
         if missed == "all":
             late = _latest(ticks, tick, last, min(catch_up, missed_ticks), missed_ticks)
-        elif missed == "once" and (first is None or fired_at(first) > at):
+        elif missed == "once" and (upcoming is None or fired_at(upcoming) > at):
             late = [last]
         missed_from = tick if missed_ticks > len(late) else None
         missed_ticks = missed_ticks - len(late) if missed_ticks < _MOST_COUNTED else missed_ticks
     on_time: list[datetime] = []
-    following = first
-    while following is not None and fired_at(following) <= at:
-        on_time.append(following)
-        following = next(iter(ticks.following(following)), None)
-    return Plan(
-        on_time,
-        late,
-        missed_from,
-        missed_ticks if missed_from is not None else 0,
-        following,
-        None if following is None else fired_at(following),
-    )
+    while upcoming is not None and fired_at(upcoming) <= at:
+        on_time.append(upcoming)
+        upcoming = next(iter(ticks.following(upcoming)), None)
+    missed_ticks = 0 if missed_from is None else missed_ticks
+    return Plan(on_time, late, missed_from, missed_ticks, upcoming, None if upcoming is None else fired_at(upcoming))
 
 
 def _latest(ticks: Rule, first: datetime, last: datetime, most: int, counted: int) -> list[datetime]:

@@ -93,8 +93,7 @@ class TaskSubject(Generic[P]):
 
         await refresh.subject("asset:42").move(datetime.now(UTC))  # at once
         """
-        queue = self._bound.options.queue
-        return self._verb(subjects.move(self._bound.name, self.name, run_at, queue), "move")
+        return self._verb(subjects.move(self._bound.name, self.name, run_at, self._bound.options.queue), "move")
 
     def _verb(self, made: Made[T], name: str) -> Verb[T]:
         return Verb(self._bound.app, made, name)

@@ -380,8 +380,7 @@ class BoundTask(_Both[P, R_co]):
         """Describe a job with these options; see Task.job."""
         if isinstance(self.options.retry, str):
             self.app._policy(self.options.retry)  # a typo is found here, not when the job fails
-        bound = self._args.bind(args, kwargs)
-        text = encode(bound, task=self.name)
+        text = encode(self._args.bind(args, kwargs), task=self.name)
         keyed = self.options.limits or self.options.fair_key or self._exclusive
         options = self._keys_filled(text) if keyed else self.options
         return JobCall(self.name, text, self._key(text) if self._keyed else None, options)
