@@ -152,4 +152,4 @@ def test_a_query_gives_no_key(app: App) -> None:
     async def report(n: int) -> None: ...
 
     with pytest.raises(ConfigError, match="it cannot be filled from the args of the query's rows"):
-        report.job_of_rows()
+        report.with_().job_of_rows()

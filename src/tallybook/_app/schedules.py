@@ -125,7 +125,7 @@ def scheduled_job(job: JobCall | Task[..., Any] | BoundTask[..., Any], query: st
     if not isinstance(job, Task | BoundTask):
         hint = "Give the task, or task.with_(...): the rows of the query have the args"
         raise InvalidArgument(f"a {type(job).__name__} is not a task", hint=hint)
-    return job.job_of_rows()
+    return job._with_options().job_of_rows()
 
 
 def preview(found: ScheduleInfo, now: datetime, n: int) -> list[datetime]:

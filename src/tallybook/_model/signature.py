@@ -31,10 +31,6 @@ from tallybook.errors import PayloadError, SignatureError
 if TYPE_CHECKING:
     from tallybook._model.convert import Convert
 
-_POSITIONAL_ONLY = inspect.Parameter.POSITIONAL_ONLY
-_KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
-_VAR_POSITIONAL = inspect.Parameter.VAR_POSITIONAL
-_VAR_KEYWORD = inspect.Parameter.VAR_KEYWORD
 _EMPTY = inspect.Parameter.empty
 _NEVER_NONE = (bool, int, float, str, list, dict, Decimal, UUID, datetime, date, time, timedelta)
 """Annotations for which a call with None is refused: the id of a row that was not flushed is such a None."""
@@ -180,7 +176,7 @@ class ArgsModel:
     @cached_property
     def _plan(self) -> _Plan:
         parameters = list(inspect.signature(self.function).parameters.values())
-        if any(parameter.kind is _VAR_POSITIONAL for parameter in parameters):
+        if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
             self._refuse_var_positional()
         hints = self._hints([parameter.name for parameter in parameters])
         count = 0
@@ -188,7 +184,7 @@ class ArgsModel:
             count += 1
         specials, rest = parameters[:count], parameters[count:]
         for parameter in rest:
-            if parameter.kind is not _VAR_KEYWORD and self._special(parameter, hints, anywhere=True):
+            if parameter.kind is not parameter.VAR_KEYWORD and self._special(parameter, hints, anywhere=True):
                 raise SignatureError(self.task, f"the worker supplies parameter {parameter.name!r}: put it first")
         self._check_specials([hints[parameter.name] for parameter in specials])
         return self._planned(specials, rest, hints)
@@ -198,14 +194,14 @@ class ArgsModel:
     ) -> _Plan:
         from tallybook._model.decoder import compile_decoder
 
-        named = [parameter for parameter in rest if parameter.kind is not _VAR_KEYWORD]
-        extra = next((parameter for parameter in rest if parameter.kind is _VAR_KEYWORD), None)
-        only_position = tuple(parameter for parameter in named if parameter.kind is _POSITIONAL_ONLY)
+        named = [parameter for parameter in rest if parameter.kind is not parameter.VAR_KEYWORD]
+        extra = next((parameter for parameter in rest if parameter.kind is parameter.VAR_KEYWORD), None)
+        only_position = tuple(parameter for parameter in named if parameter.kind is parameter.POSITIONAL_ONLY)
         converters = [(p.name, compile_decoder(hints.get(p.name, Any), task=self.task)) for p in named]
         names = frozenset(parameter.name for parameter in named)
         return _Plan(
             specials=tuple(hints.get(parameter.name) for parameter in specials),
-            by_position=tuple(parameter.name for parameter in named if parameter.kind is not _KEYWORD_ONLY),
+            by_position=tuple(parameter.name for parameter in named if parameter.kind is not parameter.KEYWORD_ONLY),
             only_position=only_position,
             by_name=names - {parameter.name for parameter in only_position},
             names=names,
@@ -246,7 +242,7 @@ class ArgsModel:
         return hints
 
     def _special(self, parameter: inspect.Parameter, hints: dict[str, Any], *, anywhere: bool = False) -> bool:
-        if not anywhere and parameter.kind in (_KEYWORD_ONLY, _VAR_KEYWORD):
+        if not anywhere and parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD):
             return False
         return parameter.name in hints and self._is_special(hints[parameter.name])
 

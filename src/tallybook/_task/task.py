@@ -328,10 +328,6 @@ class Task(_Both[P, R_co]):
         }  # fmt: skip
         return BoundTask(self, self._bound.options.replaced(given))
 
-    def job_of_rows(self) -> JobCall:
-        """Describe the jobs of a query, whose rows have their args and keys."""
-        return self._bound.job_of_rows()
-
     def _with_options(self) -> BoundTask[P, R_co]:
         return self._bound
 
