@@ -64,7 +64,7 @@ async def test_an_included_task_has_the_app_and_its_policies(dsn: str, db: Any) 
 
     app.include(shared)
     with pytest.raises(ConfigError, match="no retry policy"):
-        app._check_policies()
+        app._check_tasks()
     app.retry_policy("patient", Constant(timedelta(hours=5)))
     job = await shared.enqueue(app, 3)
     await drain_async(app)

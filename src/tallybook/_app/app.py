@@ -294,18 +294,12 @@ class App(Owner):
         option = "retry" if task is None else f"retry of task {task!r}"
         raise ConfigError(option, name, f"app {self.name!r} has no retry policy of that name", hint=hint)
 
-    def _check_policies(self) -> None:
-        """Raise ConfigError unless every policy that a task names is declared. Called when a worker starts."""
-        for task in self.tasks.values():
-            _ = task.retry
-
     def _check_tasks(self) -> None:
-        """Raise ConfigError unless summaries, upgrades and on_dead of all tasks are valid.
-
-        Called when a worker starts.
-        """
+        """Raise ConfigError unless policies, summaries, upgrades and on_dead of all tasks are valid; for workers."""
         from tallybook._app.catalogue import check
 
+        for task in self.tasks.values():
+            _ = task.retry  # its policy is declared
         check(self.name, self.tasks, self._names)
         self._declared_schedules()
 

@@ -45,7 +45,6 @@ task = click.Group(
 def _found(db: Db, target: str | None) -> list[dict[str, Any]]:
     if target is not None:
         app = load_app(target)
-        app._check_policies()
         app._check_tasks()
         return [
             {"aliases": [], **one, "on_dead": one.get("on_dead_task"), "workers": None, "registered_at": None}

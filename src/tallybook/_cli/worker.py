@@ -115,7 +115,6 @@ def _check(app: App) -> None:
     for task in app.tasks.values():
         _ = task.wants_context  # SignatureError now, not at its first job
         children.check(task)
-    app._check_policies()
     app._check_tasks()
 
 

@@ -141,10 +141,8 @@ def kind_name(kind: type) -> str:
 
 
 _ADVICE: dict[type, str] = {
-    bytes: "; pass base64 text, or store it elsewhere and pass its key",
-    bytearray: "; pass base64 text, or store it elsewhere and pass its key",
-    set: "; pass a sorted list",
-    frozenset: "; pass a sorted list",
+    **dict.fromkeys((bytes, bytearray), "; pass base64 text, or store it elsewhere and pass its key"),
+    **dict.fromkeys((set, frozenset), "; pass a sorted list"),
 }
 
 

@@ -109,7 +109,6 @@ class Fleet:
 
     def __init__(self, app: ServedApp, dsn: str, which: str, settings: WorkerSettings) -> None:
         _check(app, settings)
-        app._check_policies()
         app._check_tasks()
         self.app = app
         self.settings = settings

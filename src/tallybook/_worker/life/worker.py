@@ -83,7 +83,6 @@ class Worker:
             "claims": self.claimer.link, "ends": finishes, "maintenance": self.maintenance_link, "handlers": handlers,
         }  # fmt: skip
         self.stopping = Stopping(settings, self.book, self.claimer.admission, self.runner, self.finisher)
-        app._check_policies()
         app._check_tasks()
         self.heartbeat: Heartbeat | None = None
         self.watchdog: Watchdog | None = None
