@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from datetime import timedelta
-from functools import partial
+from functools import cached_property, partial
 from importlib import import_module
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
@@ -85,24 +85,13 @@ else:
     Task = ContextTask = AtomicTask = AtomicContextTask = _Task
 
 
-class _Noun:
-    """A noun of an App. Its module is imported on first access, since no program needs all of them."""
-
-    def __init__(self, module: str, cls: str) -> None:
-        self._module, self._cls = module, cls
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, app: object, owner: type) -> Any:
-        if app is None:
-            return self
-        made = vars(app)[self._name] = getattr(import_module(f"tallybook.{self._module}"), self._cls)(app)
-        return made
-
-
 def _noun(module: str, cls: str) -> Any:
-    return _Noun(module, cls)
+    """Make a noun of an App. Its module is imported on first access, since no program needs all of them."""
+
+    def made(app: object) -> Any:
+        return getattr(import_module(f"tallybook.{module}"), cls)(app)
+
+    return cached_property(made)
 
 
 class _Decorator(Protocol):

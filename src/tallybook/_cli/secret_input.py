@@ -28,9 +28,7 @@ def one_secret(field: str, variable: str | None) -> Secret:
     """Return the secret from this variable, from a prompt on a terminal, or from stdin without the final newline."""
     if variable is not None:
         return given(field, variable, "--from-env")
-    if sys.stdin.isatty():
-        return _asked(field)
-    return _without_end(sys.stdin.read)
+    return _asked(field) if sys.stdin.isatty() else _without_end(sys.stdin.read)
 
 
 def several(fields: Sequence[str], variables: Sequence[str]) -> dict[str, Secret]:

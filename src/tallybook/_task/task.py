@@ -141,7 +141,9 @@ class Task(_Both[P, R_co]):
         self.execution = execution
         self.exclusive = exclusive
         self.guarded = execution is not PLAIN
-        self.atomic = _checked_atomic(atomic)
+        if not isinstance(atomic, bool | str) or atomic == "":
+            raise ConfigError("atomic", atomic, "neither True nor False", hint="Or the alias of a Django database")
+        self.atomic = atomic
         self.args = ArgsModel(fn, task=self.name, is_special=_is_given, check_specials=self._check_given)
         if exclusive is not None and not self.args.is_open:
             exclusive.check(self.name, self.args.names)
@@ -445,12 +447,6 @@ def _is_context(annotation: Any) -> bool:
 
 def _is_given(annotation: Any) -> bool:
     return _is_context(annotation) or transaction_kind(annotation) != ""
-
-
-def _checked_atomic(atomic: object) -> bool | str:
-    if isinstance(atomic, bool) or (isinstance(atomic, str) and atomic):
-        return atomic
-    raise ConfigError("atomic", atomic, "neither True nor False", hint="Or the alias of a Django database")
 
 
 def _headers(task: str, headers: Mapping[str, object] | None, links: Mapping[str, str | int] | None) -> str | None:
