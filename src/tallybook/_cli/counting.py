@@ -75,7 +75,6 @@ def _counted(db: Db) -> _Counted:
 def _lines(
     found: Sequence[Counts], rates: Sequence[Throughput], timings: Sequence[Timings], by_task: bool
 ) -> list[dict[str, Any]]:
-    """Build the lines to show, per queue or per queue and task."""
     lines: dict[tuple[str, str], dict[str, Any]] = {}
 
     def add(one: Counts | Throughput | Timings, names: Sequence[str], how: Callable[[Any, Any], Any]) -> None:

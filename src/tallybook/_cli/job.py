@@ -34,7 +34,6 @@ job = click.Group("job", help="List, show, explain, trace, cancel and retry jobs
 
 
 def _read_links(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> dict[str, str] | None:
-    """Parse KIND=KEY as links; raise a usage error for anything else."""
     for text in value:
         if "=" not in text:
             raise click.BadParameter(f"{text!r} is not KIND=KEY, like submission=42", ctx, param)
@@ -122,7 +121,6 @@ def _read(db: Db, which: JobFilter, after: str | None, limit: int) -> Part[_Row]
 
 
 def _note(row: dict[str, Any]) -> str:
-    """Return the most useful note about a job in this state."""
     if row.get("unserved"):
         version = (row.get("options") or {}).get("version")
         return f"unserved: no living worker knows {'its task' if version is None else f'version {version} of its args'}"

@@ -135,8 +135,7 @@ def set_secret(
 
     def put(db: Db) -> str:
         if secret is None:
-            dropped = _do(db, steps.drop_secret(name, field, previous_only=True))
-            what = "is dropped" if dropped else "does not exist"
+            what = "is dropped" if _do(db, steps.drop_secret(name, field, previous_only=True)) else "does not exist"
             return f"the previous {clean(field)} of provider {clean(name)!r} {what}"
         what = _do(db, steps.set_secret(name, field, secret, KeySource(), keep_previous=not no_previous))
         return f"{clean(field)} of provider {clean(name)!r} is {what}"

@@ -23,8 +23,6 @@ from tallybook._cli.secret_input import one_secret
 from tallybook._db.nodes import nodes, numbered
 from tallybook.errors import ConfigError
 
-_INSTALL = "pip install 'tallybook[web]'"
-
 
 @click.group(invoke_without_command=True)
 @click.option(
@@ -78,7 +76,8 @@ def web(
         from tallybook.extra.operator.serve import beside
         from tallybook.web import dashboard, operator_api
     except ImportError as error:
-        raise Problem(f"the dashboard needs more packages: {error}", hint=_INSTALL, exit_code=2) from error
+        hint = "pip install 'tallybook[web]'"
+        raise Problem(f"the dashboard needs more packages: {error}", hint=hint, exit_code=2) from error
     if operate and (users or read_only):
         raise click.UsageError("--operate is for a dashboard without --users and without --read-only")
     if users is None and api_keys is None and not is_loopback(host):  # it shows pages to this machine only
@@ -151,10 +150,8 @@ def user(name: str, operate: bool) -> None:
     Enter the password at the prompt, or pipe it to stdin. Append the lines to the file that `tallybook web --users`
     reads: `tallybook web user ada >> users.toml; chmod 600 users.toml`
     """
-    try:
-        from tallybook.extra.dashboard.users import hashed, is_name
-    except ImportError as error:
-        raise Problem(f"the dashboard needs more packages: {error}", hint=_INSTALL, exit_code=2) from error
+    from tallybook.extra.dashboard.users import hashed, is_name
+
     if not is_name(name):
         raise ConfigError("name", name, "a name has 1 to 64 letters, digits, or any of _ . @ + -")
     password = one_secret("password", None).reveal()

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import chain
 from typing import Any
 
-from tallybook._model.cron import Cron, Every, Rule, rule
+from tallybook._model.cron import Cron, Every, Rule
 from tallybook._model.durations import format_duration, parse_duration, seconds_text
 from tallybook._model.job import JobCall
 from tallybook._model.options import whole
@@ -70,11 +70,6 @@ class Timing:
             cron=None if cron is None else " ".join(cron.split()), every=every, tz=tz or "UTC", jitter=length,
             missed=missed, catch_up=catch_up, overlap=overlap,
         )  # fmt: skip
-
-    @property
-    def rule(self) -> Rule:
-        """The rule that computes its ticks."""
-        return rule(self.cron, self.every, self.tz)
 
     def columns(self) -> dict[str, Any]:
         """Return the timing as columns of the table."""
