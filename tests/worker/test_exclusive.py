@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypedDict
 
 import pytest
 
@@ -143,6 +143,24 @@ def test_a_wrong_guard_is_refused(app: App, options: Any, words: str) -> None:
 
         @app.task(**options)
         async def report(n: int = 0) -> None: ...
+
+
+_LATER = """
+from __future__ import annotations
+
+@app.task(exclusive=True)
+async def report(order: Order) -> None: ...
+
+class Order(TypedDict):
+    number: int
+"""
+
+
+def test_an_exclusive_task_may_take_a_class_that_comes_later_in_its_module(app: App) -> None:
+    """Declaring a task resolves no annotation, with exclusive=True as without."""
+    module: dict[str, Any] = {"app": app, "TypedDict": TypedDict}
+    exec(_LATER, module)  # noqa: S102
+    assert module["report"].args.names == {"order"}
 
 
 def test_a_query_gives_no_key(app: App) -> None:

@@ -145,7 +145,7 @@ class Task(_Both[P, R_co]):
             raise ConfigError("atomic", atomic, "neither True nor False", hint="Or the alias of a Django database")
         self.atomic = atomic
         self.args = ArgsModel(fn, task=self.name, is_special=_is_given, check_specials=self._check_given)
-        if exclusive is not None and not self.args.is_open:
+        if exclusive is not None and exclusive.key and not self.args.is_open:  # else no annotation is resolved
             exclusive.check(self.name, self.args.names)
         # The task's policy is looked up when an attempt fails; a row stores only the policy that its job set.
         self._bound: BoundTask[P, R_co] = BoundTask(
