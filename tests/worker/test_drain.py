@@ -56,6 +56,26 @@ async def test_drain_runs_at_most_so_many_jobs(app: App, dsn: str, db: Any, agai
         assert len(ran) == most
 
 
+@pytest.mark.direct("counts the sessions of a drain")
+async def test_a_drain_needs_three_sessions(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
+    """For claims, for heartbeats, and one for ends and maintenance; a worker has one more."""
+    open_ones = "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+    seen: list[int] = []
+
+    @app.task
+    async def first() -> None: ...
+
+    @app.task
+    async def second() -> None:
+        await jobs.becomes(before, "completed")
+        seen.append(db.execute(open_ones).fetchone()[0])
+
+    before = first.enqueue_sync(db)
+    second.enqueue_sync(db)
+    await app.drain(dsn=dsn)
+    assert seen == [3]
+
+
 async def test_drain_ends_in_time(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
     """max_seconds ends a drain that would continue; the interrupted job is given back without a failure."""
 

@@ -13,7 +13,7 @@ declare v_next xid8 := pg_snapshot_xmax(pg_current_snapshot());
 begin
   if (select i.system_identifier from tallybook.installation i)
      <> (select s.system_identifier from pg_control_system() s) then return true; end if;
-  if not p_cursors then return false; end if;  -- in the query, this would not spare its plan
+  if not p_cursors then return false; end if;  -- before the query, which need not be planned then
   return exists (
     select from tallybook.lane l
       left join lateral (select c.hi from tallybook.claim c
