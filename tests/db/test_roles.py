@@ -237,7 +237,7 @@ def test_a_worker_prunes_without_rights_to_tables(at: House) -> None:
         "select count(*), bool_and(c.relowner = p.relowner) from pg_inherits i join pg_class c on c.oid = i.inhrelid"
         " join pg_class p on p.oid = i.inhparent where i.inhparent = 'tallybook.entry_default'::regclass"
     ).fetchone()
-    assert found == (3, True)
+    assert found == (2, True)
 
 
 def test_definers_execute_no_text(at: House) -> None:

@@ -404,12 +404,12 @@ def test_a_range_is_cut_only_where_nobody_is(db: Connection, connect: Callable[.
     prune(db, now + DAY)
     producer.execute("set lock_timeout = '1ms'")
     producer.execute("select tallybook.enqueue('q', 'work')")
-    assert len(ranges(db, "entry_default")) == 2
+    assert len(ranges(db, "entry_default")) == 1
     assert held(db, now + 8.74 * DAY) == []
     assert held(db, now + 8.75 * DAY) == [(None, f"a reader: pid {pid}")]
     producer.commit()
     prune(db, now + DAY)
-    assert len(ranges(db, "entry_default")) == 3
+    assert len(ranges(db, "entry_default")) == 2
 
 
 # Ranges
@@ -431,15 +431,15 @@ def test_the_range_in_use_is_cut_by_time(db: Connection, now: datetime) -> None:
     put(db, 1)
     prune(db, now)
     prune(db, now + 0.87 * DAY)
-    assert len(ranges(db, "entry_default")) == 2
+    assert len(ranges(db, "entry_default")) == 1
     prune(db, now + 0.88 * DAY)
     prune(db, now + 5 * DAY)
     found = ranges(db, "entry_default")
-    assert len(found) == 3
+    assert len(found) == 2
     assert found == ranges(db, "claim_default") == ranges(db, "outcome_default")
     assert found[0][0] == 0 and found[-1][1] is None
     assert [upper for _, upper in found[:-1]] == [lower for lower, _ in found[1:]]
-    assert len(ranges(db, "entry_long")) == len(ranges(db, "entry_brief")) == 2
+    assert len(ranges(db, "entry_long")) == len(ranges(db, "entry_brief")) == 1
 
 
 def test_a_clock_that_was_set_back_does_not_stop_the_cuts(db: Connection, now: datetime) -> None:
@@ -448,7 +448,7 @@ def test_a_clock_that_was_set_back_does_not_stop_the_cuts(db: Connection, now: d
     prune(db, now + 100 * DAY)
     prune(db, now)
     prune(db, now + DAY)
-    assert len(ranges(db, "entry_default")) == 3
+    assert len(ranges(db, "entry_default")) == 2
 
 
 @pytest.mark.slow
@@ -482,7 +482,7 @@ def test_at_the_limit_of_ranges_the_reason_is_named(db: Connection, now: datetim
     assert len(ranges(db, "entry_default")) == 5
     found = held(db, now + 60 * DAY)
     assert found[-1] == (None, "too many ranges")
-    assert [why for _, why in found[:-1]] == ["open jobs"] * 3
+    assert [why for _, why in found[:-1]] == ["open jobs"] * 4
     hands = Hands(db)
     hands.complete(*hands.claim())
     passed(db)
@@ -673,14 +673,14 @@ def test_a_large_range_is_cut_without_a_look_at_its_rows(db: Connection) -> None
     for _ in range(4):  # the constraints, and each table on its own
         assert one(db, STEP) is True
         done(db, hands, 1)
-        assert len(ranges(db, "entry_default")) == 2
+        assert len(ranges(db, "entry_default")) == 1
     said.clear()
     assert one(db, STEP) is True
     db.execute("reset client_min_messages")
     implied = [text.split('"')[1] for text in said if "is implied by existing constraints" in text]
     assert implied == ["entry_default_1", "claim_default_1", "outcome_default_1"]
     done(db, hands, 1)
-    assert len(ranges(db, "entry_default")) == 3
+    assert len(ranges(db, "entry_default")) == 2
     assert one(db, "select count(*) from tallybook.entry_default_1") == 7
     assert one(db, "select count(*) from pg_constraint where conname = 'what lies in a range that is being cut'") == 0
     assert misplaced(db) == 0
@@ -800,7 +800,7 @@ def test_jobs_of_another_cluster_that_hold_a_range_are_named(db: Connection, now
         )
         prune(db, now)
         prune(db, now + DAY)
-        assert len(ranges(db, "entry_default")) == 2
+        assert len(ranges(db, "entry_default")) == 1
         assert held(db, now + 9 * DAY) == [(None, "jobs of another cluster")]
 
 

@@ -23,16 +23,8 @@ create table tallybook.tally (
 create index tally_line on tallybook.tally (xid) with (fillfactor = 100);
 alter table tallybook.tally replica identity full;
 
-do $$
-declare
-  v_part text := 'create table tallybook.%I partition of tallybook.tally for values from ';
-  v_next text := (pg_snapshot_xmax(pg_current_snapshot())::text::bigint + 5000000)::text;
-begin
-  execute format(v_part || '(minvalue) to (%L)', 'tally_1', v_next);
-  execute format(v_part || '(%L) to (maxvalue)', 'tally_2', v_next);
-  alter table tallybook.tally_1 replica identity full;
-  alter table tallybook.tally_2 replica identity full;
-end $$;
+create table tallybook.tally_1 partition of tallybook.tally for values from (minvalue) to (maxvalue);
+alter table tallybook.tally_1 replica identity full;
 
 -- Triggers count the jobs that are not in line, whatever moves them. Their function is in _bucket.sql.
 create function tallybook._count_moved() returns trigger language plpgsql as $$ begin return null; end $$;
