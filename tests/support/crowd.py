@@ -73,7 +73,7 @@ class Crowd:
 
     dsn: str
     seed: int
-    seconds: float = 3.0
+    seconds: float = 2.0
     producers: int = 4
     claimers: int = 4
     processes: dict[tuple[str, int], subprocess.Popen[bytes]] = field(default_factory=dict)

@@ -90,6 +90,7 @@ def latest() -> int:
     return _numbered()[-1][0]
 
 
+@cache
 def routines() -> list[tuple[str, str]]:
     """Return path in `sql/` and text of every function and view file, in the order of application: views last.
 
@@ -127,6 +128,7 @@ def script(*, node: int = 0) -> str:
 
 
 _FIRST = """\
+select tallybook._ledgers('d');
 alter sequence tallybook.job_id minvalue {start} maxvalue {end} start {start} restart {start};
 insert into tallybook.installation (version, routines, node, system_identifier)
 select {version}, '{routines}', {node}, s.system_identifier from pg_control_system() s;"""

@@ -27,7 +27,7 @@ returns table (job_id bigint, attempt int, task text, args jsonb, headers jsonb,
   options jsonb, blocked_by text) language plpgsql as $$
 declare
   c tallybook.claim; v_queue text; v_priority int; v_dead boolean := exists (select from tallybook.tombstone);
-  v_wide boolean := tallybook._has_limits(true); v_window "char"; v_closed "char";
+  v_wide boolean := tallybook._has_limits(true);
 begin
   select k.* into c from tallybook.claim k where k.lease = claimed_jobs.lease;
   if not found then return; end if;
@@ -36,7 +36,6 @@ begin
     c.closed := array[c.one_xid]; c.from_xid := c.one_xid; c.from_seq := c.one_seq - 1; c.pos_xid := c.one_xid;
     c.pos_seq := c.one_seq;
   end if;
-  if c.closed = '{}' then v_window := c.retention; else v_closed := c.retention; end if;
   return query
   select e.job_id, e.attempt, e.task, coalesce((e.a).args, e.args), e.headers, v_queue, v_priority, e.failures::int,
          e.crashes::int, e.max_attempts::int, e.unique_key, e.enqueued_at, e.run_at, e.order_key,
@@ -56,15 +55,15 @@ begin
       select x.*, case when x.unique_key is not null then  -- it can have been changed
                tallybook._amendment_state(x.job_id, x.task, (select tallybook._crowd())) end as a
         from (
-          (select x.* from unnest(c.closed) i(xid) cross join tallybook.entry x
-            where x.lane_id = c.lane_id and x.retention = v_closed and x.xid = i.xid
-              and x.xid >= c.from_xid and (x.xid, x.seq) > (c.from_xid, c.from_seq)
-              and x.xid <= c.pos_xid and (x.xid, x.seq) <= (c.pos_xid, c.pos_seq)
-              and x.seq <> all (c.skipped) and (claimed_jobs.job is null or x.job_id = claimed_jobs.job)
+          (select x.* from unnest(c.closed) i(xid), lateral (  -- a join could begin with the whole lane
+             select y.* from tallybook.entry y where y.lane_id = c.lane_id and y.retention = c.retention
+                and y.xid = i.xid and (y.xid, y.seq) > (c.from_xid, c.from_seq)
+                and (y.xid, y.seq) <= (c.pos_xid, c.pos_seq) and y.seq <> all (c.skipped)
+                and (claimed_jobs.job is null or y.job_id = claimed_jobs.job) offset 0) x
             order by x.xid, x.seq)
           union all
           (select x.* from tallybook.entry x
-            where x.lane_id = c.lane_id and x.retention = v_window
+            where c.closed = '{}' and x.lane_id = c.lane_id and x.retention = c.retention
               and x.xid >= c.from_xid and (x.xid, x.seq) > (c.from_xid, c.from_seq)
               and x.xid <= c.pos_xid and (x.xid, x.seq) <= (c.pos_xid, c.pos_seq)
               and x.xid <> all (c.holes) and x.seq <> all (c.skipped)

@@ -18,14 +18,15 @@ begin
        order by e.xid, e.seq limit c.jobs)  -- the limit: see claimed_jobs
       union all
       select e.xid, e.seq, e.job_id, e.attempt
-        from unnest(case when c.one_xid is not null then array[c.one_xid] else c.closed end) x(xid), tallybook.entry e
-       where e.lane_id = c.lane_id and e.retention = c.retention and e.xid = x.xid
-         and e.seq > case when c.one_xid is not null then c.one_seq - 1 when x.xid = c.from_xid then c.from_seq
-             else 0 end
-         and e.seq <= case when c.one_xid is not null then c.one_seq when x.xid = c.pos_xid then c.pos_seq
-             else 9223372036854775807 end
-         and (c.one_xid is not null or x.xid >= c.from_xid and x.xid <= c.pos_xid)
-         and e.seq <> all (c.skipped)) e
+        from unnest(case when c.one_xid is not null then array[c.one_xid] else c.closed end) x(xid), lateral (
+          select y.* from tallybook.entry y  -- a join could begin with the whole lane
+           where y.lane_id = c.lane_id and y.retention = c.retention and y.xid = x.xid
+             and y.seq > case when c.one_xid is not null then c.one_seq - 1 when x.xid = c.from_xid then c.from_seq
+                 else 0 end
+             and y.seq <= case when c.one_xid is not null then c.one_seq when x.xid = c.pos_xid then c.pos_seq
+                 else 9223372036854775807 end
+             and (c.one_xid is not null or x.xid >= c.from_xid and x.xid <= c.pos_xid)
+             and y.seq <> all (c.skipped) offset 0) e) e
    where c.worker_id = p_worker and c.id >= p_open_from and c.id <= p_upto
      and not exists (select from tallybook.outcome o where o.retention = c.retention and o.entry_xid = e.xid
                      and o.entry_seq = e.seq);

@@ -6,7 +6,8 @@ create or replace function tallybook._families() returns table (name text, code 
 language sql stable as $$
   select r.name, r.code, array[to_regclass('tallybook.entry_' || r.name), to_regclass('tallybook.claim_' || r.name),
                                to_regclass('tallybook.outcome_' || r.name)], r.keep
-    from tallybook.retention_class r where r.code is not null
+    from tallybook.retention_class r
+   where r.code is not null and to_regclass('tallybook.outcome_' || r.name) is not null  -- see _ledgers
   union all
   select 'tally', null, array[c.oid::regclass], interval '1 hour'
     from pg_catalog.pg_class c where c.oid = to_regclass('tallybook.tally') and c.relkind = 'p'
