@@ -14,7 +14,7 @@ import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -57,20 +57,20 @@ class GivenServer:
 
     def __init__(self, conninfo: str) -> None:
         self._conninfo = conninfo
+        self._conn = psycopg.connect(self.dsn(), autocommit=True)
 
     def dsn(self, dbname: str = "postgres") -> str:
         return make_conninfo(self._conninfo, dbname=dbname)
 
     def create_database(self, name: str, template: str | None = None) -> str:
-        self._execute(_CREATE.format(sql.Identifier(name), sql.Identifier(template or "template1")))
+        self._conn.execute(_CREATE.format(sql.Identifier(name), sql.Identifier(template or "template1")))
         return self.dsn(name)
 
     def drop_database(self, name: str) -> None:
-        self._execute(_DROP.format(sql.Identifier(name)))
+        self._conn.execute(_DROP.format(sql.Identifier(name)))
 
-    def _execute(self, statement: sql.Composed) -> None:
-        with psycopg.connect(self.dsn(), autocommit=True) as conn:
-            conn.execute(statement)
+    def close(self) -> None:
+        self._conn.close()
 
 
 POOLER = os.environ.get("TALLYBOOK_TEST_POOLER")
@@ -109,7 +109,8 @@ def _through(direct: str) -> str:
 def server() -> Iterator[Databases]:
     """The run's server; each process of pytest-xdist starts its own unless one was given."""
     if given := os.environ.get("TALLYBOOK_TEST_DSN"):
-        yield GivenServer(given)
+        with closing(GivenServer(given)) as known:
+            yield known
     else:
         with temporary_server(int(os.environ.get("TALLYBOOK_TEST_PG") or 18), settings=SETTINGS) as started:
             yield started
