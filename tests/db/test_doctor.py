@@ -187,8 +187,6 @@ def test_dead_rows_and_a_table_without_autovacuum(patient: Patient) -> None:
 
 def test_the_size(patient: Patient) -> None:
     """The size lists the largest tables, each ledger as a whole, and mentions the unknown free disk space."""
-    for name in ("brief", "long"):
-        patient.db.execute("select tallybook.queue_set(%s, retention => %s)", [name, name])
     found = patient.fine("size")
     tables = {one["table"] for one in found.details["items" if "items" in found.details else "tables"]}
     assert {"tallybook.entry", "tallybook.claim", "tallybook.outcome"} <= tables

@@ -204,9 +204,9 @@ def test_definers_are_hardened(at: House) -> None:
 DYNAMIC = re.compile(r"\bexecute\b(?! function\b)", re.IGNORECASE)
 
 
-# They execute statements on our own partitions, named by the catalog: queue_set and prune create, lock and empty these.
+# They execute statements on our own partitions, named by the catalog: prune creates, locks and empties these.
 OUR_TABLES = {
-    "_ledgers", "_prune_range", "_range_count", "_range_foreign", "_range_lock", "_range_merge", "_range_split", "_range_young",
+    "_prune_range", "_range_count", "_range_foreign", "_range_lock", "_range_merge", "_range_split", "_range_young",
 }  # fmt: skip
 
 

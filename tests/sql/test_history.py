@@ -439,6 +439,7 @@ def test_the_range_in_use_is_cut_by_time(db: Connection, now: datetime) -> None:
     assert found == ranges(db, "claim_default") == ranges(db, "outcome_default")
     assert found[0][0] == 0 and found[-1][1] is None
     assert [upper for _, upper in found[:-1]] == [lower for lower, _ in found[1:]]
+    assert len(ranges(db, "entry_long")) == len(ranges(db, "entry_brief")) == 1
 
 
 def test_a_clock_that_was_set_back_does_not_stop_the_cuts(db: Connection, now: datetime) -> None:

@@ -250,12 +250,10 @@ class Stage:
         return one(self.db, statement)
 
 
-@pytest.fixture(scope="module", params=[1, pytest.param(3, marks=pytest.mark.slow)], ids="classes {}".format)
-def stage(server: Any, template: str, request: pytest.FixtureRequest) -> Iterator[Stage]:
+@pytest.fixture(scope="module")
+def stage(server: Any, template: str) -> Iterator[Stage]:
     """A stage measured with little and with ten times the history; never analyzed, never vacuumed."""
     with fresh(server, template) as dsn, psycopg.connect(dsn, autocommit=True) as conn:
-        for name in ("brief", "long")[: request.param - 1]:
-            conn.execute("select tallybook.queue_set(%s, retention => %s)", [name, name])
         yield measured(conn)
 
 

@@ -35,37 +35,6 @@ def heard(db: Connection, ear: Connection) -> list[dict[str, Any]]:
     raise AssertionError(f"the word at the end has not come; before it came {said}")
 
 
-@pytest.mark.direct("waits for a lock of another session")
-def test_a_class_gets_its_partitions_with_its_first_queue(db: Connection, connect: Connect) -> None:
-    """S3-21: the first queue of a class creates its partitions beside an open producer; jobs of the class run there.
-
-    A second session that creates the same class waits for the first and finds it done.
-    """
-    leaves = """
-    select count(*), bool_and(c.relowner = p.relowner) from pg_inherits i join pg_class c on c.oid = i.inhrelid
-      join pg_class p on p.oid = i.inhparent where p.relname ~ '^(entry|claim|outcome)_' and p.relkind = 'p'"""
-    assert one(db, leaves) == 3
-    producer, first, second = connect(autocommit=False), connect(autocommit=False), connect()
-    one(producer, "select tallybook.enqueue('q', 'work')")
-    first.execute("set lock_timeout = '5 s'")
-    assert one(first, "select tallybook.queue_set('kept', retention => 'long')") == "created"
-    one(db, "select tallybook.enqueue('q', 'work')")  # nobody waits for it
-    with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(one, second, "select tallybook.queue_set('too', retention => 'long')")
-        waits = "select count(*) from pg_locks where not granted and mode = 'ShareUpdateExclusiveLock'"
-        wait_until(lambda: one(db, waits) == 1, "the second session waits")
-        first.commit()
-        assert other.result(60) == "created"
-    producer.commit()
-    assert db.execute(leaves).fetchone() == (6, True)
-    hands = Hands(db, "kept")
-    job = one(db, "select tallybook.enqueue('kept', 'work')")
-    hands.complete(*hands.claim())
-    assert one(db, "select state from tallybook.job where id = %s", job) == "completed"
-    found = "select o.tableoid::regclass::text from tallybook.outcome o where o.retention = 'l'"
-    assert one(db, found) == "tallybook.outcome_long_1"
-
-
 @pytest.mark.servers
 def test_a_queue_is_made_and_changed(db: Connection) -> None:
     """S3-36: queue_set reports created, changed or unchanged; null keeps a setting; the view shows all and the user."""

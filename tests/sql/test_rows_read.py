@@ -183,14 +183,9 @@ def _claim_ten(db: Connection, queue: str = "q") -> None:
     drop table ten; alter table more rename to ten""")
 
 
-@pytest.mark.parametrize("classes", [1, 3])  # with one, no partition is pruned
 @pytest.mark.parametrize("late", [False, True], ids=["in the window", "committed late"])
-def test_ten_jobs_of_a_big_transaction_are_all_that_is_read(
-    db: Connection, connect: Any, late: bool, classes: int
-) -> None:
+def test_ten_jobs_of_a_big_transaction_are_all_that_is_read(db: Connection, connect: Any, late: bool) -> None:
     """S3-19: a worker that claims ten of a transaction's 20,000 jobs reads, ends and rescues ten, not all of them."""
-    for name in ("brief", "long")[: classes - 1]:
-        db.execute("select tallybook.queue_set(%s, retention => %s)", [name, name])
     business = connect(autocommit=False)
     business.execute(ENQUEUE_BIG)
     if late:  # a window opens while it runs: it is a hole, and is drained as a closed one

@@ -775,14 +775,8 @@ def test_an_attempt_has_one_end_across_partitions(db: Connection) -> None:
     assert one(db, beside)
 
 
-def _all_classes(db: Connection) -> None:
-    for name in ("brief", "long"):
-        db.execute("select tallybook.queue_set(%s, retention => %s)", [name, name])
-
-
 def test_a_second_outcome_of_an_entry_violates_a_key(db: Connection) -> None:
     """Trap 9: the key that prevents a second end is in the table itself, in every retention class."""
-    _all_classes(db)
     for retention in "bdl":
         row = f"('{10**6}', 7, now(), 'completed', '{retention}')"
         insert = f"insert into tallybook.outcome (entry_xid, entry_seq, ended_at, state, retention) values {row}"  # noqa: S608
@@ -793,7 +787,6 @@ def test_a_second_outcome_of_an_entry_violates_a_key(db: Connection) -> None:
 
 def test_there_is_a_partition_for_every_transaction_id(db: Connection) -> None:
     """Trap 10: the ranges of each ledger and class go from MINVALUE to MAXVALUE without a gap."""
-    _all_classes(db)
     query = """
     select p.relname, pg_get_expr(c.relpartbound, c.oid)
       from pg_class p join pg_inherits i on i.inhparent = p.oid join pg_class c on c.oid = i.inhrelid
@@ -816,7 +809,6 @@ def test_there_is_a_partition_for_every_transaction_id(db: Connection) -> None:
 @pytest.mark.parametrize("xid", [3, 10**9, 2**32 + 5, 2**63, 2**64 - 1])
 def test_an_entry_with_any_transaction_id_finds_its_place(db: Connection, xid: int) -> None:
     """Trap 10: an insert never lacks a partition, however high its transaction id."""
-    _all_classes(db)
     for retention in "bdl":
         db.execute(
             "insert into tallybook.entry (xid, seq, job_id, enqueued_at, lane_id, attempt, failures, crashes, retention, task,"

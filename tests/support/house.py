@@ -100,7 +100,8 @@ def furnish(conn: Connection, connect: Any) -> House:  # noqa: PLR0912, PLR0915 
     """
     house = House()
     worker = int(one(conn, "select tallybook.worker_start('old', %s::text[], %s::text[])", QUEUES, ["note"]))
-    conn.execute("select tallybook.queue_set('reports', retention => 'brief')")
+    conn.execute("insert into tallybook.queue (name, retention) values ('reports', 'brief') on conflict (name)"
+                 " do update set retention = 'brief'")  # fmt: skip
 
     # Jobs that ended in every way.
     for queue in QUEUES[:3]:

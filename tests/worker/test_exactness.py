@@ -55,7 +55,8 @@ def test_control_a_claim_that_ignores_holes_loses_jobs(dsn: str, db: Connection)
 @pytest.mark.direct("kills processes and waits for the end of their sessions")
 def test_control_an_end_without_the_fence_ends_twice(dsn: str, db: Connection) -> None:
     """Negative control: with the outcome's unique index dropped, a shorter run finds attempts that ended twice."""
-    db.execute('drop index tallybook."an attempt of default ends once"')
+    for name in ("brief", "default", "long"):
+        db.execute(f'drop index tallybook."an attempt of {name} ends once"')
     for function in ("_end", "_rescue_attempts", "_skip"):
         without(db, function, "on conflict do nothing", "")
     run = Crowd(dsn, SEED, seconds=0.5, producers=1, claimers=2).run()

@@ -128,7 +128,6 @@ def script(*, node: int = 0) -> str:
 
 
 _FIRST = """\
-select tallybook._ledgers('d');
 alter sequence tallybook.job_id minvalue {start} maxvalue {end} start {start} restart {start};
 insert into tallybook.installation (version, routines, node, system_identifier)
 select {version}, '{routines}', {node}, s.system_identifier from pg_control_system() s;"""

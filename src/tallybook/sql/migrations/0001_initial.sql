@@ -6,6 +6,7 @@
 \ir ../core/tables/entry.sql
 \ir ../core/tables/claim.sql
 \ir ../core/tables/outcome.sql
+\ir ../core/tables/ranges.sql
 \ir ../core/tables/scheduled.sql
 \ir ../core/tables/waiting.sql
 \ir ../core/tables/dead.sql

@@ -6,8 +6,7 @@ create or replace function tallybook._families() returns table (name text, code 
 language sql stable as $$
   select r.name, r.code, array[to_regclass('tallybook.entry_' || r.name), to_regclass('tallybook.claim_' || r.name),
                                to_regclass('tallybook.outcome_' || r.name)], r.keep
-    from tallybook.retention_class r
-   where r.code is not null and to_regclass('tallybook.outcome_' || r.name) is not null  -- see _ledgers
+    from tallybook.retention_class r where r.code is not null
   union all
   select 'tally', null, array[c.oid::regclass], interval '1 hour'
     from pg_catalog.pg_class c where c.oid = to_regclass('tallybook.tally') and c.relkind = 'p'

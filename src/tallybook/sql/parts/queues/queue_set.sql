@@ -35,7 +35,6 @@ begin
             coalesce(w.said = '0' or w.said between '1 minute' and '100 years', true),
             'It must be from 1 minute to 100 years; 0: as long as other errors.')
     from (values ('error_retention', error_retention), ('metrics_retention', metrics_retention)) w(name, said);
-  perform tallybook._ledgers(left(retention, 1)::"char") where retention is not null;
   insert into tallybook.queue as q (name, created_at)
     values (queue_set.queue, queue_set.at) on conflict on constraint queue_pkey do nothing;
   v_created := found;
