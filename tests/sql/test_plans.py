@@ -250,10 +250,16 @@ class Stage:
         return one(self.db, statement)
 
 
-@pytest.fixture(scope="module")
-def stage(server: Any, template: str) -> Iterator[Stage]:
-    """A stage measured with little and with ten times the history; never analyzed, never vacuumed."""
+@pytest.fixture(scope="module", params=["", pytest.param("one class", marks=pytest.mark.slow)])
+def stage(server: Any, template: str, request: pytest.FixtureRequest) -> Iterator[Stage]:
+    """A stage measured with little and with ten times the history; never analyzed, never vacuumed.
+
+    With one retention class, no partition is pruned: a plan must not read nothing only because of that.
+    """
     with fresh(server, template) as dsn, psycopg.connect(dsn, autocommit=True) as conn:
+        if request.param:
+            conn.execute("drop table tallybook.entry_brief, tallybook.entry_long, tallybook.claim_brief,"
+                         " tallybook.claim_long, tallybook.outcome_brief, tallybook.outcome_long")  # fmt: skip
         yield measured(conn)
 
 
