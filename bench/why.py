@@ -66,7 +66,7 @@ def _load(conn: psycopg.Connection[Any], done: int, line: int, others: int) -> d
     queries = {
         "completed": "select e.job_id from tallybook.entry e order by e.job_id limit %(n)s offset 1000",
         "running": "select l.job_id from tallybook.claim c, tallybook.claimed_jobs(c.lease) l where c.worker_id = %(worker)s",
-        "available": "select e.job_id from tallybook.entry e tablesample system (5)"
+        "available": "select e.job_id from tallybook.entry e tablesample bernoulli (5)"
         " where not exists (select from tallybook.outcome o where o.entry_xid = e.xid and o.entry_seq = e.seq) limit %(n)s",
         "scheduled": "select job_id from tallybook.scheduled limit %(n)s",
         "dead": "select job_id from tallybook.dead limit %(n)s",
