@@ -64,6 +64,12 @@ CELLS = {
         suite="trixie",
         packages=("python3.13", "python3.13-venv", "python3.13-dev", "postgresql-17"),
     ),
+    "pg19": Cell(  # a release candidate
+        python="3.13",
+        postgres=19,
+        suite="experimental",
+        packages=("python3.13", "python3.13-venv", "python3.13-dev", "postgresql-19"),
+    ),
     "psycopg3.2": Cell(pins=("psycopg[binary]==3.2.*", "psycopg-pool==3.2.*")),
     "sqlalchemy2.0": Cell(pins=("sqlalchemy[asyncio]==2.0.*",)),
     "django6": Cell(python="3.13", pins=("django==6.*",)),
@@ -194,7 +200,12 @@ def _tree(cell: Cell) -> Path:
     if not (tree / "ready").exists():
         shutil.rmtree(tree, ignore_errors=True)
         tree.parent.mkdir(parents=True, exist_ok=True)
-        _root(["debootstrap", "--variant=minbase", cell.suite, str(tree), _mirror()])
+        beside = cell.suite == "experimental"  # Debian experimental is no whole system: its packages go on top of sid
+        _root(["debootstrap", "--variant=minbase", "sid" if beside else cell.suite, str(tree), _mirror()])
+        if beside:
+            (tree / "etc/apt/sources.list.d/beside.list").write_text(f"deb {_mirror()} {cell.suite} main\n")
+            wanted = f"Package: src:postgresql-{cell.postgres}\nPin: release a={cell.suite}\nPin-Priority: 990\n"
+            (tree / "etc/apt/preferences.d/beside").write_text(wanted)
         (tree / "usr/sbin/policy-rc.d").write_text("#!/bin/sh\nexit 101\n")  # packages start no servers
         (tree / "usr/sbin/policy-rc.d").chmod(0o755)
         (tree / "ready").touch()

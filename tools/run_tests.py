@@ -132,7 +132,7 @@ def _arguments() -> tuple[argparse.Namespace, list[str]]:
         dest="versions",
         type=int,
         action="append",
-        choices=(*VERSIONS, 17),
+        choices=(*VERSIONS, 17, 19),
         help="run only this version; may be repeated",
     )
     parser.add_argument("--pooled", action="store_true", help="run only through PgBouncer")

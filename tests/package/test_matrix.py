@@ -24,11 +24,11 @@ def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_supported_python_and_postgresql_has_a_cell() -> None:
-    """Each Python of the classifiers, and PostgreSQL 15 to 18, has a cell."""
+    """Each Python of the classifiers, and PostgreSQL 15 to 19, has a cell."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = {found[1] for line in project["classifiers"] if (found := re.search(r"Python :: (3\.\d+)$", line))}
     assert declared <= {cell.python for cell in matrix.CELLS.values()}
-    assert {cell.postgres for cell in matrix.CELLS.values()} == {15, 16, 17, 18}
+    assert {cell.postgres for cell in matrix.CELLS.values()} == {15, 16, 17, 18, 19}
 
 
 def test_the_lowest_versions_are_those_of_the_package() -> None:
