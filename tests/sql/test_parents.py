@@ -232,7 +232,10 @@ def test_cancel_and_retry_of_a_waiting_child(db: Connection, hands: Hands) -> No
 
 
 def test_a_dead_parent_that_is_retried(db: Connection, hands: Hands) -> None:
-    """A dead parent that is retried before parents_resolve runs has not ended; after it, the child stays cancelled."""
+    """A dead parent that is retried before parents_resolve runs has not ended; after it, the child stays cancelled.
+
+    If the child is retried as well, it runs without waiting for its parents.
+    """
     parent = put(db)
     waiter = child(db, parent)
     hands.fail(*hands.start(), final=True)
@@ -241,8 +244,12 @@ def test_a_dead_parent_that_is_retried(db: Connection, hands: Hands) -> None:
     hands.fail(*hands.start(), final=True)
     assert resolve(db) == (1, 0, 1, 0)
     db.execute("select tallybook.retry(%s)", (parent,))
-    assert hands.run_all() == [parent]
-    assert states(db, waiter) == ["cancelled"]
+    started = hands.start()
+    assert ([one.id for one in started], states(db, waiter)) == ([parent], ["cancelled"])
+    assert db.execute("select tallybook.retry(%s)", (waiter,)).fetchone() == (2,)
+    assert hands.run_all() == [waiter]
+    hands.complete(*started)
+    assert states(db, parent, waiter) == ["completed", "completed"]
 
 
 def test_time_order_key_and_expiry_hold_afterwards(db: Connection, hands: Hands) -> None:
