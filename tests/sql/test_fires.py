@@ -10,8 +10,10 @@ from typing import Any, LiteralString, cast
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from support.broken import without
+from support.hands import Hands
 from support.ticking import fires, one, put
 
 NOON = datetime(2031, 5, 1, 12, tzinfo=UTC)
@@ -134,6 +136,20 @@ def test_several_ticks_at_once_with_the_guard(db: Any) -> None:
     put(db, "s", at=NOON)
     assert fire(db, planned(db, "s", NOON, NOON, NOON + timedelta(seconds=1)), NOON) == (1, 1, 1, 0, 0)
     assert fires(db, "s", "what", "reason") == [("enqueued", None), ("skipped", "overlap")]
+
+
+def test_ticks_that_are_caught_up_run_in_order_also_with_a_fair_key(db: Any) -> None:
+    """S2-02: with missed=all, the task's fair key does not apply: the jobs run one after the other, as always."""
+    put(db, "s", at=NOON, missed="all", options=Jsonb({"fair_key": "a"}))
+    late = [(NOON + n * STEP).isoformat() for n in range(3)]
+    assert fire(db, planned(db, "s", NOON + 2 * STEP, late=late), NOON + 2 * STEP) == (1, 3, 0, 0, 0)
+    hands = Hands(db)
+    ran = []
+    while started := hands.start():
+        ran.append([job.id for job in started])
+        hands.complete(*started)
+        db.execute("select tallybook.promote()")
+    assert ran == [[1], [2], [3]]
 
 
 def test_faults_that_are_not_the_schedules_are_raised(db: Any, due: str) -> None:

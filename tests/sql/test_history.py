@@ -15,6 +15,7 @@ import pytest
 from support.broken import source, without
 from support.database import Connection, one
 from support.hands import Hands
+from support.sessions import behind
 from support.waiting import wait_until
 
 S, DAY = timedelta(seconds=1), timedelta(days=1)
@@ -261,6 +262,30 @@ def test_a_job_that_others_wait_for_is_told_first(db: Connection, now: datetime)
     cut(db)
     assert prune(db, now + 30 * DAY) == 0
     assert held(db, now + 30 * DAY) == [(None, "jobs that wait for a job in this range")]
+    assert one(db, "select released from tallybook.parents_resolve()") == 1
+    assert prune(db, now + 31 * DAY) == 1
+
+
+@pytest.mark.direct("watches which session waits for which")
+def test_a_job_that_comes_to_wait_while_prune_waits_for_it_is_told(
+    db: Connection, connect: Callable[..., Connection], now: datetime
+) -> None:
+    """A range stays if a job that waits for one in it is committed between prune's check and its lock."""
+    hands = Hands(db)
+    done(db, hands, 1)
+    cut(db)
+    job = one(db, "select max(job_id) from tallybook.entry")
+    reader, producer, pruner = connect(autocommit=False), connect(autocommit=False), connect()
+    one(reader, "select count(*) from tallybook.entry")
+    assert prune(pruner, now + 30 * DAY) == 0, "all is checked, only the lock is missing"
+    one(producer, "select tallybook.enqueue_after('brief', 'work', %s)", [job])
+    reader.rollback()
+    waits = "select cardinality(pg_blocking_pids(%s)) > 0"
+    with behind(pruner) as pool:
+        pruned = pool.submit(prune, pruner, now + 30 * DAY)
+        wait_until(lambda: one(db, waits, pruner.info.backend_pid), "prune waits for the producer")
+        producer.commit()
+        assert pruned.result(timeout=20) == 0
     assert one(db, "select released from tallybook.parents_resolve()") == 1
     assert prune(db, now + 31 * DAY) == 1
 

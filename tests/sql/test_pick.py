@@ -209,6 +209,23 @@ def test_a_pick_leaves_a_job_that_a_producer_changes(
     assert pick(db) == []
 
 
+@pytest.mark.direct("watches which session waits for which")
+def test_the_key_of_a_job_that_a_pick_has_taken_is_not_free(db: Connection, connect: Connect) -> None:
+    """S3-26: a job that was cancelled after an open pick took it keeps its unique key: enqueue waits for the pick."""
+    (job,) = put(db, unique_key="k")
+    picker, producer = connect(autocommit=False), connect()
+    (picked,) = pick(picker)
+    assert one(db, "select tallybook.cancel(%s)", job) == "cancelled"
+    with behind(producer) as pool:
+        second = pool.submit(put, producer, unique_key="k")
+        blocked = "select cardinality(pg_blocking_pids(%s)) > 0"
+        wait_until(lambda: one(db, blocked, producer.info.backend_pid), "the producer waits")
+        picker.commit()
+        assert second.result(timeout=20) == [job]
+    assert complete(db, picked) == [True]
+    assert put(db, unique_key="k") != [job]
+
+
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [

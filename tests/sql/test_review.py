@@ -206,7 +206,7 @@ def test_a_claim_without_a_lease_is_refused(db: Connection, call: LiteralString)
     ("verb", "look", "query", "said"),
     [
         ("claim_job", "exit when found", "select tallybook.claim_job(%(worker)s, %(job)s, gen_random_uuid())", True),
-        ("retry", "exit when e.attempt is not", "select tallybook.retry(%(job)s)", 2),
+        ("retry", "if e.attempt is not", "select tallybook.retry(%(job)s)", 2),
         ("cancel", "select x.lane_id, x.retention", "select tallybook.cancel(%(job)s)", "cancelled"),
     ],
 )

@@ -339,6 +339,21 @@ def test_a_cancel_that_nobody_has_met_is_taken_back(db: Connection, later: bool,
     assert state(db, job) == "completed"
 
 
+@pytest.mark.direct("watches which session waits for which")
+def test_a_cancel_of_a_job_that_promote_is_moving_is_taken_back(db: Connection, connect: Any) -> None:
+    """A retry that waits for promote looks again: the cancelled job has come into line, and gets another attempt."""
+    (job,) = enqueue(db, run_at=one(db, "select clock_timestamp() + interval '1 s'"))
+    cancel(db, job)
+    promoter, person = connect(autocommit=False), connect()
+    promoter.execute("select tallybook.promote(at => clock_timestamp() + interval '1 min')")
+    with behind(person) as pool:
+        retried = pool.submit(retry, person, job)
+        wait_until(lambda: waits(db, person), "the retry to wait")
+        promoter.commit()
+        assert retried.result(timeout=20) == 2
+    assert drain(db) == [(job, 2)]
+
+
 @pytest.mark.parametrize("later", [False, True])
 def test_a_cancel_is_not_taken_back_where_another_job_has_the_key(db: Connection, later: bool) -> None:
     """Review 16: retry of a cancelled job whose key another live job has raises TB005 and changes nothing."""

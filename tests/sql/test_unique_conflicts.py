@@ -56,6 +56,29 @@ def test_what_does_not_fit_is_refused(db: Connection, bad: dict[str, Any]) -> No
     assert db.execute("select count(*) from tallybook.job").fetchone() == (0,)
 
 
+@pytest.mark.parametrize("priority", [-1, 32_768])
+def test_a_priority_that_no_lane_has_is_refused_at_the_conflict(db: Connection, hands: Hands, priority: int) -> None:
+    """An impossible priority raises TB005 to the producer; stored, it would stop promote and each end of the job."""
+    job = put(db, unique_key="k")
+    with pytest.raises(psycopg.Error, match="is out of range"):
+        put(db, unique_key="k", on_conflict="raise_priority", priority=priority)
+    db.execute("select tallybook.promote()")
+    assert [one.id for one in hands.start()] == [job]
+
+
+def test_a_claim_is_read_in_read_committed(db: Connection, hands: Hands, connect: Connect) -> None:
+    """claimed_jobs raises TB003 for an older snapshot, which does not show that a job's args were replaced."""
+    put(db, unique_key="k", args={"v": 1})
+    reader = connect(autocommit=False)
+    reader.execute("set transaction isolation level repeatable read")
+    reader.execute("select count(*) from tallybook.job")
+    put(db, **REPLACE, args={"v": 2})
+    (job,) = hands.claim()
+    with pytest.raises(psycopg.Error) as caught:
+        reader.execute("select from tallybook.claimed_jobs(%s)", (job.lease,))
+    assert (caught.value.sqlstate, job.args) == ("TB003", {"v": 2})
+
+
 PLACES = ["available", "scheduled", "waiting"]
 OTHER_ENDS: LiteralString = """
 select tallybook.complete(c.lease, e.job_id, 1) from tallybook.entry e, tallybook.claim c

@@ -741,6 +741,27 @@ def test_a_verb_on_what_is_not_there(db: Connection) -> None:
     assert see(db, "state") == [("available",)]
 
 
+def test_a_heartbeat_without_a_claim_id_gives_up_no_job(db: Connection) -> None:
+    """renew with null for open_from, as min() of no claims is, means 0: the worker's open jobs are still given back."""
+    worker = one(db, "select tallybook.worker_start('w', '{mail}')")
+    job = one(db, "select tallybook.enqueue('mail', 'send')")
+    db.execute("select tallybook.claim(%s, '{mail}', '{1}', gen_random_uuid())", [worker])
+    db.execute("select tallybook.renew(%s, null)", [worker])
+    db.execute("select tallybook.worker_stop(%s)", [worker])
+    assert db.execute("select id, state from tallybook.job").fetchall() == [(job, "available")]
+
+
+def test_a_claimed_job_is_not_given_back_for_ever(db: Connection) -> None:
+    """An infinite delay is refused by unclaim, as by snooze; before PostgreSQL 17 there is no such interval."""
+    worker = one(db, "select tallybook.worker_start('w', '{mail}')")
+    job, lease = one(db, "select tallybook.enqueue('mail', 'send')"), one(db, "select gen_random_uuid()")
+    db.execute("select tallybook.claim(%s, '{mail}', '{1}', %s)", [worker, lease])
+    for verb in ("unclaim", "snooze"):
+        with pytest.raises(psycopg.Error, match=r"delay is infinity|invalid input syntax"):
+            db.execute(f"select tallybook.{verb}(%s, %s, 1, 'infinity')", [lease, job])
+    assert one(db, "select state from tallybook.job") == "running"
+
+
 def test_an_end_by_a_stranger_is_refused(db: Connection) -> None:
     """S4-08: a caller without the lease of the attempt ends nothing, and is refused."""
     job = one(db, "select tallybook.enqueue('mail', 'send')")

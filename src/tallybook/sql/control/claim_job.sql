@@ -2,9 +2,9 @@
 --
 -- For a program or a user that has chosen the job. The job may be available, or scheduled and due. Its lane's cursor
 -- does not move and later skips the job. Run it in a transaction of its own, because it holds the lane's lock.
--- Returns false if the job is not due, waiting, claimed, ended or cancelled, if its queue is paused, or if its lane was
--- busy for 2 s. A second call with the same lease returns the same result. Errors: TB002 no such job, TB003, TB005 no
--- lease, TB006. Locks, in this order: the worker's gate, the job's row in scheduled (tried), its tombstone, its lane.
+-- Returns false if the job is not due, waiting, claimed, ended or cancelled, if its queue is paused, or if its lane or
+-- the worker was busy for 2 s. A second call with the same lease returns the same result. Errors: TB002 no such job,
+-- TB003, TB005 no lease, TB006. Locks, in this order: the worker's gate, the job's row in scheduled (tried), its tombstone, its lane.
 -- Reads scheduled, entry, outcome, queue; writes entry, order_line, tombstone, claim; deletes from scheduled.
 -- profile: lookup
 -- rights: worker
@@ -13,10 +13,10 @@ create or replace function tallybook.claim_job(worker int, job_id bigint, lease 
 returns boolean language plpgsql
 set lock_timeout = '2s'  -- who holds the lane may stay open
 as $$
-declare e tallybook.entry; v_due tallybook.scheduled; h record; v_parts text[];
+declare e tallybook.entry; v_due tallybook.scheduled; h record;
 begin
   if lease is null then raise exception 'a claim needs a lease' using errcode = 'TB005'; end if;
-  v_parts := tallybook._lock_worker(worker);
+  perform tallybook._lock_worker(worker);
   if exists (select from tallybook.claim c where c.lease = claim_job.lease) then  -- said twice
     return exists (select from tallybook.claim c join tallybook.entry x on x.xid = c.one_xid and x.seq = c.one_seq
                     where c.lease = claim_job.lease and x.job_id = claim_job.job_id);
@@ -38,19 +38,10 @@ begin
     perform tallybook._check_job(claim_job.job_id);  -- it has just come into line: look again
   end loop;
   -- The tombstone comes before the lane's lock: it may have to wait for a user's transaction that cancelled this job.
-  begin
-    insert into tallybook.tombstone (job_id, attempt, taken, created_at)
-      values (claim_job.job_id, e.attempt, true, claim_job.at) on conflict do nothing;
-    if not found then return false; end if;
-  exception when lock_not_available then
-    return false;
-  end;
-  begin
-    perform pg_advisory_xact_lock(1413565441, e.lane_id);
-  exception when lock_not_available then
-    delete from tallybook.tombstone t where t.job_id = claim_job.job_id and t.attempt = e.attempt;
-    return false;
-  end;
+  insert into tallybook.tombstone (job_id, attempt, taken, created_at)
+    values (claim_job.job_id, e.attempt, true, claim_job.at) on conflict do nothing;
+  if not found then return false; end if;
+  perform pg_advisory_xact_lock(1413565441, e.lane_id);
   if tallybook._cursor_passed(e.lane_id, e.retention, e.xid, e.seq)
      or exists (select from tallybook._cancel_of(claim_job.job_id, e.attempt))
      or exists (select from tallybook._outcome_of(e.retention, e.xid, e.seq))
@@ -69,4 +60,6 @@ begin
          coalesce(h.holes, '{}'), coalesce(h.closed, '{}')
     from tallybook.lane l where l.lane_id = e.lane_id;
   return true;
+exception when lock_not_available then  -- nothing has happened
+  return false;
 end $$;

@@ -20,11 +20,15 @@ begin
     loop  -- Two people at once: the newest attempt's row is locked, as that of a dead letter is.
       v_attempt := e.attempt;
       select x.* into e from tallybook.entry x where x.job_id = retry.job_id order by x.attempt desc limit 1 for update;
-      exit when e.attempt is not distinct from v_attempt
-                and (e.job_id is not null or tallybook._behind(retry.job_id) is not null);
-      if e.job_id is null then perform tallybook._check_job(retry.job_id); end if;
+      if e.attempt is not distinct from v_attempt
+         and (e.job_id is not null or tallybook._behind(retry.job_id) is not null) then
+        v_state := tallybook._uncancelled(retry.job_id, e, retry.at);
+        exit when v_state in ('cancelled', 'back') or not exists (  -- promote has moved it meanwhile
+          select from tallybook.entry x where x.job_id = retry.job_id and x.attempt > coalesce(e.attempt, 0));
+      elsif e.job_id is null then
+        perform tallybook._check_job(retry.job_id);
+      end if;
     end loop;
-    v_state := tallybook._uncancelled(retry.job_id, e, retry.at);
     v_back := coalesce(v_state = 'back', false);
     if not v_back and (v_state is distinct from 'cancelled' or tallybook._behind(retry.job_id) is not null) then
       raise exception 'job % is not dead or cancelled', retry.job_id

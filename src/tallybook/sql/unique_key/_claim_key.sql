@@ -1,8 +1,8 @@
 -- _claim_key(task, key, job_id, unique_while, on_conflict, ..., at): the job that has this unique key now: the new job,
 -- or an older one that is still open, after on_conflict has been applied to it.
 --
--- Waits only for a producer that is using the same key at the same moment. At REPEATABLE READ such a meeting raises
--- 40001, and the caller retries.
+-- Waits only for a producer that is using the same key at the same moment, and for a pick that may have taken a job
+-- before it was cancelled. At REPEATABLE READ a meeting of producers raises 40001, and the caller retries.
 -- Errors: TB005 an invalid key, on_conflict or unique_while, or the holder was cancelled in this transaction; TB008 the
 -- key is taken and on_conflict is raise. Reads and writes unique_key; see _amend for the writes of on_conflict.
 -- profile: lookup
@@ -21,6 +21,8 @@ begin
           tallybook._refuse((p_while in ('running', 'queued')) is not true,
                             format('unique_while %s is unknown', coalesce(to_json(p_while)::text, 'null')),
                             'It is running (queued or running), or queued.'),
+          tallybook._refuse(p_priority not between 0 and 32767, format('priority %s is out of range', p_priority),
+                            'It must be from 0 to 32767.'),
           tallybook._refuse(p_on_conflict = 'push_run_at' and p_run_at is null, 'push_run_at needs a run_at',
                             'Give the time to which the job is pushed.');
   loop
@@ -29,7 +31,10 @@ begin
            limit 1;
     if found then
       foreach j in array k.job_id || coalesce(k.others, '{}') loop
-        continue when not tallybook._job_open(j);
+        if not tallybook._job_open(j) then
+          continue when not tallybook._pick_waited(j);
+          continue when not tallybook._job_open(j);  -- in a newer snapshot
+        end if;
         if j = p_job_id then return j; end if;
         if exists (select from tallybook.tombstone t where t.job_id = j and t.cancelled
                    and t.xid = pg_current_xact_id_if_assigned()) then

@@ -13,7 +13,6 @@
 -- exists.
 create or replace function tallybook._start_waits(p_job_id bigint, p_task text) returns void
 language plpgsql as $$
-declare v_lane int;
 begin
   if tallybook._locks_left('tallybook.jobs_locked', 128) then
     perform pg_advisory_xact_lock_shared(1413565447, hashint8(p_job_id));
@@ -21,14 +20,23 @@ begin
     perform pg_advisory_xact_lock_shared(1413565446, 0);
     perform pg_advisory_xact_lock_shared(1413565446, 1 + (hashtext(p_task) & 63));
   end if;
-  if not (pg_try_advisory_lock(1413565446, 65) and pg_advisory_unlock(1413565446, 65)) then
-    select e.lane_id into v_lane from tallybook._newest_entry(p_job_id) e;
-    begin
-      perform pg_advisory_xact_lock_shared(1413565441, v_lane);
-      raise sqlstate 'TB000';
-    exception when sqlstate 'TB000' then null;
-    end;
-  end if;
+  perform tallybook._pick_waited(p_job_id);
+end $$;
+
+-- _pick_waited(job_id): while a pick is open, wait until no claim of the job's lane is open. False: there was no pick,
+-- or the job is not in line.
+create or replace function tallybook._pick_waited(p_job_id bigint) returns boolean
+language plpgsql as $$
+declare v_lane int;
+begin
+  if pg_try_advisory_lock(1413565446, 65) and pg_advisory_unlock(1413565446, 65) then return false; end if;
+  select e.lane_id into v_lane from tallybook._newest_entry(p_job_id) e
+   where not exists (select from tallybook._outcome_of(e.retention, e.xid, e.seq));
+  if not found then return false; end if;
+  perform pg_advisory_xact_lock_shared(1413565441, v_lane);
+  raise sqlstate 'TB000';
+exception when sqlstate 'TB000' then
+  return true;
 end $$;
 
 -- _crowd(): whether some transaction may hold more jobs than it has locks for. The check of another start can also be

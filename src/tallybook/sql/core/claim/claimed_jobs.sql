@@ -14,7 +14,8 @@
 -- with the names of its limits.
 -- max_attempts null: the task's limit applies. run_at null: the job was to run at once.
 -- job: read only this job of the claim. Unless blocked_by is changing, what a producer was told about the job is final.
--- Returns no rows if no claim has this lease: the claim took no jobs, or a crash of the server has undone it.
+-- Returns no rows if no claim has this lease: the claim took no jobs, or a crash of the server has undone it. Errors:
+-- TB003.
 -- Reads claim, entry, tombstone; for jobs with a unique key amendment; see _is_limited.
 -- The query's LIMIT is the claim's number of jobs. Without it, each claim from a big transaction would read all later
 -- jobs of that transaction, because a scan does not end at a row's second column.
@@ -29,6 +30,8 @@ declare
   c tallybook.claim; v_queue text; v_priority int; v_dead boolean := exists (select from tallybook.tombstone);
   v_wide boolean := tallybook._has_limits(true);
 begin
+  perform tallybook._read_committed('claimed_jobs needs READ COMMITTED',
+                                    'An older snapshot does not show what was changed or cancelled since.');
   select k.* into c from tallybook.claim k where k.lease = claimed_jobs.lease;
   if not found then return; end if;
   select l.queue, l.priority into v_queue, v_priority from tallybook.lane l where l.lane_id = c.lane_id;

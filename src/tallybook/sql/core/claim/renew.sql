@@ -17,7 +17,7 @@ returns table (job_id bigint, attempt int, reason text) language plpgsql as $$
 #variable_conflict use_column
 begin
   update tallybook.worker w set seen_at = renew.at, gone_at = null, lag = renew.lag, memory = renew.memory,
-         open_from = greatest(w.open_from, least(renew.open_from,
+         open_from = greatest(w.open_from, least(coalesce(renew.open_from, 0),
                                                  (select s.last_value + s.is_called::int from tallybook.claim_id s)))
    where w.id = renew.worker and w.ended_at is null;
   if not found then

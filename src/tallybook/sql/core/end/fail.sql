@@ -20,13 +20,10 @@ declare
   e tallybook.entry; v_held record; v_error jsonb; v_failures int; v_limit int;
   v_dead boolean;
 begin
-  if jsonb_typeof(error) <> 'object' then
-    raise exception 'an error is one JSON object, not %', jsonb_typeof(error) using errcode = 'TB005';
-  end if;
-  if not isfinite(retry_in) then
-    raise exception 'retry_in is %', retry_in using errcode = 'TB005',
-      hint = 'Give an interval that ends. Set final for a job that has no further attempt.';
-  end if;
+  perform tallybook._refuse(jsonb_typeof(error) <> 'object',
+                            'an error is one JSON object, not ' || jsonb_typeof(error)),
+          tallybook._refuse(not isfinite(retry_in), 'retry_in is ' || retry_in,
+                            'Give an interval that ends. Set final for a job that has no further attempt.');
   if fail.attempt > 1 then  -- by the index of these
     select x.failures, x.max_attempts, x.lane_id into v_held from tallybook._attempt(fail.job_id, fail.attempt) x;
   else
@@ -39,7 +36,7 @@ begin
     select q.max_attempts into v_limit from tallybook.lane l join tallybook.queue q on q.name = l.queue
            where l.lane_id = v_held.lane_id;
   end if;
-  v_dead := final or v_failures >= coalesce(v_limit, 5);
+  v_dead := final or v_failures >= least(coalesce(v_limit, 5), 32767);  -- of a smallint
   select jsonb_build_object('attempt', fail.attempt, 'started_at', k.claimed_at, 'at', fail.at, 'worker', k.worker)
          || coalesce(error, '{"message": "failed"}')
     into v_error from tallybook._claimed(lease) k;

@@ -10,9 +10,7 @@ create or replace function tallybook.snooze(lease uuid, job_id bigint, attempt i
 returns text language plpgsql as $$
 declare e tallybook.entry;
 begin
-  if not isfinite(delay) then
-    raise exception 'delay is %', delay using errcode = 'TB005', hint = 'Give an interval that ends.';
-  end if;
+  perform tallybook._refuse(not isfinite(delay), 'delay is ' || delay, 'Give an interval that ends.');
   e := tallybook._end(lease, job_id, attempt, 'snoozed', null, snooze.at);
   if e.job_id is null then return 'refused'; end if;
   perform tallybook._next_attempt(e, at + delay, at, true);

@@ -42,7 +42,8 @@ begin
     raise;
   end;
   for c in select * from (values
-      ('key', 'text', '{text,character varying,uuid,smallint,integer,bigint}'::text[], 'q.key'),
+      ('key', 'text', '{text,character varying,uuid,smallint,integer,bigint}'::text[],
+       'q.key::text collate pg_catalog."default"'),
       ('args', 'jsonb', '{jsonb,json}', 'q.args'),
       ('run_at', 'timestamptz', '{timestamp with time zone}', 'q.run_at'),
       -- A number above an int is refused like one above the highest priority.
@@ -53,7 +54,7 @@ begin
     perform tallybook._refuse(v_type <> all (c.fits),
       format('the column %s of the query has the type %s, not %s', c.name, v_type, c.type),
       format('Write %s::%s as %1$s.', c.name, c.type));
-    v_list := v_list || format('%s::%s as %s', case when v_type is null then 'null' else c.value end, c.type, c.name);
+    v_list := v_list || format('(%s)::%s as %s', case when v_type is null then 'null' else c.value end, c.type, c.name);
   end loop;
   columns := array_to_string(v_list, ', ');
 end $$;

@@ -1,8 +1,9 @@
 -- _prune_range(class, keep, lower, upper, leaves, at): do one piece of the work on one range. Returns null: nothing to
 -- do; 0: there is more to do soon; else the number of deleted rows.
 --
--- Only outcomes can still be added to a range whose transactions have all ended. So what is found stays true: it is
--- found piece by piece before any lock is taken, and the lock is held for the TRUNCATE alone. A range is dropped when
+-- Only outcomes can still be added to a range whose transactions have all ended. So what is found stays true, except
+-- that a child can come: it is found piece by piece before any lock is taken, and the lock is held for the TRUNCATE
+-- alone. A range is dropped when
 -- - no transaction can write to it: all before its end have ended, or it is of another cluster and not reached yet;
 -- - each entry has its outcome (they correspond one to one, so _range_count compares their numbers), and the newest is
 --   older than keep;
@@ -47,9 +48,7 @@ begin
     if not h.complete then return case when tallybook._range_count(h, p_leaves, p_keep, p_at) then 0 end; end if;
     v_claims := tallybook._range_claims(h, p_code, v_lower, v_upper);
     if v_claims <> 'over' then return case when v_claims = 'more' then 0 end; end if;
-    if exists (select from tallybook.parent p where p.ended_as is null and exists (
-                 select from tallybook.entry e where e.job_id = p.parent_id and e.retention = p_code
-                        and e.xid >= v_lower and e.xid < v_upper)) then
+    if tallybook._range_awaited(p_code, v_lower, v_upper) then
       return tallybook._range_held(p_leaves[1], 'jobs that wait for a job in this range');
     end if;
     v_moved := tallybook._range_heads(p_code, v_lower, v_upper);
@@ -77,6 +76,8 @@ begin
     return tallybook._range_held(p_leaves[1], 'a reader');
   end;
   if not tallybook._range_quiet(p_lower, p_upper) then return null; end if;
+  -- A producer may have found a parent here before it was locked.
+  if tallybook._range_awaited(p_code, v_lower, v_upper) then return null; end if;
   execute (select 'truncate ' || string_agg(format('only %s', l), ', ') from unnest(p_leaves) l);
   if h.entries > 0 then
     insert into tallybook.pruned (retention, pruned_at, lower, upper, entries, ended)
@@ -85,6 +86,14 @@ begin
   delete from tallybook.history_range r where r.leaf = v_leaf;
   return v_rows;
 end $$;
+
+-- _range_awaited(class, lower, upper): whether a child waits for the end of a job in this range.
+create or replace function tallybook._range_awaited(p_code "char", p_lower xid8, p_upper xid8) returns boolean
+language sql volatile as $$
+  select exists (select from tallybook.parent p where p.ended_as is null and exists (
+                   select from tallybook.entry e where e.job_id = p.parent_id and e.retention = p_code
+                          and e.xid >= p_lower and e.xid < p_upper))
+$$;
 
 -- _range_quiet(lower, upper): whether no transaction can write to this range any more, or none could so far: then what
 -- it holds came from another cluster.

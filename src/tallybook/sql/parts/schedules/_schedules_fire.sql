@@ -97,6 +97,7 @@ begin
           select tallybook._put(f.job_id, s.queue, s.task, s.args, null, s.priority, null, s.max_attempts, s.headers,
                                 p_at, case when not s.overlap and s.missed = 'all' then 'schedule:' || s.name end, null,
                                 coalesce(s.options, '{}')
+                                  - case when not s.overlap and s.missed = 'all' then 'fair_key' else '' end
                                   || jsonb_build_object('schedule', s.name, 'tick', f.tick)) as put
             from tallybook.schedule s where s.name = f.schedule limit 1) k
        where f.what = 'enqueued'

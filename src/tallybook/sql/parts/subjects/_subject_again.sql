@@ -15,6 +15,7 @@ begin
          and x.job_id = p_job_id for update;
   if not found then return; end if;
   if k.ended_as is null then
+    perform tallybook._pick_waited(p_job_id);  -- a pick may have taken it before it was cancelled
     select n.state, n.options into w from tallybook._subject_now(p_job_id, p_at) n;
     if (w.state is distinct from case when p_revive then 'completed' end) then return; end if;
     perform tallybook._refuse(true,
