@@ -46,7 +46,7 @@ async def test_a_name_in_a_limit_that_is_no_argument_stops_the_worker(dsn: str) 
     app.rate_limit("provider", 5, per="1 min")
     with pytest.raises(ConfigError, match="no argument 'provder'") as refused:
         await app.run_worker()
-    assert "{provider}" in str(refused.value.hint)
+    assert "'provider'" in str(refused.value.hint)
     with pytest.raises(ConfigError, match="no argument 'tenant'"):
         await limited(dsn, fair_key="tenant:{tenant}").run_worker()
 

@@ -245,6 +245,7 @@ def test_children_do_not_outlive_a_killed_supervisor(shop: Path, dsn: str) -> No
         ("needs:app", "No module named 'no_such_thing'|cli_needs.py:1)"),
         ("exits:app", "exits during its import (exit code 3)|cli_exits.py:1)"),
         ("double:app", "task 't' is defined twice|cli_double.py:5)"),
+        ("option:app", "not a tuple of names|cli_option.py:3)"),
     ],
 )
 def test_app_that_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, said: str) -> None:
@@ -257,6 +258,7 @@ def test_app_that_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "raises": "import os\n\nos.environ['NO_SUCH_NAME']\n",
         "needs": "import no_such_thing\n",
         "exits": "raise SystemExit(3)\n",
+        "option": "from tallybook import App\napp = App('o')\n@app.task(limits='x')\ndef t(): ...\n",
         "double": "from tallybook import App\napp = App('d')\n@app.task\ndef t(): ...\n@app.task(name='t')\ndef u(): ...\n",
     }
     for name, text in apps.items():

@@ -190,6 +190,8 @@ def test_dead_letters_of_all_nodes(shop: Shop) -> None:
     listed = shop.rows("dead", "list")
     assert [(row["node"], row["job"]) for row in listed] == [("south", last), ("south", south), ("north", north)]
     assert shop.says("dead", "drop", south).stdout == f"job {south}: dropped\n"
+    unknown = shop.says("dead", "drop", south + 99)
+    assert (unknown.exit_code, unknown.stderr.splitlines()[-1][:30]) == (1, f"job {south + 99}: unknown job"[:30])
     again = shop.says("dead", "retry", "--error", "stamp", "--yes").stdout
     assert again.splitlines() == [
         f"{name}: {n} jobs are retried" for name, n in (("north", 1), ("south", 1), ("west", 0))

@@ -492,7 +492,7 @@ def test_states_are_those_that_the_view_can_show(db: Any) -> None:
     listed = words(table(text("docs/states.md"), "state"))
     view = text("src/tallybook/sql/read/views/job.sql")
     in_view = set(re.findall(r"(?:then|else) '(\w+)'", view))
-    in_view |= set(re.findall(r"select '(\w+)'", text("src/tallybook/sql/lookups/_aside.sql")))
+    in_view |= set(re.findall(r"(?:select|then|else) '(\w+)'", text("src/tallybook/sql/lookups/_aside.sql")))
     for ended in re.findall(r"or o\.state in \(([^)]*)\)", view):
         in_view |= set(re.findall(r"'(\w+)'", ended))
     assert len(listed) == len(set(listed)) and set(listed) == in_view

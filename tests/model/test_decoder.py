@@ -184,9 +184,9 @@ def test_any_json_for_any_annotation_fits_or_raises_payload_error(annotation, va
         decode(annotation, value, task="t")
 
 
-@pytest.mark.parametrize("annotation", ["Node", list["Node"], dict[int, str], "list[int]"])
+@pytest.mark.parametrize("annotation", ["Node", list["Node"], dict[int, str], "list[int]", set[int], list[bytes]])
 def test_annotations_that_cannot_be_served_are_refused(annotation):
-    """Unresolved text annotations, and dict keys that JSON does not have, raise SignatureError."""
+    """Unresolved text annotations, and types that no JSON value becomes, raise SignatureError."""
     with pytest.raises(SignatureError):
         compile_decoder(annotation, task="t")
 

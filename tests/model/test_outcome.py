@@ -61,6 +61,7 @@ def test_outcomes_can_be_matched():
         case Dead(reason):
             assert reason == "why"
     assert Snooze(until=THEN).until == THEN
+    assert Snooze("5 min").delay == timedelta(minutes=5)
 
 
 @pytest.mark.parametrize(

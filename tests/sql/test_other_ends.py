@@ -308,6 +308,9 @@ def test_thousands_of_dead_letters_are_retried_by_one_call(db: Connection) -> No
         ("unique_key => 'a'", "running available"),
         ("unique_key => 'a', task => 'u'", "available"),
         ("unique_key => 'a', states => '{running}'", "running"),
+        ("queue => 'r', states => '{scheduled}'", ""),
+        ("queue => 'r', states => '{retrying}'", "retrying"),
+        ("order_key => 'r', states => '{retrying}'", "retrying"),
         ("unique_key => 'nobody'", ""),
         ("order_key => 'o'", "running waiting scheduled available"),
         ("order_key => 'o', args => '{\"x\": 1}'", "running waiting"),
@@ -329,6 +332,9 @@ def test_cancel_many_takes_what_matches(db: Connection, hands: Hands, where: str
         jobs["scheduled"] = put(db, unique_key="c", order_key="o", run_at="2999-01-01")
         jobs["available"] = put(db, task="u", unique_key="a", order_key="o")
         jobs["other"] = put(db, queue="p", unique_key="d")
+        jobs["retrying"] = put(db, queue="r", task="v", order_key="r")
+        other = Hands(db, "r")
+        other.fail(*other.start(), retry_in="1 h")
         assert states(db, *jobs.values())[:5] == ["completed", "running", "waiting", "scheduled", "available"]
         return jobs
 

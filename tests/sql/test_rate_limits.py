@@ -726,6 +726,9 @@ def test_the_view_shows_where_each_key_stands(eight: Connection) -> None:
     """S1-19: the view has each key's rule, calls, waiting jobs and the time of its next call."""
     put(eight, "provider:acme", n=3)
     Asker(eight).look(T)
+    eight.execute("select tallybook.concurrency_limit_set('one', 1)")
+    put(eight, "one:x", n=2)
+    Asker(eight).look(T)  # a key of another kind, whose lock is in the same table
     row = eight.execute(
         "select name, rule, calls, calls_ever, waiting, last_call_at, next_call_at from tallybook.rate order by name"
     ).fetchall()

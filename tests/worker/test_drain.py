@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from datetime import timedelta
 from typing import Any
@@ -54,6 +55,13 @@ async def test_drain_runs_at_most_so_many_jobs(app: App, dsn: str, db: Any, agai
     for most in (7, 14):  # fewer than there are slots
         await app.drain(dsn=dsn, max_jobs=7)
         assert len(ran) == most
+
+
+async def test_a_drain_leaves_nothing_open(app: App, dsn: str, recwarn: pytest.WarningsRecorder) -> None:
+    """A drain closes its sockets and connections, so a test suite in which warnings are errors passes."""
+    await app.drain(dsn=dsn)
+    gc.collect()
+    assert [str(one.message) for one in recwarn if one.category is ResourceWarning] == []
 
 
 @pytest.mark.direct("counts the sessions of a drain")

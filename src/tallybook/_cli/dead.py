@@ -12,10 +12,10 @@ from tallybook._cli.database import Db
 from tallybook._cli.job import MANY, said_of, show, when
 from tallybook._cli.over_nodes import each, newest
 from tallybook._cli.text import Columns, clean, short
-from tallybook._db import calls, filters
+from tallybook._db import calls, filters, jobs
 from tallybook._db.filters import REASONS, DeadFilter
 from tallybook._model.job_info import DeadLetter
-from tallybook.errors import TallybookError
+from tallybook.errors import TallybookError, UnknownJob
 
 dead = click.Group(
     "dead",
@@ -89,7 +89,10 @@ def drop(db: Db, yes: bool, **given: Any) -> str | None:
     """Drop dead letters for good: by id, or all that match every filter."""
 
     def one(job_id: int) -> str:
-        return "dropped" if db.of(job_id).run(filters.drop_dead(job_id)) else "not changed: it is not dead"
+        (done,) = db.of(job_id).run(jobs.drop_jobs([job_id]))
+        if done.done == "unknown":
+            raise UnknownJob(job_id)
+        return "dropped" if done.done == "dropped" else "not changed: it is not dead"
 
     def many(db: Db, which: DeadFilter) -> str:
         return f"{db.run(filters.drop_dead_many(which, MANY))} dead letters dropped"

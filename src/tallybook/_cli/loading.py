@@ -132,7 +132,7 @@ def _broken(name: str, error: BaseException) -> Problem:
 
 def _place(error: BaseException) -> str:
     """Return file and line of the innermost frame of the user's code, else of the innermost frame."""
-    skipped = ("<frozen", __file__)
+    skipped = ("<", __file__)  # frozen modules, and the __init__ of a dataclass
     frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(skipped)]
     frames = [frame for frame in frames if "importlib" not in frame.filename]
     own = [frame for frame in frames if "site-packages" not in frame.filename and "/tallybook/_" not in frame.filename]

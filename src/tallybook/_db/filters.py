@@ -29,7 +29,7 @@ _DROP_DEAD_MANY = Declared(f"drop_dead_many({_FILTER}) -> int")
 drop_dead = Simple("drop_dead(job_id bigint) -> boolean", bool)
 _RESULT = Declared("result(job_id bigint) -> row (task text, state text, result jsonb, error jsonb)")
 
-STATES = ("scheduled", "waiting", "available", "running", "dead")
+STATES = ("scheduled", "retrying", "waiting", "available", "running", "dead")
 REASONS = ("failed", "crashed", "expired", "killed")
 
 

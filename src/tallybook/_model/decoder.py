@@ -37,6 +37,7 @@ _PLAIN = (str, int, bool, None, type(None))
 _ANYTHING = (Any, object, Ellipsis)
 _ARRAYS = (list, abc.Sequence, abc.MutableSequence, abc.Collection, abc.Iterable)
 _OBJECTS = (dict, abc.Mapping, abc.MutableMapping)
+_NOT_JSON = (set, frozenset, abc.Set, abc.MutableSet, bytes, bytearray, memoryview)
 _WRAPPERS = (typing.Annotated, typing.Required, typing.NotRequired, typing.Final)
 
 
@@ -66,7 +67,7 @@ def compile_decoder(annotation: object, *, task: str = "?") -> Convert | None:
         raise SignatureError(task, str(error)) from None
 
 
-def _compile(annotation: Any) -> Convert | None:  # noqa: PLR0911 - one return per form of annotation
+def _compile(annotation: Any) -> Convert | None:  # noqa: PLR0911, PLR0912 - one return per form of annotation
     if annotation in _PLAIN or annotation in _ANYTHING or isinstance(annotation, typing.TypeVar):
         return None
     if annotation is float:
@@ -85,6 +86,8 @@ def _compile(annotation: Any) -> Convert | None:  # noqa: PLR0911 - one return p
     if origin is typing.Literal:
         return leaf.literal(params)
     cls = origin or annotation
+    if cls in _NOT_JSON:
+        raise TypeError(f"{cls.__name__}: no JSON value becomes one; use list or str")
     if cls in _ARRAYS:
         return _array(_compile(params[0]) if params else None)
     if cls in _OBJECTS:

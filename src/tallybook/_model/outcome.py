@@ -15,6 +15,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import cast
 
+from tallybook._model.durations import parse_duration
 from tallybook.errors import ConfigError
 
 
@@ -36,18 +37,17 @@ class Outcome(Exception):
 class Snooze(Outcome):
     """Run the job again after `delay`, or at the instant `until`. This counts as an attempt, not as a failure.
 
-    Pass exactly one of the two. Raises ConfigError for a negative delay, a naive datetime or a bare number.
+    Pass exactly one of the two; a delay is a timedelta, or text like "5 min". Raises ConfigError for a negative delay, a
+    naive datetime or a bare number.
     """
 
     __match_args__ = ("delay", "until")
 
-    def __init__(self, delay: timedelta | None = None, until: datetime | None = None) -> None:
+    def __init__(self, delay: timedelta | str | None = None, until: datetime | None = None) -> None:
         if (delay is None) == (until is None):
             raise ConfigError("Snooze", delay, "takes either a delay or until")
-        if delay is not None and not isinstance(delay, timedelta):
-            raise ConfigError("Snooze.delay", delay, "not a timedelta", hint="Write Snooze(timedelta(minutes=1))")
-        if delay is not None and delay < timedelta(0):
-            raise ConfigError("Snooze.delay", delay, "a delay cannot be negative")
+        if delay is not None:
+            delay = parse_duration(delay, option="Snooze.delay")
         if until is not None and (not isinstance(until, datetime) or until.utcoffset() is None):
             raise ConfigError("Snooze.until", until, "not an aware datetime", hint="Write datetime.now(UTC) + ...")
         super().__init__(delay, until)

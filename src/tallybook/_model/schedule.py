@@ -82,7 +82,9 @@ def described(name: str, call: JobCall) -> JobCall:
     options = call.options
     if call.unique_key is not None:
         hint = "A tick is skipped anyway while the previous tick's job is open; write task.with_(unique=False).job(...)"
-        raise ConfigError("unique", call.unique_key, f"the job of schedule {name!r} has no unique key", hint=hint)
+        raise ConfigError(
+            "unique", call.unique_key, f"the job of schedule {name!r} cannot have a unique key", hint=hint
+        )
     for option in ("run_at", "delay", "order_key", "expires_at"):
         if (value := getattr(options, option)) is not None:
             raise ConfigError(option, value, f"schedule {name!r} enqueues its job at its tick", hint="Leave it out")

@@ -205,6 +205,8 @@ class Heartbeat:
             self._close()
 
     def _close(self) -> None:
+        self._ear.close()
+        self._mouth.close()
         if self._conn is not None:
             self._conn.close()
 

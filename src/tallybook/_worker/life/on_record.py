@@ -82,8 +82,11 @@ def _check_limits(tasks: Iterable[ServedTask], known: Sequence[list[str]] | None
     """Raise ConfigError for a limit declared neither in code nor in the database, or a `{name}` that is no argument."""
     (names,) = known or ([],)
     for task in tasks:
-        for key in (*task.options.limits, *filter(None, (task.options.fair_key,))):
-            _check_arguments(task, key)
+        options = task.options
+        for option, key in (*(("limits", key) for key in options.limits), ("fair_key", options.fair_key or "")):
+            _check_arguments(task, option, re.findall(r"\{(\w+)\}", key), key)
+        if isinstance(options.unique, tuple):
+            _check_arguments(task, "unique", options.unique, options.unique)
         for key in task.options.limits:
             if not any(_holds(name, key) for name in names):
                 near = get_close_matches(key.split(":")[0], names, 2) or sorted(names)[:5]
@@ -98,13 +101,13 @@ def _holds(name: str, key: str) -> bool:
     return name == key or key.startswith(f"{name}:") or ("{" in key and name.startswith(fixed))
 
 
-def _check_arguments(task: ServedTask, key: str) -> None:
-    for wanted in re.findall(r"\{(\w+)\}", key):
+def _check_arguments(task: ServedTask, option: str, names: Iterable[str], value: object) -> None:
+    for wanted in names:
         if wanted not in task.args.names and not task.args.is_open:
             known = sorted(task.args.names)
             near = get_close_matches(wanted, known, 1)
-            hint = f"Did you mean {{{near[0]}}}?" if near else f"It has {', '.join(known) or 'none'}"
-            raise ConfigError(f"limits of task {task.name!r}", key, f"it has no argument {wanted!r}", hint=hint)
+            hint = f"Did you mean {near[0]!r}?" if near else f"It has {', '.join(known) or 'none'}"
+            raise ConfigError(f"{option} of task {task.name!r}", value, f"it has no argument {wanted!r}", hint=hint)
 
 
 # An equal name does not mean the same database: another server may have one with that name.

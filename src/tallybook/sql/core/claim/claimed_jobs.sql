@@ -30,8 +30,7 @@ declare
   c tallybook.claim; v_queue text; v_priority int; v_dead boolean := exists (select from tallybook.tombstone);
   v_wide boolean := tallybook._has_limits(true);
 begin
-  perform tallybook._read_committed('claimed_jobs needs READ COMMITTED',
-                                    'An older snapshot does not show what was changed or cancelled since.');
+  perform tallybook._read_committed('claimed_jobs needs READ COMMITTED', 'An older snapshot misses newer changes.');
   select k.* into c from tallybook.claim k where k.lease = claimed_jobs.lease;
   if not found then return; end if;
   select l.queue, l.priority into v_queue, v_priority from tallybook.lane l where l.lane_id = c.lane_id;

@@ -1,6 +1,6 @@
 -- cancel_many(...): cancel all open jobs that match all filters, at most max_jobs. At least one filter is required.
 --
---   states  scheduled (with retrying), waiting, available, running, and dead; null: all but dead
+--   states  scheduled, retrying, waiting, available, running, and dead; null: all but dead
 --   args    the job's args contain this
 -- Returns the number of jobs that will not start, and the number of running jobs that are being stopped. As with
 -- cancel, only requests are recorded, but dead letters end as cancelled at once. The filter unique_key does not match
@@ -15,8 +15,8 @@ language plpgsql as $$
 begin
   perform tallybook._refuse(coalesce(queue, task, unique_key, order_key, args::text) is null,
                             'cancel_many needs a filter', 'Pass a queue, a task, a key or args.');
-  perform tallybook._refuse(not states <@ '{scheduled,waiting,available,running,dead}',
-            format('unknown states %s', states), 'Use scheduled, waiting, available, running, dead.');
+  perform tallybook._refuse(not states <@ '{scheduled,retrying,waiting,available,running,dead}',
+            format('unknown states %s', states), 'Use scheduled, retrying, waiting, available, running, dead.');
   select count(*) filter (where c.said = 'cancelled'), count(*) filter (where c.said = 'cancelling')
     into cancelled, cancelling
     from (select tallybook.cancel(o.job_id, cancel_many.reason, cancel_many.at) as said from (
@@ -79,7 +79,7 @@ begin
                           order by t.generation desc limit 1));
   end if;
   return query
-  select a.job_id, a.place, a.lane_id, a.task, a.unique_key,
+  select a.job_id, a.job_state, a.lane_id, a.task, a.unique_key,
          coalesce(a.order_key, a.options #>> '{parents,order_key}'), a.args, a.attempt
     from unnest(v_ids) i(id) join tallybook._aside a on a.job_id = i.id and a.place <> 'dead'
   union all
@@ -100,8 +100,10 @@ returns table (job_id bigint, state text, lane_id int, task text, unique_key tex
   attempt int) language plpgsql stable as $$
 begin
   return query
-  select a.job_id, a.place, a.lane_id, a.task, a.unique_key, a.order_key, a.args, a.attempt
-    from tallybook._aside a where a.place <> 'dead' and (p_states is null or a.place = any (p_states))
+  select a.job_id, a.job_state, a.lane_id, a.task, a.unique_key, a.order_key, a.args, a.attempt
+    from tallybook._aside a
+   where a.place <> 'dead' and (p_states is null or a.place = any (p_states)
+                                or a.place = 'scheduled' and 'retrying' = any (p_states))
   union all
   select e.job_id, 'available', e.lane_id, e.task, e.unique_key, e.order_key, e.args, e.attempt
     from tallybook.lane l, lateral tallybook._line_entries(l.lane_id) e

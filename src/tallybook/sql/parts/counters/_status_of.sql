@@ -6,8 +6,7 @@ create or replace function tallybook._edges_of(p_queue text) returns table (lane
   oldest timestamptz, newest timestamptz) language plpgsql stable as $$
 begin
   return query
-  select x.lane_id, x.task, case when x.place = 'scheduled' and x.failures > 0 then 'retrying' else x.place end,
-         min(x.enqueued_at), max(x.enqueued_at)
+  select x.lane_id, x.task, x.job_state, min(x.enqueued_at), max(x.enqueued_at)
     from unnest('{scheduled,waiting,dead}'::text[]) p(place), lateral (
            (select a.* from tallybook._aside a where a.place = p.place order by a.job_id limit 1000)
            union all

@@ -91,8 +91,7 @@ end $$;
 create or replace function tallybook._recounted_open() returns table (lane_id int, task text, what text, n bigint,
   attempts bigint)
 language sql stable as $$
-  select a.lane_id, a.task, case when a.place = 'scheduled' and a.failures > 0 then 'retrying' else a.place end,
-         count(*), sum(a.attempt)
+  select a.lane_id, a.task, a.job_state, count(*), sum(a.attempt)
     from tallybook._aside a group by 1, 2, 3
   union all
   select l.lane_id, a.task, 'available', a.n, a.attempts

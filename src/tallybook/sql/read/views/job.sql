@@ -23,8 +23,7 @@ select j.job_id as id, j.queue, j.task, j.state, j.priority, j.args, j.headers, 
                                    then tallybook._last_start(j.job_id, j.attempt - j.unstarted) end) as last_attempt_at
   from (
     select a.job_id, l.queue, a.task,
-           case when t.cancelled then 'cancelled' when a.place = 'scheduled' and a.failures > 0 then 'retrying'
-                else a.place end as state,
+           case when t.cancelled then 'cancelled' else a.job_state end as state,
            l.priority::int, a.args, a.headers, a.attempt,
            case when a.place = 'dead' then (a.reason = 'expired')::int else 1 end as unstarted, a.failures, a.crashes,
            a.max_attempts, a.unique_key, a.enqueued_at, a.run_at, null::timestamptz as started_at,
