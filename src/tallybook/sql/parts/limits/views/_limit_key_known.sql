@@ -1,7 +1,6 @@
 -- _limit_key_known: the keys of each kind of limit that are recorded or have a rule of their own; some come twice.
--- Keys of all kinds are in rate_state, whose rows are their locks.
 create or replace view tallybook._limit_key_known as
-select 'rate' as kind, s.name from tallybook.rate_state s where s.granted > 0 or s.pushed_to is not null
+select 'rate' as kind, s.name from tallybook.rate_state s
 union all select 'breaker', s.name from tallybook.breaker_state s
 union all select 'concurrency', h.name from tallybook.concurrency_holder h
 union all select 'concurrency', l.name from tallybook.concurrency_line l

@@ -11,4 +11,6 @@ select k.name, k.rule, k.most as calls, k.per, k.burst, coalesce(s.granted, 0) a
        (select max(c.called_at) from tallybook.rate_call c where c.name = k.name) as last_call_at,
        nullif(s.next_at, '-infinity') as next_call_at,
        case when s.pushed_to > clock_timestamp() then s.pushed_to end as pushed_to
-  from tallybook._limit_key_rule k left join tallybook.rate_state s on s.name = k.name where k.kind = 'rate';
+  from tallybook._limit_key_rule k left join tallybook.rate_state s on s.name = k.name
+ -- Keys of all kinds have a row in rate_state, which is their lock.
+ where k.kind = 'rate' and (k.rule is not null or s.granted > 0 or s.pushed_to is not null);
