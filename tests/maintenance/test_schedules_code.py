@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
@@ -228,6 +231,28 @@ async def test_workers_fire_to_the_moment(dsn: str, db: Any) -> None:
     assert sorted(ticks) == [min(ticks) + n * SECOND for n in range(len(ticks))]
     assert all(at >= tick for tick, at in seen)
     assert set(fires(db)) == {"enqueued"}
+
+
+@pytest.mark.parametrize("query", [None, "select 'k' as key, '{}'::jsonb as args"])
+async def test_handlers_that_use_all_threads_of_the_loop_delay_no_schedule(
+    dsn: str, db: Any, query: str | None
+) -> None:
+    """A worker fires schedules while handlers occupy every thread of asyncio's default executor."""
+    app, begun, release = App("shop", dsn=dsn), threading.Event(), threading.Event()
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+
+    @app.task
+    async def occupies() -> None:
+        await asyncio.to_thread(lambda: begun.set() or release.wait(60))
+
+    async with working(app, dsn):
+        try:
+            occupies.enqueue_sync(db)
+            await eventually(begun.is_set, "the thread is busy")
+            put(db, "s", at=datetime.now(UTC), every="1 s", **({"query": query} if query else {}))
+            await eventually(lambda: fires(db, "s"), "a fire", seconds=10)
+        finally:
+            release.set()
 
 
 @pytest.mark.direct("is told by a notification")

@@ -17,6 +17,7 @@ from dataclasses import astuple, dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from tallybook._db.aside import aside
 from tallybook._db.declared import Declared
 from tallybook._db.driver import AsyncConnection
 from tallybook._db.link import Link
@@ -164,7 +165,7 @@ class Clock:
             rows = await cursor.fetchall()
             if not rows:
                 return False, Ran()
-            plans = await asyncio.to_thread(self._plans, rows)
+            plans = await aside(self._plans, rows)
             now = rows[0][0]
             row = await (await conn.execute(_FIRE.worker, (json.dumps(plans), now))).fetchone()
         assert row is not None
@@ -178,7 +179,7 @@ class Clock:
         """Start firing the query-driven schedules that are due, as many as may run at the same time."""
         rows = {row[2]: row for row in await self._link.rows(_DUE.worker, _BATCH, None, True, at)}
         found = [rows[name] for name in self.queries.wanted(list(rows))]
-        plans = await asyncio.to_thread(self._plans, found)
+        plans = await aside(self._plans, found)
         return [self.queries.start(one, row[0]) for one, row in zip(plans, found, strict=False)]
 
     async def run_queries(self, *, at: datetime | None = None) -> int:
