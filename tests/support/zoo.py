@@ -129,6 +129,19 @@ def hoards(path: str) -> None:
         kept.append(bytearray(16 << 20))
 
 
+@app.task(process=True, retry=LATER)
+def impatient(ctx: Context) -> None:
+    """Cancel a call before its answer has come, and make another."""
+
+    async def calls() -> None:
+        first = asyncio.ensure_future(ctx.get_checkpoint())
+        await asyncio.sleep(0)  # its question is sent
+        first.cancel()
+        await ctx.progress(0.5)
+
+    asyncio.run(calls())
+
+
 def limited(ctx: Context) -> None:
     """Push back all calls of one limit, then request a call of another."""
     ctx.push_back_sync("other", timedelta(hours=1))

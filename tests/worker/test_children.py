@@ -140,6 +140,12 @@ async def test_results_progress_and_checkpoints_go_through(dsn: str, db: Any, jo
     assert db.execute("select result from tallybook.result(%s)", (job.id,)).fetchone() == ([2, 4],)
 
 
+async def test_an_answer_that_nobody_waits_for_any_more_is_dropped(dsn: str, db: Any, jobs: Jobs) -> None:
+    """A handler in a process may cancel a call of its Context: the process goes on to read the worker's messages."""
+    async with working(zoo.app, dsn):
+        await jobs.becomes(zoo.impatient.enqueue_sync(db), "completed", seconds=10)
+
+
 @pytest.mark.parametrize(
     ("call", "code", "how"),
     [
@@ -285,8 +291,9 @@ def test_children_end_with_a_worker_that_is_killed(dsn: str, db: Any, tmp_path: 
         wait_until(lambda: is_gone(pid), "the child is gone")
 
 
-def test_a_child_without_the_kernels_help_ends_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without PR_SET_PDEATHSIG, the child ends because its socket closes with the worker."""
+@pytest.mark.parametrize("what", ["the end", "no message"])
+def test_a_child_that_cannot_hear_its_worker_ends(tmp_path: Path, what: str) -> None:
+    """Without PR_SET_PDEATHSIG, the child ends when its socket closes with the worker; also if it cannot read a message."""
     import socket
 
     ours, theirs = socket.socketpair()
@@ -311,7 +318,10 @@ def test_a_child_without_the_kernels_help_ends_as_well(tmp_path: Path, monkeypat
         ours.sendall(pack({"kind": "run", "module": "support.zoo", "name": "deaf", "imported": False, **words}))
         assert receive(ours) == {"kind": "started"}
         assert number_in(path) == child.pid
-        ours.close()
+        if what == "no message":
+            ours.sendall(b"\0\0\0\1?")
+        else:
+            ours.close()
         assert child.wait(30) == 1
 
 

@@ -99,6 +99,8 @@ class _Verbs(Verbs):
     def answered(self, message: dict[str, Any]) -> None:
         """Pass an answer to the verb that waits for it; called from the listening thread."""
         future = self._asked.pop(message["id"])
+        if not future.set_running_or_notify_cancel():
+            return  # its handler did not wait for the answer
         if "error" not in message:
             future.set_result(message["value"])
             return
@@ -135,7 +137,14 @@ class _Child:
             self._sock.sendall(pack(message))
 
     def listen(self) -> None:
-        """Read the worker's messages, in a thread: they may come while a handler runs."""
+        """Read the worker's messages, in a thread: they may come while a handler runs. Without it the process ends."""
+        try:
+            self._listen()
+        except BaseException:
+            log.exception("this process cannot read the messages of its worker")
+            os._exit(1)
+
+    def _listen(self) -> None:
         while (message := receive(self._sock)) is not None:
             if message["kind"] == "run":
                 self._told = False
