@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -178,6 +179,23 @@ def test_supervisor_replaces_a_child(shop: Path, dsn: str) -> None:
         parent.send(signal.SIGTERM)
         assert parent.ended() == 0
         assert not any(map(is_alive, before))
+
+
+@pytest.mark.slow
+def test_supervisor_that_cannot_start_a_child_tries_again(shop: Path, dsn: str) -> None:
+    """--processes 2: while no new child can be started, the other one works on; later the dead one is replaced."""
+    with worker(shop, dsn, "--processes", "2") as parent:
+        parent.says(READY, times=2)
+        first, second = children(parent.pid)
+        limits = resource.prlimit(parent.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(parent.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
+        os.kill(first, signal.SIGKILL)
+        parent.says("cannot be started")
+        assert children(parent.pid) == [second]
+        resource.prlimit(parent.pid, resource.RLIMIT_NOFILE, limits)
+        parent.says(READY, times=3)
+        parent.send(signal.SIGTERM)
+        assert parent.ended() == 0
 
 
 @pytest.mark.slow

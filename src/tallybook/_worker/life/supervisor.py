@@ -139,7 +139,13 @@ class _Supervisor:
         pause = _FIRST_PAUSE
         while not self.stopping.is_set():
             started = time.monotonic()
-            await child.start()
+            try:
+                await child.start()
+            except OSError as error:  # no memory, or too many processes or open files: the others run on
+                log.error("worker process %s cannot be started (%s); trying again in %g s", number, error, pause)
+                await happens(self.stopping, pause)
+                pause = min(_LONGEST_PAUSE, pause * 2)
+                continue
             log.info("worker process %s is %s", number, child.pid, extra={"event": "started", "pid": child.pid})
             if self.stopping.is_set():
                 child.send(signal.SIGTERM)
