@@ -199,6 +199,29 @@ def test_supervisor_that_cannot_start_a_child_tries_again(shop: Path, dsn: str) 
 
 
 @pytest.mark.slow
+def test_supervisor_replaces_a_child_that_a_handler_ends_with_code_2(tmp_path: Path, dsn: str) -> None:
+    """--processes 2: a handler that ends its process with the code of a wrong setting does not stop the workers."""
+    dies = """
+import os
+from tallybook import App, Context
+app = App("shop")
+
+@app.task
+async def dies(ctx: Context) -> None:
+    if ctx.attempt == 1:
+        os._exit(2)
+"""
+    (tmp_path / "shop.py").write_text(dies)
+    with worker(tmp_path, dsn, "--processes", "2") as parent:
+        parent.says(READY, times=2)
+        put(dsn, "default", "dies")
+        parent.says("ended with code 2; starting a new one in 1 s")
+        parent.says(READY, times=3)
+        parent.send(signal.SIGTERM)
+        assert parent.ended() == 0
+
+
+@pytest.mark.slow
 def test_supervisor_replaces_a_worker_that_is_used_up(tmp_path: Path, dsn: str) -> None:
     """F25: a child that lost its threads to endless handlers stops with code 3; a new one takes over."""
     # It never ends, and takes its worker's only slot.

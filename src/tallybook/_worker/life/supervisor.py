@@ -1,12 +1,13 @@
 """tallybook worker --processes N: N worker processes of one program, restarted when they die.
 
 A child that dies is restarted after 1 s; repeated deaths raise the pause, up to 30 s. The first SIGTERM or SIGINT stops
-all children, the second aborts their jobs. Every child holds the read end of a pipe, and only the parent has its write
-end. When the parent is gone, even by SIGKILL, the child stops. (PR_SET_PDEATHSIG would be Linux only, and does not
-reach a child that has changed its user.)
+all children, the second aborts their jobs. Every child holds one end of a socket, and only the parent has the other.
+When the parent is gone, even by SIGKILL, the child stops. (PR_SET_PDEATHSIG would be Linux only, and does not reach a
+child that has changed its user.)
 
-A child that ends with code 2 has a wrong setting (no such module, no schema). A new child would fail the same way, so
-all children are stopped and the parent ends with 2.
+A child that ends with code 2 before it has served has a wrong setting (no such module, no schema). A new child would
+fail the same way, so all children are stopped and the parent ends with 2. A child says through its socket that it
+serves: afterwards a handler may have ended the process with this code.
 """
 
 from __future__ import annotations
@@ -15,20 +16,21 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from functools import cache
 
 from tallybook._maintenance.service import ends_or, happens
 from tallybook._worker.run.children import how
 
 log = logging.getLogger("tallybook.supervisor")
 
-_PIPE = "TALLYBOOK_PARENT_PIPE"
+_SOCKET = "TALLYBOOK_PARENT_SOCKET"
+_to_parent: int | None = None
 DSN_OF_PARENT = "TALLYBOOK_PARENT_DSN"
 """The value of --dsn that a parent passes to its child."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
@@ -43,20 +45,29 @@ def watch_parent(patience: timedelta) -> None:
 
     Does nothing in a process that was not started by a supervisor.
     """
-    number = os.environ.pop(_PIPE, None)
+    number = os.environ.pop(_SOCKET, None)
     if number is None:
         return
-    pipe = int(number)
+    global _to_parent  # noqa: PLW0603 - the process has one parent
+    _to_parent = pipe = int(number)
     os.set_inheritable(pipe, False)
 
     def wait() -> None:
-        while os.read(pipe, 1):
-            pass
+        with suppress(ConnectionError):  # the parent ended before it had read that this process serves
+            while os.read(pipe, 1):
+                pass
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(patience.total_seconds())
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=wait, name="tallybook-parent", daemon=True).start()
+
+
+def serves() -> None:
+    """In a child: say that its settings are right. Does nothing in other processes."""
+    if _to_parent is not None:
+        with suppress(OSError):  # the parent is gone
+            os.write(_to_parent, b".")
 
 
 class Child:
@@ -66,6 +77,7 @@ class Child:
         self.words = list(words)
         self.env = dict(env or {})
         self.process: asyncio.subprocess.Process | None = None
+        self._socket: socket.socket | None = None
 
     @property
     def pid(self) -> int:
@@ -78,18 +90,28 @@ class Child:
 
     async def start(self) -> None:
         """Start it in its own process group: Ctrl-C reaches only the parent, which passes it on once."""
-        reading, _ = _parent_pipe()
-        self.process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",  # ignore a click.py in the working directory; the app is still found there
-            "-m",
-            "tallybook",
-            *self.words,
-            env={**os.environ, **self.env, _PIPE: str(reading)},
-            pass_fds=(reading,),
-            process_group=0,
-            stdin=asyncio.subprocess.DEVNULL,
-        )
+        if self._socket is not None:
+            self._socket.close()
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self.process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-P",  # ignore a click.py in the working directory; the app is still found there
+                "-m",
+                "tallybook",
+                *self.words,
+                env={**os.environ, **self.env, _SOCKET: str(theirs.fileno())},
+                pass_fds=(theirs.fileno(),),
+                process_group=0,
+                stdin=asyncio.subprocess.DEVNULL,
+            )
+
+    def has_served(self) -> bool:
+        """Return whether it said that it serves; ask once, after its end."""
+        assert self._socket is not None
+        with suppress(OSError):
+            return self._socket.recv(1, socket.MSG_DONTWAIT) != b""
+        return False
 
     async def ended(self) -> int:
         """Wait for its end; return its exit code, negative for a signal."""
@@ -110,12 +132,6 @@ class Child:
         except TimeoutError:
             self.send(signal.SIGKILL)
             return await self.ended()
-
-
-@cache
-def _parent_pipe() -> tuple[int, int]:
-    """Return this process's one pipe; its write end closes with this process, never before."""
-    return os.pipe()
 
 
 class _Supervisor:
@@ -154,7 +170,7 @@ class _Supervisor:
                 # SIGTERM itself ended it: it had not begun yet, or was done except for its exit.
                 self.code = self.code or (0 if code in (0, -signal.SIGTERM) else 1)
                 return
-            if code == WRONG:
+            if code == WRONG and not child.has_served():
                 self.code = WRONG
                 self.stop()
                 return

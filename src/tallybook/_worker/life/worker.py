@@ -17,7 +17,7 @@ from tallybook._worker.claim.claimer import Claimer
 from tallybook._worker.claim.sleeper import CANCEL, Sleeper
 from tallybook._worker.finish.finisher import Finisher
 from tallybook._worker.jobs import Book
-from tallybook._worker.life import on_record
+from tallybook._worker.life import on_record, supervisor
 from tallybook._worker.life.background import Background
 from tallybook._worker.life.heartbeat import Heartbeat
 from tallybook._worker.life.maintenance import Maintenance
@@ -208,6 +208,7 @@ class Worker:
             served = ", ".join(f"{q}={n}" for q, n in self.settings.queues.items())
             about = self._id(), self.settings.name, served, len(self._app.tasks)
             log.info("worker %s (%s) serves %s, tasks: %s", *about, extra={"event": "started"})
+            supervisor.serves()
             if self.sleeper:
                 self._background.start(self.sleeper.run(), "listener")
             if self.settings.maintenance:
