@@ -46,6 +46,30 @@ async def test_async_and_plain_handlers_run(app: App, dsn: str, db: Any, jobs: J
     ]
 
 
+async def test_a_plain_handler_without_a_thread_does_not_run_later(
+    app: App, dsn: str, db: Any, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If no thread can be started, the attempt fails and its handler never runs; the slot has a thread afterwards."""
+    seen: list[int] = []
+    start = threading.Thread.start
+
+    @app.task(retry=Constant(timedelta(hours=1)))
+    def plain(n: int) -> None:
+        seen.append(n)
+
+    def fails(thread: threading.Thread) -> None:
+        if thread.name.startswith("tallybook-job"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    async with working(app, dsn, queues={"default": 1}):
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", fails)
+            await jobs.becomes(plain.enqueue_sync(db, 1), "retrying")
+        await jobs.becomes(plain.enqueue_sync(db, 2), "completed", seconds=10)
+    assert seen == [2]
+
+
 async def test_lifespans_open_once_and_close_at_the_stop(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
     """Every handler finds what lifespans put into ctx.state; they close in reverse when the worker has stopped."""
     events: list[Any] = []

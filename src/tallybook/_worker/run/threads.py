@@ -34,17 +34,17 @@ class DaemonThreads(Executor):
         return len(self._abandoned)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Run a call in one of the threads; call from the event loop only."""
+        """Run a call in one of the threads; call from the event loop only. Raises if a thread cannot be started."""
+        if not self._idle.acquire(blocking=False) and self._started < self._most:
+            self._start()  # first: a call without a thread must not run later
         future: Future[Any] = Future()
         self._work.put((future, lambda: fn(*args, **kwargs)))
-        if not self._idle.acquire(blocking=False) and self._started < self._most:
-            self._start()
         return future
 
     def _start(self) -> None:
-        self._started += 1
         self._number += 1
         threading.Thread(target=self._run, name=f"{self._name}-{self._number}", daemon=True).start()
+        self._started += 1
 
     def abandon(self, future: Future[Any]) -> bool:
         """Give up the thread that runs this; call from the event loop only. False: it had not begun, or has ended."""
