@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ from support.waiting import wait_until
 from support.workers import Jobs, eventually, working
 from support.zoo import is_gone, number_in
 from tallybook import App, JobInfo
+from tallybook._worker.run.children import Children
 from tallybook.errors import ConfigError
 
 
@@ -275,6 +277,29 @@ async def test_an_abort_gives_back_and_ends_the_process(dsn: str, db: Any, jobs:
     info = jobs(job)
     assert (info.state, info.failures, info.crashes) == ("available", 0, 0)
     assert is_gone(number_in(path))
+
+
+async def test_an_abort_while_a_process_starts_keeps_its_handler_from_beginning(
+    dsn: str, db: Any, jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the second stop comes while a job's process is starting, the job is given back and its handler never begins."""
+    take, starts, go = Children._take, asyncio.Event(), asyncio.Event()
+
+    async def taken(self: Children, task: Any) -> Any:
+        child = await take(self, task)
+        starts.set()
+        await go.wait()
+        return child
+
+    monkeypatch.setattr(Children, "_take", taken)
+    job = zoo.where.enqueue_sync(db, str(tmp_path / "where"))
+    async with working(zoo.app, dsn) as worker:
+        await eventually(starts.is_set, "its process starts")
+        worker.stop()
+        worker.stop()
+        await eventually(lambda: worker.runner.ends.aborting, "it is aborted")
+        go.set()
+    assert (jobs(job).state, (tmp_path / "where").exists()) == ("available", False)
 
 
 @pytest.mark.parametrize("busy", [True, False])

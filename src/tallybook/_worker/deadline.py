@@ -42,8 +42,8 @@ class Guard:
     """Actions on one running attempt beyond cancelling its asyncio task."""
 
     __slots__ = (
-        "_grace", "_job", "_on_overdue", "_stop", "_timer", "child", "deadline", "inner", "left", "relay", "thread", "timed_out",
-        "timeout", "unclosed",
+        "_grace", "_job", "_on_overdue", "_stop", "_timer", "child", "deadline", "given_back", "inner", "left", "relay", "thread",
+        "timed_out", "timeout", "unclosed",
     )  # fmt: skip
 
     def __init__(
@@ -62,6 +62,8 @@ class Guard:
         self.timeout = timeout
         self.deadline: datetime | None = None
         self.timed_out = False
+        self.given_back = False
+        """The worker aborts it: a handler that has not begun in its process must not begin."""
         self.left = False
         """Nobody waits for this attempt any more: its coroutine is closed at its next step."""
         self.inner = False
@@ -103,6 +105,7 @@ class Guard:
 
     def aborted(self) -> None:
         """Pass the worker's abort to the child process; `leave` kills it when the worker stops waiting."""
+        self.given_back = True
         if self.child is not None:
             self.child.tell_cancel()
 

@@ -257,7 +257,7 @@ class Children:
         guard.child = child
         answer: dict[str, Any] | None = None
         try:
-            if guard.left or job.cancel_reason is not None:
+            if guard.left or guard.given_back or job.cancel_reason is not None:
                 raise asyncio.CancelledError
             function = task.fn.__module__, task.fn.__qualname__
             child.send(_message(job, task, carried, imported=function in child.imported))
