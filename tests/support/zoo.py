@@ -112,11 +112,12 @@ def closes_everything() -> None:
 
 
 @app.task(process=True, retry=LATER)
-def leaves_a_heir() -> None:
+def leaves_a_heir(path: str = "/dev/null") -> None:
     """Leave a child that keeps the socket open, and die."""
-    if os.fork() == 0:
-        time.sleep(5)
+    if (heir := os.fork()) == 0:
+        time.sleep(30)
         os._exit(0)
+    Path(path).write_text(str(heir))
     os._exit(7)
 
 

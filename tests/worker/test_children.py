@@ -178,6 +178,13 @@ async def test_a_process_that_dies_is_a_crash_of_its_job_alone(
     assert (neighbour.state, neighbour.attempts, neighbour.crashes) == ("completed", 1, 0)
 
 
+async def test_a_process_that_dies_takes_along_what_it_started(dsn: str, db: Any, jobs: Jobs, tmp_path: Path) -> None:
+    """When a job's process dies by itself, the programs that it started are killed."""
+    async with working(zoo.app, dsn):
+        await jobs.becomes(zoo.leaves_a_heir.enqueue_sync(db, str(tmp_path / "heir")), "scheduled")
+        await eventually(lambda: is_gone(number_in(tmp_path / "heir")), "the heir is gone", seconds=10)
+
+
 @pytest.mark.slow
 async def test_a_job_that_crashes_three_processes_is_dead(dsn: str, db: Any, jobs: Jobs) -> None:
     """P8 F24: a job that crashed three processes is dead with reason crashed; no failure is counted."""

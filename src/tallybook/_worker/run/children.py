@@ -208,7 +208,20 @@ class Child:
             has_ended = set()
         if not has_ended:
             self.kill()
-        raise ProcessDied(await self._exit)
+        code = await self._exit
+        self._kill_the_rest()
+        raise ProcessDied(code)
+
+    def _kill_the_rest(self) -> None:
+        """Kill the processes that a dead one has started. While one of them lives, no new process gets the group's id."""
+        assert self._process is not None
+        try:
+            os.kill(self._process.pid, 0)
+        except ProcessLookupError:  # otherwise the id is in use again, so none of them is left
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        except PermissionError:
+            pass
 
     async def close(self) -> None:
         """Close its socket, at which it ends; kill it if that takes long."""
