@@ -17,8 +17,7 @@ create or replace function tallybook.fail(lease uuid, job_id bigint, attempt int
   at timestamptz default clock_timestamp())
 returns text language plpgsql as $$
 declare
-  e tallybook.entry; v_held record; v_error jsonb; v_failures int; v_limit int;
-  v_dead boolean;
+  e tallybook.entry; v_held record; v_error jsonb; v_failures int; v_limit int; v_dead boolean;
 begin
   perform tallybook._refuse(jsonb_typeof(error) <> 'object',
                             'an error is one JSON object, not ' || jsonb_typeof(error)),
