@@ -12,6 +12,7 @@ from support.database import Connect
 from support.hands import put
 from support.workers import Jobs, eventually, given_up, working
 from tallybook import App, Context
+from tallybook._db.ends import UNCLAIM
 
 REPLACE: dict[str, Any] = {"task": "note", "unique_key": "k", "on_conflict": "replace_args"}
 
@@ -166,3 +167,30 @@ async def test_an_expired_job_is_not_started(app: App, dsn: str, db: Any, handle
         await jobs.ends(late, next_one)
     assert (jobs(late).state, jobs(late).reason) == ("dead", "expired")
     assert [job for job, _ in handlers.ran] == [next_one]
+
+
+async def test_a_job_whose_claim_was_undone_frees_its_slot_once(
+    app: App, dsn: str, db: Any, handlers: Handlers, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job is claimed again before the first question about it is answered: it runs once and has one slot."""
+    async with working(app, dsn, "q=3") as worker:
+        admission, questions, go_on = worker.claimer.admission, [], asyncio.Event()
+        ask = admission._ask
+
+        async def first_is_slow(name: str, params: Any) -> Any:
+            questions.append(name)
+            if len(questions) == 1:
+                await go_on.wait()
+            return await ask(name, params)
+
+        monkeypatch.setattr(admission, "_ask", first_is_slow)
+        job = put(db, task="note", order_key="k")
+        await eventually(lambda: questions, "it is in the admission")
+        lease = admission._waiting[job].lease.lease
+        db.execute(UNCLAIM.worker, (lease, job, 1, timedelta(0)))  # as if a crash of the server had undone the claim
+        worker.claimer.wake()
+        await jobs.ends(job)
+        go_on.set()
+        await eventually(lambda: not admission._looks and not worker.book.leases, "the first question is answered")
+        assert worker.book.free["q"] == 3
+    assert handlers.ran == [(job, 0)]

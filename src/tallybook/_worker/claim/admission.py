@@ -117,6 +117,8 @@ class Admission:
         found = {row[0]: row[1:] for row in rows}
         left, start = [], []
         for job in jobs:
+            if self._waiting.get(job.job_id) is not job:  # let go meanwhile: claimed again after a server crash
+                continue
             verdict, said, starts_in, late, permits, args, options = found.get(job.job_id, _ANOTHERS)
             if args is not None:
                 job.changed(args, options)
