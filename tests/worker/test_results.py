@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from support.workers import eventually
+from support.workers import Jobs, eventually, working
 from tallybook import App, Cancel, Constant, Context, Dead
+from tallybook._worker.finish import finisher
 from tallybook.errors import JobCancelled, JobDied, LeaseLost, ResultMissing, ResultTimeout, UnknownJob
 from tallybook.testing import drain_async
 
@@ -49,6 +50,33 @@ async def test_a_result_is_kept_and_comes_back_as_annotated(app: App, dsn: str, 
     assert await app.result(none) is None and await app.result(kept_back) is None
     assert db.execute("select result from tallybook.job where id = %s", (job.id,)).fetchone()[0]["amount"] == 284750
     assert db.execute("select count(*) from tallybook.outcome where result is not null").fetchone() == (1,)
+
+
+async def test_large_results_are_stored_in_several_statements(
+    app: App, dsn: str, db: Any, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flush ends with the job whose result passes the limit, so that no statement is too large for the server."""
+    monkeypatch.setattr(finisher, "_MOST_RESULTS", 100)
+    flushes: list[int] = []
+    flush, gate = finisher.Finisher._flush_completed, asyncio.Event()
+
+    async def watched(self: Any, conn: Any, some: list[Any], *, release: bool) -> bool:
+        flushes.append(len(some))
+        return await flush(self, conn, some, release=release)
+
+    monkeypatch.setattr(finisher.Finisher, "_flush_completed", watched)
+
+    @app.task
+    async def big() -> str:
+        await gate.wait()
+        return "x" * 60
+
+    put = [big.enqueue_sync(db) for _ in range(6)]
+    async with working(app, dsn) as worker:
+        await eventually(lambda: len(worker.book.running) == 6, "all run")
+        gate.set()
+        assert {job.state for job in await jobs.ends(*put)} == {"completed"}
+    assert sum(flushes) == 6 and max(flushes) == 2
 
 
 async def test_whoever_waits_gets_the_result_when_the_job_has_ended(app: App, dsn: str, db: Any) -> None:

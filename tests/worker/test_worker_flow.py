@@ -242,6 +242,19 @@ async def test_a_second_stop_gives_running_jobs_back_at_once(
     assert len(handlers.started) == 6
 
 
+async def test_a_stop_counts_the_ends_that_it_could_not_store(
+    app: App, dsn: str, db: Any, connect: Any, handlers: Handlers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The count covers ends that were sent and not answered."""
+    with connect(autocommit=False) as blocker:
+        blocker.execute("lock table tallybook.outcome in share mode")
+        async with working(app, dsn, abort_timeout=timedelta(seconds=0.2)) as worker:
+            for _ in range(2):
+                handlers.note.enqueue_sync(db)
+            await eventually(lambda: worker.claimer.claimed == 2 and not worker.book.running, "both have run")
+        assert "2 outcomes could not be sent" in caplog.text
+
+
 async def test_abort_does_not_wait_for_a_thread(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
     """An abort leaves a plain handler behind after abort_timeout; its job is given back."""
     gate = threading.Event()

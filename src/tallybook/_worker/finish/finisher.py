@@ -11,6 +11,7 @@ import json
 import logging
 from collections import Counter
 from datetime import timedelta
+from itertools import accumulate
 from typing import Any
 
 from tallybook._db.declared import Declared
@@ -42,6 +43,8 @@ _AND_RELEASE = f"select refused, ({_RELEASE.called('order')}).released from ({{}
 
 _FAILURES = ("fail", "crash")
 _LARGEST_FLUSH = 2000
+# A flush ends when its results have more characters than this: the server accepts no message of 1 GB.
+_MOST_RESULTS = 1 << 24
 # Each order key of a flush holds a server lock until it commits, and the server has room for some thousands in all.
 _LARGEST_ORDERED = 200
 # Verbs in one statement: its columns are limited, and a large plan is costly. At most _LARGEST_ORDERED.
@@ -143,7 +146,7 @@ class Finisher:
             await self._work.wait()
             self._work.clear()
             while self._completed or self._ends:
-                completed, self._completed = _next_flush(self._completed)
+                completed, self._completed = _next_flush(self._completed, self._results)
                 ends, self._ends = self._ends[:_MOST_VERBS], self._ends[_MOST_VERBS:]
                 if completed:
                     self._seen(completed, released=await self._say_completed(completed))
@@ -251,8 +254,11 @@ class Finisher:
         log.warning("job %s: %s was refused, because another worker has taken the job over", job_id, verb)
 
 
-def _next_flush(jobs: list[Running]) -> tuple[list[Running], list[Running]]:
+def _next_flush(jobs: list[Running], results: dict[Running, str]) -> tuple[list[Running], list[Running]]:
     size = min(len(jobs), _LARGEST_FLUSH)
     if size > _LARGEST_ORDERED and any(job.order_key is not None for job in jobs[:size]):
         size = _LARGEST_ORDERED
+    if results:
+        lengths = accumulate(len(results.get(job, "")) for job in jobs[:size])
+        size = min(size, 1 + sum(length <= _MOST_RESULTS for length in lengths))
     return jobs[:size], jobs[size:]

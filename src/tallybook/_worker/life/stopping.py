@@ -93,7 +93,8 @@ class Stopping:
             async with asyncio.timeout(self._settings.abort_timeout.total_seconds()):
                 await self._finisher.drained()
         except TimeoutError:
-            log.error("%s outcomes could not be sent to the server; those jobs will be rescued", self._finisher.waiting)
+            unsent = sum(lease.left for lease in self._book.leases.values())
+            log.error("%s outcomes could not be sent to the server; those jobs will be rescued", unsent)
 
     async def ended_within(self, seconds: float, sooner: asyncio.Event | None) -> bool:
         """Return whether all handlers have ended within this time; False at once when `sooner` is set."""
