@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, LiteralString
@@ -17,7 +18,8 @@ from support.atomic_kinds import KINDS, TABLE, Then, psycopg_async, psycopg_plai
 from support.callers import django_alias
 from support.waiting import wait_until
 from support.workers import Jobs, eventually, working
-from tallybook import App, Cancel, Context, Dead, Snooze, Task
+from tallybook import App, Cancel, Constant, Context, Dead, Snooze, Task
+from tallybook._db import transactions
 from tallybook.errors import ConfigError, NotSupported, SignatureError
 
 pytestmark = pytest.mark.servers
@@ -344,6 +346,40 @@ async def test_a_cancel_rolls_back(app: App, dsn: str, db: Any, jobs: Jobs) -> N
         await eventually(lambda: worker.book.free == {"default": 10}, "the slots are free")
         assert not db.execute(sleeping).fetchone()[0]
     assert effects(db) == []
+
+
+@pytest.mark.parametrize("how", ["refused", "late", "deadline"])
+async def test_a_stopped_attempt_does_not_start_its_handler(
+    app: App, dsn: str, db: Any, jobs: Jobs, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """A plain handler does not run if a cancel or the deadline comes while its thread waits for a connection."""
+    began, go_on, ran = threading.Event(), threading.Event(), []
+    begin = transactions.Psycopg.begin
+
+    async def slow(library: Any) -> Any:
+        began.set()
+        if how == "refused":
+            raise psycopg.OperationalError("connection refused")
+        go_on.wait(20)
+        return await begin(library)
+
+    monkeypatch.setattr(transactions.Psycopg, "begin", slow)
+
+    @app.task(atomic=True, timeout="200 ms" if how == "deadline" else None, retry=Constant(timedelta(hours=1)))
+    def plain(tx: psycopg.Connection[Any], ctx: Context) -> None:
+        ran.append(ctx.job_id)
+
+    async with working(app, dsn) as worker:
+        job = plain.enqueue_sync(db)
+        await eventually(began.is_set, "it waits for a connection")
+        running = worker.book.running[job.id]
+        if how != "deadline":
+            app.cancel(job, "not wanted").sync(db)
+        await eventually(lambda: running.cancel_reason or (running.guard and running.guard.timed_out), "it is stopped")
+        go_on.set()
+        info = await jobs.becomes(job, "cancelled", "retrying", "completed")
+        assert (info.state, ran) == ("retrying" if how == "deadline" else "cancelled", [])
+        await eventually(lambda: worker.book.free == {"default": 10}, "its slot is free")
 
 
 async def test_a_conflict_runs_the_handler_again_at_once(app: App, dsn: str, db: Any, jobs: Jobs) -> None:

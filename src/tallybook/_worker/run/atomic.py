@@ -104,12 +104,14 @@ class Atomic:
         raise AssertionError("not reached")
 
     async def _run(self, library: Library, job: Running, known: ServedTask, positional: Any, named: Any) -> Ended:
-        begun = await self._begin(library, known)
+        begun = await self._begin(library, job, known)
         interrupt = _Interrupt(begun.driver)
         if not known.is_async:
             job.interrupt = interrupt
         well = False
         try:
+            if not known.is_async and _stopped(job):
+                raise asyncio.CancelledError
             value = known.fn(begun.given, *positional, **named)
             if known.is_async:
                 value = await (value if job.guard is None else Leavable(value, job))
@@ -137,7 +139,7 @@ class Atomic:
             await _give_back(library, begun, well=interrupt.over() and well)
         return Ended(verb, said, wake_in)
 
-    async def _begin(self, library: Library, known: ServedTask) -> Begun:
+    async def _begin(self, library: Library, job: Running, known: ServedTask) -> Begun:
         failures = 0
         while True:
             try:
@@ -152,6 +154,8 @@ class Atomic:
                 log.warning(message, dsn_for_people(self._dsn), first_line(chain(lost)[-1]))
             if await self._wait(known, backoff(failures)):
                 raise QueueUnavailable(dsn_for_people(self._dsn), "the worker stops") from lost
+            if not known.is_async and _stopped(job):
+                raise asyncio.CancelledError from lost
 
     async def _wait(self, known: ServedTask, seconds: float) -> bool:
         """Wait; return whether the worker stops meanwhile, which cancels an async handler."""
@@ -207,6 +211,11 @@ class _Interrupt:
         with self._lock:
             self._over = True
             return not self.used
+
+
+def _stopped(job: Running) -> bool:
+    """Whether a plain handler must not start any more: no cancel reaches its thread while it waits for a connection."""
+    return job.cancel_reason is not None or (job.guard is not None and (job.guard.timed_out or job.guard.left))
 
 
 async def _rolled_back(library: Library, begun: Begun, known: ServedTask) -> bool:
