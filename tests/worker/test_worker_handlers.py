@@ -7,8 +7,9 @@ import contextvars
 import logging
 import threading
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import anyio
 import psycopg
@@ -320,6 +321,53 @@ async def test_whatever_a_handler_raises_fails_its_job_only(
             assert worker.book.free == {"default": 10}, kind
             assert failed.failures == 1, kind
             assert failed.errors is not None and failed.errors[0]["type"], kind
+
+
+@dataclass
+class Odd:
+    """A result that raises an exception while it is encoded."""
+
+    kind: type[BaseException]
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "kind":
+            raise object.__getattribute__(self, name)
+        return object.__getattribute__(self, name)
+
+
+@dataclass
+class Picky:
+    """An arg that raises an exception while it is read, but not where it is enqueued."""
+
+    kind: str
+    raises: ClassVar[dict[str, type[BaseException]]] = {}
+
+    def __post_init__(self) -> None:
+        if self.raises:
+            raise self.raises[self.kind]
+
+
+async def test_what_reading_args_or_a_result_raises_fails_its_job_only(
+    app: App, dsn: str, db: Any, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any exception of user code that runs while the args are read or the result is encoded fails the attempt."""
+    kinds = {kind.__name__: kind for kind in (GeneratorExit, SystemExit, asyncio.CancelledError)}
+    retry = Constant(timedelta(hours=1))
+
+    @app.task(retry=retry)
+    async def takes(arg: Picky) -> None:
+        pass
+
+    @app.task(retry=retry)
+    async def returns(kind: str) -> Odd:
+        return Odd(kinds[kind])
+
+    put = [job for kind in kinds for job in (takes.enqueue_sync(db, Picky(kind)), returns.enqueue_sync(db, kind))]
+    monkeypatch.setattr(Picky, "raises", kinds)
+    async with working(app, dsn) as worker:
+        for job in put:
+            assert (await jobs.becomes(job, "retrying", "completed")).failures == 1
+        assert worker.book.free == {"default": 10}
 
 
 OUTCOMES = {

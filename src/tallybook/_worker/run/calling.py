@@ -28,6 +28,12 @@ def is_newer(options: dict[str, Any], known: ServedTask) -> bool:
     return type(version) is int and known.contract.version < version <= LAST_VERSION
 
 
+def _upgrade(job: Running, known: ServedTask) -> None:
+    version = job.options.get("version", 1) if job.options else 1
+    if version != known.contract.version or type(version) is not int:
+        job.args = known.contract.upgraded(known.name, job.args, version)
+
+
 def _surrounded(
     fn: Callable[..., Any], hooks: Sequence[Callable[[Any], Iterator[Any]]], ctx: Context
 ) -> Callable[..., Any]:
@@ -74,11 +80,12 @@ class Handlers:
             job.headers = json.loads(job.headers) if job.headers else None  # type: ignore[arg-type]
         except (ValueError, RecursionError) as error:
             raise PayloadError("$", f"it cannot be read: {error}", task=known.name, verb="read") from error
-        if job.options or known.contract.version != 1:
-            version = job.options.get("version", 1) if job.options else 1
-            if version != known.contract.version or type(version) is not int:
-                job.args = known.contract.upgraded(known.name, job.args, version)
-        positional, named = known.args.load(job.args)
+        try:
+            if job.options or known.contract.version != 1:
+                _upgrade(job, known)
+            positional, named = known.args.load(job.args)
+        except GeneratorExit as error:  # for the runner this would be the closing of the loop
+            raise RuntimeError("reading the args raised GeneratorExit") from error
         context = contextvars.copy_context()
         context.run(current_job.set, job)
         fn = self._atomic.wrap(job, known) if known.atomic else known.fn

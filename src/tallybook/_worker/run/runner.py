@@ -278,7 +278,7 @@ class Runner:
                 self.ends.raised(job, known, raised)
             else:
                 self.ends.returned(job, known, value)
-        except Exception as error:  # on any error the attempt gets an end and the slot is freed
+        except BaseException as error:  # on any error, also of user code, the attempt gets an end and the slot is freed
             self.ends.broken(job, known, raised or error)
         self._freed(job)
 
