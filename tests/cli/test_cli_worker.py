@@ -24,6 +24,7 @@ from tallybook._cli.loading import load_app
 from tallybook._cli.worker import _check_schema, _run
 from tallybook._db.aside import aside
 from tallybook._db.link import Link
+from tallybook._worker.life.signals import Stop
 from tallybook._worker.settings import WorkerSettings
 
 SHOP = """
@@ -41,6 +42,14 @@ async def meet(ctx: Context, me: str, other: str) -> None:
     ctx.log.info("waits for %s", other)
     while not pathlib.Path(other).exists():
         await asyncio.sleep(0.02)
+
+@app.task
+async def leaves() -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(exits())
+
+async def exits() -> None:
+    raise SystemExit(0)
 """
 READY = " serves "
 
@@ -109,6 +118,20 @@ def test_stop_waits_for_a_running_job(shop: Path, dsn: str) -> None:
     assert found == [("completed", 0), ("available", 0)]
 
 
+def test_sys_exit_in_a_handlers_own_task_stops_the_worker(shop: Path, dsn: str) -> None:
+    """The worker stops as by a signal, with code 1: that attempt fails, and the job beside it completes."""
+    with worker(shop, dsn) as running:
+        job = put(dsn, "default", "meet", me="a", other="b")
+        running.says(f"[meet {job}] waits for b")
+        put(dsn, "default", "leaves")
+        running.says("stopping: waiting")
+        (shop / "b").touch()
+        assert running.ended() == 1
+        assert "stopped: 1 completed, 1 failed" in running.output
+    found = rows(dsn, "select task, state, failures, crashes from tallybook.job order by id")
+    assert found == [("meet", "completed", 0, 0), ("leaves", "retrying", 1, 0)]
+
+
 def test_no_signal_falls_between_the_wait_for_the_server_and_the_worker(
     dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,7 +150,7 @@ def test_no_signal_falls_between_the_wait_for_the_server_and_the_worker(
 
     monkeypatch.setattr(sys.modules["tallybook._cli.worker"], "aside", told_meanwhile)  # the package has the command
     monkeypatch.setattr(Link, "close", closed)
-    run = _run(App("shop"), dsn, WorkerSettings(queues={"mail": 1}), None)
+    run = _run(App("shop"), dsn, WorkerSettings(queues={"mail": 1}), None, Stop())
     assert asyncio.run(asyncio.wait_for(run, 10)) == 0
     assert rows(dsn, "select count(*) from tallybook.worker") == [(0,)]
 

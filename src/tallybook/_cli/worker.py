@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import sys
+from collections.abc import Coroutine
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
@@ -93,7 +94,8 @@ def worker(
         app.dsn = dsn  # a handler that enqueues with the app uses the database of its job
     if queues is None:
         settings = replace(settings, queues=parse_queues(app_queues(app)))  # the queues of all tasks, and default
-    sys.exit(asyncio.run(_run(app, app.conninfo(), settings, nodes)))
+    stop = signals.Stop()
+    sys.exit(_live(_run(app, app.conninfo(), settings, nodes, stop), stop))
 
 
 def _child_args() -> list[str]:
@@ -118,8 +120,28 @@ def _check(app: App) -> None:
     app._check_tasks()
 
 
-async def _run(app: App, dsn: str, settings: WorkerSettings, nodes: str | None) -> int:
-    stop = signals.Stop()
+def _live(run: Coroutine[Any, Any, int], stop: signals.Stop) -> int:
+    """Run the worker on an event loop of its own; return the exit code.
+
+    SystemExit in any asyncio task ends a loop. If that was not the worker's own task, the loop continues until the
+    worker has stopped: the jobs of other handlers get their ends.
+    """
+    with asyncio.Runner() as runner:
+        loop, code = runner.get_loop(), 0
+        main = loop.create_task(run)
+        while True:
+            try:
+                return loop.run_until_complete(main) or code
+            except SystemExit:
+                if main.done():
+                    raise
+                log.critical("SystemExit was raised in an asyncio task: the worker stops", exc_info=True)
+            if not code:
+                code = 1
+                loop.call_soon(stop)
+
+
+async def _run(app: App, dsn: str, settings: WorkerSettings, nodes: str | None, stop: signals.Stop) -> int:
     with signals.stop_on(signals.BOTH, stop):
         if nodes is None:  # with --nodes each node waits separately
             await _reachable(dsn, settings, stop)
