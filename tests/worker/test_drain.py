@@ -12,6 +12,7 @@ import pytest
 
 from support.workers import Jobs
 from tallybook import App, Constant, Context, Snooze
+from tallybook.errors import QueueUnavailable
 
 
 async def test_drain_runs_what_is_due_and_never_waits(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
@@ -97,6 +98,18 @@ async def test_drain_ends_in_time(app: App, dsn: str, db: Any, jobs: Jobs) -> No
     assert 0.4 < time.monotonic() - began < 5
     info = jobs(job)
     assert (info.state, info.failures, info.crashes) == ("available", 0, 0)
+
+
+async def test_drain_waits_for_a_server_for_a_limited_time(app: App) -> None:
+    """A drain that cannot reach the server within max_seconds raises QueueUnavailable."""
+
+    @app.task
+    async def note() -> None:
+        pass
+
+    async with asyncio.timeout(30):
+        with pytest.raises(QueueUnavailable):
+            await app.drain(dsn="host=127.0.0.1 port=1 user=nobody", max_seconds=0.3)
 
 
 async def test_two_drains_at_once_run_each_job_once(app: App, dsn: str, db: Any) -> None:

@@ -49,7 +49,10 @@ async def drain(
     raise_on_failure: bool = False,
     part: Part = WHOLE,
 ) -> DrainReport:
-    """Promote, rescue, claim and run until nothing is due or a limit is reached. Raises JobFailed if asked to."""
+    """Promote, rescue, claim and run until nothing is due or a limit is reached. Raises JobFailed if asked to.
+
+    Raises QueueUnavailable if it cannot reach the server before the limit.
+    """
     worker = Worker(app, dsn, settings, drains=True, keeps_error=raise_on_failure, part=part)
     admission, suspects = worker.claimer.admission, worker.claimer.suspects
     until = time.monotonic() + max_seconds if max_seconds is not None else None
@@ -67,7 +70,7 @@ async def drain(
         return jobs
 
     try:
-        await worker.start()
+        await _start(worker, until)
         # Once: a schedule that is due meanwhile is for the next drain. A schedule of every second would never let this
         # end.
         await worker.maintenance.clock.run()
@@ -106,6 +109,22 @@ async def drain(
     finally:
         await worker._close()
     return _report(worker, held)
+
+
+async def _start(worker: Worker, until: float | None) -> None:
+    links = worker.maintenance_link, worker.claimer.link
+
+    def give_up() -> None:
+        for link in links:
+            link.giving_up.set()
+
+    timer = asyncio.get_running_loop().call_later(_left(until), give_up)
+    try:
+        await worker.start()
+    finally:
+        timer.cancel()
+    for link in links:
+        link.giving_up.clear()
 
 
 def _report(worker: Worker, held: int) -> DrainReport:
