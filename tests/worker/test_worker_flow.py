@@ -17,6 +17,8 @@ from support.workers import SLEEPY, Jobs, eventually, given_up, working
 from tallybook import App, Context
 from tallybook._worker.entry import run_worker
 from tallybook._worker.life.heartbeat import Heartbeat
+from tallybook._worker.life.worker import Worker
+from tallybook._worker.settings import WorkerSettings
 from tallybook.errors import ConfigError
 
 SHORT = timedelta(milliseconds=50)
@@ -272,6 +274,26 @@ async def test_abort_does_not_wait_for_a_thread(app: App, dsn: str, db: Any, job
             worker.stop()
         info = jobs(job)
         assert (info.state, info.failures, info.crashes) == ("available", 0, 0)
+    finally:
+        gate.set()
+
+
+async def test_an_abandoned_job_is_counted_once(app: App, dsn: str, db: Any) -> None:
+    """The report counts a job as given back once, although its handler did not end."""
+    gate = threading.Event()
+
+    @app.task
+    def stuck() -> None:
+        gate.wait(20)
+
+    stuck.enqueue_sync(db)
+    worker = Worker(app, dsn, WorkerSettings(queues={"default": 1}, abort_timeout=timedelta(seconds=0.3)))
+    life = asyncio.create_task(worker.run())
+    try:
+        await eventually(lambda: worker.book.running, "it runs")
+        worker.stop()
+        worker.stop()
+        assert (await life).released == 1
     finally:
         gate.set()
 

@@ -55,8 +55,8 @@ class Stopping:
         if not await self.ended_within(self._settings.stop_timeout.total_seconds(), self.aborted):
             self._runner.abort()
             await self.ended_within(self._settings.abort_timeout.total_seconds(), None)
-        left = list(self._book.running.values())
-        for job in left:  # a thread cannot be killed: the end that it may still send is refused
+        # A thread cannot be killed: the end that it may still send is refused.
+        for job in list(self._book.running.values()):
             self._give_back_one(job)
             self._runner.leave(job)
         await self.told()
@@ -66,7 +66,7 @@ class Stopping:
             failed=failed["scheduled"] + failed["available"],
             snoozed=counts["scheduled"] - failed["scheduled"],
             dead=counts["dead"],
-            released=len(left) + counts["available"] - failed["available"],
+            released=counts["available"] - failed["available"],
             abandoned=self._runner.abandoned,
             worn_out=worn_out,
         )
