@@ -315,7 +315,10 @@ def test_what_an_atomic_task_takes() -> None:
 
 
 async def test_a_cancel_rolls_back(app: App, dsn: str, db: Any, jobs: Jobs) -> None:
-    """S5-04: a cancel ends the wait of an async handler and the query of a plain one; nothing is committed."""
+    """S5-04: a cancel ends the wait of an async handler and the query of a plain one; nothing is committed.
+
+    The threads that cancel queries end with the worker.
+    """
 
     @app.task(atomic=True)
     async def on_loop(tx: psycopg.AsyncConnection[Any], ctx: Context) -> None:
@@ -346,6 +349,8 @@ async def test_a_cancel_rolls_back(app: App, dsn: str, db: Any, jobs: Jobs) -> N
         await eventually(lambda: worker.book.free == {"default": 10}, "the slots are free")
         assert not db.execute(sleeping).fetchone()[0]
     assert effects(db) == []
+    names = "tallybook-interrupt"
+    await eventually(lambda: not any(thread.name.startswith(names) for thread in threading.enumerate()), "they end")
 
 
 @pytest.mark.parametrize("how", ["refused", "late", "deadline"])

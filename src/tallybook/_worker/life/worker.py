@@ -288,7 +288,7 @@ class Worker:
             await self.heartbeat.leave(self.maintenance_link)
         if self.runner.tracing is not None:
             self.runner.tracing.closed(self._traced_as)
-        await self.runner.handlers.close()
+        await self.runner.close()
         await self.atomic.close()
         await self.finisher.doubtful.close()
         if self.sleeper:

@@ -77,6 +77,10 @@ class Runner:
         self.tracing = app._tracing
         self._run = self._one if self.tracing is None else self._traced
 
+    async def close(self) -> None:
+        await self.handlers.close()
+        self._interrupts.shutdown(wait=False)
+
     def start(self, jobs: list[Running]) -> None:
         """Start these jobs; each has its slot already."""
         for job in jobs:
