@@ -21,6 +21,7 @@ from tallybook._db.aside import end
 from tallybook._db.driver import AsyncConnection, LockNotAvailable
 from tallybook._db.ends import ENDED, FAIL, SubjectEnd
 from tallybook._db.link import Link
+from tallybook._db.policy import backoff
 from tallybook._worker.jobs import Running, spawn
 from tallybook.errors import QueueUnavailable
 
@@ -35,6 +36,8 @@ _LOOK = "set local lock_timeout = '200ms'"
 _NO_ERROR = "jsonb_build_object('message', 'its end (' || {verb:text} || ') could not be stored', 'type', {kind:text})"
 _COULD_NOT = "select " + FAIL.called("order", error=_NO_ERROR, retry_in="null", max_attempts="null", final="false")
 _LOUD_AFTER = 2
+# The pause between two such checks grows up to this number, to about a second.
+_SLOWEST = 4
 
 
 @dataclass(slots=True)
@@ -104,11 +107,12 @@ class DoubtfulEnds:
         while True:
             try:
                 said = await self._link.run(partial(self._say, end))
-                break
-            except LockNotAvailable:
+                if said is not None:
+                    break
                 looks += 1
                 if looks == _LOUD_AFTER:
                     log.warning("job %s: its end waits for an open transaction that completes it", end.running.job_id)
+                await asyncio.sleep(backoff(min(looks, _SLOWEST)))
             except QueueUnavailable:
                 return  # the worker stops and cannot reach the server: it will be rescued
             except Exception as error:
@@ -124,12 +128,16 @@ class DoubtfulEnds:
         else:
             self._on_end(end.running, "complete" if said == "completed" else end.verb, said, end.wake_in)
 
-    async def _say(self, end: End, conn: AsyncConnection) -> str | SubjectEnd:
+    async def _say(self, end: End, conn: AsyncConnection) -> str | SubjectEnd | None:
+        """Return how the attempt has ended; None: an open transaction may end it."""
         if said := await self._found(conn, end):
             return said
-        async with conn.transaction():
-            await conn.execute(_LOOK)
-            row = await (await conn.execute(end.sql, end.params)).fetchone()
+        try:
+            async with conn.transaction():
+                await conn.execute(_LOOK)
+                row = await (await conn.execute(end.sql, end.params)).fetchone()
+        except LockNotAvailable:  # not for the link, which would take it for an outage
+            return None
         said = row[0] if row else "refused"
         if said == "refused":  # the other transaction has committed since, or another end came first
             return await self._found(conn, end) or said
