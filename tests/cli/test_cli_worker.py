@@ -28,7 +28,7 @@ from tallybook._worker.life.signals import Stop
 from tallybook._worker.settings import WorkerSettings
 
 SHOP = """
-import asyncio, logging, os, pathlib
+import asyncio, logging, os, pathlib, time
 from tallybook import App, Context
 app = App("shop")
 
@@ -50,6 +50,11 @@ async def leaves() -> None:
 
 async def exits() -> None:
     raise SystemExit(0)
+
+@app.task
+async def calls(ctx: Context) -> None:
+    ctx.log.info("calls")
+    await asyncio.to_thread(time.sleep, 60)
 """
 READY = " serves "
 
@@ -130,6 +135,18 @@ def test_sys_exit_in_a_handlers_own_task_stops_the_worker(shop: Path, dsn: str) 
         assert "stopped: 1 completed, 1 failed" in running.output
     found = rows(dsn, "select task, state, failures, crashes from tallybook.job order by id")
     assert found == [("meet", "completed", 0, 0), ("leaves", "retrying", 1, 0)]
+
+
+def test_a_call_in_a_thread_does_not_keep_the_process(shop: Path, dsn: str) -> None:
+    """After the second signal the process ends with code 0, although a call of asyncio.to_thread still runs."""
+    with worker(shop, dsn) as running:
+        job = put(dsn, "default", "calls")
+        running.says(f"[calls {job}] calls")
+        running.send(signal.SIGTERM)
+        running.says("stopping: waiting")
+        running.send(signal.SIGTERM)
+        assert running.ended(20) == 0
+        assert "1 given back" in running.output and "asyncio.to_thread still run" in running.output
 
 
 def test_no_signal_falls_between_the_wait_for_the_server_and_the_worker(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import os
 import sys
+import time
 from collections.abc import Coroutine
-from contextlib import nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
     from tallybook._app import App
 
 log = logging.getLogger("tallybook.worker")
+# Seconds that calls of asyncio.to_thread may still run after a stop.
+_LAST_CALLS = 1.0
 _AFTER_STOP = WorkerSettings.abort_timeout + timedelta(seconds=10)
 _LEVELS = click.Choice(["debug", "info", "warning", "error", "critical"], case_sensitive=False)
 
@@ -126,19 +131,43 @@ def _live(run: Coroutine[Any, Any, int], stop: signals.Stop) -> int:
     SystemExit in any asyncio task ends a loop. If that was not the worker's own task, the loop continues until the
     worker has stopped: the jobs of other handlers get their ends.
     """
+    threads = _Threads(thread_name_prefix="asyncio")
     with asyncio.Runner() as runner:
         loop, code = runner.get_loop(), 0
+        loop.set_default_executor(threads)
         main = loop.create_task(run)
-        while True:
+        while not main.done():
             try:
-                return loop.run_until_complete(main) or code
+                code = loop.run_until_complete(main) or code
             except SystemExit:
                 if main.done():
                     raise
                 log.critical("SystemExit was raised in an asyncio task: the worker stops", exc_info=True)
-            if not code:
-                code = 1
-                loop.call_soon(stop)
+                if not code:
+                    code = 1
+                    loop.call_soon(stop)
+    if threads.busy:  # the interpreter would wait for them
+        log.warning("calls of asyncio.to_thread still run: the process ends without them")
+        atexit._run_exitfuncs()  # flush logging, and what libraries have still to send
+        with suppress(Exception):  # a closed pipe
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+class _Threads(ThreadPoolExecutor):
+    """The threads of asyncio.to_thread. A shutdown waits only for a moment: their calls may never end."""
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        super().shutdown(wait=False, cancel_futures=True)
+        until = time.monotonic() + _LAST_CALLS
+        while self.busy and time.monotonic() < until:
+            time.sleep(0.01)
+
+    @property
+    def busy(self) -> bool:
+        return any(thread.is_alive() for thread in self._threads)
 
 
 async def _run(app: App, dsn: str, settings: WorkerSettings, nodes: str | None, stop: signals.Stop) -> int:
