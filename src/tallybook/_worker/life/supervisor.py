@@ -6,7 +6,7 @@ When the parent is gone, even by SIGKILL, the child stops. (PR_SET_PDEATHSIG wou
 child that has changed its user.)
 
 A child that ends with code 2 before it has served has a wrong setting (no such module, no schema). A new child would
-fail the same way, so all children are stopped and the parent ends with 2. A child says through its socket that it
+fail the same way, so all children are stopped and the parent ends with 2. A child reports through its socket that it
 serves: afterwards a handler may have ended the process with this code.
 """
 
@@ -64,7 +64,7 @@ def watch_parent(patience: timedelta) -> None:
 
 
 def serves() -> None:
-    """In a child: say that its settings are right. Does nothing in other processes."""
+    """In a child: report that its settings are right. Does nothing in other processes."""
     if _to_parent is not None:
         with suppress(OSError):  # the parent is gone
             os.write(_to_parent, b".")

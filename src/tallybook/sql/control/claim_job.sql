@@ -4,8 +4,9 @@
 -- does not move and later skips the job. Run it in a transaction of its own, because it holds the lane's lock.
 -- Returns false if the job is not due, waiting, claimed, ended or cancelled, if its queue is paused, or if its lane or
 -- the worker was busy for 2 s. A second call with the same lease returns the same result. Errors: TB002 no such job,
--- TB003, TB005 no lease, TB006. Locks, in this order: the worker's gate, the job's row in scheduled (tried), its tombstone, its lane.
--- Reads scheduled, entry, outcome, queue; writes entry, order_line, tombstone, claim; deletes from scheduled.
+-- TB003, TB005 no lease, TB006. Locks, in this order: the worker's gate, the job's row in scheduled (tried), its
+-- tombstone, its lane. Reads scheduled, entry, outcome, queue; writes entry, order_line, tombstone, claim; deletes from
+-- scheduled.
 -- profile: lookup
 -- rights: worker
 create or replace function tallybook.claim_job(worker int, job_id bigint, lease uuid,

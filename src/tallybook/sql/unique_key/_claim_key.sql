@@ -50,7 +50,7 @@ begin
       if p_on_conflict = 'raise' then
         raise exception 'job % has the unique key % of task %', v_holder, to_json(p_key), to_json(p_task)
           using errcode = 'TB008', detail = v_holder::text,
-                hint = 'To go on in this transaction, roll back to a savepoint, or use another on_conflict than raise.';
+                hint = 'To continue in this transaction, roll back to a savepoint, or use another on_conflict.';
       end if;
       if p_on_conflict = 'skip' or tallybook._amend(v_holder, p_task, p_on_conflict, p_args, p_priority, p_run_at,
                                                            p_while = 'queued', p_version, p_at) then
