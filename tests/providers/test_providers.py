@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from multiprocessing import get_context
 from typing import Any
 
 import pytest
@@ -308,10 +309,28 @@ async def test_a_lifespan_can_load_them_all(app: App, db: Any) -> None:
     async with working(app, app.conninfo(), **SLEEPY):
         await eventually(lambda: seen, "the lifespan has run")
     assert seen[0]["acme"].secrets["api_key"] == Secret(CANARY)
+    await app.providers.load()
+    db.execute("update tallybook.provider set kind = 'changed'")
+    assert (await app.providers.get("acme")).kind == "market-data", "what was loaded is kept for a moment"
     db.execute("update tallybook.provider_secret set ciphertext = ciphertext || 'x'")
     with pytest.raises(SecretError):
         async with working(app, app.conninfo(), **SLEEPY) as worker:
             await eventually(worker.claimer.stopping.is_set, "it gives up")
+
+
+async def test_a_process_that_a_handler_forks_reads_by_itself(app: App) -> None:
+    """A forked process does not wait for the worker's event loop, of which it has only a copy."""
+    await app.providers.set("acme", kind="market-data")
+
+    async def in_the_worker(call: Any) -> Any:
+        raise AssertionError("this loop runs in the parent only")
+
+    with app.providers.through(in_the_worker):
+        child = get_context("fork").Process(target=app.providers.get_sync, args=("acme",))
+        child.start()
+        await asyncio.to_thread(child.join, 20)
+        child.kill()
+    assert child.exitcode == 0
 
 
 async def test_writes_in_the_callers_transaction(app: App, connect: Any) -> None:

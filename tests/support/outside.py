@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 import subprocess
 import threading
@@ -41,8 +42,14 @@ class Registry:
         return nullcontext()
 
     def change(self, name: str, **settings: Any) -> None:
-        """Change the settings of an existing provider."""
-        self.known[name] = replace(self.known[name], settings={**self.known[name].settings, **settings})
+        """Change the settings of an existing provider, and secrets of these names."""
+        known = self.known[name]
+        secrets = {name: Secret(value) for name, value in settings.items() if name in known.secrets}
+        self.known[name] = replace(
+            known,
+            settings={**known.settings, **{n: v for n, v in settings.items() if n not in secrets}},
+            secrets={**known.secrets, **secrets},
+        )
 
     async def set(self, name: str, *, active: bool) -> str:
         self.known[name] = replace(self.known[name], active=active)
@@ -201,6 +208,8 @@ class Mailbox:
         self.messages: list[Any] = []
         self.answers: dict[str, list[str]] = {}
         self.data = ["250 OK"]
+        self.silent = False
+        """QUIT gets no answer."""
 
     async def handle_RCPT(self, server: Any, session: Any, envelope: Any, address: str, options: Any) -> str:
         answers = self.answers.get(address, ["250 OK"])
@@ -217,6 +226,11 @@ class Mailbox:
             self.messages.append(envelope)
             session.loop.call_soon(server.transport.close)
         return answer
+
+    async def handle_QUIT(self, server: Any, session: Any, envelope: Any) -> str:
+        if self.silent:
+            await asyncio.Event().wait()
+        return "221 Bye"
 
 
 @contextmanager

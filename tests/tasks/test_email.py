@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from base64 import b64encode
 from collections.abc import Callable
 from datetime import timedelta
 from email import message_from_bytes, policy
@@ -18,6 +19,8 @@ from tallybook.testing import drain, travel
 
 Run = Callable[..., JobInfo]
 DAY = timedelta(days=1)
+# An encoded word: the e-mail library decodes it, with its line break.
+SMUGGLED = f"=?utf-8?b?{b64encode(b'Hello' + bytes((13, 10)) + b'Bcc: eve@example.org').decode()}?="
 LATER = email.with_(retry=Constant(timedelta(hours=1)))  # nothing is tried again within one drain
 
 
@@ -147,6 +150,9 @@ def test_nothing_is_smuggled_into_a_header(app: App, dsn: str, db: Any) -> None:
         ({"headers": {"X-A": "b\nBcc: eve@example.org"}}, "pass one line"),
         ({"headers": {"Bcc": "eve@example.org"}}, "cannot be set"),
         ({"headers": {"Content-Type": "text/plain"}}, "cannot be set"),
+        ({"headers": {"X-A": SMUGGLED}}, "pass one line"),
+        ({"headers": {"X-A": "a", "x-a": SMUGGLED}}, "pass one line"),
+        ({"subject": SMUGGLED}, "subject: pass one line"),
         ({"text": None}, "pass text or html"),
     ]
     with smtp_server() as (mailbox, port):
@@ -190,6 +196,16 @@ def test_the_password_goes_only_over_tls(app: App, dsn: str, db: Any, names: Any
             assert (found.state, words in (found.last_error or "")) == (state, True), found.last_error
             assert "p4ssword" not in str(found)
         assert len(mailbox.messages) == 1 and plain.messages == []
+
+
+def test_a_mail_that_was_accepted_is_not_sent_again(app: App, dsn: str, db: Any) -> None:
+    """A server that accepts the message and never answers QUIT has the message: the job completes."""
+    with smtp_server() as (mailbox, port):
+        serving(app, mail(port, timeout="300 ms"))
+        mailbox.silent = True
+        job = LATER.enqueue_sync(db, "mail", "ada@example.org", "s", "t")
+        drain(app, dsn=dsn)
+        assert (app.get(job).sync(db).state, len(mailbox.messages)) == ("completed", 1)
 
 
 @pytest.mark.parametrize("held", [True, False])

@@ -135,9 +135,14 @@ def test_gone_stops_the_endpoint(app: App, dsn: str, db: Any, endpoint: HttpServ
     assert app.get(later).sync(db).state == "completed" and len(endpoint.got) == 2
 
 
-def test_gone_at_a_former_url_stops_nothing(app: App, dsn: str, db: Any, endpoint: HttpServer) -> None:
+@pytest.mark.parametrize("secret", [False, True])
+def test_gone_at_a_former_url_stops_nothing(app: App, dsn: str, db: Any, endpoint: HttpServer, secret: bool) -> None:
     """S4-06: a 410 from a URL that was corrected meanwhile leaves the provider active, and the job is retried."""
-    registry = serving(app, acme(endpoint))
+    made = acme(endpoint)
+    if secret:
+        url = made.settings.pop("url")
+        made = replace(made, secrets={**made.secrets, "url": Secret(url)})
+    registry = serving(app, made)
 
     def gone(_: object) -> Reply:
         registry.change("acme", url=f"{endpoint.url}/new")

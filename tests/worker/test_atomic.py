@@ -461,6 +461,31 @@ async def test_a_connection_is_kept_and_clean(app: App, dsn: str, db: Any, jobs:
     await eventually(lambda: db.execute(in_transaction).fetchall() == [], "no transaction is left open")
 
 
+@pytest.mark.direct("ends the session that a worker keeps for its handlers")
+async def test_a_connection_that_is_lost_costs_one_attempt(
+    app: App, dsn: str, db: Any, jobs: Jobs, declare: Declare
+) -> None:
+    """S5-03: with every library, a session that ends before the commit fails this attempt only, not those after it."""
+    lost: list[int] = []
+
+    def lose(tx: Any, ctx: Context) -> None:
+        if not lost:
+            with psycopg.connect(dsn, autocommit=True) as other:
+                lost.extend(
+                    pid
+                    for (pid,) in other.execute(
+                        "select pid from pg_stat_activity where datname = current_database()"
+                        " and state like 'idle in transaction%' and pg_terminate_backend(pid)"
+                    )
+                )
+
+    work = declare(app, lose)
+    async with working(app, dsn, queues={"default": 1}):
+        for n in range(2):
+            assert (await jobs.ends(work.enqueue_sync(db, n)))[-1].state == "completed"
+    assert lost and len(effects(db)) == 2
+
+
 @pytest.mark.direct("looks at the session that a worker keeps for its handlers")
 @pytest.mark.parametrize("library", ["psycopg", "session", "async session"])
 async def test_what_a_job_has_set_is_gone_for_the_next(app: App, dsn: str, db: Any, jobs: Jobs, library: str) -> None:

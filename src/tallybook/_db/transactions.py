@@ -267,7 +267,9 @@ class Django(Library):
         begun.given.close_if_unusable_or_obsolete()
 
     async def drop(self, begun: Begun) -> None:
-        begun.given.close()
+        begun.given.close()  # first: then leaving the block, without which Django never reconnects, sends nothing
+        if begun.given.in_atomic_block:
+            await self.rollback(begun)
 
     async def close(self) -> None:
         """Nothing to do: the connections are Django's."""

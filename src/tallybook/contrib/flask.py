@@ -85,7 +85,7 @@ class Tallybook:
                 conn.execute("insert into users (id) values (%s)", (42,))
                 send_welcome.enqueue_sync(conn, 42)
         """
-        if "_tallybook" not in g:
+        if "_tallybook" not in g or g._tallybook.closed:
             g._tallybook = done(self.app._opened(self.app.conninfo(), sync=True))
         with g._tallybook.transaction():
             yield g._tallybook

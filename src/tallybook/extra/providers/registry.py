@@ -8,6 +8,7 @@ App. A handler reads from the node of its job, and each node has its own cache e
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Coroutine, Hashable, Iterator, Mapping
 from contextlib import contextmanager
@@ -46,7 +47,7 @@ class Providers:
         self._kept: dict[Hashable, tuple[float, Provider | None]] = {}
         self._flights: dict[tuple[Hashable, ...], asyncio.Task[Provider | None]] = {}
         self._generation = 0
-        self._ways: list[tuple[asyncio.AbstractEventLoop, Say]] = []
+        self._ways: list[tuple[int, asyncio.AbstractEventLoop, Say]] = []
         self.fresh_for = timedelta(seconds=5)
         """The time for which an answer is cached; with zero, every call reads."""
 
@@ -89,7 +90,7 @@ class Providers:
         since, generation = self._clock(), self._generation
         found = await steps.drive(steps.load(self._keys), self._say)
         for name, provider in found.items():
-            self._keep(("get", name), provider, since, generation)
+            self._keep((at_node.get(), ("get", name)), provider, since, generation)
         return {name: _own(provider) for name, provider in found.items()}
 
     async def set(
@@ -174,7 +175,7 @@ class Providers:
     @contextmanager
     def through(self, say: Say) -> Iterator[None]:
         """Read with `say` in the running event loop while the block runs: a worker's way to the database."""
-        way = (asyncio.get_running_loop(), say)
+        way = (os.getpid(), asyncio.get_running_loop(), say)
         self._ways.append(way)
         try:
             yield
@@ -228,7 +229,7 @@ class Providers:
 
     async def _say(self, call: Call[Any]) -> Any:
         loop = asyncio.get_running_loop()
-        for of, say in reversed(self._ways):
+        for _, of, say in reversed(self._ways):
             if of is loop:
                 return await say(call)
         return await run(self._app, call)
@@ -237,8 +238,8 @@ class Providers:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            for loop, say in reversed(self._ways):
-                if loop.is_running():
+            for pid, loop, say in reversed(self._ways):
+                if pid == os.getpid() and loop.is_running():  # a forked process has only a copy of it
                     return asyncio.run_coroutine_threadsafe(say(call), loop).result()
         return run_sync(self._app, call)
 

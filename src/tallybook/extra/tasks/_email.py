@@ -89,7 +89,7 @@ async def email(
             message[name.title()] = addresses[name]
     if reply_to is not None:
         message["Reply-To"] = _address(who, "reply_to", reply_to)
-    message["Subject"] = _line(who, "subject", subject)
+    _add_header(who, message, "Subject", "subject", subject)
     message["Date"] = formatdate()
     message["Message-ID"] = message_id
     _add_headers(who, message, headers or {})
@@ -201,7 +201,12 @@ def _add_headers(who: str, message: EmailMessage, headers: dict[str, str]) -> No
     for name, value in headers.items():
         if not _NAME.fullmatch(name) or name.lower() in _OURS or name.lower().startswith(("content-", "resent-")):
             raise _wrong(who, f"header {name!r} cannot be set")
-        message[name] = _line(who, f"header {name!r}", value)
+        _add_header(who, message, name, f"header {name!r}", value)
+
+
+def _add_header(who: str, message: EmailMessage, name: str, what: str, value: object) -> None:
+    message[name] = _line(who, what, value)
+    _line(who, what, str(message.get_all(name, [])[-1]))  # encoded words are decoded now, and may contain line breaks
 
 
 def _add_content(who: str, message: EmailMessage, text: str | None, html: str | None) -> None:

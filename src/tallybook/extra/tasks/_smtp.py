@@ -16,6 +16,7 @@ from tallybook.errors import CallFailed, ConfigError
 from tallybook.extra.tasks._masking import Mask
 from tallybook.extra.tasks._provider import needed, option, seconds, text_setting
 
+_QUIT = 2.0
 _PORTS = {"tls": 465, "starttls": 587, "none": 25}
 
 
@@ -78,7 +79,8 @@ class Server:
             async with asyncio.timeout(self.timeout):
                 await client.connect()
                 answers, _ = await client.send_message(message, sender=sender, recipients=recipients)
-                with suppress(smtp.SMTPException, OSError):  # the message is accepted: the answer to QUIT is irrelevant
+            with suppress(smtp.SMTPException, OSError):  # the message is accepted: the answer to QUIT is irrelevant
+                async with asyncio.timeout(min(_QUIT, self.timeout)):
                     await client.quit()
         except smtp.SMTPRecipientsRefused as error:
             return {one.recipient: (one.code, self._said(one)) for one in error.recipients}

@@ -110,7 +110,10 @@ async def _has_moved(registry: Registry, called: Provider) -> bool:
         now = await registry.get(called.name)
     except UnknownProvider:  # inactive, perhaps after another 410
         return False
-    return now.settings.get("url") != called.settings.get("url")
+    return any(
+        after.get("url") != before.get("url")
+        for after, before in ((now.settings, called.settings), (now.secrets, called.secrets))
+    )
 
 
 def new_signing_secret() -> str:
