@@ -30,11 +30,14 @@ s.name, s.source, s.app, s.task, s.queue, s.priority, s.cron, s.every, s.tz, s.m
 s.overlap, s.paused_at, s.paused_by, s.tick, s.due_at, s.fired_count, s.skipped_count, s.missed_count, s.failed_count"""
 _LIST = f"""\
 select {_COLUMNS}, {{by_query}} as by_query, f.tick as last_tick, f.what as last_what, f.job_id as last_job
-  from tallybook.schedules as s
+  from (
+    select x.name from tallybook.schedules as x
+     where position(lower(%(part)s) in lower(x.name)) > 0 and x.name collate "C" > %(after)s
+     order by x.name collate "C" limit %(most)s) as n  -- as Python sorts those of several nodes
+  join tallybook.schedules as s on s.name = n.name
   left join lateral (
     select k.tick, k.what, k.job_id from tallybook.fires as k where k.schedule = s.name order by k.tick desc limit 1) as f on true
- where position(lower(%(part)s) in lower(s.name)) > 0 and s.name > %(after)s
- order by s.name limit %(most)s"""  # noqa: S608 - columns of ours
+ order by (s.name collate "C")"""  # noqa: S608 - columns of ours
 _ONE = f"select {_COLUMNS} from tallybook.schedules as s where s.name = %s"  # noqa: S608 - columns of ours
 _CARRIED = """\
 select s.args, s.headers, s.max_attempts, s.query, s.jitter, s.catch_up, s.problem, s.since, s.created_at, s.changed_at
