@@ -14,11 +14,11 @@ from tallybook.errors import ConfigError, JobFailed
 from tallybook.testing import drain_async
 
 
-def limited(dsn: str, *keys: str, fair_key: str | None = None) -> App:
-    """An app whose one task names these limits."""
+def limited(dsn: str, *keys: str, **options: Any) -> App:
+    """An app whose one task names these limits, and has these options."""
     app = App("shop", dsn=dsn)
 
-    @app.task(limits=keys, fair_key=fair_key)
+    @app.task(limits=keys, **options)
     async def call(provider: str) -> None: ...
 
     return app
@@ -41,14 +41,16 @@ async def test_a_limit_that_is_declared_nowhere_stops_the_worker_at_its_start(ds
 
 
 async def test_a_name_in_a_limit_that_is_no_argument_stops_the_worker(dsn: str) -> None:
-    """A limit or fair key that names no argument, like `{provder}`, stops the worker."""
+    """A limit, fair key or unique key that names no argument, like `{provder}`, stops the worker."""
     app = limited(dsn, "provider:{provder}")
     app.rate_limit("provider", 5, per="1 min")
     with pytest.raises(ConfigError, match="no argument 'provder'") as refused:
         await app.run_worker()
     assert "'provider'" in str(refused.value.hint)
-    with pytest.raises(ConfigError, match="no argument 'tenant'"):
+    with pytest.raises(ConfigError, match=r"fair_key of task 'call'.*no argument 'tenant'"):
         await limited(dsn, fair_key="tenant:{tenant}").run_worker()
+    with pytest.raises(ConfigError, match=r"unique of task 'call'.*no argument 'user'"):
+        await limited(dsn, unique=("provider", "user")).run_worker()
 
 
 @pytest.mark.parametrize("key", ["provider", "provider:acme", "provider:{provider}", "other:{provider}"])

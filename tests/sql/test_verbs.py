@@ -741,6 +741,15 @@ def test_a_verb_on_what_is_not_there(db: Connection) -> None:
     assert see(db, "state") == [("available",)]
 
 
+def test_times_far_away_are_kept(db: Connection) -> None:
+    """F39: a run_at in the year 9999 or later is scheduled, and an infinite expires_at never comes."""
+    for option in ("run_at => '9999-12-31'", "run_at => '12000-01-01'", "expires_at => 'infinity'"):
+        db.execute(f"select tallybook.enqueue('mail', 'send', {option})")
+    db.execute("select tallybook.promote()")
+    shown = db.execute("select state, extract(year from run_at)::int from tallybook.job order by id").fetchall()
+    assert shown[:2] == [("scheduled", 9999), ("scheduled", 12000)] and shown[2][0] == "available"
+
+
 def test_a_heartbeat_without_a_claim_id_gives_up_no_job(db: Connection) -> None:
     """renew with null for open_from, as min() of no claims is, means 0: the worker's open jobs are still given back."""
     worker = one(db, "select tallybook.worker_start('w', '{mail}')")

@@ -135,8 +135,8 @@ class Jobs(Noun):
     ) -> Verb[Cancelled]:
         """Cancel every open job that matches all filters, at most `max_jobs`; at least one filter is required.
 
-        `args` matches jobs whose args contain these; `states` are some of scheduled, waiting, available, running, and
-        dead: a dead letter is cancelled only where you pass its state.
+        `args` matches jobs whose args contain these; `states` are some of scheduled, retrying, waiting, available,
+        running, and dead: a dead letter is cancelled only where you pass its state.
 
             await app.jobs.cancel_matching(task="sync_orders", args={"customer": 42}, reason="customer left")
         """

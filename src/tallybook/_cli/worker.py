@@ -162,7 +162,7 @@ class _Threads(ThreadPoolExecutor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         super().shutdown(wait=False, cancel_futures=True)
         until = time.monotonic() + _LAST_CALLS
-        while self.busy and time.monotonic() < until:
+        while wait and self.busy and time.monotonic() < until:
             time.sleep(0.01)
 
     @property

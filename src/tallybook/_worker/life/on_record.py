@@ -82,12 +82,10 @@ def _check_limits(tasks: Iterable[ServedTask], known: Sequence[list[str]] | None
     """Raise ConfigError for a limit declared neither in code nor in the database, or a `{name}` that is no argument."""
     (names,) = known or ([],)
     for task in tasks:
-        options = task.options
-        for option, key in (*(("limits", key) for key in options.limits), ("fair_key", options.fair_key or "")):
-            _check_arguments(task, option, re.findall(r"\{(\w+)\}", key), key)
-        if isinstance(options.unique, tuple):
-            _check_arguments(task, "unique", options.unique, options.unique)
+        _check_arguments(task, "fair_key", task.options.fair_key or "")
+        _check_arguments(task, "unique", task.options.unique if isinstance(task.options.unique, tuple) else "")
         for key in task.options.limits:
+            _check_arguments(task, "limits", key)
             if not any(_holds(name, key) for name in names):
                 near = get_close_matches(key.split(":")[0], names, 2) or sorted(names)[:5]
                 hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else "There is none"
@@ -101,8 +99,9 @@ def _holds(name: str, key: str) -> bool:
     return name == key or key.startswith(f"{name}:") or ("{" in key and name.startswith(fixed))
 
 
-def _check_arguments(task: ServedTask, option: str, names: Iterable[str], value: object) -> None:
-    for wanted in names:
+def _check_arguments(task: ServedTask, option: str, value: str | tuple[str, ...]) -> None:
+    """Raise ConfigError for a name in this tuple, or in braces in this text, that is no argument of the task."""
+    for wanted in re.findall(r"\{(\w+)\}", value) if isinstance(value, str) else value:
         if wanted not in task.args.names and not task.args.is_open:
             known = sorted(task.args.names)
             near = get_close_matches(wanted, known, 1)

@@ -1,5 +1,5 @@
--- _aside: the jobs that are not in line, of all three tables: place is the table. A query of it becomes a query of each
--- table, with its indexes.
+-- _aside: the jobs that are not in line, of all three tables: place is the table, and job_state the state if the job is
+-- not cancelled. A query of it becomes a query of each table, with its indexes.
 create or replace view tallybook._aside as
 select 'scheduled' as place, s.job_id, s.lane_id, s.attempt, s.failures, s.crashes, s.max_attempts, s.task, s.args,
        s.headers, s.unique_key, s.errors, s.expires_at, s.order_key, s.options, s.enqueued_at, s.run_at,

@@ -33,10 +33,11 @@ begin
   select e.lane_id into v_lane from tallybook._newest_entry(p_job_id) e
    where not exists (select from tallybook._outcome_of(e.retention, e.xid, e.seq));
   if not found then return false; end if;
-  perform pg_advisory_xact_lock_shared(1413565441, v_lane);
-  raise sqlstate 'TB000';
-exception when sqlstate 'TB000' then
-  return true;
+  begin  -- only here: without a pick there is no subtransaction
+    perform pg_advisory_xact_lock_shared(1413565441, v_lane);
+    raise sqlstate 'TB000';
+  exception when sqlstate 'TB000' then return true;
+  end;
 end $$;
 
 -- _crowd(): whether some transaction may hold more jobs than it has locks for. The check of another start can also be

@@ -101,9 +101,8 @@ returns table (job_id bigint, state text, lane_id int, task text, unique_key tex
 begin
   return query
   select a.job_id, a.job_state, a.lane_id, a.task, a.unique_key, a.order_key, a.args, a.attempt
-    from tallybook._aside a
-   where a.place <> 'dead' and (p_states is null or a.place = any (p_states)
-                                or a.place = 'scheduled' and 'retrying' = any (p_states))
+    from tallybook._aside a where a.place <> 'dead' and (p_states is null or a.place = any (p_states)
+                                                         or a.place = 'scheduled' and 'retrying' = any (p_states))
   union all
   select e.job_id, 'available', e.lane_id, e.task, e.unique_key, e.order_key, e.args, e.attempt
     from tallybook.lane l, lateral tallybook._line_entries(l.lane_id) e
