@@ -3,14 +3,15 @@
 Without an option: all tests on 18 that are not marked slow. With --on 16: the tests marked servers on that version.
 With --all: all tests on 18; on 15 those marked servers (all of tests/sql), on 16 those of them that are not slow. Then
 on 18 through a PgBouncer in transaction mode: all tests except slow ones that are not marked servers. Other arguments
-are passed to pytest unchanged. A failed test is not repeated. The last lines name the tests that could not run; if the
-variable CI is set, a missing PgBouncer or browser is a failure.
+are passed to pytest unchanged. A failed test is not repeated. The last lines name the failed tests, a crash of
+the server and the tests that could not run; if the variable CI is set, a missing PgBouncer or browser is a failure.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -47,6 +48,8 @@ class Result:
     seconds: float = 0.0
     closing_line: str = ""
     not_run: str = ""
+    reasons: list[str] = field(default_factory=list)
+    """The first line of each failed test's summary, and what the server's log has of a crash."""
 
     @property
     def failed(self) -> bool:
@@ -93,7 +96,7 @@ def main() -> int:
     print("\n--- tests ---")
     for result in results:
         if not result.not_run:
-            print(f"{result.name}: {result.closing_line} [exit code {result.code}]")
+            print(f"{result.name}: {result.closing_line} [exit code {result.code}]", *result.reasons, sep="\n  ")
     for result in missing:
         print(f"not run: {result.name} ({result.not_run})")
     outside = [
@@ -155,6 +158,8 @@ def _run(result: Result, options: argparse.Namespace, extra: list[str]) -> Resul
                 between = stack.enter_context(pooler.Pooler(server.dsn()))
                 environment["TALLYBOOK_TEST_POOLER"] = between.dsn("postgres")
             _pytest(_selection(result, options) + extra, options, environment, result)
+            log = server.log_path.read_text(errors="replace").splitlines() if result.code else []
+            result.reasons += [line for line in log if re.search("PANIC|terminated by signal", line)][:20]
     except EmbeddedUnavailable:
         result.not_run = "not installed" + (f": {PACKAGES[version]}" if version in PACKAGES else "")
     except EmbeddedError as error:
@@ -176,7 +181,7 @@ def _selection(result: Result, options: argparse.Namespace) -> list[str]:
 
 
 def _pytest(selection: list[str], options: argparse.Namespace, environment: dict[str, str], result: Result) -> None:
-    """Run pytest, forward its output at once to show progress, and store its last line in the result."""
+    """Run pytest, forward its output at once to show progress, and store its end in the result."""
     # Neighbouring tests run in one process, so that it makes what a file's tests share only once: 40 s less CPU.
     spread = ["-n", options.processes, "--dist=worksteal"]
     command = [sys.executable, "-m", "pytest", *spread, f"--durations={options.durations}", *selection]
@@ -187,11 +192,12 @@ def _pytest(selection: list[str], options: argparse.Namespace, environment: dict
         assert running.stdout is not None
         while chunk := os.read(running.stdout.fileno(), 65536):
             os.write(sys.stdout.fileno(), chunk)
-            tail = (tail + chunk)[-4096:]
+            tail = (tail + chunk)[-65536:]
     lines = tail.decode(errors="replace").split("\n")
     result.closing_line = next(
         (line.strip("= ") for line in reversed(lines) if line.strip("= ")), "pytest printed nothing"
     )
+    result.reasons = [line for line in lines if line.startswith(("FAILED ", "ERROR "))][:20]
     # With a selection for an older version (--on 16), a file may have no tests.
     few = not options.all and not result.pooled and result.version != VERSIONS[0]
     result.code = 0 if running.returncode == NO_TESTS_COLLECTED and few else running.returncode

@@ -15,6 +15,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from tallybook._db import doctor
 from tallybook._db.driver import Error, connect
 from tallybook._db.link import CONNECT, dsn_for_people
+from tallybook._db.policy import first_line
 from tallybook._db.source import Source
 from tallybook._db.standby import LAG, Standby
 from tallybook._db.stored import READER
@@ -160,7 +161,7 @@ class Database:
                 yield conn
         except psycopg.OperationalError as error:
             if conn.broken or conn.closed:
-                raise QueueUnavailable(self._server, "the connection was lost") from error
+                raise QueueUnavailable(self._server, f"the connection was lost: {first_line(error)}") from error
             raise
         finally:
             await pool.putconn(conn)

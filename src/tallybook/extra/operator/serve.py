@@ -195,7 +195,8 @@ class OperatorApi:
                     found = error
         except CommitUnknown as error:
             if not isinstance(found, Changed) or found.action is None:  # the transaction had nothing but the nonce
-                raise QueueUnavailable(error.server or "", "the connection was lost") from error
+                assert isinstance(error.__cause__, QueueUnavailable)
+                raise error.__cause__ from None
             raise
         assert found is not None
         if isinstance(found, Exception):
