@@ -48,17 +48,15 @@ class Proxy:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._listening.shutdown(socket.SHUT_RDWR)  # a mere close() would leave the thread in accept() for ever
         self._listening.close()
         self.cut()
 
     def cut(self) -> None:
-        """Close every connection."""
+        """Cut every connection. Its threads close the sockets, so that none of them meets a number that is in use again."""
         with self._lock:
-            pairs, self._open = self._open, set()
-        for one in pairs:
-            with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
+            for one in self._open:
+                self._end(one)
 
     def cut_at(self, words: bytes, *, deliver: bool = True) -> None:
         """Cut off the next client that sends these bytes; with `deliver` the server gets them first."""
@@ -85,8 +83,17 @@ class Proxy:
                 continue
             with self._lock:
                 self._open |= {client, server}
-            threading.Thread(target=self._pump, args=(client, server, True), daemon=True).start()
-            threading.Thread(target=self._pump, args=(server, client, False), daemon=True).start()
+            threading.Thread(target=self._serve, args=(client, server), daemon=True).start()
+
+    def _serve(self, client: socket.socket, server: socket.socket) -> None:
+        back = threading.Thread(target=self._pump, args=(server, client, False), daemon=True)
+        back.start()
+        self._pump(client, server, True)
+        back.join()
+        with self._lock:
+            self._open -= {client, server}
+            client.close()
+            server.close()
 
     def _pump(self, source: socket.socket, to: socket.socket, from_client: bool) -> None:
         with suppress(OSError):
