@@ -134,7 +134,7 @@ async def test_each_verb_is_previewed_and_confirmed(dsn: str, db: Any) -> None:
             after = standing(db)
             assert after[:3] != before[:3] and len(after[3]) == len(before[3]) + 1, verb
             if verb == "retry_dead_letters":
-                assert [letter["job"] for letter in preview["now"]["newest"]] == [dead] and done["retried"] == 1
+                assert [letter["job"] for letter in preview["now"]["oldest"]] == [dead] and done["retried"] == 1
     assert {row[:2] for row in standing(db)[3]} == {("helper@shop", "mcp")}
     assert CANARY not in str(db.execute("select target, done from tallybook.audits").fetchall())
 
@@ -196,6 +196,25 @@ async def test_what_has_changed_since_the_preview_is_left_alone(dsn: str, db: An
         assert standing(db) == before
         again = (await one.call("cancel_job", job=waiting))["confirm"]
         assert (await one.call("cancel_job", job=waiting, confirm=again))["done"]["state"] == "cancelled"
+
+
+async def test_a_preview_shows_the_dead_letters_that_change(dsn: str, db: Any) -> None:
+    """A preview with `max_jobs` shows the oldest dead letters, which change; it cannot be confirmed for other ones."""
+    db.execute("select tallybook.enqueue('mail', 'welcome') from generate_series(1, 30)")
+    fail_again(db)
+    ids = [row[0] for row in db.execute("select job_id from tallybook.dead order by died_at, job_id").fetchall()]
+    async with agent(dsn, allow=("drop_dead_letters", "retry_dead_letters")) as one:
+        for verb, count in (("drop_dead_letters", 2), ("retry_dead_letters", 25)):
+            given: dict[str, Any] = {"queue": "mail", "max_jobs": count}
+            stale = await one.call(verb, **given)
+            assert stale["now"]["matched"] == count
+            assert [letter["job"] for letter in stale["now"]["oldest"]] == ids[:20][:count]
+            db.execute("select tallybook.drop_dead(%s)", [ids.pop(count - 1)])  # as many match, but one is another
+            assert "has changed since the preview" in await one.refused(verb, **given, confirm=stale["confirm"])
+            preview = await one.call(verb, **given)
+            await one.call(verb, **given, confirm=preview["confirm"])
+            del ids[:count]
+            assert {row[0] for row in db.execute("select job_id from tallybook.dead").fetchall()} == set(ids)
 
 
 async def test_the_args_of_dead_letters_cannot_be_guessed(dsn: str, db: Any) -> None:

@@ -24,6 +24,9 @@ _DEAD_LETTERS = Declared(f"""
   dead_letters({_FILTER}, before_id bigint)
   -> rows (job_id bigint, died_at timestamptz, queue_name task_name why text, failures crashes attempt int,
            enqueued_at timestamptz, job_args jsonb, summary text, last_error jsonb)""")
+_DEAD_OLDEST = Declared("""
+  _dead_oldest(p_queue p_task p_reason p_text text, p_args jsonb, p_since p_before timestamptz, p_max_jobs int)
+  -> rows (job_id bigint, died_at timestamptz, queue task reason text, attempt int, error_type text)""")
 _RETRY_DEAD = Declared(f"retry_dead({_FILTER}) -> row (retried int, refused int)")
 _DROP_DEAD_MANY = Declared(f"drop_dead_many({_FILTER}) -> int")
 drop_dead = Simple("drop_dead(job_id bigint) -> boolean", bool)
@@ -106,6 +109,11 @@ def dead_count(which: DeadFilter, max_jobs: int) -> Call[int]:
     """Return the number of matching dead letters, at most `max_jobs`."""
     params = which.params(max_jobs) | {"before_id": None}
     return Call("dead_letters", f"select count(*) from {_DEAD_LETTERS.called()}", params, int)  # noqa: S608
+
+
+def dead_oldest(which: DeadFilter, max_jobs: int) -> Call[list[dict[str, Any]]]:
+    """Return the dead letters that `retry_dead` and `drop_dead_many` would change, oldest first."""
+    return _DEAD_OLDEST.call(loads, **which.params(max_jobs))
 
 
 def retry_dead(which: DeadFilter, max_jobs: int) -> Call[Retried]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from hashlib import sha256
 from secrets import token_hex, token_urlsafe
 from typing import Any
 
@@ -25,6 +26,7 @@ from tallybook._model.durations import format_duration
 from tallybook.extra.dashboard.database import Conn, Database
 from tallybook.extra.dashboard.redact import bounded, redact, shown
 from tallybook.extra.mcp.tools import HOSTILE, OPERATION, VERBS, checked, given, listed
+from tallybook.extra.operator.dead_letters import oldest
 from tallybook.extra.operator.fields import read
 from tallybook.extra.operator.keys import Key
 from tallybook.extra.operator.operations import Ask, Changed, Operation
@@ -166,18 +168,14 @@ async def _carried_out(operation: Operation, ask: Ask, conn: Conn) -> tuple[Outc
 
 
 async def _now(operation: Operation, ask: Ask, conn: Conn) -> dict[str, Any]:
-    """Return the job, or the newest dead letters, that the change affects.
-
-    A dead letter that is added becomes the newest; one that is removed lowers the count.
-    """
+    """Return the job, or the dead letters, that the change affects: all of them as a hash, and the oldest."""
     if operation.path.startswith("/jobs/"):
         found = await _read("get_job", ask, conn)
         return {name: found[name] for name in _SEEN}
     if operation.path.startswith("/dead-letters/"):
-        newest = Ask(ask.app, ask.key, {**ask.values, "max_jobs": min(20, ask.get("max_jobs", 20))})
-        found = await _read("list_dead_letters", newest, conn)
-        shown = ("job", "died_at", "queue", "task", "reason", "attempt", "error_type")
-        return {"newest": [{name: letter[name] for name in shown} for letter in found["dead_letters"]]}
+        letters = await oldest(ask, conn)
+        every = sha256(repr(letters).encode()).hexdigest()
+        return {"matched": len(letters), "oldest": letters[:20], "sha256": every}
     return {}
 
 

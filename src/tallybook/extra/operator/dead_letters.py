@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from tallybook._db import aio, filters
+from tallybook._db.texts import instant
 from tallybook.extra.dashboard.database import READ_TIMEOUT, Conn
 from tallybook.extra.operator import fields
 from tallybook.extra.operator.operations import Ask, Changed, Operation, Shape, listed, plain, record
@@ -41,6 +42,12 @@ async def _list(ask: Ask, conn: Conn) -> dict[str, Any]:
             row["details"] = {"args": letter.args, "summary": letter.summary, "error": letter.error}
         letters.append(row)
     return {"dead_letters": letters}
+
+
+async def oldest(ask: Ask, conn: Conn) -> list[dict[str, Any]]:
+    """Return the dead letters that retry and drop change, in their order."""
+    found = await aio.run(conn, filters.dead_oldest(_which(ask), ask.get("max_jobs", 10_000)))
+    return [{"job": row.pop("job_id"), "died_at": plain(instant(row.pop("died_at"))), **row} for row in found]
 
 
 def _target(ask: Ask) -> dict[str, Any]:

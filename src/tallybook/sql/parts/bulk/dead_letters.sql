@@ -51,12 +51,13 @@ language sql stable as $$
      and (p_since is null or d.died_at >= p_since)
 $$;
 
--- _dead_ids(filters): the ids of the matching ones, oldest first.
-create or replace function tallybook._dead_ids(p_queue text, p_task text, p_reason text, p_text text, p_args jsonb,
-  p_since timestamptz, p_before timestamptz, p_max_jobs int) returns setof bigint
-language sql stable as $$
-  select d.job_id from tallybook.dead d join tallybook.lane l on l.lane_id = d.lane_id
+-- _dead_oldest(filters): the matching ones, oldest first: these are changed by retry_dead and drop_dead_many.
+-- rights: operator
+create or replace function tallybook._dead_oldest(p_queue text, p_task text, p_reason text, p_text text, p_args jsonb,
+  p_since timestamptz, p_before timestamptz, p_max_jobs int) returns table (job_id bigint, died_at timestamptz,
+  queue text, task text, reason text, attempt int, error_type text) language sql stable as $$
+  select d.job_id, d.died_at, l.queue, d.task, d.reason, d.attempt, d.errors -> -1 ->> 'type'
+    from tallybook.dead d join tallybook.lane l on l.lane_id = d.lane_id
    where tallybook._dead_matches(d, l.queue, p_queue, p_task, p_reason, p_text, p_args, p_since)
-     and (p_before is null or d.died_at < p_before)
-   order by d.died_at, d.job_id limit p_max_jobs
+     and (p_before is null or d.died_at < p_before) order by d.died_at, d.job_id limit p_max_jobs
 $$;

@@ -6,8 +6,8 @@ create or replace function tallybook.drop_dead_many(queue text default null, tas
 returns int language sql as $$
   with gone as (
     delete from tallybook.dead d
-     using tallybook._dead_ids(drop_dead_many.queue, drop_dead_many.task, drop_dead_many.reason, drop_dead_many.text,
-             drop_dead_many.args, drop_dead_many.since, drop_dead_many.before, drop_dead_many.max_jobs) k(job_id)
+     using tallybook._dead_oldest(drop_dead_many.queue, drop_dead_many.task, drop_dead_many.reason, drop_dead_many.text,
+             drop_dead_many.args, drop_dead_many.since, drop_dead_many.before, drop_dead_many.max_jobs) k
      where d.job_id = k.job_id returning 1)
   select count(*)::int from gone
 $$;

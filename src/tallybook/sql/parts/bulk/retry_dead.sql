@@ -11,7 +11,7 @@ create or replace function tallybook.retry_dead(queue text default null, task te
   before timestamptz default null, max_jobs int default 10000, out retried int, out refused int)
 language sql as $$
   select count(*) filter (where r.done = 'retried'), count(*) filter (where r.done <> 'retried')
-    from (select d from tallybook._dead_ids(queue, task, reason, text, args, since, before, max_jobs) d
-           order by d offset 0) k(i)
+    from (select d.job_id from tallybook._dead_oldest(queue, task, reason, text, args, since, before, max_jobs) d
+           order by d.job_id offset 0) k(i)
    cross join lateral tallybook._retry_or_cancel('retry', i) r
 $$;
