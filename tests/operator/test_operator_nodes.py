@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from support.fleet import Fleet
+from support.hands import Hands
 from support.operator_client import SECRET, Client, client
 from tallybook import App
 from tallybook.extra.operator import openapi
@@ -84,6 +85,30 @@ async def test_newest_first_and_no_more_than_asked_for(fleet: Fleet, ask: Client
         ("south", "pause"),
         ("north", "resume"),
     ]
+
+
+async def test_a_whole_second_is_before_its_microseconds(fleet: Fleet, ask: Client) -> None:
+    """Rows of several nodes are sorted by instant, although the text of a whole second has no fraction."""
+    for number, at in ((1, "09:00:00Z"), (2, "09:00:00.000001Z")):
+        fleet.run(number, "select tallybook.audit_add('ada', 'web', 'pause', at => %s)", f"2026-01-31T{at}")
+    rows = (await ask("GET", "/audits")).json()["audits"]
+    assert [row["node"] for row in rows] == ["south", "north"]
+
+
+async def test_pages_of_dead_letters_of_all_nodes_skip_none(fleet: Fleet, ask: Client) -> None:
+    """Dead letters of several nodes that died at one instant are in the order of their ids, so no page skips one."""
+    jobs = [fleet.enqueue(number, "mail", "send") for number in (1, 2)]
+    for number in (1, 2):
+        with fleet.connect(number) as db:
+            hands = Hands(db, "mail")
+            hands.fail(hands.claim()[0], final=True)
+            db.execute("update tallybook.dead set died_at = '2026-01-31T09:00:00Z'")
+    page, found = "/dead-letters?max_jobs=1", []
+    for _ in jobs:
+        (letter,) = (await ask("GET", page)).json()["dead_letters"]
+        found.append(letter["job"])
+        page = f"/dead-letters?max_jobs=1&before={letter['died_at']}&before_id={letter['job']}"
+    assert found == jobs[::-1]
 
 
 async def test_an_id_leads_to_its_node(fleet: Fleet, ask: Client) -> None:

@@ -175,7 +175,8 @@ def merged(
     rows = [{**row, "node": node} for node, answer in found.items() for row in answer[name]]
     if operation.newest is not None:
         by, most = operation.newest
-        rows.sort(key=lambda row: row[by], reverse=True)  # texts in one format, in UTC
+        # Not as texts: a whole second has no fraction. Ids put jobs of one instant in the order of the pages.
+        rows.sort(key=lambda row: (datetime.fromisoformat(row[by]), row.get("job")), reverse=True)
         rows = rows[: ask.get(most, 50)]
     return {name: rows, "away": list(away)}
 
