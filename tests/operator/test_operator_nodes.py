@@ -111,6 +111,19 @@ async def test_pages_of_dead_letters_of_all_nodes_skip_none(fleet: Fleet, ask: C
     assert found == jobs[::-1]
 
 
+async def test_pages_of_the_audit_are_of_one_node(fleet: Fleet, ask: Client) -> None:
+    """Over several nodes, the audit is refused with `before` but without `node`: each node numbers its own rows."""
+    for number in (1, 2):
+        fleet.run(number, "select tallybook.audit_add('ada', 'web', 'pause') from generate_series(1, 2)")
+    refused = await ask("GET", "/audits?before=2")
+    assert refused.status_code == 422 and "node" in refused.json()["hint"]
+    page = (await ask("GET", "/audits?before=2&node=south")).json()["audits"]
+    assert [(row["node"], row["id"]) for row in page] == [("south", 1)]
+    parameters = (await ask.http.get("/openapi.json")).json()["paths"]["/audits"]["get"]["parameters"]
+    (before,) = (one["description"] for one in parameters if one["name"] == "before")
+    assert before.endswith("Only with node, if the API serves several nodes.")
+
+
 async def test_an_id_leads_to_its_node(fleet: Fleet, ask: Client) -> None:
     """A job is found, explained and cancelled on its node; an id of an unknown node is a 404."""
     job = fleet.enqueue(2, "mail", "send")

@@ -26,6 +26,8 @@ class Field:
     example: Any = None
     admin: bool = False
     """Whether its use needs the scope admin."""
+    of_node: bool = False
+    """Whether its value belongs to one node: over several nodes it needs `node`."""
     schema: Mapping[str, Any]
     """Its JSON Schema."""
     read: Callable[[Any], Any]

@@ -87,7 +87,8 @@ def _parameter(field: Field, place: str) -> dict[str, Any]:
 
 
 def _about(field: Field) -> str:
-    return f"{field.about} Only with the scope admin." if field.admin else field.about
+    needs = "the scope admin" if field.admin else "node, if the API serves several nodes" if field.of_node else None
+    return f"{field.about} Only with {needs}." if needs else field.about
 
 
 def _body(fields: tuple[Field, ...]) -> dict[str, Any]:

@@ -171,6 +171,10 @@ class OperatorApi:
             raise Problem("invalid", "node: this API serves one database")
         if operation.changes is not None and self._nodes.many and not node:
             raise Problem("invalid", "node is missing", hint="Pass the name of the node")
+        for field in operation.in_query:
+            if field.of_node and field.name in ask.values and self._nodes.many and not node:
+                reason = f"{field.name} is an id of one node, and node is missing"
+                raise Problem("invalid", reason, hint="Pass the name of the node, and read the nodes one by one")
         return await self._nodes.chosen(node)
 
     async def _read(self, database: Database, operation: Operation, ask: Ask, signed: Signed) -> dict[str, Any]:

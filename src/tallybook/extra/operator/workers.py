@@ -56,7 +56,7 @@ OPERATIONS = (
         in_query=(
             fields.text("actor", "By this user or key.", example="deploy"),
             fields.text("action", "With this verb.", most=64, example="retry"),
-            fields.whole("before", "Older than the row with this id.", least=1, example=1000),
+            fields.whole("before", "Older than the row with this id.", least=1, example=1000, of_node=True),
             fields.whole("max_rows", "At most this many.", least=1, most=1000, default=50, example=50),
         ),
         codes=("queue",), newest=("at", "max_rows"), answer=listed("audits", _AUDIT), reads=_audits,
