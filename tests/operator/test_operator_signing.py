@@ -562,12 +562,12 @@ async def test_a_schedule_that_is_given_another_queue_meanwhile_is_not_run(
 
 
 async def test_a_limited_key_does_not_learn_of_other_queues_by_their_workers(call: Client, db: Any) -> None:
-    """S2-12: a limited key sees only its own queue of a worker that serves more queues; an unlimited key sees all."""
-    db.execute("select tallybook.worker_start('web-1', '{mail,pay}')")
+    """S2-12: a limited key sees only its own queue of a worker that serves more, and no tasks; others see all."""
+    db.execute("select tallybook.worker_start('web-1', '{mail,pay}', '{welcome,charge}')")
     (worker,) = (await call.by("mailer", THIRD)("GET", "/workers")).json()["workers"]
-    assert worker["queues"] == ["mail"]
+    assert (worker["queues"], worker["tasks"]) == (["mail"], [])
     (worker,) = (await call("GET", "/workers")).json()["workers"]
-    assert worker["queues"] == ["mail", "pay"]
+    assert (worker["queues"], worker["tasks"]) == (["mail", "pay"], ["welcome", "charge"])
 
 
 # Bounds

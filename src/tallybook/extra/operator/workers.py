@@ -23,6 +23,8 @@ async def _list(ask: Ask, conn: Conn) -> dict[str, Any]:
     call = Call("workers", _LIVING, {"queue": ask.queue()}, loads)
     found: list[dict[str, Any]] = await aio.run(conn, call)
     for row in found:
+        if ask.key.queues is not None:
+            row["tasks"] = []  # a worker does not record which task is in which queue
         row["queues"] = [queue for queue in row["queues"] if ask.key.reaches(queue)]
         row |= {name: plain(instant(row[name])) for name in ("started_at", "seen_at")}
     return {"workers": found}
@@ -36,8 +38,9 @@ async def _audits(ask: Ask, conn: Conn) -> dict[str, Any]:
 
 
 _TEXTS = {"type": "array", "items": {"type": "string"}}
+_TASKS = {**_TEXTS, "description": "The tasks that it knows; empty for a key that is limited to some queues."}
 _WORKER = record(
-    id=7, name="web-1", queues=(_TEXTS, ["mail"]), tasks=(_TEXTS, ["send_welcome"]), started_at="2026-01-31T08:00:00Z",
+    id=7, name="web-1", queues=(_TEXTS, ["mail"]), tasks=(_TASKS, ["send_welcome"]), started_at="2026-01-31T08:00:00Z",
     seen_at=("instant?", "2026-01-31T09:04:00Z"),
 )  # fmt: skip
 _AUDIT = record(
