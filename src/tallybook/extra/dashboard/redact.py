@@ -14,7 +14,8 @@ from tallybook._model.subject import instant
 DOTS = "••••••"
 _SECRET = re.compile(
     r"pass$|passw|pass[_-]?(phrase|code)|pwd|secret|token|authori[sz]ation|^auth$|bearer|jwt|cookie|credential|dsn$"
-    r"|(api|access|private|signing|encryption|master)[_\s-]?key",
+    r"|(api|access|private|signing|encryption|master)[_\s-]?key|session[_\s-]?id|connection[_\s-]?string"
+    r"|(database|webhook)[_\s-]?ur[il]",
     re.I,
 )
 _DEEPEST = 64
