@@ -184,7 +184,7 @@ async def test_what_has_changed_since_the_preview_is_left_alone(dsn: str, db: An
     async with agent(dsn, allow=("cancel_job", "retry_dead_letters", "pause_queue")) as one:
         given: dict[str, dict[str, Any]] = {
             "cancel_job": {"job": waiting},
-            "retry_dead_letters": {},
+            "retry_dead_letters": {"all": True},
             "pause_queue": {"queue": "mail"},
         }
         tokens = {verb: (await one.call(verb, **more))["confirm"] for verb, more in given.items()}
@@ -215,6 +215,14 @@ async def test_a_preview_shows_the_dead_letters_that_change(dsn: str, db: Any) -
             await one.call(verb, **given, confirm=preview["confirm"])
             del ids[:count]
             assert {row[0] for row in db.execute("select job_id from tallybook.dead").fetchall()} == set(ids)
+
+
+async def test_all_dead_letters_are_asked_for_by_name(dsn: str, db: Any) -> None:
+    """Without a filter and without `all`, an agent gets no preview of a change of dead letters."""
+    shop(db)
+    async with agent(dsn, allow=("drop_dead_letters",)) as one:
+        assert (await one.refused("drop_dead_letters")).startswith("invalid: pass filters, or all")
+        assert (await one.call("drop_dead_letters", all=True))["now"]["matched"] == 1
 
 
 async def test_the_args_of_dead_letters_cannot_be_guessed(dsn: str, db: Any) -> None:

@@ -6,11 +6,13 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 from psycopg.types.json import Jsonb
 
 from support.hands import Hands, Job
 from support.operator_client import OTHER, SECRET, Client, client
 from tallybook import App
+from tallybook.extra.operator import openapi
 from tallybook.extra.operator.routes import OPERATIONS
 from tallybook.web import Key, operator_api
 
@@ -94,6 +96,21 @@ async def test_dead_letters_are_dropped_by_filter(call: Client, db: Any) -> None
     assert (await call("POST", "/dead-letters/drop", wanted)).json() == {"dry_run": False, "dropped": 2}
     assert db.execute("select count(*) from tallybook.dead").fetchone()[0] == 1
     assert audits(db) == [("ops", "api", "drop_dead", {"args": True, "error": True}, {"dropped": 2})]
+
+
+@pytest.mark.parametrize(("verb", "done"), [("retry", "retried"), ("drop", "dropped")])
+async def test_all_dead_letters_are_asked_for_by_name(call: Client, db: Any, verb: str, done: str) -> None:
+    """S2-12: a change of dead letters needs a filter or `all`, not both; the OpenAPI document says the same."""
+    dead(db, 2)
+    path = f"/dead-letters/{verb}"
+    body = openapi.document()["paths"][path]["post"]["requestBody"]
+    fits = Draft202012Validator(body["content"]["application/json"]["schema"]).is_valid
+    for wrong in ({}, {"max_jobs": 1}, {"dry_run": True}, {"all": False}, {"all": True, "queue": "mail"}):
+        assert (await call("POST", path, wrong)).json()["code"] == "invalid" and not fits(wrong), wrong
+    assert body["required"] and audits(db) == []
+    for good, count in (({"all": False, "queue": "pay"}, 0), ({"all": True}, 2)):
+        assert (await call("POST", path, good)).json()[done] == count and fits(good)
+    assert [row[3] for row in audits(db)] == [{"all": True}]
 
 
 async def test_a_schedule_is_run_out_of_its_time(plain: Client, db: Any) -> None:

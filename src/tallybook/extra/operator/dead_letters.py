@@ -10,6 +10,7 @@ from tallybook._db.texts import instant
 from tallybook.extra.dashboard.database import READ_TIMEOUT, Conn
 from tallybook.extra.operator import fields
 from tallybook.extra.operator.operations import Ask, Changed, Operation, Shape, listed, plain, record
+from tallybook.extra.operator.problems import Problem
 
 _FILTER: tuple[fields.Field, ...] = (
     fields.name("queue", "In this queue.", most=64, example="mail"),
@@ -22,9 +23,10 @@ _FILTER: tuple[fields.Field, ...] = (
     fields.instant("before", "Died before this time.", example="2026-02-01T00:00:00Z"),
 )
 _ARGS = fields.mapping("args", "Only if the args contain these.", example={"user_id": 42}, admin=True)
+_ALL = fields.flag("all", "All dead letters that the key can access, instead of a filter.", example=True)
 _MOST = fields.whole("max_jobs", "At most this many, oldest first.", least=1, most=10_000, default=10_000, example=1000)
 _DRY = fields.flag("dry_run", "Only count the matches.", example=False)
-_NAMES = ("queue", "task", "reason", "since", "before")
+_NAMES = ("queue", "task", "reason", "since", "before", "all")
 
 
 def _which(ask: Ask) -> filters.DeadFilter:
@@ -58,6 +60,9 @@ def _target(ask: Ask) -> dict[str, Any]:
 
 
 async def _do(ask: Ask, conn: Conn, *, verb: str) -> Changed:
+    filtered = any(field.name in ask.values for field in (*_FILTER, _ARGS))
+    if filtered == ask.get("all", False):
+        raise Problem("invalid", "pass filters, or all, but not both", hint="To change all of them, pass all: true")
     which, most = _which(ask), ask.get("max_jobs", 10_000)
     if ask.get("dry_run"):
         await conn.execute("select set_config('statement_timeout', %s, true)", (READ_TIMEOUT,))
@@ -99,12 +104,12 @@ OPERATIONS = (
     Operation(
         "retry_dead_letters", "/dead-letters/retry", "operate",
         "Retry all matching dead letters; `refused` counts dead letters whose unique key belongs to a live job.",
-        in_body=(*_FILTER, _ARGS, _MOST, _DRY), codes=("queue",), answer=_counted(retried=12, refused=0)[0],
+        in_body=(*_FILTER, _ARGS, _ALL, _MOST, _DRY), codes=("queue",), answer=_counted(retried=12, refused=0)[0],
         changes=partial(_do, verb="retry"),
     ),
     Operation(
         "drop_dead_letters", "/dead-letters/drop", "operate", "Delete all matching dead letters for good.",
-        in_body=(*_FILTER, _ARGS, _MOST, _DRY), codes=("queue",), answer=_counted(dropped=12)[1],
+        in_body=(*_FILTER, _ARGS, _ALL, _MOST, _DRY), codes=("queue",), answer=_counted(dropped=12)[1],
         changes=partial(_do, verb="drop"),
     ),
 )  # fmt: skip

@@ -74,9 +74,9 @@ def _operation(operation: Operation, many: bool) -> dict[str, Any]:
         content: dict[str, Any] = {"schema": _body(operation.in_body)}
         if operation.in_body:
             chosen = (field for field in operation.in_body if field.required or not field.admin)
-            hidden = ("delay", "expires_at")
+            hidden = ("delay", "expires_at", "all")
             content["example"] = {field.name: field.example for field in chosen if field.name not in hidden}
-        required = any(field.required for field in operation.in_body)
+        required = any(field.required or field.name == "all" for field in operation.in_body)
         found["requestBody"] = {"required": required, "content": {"application/json": content}}
     return found
 
@@ -101,6 +101,9 @@ def _body(fields: tuple[Field, ...]) -> dict[str, Any]:
         schema["not"] = {"required": ["run_at", "delay"]}
     if {"on_conflict", "unique"} <= names:
         schema["dependentRequired"] = {"on_conflict": ["unique"], "unique_while": ["unique"]}
+    if "all" in names:  # either true, or a filter
+        filters = [{"required": [field.name]} for field in fields if field.name not in ("all", "max_jobs", "dry_run")]
+        schema["oneOf"] = [{"anyOf": filters}, {"required": ["all"], "properties": {"all": {"const": True}}}]
     return schema
 
 
