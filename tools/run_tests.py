@@ -151,7 +151,8 @@ def _run(result: Result, options: argparse.Namespace, extra: list[str]) -> Resul
         return result
     try:
         with ExitStack() as stack:
-            server = stack.enter_context(temporary_server(version, settings=SETTINGS))
+            cloned = {"file_copy_method": "clone"} if version >= 18 else {}  # 2 ms of 16 for each test's database
+            server = stack.enter_context(temporary_server(version, settings=SETTINGS | cloned))
             print(f"\n--- {result.name} ---", flush=True)
             environment = {"TALLYBOOK_TEST_DSN": server.dsn(), "TALLYBOOK_TEST_PG": str(version)}
             if result.pooled:
