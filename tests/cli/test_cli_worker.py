@@ -17,6 +17,7 @@ from psycopg.conninfo import make_conninfo
 
 from support.cli import Command, children, is_alive
 from support.database import one
+from support.proxy import Proxy
 from support.waiting import wait_until
 from tallybook import App
 from tallybook._cli.errors import Problem
@@ -54,7 +55,7 @@ async def exits() -> None:
 @app.task
 async def calls(ctx: Context) -> None:
     ctx.log.info("calls")
-    await asyncio.to_thread(time.sleep, 60)
+    await asyncio.gather(*(asyncio.to_thread(time.sleep, 60) for _ in range(40)))
 """
 READY = " serves "
 
@@ -147,6 +148,16 @@ def test_a_call_in_a_thread_does_not_keep_the_process(shop: Path, dsn: str) -> N
         running.send(signal.SIGTERM)
         assert running.ended(20) == 0
         assert "1 given back" in running.output and "asyncio.to_thread still run" in running.output
+
+
+def test_calls_in_threads_do_not_keep_the_worker_from_its_server(shop: Path, dsn: str) -> None:
+    """With all threads of asyncio.to_thread in use, a worker whose DSN has a host name connects again."""
+    with Proxy(dsn) as proxy, worker(shop, make_conninfo(proxy.dsn, host="localhost")) as running:
+        job = put(dsn, "default", "calls")
+        running.says(f"[calls {job}] calls")
+        proxy.cut()
+        put(dsn, "default", "hello", name="Ada")
+        running.says("hello Ada")
 
 
 def test_no_signal_falls_between_the_wait_for_the_server_and_the_worker(

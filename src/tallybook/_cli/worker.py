@@ -6,14 +6,15 @@ import asyncio
 import atexit
 import logging
 import os
+import socket
 import sys
 import time
-from collections.abc import Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -35,6 +36,7 @@ from tallybook.errors import ConfigError
 if TYPE_CHECKING:
     from tallybook._app import App
 
+T = TypeVar("T")
 log = logging.getLogger("tallybook.worker")
 # Seconds that calls of asyncio.to_thread may still run after a stop.
 _LAST_CALLS = 1.0
@@ -131,7 +133,7 @@ def _live(run: Coroutine[Any, Any, int], stop: signals.Stop) -> int:
     SystemExit in any asyncio task ends a loop. If that was not the worker's own task, the loop continues until the
     worker has stopped: the jobs of other handlers get their ends.
     """
-    threads = _Threads(thread_name_prefix="asyncio")
+    threads = _Threads()
     with asyncio.Runner() as runner:
         loop, code = runner.get_loop(), 0
         loop.set_default_executor(threads)
@@ -157,9 +159,23 @@ def _live(run: Coroutine[Any, Any, int], stop: signals.Stop) -> int:
 
 
 class _Threads(ThreadPoolExecutor):
-    """The threads of asyncio.to_thread. A shutdown waits only for a moment: their calls may never end."""
+    """The threads of asyncio.to_thread. A shutdown waits only for a moment: their calls may never end.
+
+    Handlers may use them all for long. The worker's connections do not wait for them: host names have a thread of
+    their own.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(thread_name_prefix="asyncio")
+        self._names = ThreadPoolExecutor(1, "tallybook-names")
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        if fn is socket.getaddrinfo:
+            return self._names.submit(fn, *args, **kwargs)
+        return super().submit(fn, *args, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self._names.shutdown(wait=False, cancel_futures=True)
         super().shutdown(wait=False, cancel_futures=True)
         until = time.monotonic() + _LAST_CALLS
         while wait and self.busy and time.monotonic() < until:
@@ -167,7 +183,7 @@ class _Threads(ThreadPoolExecutor):
 
     @property
     def busy(self) -> bool:
-        return any(thread.is_alive() for thread in self._threads)
+        return any(thread.is_alive() for thread in self._threads | self._names._threads)
 
 
 async def _run(app: App, dsn: str, settings: WorkerSettings, nodes: str | None, stop: signals.Stop) -> int:
