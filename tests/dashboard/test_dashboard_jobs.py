@@ -16,9 +16,10 @@ import psycopg
 import pytest
 
 from support.dashboard import audits
+from support.hands import Hands
 from tallybook import App, Kill
 from tallybook.errors import ConfigError
-from tallybook.extra.dashboard import database
+from tallybook.extra.dashboard import bulk_actions, database
 from tallybook.testing import drain_async
 from tallybook.web import dashboard
 
@@ -508,6 +509,63 @@ async def test_many_are_done_in_batches(app: App, db: Any, monkeypatch: pytest.M
         assert page.notice == "5 jobs cancelled."
         assert sorted(job for _, _, target, _ in audits(db) for job in target["jobs"]) == jobs
         assert [len(target["jobs"]) for _, _, target, _ in audits(db)] == [2, 2, 1]
+
+
+async def test_an_action_leaves_jobs_alone_that_have_left_the_previewed_states(app: App, db: Any, dsn: str) -> None:
+    """A job that has left the states of the preview, by the press of the button, is counted and not changed."""
+    jobs = await dead_ones(app, db, dsn, "ada", "bob", "eve")
+    notes = [app.tasks["note"].with_(delay="1 hour").enqueue_sync(db, str(n)).id for n in range(2)]
+    async with visiting(app) as visitor:
+        dead = await visitor.get("/dead/preview?verb=cancel")
+        noted = await visitor.get("/jobs/preview?verb=cancel")
+        assert (dead.hidden["states"], noted.hidden["states"]) == ("dead", "scheduled")
+        db.execute("select tallybook.retry(%s)", [jobs[1]])
+        db.execute("update tallybook.scheduled set run_at = now() - interval '1 s' where job_id = %s", [notes[1]])
+        db.execute("select tallybook.promote()")
+        assert (await visitor.send(dead, "/dead/cancel")).notice == "2 jobs cancelled. 1 job no longer dead."
+        assert (await visitor.send(noted, "/jobs/cancel")).notice == "1 job cancelled. 1 job no longer scheduled."
+        noted.hidden["states"] = "new"
+        assert "is not a state of a job" in (await visitor.send(noted, "/jobs/cancel")).notice
+    states = [db.execute("select tallybook.state(%s)", [job]).fetchone()[0] for job in (*jobs, *notes)]
+    assert states == ["cancelled", "available", "cancelled", "cancelled", "available"]
+    assert [target["jobs"] for _, _, target, _ in audits(db)] == [[jobs[2], jobs[0]], [notes[0]]]
+
+
+@pytest.mark.parametrize("moved", ["it runs", "it died", "it was cancelled"])
+async def test_an_action_leaves_a_job_alone_that_moves_at_the_last_moment(
+    app: App, db: Any, dsn: str, monkeypatch: pytest.MonkeyPatch, moved: str
+) -> None:
+    """A job that leaves the previewed states after the action has read its state is not changed either."""
+    verb = "retry" if moved == "it was cancelled" else "cancel"
+    if verb == "retry":
+        jobs = await dead_ones(app, db, dsn, "ada", "bob")
+    else:
+        jobs = [app.tasks["charge"].enqueue_sync(db, str(n)).id for n in range(2)]
+    read, left = bulk_actions.rows, [moved]
+
+    async def rows_then_move(*asked: Any) -> list[dict[str, Any]]:
+        found = await read(*asked)
+        match left and left.pop():
+            case "it runs":
+                assert Hands(db, "charges").claim(1)
+            case "it died":
+                await drain_async(app, dsn=dsn, max_jobs=1)
+            case "it was cancelled":
+                db.execute("select tallybook.cancel(%s)", [jobs[0]])
+        return found
+
+    async with visiting(app) as visitor:
+        page = await visitor.get(f"/jobs/preview?verb={verb}&state={'dead' if verb == 'retry' else 'available'}")
+        monkeypatch.setattr(bulk_actions, "rows", rows_then_move)
+        notice = (await visitor.send(page, f"/jobs/{verb}")).notice
+    assert notice == (
+        "1 job retried. 1 job no longer dead." if verb == "retry" else "1 job cancelled. 1 job no longer available."
+    )
+    states = [db.execute("select tallybook.state(%s)", [job]).fetchone()[0] for job in jobs]
+    assert states == {"it runs": ["running", "cancelled"], "it died": ["dead", "cancelled"]}.get(
+        moved, ["cancelled", "available"]
+    )
+    assert [target["jobs"] for _, _, target, _ in audits(db)] == [[jobs[1]]]
 
 
 @pytest.mark.parametrize("batches", [0, 2])

@@ -15,8 +15,7 @@ from urllib.parse import urlencode
 from starlette.responses import Response
 
 from tallybook._app import App
-from tallybook._db.calls import STATE
-from tallybook._db.driver import QueryCanceled
+from tallybook._db.driver import QueryCanceled, Rollback
 from tallybook._db.jobs import STATES
 from tallybook._model.job_info import JobDone
 from tallybook.errors import InvalidArgument, QueueUnavailable, TallybookError
@@ -62,8 +61,7 @@ VERBS = {
              "Their dead letters are deleted: the jobs cannot be retried."),
     )
 }  # fmt: skip
-# A second cancel also returns `cancelled`, but changes nothing.
-_CANCELLED = f"select i from unnest(cast(%s as bigint[])) as i where {STATE.called(job_id='i')} = 'cancelled'"  # noqa: S608
+_NOW = "select j.id, j.state, j.attempt, j.ended_at from tallybook.job j where j.id = any(cast(%s as bigint[]))"
 _SAID = {"retried": "retried", "cancelled": "cancelled", "cancelling": "asked to stop", "dropped": "dropped"}
 
 
@@ -90,6 +88,11 @@ class Preview:
     @property
     def count(self) -> int:
         return self.states.total()
+
+    @property
+    def previewed(self) -> list[str]:
+        """The states of the jobs found so far: the action leaves jobs alone that have left them."""
+        return [state for state in STATES if self.states[state]]
 
     @property
     def room(self) -> int:
@@ -179,17 +182,17 @@ async def _do(act: Act, verb: Verb, at: At, ids: list[int], until: float) -> str
     reason, about = text_of("the reason", act.form("reason")), act.form("about")
     if len(about) > _LONGEST_FILTER:
         about = f"{about[:_LONGEST_FILTER]}…"
+    states = act.form("states").split()
+    if unknown := set(states) - {*STATES}:
+        raise InvalidArgument(f"{min(unknown)[:40]!r} is not a state of a job. Nothing was changed.")
     said: Counter[str] = Counter()
     refusals: list[str] = []
-    met, stopped = 0, ""
+    met, left_alone, stopped = 0, 0, ""
     while met < len(ids) and time.monotonic() < until:
         batch = ids[met : met + BATCH]
         try:
             async with act.step(at) as conn:
-                over = [one["i"] for one in await rows(conn, _CANCELLED, batch)] if verb.name == "cancel" else []
-                meant = [job for job in batch if job not in over]
-                done = await verb.run(act.app, conn, meant, reason)
-                done += [JobDone(job, "refused", f"job {job} is cancelled already") for job in over]
+                meant, done = await _run(act.app, conn, verb, batch, states, reason)
                 became = Counter(one.done for one in done)
                 target: dict[str, Any] = {"jobs": meant} | ({"filter": about} if about else {})
                 if verb.name == "cancel" and reason:
@@ -205,6 +208,7 @@ async def _do(act: Act, verb: Verb, at: At, ids: list[int], until: float) -> str
             stopped = f" Then it stopped: {why}"
             break
         met += len(batch)
+        left_alone += len(batch) - len(done)
         said += became
         refusals += [one.detail for one in done if not one.changed and one.detail]
     changed = ", ".join(f"{_jobs(said[key])} {word}" for key, word in _SAID.items() if said[key])
@@ -212,8 +216,59 @@ async def _do(act: Act, verb: Verb, at: At, ids: list[int], until: float) -> str
     if refusals:
         answer += f" {_jobs(len(refusals))} unchanged: {refusals[0][:200]}"
         answer += f", and {len(refusals) - 1:,} more." if len(refusals) > 1 else "."
+    if left_alone:
+        answer += f" {_jobs(left_alone)} no longer {' or '.join(states)}."
     left = len(ids) - met
     return answer + stopped + (f" {_jobs(left)} not processed yet: repeat the action." if left else "")
+
+
+async def _run(
+    app: App, conn: Conn, verb: Verb, batch: list[int], states: list[str], reason: str | None
+) -> tuple[list[int], list[JobDone]]:
+    """Apply a verb to those jobs of a batch whose state is one of `states`, or any state if it is empty.
+
+    Return the jobs that the verb was applied to, and all results; the jobs in other states have none. A lock would
+    delay claims. So the states are read first, and if the results show that a job changed its state after that, the
+    batch is rolled back and done again without this job.
+    """
+    seen = {one["id"]: one for one in await rows(conn, _NOW, batch)}
+    meant = [job for job in batch if not states or job not in seen or seen[job]["state"] in states]
+    # A second cancel also returns `cancelled`, but changes nothing.
+    over = [job for job in meant if verb.name == "cancel" and job in seen and seen[job]["state"] == "cancelled"]
+    meant = [job for job in meant if job not in over]
+    while meant:
+        async with conn.transaction() as turn:
+            done = await verb.run(app, conn, meant, reason)
+            moved = await _moved(conn, done, seen, {*states}) if states else set()
+            if moved:
+                raise Rollback(turn)
+        if not moved:
+            break
+        meant = [job for job in meant if job not in moved]
+    else:
+        done = []
+    return meant, done + [JobDone(job, "refused", f"job {job} is cancelled already") for job in over]
+
+
+async def _moved(conn: Conn, done: list[JobDone], seen: dict[int, dict[str, Any]], states: set[str]) -> set[int]:
+    """Return the jobs that were in none of these states when the verb changed them."""
+    # Only the cancel of a dead letter ends the job at once.
+    ended = {one["id"] for one in await rows(conn, _NOW, [one.job for one in done]) if one["ended_at"] is not None}
+    moved = set()
+    for one in done:
+        if one.done == "retried":
+            # The cancel of a dead letter adds an attempt.
+            was_dead = one.job in seen and one.detail == f"attempt {seen[one.job]['attempt'] + 1}"
+            is_meant = "cancelled" in states or was_dead
+        elif one.done == "cancelling":
+            is_meant = "running" in states
+        elif one.done == "cancelled" and one.job in ended:
+            is_meant = "dead" in states
+        else:
+            is_meant = one.done != "cancelled" or bool(states - {"running", "dead"})
+        if not is_meant:
+            moved.add(one.job)
+    return moved
 
 
 def serve(pages: Pages, at: str, preview: Callable[[View], Awaitable[Response]]) -> None:
