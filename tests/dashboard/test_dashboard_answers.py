@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,11 @@ from support.dashboard import (
     visiting,
 )
 from support.dashboard_app import HOSTILE, SECRET
+from support.proxy import Proxy
+from tallybook import App
 from tallybook._app.counts import Counts
+from tallybook.extra.dashboard import database
+from tallybook.web import dashboard
 
 
 async def test_every_answer_carries_its_headers(make: Make, tmp_path: Path, paused: Any) -> None:
@@ -96,6 +102,22 @@ async def test_an_error_of_ours_tells_nothing(make: Make, monkeypatch: pytest.Mo
         answer = await visitor.get("/queues")
         assert answer.status == 500 and SECRET not in answer.text and "See its log" in answer.text
         assert SECURITY.items() <= dict(answer.headers).items()
+
+
+@pytest.mark.direct("reaches the server through a proxy of its own")
+async def test_a_database_that_hangs_is_unavailable(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the database is silent on open sockets, a page is a 503 soon; the next one gets a new connection."""
+    monkeypatch.setattr(database, "_GRACE", 0.3)
+    with Proxy(dsn) as proxy:
+        site = dashboard(App("shop"), dsn=proxy.dsn)
+        site.nodes.first._answer, site.nodes.first._wait = "0.2s", 10.0
+        async with aclosing(site), visiting(site) as visitor, asyncio.timeout(15):
+            assert (await visitor.get("/queues")).status == 200
+            proxy.silent = True
+            lost = await visitor.get("/queues")
+            assert lost.status == 503 and "no answer within 0.5 s" in lost.text
+            proxy.silent = False
+            assert (await visitor.get("/queues")).status == 200
 
 
 async def test_no_file_but_those_of_the_dashboard_is_given_out(make: Make, tmp_path: Path) -> None:

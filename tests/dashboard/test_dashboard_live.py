@@ -12,9 +12,11 @@ from typing import Any
 import psycopg
 import pytest
 
+from support.proxy import Proxy
 from support.workers import eventually
 from tallybook import App
 from tallybook.embedded import temporary_server
+from tallybook.extra.dashboard import database
 from tallybook.extra.dashboard import live as module
 from tallybook.extra.dashboard.live import Live, TooManyViewers
 from tallybook.extra.dashboard.nodes import Nodes
@@ -282,6 +284,20 @@ async def test_the_database_goes_away_and_comes_back() -> None:
             await eventually(lambda: one.said["live"] == "ok", "it is back", seconds=30)
             assert len(counted.asked) > seen
             await one.leave()
+
+
+async def test_a_database_that_hangs_is_stale(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the database is silent on open sockets, viewers learn that their data is stale."""
+    monkeypatch.setattr(database, "_GRACE", 0.3)
+    with Proxy(dsn) as proxy:
+        async with looked_at(proxy.dsn) as (live, _):
+            live._nodes.first._answer = "0.2s"
+            one = await view(live, "number")
+            await eventually(lambda: one.said.get("live") == "ok", "it is there")
+            proxy.silent = True
+            await eventually(lambda: one.said["live"] == "stale", "it hangs")
+            await one.leave()
+            proxy.cut()
 
 
 def test_a_dashboard_that_nobody_holds_is_forgotten() -> None:

@@ -184,6 +184,21 @@ async def test_a_silent_node_holds_up_one_page_for_two_seconds(fleet: Fleet, mon
     assert all(page.status == 200 and "west" in page.text for page in again)
 
 
+async def test_a_node_that_falls_silent_holds_up_one_page_for_two_seconds(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that falls silent on open connections delays one page by 2 s; then it is named as away."""
+    with Proxy(fleet.dsns[1]) as proxy:
+        async with visited(monkeypatch, fleet, south=proxy.dsn) as visitor:
+            assert "does not answer" not in (await visitor.get("/jobs")).text
+            proxy.silent = True
+            began = time.monotonic()
+            page = (await visitor.get("/jobs")).text
+            took, proxy.silent = time.monotonic() - began, False
+            proxy.cut()
+    assert "Node south does not answer: no answer within 2 s" in page and 2 <= took < 4, took
+
+
 async def test_a_node_that_comes_back_is_found(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a node is away the overview shows its last figures and their age; it is found when it is back."""
     for number in (1, 2):

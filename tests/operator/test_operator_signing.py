@@ -21,12 +21,14 @@ from psycopg import sql
 from support.commits import DIES_AT_COMMIT
 from support.operator_client import OTHER, SECRET, Client, client, headers
 from support.operator_process import serving
+from support.proxy import Proxy
 from tallybook import App
 from tallybook._app.queues import Queues
 from tallybook._app.schedules import Schedules
 from tallybook._cli import cli
 from tallybook._model.operator_text import canonical
 from tallybook.errors import ConfigError, QueueUnavailable
+from tallybook.extra.dashboard import database
 from tallybook.extra.operator import openapi, serve, signed_headers
 from tallybook.extra.operator.routes import OPERATIONS
 from tallybook.extra.operator.signing import sent_path
@@ -697,6 +699,23 @@ async def test_a_defect_shows_nothing(
     answer = await call("GET", "/queues")
     assert codes(answer) == (500, "failed") and "hunter2" not in answer.text
     assert "hunter2" in caplog.text
+
+
+@pytest.mark.direct("reaches the server through a proxy of its own")
+async def test_a_database_that_hangs_is_503(app: App, dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the database is silent on open sockets, a request is 503 soon after its time limit."""
+    monkeypatch.setattr(database, "_GRACE", 0.3)
+    monkeypatch.setattr(serve, "READ_TIMEOUT", "0.2s")
+    with Proxy(dsn) as proxy:
+        api = operator_api(app, keys=[Key("ops", SECRET, ("admin",))], dsn=proxy.dsn)
+        try:
+            async with client(api) as call, asyncio.timeout(15):
+                assert (await call("GET", "/queues")).status_code == 200
+                proxy.silent = True
+                assert codes(await call("GET", "/queues")) == (503, "unavailable")
+        finally:
+            proxy.cut()
+            await api.close()
 
 
 async def test_a_database_that_is_away_is_503(app: App) -> None:

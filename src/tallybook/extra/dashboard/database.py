@@ -16,6 +16,7 @@ from tallybook._db import doctor
 from tallybook._db.driver import Error, connect
 from tallybook._db.link import CONNECT, dsn_for_people
 from tallybook._db.policy import first_line
+from tallybook._db.socket_timeout import SocketTimeout, ThreadSocketTimeout
 from tallybook._db.source import Source
 from tallybook._db.standby import LAG, Standby
 from tallybook._db.stored import READER
@@ -27,6 +28,9 @@ Conn = psycopg.AsyncConnection[tuple[Any, ...]]
 READ_TIMEOUT = "3s"
 """The time limit of a page's statements: a slow page shows an error and delays nobody else."""
 ACTION_TIMEOUT = "30s"
+_GRACE = 3.0
+"""The seconds after a statement's time limit that the server has to end it. Then the connection is cut."""
+_LONGEST_EXAMINATION = 60.0
 
 IN_THE_WAY = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
 """Errors of lock conflicts: nothing was changed, and another try may succeed."""
@@ -49,6 +53,17 @@ async def rows(conn: Conn, query: str, *values: Any, **named: Any) -> list[dict[
     cursor = await conn.execute(query.encode(), named or values)
     names = [column.name for column in cursor.description or ()]
     return [dict(zip(names, row, strict=True)) for row in await cursor.fetchall()]
+
+
+class _Limited(psycopg.AsyncConnection[tuple[Any, ...]]):
+    """A connection that is cut if the server is silent: statement_timeout does not help if the server hangs."""
+
+    longest = 10.0
+    """The time limit of each answer, in seconds."""
+
+    async def wait(self, *args: Any, **named: Any) -> Any:
+        with SocketTimeout(self, self.longest):
+            return await super().wait(*args, **named)
 
 
 class Database:
@@ -80,7 +95,7 @@ class Database:
         self._max_size = max_size
         self._wait = wait
         self._answer = None if answer is None else f"{answer:g}s"
-        self._pool: AsyncConnectionPool[Conn] | None = None
+        self._pool: AsyncConnectionPool[_Limited] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self.examination = Examination(lambda: self.conninfo)
 
@@ -93,13 +108,14 @@ class Database:
     def _server(self) -> str:
         return f"{'the standby ' if self._is_standby else ''}{dsn_for_people(self.conninfo)}"
 
-    async def open(self) -> AsyncConnectionPool[Conn]:
+    async def open(self) -> AsyncConnectionPool[_Limited]:
         """Return the pool of this event loop. It connects in the background: an unreachable server is no error yet."""
         pool, loop = self._pool, asyncio.get_running_loop()
         if pool is None or self._loop is not loop:
             # Behind a pooler in transaction mode, each transaction may run in another session: prepare nothing.
             pool = AsyncConnectionPool(
                 self.conninfo,
+                connection_class=_Limited,
                 min_size=0,
                 max_size=self._max_size,
                 timeout=self._wait,
@@ -152,6 +168,7 @@ class Database:
             conn = await pool.getconn()
         except PoolTimeout as error:
             raise QueueUnavailable(self._server, f"no connection within {self._wait:g} s") from error
+        conn.longest = float(timeout.removesuffix("s")) + _GRACE
         try:
             async with conn.transaction():
                 await conn.execute(f"set transaction {mode}".encode())
@@ -201,8 +218,9 @@ class Examination:
         try:
             with connect(self._conninfo(), **CONNECT, application_name="tallybook web doctor") as conn:
                 conn.prepare_threshold = None
-                for one in doctor.examine(conn, patience=_PATIENCE):
-                    self._found.append(one)
+                with ThreadSocketTimeout(conn, _LONGEST_EXAMINATION):
+                    for one in doctor.examine(conn, patience=_PATIENCE):
+                        self._found.append(one)
         except (Error, TallybookError, OSError) as error:
             where = ""
             with suppress(TallybookError):

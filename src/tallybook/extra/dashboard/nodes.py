@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from tallybook._db import nodes as finding
 from tallybook._db.driver import Error
@@ -79,7 +79,7 @@ class Nodes:
         self._app, self._which, self._max_size = app, which or "all", max_size
         self._at: dict[str, At] = {}
         self._read_at = float("-inf")
-        self._beside: set[asyncio.Task[None]] = set()
+        self._beside: set[asyncio.Future[Any]] = set()
 
     @property
     def read(self) -> list[At]:
@@ -154,15 +154,25 @@ class Nodes:
 
         return await self.tried(at, read)
 
-    async def tried(self, at: At, what: Callable[[], Awaitable[T]]) -> Said[T]:
+    async def tried(self, at: At, what: Callable[[], Coroutine[Any, Any, T]]) -> Said[T]:
         """Return the result of `what` within 2 s. A single database has no time limit here and is never away."""
         if not self.many:
             return Said(at.name, await what())
         if not self.answers(at):
             return Said(at.name, None, at.away)
+        asking = asyncio.ensure_future(what())
         try:
-            async with asyncio.timeout(ANSWER):
-                return Said(at.name, await what())
+            await asyncio.wait((asking,), timeout=ANSWER)
+        finally:
+            if (
+                not asking.done()
+            ):  # not awaited: psycopg asks the server over a new connection to cancel, for up to 10 s
+                asking.cancel()
+                self._start(asyncio.gather(asking, return_exceptions=True))
+        try:
+            if not asking.done():
+                raise TimeoutError
+            return Said(at.name, asking.result())
         except (QueueUnavailable, TimeoutError) as error:
             self.lost(at, error)
             return Said(at.name, None, at.away)
@@ -191,7 +201,7 @@ class Nodes:
         else:
             at.away = None
 
-    def _start(self, what: Awaitable[None]) -> None:
+    def _start(self, what: Awaitable[Any]) -> None:
         task = asyncio.ensure_future(what)
         self._beside.add(task)
         task.add_done_callback(self._beside.discard)
