@@ -6,6 +6,7 @@ import base64
 import html
 import json
 import re
+import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,7 +21,7 @@ from support.dashboard import audits
 from support.roles import house
 from support.waiting import wait_until
 from tallybook import App
-from tallybook._db.migrate import latest
+from tallybook._db.migrate import latest, migrate
 from tallybook._worker.life.heartbeat import memory
 from tallybook._worker.life.watchdog import Watchdog
 from tallybook.extra.dashboard.database import Examination
@@ -295,6 +296,33 @@ async def test_a_thousand_schedules(app: App, seen: Seen, db: Any) -> None:
     assert found.count('<th scope="row">') == 10
     await seen.act("/schedule/pause", name="s0001")
     assert "paused by local" in await seen.page("/schedules?q=s0001")
+
+
+@pytest.mark.servers
+@pytest.mark.direct("makes a database of its own")
+async def test_pages_of_schedules_with_another_collation(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each schedule is on one page, also if the database's collation sorts small and capital letters together."""
+    monkeypatch.setattr(schedule_pages, "_PAGE", 2)
+    name = f"tallybook_collated_{secrets.token_hex(6)}"
+    try:
+        with psycopg.connect(server.dsn(), autocommit=True) as conn:
+            conn.execute(
+                f"create database {name} template template0 encoding 'UTF8' locale_provider icu icu_locale 'en'"
+            )
+    except psycopg.errors.FeatureNotSupported:
+        pytest.skip("this server has no ICU")
+    try:
+        with psycopg.connect(server.dsn(name)) as conn:
+            migrate(conn)
+        app = shop()
+        app.dsn = server.dsn(name)
+        for one in ("a", "B", "c"):
+            await app.schedules.set(one, app.tasks["send"].job("ada"), every="1 hour")
+        async with seeing(app, server.dsn(name)) as seen:
+            pages = [await seen.page(path) for path in ("/schedules", "/schedules?after=a")]
+        assert [re.findall(r'href="/schedule\?name=(\w)"', page) for page in pages] == [["B", "a"], ["c"]]
+    finally:
+        server.drop_database(name)
 
 
 # --- workers ----------------------------------------------------------------------------------------------------------
