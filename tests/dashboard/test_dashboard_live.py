@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from support.dashboard import HERE
 from support.proxy import Proxy
 from support.workers import eventually
 from tallybook import App
@@ -20,6 +21,7 @@ from tallybook.extra.dashboard import database
 from tallybook.extra.dashboard import live as module
 from tallybook.extra.dashboard.live import Live, TooManyViewers
 from tallybook.extra.dashboard.nodes import Nodes
+from tallybook.extra.dashboard.pages import entrance
 from tallybook.web import dashboard
 
 pytestmark = [pytest.mark.anyio, pytest.mark.direct("counts the sessions of the dashboard")]
@@ -183,6 +185,28 @@ async def test_a_topic_that_fails_does_not_stop_the_others(dsn: str, caplog: pyt
         assert len([one for one in caplog.records if one.name == "tallybook.web"]) == 2
         for one in (*broken, well):
             await one.leave()
+
+
+async def test_a_client_that_stops_reading_loses_its_stream(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream of a client that reads nothing more ends, so that it does not keep the place of a viewer."""
+    monkeypatch.setattr(entrance, "_READS", 0.1)
+    site, sent = make(), []
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+        if message["type"] == "http.response.body":  # the socket's buffer is full
+            await asyncio.Event().wait()
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    scope = {
+        "type": "http", "asgi": {"spec_version": "2.3"}, "method": "GET", "scheme": "http", "path": "/events",
+        "query_string": b"topic=overview", "headers": [(b"host", b"localhost")], "client": HERE, "server": ("localhost", 80),
+    }  # fmt: skip
+    async with asyncio.timeout(10):
+        await site(scope, receive, send)
+    assert sent == ["http.response.start", "http.response.body"] and site.live.viewers == 0
 
 
 async def test_a_line_break_in_a_text_begins_no_event(dsn: str) -> None:

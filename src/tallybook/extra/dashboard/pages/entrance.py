@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing, suppress
+from typing import Any
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
 
 from tallybook.extra.dashboard.live import TooManyViewers
 from tallybook.extra.dashboard.view import Pages, View, is_inside
@@ -12,6 +16,8 @@ from tallybook.extra.dashboard.view import Pages, View, is_inside
 pages = Pages()
 _IN_LINE = 20
 """Logins that may be checked or wait at the same time; more are refused."""
+_READS = 30.0
+"""Seconds that a client of a stream has to read what was sent."""
 _STREAM = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
@@ -56,6 +62,21 @@ async def leave(view: View) -> Response:
     return RedirectResponse(view.url("/login"), 303)
 
 
+class _Events(StreamingResponse):
+    """A stream that ends if its client stops reading, which would otherwise keep the place of a viewer."""
+
+    body_iterator: Any
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_soon(message: Message) -> None:
+            async with asyncio.timeout(_READS):
+                await send(message)
+
+        async with aclosing(self.body_iterator):
+            with suppress(TimeoutError, ClientDisconnect):
+                await super().__call__(scope, receive, send_soon)
+
+
 @pages.page("/events")
 async def events(view: View) -> Response:
     """Stream server-sent events: one per changed topic, and a comment after 15 s without events."""
@@ -65,4 +86,4 @@ async def events(view: View) -> Response:
         stream = await view.site.live.watch(view.asked_all("topic")[:20])
     except TooManyViewers:
         return PlainTextResponse("this process has its maximum number of viewers\n", 503, {"retry-after": "30"})
-    return StreamingResponse(stream, media_type="text/event-stream", headers=_STREAM)
+    return _Events(stream, media_type="text/event-stream", headers=_STREAM)
