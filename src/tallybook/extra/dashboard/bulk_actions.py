@@ -61,7 +61,7 @@ VERBS = {
              "Their dead letters are deleted: the jobs cannot be retried."),
     )
 }  # fmt: skip
-_NOW = "select j.id, j.state, j.attempt, j.ended_at from tallybook.job j where j.id = any(cast(%s as bigint[]))"
+_NOW = "select j.id, j.state from tallybook.job j where j.id = any(cast(%s as bigint[]))"
 _SAID = {"retried": "retried", "cancelled": "cancelled", "cancelling": "asked to stop", "dropped": "dropped"}
 
 
@@ -227,48 +227,27 @@ async def _run(
 ) -> tuple[list[int], list[JobDone]]:
     """Apply a verb to those jobs of a batch whose state is one of `states`, or any state if it is empty.
 
-    Return the jobs that the verb was applied to, and all results; the jobs in other states have none. A lock would
-    delay claims. So the states are read first, and if the results show that a job changed its state after that, the
-    batch is rolled back and done again without this job.
+    Return the jobs that the verb was applied to, and all results; the jobs in other states have none. The states are read
+    first, without a lock, which would delay claims. If a job has started since, the batch is rolled back and done
+    again without it: an action on jobs that wait stops no running one.
     """
-    seen = {one["id"]: one for one in await rows(conn, _NOW, batch)}
-    meant = [job for job in batch if not states or job not in seen or seen[job]["state"] in states]
+    seen = {one["id"]: one["state"] for one in await rows(conn, _NOW, batch)}
+    meant = [job for job in batch if not states or seen.get(job) in (None, *states)]
     # A second cancel also returns `cancelled`, but changes nothing.
-    over = [job for job in meant if verb.name == "cancel" and job in seen and seen[job]["state"] == "cancelled"]
+    over = [job for job in meant if verb.name == "cancel" and seen.get(job) == "cancelled"]
     meant = [job for job in meant if job not in over]
     while meant:
         async with conn.transaction() as turn:
             done = await verb.run(app, conn, meant, reason)
-            moved = await _moved(conn, done, seen, {*states}) if states else set()
-            if moved:
+            started = {one.job for one in done if one.done == "cancelling" and states and "running" not in states}
+            if started:
                 raise Rollback(turn)
-        if not moved:
+        if not started:
             break
-        meant = [job for job in meant if job not in moved]
+        meant = [job for job in meant if job not in started]
     else:
         done = []
     return meant, done + [JobDone(job, "refused", f"job {job} is cancelled already") for job in over]
-
-
-async def _moved(conn: Conn, done: list[JobDone], seen: dict[int, dict[str, Any]], states: set[str]) -> set[int]:
-    """Return the jobs that were in none of these states when the verb changed them."""
-    # Only the cancel of a dead letter ends the job at once.
-    ended = {one["id"] for one in await rows(conn, _NOW, [one.job for one in done]) if one["ended_at"] is not None}
-    moved = set()
-    for one in done:
-        if one.done == "retried":
-            # The cancel of a dead letter adds an attempt.
-            was_dead = one.job in seen and one.detail == f"attempt {seen[one.job]['attempt'] + 1}"
-            is_meant = "cancelled" in states or was_dead
-        elif one.done == "cancelling":
-            is_meant = "running" in states
-        elif one.done == "cancelled" and one.job in ended:
-            is_meant = "dead" in states
-        else:
-            is_meant = one.done != "cancelled" or bool(states - {"running", "dead"})
-        if not is_meant:
-            moved.add(one.job)
-    return moved
 
 
 def serve(pages: Pages, at: str, preview: Callable[[View], Awaitable[Response]]) -> None:

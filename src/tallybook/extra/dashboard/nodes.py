@@ -164,10 +164,8 @@ class Nodes:
         try:
             await asyncio.wait((asking,), timeout=ANSWER)
         finally:
-            if (
-                not asking.done()
-            ):  # not awaited: psycopg asks the server over a new connection to cancel, for up to 10 s
-                asking.cancel()
+            if not asking.done():
+                asking.cancel()  # not awaited: psycopg asks the server over a new connection to cancel, for up to 10 s
                 self._start(asyncio.gather(asking, return_exceptions=True))
         try:
             if not asking.done():
