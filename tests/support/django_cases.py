@@ -201,6 +201,21 @@ class ConnectionsTest(Clean):
             report = drain(app, queues={"default": 1})
             self.assertEqual((report.completed, report.dead), (2, 0), spoil.name)
 
+    def test_an_async_job_waits_for_no_orm_call_of_another_job(self) -> None:
+        """Two jobs meet, each in a call through sync_to_async: each has its own thread."""
+        for _ in range(2):
+            more_jobs.ameet.enqueue_sync("default")
+        self.assertEqual(drain(app, queues={"default": 2}).completed, 2)
+
+    def test_async_jobs_leave_no_session_and_no_thread(self) -> None:
+        """Each job closes its connections and ends its thread: the tenth finds hardly more than the first."""
+        for _ in range(10):
+            more_jobs.acount_open.enqueue_sync("default")
+        self.assertEqual(drain(app, queues={"default": 1}).completed, 10)
+        with connection.cursor() as cursor:
+            cursor.execute("select max(result::int) - min(result::int) from tallybook.job where task = 'acount_open'")
+            self.assertLess(cursor.fetchone()[0], 5)  # a backend may end shortly after its connection is closed
+
     def test_without_the_hooks_the_next_job_would_fail(self) -> None:
         """The negative control: an App that does not know Django runs into the broken connection."""
         plain = tallybook.App("plain", dsn=app.conninfo())

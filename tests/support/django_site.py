@@ -40,7 +40,7 @@ if __name__ == "__main__":
     execute_from_command_line(sys.argv)
 """
 MORE_JOBS = """
-import contextlib
+import contextlib, threading
 from datetime import timedelta
 from asgiref.sync import sync_to_async
 from django.db import connection
@@ -68,6 +68,22 @@ async def aspoil() -> None:
 @app.task(max_attempts=1)
 async def acount() -> int:
     return await Order.objects.acount()
+
+both = threading.Barrier(2, timeout=10)
+
+@app.task(max_attempts=1)
+async def ameet() -> None:
+    await Order.objects.acount()
+    await sync_to_async(both.wait)()
+
+def _open():
+    with connection.cursor() as cursor:
+        cursor.execute("select count(*) from pg_stat_activity where datname = current_database()")
+        return cursor.fetchone()[0] + threading.active_count()
+
+@app.task(max_attempts=1)
+async def acount_open() -> int:
+    return await sync_to_async(_open)()
 
 @task(max_attempts=2, retry=Constant(timedelta(hours=1)))
 def flaky(numbers):

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 from weakref import WeakSet
 
-from asgiref.sync import sync_to_async
+from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from django.db import close_old_connections, connections
 
 import tallybook
@@ -20,8 +20,8 @@ class App(tallybook.App):
     """An App that uses the database of settings.TALLYBOOK and closes Django's old connections around its jobs.
 
     Django closes a connection that is broken, or older than CONN_MAX_AGE, at the start and end of a request. Here a job
-    takes the place of a request. A `dsn` passed here, or to a command by --dsn, overrides the settings; TALLYBOOK_DSN
-    does not.
+    takes the place of a request. The ORM's calls of an async job have their own thread and connections, which end with
+    the job. A `dsn` passed here, or to a command by --dsn, overrides the settings; TALLYBOOK_DSN does not.
 
         app = App("shop")
     """
@@ -56,13 +56,17 @@ class App(tallybook.App):
         if not ctx.app._names[ctx.task].is_async:
             yield
             return
-        close = sync_to_async(close_old_connections)  # in the one thread that runs the ORM's async methods
-        await close()
+        # As each request under ASGI: its ORM calls share a thread with each other, and with no other job.
+        own: Any = ThreadSensitiveContext()
+        await own.__aenter__()
         try:
             yield
-        finally:
-            await close()
-            await sync_to_async(lambda: self._used.update(connections.all(initialized_only=True)))()
+        except GeneratorExit:  # abandoned: nobody awaits what follows, and the thread ends after its call
+            raise
+        except BaseException:
+            await _leave(own)
+            raise
+        await _leave(own)
 
     async def _closed_at_the_end(self, ctx: Context) -> AsyncIterator[None]:
         """Close connections at the end of a worker or a drain; otherwise a test database could not be dropped."""
@@ -71,8 +75,19 @@ class App(tallybook.App):
 
     def _close(self) -> None:
         for conn in tuple(self._used):
-            if not conn.in_atomic_block:  # a test's own connection, in async code
+            if not conn.in_atomic_block:
                 conn.inc_thread_sharing()  # its thread runs no more jobs
                 conn.close()
                 conn.dec_thread_sharing()
         self._used.clear()
+
+
+async def _leave(own: Any) -> None:
+    await sync_to_async(_close_here)()
+    await own.__aexit__(None, None, None)
+
+
+def _close_here() -> None:
+    for conn in connections.all(initialized_only=True):
+        if not conn.in_atomic_block:  # a test's own connection, in async code
+            conn.close()
