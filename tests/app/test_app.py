@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import subprocess
 import sys
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -355,6 +357,32 @@ async def test_the_apps_own_connections(dsn: str, db: Any) -> None:
     assert len({job.id for job in jobs}) == 30
     assert jobs[-1] == Job(jobs[-2].id, created=False)
     assert (await app.get(jobs[-1])).state == "available"
+
+
+async def test_each_loop_has_its_own_pool(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second loop that opens and closes the App leaves the first loop its pool; one that is closed is forgotten."""
+    app = App("shop", dsn=dsn)
+    charge = keyed(app)
+
+    async def other() -> None:
+        async with app.open():
+            await charge.enqueue(app, 1)
+
+    def abandoned() -> weakref.ref[asyncio.AbstractEventLoop]:
+        loop = asyncio.new_event_loop()
+        opened = app.open()
+        loop.run_until_complete(opened.__aenter__())
+        loop.run_until_complete(next(iter(app._pools.values())).close())
+        loop.close()
+        return weakref.ref(loop)
+
+    gone = await asyncio.to_thread(abandoned)
+    async with app.open():
+        gc.collect()
+        assert gone() is None
+        await asyncio.to_thread(asyncio.run, other())
+        monkeypatch.setattr(psycopg.AsyncConnection, "connect", None)
+        assert (await charge.enqueue(app, 2)).created
 
 
 async def test_where_the_dsn_comes_from(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:

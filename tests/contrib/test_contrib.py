@@ -164,11 +164,11 @@ def test_the_lifespan_goes_around_the_users_own(app: App, db: Any) -> None:
     @api.get("/")
     async def route(request: Request, given: Annotated[App, Depends(the_app)]) -> str:
         await app.tasks["welcome"].enqueue(given, 1)
-        return f"{request.state.mine} {given.name} {app._pool and app._pool.max_size}"
+        return f"{request.state.mine} {given.name} {(pool := app._own_pool()) and pool.max_size}"
 
     with TestClient(api) as client:
         assert client.get("/").json() == "here shop 2"
-    assert seen == [True, True] and app._pool is None
+    assert seen == [True, True] and not app._pools
     assert rows(db) == (0, 1)
 
 
@@ -231,7 +231,7 @@ def test_a_resource_that_cannot_be_opened_stops_the_web_server(app: App) -> None
         assert closed == [], "they are the worker's alone without shared=True"
     with pytest.raises(ValueError, match="no such host"), TestClient(FastAPI(lifespan=lifespan(app, shared=True))):
         pass
-    assert closed == [True] and app._pool is None
+    assert closed == [True] and not app._pools
 
 
 @pytest.mark.slow

@@ -41,11 +41,12 @@ def test_without_the_look_a_fork_would_use_its_parents_pool(dsn: str, monkeypatc
 
     async def main() -> None:
         async with app.open():
-            assert app._own_pool() is not None
+            pool = app._own_pool()
+            assert pool is not None
             with monkeypatch.context() as patch:
                 patch.setattr(os, "getpid", lambda: -1)
                 assert app._own_pool() is None
-                patch.setattr(app, "_pid", -1)
+                patch.setattr(app, "_pools", {(-1, asyncio.get_running_loop()): pool})
                 assert app._own_pool() is not None
 
     asyncio.run(main())

@@ -335,8 +335,9 @@ async def test_a_commit_that_cannot_be_resolved_is_an_error(
     app.dsn = proxy.dsn
     async with app.open(max_size=1):
         await note.enqueue(app, 0)
-        assert app._pool is not None
-        app._pool.timeout = 0.5  # only after it has connected, which may take a while
+        pool = app._own_pool()
+        assert pool is not None
+        pool.timeout = 0.5  # only after it has connected, which may take a while
         proxy.cut_at(COMMIT)
         proxy.refusing = True
         with pytest.raises(CommitUnknown) as caught:

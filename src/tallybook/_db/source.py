@@ -35,9 +35,8 @@ class Source:
         self.dsn = dsn
         self._tracing: Tracing | None = None
         """Set by `tallybook.otel.instrument`."""
-        self._pool: AsyncConnectionPool[Any] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._pid = 0
+        self._pools: dict[tuple[int, asyncio.AbstractEventLoop], AsyncConnectionPool[Any]] = {}
+        """By process and event loop: a loop cannot use the connections of another."""
 
     def conninfo(self, dsn: str | None = None) -> str:
         """Return the effective DSN: `dsn`, the App's own, TALLYBOOK_DSN, or an empty one for libpq's PG* variables.
@@ -66,8 +65,8 @@ class Source:
         """Keep a small pool of at most `max_size` connections during the block, for verbs that get the App.
 
         If all are taken, a caller waits at most `timeout`, then gets QueueUnavailable. A nested call uses the outer
-        pool. A process forked from this one does not use it, and may open its own. Raises QueueUnavailable if the
-        server cannot be reached at the start.
+        pool. Another event loop, or a process forked from this one, does not use it, and may open its own. Raises
+        QueueUnavailable if the server cannot be reached at the start.
 
             async with app.open():
                 await send_welcome.enqueue(app, 42)
@@ -94,24 +93,26 @@ class Source:
             # Behind a pooler in transaction mode each transaction may run on another session.
             kwargs={**CONNECT, "prepare_threshold": None if pooled else 5},
         )
+        for key in list(self._pools):
+            if key[1].is_closed():  # before its block ended
+                self._pools.pop(key, None)
+        key = (os.getpid(), asyncio.get_running_loop())
         async with pool:
-            self._pool, self._loop, self._pid = pool, asyncio.get_running_loop(), os.getpid()
+            self._pools[key] = pool
             try:
                 yield
             finally:
-                if self._pid == os.getpid():
-                    self._pool = self._loop = None
+                self._pools.pop(key, None)
 
     def _own_pool(self) -> AsyncConnectionPool[Any] | None:
         """Return the pool of this process and this loop, or None.
 
         A pool inherited by a fork is left alone, because its sockets are the parent's: closing it would use them.
         """
-        if self._pool is None or self._pid != os.getpid() or self._loop is not asyncio.get_running_loop():
-            return None
-        if at_node.get() is not None and self.conninfo() != self._pool.conninfo:
+        pool = self._pools.get((os.getpid(), asyncio.get_running_loop())) if self._pools else None
+        if pool is not None and at_node.get() is not None and self.conninfo() != pool.conninfo:
             return None  # the pool is of another node than the job
-        return self._pool
+        return pool
 
     async def _run(self, call: Call[T]) -> T:
         return await self._once(call, self._connection, sync=False)
