@@ -29,11 +29,14 @@ from tallybook._db.transactions import asyncpg_url, conflicts, gone, interrupted
         ),
         ("host=/run/pg dbname='my shop'", {"host": "/run/pg", "dbname": "my shop"}),
         ("host=db hostaddr=10.0.0.1 sslmode=require keepalives_idle=5", {"host": "10.0.0.1", "sslmode": "require"}),
+        ("host=db hostaddr=10.0.0.1 sslmode=verify-full", {"host": "db", "sslmode": "verify-full"}),
         ("", {}),
     ],
 )
 def test_a_connection_string_in_asyncpgs_words(dsn: str, expected: dict[str, str]) -> None:
-    """S5-03: hosts, sockets, passwords and TLS are kept; what asyncpg would send as a server setting is dropped."""
+    """S5-03: hosts, sockets, passwords, TLS and the name to verify are kept; what asyncpg would send as a server
+    setting is dropped.
+    """
     url = asyncpg_url(dsn)
     assert {name: value[0] for name, value in parse_qs(urlsplit(url).query).items()} == expected
 

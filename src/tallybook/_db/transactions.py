@@ -10,6 +10,7 @@ block.
 
 from __future__ import annotations
 
+import os
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
@@ -286,7 +287,9 @@ _ASYNCPG = (
 def asyncpg_url(dsn: str) -> str:
     """Return a libpq connection string as a URL for asyncpg, with several hosts, sockets, TLS files and settings."""
     given = {name: str(value) for name, value in conninfo_to_dict(dsn).items() if value is not None}
-    if "hostaddr" in given:
+    # asyncpg compares the certificate with the host that it connects to: with verify-full this must be the name.
+    verify = (given.get("sslmode") or os.environ.get("PGSSLMODE")) == "verify-full"
+    if "hostaddr" in given and not (verify and given.get("host")):
         given["host"] = given["hostaddr"]
     hosts, ports = given.get("host", "").split(","), given.get("port", "").split(",")
     if ports != [""]:  # libpq takes one port for all hosts, and none for the default
