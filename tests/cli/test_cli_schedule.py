@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from support.cli import run
 from tallybook import App
+from tallybook._cli.text import local
+from tallybook._model.cron import Cron
+from tallybook._model.schedule import due
 
 
 def put(dsn: str, *more: str) -> str:
@@ -52,6 +56,20 @@ def test_a_schedule_from_the_command_line(dsn: str, db: Any) -> None:
     assert "the database" in shown and "report in queue r" in shown and "jitter" in shown and "no fires" in shown
     assert "is removed" in run("schedule", "drop", "report-de", "--yes", dsn=dsn)
     assert db.execute("select count(*) from tallybook.schedule").fetchone() == (0,)
+
+
+def test_a_schedule_shows_its_next_tick_before_a_worker_has_run(dsn: str, db: Any) -> None:
+    """List and show have the tick that the first worker will fire, with its jitter; for a wrong expression, none."""
+    name, ticks = "report-de", Cron("30 6 * * *", "Europe/Berlin")
+    created = put(dsn, "--cron", "30 6 * * *", "--jitter", "5 min")
+    db.execute("select tallybook.schedule_set('bad', 't', cron => '61 * * * *')")
+    (at,) = db.execute("select since from tallybook.schedules where name = %s", (name,)).fetchone()
+    tick = ticks.after(at)
+    assert tick is not None and local(tick) in created
+    fires = local(due(name, ticks, tick, timedelta(minutes=5)))
+    bad, good = run("schedule", "list", dsn=dsn).splitlines()[1:]
+    assert fires in good and re.fullmatch(r"bad +61 \* \* \* \* +t +0 +0 +0 +0 *", bad)
+    assert re.search(f"^next +{fires}$", run("schedule", "show", name, dsn=dsn), re.MULTILINE)
 
 
 def test_run_now_and_what_became_of_it(dsn: str, db: Any) -> None:

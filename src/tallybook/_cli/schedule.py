@@ -16,18 +16,26 @@ from tallybook._cli.output import print_json, print_pairs, print_rows, row_json
 from tallybook._cli.text import Columns, clean, local, short
 from tallybook._db import schedules
 from tallybook._db.schedules import ScheduleInfo
-from tallybook._model.cron import zone
+from tallybook._model.cron import rule, zone
 from tallybook._model.durations import format_duration, iso_duration
 from tallybook._model.job import JobCall
 from tallybook._model.options import Options, check_name
 from tallybook._model.payload import encode
-from tallybook._model.schedule import MISSED, Timing, check_query
+from tallybook._model.schedule import MISSED, Timing, check_query, due
+from tallybook.errors import ConfigError
 
 schedule = click.Group("schedule", help="List, change and run schedules.\n\nA schedule enqueues jobs by the clock.")
 
 
 def _next(one: ScheduleInfo) -> str:
-    return "" if one.tick is None else local(one.due_at)
+    if one.tick is not None or one.paused_at is not None:
+        return local(one.due_at)
+    try:  # no worker has computed it yet
+        ticks = rule(one.cron, one.every, one.tz)
+        tick = ticks.after(one.since)
+    except ConfigError:  # SQL stores any expression
+        return ""
+    return "" if tick is None else local(due(one.name, ticks, tick, one.jitter))
 
 
 def _state(one: ScheduleInfo) -> str:
