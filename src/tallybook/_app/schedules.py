@@ -57,9 +57,9 @@ class Schedules(Noun):
     ) -> Verb[str]:
         """Create or change a schedule in the database; return "created", "changed" or "unchanged".
 
-        Options as in `app.schedule`. A changed `cron`, `every`, `tz` or `query` applies from now on; a paused schedule
-        stays paused. Raises InvalidArgument for a name that is declared in code, and for a query that is not a SELECT
-        of jobs.
+        It replaces the whole schedule: options that you do not pass get their defaults. Options as in `app.schedule`.
+        A changed `cron`, `every`, `tz` or `query` applies from now on; a paused schedule stays paused. Raises
+        InvalidArgument for a name that is declared in code, and for a query that is not a SELECT of jobs.
 
             await app.schedules.set("sync-acme", sync.job("acme"), every="10 min")
         """

@@ -132,7 +132,10 @@ def next_(db: Db, name: str, count: int, as_json: bool) -> None:
 )
 @click.option("--overlap", is_flag=True, help="Fire even if the previous job is still open.")
 def set_(db: Db, name: str, task: str, args: str, query: str | None, **timing: Any) -> str:
-    """Create or change a schedule in the database."""
+    """Create or replace a schedule in the database.
+
+    It replaces the whole schedule: options that you do not pass get their defaults.
+    """
     options = {option: timing.pop(option) for option in ("queue", "priority", "max_attempts")}
     if (timing["cron"] is None) == (timing["every"] is None):
         raise click.UsageError("pass one of --cron and --every")

@@ -11,6 +11,7 @@
 --   missed        which ticks to fire if they are found more than 60 s late: once (default; only the latest), skip
 --                 (none), or all (up to catch_up, 1 to 1000)
 --   overlap       true: fire a tick even if the job of the last one is open
+-- It replaces the whole schedule: arguments that are not passed get their defaults.
 -- A changed cron, every, tz or query applies from now on; all else changes in place, and a pause stays. Workers compute
 -- the ticks; if they cannot, schedule.problem has the reason.
 -- If roles are in use, an operator cannot set a query (42501), because it would run with the workers' rights.
