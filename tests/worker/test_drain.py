@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from support.proxy import Proxy
 from support.workers import Jobs
 from tallybook import App, Constant, Context, Snooze
 from tallybook.errors import QueueUnavailable
@@ -110,6 +111,22 @@ async def test_drain_waits_for_a_server_for_a_limited_time(app: App) -> None:
     async with asyncio.timeout(30):
         with pytest.raises(QueueUnavailable):
             await app.drain(dsn="host=127.0.0.1 port=1 user=nobody", max_seconds=0.3)
+
+
+@pytest.mark.parametrize("at", [b"claimed_jobs", b"promote"])
+async def test_drain_waits_for_a_server_that_leaves_for_a_limited_time(app: App, dsn: str, db: Any, at: bytes) -> None:
+    """A drain whose server leaves in the middle raises QueueUnavailable at max_seconds, whatever it waits for."""
+
+    @app.task
+    async def note() -> None:
+        proxy.cut_at(at)
+        proxy.refusing = True
+
+    note.enqueue_sync(db)
+    with Proxy(dsn) as proxy:
+        async with asyncio.timeout(30):
+            with pytest.raises(QueueUnavailable):
+                await app.drain(dsn=proxy.dsn, max_seconds=1)
 
 
 async def test_two_drains_at_once_run_each_job_once(app: App, dsn: str, db: Any) -> None:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import astuple, dataclass
+from typing import Any, TypeVar
 
+from tallybook._db.link import dsn_for_people
 from tallybook._maintenance.service import happens
 from tallybook._worker.jobs import Running
 from tallybook._worker.life.place import WHOLE, Part
 from tallybook._worker.life.worker import Worker
 from tallybook._worker.run.served import ServedApp
 from tallybook._worker.settings import WorkerSettings
-from tallybook.errors import JobFailed
+from tallybook.errors import JobFailed, QueueUnavailable
+
+T = TypeVar("T")
 
 # Seconds between two looks for jobs that fall due, or whose worker has died, while there is other work.
 _LOOK = 1.0
@@ -51,7 +56,7 @@ async def drain(
 ) -> DrainReport:
     """Promote, rescue, claim and run until nothing is due or a limit is reached. Raises JobFailed if asked to.
 
-    Raises QueueUnavailable if it cannot reach the server before the limit.
+    Raises QueueUnavailable if it cannot reach the server at the limit.
     """
     worker = Worker(app, dsn, settings, drains=True, keeps_error=raise_on_failure, part=part)
     admission, suspects = worker.claimer.admission, worker.claimer.suspects
@@ -69,11 +74,12 @@ async def drain(
         started += len(jobs)
         return jobs
 
+    give_up = asyncio.get_running_loop().call_later(_left(until), worker.claimer.link.giving_up.set)
     try:
         await _start(worker, until)
         # Once: a schedule that is due meanwhile is for the next drain. A schedule of every second would never let this
         # end.
-        await worker.maintenance.clock.run()
+        await _in_time(worker, until, worker.maintenance.clock.run())
         with suppress(TimeoutError):
             async with asyncio.timeout(_left(until)):
                 await worker.maintenance.clock.run_queries()
@@ -83,7 +89,7 @@ async def drain(
             if max_jobs is not None and started + admission.started >= max_jobs:
                 break
             await suspects.start_found(until=until)
-            look_at = await _look(worker, look_at)
+            look_at = await _in_time(worker, until, _look(worker, look_at)) or look_at
             jobs = await claim()
             if not jobs and not worker.book.running and not worker.finisher.waiting:
                 before = (admission.started, admission.waiting)
@@ -91,10 +97,7 @@ async def drain(
                 if worker.book.leases and not admission.waiting:
                     await asyncio.sleep(0.01)
                     continue
-                # Jobs that just ended may have put more in line.
-                promoted, _ = await worker.maintenance.promoter.look()
-                for service in (worker.maintenance.parents, worker.maintenance.permits, worker.maintenance.fairness):
-                    promoted += await service.look()
+                promoted = await _in_time(worker, until, _more(worker))
                 if await claim() or promoted or worker.book.running or before != (admission.started, admission.waiting):
                     continue
                 if admission.waiting and await _admission_moved(worker, until):
@@ -107,6 +110,7 @@ async def drain(
         await worker.give_back()
         raise
     finally:
+        give_up.cancel()
         await worker._close()
     return _report(worker, held)
 
@@ -140,6 +144,26 @@ def _report(worker: Worker, held: int) -> DrainReport:
     return DrainReport(
         sum(ended.values()), ended["completed"], ended["scheduled"], ended["cancelled"], ended["dead"], counts["moved"]
     )
+
+
+async def _in_time(worker: Worker, until: float | None, look: Coroutine[Any, Any, T]) -> T | None:
+    """Return what this maintenance returns, None at the limit. Raises QueueUnavailable if the server is away then."""
+    try:
+        async with asyncio.timeout(_left(until)):
+            return await look
+    except TimeoutError:
+        # Not by `giving_up`: the ends are stored over the same connection, and have more time.
+        if worker.maintenance_link.away:
+            raise QueueUnavailable(dsn_for_people(worker.dsn), "lost before the time limit of the drain") from None
+        return None
+
+
+async def _more(worker: Worker) -> int:
+    """Put jobs in line that may follow those that have just ended; return how many."""
+    promoted, _ = await worker.maintenance.promoter.look()
+    for service in (worker.maintenance.parents, worker.maintenance.permits, worker.maintenance.fairness):
+        promoted += await service.look()
+    return promoted
 
 
 async def _look(worker: Worker, at: float) -> float:
