@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 from weakref import WeakSet
 
-from asgiref.sync import ThreadSensitiveContext, sync_to_async
+from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
 from django.db import close_old_connections, connections
 
 import tallybook
@@ -20,8 +21,8 @@ class App(tallybook.App):
     """An App that uses the database of settings.TALLYBOOK and closes Django's old connections around its jobs.
 
     Django closes a connection that is broken, or older than CONN_MAX_AGE, at the start and end of a request. Here a job
-    takes the place of a request. The ORM's calls of an async job have their own thread and connections, which end with
-    the job. A `dsn` passed here, or to a command by --dsn, overrides the settings; TALLYBOOK_DSN does not.
+    takes the place of a request. The ORM's calls of an async job share no thread and no connection with another job
+    that runs. A `dsn` passed here, or to a command by --dsn, overrides the settings; TALLYBOOK_DSN does not.
 
         app = App("shop")
     """
@@ -31,6 +32,8 @@ class App(tallybook.App):
     ) -> None:
         super().__init__(name, dsn=dsn, session=session)
         self._used: WeakSet[Any] = WeakSet()
+        self._spare: list[ThreadSensitiveContext] = []
+        """Those of async jobs that have ended; each has a thread, and connections that the next job uses."""
         self.lifespan(self._closed_at_the_end)
         self.around_job(self._fresh_in_thread)
         self.around_job(self._fresh_on_loop)
@@ -49,24 +52,28 @@ class App(tallybook.App):
         try:
             yield
         finally:
-            close_old_connections()
-            self._used.update(connections.all(initialized_only=True))
+            self._after()
 
     async def _fresh_on_loop(self, ctx: Context) -> AsyncIterator[None]:
         if not ctx.app._names[ctx.task].is_async:
             yield
             return
-        # As each request under ASGI: its ORM calls share a thread with each other, and with no other job.
-        own: Any = ThreadSensitiveContext()
-        await own.__aenter__()
+        # As with requests under ASGI: the ORM's calls of a job share a thread, in which no other running job has calls.
+        own = self._spare.pop() if self._spare else ThreadSensitiveContext()
+        token = SyncToAsync.thread_sensitive_context.set(own)
         try:
+            await sync_to_async(close_old_connections)()
             yield
-        except GeneratorExit:  # abandoned: nobody awaits what follows, and the thread ends after its call
-            raise
-        except BaseException:
-            await _leave(own)
-            raise
-        await _leave(own)
+        finally:
+            if not isinstance(sys.exception(), GeneratorExit):  # then the job is abandoned, and nothing can be awaited
+                await sync_to_async(self._after)()
+                SyncToAsync.thread_sensitive_context.reset(token)
+                self._spare.append(own)
+
+    def _after(self) -> None:
+        """In the thread of a job: close old connections, and note those that remain."""
+        close_old_connections()
+        self._used.update(connections.all(initialized_only=True))
 
     async def _closed_at_the_end(self, ctx: Context) -> AsyncIterator[None]:
         """Close connections at the end of a worker or a drain; otherwise a test database could not be dropped."""
@@ -75,19 +82,9 @@ class App(tallybook.App):
 
     def _close(self) -> None:
         for conn in tuple(self._used):
-            if not conn.in_atomic_block:
+            if not conn.in_atomic_block:  # a test's own connection, in async code
                 conn.inc_thread_sharing()  # its thread runs no more jobs
                 conn.close()
                 conn.dec_thread_sharing()
         self._used.clear()
-
-
-async def _leave(own: Any) -> None:
-    await sync_to_async(_close_here)()
-    await own.__aexit__(None, None, None)
-
-
-def _close_here() -> None:
-    for conn in connections.all(initialized_only=True):
-        if not conn.in_atomic_block:  # a test's own connection, in async code
-            conn.close()
+        self._spare.clear()  # their threads end
