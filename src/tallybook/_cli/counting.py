@@ -169,7 +169,7 @@ _DIFFERENCES: Columns = {
 def verify(db: Db, as_json: bool) -> None:
     """Compare the counters with a recount. Exit code 1 if they differ.
 
-    It reads all open jobs and the whole history under one snapshot: some seconds for ten million jobs.
+    It reads all open jobs and the whole history under one snapshot: about ten seconds for ten million jobs.
     """
     with working("recounting all stored jobs ..."):
         found = db.run(counting.verify())

@@ -154,7 +154,7 @@ class Guard:
         os.execve(argv[0], argv, os.environ)
 
     def stop(self, mode: str, seconds: float) -> None:
-        """Stop the server: with more force after `seconds`, and by SIGKILL some seconds later."""
+        """Stop the server: with more force after `seconds`, and by SIGKILL a few seconds later."""
         if not self.pid:
             return
         _send(self.pid, _SIGNALS[mode])

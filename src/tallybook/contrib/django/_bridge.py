@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 _STREAM = "text/event-stream"
 _LAST = b"event: live\n"
-"""The last event of a reading: under WSGI a stream ends there, and the browser reconnects after some seconds."""
+"""The last event of a reading: under WSGI a stream ends there, and the browser reconnects after a few seconds."""
 
 
 class Bridge:

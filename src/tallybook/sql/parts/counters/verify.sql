@@ -2,7 +2,7 @@
 -- moment.
 --
 -- If counts() leaves running jobs unattributed, the numbers of a task may differ by as many; those of the queue do not.
--- It reads all open jobs and counts the ledgers: some seconds for ten million jobs. A difference is a defect in
+-- It reads all open jobs and counts the ledgers: about ten seconds for ten million jobs. A difference is a defect in
 -- Tallybook: please report it; recount() corrects the counters.
 --   queue, task  both null for a difference of a whole ledger, whose rows do not name their queue; task null for one of
 --                a whole queue
