@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,18 @@ def checked(fleet: Fleet, code: int) -> dict[str, list[str]]:
     for each in json.loads(run("node", "check", "--json", dsn=fleet.dsn, code=code)):
         found.setdefault(each["details"]["node"], []).append(each["finding"])
     return found
+
+
+@contextmanager
+def away(fleet: Fleet, name: str) -> Iterator[None]:
+    """Let this node not answer."""
+    was = fleet.run(1, "select address from tallybook.node where name = %s", name)[0][0]
+    move = "update tallybook.node set address = %s where name = %s"
+    fleet.run(1, move, NOWHERE, name)
+    try:
+        yield
+    finally:
+        fleet.run(1, move, was, name)
 
 
 def test_one_database_is_one_node(dsn: str) -> None:
@@ -147,6 +160,27 @@ def test_a_move_that_was_cut_off_is_ended_by_the_next_one(fleet: Fleet, monkeypa
     assert [fleet.run(number, names) for number in (1, 2, 3)] == [[("nightly",)], [("nightly",)], []]
     run("node", "retire", "north", dsn=fleet.dsn)
     assert [fleet.run(number, names) for number in (1, 2, 3)] == [[], [("nightly",)], []]
+
+
+@pytest.mark.parametrize("command", ["remove", "retire"])
+def test_a_repeated_command_moves_the_schedules(fleet: Fleet, command: str) -> None:
+    """If the next home is away when the home leaves, the same command moves the schedules once it is back."""
+    run("schedule", "set", "nightly", "report", "--cron", "0 3 * * *", dsn=fleet.dsn)
+    with away(fleet, "south"):
+        assert "repeat it when both nodes answer" in run("node", command, "north", dsn=fleet.dsn, code=1)
+    assert "is unchanged; 1 schedules moved" in run("node", command, "north", dsn=fleet.dsn)
+    assert "nightly" in run("schedule", "list", dsn=fleet.dsn)
+
+
+def test_a_repeated_add_moves_the_schedules_to_the_new_home(fleet: Fleet) -> None:
+    """If the home is away when a node is added that becomes the home, the same command moves them once it is back."""
+    run("node", "retire", "north", dsn=fleet.dsn)
+    run("schedule", "set", "nightly", "report", "--cron", "0 3 * * *", dsn=fleet.dsn)
+    add = ("node", "add", "north", address(fleet.dsn))
+    with away(fleet, "south"):
+        assert "repeat it when both nodes answer" in run(*add, dsn=fleet.dsn, code=1)
+    assert "is unchanged; 1 schedules moved" in run(*add, dsn=fleet.dsn)
+    assert "nightly" in run("schedule", "list", dsn=fleet.dsn)
 
 
 async def test_an_awaited_schedule_goes_to_the_home(fleet: Fleet) -> None:

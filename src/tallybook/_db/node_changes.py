@@ -75,6 +75,8 @@ def add(dsn: str, name: str, address: str, number: int | None = None) -> Changed
             raise ConfigError("node", name, "it would be the home, as the lowest number, but has no schema", hint=hint)
         what = sync.run(conn, nodes.add(name, address, number, seen.identity[0] if seen else None))
     node = named(written(dsn), name)
+    if what == "unchanged":  # a repetition, perhaps of a call that could not move them: the home before is the next one
+        home = _next(before, node)
     moved = _move(home, node) if node.home and home and home.name != name else 0
     return Changed(what, node, moved, ready)
 
@@ -102,8 +104,7 @@ def remove(dsn: str, name: str, *, anyway: bool = False) -> Changed:
             raise ConfigError("node", name, f"{answer.value} jobs are open there", hint=hint)
     with psycopg.connect(dsn, **CONNECT) as conn:
         what = sync.run(conn, nodes.remove(node.name, anyway))
-    moved = 0 if answer.value is None or what == "unchanged" else _move(node, _home(dsn))
-    return Changed(what, node, moved)
+    return Changed(what, node, 0 if answer.value is None else _move(node, _home(dsn)))
 
 
 def pin(dsn: str, key: str, node: str) -> str:
@@ -132,6 +133,12 @@ def _in_table() -> None:
 
 def _home(dsn: str) -> Node:
     return next(node for node in nodes.nodes(dsn) if node.home)
+
+
+def _next(among: list[Node], without: Node) -> Node | None:
+    """Return the node that is the home if this one is not."""
+    live = [node for node in among if node.state == "live" and node.name != without.name]
+    return min(live, key=lambda node: node.number or 0, default=None)
 
 
 def _seen(dsn: str, *, needed: bool) -> _Seen | None:
