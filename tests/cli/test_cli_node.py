@@ -146,10 +146,13 @@ def test_a_move_that_was_cut_off_is_ended_by_the_next_one(fleet: Fleet, monkeypa
     """A move killed between its two commits leaves the schedules on both nodes; run again, only the home has them."""
     run("schedule", "set", "nightly", "report", "--cron", "0 3 * * *", dsn=fleet.dsn)
     whole = node_changes.sync.run
+    takes = []
 
     def cut_off(conn: psycopg.Connection[Any], call: Any) -> Any:
         found = whole(conn, call)
         if "_schedules_take" in str(call):
+            takes.append(found)
+        if len(takes) == 2:  # the first is the trial
             raise KeyboardInterrupt
         return found
 
@@ -181,6 +184,29 @@ def test_a_repeated_add_moves_the_schedules_to_the_new_home(fleet: Fleet) -> Non
         assert "repeat it when both nodes answer" in run(*add, dsn=fleet.dsn, code=1)
     assert "is unchanged; 1 schedules moved" in run(*add, dsn=fleet.dsn)
     assert "nightly" in run("schedule", "list", dsn=fleet.dsn)
+
+
+@pytest.mark.parametrize("command", ["remove", "retire"])
+def test_a_home_stays_while_the_next_cannot_have_its_schedules(
+    make_fleet: Callable[..., Fleet], empty_dsn: str, command: str
+) -> None:
+    """If the next home has no schema, the home with schedules is neither retired nor removed."""
+    fleet = make_fleet(1)
+    run("node", "add", "new", address(empty_dsn), dsn=fleet.dsn)
+    run("schedule", "set", "nightly", "report", "--cron", "0 3 * * *", dsn=fleet.dsn)
+    said = run("node", command, "north", dsn=fleet.dsn, code=2)
+    assert "it would get the schedules, but has no schema" in said and "tallybook migrate --nodes new" in said
+    assert [(node.name, node.home) for node in fleet.nodes] == [("north", True), ("new", False)]
+    run("migrate", "--nodes", "all", dsn=fleet.dsn)
+    assert "1 schedules moved" in run("node", command, "north", dsn=fleet.dsn)
+
+
+def test_a_database_that_is_listed_twice_moves_no_schedules(fleet: Fleet) -> None:
+    """If the home's database is also listed under another name, it keeps its schedules when one name leaves."""
+    fleet.add("north2", fleet.dsn, 0)
+    run("schedule", "set", "nightly", "report", "--cron", "0 3 * * *", dsn=fleet.dsn)
+    assert run("node", "remove", "north", dsn=fleet.dsn) == "node 'north' (1) is removed\n"
+    assert fleet.run(1, "select name from tallybook.schedule") == [("nightly",)]
 
 
 async def test_an_awaited_schedule_goes_to_the_home(fleet: Fleet) -> None:
@@ -389,6 +415,22 @@ def test_an_operator_changes_the_list_and_moves_no_schedules(empty_dsn: str) -> 
         assert "is retired" in run("node", "retire", here["name"], dsn=operator)
         with pytest.raises(psycopg.errors.InsufficientPrivilege), psycopg.connect(operator) as db:
             db.execute("select tallybook._schedules_give()")
+
+
+@pytest.mark.direct("logins of their own")
+def test_an_operator_does_not_retire_a_home_with_schedules(empty_dsn: str, dsn: str) -> None:
+    """If the user may not move the schedules, the home stays as it is."""
+    with house(empty_dsn) as made:
+        made.give()
+        operator = made.dsn_of(made.user("operator"))
+        run("node", "add", "north", "", dsn=empty_dsn)
+        with psycopg.connect(dsn) as db:
+            renumber(db, 1)
+        run("node", "add", "south", address(dsn), dsn=empty_dsn)
+        run("schedule", "set", "nightly", "report", "--cron", "0 3 * * *", dsn=empty_dsn)
+        said = run("node", "retire", "north", dsn=operator, code=1)
+        assert "cannot move to 'south': permission denied" in said and "Nothing has changed" in said
+        assert json.loads(run("node", "list", "--json", dsn=operator))[0]["state"] == "live"
 
 
 def test_no_tick_is_fired_while_schedules_move(fleet: Fleet) -> None:

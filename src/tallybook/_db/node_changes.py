@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from tallybook._db.declared import Declared
 from tallybook._db.link import CONNECT, dsn_for_people
 from tallybook._db.nodes import VARIABLE, Node, asked, at, named, written
 from tallybook._db.policy import unreached
-from tallybook.errors import ConfigError, QueueUnavailable
+from tallybook.errors import ConfigError, QueueUnavailable, TallybookError
 
 _GIVE = Declared("_schedules_give() -> jsonb")
 _TAKE = Declared("_schedules_take(p_schedules jsonb) -> int")
@@ -73,6 +74,8 @@ def add(dsn: str, name: str, address: str, number: int | None = None) -> Changed
         if home is not None and not ready and number < (home.number or 0):
             hint = f"Run `tallybook migrate --node {number}` on it first"
             raise ConfigError("node", name, "it would be the home, as the lowest number, but has no schema", hint=hint)
+        if home is not None and number < (home.number or 0):
+            _move(home, Node(name, number, at(dsn, address)), trial=True)
         what = sync.run(conn, nodes.add(name, address, number, seen.identity[0] if seen else None))
     node = named(written(dsn), name)
     if what == "unchanged":  # a repetition, perhaps of a call that could not move them: the home before is the next one
@@ -84,7 +87,10 @@ def add(dsn: str, name: str, address: str, number: int | None = None) -> Changed
 def retire(dsn: str, name: str) -> Changed:
     """Stop routing keys to a node, and move its schedules to the home. UnknownNode; QueueUnavailable: call it again."""
     _in_table()
-    node = named(written(dsn), name)
+    listed = written(dsn)
+    node = named(listed, name)
+    if home := _next(listed, node):
+        _move(node, home, trial=True)
     with psycopg.connect(dsn, **CONNECT) as conn:
         what = sync.run(conn, nodes.retire(node.name))
     return Changed(what, node, _move(node, _home(dsn)))
@@ -93,7 +99,8 @@ def retire(dsn: str, name: str) -> Changed:
 def remove(dsn: str, name: str, *, anyway: bool = False) -> Changed:
     """Remove a node from the list. Raises ConfigError if it has open jobs or does not answer, unless `anyway`."""
     _in_table()
-    node = named(written(dsn), name)
+    listed = written(dsn)
+    node = named(listed, name)
     (answer,) = asked([node], _open)
     if node.state != "gone" and not anyway:
         if answer.value is None:
@@ -102,6 +109,8 @@ def remove(dsn: str, name: str, *, anyway: bool = False) -> Changed:
         if answer.value:
             hint = "Retire it and let its workers finish them; with --anyway they stay there"
             raise ConfigError("node", name, f"{answer.value} jobs are open there", hint=hint)
+        if home := _next(listed, node):
+            _move(node, home, trial=True)
     with psycopg.connect(dsn, **CONNECT) as conn:
         what = sync.run(conn, nodes.remove(node.name, anyway))
     return Changed(what, node, 0 if answer.value is None else _move(node, _home(dsn)))
@@ -156,11 +165,14 @@ def _seen(dsn: str, *, needed: bool) -> _Seen | None:
         return None
 
 
-def _move(old: Node, home: Node) -> int:
+def _move(old: Node, home: Node, *, trial: bool = False) -> int:
     """Move all schedules of a node to the home; returns their number.
 
     They are removed in a transaction that stays open until the home has them. So no tick fires twice or is lost, unless
     this program is killed between two commits. Then both nodes have them until this is run again.
+
+    `trial`: roll back, to raise what would prevent the move before the list changes. A node that is away prevents no
+    change of the list.
     """
     if old.name == home.name:
         return 0
@@ -169,8 +181,23 @@ def _move(old: Node, home: Node) -> int:
             there = giving.execute("select to_regclass('tallybook.schedules') is not null").fetchone() == (True,)
             if not there or giving.execute("select from tallybook.schedules limit 1").rowcount == 0:
                 return 0
-            with psycopg.connect(home.dsn, **CONNECT) as taking, giving.transaction():
-                return sync.run(taking, _TAKE.call(int, schedules=sync.run(giving, _GIVE.call(str))))
-    except psycopg.OperationalError as error:
-        hint = f"Its state has changed, but its schedules are still on {old.name!r}: repeat it when both nodes answer"
+            with psycopg.connect(home.dsn, **CONNECT) as taking:
+                if not nodes.has_schema(taking):
+                    hint = f"Run `tallybook migrate --nodes {home.name}`, and repeat this"
+                    raise ConfigError("node", home.name, "it would get the schedules, but has no schema", hint=hint)
+                if giving.execute(_SELF).fetchone() == taking.execute(_SELF).fetchone():  # one database, listed twice
+                    return 0
+                undone = taking.transaction(force_rollback=True) if trial else nullcontext()
+                with giving.transaction(force_rollback=trial), undone:
+                    return sync.run(taking, _TAKE.call(int, schedules=sync.run(giving, _GIVE.call(str))))
+    except (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction) as error:
+        if trial:
+            return 0
+        hint = (
+            f"The list has changed, but the schedules on {old.name!r} have not moved: repeat it when both nodes answer"
+        )
         raise QueueUnavailable(f"node {old.name!r} or {home.name!r}", unreached(error), hint=hint) from error
+    except psycopg.Error as error:
+        text = f"the schedules of node {old.name!r} cannot move to {home.name!r}: {unreached(error)}"
+        done = "Nothing has changed" if trial else "The list has changed, but they have not moved"
+        raise TallybookError(text, hint=f"{done}: repeat it as the owner of the schema on both nodes") from error
