@@ -88,6 +88,17 @@ def test_the_first_node_brings_its_directory_along(make_fleet: Callable[..., Fle
     )
 
 
+def test_the_first_node_cannot_have_the_name_of_its_directory(make_fleet: Callable[..., Fleet]) -> None:
+    """The first node is refused under the name that the DSN's database gets, unless that one has been named before."""
+    fleet = make_fleet(2, table=False)
+    add = ("node", "add", str(conninfo_to_dict(fleet.dsn)["dbname"]), address(fleet.dsns[1]))
+    assert "Choose another name" in run(*add, dsn=fleet.dsn, code=2)
+    assert fleet.run(1, "select from tallybook.node") == []
+    run("node", "add", "north", "", dsn=fleet.dsn)
+    assert "(2) is created" in run(*add, dsn=fleet.dsn)
+    assert [(node.name, node.number) for node in fleet.nodes] == [("north", 1), (add[2], 2)]
+
+
 def test_a_node_that_is_away_is_added_by_its_number(fleet: Fleet) -> None:
     """A node that does not answer is refused without a number, and added with one."""
     assert "Pass its number" in run("node", "add", "away", NOWHERE, dsn=fleet.dsn, code=1)

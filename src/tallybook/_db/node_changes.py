@@ -61,6 +61,10 @@ def add(dsn: str, name: str, address: str, number: int | None = None) -> Changed
         before = [node for node in written(dsn) if node.name in listed]
         if not before and (seen is None or seen.identity != here.identity):
             own = re.sub(r"[^A-Za-z0-9_.:-]", "-", conn.info.dbname).strip("-_.:") or "first"
+            if name == own:
+                reason = "the first call also lists the database of the DSN, under this name"
+                hint = "Choose another name, or list that database first: `tallybook node add NAME ''`"
+                raise ConfigError("node", name, reason, hint=hint)
             sync.run(conn, nodes.add(own, "", here.number or 0, here.identity[0]))
             before = written(dsn)
         if number is None:
