@@ -133,6 +133,9 @@ def test_nodes_of_the_variable(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, tm
         ("a=host=x\nsecret", "not shown"),
         ("a=no dsn at all", "not a connection string"),
         ("#=\n", "names no node"),
+        ("# north=host=h password=secret", "names no node"),
+        ("postgresql://u:secret@north/db", "cannot be read: No such file"),
+        ("postgresql://u:secret@north/db?sslmode=require", "a node's name has letters"),
     ],
 )
 def test_a_bad_variable_is_told(monkeypatch: pytest.MonkeyPatch, value: str, message: str) -> None:

@@ -124,12 +124,12 @@ def _given(text: str) -> list[Node]:
     found: dict[str, Node] = {}
     for name, dsn in pairs:
         if not _NAME.fullmatch(name) or name in ("all", "home"):
-            raise ConfigError(VARIABLE, name, "a node's name has letters, digits and _ . : -", hint=_LINES)
+            raise ConfigError(VARIABLE, _shown(name), "a node's name has letters, digits and _ . : -", hint=_LINES)
         if name in found:
             raise ConfigError(VARIABLE, name, "is listed twice", hint="Give each node its own name")
         found[name] = Node(name, None, Source("nodes", None).conninfo(dsn), home=not found)
     if not found:
-        raise ConfigError(VARIABLE, text, "names no node", hint=_LINES)
+        raise ConfigError(VARIABLE, "(not shown)", "names no node", hint=_LINES)
     return list(found.values())
 
 
@@ -140,13 +140,19 @@ def _pair(line: str) -> tuple[str, str]:
     return name.strip(), dsn.strip()
 
 
+def _shown(text: str) -> str:
+    """Return a name or a path for messages, unless it may be a connection string, which may contain a password."""
+    return "(not shown)" if "@" in text or "://" in text else text
+
+
 def _file(path: str) -> list[tuple[str, str]]:
     try:
         table = tomllib.loads(Path(path).read_text("utf-8")).get("nodes")
     except (OSError, ValueError) as error:
-        raise ConfigError(VARIABLE, path, f"cannot be read: {first_line(error)}", hint=_LINES) from None
+        reason = getattr(error, "strerror", None) or first_line(error)  # without the path
+        raise ConfigError(VARIABLE, _shown(path), f"cannot be read: {reason}", hint=_LINES) from None
     if not isinstance(table, dict) or not all(isinstance(dsn, str) and dsn.strip() for dsn in table.values()):
-        raise ConfigError(VARIABLE, path, "has no table [nodes] of names and DSNs", hint=_LINES)
+        raise ConfigError(VARIABLE, _shown(path), "has no table [nodes] of names and DSNs", hint=_LINES)
     return list(table.items())
 
 
