@@ -23,6 +23,7 @@ from tallybook import App
 from tallybook._db import node_changes
 from tallybook._db.migrate import migrate
 from tallybook._db.nodes import VARIABLE
+from tallybook.embedded import temporary_server
 
 NOWHERE = "host=127.0.0.1 port=1"
 
@@ -97,6 +98,19 @@ def test_the_first_node_cannot_have_the_name_of_its_directory(make_fleet: Callab
     run("node", "add", "north", "", dsn=fleet.dsn)
     assert "(2) is created" in run(*add, dsn=fleet.dsn)
     assert [(node.name, node.number) for node in fleet.nodes] == [("north", 1), (add[2], 2)]
+
+
+def test_databases_of_servers_from_one_image_are_two() -> None:
+    """Two databases with one system identifier and one oid, but two numbers, are listed and checked as two nodes."""
+    with temporary_server() as first, temporary_server() as second:
+        dsns = [str(server.create_database("shop")) for server in (first, second)]
+        for number, dsn in enumerate(dsns):
+            with psycopg.connect(dsn) as conn:
+                migrate(conn, node=number)
+        run("node", "add", "south", f"host={conninfo_to_dict(dsns[1])['host']}", dsn=dsns[0])
+        listed = json.loads(run("node", "list", "--json", dsn=dsns[0]))
+        assert [(one["name"], one["number"]) for one in listed] == [("shop", 0), ("south", 1)]
+        assert "address" not in run("node", "check", dsn=dsns[0])
 
 
 def test_a_node_that_is_away_is_added_by_its_number(fleet: Fleet) -> None:

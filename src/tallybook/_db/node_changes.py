@@ -20,7 +20,7 @@ from tallybook.errors import ConfigError, QueueUnavailable, TallybookError
 _GIVE = Declared("_schedules_give() -> jsonb")
 _TAKE = Declared("_schedules_take(p_schedules jsonb) -> int")
 _SELF = """\
-select c.system_identifier, d.oid, to_regclass('tallybook.installed') is not null
+select c.system_identifier, d.oid
   from pg_control_system() c, pg_database d where d.datname = current_database()"""
 
 
@@ -38,8 +38,11 @@ class Changed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    identity: tuple[int, int]
+class _Identity:
+    """What tells databases apart. Those of servers from one image differ only in their numbers."""
+
+    cluster: int
+    database: int
     number: int | None
 
 
@@ -59,13 +62,13 @@ def add(dsn: str, name: str, address: str, number: int | None = None) -> Changed
     with psycopg.connect(dsn, **CONNECT) as conn:
         listed = {name for (name,) in conn.execute("select n.name from tallybook.nodes n")}
         before = [node for node in written(dsn) if node.name in listed]
-        if not before and (seen is None or seen.identity != here.identity):
+        if not before and (seen is None or seen != here):
             own = re.sub(r"[^A-Za-z0-9_.:-]", "-", conn.info.dbname).strip("-_.:") or "first"
             if name == own:
                 reason = "the first call also lists the database of the DSN, under this name"
                 hint = "Choose another name, or list that database first: `tallybook node add NAME ''`"
                 raise ConfigError("node", name, reason, hint=hint)
-            sync.run(conn, nodes.add(own, "", here.number or 0, here.identity[0]))
+            sync.run(conn, nodes.add(own, "", here.number or 0, here.cluster))
             before = written(dsn)
         if number is None:
             taken = [node.number for node in before if node.number is not None]
@@ -80,7 +83,7 @@ def add(dsn: str, name: str, address: str, number: int | None = None) -> Changed
             raise ConfigError("node", name, "it would be the home, as the lowest number, but has no schema", hint=hint)
         if home is not None and number < (home.number or 0):
             _move(home, Node(name, number, at(dsn, address)), trial=True)
-        what = sync.run(conn, nodes.add(name, address, number, seen.identity[0] if seen else None))
+        what = sync.run(conn, nodes.add(name, address, number, seen.cluster if seen else None))
     node = named(written(dsn), name)
     if what == "unchanged":  # a repetition, perhaps of a call that could not move them: the home before is the next one
         home = _next(before, node)
@@ -154,19 +157,22 @@ def _next(among: list[Node], without: Node) -> Node | None:
     return min(live, key=lambda node: node.number or 0, default=None)
 
 
-def _seen(dsn: str, *, needed: bool) -> _Seen | None:
+def _seen(dsn: str, *, needed: bool) -> _Identity | None:
     """Return the identity of the database and its number, or None if it does not answer and is not needed."""
     try:
         with psycopg.connect(dsn, **CONNECT) as conn:
-            row = conn.execute(_SELF).fetchone()
-            assert row is not None
-            number = conn.execute(nodes.INSTALLED).fetchone() if row[2] else None
-            return _Seen((row[0], row[1]), number[0] if number else None)
+            return _identity(conn)
     except psycopg.OperationalError as error:
         if needed:
             hint = "Pass its number with --number to add a node that does not answer"
             raise QueueUnavailable(dsn_for_people(dsn), unreached(error), hint=hint) from error
         return None
+
+
+def _identity(conn: psycopg.Connection[Any]) -> _Identity:
+    row = conn.execute(_SELF).fetchone()
+    assert row is not None
+    return _Identity(row[0], row[1], nodes.number(conn))
 
 
 def _move(old: Node, home: Node, *, trial: bool = False) -> int:
@@ -189,7 +195,7 @@ def _move(old: Node, home: Node, *, trial: bool = False) -> int:
                 if not nodes.has_schema(taking):
                     hint = f"Run `tallybook migrate --nodes {home.name}`, and repeat this"
                     raise ConfigError("node", home.name, "it would get the schedules, but has no schema", hint=hint)
-                if giving.execute(_SELF).fetchone() == taking.execute(_SELF).fetchone():  # one database, listed twice
+                if _identity(giving) == _identity(taking):  # one database, listed twice
                     return 0
                 undone = taking.transaction(force_rollback=True) if trial else nullcontext()
                 with giving.transaction(force_rollback=trial), undone:

@@ -147,7 +147,7 @@ def _numbers(answers: list[Answer[_Report]]) -> Iterator[Finding]:
 
 def _copies(answers: list[Answer[_Report]]) -> Iterator[Finding]:
     """One database that is listed twice."""
-    for same in _by(answers, "system_identifier", "database").values():
+    for same in _by(answers, "system_identifier", "database", "number").values():
         for node in same[1:]:
             text = f"its address leads to the database of {same[0].name}"
             yield _finding(node, "address", "problem", text, "Correct it: `tallybook node add NAME ADDRESS`.")

@@ -268,7 +268,7 @@ def numbered(among: Sequence[Node]) -> tuple[Node, ...]:
     Raises ConfigError if two have the same number: ids would lead to the wrong one.
     """
     open_ = [node for node in among if node.number is None]
-    said = {answer.node: answer.value for answer in asked(open_, _number)} if open_ else {}
+    said = {answer.node: answer.value for answer in asked(open_, number)} if open_ else {}
     found = tuple(replace(node, number=said.get(node, node.number)) for node in among)
     first: dict[int, Node] = {}
     for node in found:
@@ -288,7 +288,7 @@ def number_for(node: Node, among: Sequence[Node]) -> int:
     own = named(known, node.name).number
     if own is not None:
         return own
-    silent = [one.node.name for one in asked([other for other in known if other.number is None], _number) if one.error]
+    silent = [one.node.name for one in asked([other for other in known if other.number is None], number) if one.error]
     if silent:
         hint = "Start them, or give this node its number by `tallybook migrate --node N --dsn ...`"
         reason = f"the next free number is unknown while these do not answer: {', '.join(silent)}"
@@ -296,7 +296,8 @@ def number_for(node: Node, among: Sequence[Node]) -> int:
     return max((other.number for other in known if other.number is not None), default=-1) + 1
 
 
-def _number(conn: psycopg.Connection[Any]) -> int | None:
+def number(conn: psycopg.Connection[Any]) -> int | None:
+    """Return the number of this installation; None without a schema."""
     row = conn.execute(INSTALLED).fetchone() if has_schema(conn) else None
     return None if row is None else int(row[0])
 
