@@ -19,6 +19,8 @@ from support.clusters import dump, restore
 from support.database import one
 from support.fleet import Fleet, fleets, renumber
 from support.roles import house
+from support.standby import streaming
+from support.waiting import wait_until
 from tallybook import App
 from tallybook._db import node_changes
 from tallybook._db.migrate import migrate
@@ -358,6 +360,23 @@ def test_another_cluster_behind_an_address(fleet: Fleet) -> None:
     checked(fleet, 0)
     fleet.run(1, "update tallybook.node set system_identifier = 5 where name = 'west'")
     assert "than the registered one (5)" in checked(fleet, 1)["west"][0]
+
+
+def test_a_check_without_the_database_of_the_list(fleet: Fleet) -> None:
+    """If TALLYBOOK_NODES lists the nodes and the DSN's database is away, they are checked, with one warning more."""
+    given = {VARIABLE: f"b={fleet.dsns[1]}\nc={fleet.dsns[2]}"}
+    said = invoke("node", "check", to=NOWHERE, **given)
+    assert said.exit_code == 1 and "WARNING  dsn: the database of the DSN does not answer" in said.output
+    assert "b is well" in said.output and "c is well" in said.output
+
+
+def test_a_check_from_a_standby() -> None:
+    """If the DSN leads to a standby, the check works, but stores nothing."""
+    with streaming() as (primary, standby):
+        run("node", "add", "north", f"host={conninfo_to_dict(primary.dsn('shop'))['host']}", dsn=primary.dsn("shop"))
+        with psycopg.connect(standby.dsn("shop"), autocommit=True) as conn:
+            wait_until(lambda: one(conn, "select count(*) from tallybook.node") == 1, "the standby has the node")
+            assert "north is well" in run("node", "check", dsn=standby.dsn("shop"))
 
 
 def test_an_address_that_is_none_is_refused(fleet: Fleet) -> None:

@@ -14,6 +14,7 @@ from tallybook._db.declared import Declared
 from tallybook._db.doctor import clock
 from tallybook._db.link import CONNECT
 from tallybook._db.nodes import Answer, Node, asked, written
+from tallybook._db.policy import unreached
 from tallybook._db.schema import verdict
 from tallybook._db.stored import loads
 from tallybook._model.maintenance import Finding
@@ -40,12 +41,13 @@ def check(dsn: str) -> list[Finding]:
     """
     among = [node for node in written(dsn) if node.state != "gone"]
     answers = asked(among, _report, seconds=5.0)
-    known = _known(dsn)
+    known, away = _known(dsn)
     wrong = [*_numbers(answers), *_copies(answers), *_clocks(answers)]
     for answer in answers:
         wrong += _alone(answer, known.get(answer.node.name, (None, None, None)))
-    _keep(dsn, answers, {finding.details["node"] for finding in wrong if finding.level == "problem"})
-    found = []
+    if not away:
+        _keep(dsn, answers, {finding.details["node"] for finding in wrong if finding.level == "problem"})
+    found = list(away)
     for answer in answers:
         mine = [finding for finding in wrong if finding.details["node"] == answer.node.name]
         found += sorted(mine, key=lambda finding: finding.level != "problem") or [_fine(answer)]
@@ -61,18 +63,22 @@ def _report(conn: psycopg.Connection[Any]) -> _Report:
     return _Report(text, row == (True,), ahead, {} if text else sync.run(conn, _LOOK.call(loads)))
 
 
-def _known(dsn: str) -> dict[str, tuple[Any, Any, Any]]:
-    """Return the table's data of each node: its cluster, the highest job id seen, and when."""
+def _known(dsn: str) -> tuple[dict[str, tuple[Any, Any, Any]], list[Finding]]:
+    """Return the table's data of each node: its cluster, the highest job id seen, and when. If it is away: a finding."""
     try:
         with psycopg.connect(dsn, **CONNECT) as conn:
-            return {name: (cluster, job, at) for name, cluster, job, at in conn.execute(_KNOWN).fetchall()}
+            return {name: (cluster, job, at) for name, cluster, job, at in conn.execute(_KNOWN).fetchall()}, []
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
-        return {}
+        return {}, []
+    except psycopg.OperationalError as error:  # then TALLYBOOK_NODES lists the nodes
+        text = f"the database of the DSN does not answer, so a restored node is not found: {unreached(error)}"
+        advice = "Start its server, or correct the DSN."
+        return {}, [Finding(name="dsn", level="warning", finding=text, advice=advice, details={"node": None})]
 
 
 def _keep(dsn: str, answers: list[Answer[_Report]], wrong: set[str]) -> None:
     with psycopg.connect(dsn, **CONNECT) as conn:
-        if conn.execute("select to_regclass('tallybook.nodes') is null").fetchone() == (True,):
+        if conn.execute("select to_regclass('tallybook.nodes') is null or pg_is_in_recovery()").fetchone() == (True,):
             return
         for answer in answers:
             if answer.value and answer.value.look and answer.node.name not in wrong and answer.node.number is not None:
