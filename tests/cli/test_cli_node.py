@@ -355,6 +355,16 @@ def test_jobs_on_a_node_without_workers(fleet: Fleet) -> None:
     assert checked(fleet, 0)["south"] == ["number 2, 1 open jobs, 2 workers"]
 
 
+def test_jobs_on_a_removed_node(fleet: Fleet) -> None:
+    """Open jobs on a removed node are a warning, unless its database is listed under another name."""
+    run("node", "remove", "west", dsn=fleet.dsn)
+    assert "west" not in checked(fleet, 0)
+    fleet.enqueue(3)
+    assert checked(fleet, 1)["west"] == ["it was removed, but 1 jobs are open there"]
+    fleet.add("west2", fleet.dsns[2], 4)
+    assert "west" not in checked(fleet, 1)
+
+
 def test_another_cluster_behind_an_address(fleet: Fleet) -> None:
     """An address that leads to another cluster than the registered one is a warning."""
     checked(fleet, 0)

@@ -21,6 +21,7 @@ from tallybook._model.maintenance import Finding
 
 _LOOK = Declared("_node_look() -> jsonb")
 _SEEN = Declared("_node_seen(p_number int, p_system_identifier p_job_id bigint) -> void")
+_IDENTITY = ("system_identifier", "database", "number")
 _KNOWN = "select n.name, n.system_identifier, n.seen_job_id, n.seen_at::text from tallybook.nodes n"
 
 
@@ -37,10 +38,13 @@ class _Report:
 def check(dsn: str) -> list[Finding]:
     """Return one finding per node without problems, and one per problem of the others, in the order of the nodes.
 
+    Removed nodes are asked only for open jobs.
+
     The table stores the observed state, so that the next check finds a node that was restored from an older state.
     """
-    among = [node for node in written(dsn) if node.state != "gone"]
-    answers = asked(among, _report, seconds=5.0)
+    asked_all = asked(written(dsn), _report, seconds=5.0)
+    answers = [answer for answer in asked_all if answer.node.state != "gone"]
+    gone = [answer for answer in asked_all if answer.node.state == "gone"]
     known, away = _known(dsn)
     wrong = [*_numbers(answers), *_copies(answers), *_clocks(answers)]
     for answer in answers:
@@ -51,7 +55,7 @@ def check(dsn: str) -> list[Finding]:
     for answer in answers:
         mine = [finding for finding in wrong if finding.details["node"] == answer.node.name]
         found += sorted(mine, key=lambda finding: finding.level != "problem") or [_fine(answer)]
-    return found
+    return [*found, *_left(gone, answers)]
 
 
 def _report(conn: psycopg.Connection[Any]) -> _Report:
@@ -153,10 +157,24 @@ def _numbers(answers: list[Answer[_Report]]) -> Iterator[Finding]:
 
 def _copies(answers: list[Answer[_Report]]) -> Iterator[Finding]:
     """One database that is listed twice."""
-    for same in _by(answers, "system_identifier", "database", "number").values():
+    for same in _by(answers, *_IDENTITY).values():
         for node in same[1:]:
             text = f"its address leads to the database of {same[0].name}"
             yield _finding(node, "address", "problem", text, "Correct it: `tallybook node add NAME ADDRESS`.")
+
+
+def _left(gone: list[Answer[_Report]], answers: list[Answer[_Report]]) -> Iterator[Finding]:
+    """Removed nodes with open jobs, unless their database is listed as another node, too."""
+    listed = _by(answers, *_IDENTITY)
+    for answer in gone:
+        look = answer.value.look if answer.value else {}
+        if look.get("open") and tuple(look[key] for key in _IDENTITY) not in listed:
+            text = f"it was removed, but {look['open']} jobs are open there"
+            advice = (
+                "A producer may still use the old list: start it again. To run the jobs, add the node again with "
+                "`tallybook node add`; else cancel them there."
+            )
+            yield _finding(answer.node, "removed", "warning", text, advice, open=look["open"])
 
 
 def _by(answers: list[Answer[_Report]], *keys: str) -> dict[tuple[Any, ...], list[Node]]:
