@@ -6,18 +6,22 @@ import os
 import signal
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from support.database import Connection, call
 from support.fleet import Fleet, renumber
+from support.waiting import wait_until
 from tallybook._db import nodes as door
 from tallybook._db.nodes import Node, asked, named, node_of, nodes, numbered, of_job, route
 from tallybook.errors import ConfigError, QueueUnavailable, UnknownJob, UnknownNode
 
 NOWHERE = "host=127.0.0.1 port=1 dbname=x"
+WAITING = "select cardinality(pg_blocking_pids(%s)) > 0"
 
 
 def some(*names: str) -> list[Node]:
@@ -110,6 +114,17 @@ def test_a_node_with_pins_is_removed_only_anyway(fleet: Fleet) -> None:
             call(db, "node_remove", name="west")
         assert call(db, "node_remove", name="west", anyway=True) == [("removed",)]
         assert db.execute("select * from tallybook.node_pins").fetchall() == []
+
+
+def test_a_pin_that_is_not_committed_prevents_the_removal(fleet: Fleet) -> None:
+    """A node is not removed beside a transaction that pins a key to it: the removal waits and sees the pin."""
+    with psycopg.connect(fleet.dsn) as other, fleet.connect(1) as db, ThreadPoolExecutor(1) as beside:
+        call(other, "node_pin", key="tenant:7", node="west")
+        removal = beside.submit(call, db, "node_remove", name="west")
+        wait_until(lambda: removal.done() or fleet.run(1, WAITING, db.info.backend_pid)[0][0], "it waits")
+        other.commit()
+        with pytest.raises(Exception, match='1 keys are pinned to node "west"'):
+            removal.result(30)
 
 
 def test_nodes_of_the_variable(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

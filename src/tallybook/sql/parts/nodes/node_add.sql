@@ -30,8 +30,7 @@ begin
   end if;
   perform tallybook._refuse(n.name <> node_add.name, format('number %s belongs to node %s', n.number, to_json(n.name)),
     'Numbers are part of job ids and are never reused: choose a free one.');
-  perform tallybook._refuse(n.number <> node_add.number,
-    format('node %s has number %s', to_json(n.name), n.number),
+  perform tallybook._refuse(n.number <> node_add.number, format('node %s has number %s', to_json(n.name), n.number),
     'The number is part of its job ids: add the other database under another name.');
   update tallybook.node k
      set address = node_add.address, state = 'live', changed_at = at,

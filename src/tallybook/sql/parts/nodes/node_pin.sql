@@ -8,6 +8,7 @@ returns text language plpgsql as $$
 declare v_was text;
 begin
   perform tallybook._check_name('key', node_pin.key, 200), tallybook._check_name('node name', node_pin.node, 64);
+  lock table tallybook.node in row exclusive mode;  -- not beside node_remove, which looks for pins
   perform tallybook._refuse(exists (select from tallybook.node)
     and not exists (select from tallybook.node n where n.name = node_pin.node and n.state <> 'gone'),
     format('there is no node %s', to_json(node_pin.node)), null, 'TB002');

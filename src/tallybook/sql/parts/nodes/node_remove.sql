@@ -8,6 +8,7 @@
 -- rights: operator
 create or replace function tallybook.node_remove(name text, anyway boolean default false,
   at timestamptz default clock_timestamp()) returns text language sql as $$
+  lock table tallybook.node in share row exclusive mode;
   delete from tallybook.node_pin p where anyway and p.node = node_remove.name;
   select tallybook._refuse(count(*) > 0, format('%s keys are pinned to node %s', count(*), to_json(node_remove.name)),
                            'Pin them to another node, or unpin them, first.')
