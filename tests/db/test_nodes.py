@@ -86,6 +86,7 @@ def test_what_does_not_fit_is_refused(fleet: Fleet) -> None:
             ("node_add", {**new, "name": "new", "number": 1024}, "number 1024"),
             ("node_add", {**new, "name": "new", "address": "host=x password=y"}, secret),
             ("node_add", {**new, "name": "new", "address": "postgresql://u:p@x/y"}, secret),
+            ("node_add", {**new, "name": "new", "address": "host=x oauth_client_secret=y"}, secret),
             ("node_add", {**new, "name": "north"}, 'node "north" has number 1'),
             ("node_retire", {"name": "nobody"}, 'there is no node "nobody"'),
             ("node_pin", {"key": "k", "node": "nobody"}, 'there is no node "nobody"'),

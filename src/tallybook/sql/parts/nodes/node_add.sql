@@ -18,7 +18,7 @@ begin
     'Use letters, digits and _ . : -; "all" and "home" are reserved.');
   perform tallybook._check_range('number', node_add.number::text, node_add.number between 0 and 1023,
                                  'It must be from 0 to 1023.');
-  perform tallybook._refuse(node_add.address is null or node_add.address ~* 'password|://[^/@]*:[^/@]*@',
+  perform tallybook._refuse(node_add.address is null or node_add.address ~* 'password|client_secret|://[^/@]*:[^/@]*@',
     'an address must not contain a password', 'Pass user and password in the DSN, PGPASSFILE or a service file.');
   lock table tallybook.node in share row exclusive mode;
   select k.* into n from tallybook.node k where k.number = node_add.number or k.name = node_add.name
