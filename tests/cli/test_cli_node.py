@@ -309,6 +309,7 @@ def test_two_nodes_with_one_number(make_fleet: Callable[..., Fleet]) -> None:
     assert found["south"] == ["it has number 2, and so has west"]
     assert found["west"] == ["it has number 2, and so has south", "its job ids have number 2, but the list has 3"]
     assert found["north"] == ["number 1, 0 open jobs, 0 workers"]
+    assert "under another one" in run("node", "check", dsn=fleet.dsn, code=1)
 
 
 def test_a_node_that_is_listed_twice(fleet: Fleet) -> None:
@@ -485,6 +486,15 @@ def test_an_operator_does_not_retire_a_home_with_schedules(empty_dsn: str, dsn: 
         said = run("node", "retire", "north", dsn=operator, code=1)
         assert "cannot move to 'south': permission denied" in said and "Nothing has changed" in said
         assert json.loads(run("node", "list", "--json", dsn=operator))[0]["state"] == "live"
+
+
+@pytest.mark.direct("logins of their own")
+def test_a_user_without_rights_is_told_so(empty_dsn: str) -> None:
+    """A check by a user who may not check reports the missing right, not a server that is down."""
+    with house(empty_dsn) as made:
+        made.give()
+        said = run("node", "check", dsn=made.dsn_of(made.user("reader")), code=1)
+        assert " rights: permission denied" in said and "role operator" in said and "Start" not in said
 
 
 def test_no_tick_is_fired_while_schedules_move(fleet: Fleet) -> None:

@@ -14,7 +14,7 @@ from tallybook._db.declared import Declared
 from tallybook._db.doctor import clock
 from tallybook._db.link import CONNECT
 from tallybook._db.nodes import Answer, Node, asked, written
-from tallybook._db.policy import unreached
+from tallybook._db.policy import first_line, unreached
 from tallybook._db.schema import verdict
 from tallybook._db.stored import loads
 from tallybook._model.maintenance import Finding
@@ -27,8 +27,10 @@ _KNOWN = "select n.name, n.system_identifier, n.seen_job_id, n.seen_at::text fro
 
 @dataclass(frozen=True, slots=True)
 class _Report:
+    denied: str | None
+    """The server's error if this user lacks a right."""
     schema: str | None
-    """The problem with its schema; then nothing else is known."""
+    """The problem with its schema. Then, or if denied, nothing else is known."""
     standby: bool
     ahead: float
     """The seconds by which its clock is ahead of this machine's."""
@@ -59,12 +61,15 @@ def check(dsn: str) -> list[Finding]:
 
 
 def _report(conn: psycopg.Connection[Any]) -> _Report:
-    info = migrate.info(conn)
-    row = conn.execute("select pg_is_in_recovery()").fetchone()
+    standby = conn.execute("select pg_is_in_recovery()").fetchone() == (True,)
     ahead = float(clock(conn).details["server_ahead_s"])
-    error = verdict(info.version, info.works_from, info.expected, conn.info.dbname)
-    text = str(error) if error else None if info.routines_current else "its functions are of another release"
-    return _Report(text, row == (True,), ahead, {} if text else sync.run(conn, _LOOK.call(loads)))
+    try:
+        info = migrate.info(conn)
+        error = verdict(info.version, info.works_from, info.expected, conn.info.dbname)
+        text = str(error) if error else None if info.routines_current else "its functions are of another release"
+        return _Report(None, text, standby, ahead, {} if text else sync.run(conn, _LOOK.call(loads)))
+    except psycopg.errors.InsufficientPrivilege as denied:
+        return _Report(first_line(denied), None, standby, ahead, {})
 
 
 def _known(dsn: str) -> tuple[dict[str, tuple[Any, Any, Any]], list[Finding]]:
@@ -106,6 +111,10 @@ def _alone(answer: Answer[_Report], known: tuple[Any, Any, Any]) -> Iterator[Fin
     if report.standby:
         yield _finding(node, "writable", "problem", "it is a standby: nothing can be enqueued or claimed there",
                        "Set its address to the primary, or promote it.")  # fmt: skip
+    if report.denied is not None:
+        advice = "Give the user the role operator there, or run the check as another user."
+        yield _finding(node, "rights", "problem", report.denied, advice)
+        return
     if report.schema is not None:
         advice = f"Run `tallybook migrate --nodes {node.name}`, or update this program."
         yield _finding(node, "schema", "problem", report.schema, advice)
@@ -114,7 +123,8 @@ def _alone(answer: Answer[_Report], known: tuple[Any, Any, Any]) -> Iterator[Fin
     if node.number is not None and look["number"] != node.number:
         text = f"its job ids have number {look['number']}, but the list has {node.number}"
         advice = (
-            "The address is that of another node, or the number is a typo: remove it, and add it with its own number."
+            "If the address is wrong, correct it: `tallybook node add`. If the list's number is wrong, remove this name, "
+            "and add the database under another one: a name keeps its number."
         )
         yield _finding(node, "number", "problem", text, advice, number=look["number"])
     yield from _past(node, look, known)
