@@ -39,7 +39,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class _Identity:
-    """What tells databases apart. Those of servers from one image differ only in their numbers."""
+    """The identity of a database. Databases of servers from one image differ only in their numbers."""
 
     cluster: int
     database: int
