@@ -25,14 +25,12 @@ def shop(fleet: Fleet) -> App:
 
 
 @pytest.fixture(params=["of no node", "on the third node"])
-def place(request: Any, fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def place(request: Any, fleet: Fleet) -> Iterator[None]:
     """Where the call is made: outside of any worker, or in a handler for a job of the third node."""
     if request.param == "of no node":
         yield
         return
-    names = ("north", "south", "west")
-    monkeypatch.setenv("TALLYBOOK_NODES", "\n".join(map("=".join, zip(names, fleet.dsns, strict=True))))
-    token = at_node.set(At("west", fleet.dsns[2]))
+    token = at_node.set(At("west", fleet.dsns[2], fleet.dsn))
     yield
     at_node.reset(token)
 

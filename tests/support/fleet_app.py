@@ -54,7 +54,8 @@ async def relay(ctx: Context) -> None:
 
 @app.task(process=True, env=("TALLYBOOK_DSN",))
 def outside(ctx: Context) -> None:
-    """Write a row from a child process, by the DSN of its environment."""
+    """Write a row with the home's name from a child process, by the DSN of its environment."""
+    home = next(node.name for node in app.nodes.list().sync() if node.home)
     with psycopg.connect(os.environ["TALLYBOOK_DSN"], autocommit=True) as conn:
-        row = (ctx.job_id, ctx.attempt, os.getpid(), 0, ctx.node)
+        row = (ctx.job_id, ctx.attempt, os.getpid(), 0, f"{ctx.node},{home}")
         conn.execute("insert into ran values (%s, %s, %s, %s, %s)", row)

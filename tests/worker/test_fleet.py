@@ -85,7 +85,7 @@ async def test_the_jobs_of_all_nodes_run(fleet: Nodes, caplog: pytest.LogCapture
 
 
 async def test_a_handler_stays_on_the_node_of_its_job(fleet: Nodes) -> None:
-    """Jobs that a handler enqueues by the App go to its job's node, and so do the writes of its child process."""
+    """Jobs that a handler enqueues by the App go to its job's node, and so do its child's writes, which knows the home."""
     for number in (1, 2, 3):
         fleet.run(number, TABLES)
     fleet.enqueue(2, task="relay")
@@ -93,7 +93,7 @@ async def test_a_handler_stays_on_the_node_of_its_job(fleet: Nodes) -> None:
     async with serving(shop, fleet.dsn):
         await all_ended(fleet, {1: 0, 2: 2, 3: 1})
     assert fleet.run(2, "select node from ran") == [("south",)]
-    assert fleet.run(3, "select node from ran") == [("west",)]
+    assert fleet.run(3, "select node from ran") == [("west,north",)]
 
 
 async def test_a_handler_reads_the_providers_of_its_node(fleet: Nodes, app: App) -> None:
@@ -116,6 +116,30 @@ async def test_a_handler_reads_the_providers_of_its_node(fleet: Nodes, app: App)
     async with serving(app, fleet.dsn):
         await all_ended(fleet, {1: 2, 2: 2, 3: 2})
     assert found == {(task, name, name) for task in ("awaited", "plain") for name in NAMES}
+
+
+async def test_a_handler_has_the_nodes_schedules_and_jobs_of_a_program_outside(fleet: Nodes, app: App) -> None:
+    """A handler on another node gets the pins, the list, the home's schedules and other nodes' jobs, as elsewhere."""
+    fleet.run(1, "select tallybook.node_pin('tenant:7', 'west')")
+    other = fleet.enqueue(3, "later")
+    found: list[Any] = []
+
+    @app.task
+    async def look(ctx: Context) -> None:
+        seen = [(await app.nodes.of("tenant:7")).name, *(node.name for node in await app.nodes.list())]
+        await app.schedules.set("daily", look.job(), cron="@daily")
+        found.append((seen, (await app.get(other)).id, (await app.jobs.cancel([other]))[0].done))
+
+    @app.task
+    def plain(ctx: Context) -> None:
+        found.append(app.nodes.of("tenant:7").sync().name)
+
+    fleet.enqueue(2, task="look")
+    fleet.enqueue(2, task="plain")
+    async with serving(app, fleet.dsn):
+        await all_ended(fleet, {2: 2})
+    assert sorted(found, key=str) == [(["west", *NAMES], other, "cancelled"), "west"]
+    assert schedules(fleet) == [["daily"], [], []]
 
 
 async def test_slots_are_shared_and_never_exceeded(fleet: Nodes, app: App) -> None:

@@ -8,7 +8,9 @@ from typing import TypeVar
 
 from tallybook._db import node_changes, node_check, nodes
 from tallybook._db.node_changes import Changed
+from tallybook._db.node_source import listing
 from tallybook._db.nodes import Node
+from tallybook._db.source import Source
 from tallybook._db.verb import Beside, ListOf, Noun, Steps, Verb
 from tallybook._model.maintenance import Finding
 
@@ -33,7 +35,8 @@ class Nodes(Noun):
 
             node = await app.nodes.of("tenant:7")
         """
-        return self._verb(partial(_of, self._app.conninfo, key), "nodes.of")
+        lists = listing(self._app)
+        return Verb(lists, partial(_of, lists, key), "nodes.of")
 
     def add(self, name: str, address: str, number: int | None = None) -> Verb[Changed]:
         """Add a node, or change its address ("host=north dbname=shop", no password). A retired node becomes live.
@@ -78,7 +81,7 @@ class Nodes(Noun):
         return self._beside(lambda dsn: node_changes.unpin(dsn, key), "nodes.unpin")
 
     def _beside(self, do: Callable[[str], T], name: str) -> Verb[T]:
-        return self._verb(partial(_do, lambda: do(self._app.conninfo())), name)
+        return self._verb(partial(_do, lambda: do(listing(self._app).conninfo())), name)
 
 
 def _do(do: Callable[[], T]) -> Steps[T]:
@@ -86,7 +89,7 @@ def _do(do: Callable[[], T]) -> Steps[T]:
     return found
 
 
-def _of(conninfo: Callable[[], str], key: str) -> Steps[Node]:
-    among: tuple[Node, ...] = yield Beside(lambda: nodes.nodes(conninfo()))
+def _of(lists: Source, key: str) -> Steps[Node]:
+    among: tuple[Node, ...] = yield Beside(lambda: nodes.nodes(lists.conninfo()))
     pins: dict[str, str] = yield nodes.pins(key)
     return nodes.route(key, among, pins)

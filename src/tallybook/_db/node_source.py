@@ -14,6 +14,7 @@ from tallybook._db.declared import Call
 from tallybook._db.link import CONNECT
 from tallybook._db.nodes import INSTALLED, VARIABLE, Node, at, node_of, nodes, numbered, of_job, written
 from tallybook._db.source import Source
+from tallybook._model.at_node import at_node
 from tallybook._model.job_info import JobDone
 from tallybook.errors import QueueUnavailable, UnknownJob
 
@@ -29,6 +30,12 @@ class At(Source):
 
     def conninfo(self, dsn: str | None = None) -> str:
         return super().conninfo(dsn or self.dsn)
+
+
+def listing(app: Source) -> Source:
+    """Return the source for the list of nodes. It is the app's own database, also in a handler on another node."""
+    node = at_node.get()
+    return At(app.name, node.list_dsn) if node is not None and node.list_dsn else app
 
 
 class _Led(Source):
@@ -60,11 +67,11 @@ class AtHome(_Led):
         self._app = app
 
     async def _led(self, call: Call[Any], *, sync: bool) -> Any:
-        home = self._app
+        home = listing(self._app)
         if os.environ.get(VARIABLE):
             home = At(self.name, written("")[0].dsn)
-        elif address := await _on(self._app, _HOME, sync=sync):
-            home = At(self.name, at(self._app.conninfo(), address))
+        elif address := await _on(home, _HOME, sync=sync):
+            home = At(self.name, at(home.conninfo(), address))
         return await _on(home, call, sync=sync)
 
 
@@ -96,7 +103,7 @@ class AtJob(_Led):
 
     def _leads_on(self) -> bool:
         """Whether another node than the app's own database has the job; if so, that node is used from now on."""
-        node = None if self._looked else elsewhere(self._at.conninfo(), self._job_id)
+        node = None if self._looked else elsewhere(self._at.conninfo(), self._job_id, listing(self._at).conninfo())
         self._looked = True
         if node is not None:
             self._at = At(self.name, node.dsn)
@@ -129,10 +136,9 @@ class AtJobs(_Led):
     def _elsewhere(self, done: list[JobDone]) -> tuple[list[tuple[Node, list[int]]], list[JobDone]]:
         """Return the nodes of the jobs still unknown, with their ids; and the results for ids without a node."""
         unknown = [one.job for one in done if one.done == "unknown"]
-        dsn = self._app.conninfo()
-        own = _number(dsn) if unknown else None
+        own = _number(self._app.conninfo()) if unknown else None
         unknown = [job for job in unknown if node_of(job) != own]
-        known = numbered(nodes(dsn)) if unknown else ()
+        known = numbered(nodes(listing(self._app).conninfo())) if unknown else ()
         by_node: dict[str, tuple[Node, list[int]]] = {}
         nowhere: list[JobDone] = []
         for job in unknown:
@@ -152,17 +158,17 @@ def _number(dsn: str) -> int | None:
         return row[0] if row else None
 
 
-def elsewhere(dsn: str, job_id: int) -> Node | None:
+def elsewhere(dsn: str, job_id: int, list_dsn: str) -> Node | None:
     """Return the node of a job unknown to the database at `dsn`, or None if its id is of that database. UnknownJob."""
     if _number(dsn) == node_of(job_id):
         return None
-    return of_job(numbered(nodes(dsn)), job_id)
+    return of_job(numbered(nodes(list_dsn)), job_id)
 
 
 def unknown(dsn: str, job_id: int) -> UnknownJob:
     """Return the error for a job unknown to the database at `dsn`, with the node that has it, if any."""
     try:
-        node = elsewhere(dsn, job_id)
+        node = elsewhere(dsn, job_id, dsn)
     except UnknownJob as error:
         return error
     if node is None:

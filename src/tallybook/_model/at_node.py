@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """A node by name; `dsn` is empty in a child process that gets no credentials."""
+    """A node by name; both DSNs are empty in a child process that gets no credentials."""
 
     name: str
     dsn: str = field(repr=False)
+    list_dsn: str = field(repr=False)
+    """The DSN of the database that has the list of nodes."""
 
 
 at_node: ContextVar[At | None] = ContextVar("tallybook_node", default=None)

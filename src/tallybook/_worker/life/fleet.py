@@ -62,7 +62,7 @@ class Life:
         """Whether any of its workers was registered."""
         self.stopping = asyncio.Event()
         self._context = contextvars.copy_context()
-        self._context.run(at_node.set, At(node.name, node.dsn))
+        self._context.run(at_node.set, At(node.name, node.dsn, fleet.dsn))
         self.task = asyncio.get_running_loop().create_task(
             self._run(), name=f"tallybook-node-{node.name}", context=self._context
         )
@@ -118,7 +118,7 @@ class Fleet:
         self.lives: dict[str, Life] = {}
         self.stopping = asyncio.Event()
         self.telemetry = FleetTelemetry(settings, dsn, self.shown) if settings.metrics_port is not None else None
-        self._dsn, self._which = dsn, which
+        self.dsn, self._which = dsn, which
         self._link = Link(dsn, settings.name)
         self._fatal: Exception | None = None
         self._worn_out = False
@@ -179,7 +179,7 @@ class Fleet:
                 return found
 
     def _look(self) -> Found:
-        every = nodes(self._dsn)  # a single reading: a node that is added between two would have a worker but no part
+        every = nodes(self.dsn)  # a single reading: a node that is added between two would have a worker but no part
         return every, chosen(every, self._which)
 
     def _tell(self, every: Sequence[Node], parts: dict[str, Part]) -> None:
@@ -296,7 +296,7 @@ async def drain_nodes(
             log.warning("node %s was not drained: %s", name, answer.error)
             total = replace(total, unreachable=(*total.unreachable, name))
         elif (jobs := most - total.processed) > 0 and (seconds := until - time.monotonic()) > 0:
-            token = at_node.set(At(name, answer.node.dsn))
+            token = at_node.set(At(name, answer.node.dsn, dsn))
             try:
                 left = (None if max_jobs is None else int(jobs), None if max_seconds is None else seconds)
                 at = app, answer.node.dsn, settings

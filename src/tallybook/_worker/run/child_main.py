@@ -220,9 +220,9 @@ class _Child:
             return {"kind": "failed", **_described(error, message), **_then(error, running, found)}
 
 
-def _be_at(name: str, dsn: str) -> None:
+def _be_at(name: str, dsn: str, list_dsn: str) -> None:
     """Make the app, and the DSN of the environment, use the job's own node."""
-    at_node.set(At(name, dsn))
+    at_node.set(At(name, dsn, list_dsn))
     if dsn:
         os.environ["TALLYBOOK_DSN"] = dsn
 

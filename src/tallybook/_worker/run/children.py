@@ -379,7 +379,7 @@ def _message(job: Running, task: ServedTask, carried: dict[str, str] | None, *, 
     )  # fmt: skip
     return {
         "kind": "run",
-        "node": at and [at.name, at.dsn if credentials else ""],
+        "node": at and [at.name, *((at.dsn, at.list_dsn) if credentials else ("", ""))],
         "module": task.fn.__module__,
         "name": task.fn.__qualname__,
         "imported": imported,
