@@ -10,6 +10,7 @@ with Proxy(dsn) as proxy:
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 from collections.abc import Callable
@@ -37,6 +38,8 @@ class Proxy:
         self.dsn = make_conninfo(dsn, host="127.0.0.1", port=self._listening.getsockname()[1], sslmode="disable")
         self.silent = False
         self.refusing = False
+        self.accepts = math.inf
+        """How many connections it accepts before it refuses all."""
         self.accepted = 0
         self.times_cut = 0
         self._cut_at: tuple[bytes, bool] | None = None
@@ -69,7 +72,7 @@ class Proxy:
             except OSError:
                 return
             self.accepted += 1
-            if self.refusing:
+            if self.refusing or self.accepted > self.accepts:
                 client.close()
                 continue
             if isinstance(self._target, str):

@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 from support.fleet import Fleet as Nodes
 from support.fleet_app import TABLES
 from support.fleet_app import app as shop
+from support.proxy import Proxy
 from support.workers import QUICK, eventually
 from tallybook import App, Context
 from tallybook._worker.entry import run_worker
@@ -377,3 +378,23 @@ async def test_a_drain_leaves_out_a_node_that_does_not_answer(
     monkeypatch.setenv("TALLYBOOK_NODES", f"away={NOWHERE}\nsouth={fleet.dsns[1]}")
     report = await drained()
     assert (report.processed, report.unreachable) == (1, ("away",))
+
+
+@pytest.mark.parametrize("away", ["south", "west"])
+async def test_a_drain_leaves_out_a_node_that_goes_away_meanwhile(
+    fleet: Nodes, app: App, monkeypatch: pytest.MonkeyPatch, away: str
+) -> None:
+    """A node lost before its turn, or in it until the limit, is reported; the jobs of the others run and are counted."""
+    proxied = NAMES.index(away)
+    with Proxy(fleet.dsns[proxied]) as proxy:
+        dsns = [*fleet.dsns[:proxied], proxy.dsn, *fleet.dsns[proxied + 1 :]]
+        monkeypatch.setenv("TALLYBOOK_NODES", "\n".join(map("=".join, zip(NAMES, dsns, strict=True))))
+
+        @app.task
+        async def t(ctx: Context) -> None:
+            proxy.accepts = proxy.accepted + (away == "west")
+
+        for number in (1, 2, 3):
+            fleet.enqueue(number)
+        report = await app.drain(dsn=fleet.dsn, nodes="all", max_seconds=None if away == "south" else 1.5)
+    assert (report.processed, report.unreachable) == (2, (away,))

@@ -18,6 +18,7 @@ from dataclasses import fields, replace
 from typing import TypeAlias
 
 from tallybook._db.aside import aside
+from tallybook._db.driver import Connection
 from tallybook._db.link import Link
 from tallybook._db.nodes import Node, asked, chosen, nodes, numbered
 from tallybook._db.policy import first_line
@@ -284,26 +285,38 @@ async def drain_nodes(
     *,
     raise_on_failure: bool,
 ) -> DrainReport:
-    """Drain one node after the other: each gets all slots, and what remains of `max_jobs` and `max_seconds`."""
+    """Drain one node after the other: each gets all slots, and what remains of `max_jobs` and `max_seconds`.
+
+    A node that is away when its turn comes, or is lost until the limit, is in the report, and the others are drained.
+    """
     _check(app, settings)
     until = math.inf if max_seconds is None else time.monotonic() + max_seconds
     most = math.inf if max_jobs is None else max_jobs
     parts, served = parts_of(app, await aside(nodes, dsn)), await aside(nodes, dsn, which)
     total = DrainReport(0, 0, 0, 0, 0, 0)
-    for answer in await aside(asked, served, lambda conn: conn.execute("select").rowcount):
-        name = answer.node.name
-        if answer.error is not None:
-            log.warning("node %s was not drained: %s", name, answer.error)
-            total = replace(total, unreachable=(*total.unreachable, name))
-        elif (jobs := most - total.processed) > 0 and (seconds := until - time.monotonic()) > 0:
+    for answer in await aside(asked, served, _answers):
+        name, error = answer.node.name, answer.error
+        if error is None and total.processed < most and time.monotonic() < until:
+            (again,) = await aside(asked, [answer.node], _answers)  # other nodes may have taken long
+            error = again.error
+        if error is None and (jobs := most - total.processed) > 0 and (seconds := until - time.monotonic()) > 0:
             token = at_node.set(At(name, answer.node.dsn, dsn))
             try:
                 left = (None if max_jobs is None else int(jobs), None if max_seconds is None else seconds)
                 at = app, answer.node.dsn, settings
                 total += await drain(*at, *left, raise_on_failure=raise_on_failure, part=parts[name])
+            except QueueUnavailable as lost:
+                error = lost.reason
             finally:
                 at_node.reset(token)
+        if error is not None:
+            log.warning("node %s was not drained: %s", name, error)
+            total = replace(total, unreachable=(*total.unreachable, name))
     return total
+
+
+def _answers(conn: Connection) -> int:
+    return conn.execute("select").rowcount
 
 
 def _check(app: ServedApp, settings: WorkerSettings) -> None:
