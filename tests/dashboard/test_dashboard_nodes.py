@@ -16,6 +16,7 @@ from support.dashboard import Visitor, audits, routes, visiting, walk
 from support.fleet import Fleet
 from support.proxy import Proxy
 from tallybook import App
+from tallybook.extra.dashboard import nodes as _nodes
 from tallybook.web import Site, dashboard
 
 pytestmark = [pytest.mark.anyio, pytest.mark.direct("opens three databases by their DSNs")]
@@ -316,3 +317,28 @@ async def test_a_queue_has_its_numbers_of_all_nodes(fleet: Fleet, monkeypatch: p
         elsewhere = await visitor.get("/queue?name=sms")
         assert elsewhere.status == 307 and elsewhere.headers["location"].endswith("/queue?name=sms&node=west")
         assert (await visitor.get("/queue?name=nothing")).status == 404
+
+
+async def test_a_named_node_that_is_removed_leaves_the_pages(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of named nodes, one that is removed from the list is left out, and a wrong list is a log line."""
+    monkeypatch.setattr(_nodes, "_GOOD", 0.0)
+    shown = _nodes.Nodes(App("shop", dsn=fleet.dsn), which="north,south")
+
+    async def names() -> list[str]:
+        return [at.name for at in await shown.known()]
+
+    try:
+        assert await names() == ["north", "south"]
+        fleet.run(1, "select tallybook.node_remove('south')")
+        async with asyncio.timeout(30):
+            while await names() != ["north"]:  # noqa: ASYNC110  read in the background
+                await asyncio.sleep(0.01)
+            monkeypatch.setenv("TALLYBOOK_NODES", "no node")
+            while "the list of nodes cannot be read" not in caplog.text:
+                await names()
+                await asyncio.sleep(0.01)
+        assert await names() == ["north"]
+    finally:
+        await shown.close()

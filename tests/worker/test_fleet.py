@@ -257,6 +257,22 @@ async def test_nodes_that_come_and_go_are_served_or_not(fleet: Nodes, monkeypatc
     assert reports[0].nodes["west"].completed == 1
 
 
+async def test_a_named_node_that_is_removed_is_served_no_longer(
+    fleet: Nodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker of named nodes leaves one that is removed, with one log line, and takes it back when it is added."""
+    caplog.set_level("INFO")
+    monkeypatch.setattr(_fleet, "AGAIN", 0.1)
+    async with serving(shop, fleet.dsn, "north,south") as (worker, _):
+        await on_record(worker, "north", "south")
+        fleet.run(1, "select tallybook.node_remove('south')")
+        await eventually(lambda: "south" not in worker.lives, "south is not served any more")
+        fleet.add("south", fleet.dsns[1], 2)
+        await on_record(worker, "north", "south")
+    assert caplog.text.count("node south is no longer served") == 1
+    assert "cannot be read" not in caplog.text
+
+
 def test_each_look_reads_the_list_of_nodes_once(fleet: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node added during the look is served from the next one on; with two readings its worker had no part of limits."""
     growing = iter([fleet.nodes[:2], fleet.nodes])

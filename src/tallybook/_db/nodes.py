@@ -91,12 +91,13 @@ def nodes(dsn: str, which: str = "all") -> tuple[Node, ...]:
     return chosen([node for node in written(dsn) if node.state != "gone"], which)
 
 
-def chosen(found: Sequence[Node], which: str) -> tuple[Node, ...]:
-    """Return all of these nodes, or some, like "north,south". Raises UnknownNode."""
+def chosen(found: Sequence[Node], which: str, *, again: bool = False) -> tuple[Node, ...]:
+    """Return all of these nodes, or some, like "north,south". Raises UnknownNode, or skips the name if `again`."""
     if which == "all":
         return tuple(found)
+    known = {node.name for node in found} | {"home" for node in found if node.home}
     names = [name.strip() for name in which.split(",")]
-    return tuple(named(found, name) for name in dict.fromkeys(names))
+    return tuple(named(found, name) for name in dict.fromkeys(names) if name in known or not again)
 
 
 def named(among: Iterable[Node], name: str) -> Node:

@@ -157,11 +157,12 @@ class Fleet:
                 break
             before = found[0]
             try:
-                found = await aside(self._look)
-                parts = parts_of(self.app, found[0])
+                now = await aside(self._look, True)
+                parts = parts_of(self.app, now[0])
             except Exception as error:  # the database that has the list is away, or the list is wrong now
                 log.warning("the list of nodes cannot be read, so the former one stays: %s", first_line(error))
                 continue
+            found = now
             if _known(before) != _known(found[0]):
                 self._tell(found[0], parts)
         await asyncio.gather(*(life.task for life in self.lives.values()))
@@ -179,9 +180,9 @@ class Fleet:
             else:
                 return found
 
-    def _look(self) -> Found:
+    def _look(self, again: bool = False) -> Found:
         every = nodes(self.dsn)  # a single reading: a node that is added between two would have a worker but no part
-        return every, chosen(every, self._which)
+        return every, chosen(every, self._which, again=again)
 
     def _tell(self, every: Sequence[Node], parts: dict[str, Part]) -> None:
         home = next((node.name for node in every if node.home), None)

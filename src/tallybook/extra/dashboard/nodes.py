@@ -6,6 +6,7 @@ A node that does not answer is marked as away. Pages then show this at once, and
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from tallybook.errors import ConfigError, QueueUnavailable
 from tallybook.extra.dashboard.database import Conn, Database
 
 T = TypeVar("T")
+log = logging.getLogger("tallybook.web")
 
 ANSWER = 2.0
 """Seconds that a node has for its answer, and between two checks of a node that is away."""
@@ -99,10 +101,11 @@ class Nodes:
 
     async def _read(self) -> None:
         try:
-            listed = await asyncio.to_thread(lambda: finding.numbered(finding.nodes(self.first.conninfo, self._which)))
-        except QueueUnavailable:
+            listed = await asyncio.to_thread(self._listed, bool(self._at))
+        except Exception as error:  # the database that has the list is away, or the list is wrong now
             if not self._at:
                 raise
+            log.warning("the list of nodes cannot be read, so the former one stays: %s", first_line(error))
             return
         before, self._at = self._at, {}
         for node in listed:
@@ -114,7 +117,12 @@ class Nodes:
             self._at[node.name] = old
         self._read_at = time.monotonic()
         for gone in before.values():
+            log.info("node %s is not shown any more: it is not in the list", gone.name)
             await gone.database.close()
+
+    def _listed(self, again: bool) -> tuple[finding.Node, ...]:
+        every = finding.nodes(self.first.conninfo)
+        return finding.numbered(finding.chosen(every, self._which, again=again))
 
     async def named(self, name: str) -> At:
         """Return the node of this name, or the home node for an empty name. Raises UnknownNode."""
