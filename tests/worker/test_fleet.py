@@ -15,6 +15,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 from support.fleet import Fleet as Nodes
+from support.fleet import renumber
 from support.fleet_app import TABLES
 from support.fleet_app import app as shop
 from support.proxy import Proxy
@@ -271,6 +272,35 @@ async def test_a_named_node_that_is_removed_is_served_no_longer(
         await on_record(worker, "north", "south")
     assert caplog.text.count("node south is no longer served") == 1
     assert "cannot be read" not in caplog.text
+
+
+async def test_a_node_with_the_number_of_another_is_not_served(
+    fleet: Nodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If a clone of a node is added to the list of a running worker, the worker keeps the former list and warns."""
+    monkeypatch.setattr(_fleet, "AGAIN", 0.1)
+    with fleet.connect(3) as conn:
+        renumber(conn, 2)
+    listed = f"north={fleet.dsns[0]}\nsouth={fleet.dsns[1]}"
+    monkeypatch.setenv("TALLYBOOK_NODES", listed)
+    async with serving(shop, fleet.dsn) as (worker, _):
+        await on_record(worker, "north", "south")
+        monkeypatch.setenv("TALLYBOOK_NODES", f"{listed}\nclone={fleet.dsns[2]}")
+        await eventually(lambda: "'south' and 'clone' both have it" in caplog.text, "the worker warns")
+        assert sorted(at_work(worker)) == ["north", "south"] == sorted(worker.lives)
+
+
+async def test_an_address_of_another_node_is_refused(
+    fleet: Nodes, app: App, note: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A node whose address leads to another node's database has no worker, so the schedules there stay."""
+    fleet.add("south", fleet.dsns[0], 2)
+    app.schedule("daily", note.job(1), cron="@daily")
+    async with serving(app, fleet.dsn) as (worker, _):
+        await on_record(worker, "north", "west")
+        await eventually(lambda: "number of a node: 2: the database" in caplog.text, "south is refused")
+        await eventually(lambda: schedules(fleet) == [["daily"], [], []], "the home has it")
+        assert sorted(at_work(worker)) == ["north", "west"]
 
 
 def test_each_look_reads_the_list_of_nodes_once(fleet: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,7 +172,6 @@ class Fleet:
         while True:
             try:
                 found = await aside(self._look)
-                await aside(numbered, found[0])
             except UnknownNode as error:  # ConfigError: the supervisor does not start it again
                 raise ConfigError("nodes", self._which, first_line(error)) from error
             except QueueUnavailable:
@@ -181,7 +180,9 @@ class Fleet:
                 return found
 
     def _look(self, again: bool = False) -> Found:
+        """Read the list. Raises ConfigError if two nodes have one number, for example after one was cloned."""
         every = nodes(self.dsn)  # a single reading: a node that is added between two would have a worker but no part
+        numbered(every)
         return every, chosen(every, self._which, again=again)
 
     def _tell(self, every: Sequence[Node], parts: dict[str, Part]) -> None:
@@ -270,7 +271,7 @@ class Fleet:
 
 def parts_of(app: ServedApp, every: Sequence[Node]) -> dict[str, Part]:
     """Return the part of each node. Raises ConfigError for a limit that is too small to divide."""
-    parts = {node.name: Part(at, len(every), node.home) for at, node in enumerate(every)}
+    parts = {node.name: Part(at, len(every), node.home, node.number) for at, node in enumerate(every)}
     for part in parts.values():
         on_record.limits(app, part)
     return parts

@@ -42,10 +42,12 @@ def limits(app: ServedApp, part: Part) -> str:
 def checked(app: ServedApp, queues: Iterable[str], part: Part, lives: bool, conn: Connection) -> int:
     """Check the schema and store the app's limits; return the schema version that a library may expect.
 
-    Raises SchemaError, and ConfigError for an undeclared limit if the worker `lives` for more than a drain.
+    Raises SchemaError, and ConfigError for another node's database, or for an undeclared limit if the worker `lives`
+    for more than a drain.
     Warns of task names that another app has, and of queues that look misspelt.
     """
     expected = migrate.check(conn)
+    _check_number(part, conn)
     _warn_of_twins(app, conn)
     conn.execute(rates.REGISTER.worker, (app.name, limits(app, part)))
     if lives:
@@ -55,6 +57,14 @@ def checked(app: ServedApp, queues: Iterable[str], part: Part, lives: bool, conn
         if queue not in known and (near := get_close_matches(queue, known, 1, 0.75)):
             log.warning("queue %r has never had a job; did you mean %r? The worker serves it anyway", queue, near[0])
     return expected
+
+
+def _check_number(part: Part, conn: Connection) -> None:
+    """Raise ConfigError if the node's address leads to the database of another node."""
+    if part.number is not None and (found := migrate.info(conn).node) != part.number:
+        hint = "Correct the address: `tallybook node add NAME ADDRESS`; `tallybook node check` shows all nodes"
+        reason = f"the database {conn.info.dbname!r} at its address has number {found}"
+        raise ConfigError("number of a node", part.number, reason, hint=hint)
 
 
 def _warn_of_twins(app: ServedApp, conn: Connection) -> None:

@@ -20,6 +20,8 @@ class Part:
     """How many nodes there are."""
     home: bool = True
     """Whether the code's schedules are stored there."""
+    number: int | None = None
+    """The number that the list has for the node; None: the list has no numbers."""
 
 
 WHOLE = Part()
