@@ -123,6 +123,15 @@ async def test_a_node_that_does_not_answer(fleet: Fleet, shop: App, monkeypatch:
     assert state(fleet, jobs[1]) == "available"
 
 
+def test_a_node_that_fails(fleet: Fleet, shop: App) -> None:
+    """Jobs of a node without the schema are refused with its name and the error, and the others are cancelled."""
+    jobs = [fleet.enqueue(number, "mail") for number in (1, 2, 3)]
+    fleet.run(2, "alter schema tallybook rename to set_aside")
+    done = shop.jobs.cancel(jobs).sync()
+    assert [one.done for one in done] == ["cancelled", "refused", "cancelled"]
+    assert (done[1].detail or "").startswith("node south: ")
+
+
 @pytest.mark.anyio
 async def test_a_connection_is_where_the_verb_runs(fleet: Fleet, shop: App) -> None:
     """On the caller's connection a verb runs in that transaction only, and looks at no other node."""

@@ -13,10 +13,11 @@ from tallybook._db.both import done
 from tallybook._db.declared import Call
 from tallybook._db.link import CONNECT
 from tallybook._db.nodes import INSTALLED, VARIABLE, Node, at, node_of, nodes, numbered, of_job, written
+from tallybook._db.policy import first_line
 from tallybook._db.source import Source
 from tallybook._model.at_node import at_node
 from tallybook._model.job_info import JobDone
-from tallybook.errors import QueueUnavailable, UnknownJob
+from tallybook.errors import CommitUnknown, QueueUnavailable, TallybookError, UnknownJob
 
 T = TypeVar("T")
 
@@ -113,7 +114,7 @@ class AtJob(_Led):
 class AtJobs(_Led):
     """The nodes of many jobs: unknown jobs of the app's own database are looked up on their nodes, one after the other.
 
-    The jobs of a node that does not answer are refused, with its name.
+    The jobs of a node that does not answer or fails are refused, with its name.
     """
 
     def __init__(self, app: Source, verb: Callable[[Iterable[int]], Call[list[JobDone]]]) -> None:
@@ -130,6 +131,10 @@ class AtJobs(_Led):
             except QueueUnavailable as error:
                 reason = f"node {node.name} does not answer: {error.reason}"
                 done += [JobDone(job, "refused", reason) for job in ids]
+            except CommitUnknown:  # they may have changed
+                raise
+            except (TallybookError, psycopg.Error) as error:
+                done += [JobDone(job, "refused", f"node {node.name}: {first_line(error)}") for job in ids]
         found = {one.job: one for one in [*done, *nowhere]}  # the last result for each job
         return [found[job] for job in sorted(found)]
 
