@@ -13,7 +13,7 @@ import pytest
 from support.fleet import Fleet
 from tallybook import App
 from tallybook._model.at_node import At, at_node
-from tallybook.errors import UnknownJob
+from tallybook.errors import QueueUnavailable, UnknownJob
 
 REFUSES = "host=127.0.0.1 port=1 dbname=shop user=u password=geheim"
 
@@ -130,6 +130,24 @@ def test_a_node_that_fails(fleet: Fleet, shop: App) -> None:
     done = shop.jobs.cancel(jobs).sync()
     assert [one.done for one in done] == ["cancelled", "refused", "cancelled"]
     assert (done[1].detail or "").startswith("node south: ")
+
+
+@pytest.mark.anyio
+async def test_the_apps_own_database_does_not_answer(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If TALLYBOOK_NODES lists the nodes, jobs of the others are found; those of the app's own database are refused."""
+    shop = App("shop", dsn=REFUSES)
+    mine, job = (fleet.enqueue(number, "mail") for number in (1, 2))
+    with pytest.raises(QueueUnavailable):
+        await shop.get(job)
+    monkeypatch.setenv("TALLYBOOK_NODES", f"north={REFUSES}\nsouth={fleet.dsns[1]}")
+    assert (await shop.get(job)).id == job
+    assert [(one.job, one.done) for one in await shop.jobs.cancel([mine, job])] == [
+        (mine, "refused"), (job, "cancelled"),
+    ]  # fmt: skip
+    with pytest.raises(QueueUnavailable, match="port=1"):
+        await shop.get(mine)
+    with pytest.raises(QueueUnavailable, match="port=1"):
+        await shop.jobs.cancel([mine])
 
 
 @pytest.mark.anyio

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import psycopg
@@ -37,6 +38,11 @@ def listing(app: Source) -> Source:
     """Return the source for the list of nodes. It is the app's own database, also in a handler on another node."""
     node = at_node.get()
     return At(app.name, node.list_dsn) if node is not None and node.list_dsn else app
+
+
+def _lists_elsewhere(app: Source) -> bool:
+    """Return whether the list of nodes can be read without the app's own database."""
+    return bool(os.environ.get(VARIABLE)) or listing(app) is not app
 
 
 class _Led(Source):
@@ -77,7 +83,10 @@ class AtHome(_Led):
 
 
 class AtJob(_Led):
-    """The node of one job: if the app's own database does not know it, the node that the id names is asked."""
+    """The node of one job: if the app's own database does not know it, the node that the id names is asked.
+
+    The same if that database does not answer, but the list of nodes is elsewhere.
+    """
 
     def __init__(self, app: Source, job_id: int, no_job: Callable[[Any], bool] | None = None) -> None:
         """`no_job` recognizes the answer for an unknown job if it is not UnknownJob."""
@@ -89,6 +98,9 @@ class AtJob(_Led):
             found = await _on(self._at, call, sync=sync)
         except UnknownJob:
             if not await _aside(self._leads_on, sync=sync):
+                raise
+        except QueueUnavailable:
+            if not _lists_elsewhere(self._at) or not await _aside(self._may_lead_on, sync=sync):
                 raise
         else:
             if self._no_job is None or not self._no_job(found) or not await _aside(self._may_lead_on, sync=sync):
@@ -117,14 +129,25 @@ class AtJobs(_Led):
     The jobs of a node that does not answer or fails are refused, with its name.
     """
 
-    def __init__(self, app: Source, verb: Callable[[Iterable[int]], Call[list[JobDone]]]) -> None:
+    def __init__(self, app: Source, ids: list[int], verb: Callable[[Iterable[int]], Call[list[JobDone]]]) -> None:
         """`verb` makes the call for the jobs of one node."""
         super().__init__(app.name, app.dsn)
-        self._app, self._verb = app, verb
+        self._app, self._ids, self._verb = app, ids, verb
 
     async def _led(self, call: Call[Any], *, sync: bool) -> Any:
-        done = await _on(self._app, call, sync=sync)
-        by_node, nowhere = await _aside(self._elsewhere, done, sync=sync)
+        nowhere: list[JobDone] = []
+        try:
+            done = await _on(self._app, call, sync=sync)
+        except QueueUnavailable as error:
+            if not _lists_elsewhere(self._app):
+                raise
+            by_node, _ = await _aside(self._elsewhere, self._ids, sync=sync)
+            if not by_node:
+                raise
+            done = [JobDone(job, "refused", error.reason) for job in self._ids]
+        else:
+            unknown = [one.job for one in done if one.done == "unknown"]
+            by_node, nowhere = await _aside(self._elsewhere, unknown, sync=sync)
         for node, ids in by_node:
             try:
                 done += await _on(At(self.name, node.dsn), self._verb(ids), sync=sync)
@@ -138,9 +161,8 @@ class AtJobs(_Led):
         found = {one.job: one for one in [*done, *nowhere]}  # the last result for each job
         return [found[job] for job in sorted(found)]
 
-    def _elsewhere(self, done: list[JobDone]) -> tuple[list[tuple[Node, list[int]]], list[JobDone]]:
+    def _elsewhere(self, unknown: list[int]) -> tuple[list[tuple[Node, list[int]]], list[JobDone]]:
         """Return the nodes of the jobs still unknown, with their ids; and the results for ids without a node."""
-        unknown = [one.job for one in done if one.done == "unknown"]
         own = _number(self._app.conninfo()) if unknown else None
         unknown = [job for job in unknown if node_of(job) != own]
         known = numbered(nodes(listing(self._app).conninfo())) if unknown else ()
@@ -157,10 +179,11 @@ class AtJobs(_Led):
 
 
 def _number(dsn: str) -> int | None:
-    """Return the number of the database itself."""
-    with psycopg.connect(dsn, **CONNECT) as conn:
+    """Return the number of the database itself; None if it has none or does not answer."""
+    with suppress(psycopg.OperationalError), psycopg.connect(dsn, **CONNECT) as conn:
         row = conn.execute(INSTALLED).fetchone()
         return row[0] if row else None
+    return None
 
 
 def elsewhere(dsn: str, job_id: int, list_dsn: str) -> Node | None:

@@ -172,7 +172,8 @@ def on_jobs(
     """Return a verb on many jobs, each of which is on the node of its id."""
     from tallybook._db.node_source import AtJobs
 
-    return Verb(AtJobs(app, verb), verb(ids))
+    ids = list(ids)
+    return Verb(AtJobs(app, ids, verb), verb(ids))
 
 
 def run(conn: Any, call: Call[T]) -> Coroutine[Any, Any, T]:
