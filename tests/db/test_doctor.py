@@ -580,6 +580,16 @@ def test_a_schema_of_another_release(dsn: str, empty_dsn: str, db: Connection) -
     assert schema(dsn).level == "ok"
 
 
+def test_job_ids_of_another_node(dsn: str, db: Connection) -> None:
+    """Data of node 3 in a schema that was installed as node 0 is found, with a statement that repairs the sequence."""
+    db.execute("update tallybook.installation set node = 3")
+    found = by_name(doctor(dsn))["schema"]
+    assert found.level == "problem" and "is 3, but new job ids have number 0" in found.finding
+    repair = (found.advice or "").removeprefix("Run: ").split(" restart N")[0]
+    db.execute(f"{repair} restart {(3 << 43) + 7}".encode())
+    assert by_name(doctor(dsn))["schema"].level == "ok"
+
+
 def test_clocks(db: Connection) -> None:
     """The clocks' difference is measured by the shortest of several round trips; a large one is found."""
     assert clock(db).level == "ok"
