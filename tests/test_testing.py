@@ -7,6 +7,7 @@ import subprocess
 import sys
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import psycopg
@@ -15,7 +16,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import dict_row
 
 from tallybook import App, Constant
-from tallybook.errors import InvalidArgument
+from tallybook.errors import InvalidArgument, QueueUnavailable
 from tallybook.testing import (
     assert_enqueued,
     assert_enqueued_async,
@@ -323,6 +324,18 @@ def test_a_second_database(tallybook_server, tallybook_dsn):
     if not embedded:
         environment["TALLYBOOK_TEST_DSN"] = server.dsn()
     assert "3 passed" in users_pytest(tmp_path, "test_shop.py", environment)
+
+
+def test_a_server_that_does_not_answer_is_told_without_its_password() -> None:
+    """pytest would print the arguments of psycopg's frames, so they are not in the error."""
+    password = token_hex(8)
+    with (
+        fresh_databases(f"postgresql://u:{password}@127.0.0.1:1/x") as away,
+        pytest.raises(QueueUnavailable, match="Connection refused") as refused,
+        away.fresh(),
+    ):
+        raise AssertionError("it is away")
+    assert refused.value.__suppress_context__ and password not in str(refused.getrepr(style="long", funcargs=True))
 
 
 @pytest.mark.slow

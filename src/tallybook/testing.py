@@ -33,13 +33,15 @@ from psycopg.rows import tuple_row
 from tallybook._app import App
 from tallybook._db import calls
 from tallybook._db.declared import Call
+from tallybook._db.link import dsn_for_people
 from tallybook._db.migrate import migrate
+from tallybook._db.policy import unreached
 from tallybook._db.verb import AsyncConn, SyncConn, run, run_sync
 from tallybook._model.job_info import JobInfo
 from tallybook._model.payload import encode
 from tallybook._task import Task
 from tallybook._worker.life.drain import DrainReport
-from tallybook.errors import InvalidArgument
+from tallybook.errors import InvalidArgument, QueueUnavailable
 
 __all__ = [
     "DrainReport", "FreshDatabases", "assert_enqueued", "assert_enqueued_async", "assert_not_enqueued",
@@ -104,7 +106,12 @@ class FreshDatabases:
         self._execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
 
     def _execute(self, statement: sql.Composed) -> None:
-        with psycopg.connect(self._server_dsn, autocommit=True) as conn:
+        try:
+            conn = psycopg.connect(self._server_dsn, autocommit=True)
+        except psycopg.OperationalError as error:
+            # Without the cause: pytest would print its frames, whose arguments contain the password.
+            raise QueueUnavailable(dsn_for_people(self._server_dsn), unreached(error)) from None
+        with conn:
             conn.execute(statement)
 
 

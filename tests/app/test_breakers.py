@@ -84,6 +84,8 @@ def test_by_hand(dsn: str, db: Any, app: App) -> None:
     assert run("close", "provider:acme").output == "the breaker of 'provider:acme' is closed\n"
     assert run("close", "provider:acme").output == "the breaker of 'provider:acme' is closed, as it was\n"
     assert app.breakers.close("provider:acme").sync(db) is False
+    assert run("close", "provider:acne").output == "the breaker of 'provider:acne' is closed, as it was\n"
+    assert "acne" not in run("list").output, "a typo makes no key"
     assert run("drop", "provider").output == "breaker 'provider' is removed\n"
     missing = run("drop", "provider")
     assert (missing.exit_code, missing.output) == (1, "there is no breaker 'provider'\n")

@@ -245,10 +245,27 @@ async def test_the_verbs_in_python(app: App, dsn: str) -> None:
             await app.rate_limits.push("other", until)
         with pytest.raises(ConfigError, match="aware"):
             await app.rate_limits.push("api", datetime(2031, 1, 1))
+        with pytest.raises(InvalidArgument, match="at most 100 years"):
+            await app.rate_limits.push("api", "99999999 h")
         broad, key = await app.rate_limits.list()
         assert broad == RateInfo(name="api", rule="api", calls=30, per=timedelta(minutes=1), burst=5)
         assert (key.name, key.rule, key.next_call_at, key.pushed_to) == ("api:acme", "api", until, until)
         assert (await app.rate_limits.drop("api"), await app.rate_limits.drop("api")) == (True, False)
+
+
+def test_a_push_by_a_duration_counts_from_the_servers_clock(app: App, db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine whose clock is an hour behind blocks a key for the whole time."""
+
+    class Behind(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return datetime.now(tz) - HOUR
+
+    monkeypatch.setattr("tallybook._db.rates.datetime", Behind)
+    app.rate_limits.set("api", 30, per=timedelta(minutes=1)).sync(db)
+    until = app.rate_limits.push("api:acme", "5 min").sync(db)
+    ahead = db.execute("select %s - clock_timestamp()", [until]).fetchone()[0]
+    assert timedelta(minutes=4) < ahead <= timedelta(minutes=5)
 
 
 def test_the_command_line(dsn: str, db: Any) -> None:

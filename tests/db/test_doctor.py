@@ -435,6 +435,9 @@ def test_schedules(patient: Patient, dsn: str) -> None:
     db.execute("select tallybook.schedule_drop('bad')")
     patient.fine("schedules")
     patient.ill("schedules", 'the tick of schedule "good"', "late", later="3 h")
+    db.execute("select tallybook.schedule_set('new', 'report', cron => '0 0 29 2 *')")
+    patient.ill("schedules", 'no worker has seen schedule "new", set ', later="2 min")
+    db.execute("select tallybook.schedule_drop('new')")
     db.execute("select tallybook.schedule_pause('good', 'ada')")
     patient.fine("schedules", later="3 h")
 
@@ -512,6 +515,13 @@ def test_an_operator_asks(at: House) -> None:
     for kind in ("producer", "worker", "reader", "metrics"):
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             at.as_(kind).execute("select * from tallybook.doctor()")
+
+
+@pytest.mark.direct("logins of their own")
+def test_what_a_user_may_not_check_is_a_warning(at: House) -> None:
+    """The exit code after a release is not 0 if the doctor lacked the rights for its checks."""
+    found = by_name(list(examine(at.as_("worker"))))
+    assert {one.level for one in found.values() if "permission denied" in one.finding} == {"warning"}
 
 
 # --- what only a client sees ------------------------------------------------------------------------------------------

@@ -35,12 +35,12 @@ class RateLimits(Noun):
         """
         return self._verb(rates.drop(name))
 
-    def push(self, name: str, until: datetime) -> Verb[datetime]:
-        """Delay all calls of this key until `until` (aware); return the time of the next call.
+    def push(self, name: str, until: datetime | timedelta | str) -> Verb[datetime]:
+        """Delay all calls of this key until `until` (aware), or by a duration; return the time of the next call.
 
         It never makes a call earlier. Raises InvalidArgument if there is no such limit.
 
-            await app.rate_limits.push("provider:acme", datetime.now(UTC) + timedelta(minutes=5))
+            await app.rate_limits.push("provider:acme", "5 min")
         """
         return self._verb(rates.push(name, until))
 

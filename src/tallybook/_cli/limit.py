@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import click
 
@@ -80,7 +80,7 @@ def drop(db: Db, name: str) -> None:
 @command(of=limit, nodes="each")
 def push(db: Db, name: str, duration: timedelta) -> str:
     """Block a key for a while, like `provider:acme 5min`: its calls wait."""
-    until = db.run(rates.push(name, datetime.now(UTC) + duration))
+    until = db.run(rates.push(name, duration))
     return f"the next call of {clean(name)!r} may start at {local(until)}"
 
 

@@ -83,6 +83,7 @@ def _bounded(conn: Conn, name: str, patience: timedelta, look: Callable[[Conn], 
     except psycopg.Error as error:
         level, text = "note", f"could not be checked: {first_line(error)}"
         if isinstance(error, psycopg.errors.InsufficientPrivilege):
+            level = "warning"
             advice = "Run it as a user with the role operator, or the owner of the schema."
         elif conn.closed:
             level, text = "problem", f"the connection was lost: {first_line(error)}"

@@ -10,13 +10,16 @@ from tallybook._db import texts
 from tallybook._db.declared import Call, Declared, Simple
 from tallybook._db.stored import loads
 from tallybook._db.texts import at, records
-from tallybook._model.durations import format_duration
+from tallybook._model.durations import format_duration, parse_duration
 from tallybook._model.options import check_instant, check_name
 from tallybook._model.rate import BreakerInfo, BreakerRule, ConcurrencyInfo, ConcurrencyRule, RateInfo, RateRule
+from tallybook.errors import InvalidArgument
 
 _SET = Declared("rate_limit_set(name text, calls int, per interval, burst int) -> text")
 drop = Simple("rate_limit_drop(name text) -> boolean", bool, names={"name": ("name", 200)})
 PUSH = Declared("rate_limit_push(name text, until timestamptz) -> timestamptz")
+_PUSH_FOR = f"select cast(to_json({PUSH.called(until='clock_timestamp() + cast(cast(%(until)s as text) as interval)')}) as text)"
+_LONGEST_PUSH = timedelta(days=36525)
 _SET_CONCURRENCY = Declared("concurrency_limit_set(name text, most int) -> text")
 drop_concurrency = Simple("concurrency_limit_drop(name text) -> boolean", bool, names={"name": ("name", 200)})
 # Durations as numbers, because the format of an interval depends on the user's settings.
@@ -42,9 +45,14 @@ def _named(rule: RateRule) -> dict[str, str | int]:
     return {"name": rule.name, "calls": rule.calls, "per": format_duration(rule.per), "burst": rule.burst}
 
 
-def push(name: str, until: datetime) -> Call[datetime]:
-    """Allow no call of a key before `until`; returns when the next one may start."""
+def push(name: str, until: datetime | timedelta | str) -> Call[datetime]:
+    """Allow no call of a key before `until`, or for this duration by the server's clock; returns when the next may."""
     check_name("name", name, 200)
+    if not isinstance(until, datetime):
+        if (length := parse_duration(until, option="duration")) > _LONGEST_PUSH:
+            raise InvalidArgument(f"duration {format_duration(length)} is too long", hint="Pass at most 100 years")
+        params = {"name": name, "until": format_duration(length)}
+        return Call("rate_limit_push", _PUSH_FOR, params, lambda text: at(loads(text)))
     check_instant("until", until)
     return PUSH.call(lambda text: at(loads(text)), name=name, until=until.astimezone(UTC).isoformat())
 

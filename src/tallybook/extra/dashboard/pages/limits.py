@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 from starlette.responses import Response
 
 from tallybook._db.declared import Declared
-from tallybook._model.durations import parse_duration
-from tallybook.errors import InvalidArgument
 from tallybook.extra.dashboard.database import rows
 from tallybook.extra.dashboard.view import Act, Pages, View
 
@@ -66,11 +63,7 @@ def _of_use(one: dict[str, Any], kind: str) -> bool:
 @pages.action("/limit/rate/push")
 async def rate_push(act: Act) -> str:
     name, wait = act.form("name"), act.form("wait")
-    try:
-        until = datetime.now(UTC) + parse_duration(wait, option="wait")
-    except OverflowError:
-        raise InvalidArgument(f"{wait!r} is too long") from None
-    starts = await act.app.rate_limits.push(name, until).on(act.conn)
+    starts = await act.app.rate_limits.push(name, wait).on(act.conn)
     await act.audit("rate_limit.push", {"limit": name, "wait": wait}, {"next_call_at": starts.isoformat()})
     return f"No call of {name} starts before {starts:%Y-%m-%d %H:%M:%S} UTC."
 

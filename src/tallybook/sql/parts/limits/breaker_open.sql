@@ -14,8 +14,7 @@ $$;
 -- _breaker_by_hand(name, state, duration, at): set the state of a key's breaker. A running probe is not a probe any
 -- more. was: its former state; null: none. until: the time until which it is open; null: it is closed.
 create or replace function tallybook._breaker_by_hand(p_name text, p_state text, p_duration interval,
-  p_at timestamptz, out was text, out until timestamptz)
-language plpgsql as $$
+  p_at timestamptz, out was text, out until timestamptz) language plpgsql as $$
 declare v_rule tallybook.limit_rule;
 begin
   select r.* into v_rule from tallybook._limit_of('breaker', p_name) r;
@@ -25,6 +24,7 @@ begin
                                  'It must be from 0 to 100 years.');
   if p_state = 'open' then until := p_at + p_duration; end if;
   select s.state into was from tallybook.breaker_state s where s.name = p_name;
+  if was is null and p_state = 'closed' then return; end if;  -- an unused key
   insert into tallybook.rate_state (name, next_at, front_at, granted)
     values (p_name, '-infinity', '-infinity', 0) on conflict do nothing;
   perform from tallybook.rate_state s where s.name = p_name for update;

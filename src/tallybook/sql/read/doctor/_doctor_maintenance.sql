@@ -48,11 +48,11 @@ begin
         lateral (values ('warning', case when s.problem is not null
                          then format('schedule %s cannot be computed: %s', to_json(s.name), s.problem) end),
                         ('warning', case when s.due_at < p_at - interval '1 min'
-                         then format('the tick of schedule %s is %s late', to_json(s.name),
+                         then format(case when s.tick is null then 'no worker has seen schedule %s, set %s ago'
+                                          else 'the tick of schedule %s is %s late' end, to_json(s.name),
                                      tallybook._ago(p_at - s.due_at)) end),
                         ('note', case when f.bad > 0 then format('schedule %s has %s ticks, the last %s ago',
-                                                                 to_json(s.name), f.what, tallybook._ago(p_at -
-                                                                     f.newest)) end)) x(level, text)
+                         to_json(s.name), f.what, tallybook._ago(p_at - f.newest)) end)) x(level, text)
        where x.text is not null),
     'every schedule fires on time',
     'Workers fire the ticks, so check that one is running. `tallybook schedule list` shows errors in the schedule '
