@@ -170,6 +170,22 @@ def test_uninstall_asks(dsn: str) -> None:
     assert "nothing to do" in invoke("uninstall", "--yes", to=dsn).output
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("uninstall", "--yes", "--dsn", ""),
+        ("--dsn", "", "uninstall", "--yes"),
+        ("job", "list", "--read-dsn", ""),
+        ("worker", "-A", "shop:app", "--direct-dsn", ""),
+    ],
+)
+def test_an_empty_dsn_is_refused(dsn: str, words: tuple[str, ...]) -> None:
+    """An empty DSN, as of an unset variable of the shell, does not mean the database of TALLYBOOK_DSN."""
+    refused = invoke(*words, to=dsn)
+    assert refused.exit_code == 2 and "dsn': it is empty" in refused.output
+    assert invoke("doctor", "--info", to=dsn).exit_code == 0
+
+
 def test_node_is_set_once(dsn: str) -> None:
     """A second migrate with another --node reports that the number stays."""
     result = invoke("migrate", "--node", 3, to=dsn)

@@ -19,7 +19,7 @@ from typing import Any, Literal, Never, TypeVar
 
 import click
 
-from tallybook._cli.database import Db, read_dsn_option
+from tallybook._cli.database import Db
 from tallybook._cli.output import print_rows
 from tallybook._cli.over_nodes import Found, Merge, each, gathered, nodes_option
 from tallybook._cli.text import Columns
@@ -30,6 +30,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 Made = Callable[[Callable[..., Any]], click.Command]
 
 DSN = "Connection string or URL; else TALLYBOOK_DSN, else the PG* variables."
+
+
+def text(value: str) -> str:
+    """The type of an option: a text that is not empty, as an unset variable of the shell would be."""
+    if not value:
+        raise ValueError("it is empty. Is a variable of the shell not set?")
+    return value
 
 
 def _or_before(context: click.Context, _: click.Parameter, value: str | None) -> str | None:
@@ -43,7 +50,10 @@ def dsn_before(context: click.Context, _: click.Parameter, value: str | None) ->
 
 _BEFORE = "tallybook.dsn"
 # After or before the command. Click must not read the environment: an App's dsn has precedence over it.
-dsn_option = click.option("--dsn", metavar="DSN", help=DSN, callback=_or_before)
+dsn_option = click.option("--dsn", metavar="DSN", type=text, help=DSN, callback=_or_before)
+read_dsn_option = click.option(
+    "--read-dsn", metavar="DSN", type=text, help="Read from this hot standby; its lag is shown. [the primary]"
+)
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 

@@ -33,10 +33,6 @@ _NAMES = {
 }
 """The known names for the error about an unknown one."""
 
-read_dsn_option = click.option(
-    "--read-dsn", metavar="DSN", help="Read from this hot standby; its lag is shown. [the primary]"
-)
-
 
 def standby_of(conn: Connection) -> str:
     return str(Standby(*(conn.execute(f"select {LAG}".encode()).fetchone() or ())))

@@ -14,8 +14,8 @@ from typing import Any
 import click
 
 from tallybook._app import App
-from tallybook._cli.common import dsn_option, duration, me
-from tallybook._cli.database import connect, conninfo, read_dsn_option, standby_of
+from tallybook._cli.common import dsn_option, duration, me, read_dsn_option
+from tallybook._cli.database import connect, conninfo, standby_of
 from tallybook._cli.errors import Problem
 from tallybook._cli.loading import load_app
 from tallybook._cli.over_nodes import nodes_option

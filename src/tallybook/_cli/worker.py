@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from tallybook._cli.common import dsn_option, duration
+from tallybook._cli.common import dsn_option, duration, text
 from tallybook._cli.database import connect, conninfo
 from tallybook._cli.loading import app_option, load_app
 from tallybook._db.aside import aside
@@ -55,7 +55,9 @@ _LEVELS = click.Choice(["debug", "info", "warning", "error", "critical"], case_s
 @click.option("--name", help="Name of the worker. [host:pid:random]")
 @click.option("--no-notify", is_flag=True, help="Poll only: keep no session open for notifications.")
 @click.option("--no-maintenance", is_flag=True, help="Run jobs only; other workers must do the maintenance.")
-@click.option("--direct-dsn", metavar="DSN", help="DSN without the pooler, for notifications. [TALLYBOOK_DIRECT_DSN]")
+@click.option(
+    "--direct-dsn", metavar="DSN", type=text, help="DSN without the pooler, for notifications. [TALLYBOOK_DIRECT_DSN]"
+)
 @click.option("--poll", type=duration, help="Poll interval when idle. [1 s]")
 @click.option("--slot-pause", type=duration, help="Pause of a slot after each job. [0 s]")
 @click.option("--children", type=click.IntRange(1), help="Maximum child processes for process=True. [one per slot]")
