@@ -186,6 +186,25 @@ def test_an_empty_dsn_is_refused(dsn: str, words: tuple[str, ...]) -> None:
     assert invoke("doctor", "--info", to=dsn).exit_code == 0
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(("job", "list", option) for option in ("--queue", "--task", "--error")),
+        *(("job", "trace", "1", option) for option in ("--subject", "--unique", "--task")),
+        *(("job", "cancel", "1", option) for option in ("--queue", "--task", "--key", "--order-key", "--args")),
+        *(("dead", "list", option) for option in ("--queue", "--task", "--error", "--args")),
+        *(("dead", "drop", "--yes", option) for option in ("--queue", "--task", "--error", "--args")),
+        *(("subject", "list", option) for option in ("--queue", "--task")),
+        ("subject", "forget", "t", "a", "--queue"),
+        *(("subject", "errors", option) for option in ("--queue", "--task", "--subject")),
+    ],
+)
+def test_an_empty_filter_is_refused(dsn: str, words: tuple[str, ...]) -> None:
+    """An empty filter, as of an unset variable of the shell, does not mean all jobs."""
+    refused = invoke(*words, "", to=dsn)
+    assert refused.exit_code == 2 and f"'{words[-1]}': it is empty" in refused.output, refused.output
+
+
 def test_node_is_set_once(dsn: str) -> None:
     """A second migrate with another --node reports that the number stays."""
     result = invoke("migrate", "--node", 3, to=dsn)

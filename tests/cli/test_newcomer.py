@@ -41,6 +41,7 @@ COMMANDS = {
     "provider secret acme": (2, "No such command 'secret'", " provider --help`"),
     "dead list --limit ten": (2, "'ten' is not a valid integer\n", " dead list --help`"),
     "uninstall --yes --dsn=": (2, "'--dsn': it is empty", "Is a variable of the shell not set?"),
+    "dead drop --yes --error=": (2, "'--error': it is empty", "Is a variable of the shell not set?"),
     "web --host 0.0.0.0": (2, "without a login", "Pass --users FILE"),
 }
 

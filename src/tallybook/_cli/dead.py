@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from tallybook._cli.common import agreed, command, json_object, limit_option, listing, options
+from tallybook._cli.common import agreed, command, json_object, limit_option, listing, options, text
 from tallybook._cli.database import Db
 from tallybook._cli.job import MANY, said_of, show, when
 from tallybook._cli.over_nodes import each, newest
@@ -26,11 +26,13 @@ dead = click.Group(
 dead.add_command(show)
 
 _filters = options(
-    click.option("--queue", help="Only this queue."),
-    click.option("--task", help="Only this task."),
+    click.option("--queue", type=text, help="Only this queue."),
+    click.option("--task", type=text, help="Only this task."),
     click.option("--reason", type=click.Choice(REASONS), metavar="REASON", help=f"{', '.join(REASONS)}."),
-    click.option("--error", metavar="TEXT", help="Only if the last error contains this text, ignoring case."),
-    click.option("--args", metavar="JSON", help="Only if the args contain this JSON object."),
+    click.option(
+        "--error", metavar="TEXT", type=text, help="Only if the last error contains this text, ignoring case."
+    ),
+    click.option("--args", metavar="JSON", type=text, help="Only if the args contain this JSON object."),
     click.option("--since", type=when, help="Died since then, like '2 hours' (ago) or 2026-01-31T09:00Z."),
     click.option("--before", type=when, help="Died before then."),
 )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from tallybook._cli.common import F, agreed, command, duration, json_object, limit_option, listing, state_option
+from tallybook._cli.common import F, agreed, command, duration, json_object, limit_option, listing, state_option, text
 from tallybook._cli.database import Db
 from tallybook._cli.enqueue import instant
 from tallybook._cli.errors import problem, say
@@ -34,10 +34,10 @@ job = click.Group("job", help="List, show, explain, trace, cancel and retry jobs
 
 
 def _read_links(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> dict[str, str] | None:
-    for text in value:
-        if "=" not in text:
-            raise click.BadParameter(f"{text!r} is not KIND=KEY, like submission=42", ctx, param)
-    return {kind: key for kind, _, key in (text.partition("=") for text in value)} or None
+    for one in value:
+        if "=" not in one:
+            raise click.BadParameter(f"{one!r} is not KIND=KEY, like submission=42", ctx, param)
+    return {kind: key for kind, _, key in (one.partition("=") for one in value)} or None
 
 
 def link_option(says: str) -> Callable[[F], F]:
@@ -78,12 +78,12 @@ class _Row(NamedTuple):
 
 
 @command("list", of=job, json=True, nodes=True, reads=True)
-@click.option("--queue", help="Only this queue.")
-@click.option("--task", help="Only this task.")
+@click.option("--queue", type=text, help="Only this queue.")
+@click.option("--task", type=text, help="Only this task.")
 @state_option(*STATES)
 @click.option("--unserved", is_flag=True, help="Only jobs whose task or args version no live worker knows.")
 @link_option("With this link; repeatable.")
-@click.option("--error", metavar="TEXT", help="Only if the last error contains this text, ignoring case.")
+@click.option("--error", metavar="TEXT", type=text, help="Only if the last error contains this text, ignoring case.")
 @click.option("--since", type=when, help="Enqueued since then, like '2 hours' (ago) or 2026-01-31T09:00Z.")
 @click.option("--before", type=when, help="Enqueued before then.")
 @click.option("--after", metavar="CURSOR", help="Continue a list: the value that its last page printed at the end.")
@@ -204,10 +204,10 @@ def _in_order(found: Found, given: Mapping[str, Any]) -> Found:
 
 @listing(_EVENTS, name="trace", of=job, empty="no events", newest=True, merge=_in_order)
 @click.argument("job", metavar="[ID]", type=click.IntRange(1, (1 << 63) - 1), required=False)
-@click.option("--subject", help="Of the jobs of this subject.")
-@click.option("--unique", metavar="KEY", help="Of the jobs that have had this unique key.")
+@click.option("--subject", type=text, help="Of the jobs of this subject.")
+@click.option("--unique", metavar="KEY", type=text, help="Of the jobs that have had this unique key.")
 @link_option("Of the jobs with this link, like submission=42; of several, with all of them.")
-@click.option("--task", help="Only this task.")
+@click.option("--task", type=text, help="Only this task.")
 @limit_option(10_000, 1000, "Show at most this many, the newest.")
 @click.option("--newest-first", is_flag=True, help="Newest first.")
 def trace(db: Db, limit: int, **which: Any) -> list[TraceEvent]:
@@ -282,11 +282,11 @@ def _print_error(error: object) -> None:
 @command(of=job, json=True, nodes=True)
 @click.argument("job_ids", metavar="[ID...]", type=int, nargs=-1)
 @click.option("--reason", help="Reason, shown with the job.")
-@click.option("--queue", help="Instead of ids: open jobs of this queue.")
-@click.option("--task", help="Only this task.")
-@click.option("--key", "unique", help="Only jobs with this unique key.")
-@click.option("--order-key", help="Only jobs with this order key.")
-@click.option("--args", metavar="JSON", help="Only if the args contain this JSON object.")
+@click.option("--queue", type=text, help="Instead of ids: open jobs of this queue.")
+@click.option("--task", type=text, help="Only this task.")
+@click.option("--key", "unique", type=text, help="Only jobs with this unique key.")
+@click.option("--order-key", type=text, help="Only jobs with this order key.")
+@click.option("--args", metavar="JSON", type=text, help="Only if the args contain this JSON object.")
 @state_option(*filters.STATES)
 def cancel(db: Db, job_ids: Sequence[int], reason: str | None, yes: bool, as_json: bool, **which: Any) -> None:
     """Cancel jobs; running ones are asked to stop.

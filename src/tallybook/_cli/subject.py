@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 import click
 
-from tallybook._cli.common import command, limit_option, listing, state_option
+from tallybook._cli.common import command, limit_option, listing, state_option, text
 from tallybook._cli.database import Db
 from tallybook._cli.enqueue import args_text, checked_options, job_options, note_unserved
 from tallybook._cli.errors import Problem
@@ -57,8 +57,8 @@ _COLUMNS: Columns = {
 
 
 @command("list", of=subject, json=True)
-@click.option("--task", help="Only this task.")
-@click.option("--queue", help="Only this queue.")
+@click.option("--task", type=text, help="Only this task.")
+@click.option("--queue", type=text, help="Only this queue.")
 @state_option(*STATES)
 @click.option("--prefix", help="Only names that start with this.")
 @click.option("--after", metavar="CURSOR", help="Continue a list: the value that its last page printed at the end.")
@@ -91,7 +91,7 @@ _FAILED: Columns = {
     "details": lambda row: "" if row["details"] is None else json.dumps(row["details"], ensure_ascii=False), "ref": "ref_id",
 }  # fmt: skip
 
-_queue_option = click.option("--queue", help="The queue whose names to use, if queues have own names.")
+_queue_option = click.option("--queue", type=text, help="The queue whose names to use, if queues have own names.")
 
 
 @command(of=subject, json=True)
@@ -243,9 +243,9 @@ def forget(db: Db, task: str, names: Sequence[str], queue: str | None) -> None:
 
 
 @listing(_FAILED, name="errors", of=subject, empty="no errors")
-@click.option("--task", help="Only this task.")
-@click.option("--subject", help="Only this subject.")
-@click.option("--queue", help="Only this queue.")
+@click.option("--task", type=text, help="Only this task.")
+@click.option("--subject", type=text, help="Only this subject.")
+@click.option("--queue", type=text, help="Only this queue.")
 @click.option("--since", type=when, help="Since then, like '2 hours' (ago) or 2026-01-31T09:00Z.")
 @limit_option()
 def errors_(db: Db, **given: Any) -> list[str]:
