@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,10 @@ from support.cli import Command, invoke
 from tallybook import App, Constant
 from tallybook._cli import GROUPS, cli
 from tallybook._cli.errors import short
+from tallybook._cli.job import when
 from tallybook._cli.text import clean, json_safe
 from tallybook._db import migrate
+from tallybook._model.durations import parse_duration
 
 UNREACHABLE = "host=127.0.0.1 port=1 dbname=shop user=u password=geheim"
 
@@ -348,6 +350,21 @@ def test_job_list_is_newest_first_and_limited(dsn: str) -> None:
     assert rows[0]["enqueued_at"][10] == "T" and rows[0]["enqueued_at"].endswith("+00:00")
     assert invoke("job", "list", "--queue", "none", to=dsn).output == "no such jobs\n"
     assert json.loads(invoke("job", "list", "--unserved", "--json", to=dsn).output) == []
+
+
+@pytest.mark.parametrize("age", ["1000 seconds", "1440min", "100000 s", "0.5 h", "09:00"])
+def test_since_takes_a_time_or_a_duration_of_any_size(age: str) -> None:
+    """--since and --before read a duration of any number of digits, and a time with or without hyphens."""
+    assert datetime.now(UTC) - when(age) - parse_duration(age) < timedelta(minutes=1)
+    assert when("20261130T010000Z") == when("2026-11-30T01:00Z") == datetime(2026, 11, 30, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("value", ["1000", "soon", "2026-01-31", "1000000 days"])
+def test_since_names_both_forms(dsn: str, value: str) -> None:
+    """The error for what is neither a time with a zone nor a duration names both forms."""
+    refused = invoke("job", "list", "--since", value, to=dsn)
+    assert (refused.exit_code, "or '2 hours' for two hours ago" in refused.output) == (2, True)
+    assert "Write 2026-01-31" in refused.output and refused.output.count("error:") == 1
 
 
 @pytest.mark.parametrize("words", [(), ("--json",)])

@@ -63,9 +63,13 @@ select r.id, r.cursor, r.enqueued_at, r.looked_to,
 
 def when(value: str | datetime) -> datetime:
     """The type of an option: a time, or a duration before now."""
-    if isinstance(value, str) and not value[:4].isdigit():
-        return datetime.now(UTC) - duration(value)
-    return instant(value)
+    try:
+        return instant(value)
+    except ValueError as error:
+        try:
+            return datetime.now(UTC) - duration(str(value))
+        except (ValueError, OverflowError):
+            raise ValueError(f"{error}, or '2 hours' for two hours ago") from None
 
 
 class _Row(NamedTuple):
