@@ -207,6 +207,22 @@ def test_an_empty_filter_is_refused(dsn: str, words: tuple[str, ...]) -> None:
     assert refused.exit_code == 2 and f"'{words[-1]}': it is empty" in refused.output, refused.output
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "queue pause \udcff",
+        "subject show t \udcff",
+        "provider show \udcff",
+        "job list --dsn postgresql://u:geheim\udcff@127.0.0.1:1/shop",
+    ],
+)
+def test_an_argument_that_is_not_utf_8_is_refused(dsn: str, words: str) -> None:
+    """An argument with the byte 0xff, which Python reads as a lone surrogate, gives one line without it, and code 2."""
+    refused = invoke(*words.split(), to=dsn)
+    assert refused.exit_code == 2 and "is not valid UTF-8" in refused.output
+    assert refused.output.count("error:") == 1 and "geheim" not in refused.output
+
+
 def test_node_is_set_once(dsn: str) -> None:
     """A second migrate with another --node reports that the number stays."""
     result = invoke("migrate", "--node", 3, to=dsn)

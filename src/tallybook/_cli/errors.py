@@ -72,8 +72,13 @@ def problem(error: BaseException) -> Problem | None:
         return Problem(error.format_message(), exit_code=error.exit_code)
     if isinstance(error, TallybookError):
         return _of_tallybook(error)
-    if isinstance(error, Error):
-        return _of_postgres(error)
+    return _of_postgres(error) if isinstance(error, Error) else _of_python(error)
+
+
+def _of_python(error: BaseException) -> Problem | None:
+    if isinstance(error, UnicodeEncodeError) and error.encoding == "utf-8":
+        # Without the value, which may be a DSN with a password.
+        return Problem("an argument or an environment variable is not valid UTF-8", exit_code=_USAGE)
     return None
 
 
