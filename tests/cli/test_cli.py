@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -434,6 +437,19 @@ def test_pause_and_resume(dsn: str) -> None:
     assert invoke("queue", "resume", "mail", to=dsn).output == "queue 'mail' is resumed\n"
     wrong = invoke("queue", "pause", "mial", to=dsn)
     assert (wrong.exit_code, "Did you mean 'mail'?" in wrong.output) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("redirection", "ended"),
+    [(">/dev/full", (1, "tallybook: error: cannot write: No space left on device\n")), (">&-", (0, ""))],
+)
+def test_stdout_that_is_full_or_closed(dsn: str, redirection: str, ended: tuple[int, str]) -> None:
+    """A full disk gives one line and code 1; a closed stdout gives nothing; neither gives a traceback."""
+    put(dsn, "'mail', 'a'")
+    words = ("sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-P", "-m", "tallybook", "job", "list")
+    environment = {**os.environ, "TALLYBOOK_DSN": dsn, "PYTHONUNBUFFERED": ""}
+    ran = subprocess.run(words, env=environment, stderr=subprocess.PIPE, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == ended
 
 
 def test_output_is_safe_on_a_terminal(dsn: str) -> None:

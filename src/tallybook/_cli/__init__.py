@@ -6,6 +6,8 @@ errors   one line and an exit code for an exception: 2 for usage and settings, 1
 
 from __future__ import annotations
 
+import os
+import sys
 from collections import UserDict
 from collections.abc import Sequence
 from importlib import import_module
@@ -84,4 +86,10 @@ def cli() -> None:
 
 def main() -> None:
     """The entry point of `tallybook`."""
-    cli.main()
+    try:
+        cli.main()
+    finally:
+        try:
+            click.echo(nl=False)  # flushes
+        except OSError:  # reported already; Python would write the rest at its exit, and report it again
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -75,10 +76,15 @@ def problem(error: BaseException) -> Problem | None:
     return _of_postgres(error) if isinstance(error, Error) else _of_python(error)
 
 
+_NO_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 def _of_python(error: BaseException) -> Problem | None:
     if isinstance(error, UnicodeEncodeError) and error.encoding == "utf-8":
         # Without the value, which may be a DSN with a password.
         return Problem("an argument or an environment variable is not valid UTF-8", exit_code=_USAGE)
+    if isinstance(error, OSError) and error.errno in _NO_WRITE:
+        return Problem(f"cannot write: {error.strerror}")
     return None
 
 
