@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -165,7 +166,6 @@ def test_list_show_errors_and_forget(run: Run, dsn: str, db: Any) -> None:
     killed = run("list", "--task", "refresh", "--state", "killed").output
     assert "page:2" in killed and "asset:0" not in killed
     assert run("list", "--queue", "other").output == "no such subjects\n"
-    assert run("list", "--limit", "1").output.endswith("the first 1; --limit shows more\n")
 
     shown = run("show", "refresh", "asset:1").output
     assert "asset:1" in shown and "502" in shown and '{"code": 7}' in shown and "r-1" in shown
@@ -184,6 +184,28 @@ def test_list_show_errors_and_forget(run: Run, dsn: str, db: Any) -> None:
     assert gone.exit_code == 1
     assert "subject 'asset:0' is forgotten\n" in gone.output and "subject 'nobody' is unknown\n" in gone.output
     assert [row[0] for row in rows(db)] == ["asset:1", "page:2"]
+
+
+def after(said: Result) -> str:
+    """Return the value of --after that a list has printed on stderr."""
+    words = shlex.split(said.stderr)
+    return words[words.index("--after") + 1]
+
+
+def test_a_list_continues(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full page, and a search that has stopped early, print the --after of the next page, also with --json."""
+    lines = "".join(f'{{"subject": "it\'s {n:04}"}}\n' for n in range(1100))
+    assert run("upsert", "prices", "refresh", "--file", "-", typed=lines).exit_code == 0
+    for words in ((), ("--json",)):
+        first = run("list", "--limit", "1", *words)
+        assert "it's 0000" in first.stdout and "the first 1; --limit shows more, --after" in first.stderr
+        assert "it's 0001" in run("list", "--limit", "1", "--after", after(first), *words).stdout
+    monkeypatch.setattr("tallybook._cli.subject._LOOKED", 1000)
+    for words in ((), ("--json",)):
+        stopped = run("list", "--prefix", "it's 109", *words)
+        assert "it's" not in stopped.stdout and "not all were searched" in stopped.stderr
+        rest = run("list", "--prefix", "it's 109", "--limit", "1", "--after", after(stopped), *words)
+        assert "it's 1090" in rest.stdout
 
 
 def test_a_name_in_two_queues(run: Run, db: Any, dsn: str) -> None:

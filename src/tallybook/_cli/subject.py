@@ -78,12 +78,13 @@ def list_(db: Db, as_json: bool, after: str | None, limit: int, **given: Any) ->
     found, last = db.paged(_LIST, params, after, limit, subjects.MOST)
     rows = [row[-1] for row in found]
     print_rows(_COLUMNS, rows, empty="no such subjects", as_json=as_json)
-    if as_json:
+    if last is None:
         return
+    cursor = shlex.quote(last[1])
     if len(rows) == limit:
-        click.echo(f"the first {len(rows)}; --limit shows more", err=True)
-    elif last is not None:
-        click.echo(f"not all were searched; --after {shlex.quote(last[1])} continues", err=True)
+        click.echo(f"the first {len(rows)}; --limit shows more, --after {cursor} the next", err=True)
+    else:
+        click.echo(f"not all were searched; --after {cursor} continues", err=True)
 
 
 _FAILED: Columns = {
