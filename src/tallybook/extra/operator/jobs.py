@@ -171,8 +171,8 @@ OPERATIONS = (
     Operation(
         "retry_job", "/jobs/{job}/retry", "operate",
         "Retry a dead or cancelled job."
-        " A job that was cancelled while scheduled or waiting returns to that state, unless its start time or its turn has"
-        " come in the meantime.",
+        " A job that was cancelled while scheduled or waiting returns to that state, unless its start time has"
+        " come or the jobs that it waited for have ended in the meantime.",
         in_path=(JOB,), codes=("unknown", "queue", "conflict"), answer=record(job=4711, attempt=6), changes=_retry,
     ),
     Operation(
