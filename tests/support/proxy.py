@@ -56,7 +56,7 @@ class Proxy:
         self.cut()
 
     def cut(self) -> None:
-        """Cut every connection. Its threads close the sockets, so that none of them meets a number that is in use again."""
+        """Cut every connection. Its threads close the sockets, so none of them meets a number that is in use again."""
         with self._lock:
             for one in self._open:
                 self._end(one)

@@ -87,7 +87,7 @@ async def test_the_jobs_of_all_nodes_run(fleet: Nodes, caplog: pytest.LogCapture
 
 
 async def test_a_handler_stays_on_the_node_of_its_job(fleet: Nodes) -> None:
-    """Jobs that a handler enqueues by the App go to its job's node, and so do its child's writes, which knows the home."""
+    """Jobs that a handler enqueues by the App go to its job's node, as do its child's writes, which knows the home."""
     for number in (1, 2, 3):
         fleet.run(number, TABLES)
     fleet.enqueue(2, task="relay")
@@ -430,7 +430,7 @@ async def test_a_drain_leaves_out_a_node_that_does_not_answer(
 async def test_a_drain_leaves_out_a_node_that_goes_away_meanwhile(
     fleet: Nodes, app: App, monkeypatch: pytest.MonkeyPatch, away: str
 ) -> None:
-    """A node lost before its turn, or in it until the limit, is reported; the jobs of the others run and are counted."""
+    """A node lost before its turn, or in it until the limit, is reported; the others' jobs run and are counted."""
     proxied = NAMES.index(away)
     with Proxy(fleet.dsns[proxied]) as proxy:
         dsns = [*fleet.dsns[:proxied], proxy.dsn, *fleet.dsns[proxied + 1 :]]

@@ -73,7 +73,7 @@ def _report(conn: psycopg.Connection[Any]) -> _Report:
 
 
 def _known(dsn: str) -> tuple[dict[str, tuple[Any, Any, Any]], list[Finding]]:
-    """Return the table's data of each node: its cluster, the highest job id seen, and when. If it is away: a finding."""
+    """Return the table's data of each node: its cluster, the highest job id seen, and when. A finding if it is away."""
     try:
         with psycopg.connect(dsn, **CONNECT) as conn:
             return {name: (cluster, job, at) for name, cluster, job, at in conn.execute(_KNOWN).fetchall()}, []
@@ -123,8 +123,8 @@ def _alone(answer: Answer[_Report], known: tuple[Any, Any, Any]) -> Iterator[Fin
     if node.number is not None and look["number"] != node.number:
         text = f"its job ids have number {look['number']}, but the list has {node.number}"
         advice = (
-            "If the address is wrong, correct it: `tallybook node add`. If the list's number is wrong, remove this name, "
-            "and add the database under another one: a name keeps its number."
+            "If the address is wrong, correct it: `tallybook node add`. If the list's number is wrong, remove this"
+            " name, and add the database under another one: a name keeps its number."
         )
         yield _finding(node, "number", "problem", text, advice, number=look["number"])
     yield from _past(node, look, known)

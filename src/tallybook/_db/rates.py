@@ -18,7 +18,9 @@ from tallybook.errors import InvalidArgument
 _SET = Declared("rate_limit_set(name text, calls int, per interval, burst int) -> text")
 drop = Simple("rate_limit_drop(name text) -> boolean", bool, names={"name": ("name", 200)})
 PUSH = Declared("rate_limit_push(name text, until timestamptz) -> timestamptz")
-_PUSH_FOR = f"select cast(to_json({PUSH.called(until='clock_timestamp() + cast(cast(%(until)s as text) as interval)')}) as text)"
+# By the server's clock: that of an operator's machine may be wrong.
+_FROM_NOW = "clock_timestamp() + cast(cast(%(until)s as text) as interval)"
+_PUSH_FOR = f"select cast(to_json({PUSH.called(until=_FROM_NOW)}) as text)"
 _LONGEST_PUSH = timedelta(days=36525)
 _SET_CONCURRENCY = Declared("concurrency_limit_set(name text, most int) -> text")
 drop_concurrency = Simple("concurrency_limit_drop(name text) -> boolean", bool, names={"name": ("name", 200)})

@@ -227,8 +227,8 @@ async def _run(
 ) -> tuple[list[int], list[JobDone]]:
     """Apply a verb to those jobs of a batch whose state is one of `states`, or any state if it is empty.
 
-    Return the jobs that the verb was applied to, and all results; the jobs in other states have none. The states are read
-    first, without a lock, which would delay claims. If a job has started since, the batch is rolled back and done
+    Return the jobs that the verb was applied to, and all results; the jobs in other states have none. The states are
+    read first, without a lock, which would delay claims. If a job has started since, the batch is rolled back and done
     again without it: an action on jobs that wait stops no running one.
     """
     seen = {one["id"]: one["state"] for one in await rows(conn, _NOW, batch)}
