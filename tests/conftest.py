@@ -1,4 +1,4 @@
-"""One PostgreSQL server per run, one database per test.
+"""One PostgreSQL server per run; each test has a database to itself, which support/databases.py resets for the next.
 
 TALLYBOOK_TEST_DSN names a server that runs already (tools/run_tests.py starts one and shares it between the
 processes of pytest-xdist); without it each process starts its own, of the version in TALLYBOOK_TEST_PG.
@@ -13,7 +13,6 @@ import gc
 import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,9 +22,12 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
 
 from support.clusters import cluster
 from support.database import Connect, Connection
+from support.databases import CREATE, DROP, Aside, Database, Template
 from support.fleet import Fleet, fleets
 from support.shop import Shop
 from support.workers import Jobs
@@ -48,10 +50,6 @@ class Databases(Protocol):
     def drop_database(self, name: str) -> None: ...
 
 
-_CREATE = sql.SQL("create database {} template {} strategy file_copy")
-_DROP = sql.SQL("drop database if exists {} with (force)")
-
-
 class GivenServer:
     """A server that another program starts and stops."""
 
@@ -63,11 +61,11 @@ class GivenServer:
         return make_conninfo(self._conninfo, dbname=dbname)
 
     def create_database(self, name: str, template: str | None = None) -> str:
-        self._conn.execute(_CREATE.format(sql.Identifier(name), sql.Identifier(template or "template1")))
+        self._conn.execute(CREATE.format(sql.Identifier(name), sql.Identifier(template or "template1")))
         return self.dsn(name)
 
     def drop_database(self, name: str) -> None:
-        self._conn.execute(_DROP.format(sql.Identifier(name)))
+        self._conn.execute(DROP.format(sql.Identifier(name)))
 
     def close(self) -> None:
         self._conn.close()
@@ -120,54 +118,12 @@ def _fresh_name(kind: str) -> str:
     return f"tallybook_{kind}_{secrets.token_hex(6)}"
 
 
-class Aside:
-    """Make and drop the tests' databases in a separate thread, on one connection, so that no test waits for it."""
-
-    def __init__(self, server: Databases, template: str) -> None:
-        self._server, self._template = server, template
-        self._conn = psycopg.connect(server.dsn(), autocommit=True)
-        self._thread = ThreadPoolExecutor(1)
-        self._next = self._thread.submit(self._make)
-        self._drops: list[Future[None]] = []
-
-    def take(self) -> tuple[str, str]:
-        """A fresh database with Tallybook installed: its name and conninfo."""
-        made, self._next = self._next.result(), self._thread.submit(self._make)
-        return made
-
-    def give(self, name: str, dsn: str) -> None:
-        """Drop it; an error in dropping an earlier one is raised here."""
-        self._drops.append(self._thread.submit(self._drop, name, dsn))
-        while len(self._drops) > 1 and self._drops[0].done():
-            self._drops.pop(0).result()
-
-    def close(self) -> None:
-        """Drop what is left."""
-        self.give(*self._next.result())
-        self._thread.shutdown()
-        for drop in self._drops:
-            drop.result()
-        self._conn.close()
-
-    def _make(self) -> tuple[str, str]:
-        name = _fresh_name("test")
-        self._conn.execute(_CREATE.format(sql.Identifier(name), sql.Identifier(self._template)))
-        return name, self._server.dsn(name)
-
-    def _drop(self, name: str, dsn: str) -> None:
-        """Drop it, after a rollback of the prepared transactions that would keep it."""
-        left = self._conn.execute("select gid from pg_prepared_xacts where database = %s", [name]).fetchall()
-        if left:
-            with psycopg.connect(dsn, autocommit=True) as conn:
-                for (gid,) in left:
-                    conn.execute(sql.SQL("rollback prepared {}").format(sql.Literal(gid)))
-        self._conn.execute(_DROP.format(sql.Identifier(name)))
-
-
 @pytest.fixture(scope="session")
 def aside(server: Databases, template: str) -> Iterator[Aside]:
-    """The source of the tests' databases."""
-    made = Aside(server, template)
+    """The source of the tests' databases. Through a pooler, each test has a new one."""
+    with psycopg.connect(server.dsn(template), autocommit=True) as conn:
+        like = Template(template, conn)
+    made = Aside(server, like, again=not POOLER)
     yield made
     made.close()
 
@@ -188,19 +144,25 @@ def template(server: Databases) -> Iterator[str]:
 
 @pytest.fixture
 def empty_dsn(server: Databases, aside: Aside) -> Iterator[str]:
-    """A fresh database without the schema: its conninfo."""
+    """A new database without the schema: its conninfo."""
     name = _fresh_name("empty")
     dsn = server.create_database(name)
     yield _through(dsn)
-    aside.give(name, dsn)
+    aside.drop(Database(name, dsn))
 
 
 @pytest.fixture
-def dsn(aside: Aside) -> Iterator[str]:
-    """A fresh database with Tallybook installed: its conninfo."""
-    name, dsn = aside.take()
-    yield _through(dsn)
-    aside.give(name, dsn)
+def database(aside: Aside, request: pytest.FixtureRequest) -> Iterator[Database]:
+    """A database with Tallybook installed; a new one if the test is marked `new_database`."""
+    taken = aside.take(new=request.node.get_closest_marker("new_database") is not None)
+    yield taken
+    aside.give(taken)
+
+
+@pytest.fixture
+def dsn(database: Database) -> str:
+    """The conninfo of the test's database, which has Tallybook installed."""
+    return _through(database.dsn)
 
 
 @pytest.fixture
@@ -211,18 +173,34 @@ def fleet(server: Databases, template: str) -> Iterator[Fleet]:
 
 
 @pytest.fixture
-def connect(dsn: str) -> Iterator[Connect]:
-    """Open further connections to the test's database, autocommit by default; closed at the end."""
+def connect(dsn: str, database: Database) -> Iterator[Connect]:
+    """Open further connections to the test's database, autocommit by default; closed at the end.
+
+    The first one without arguments may be an earlier test's, and the next test's.
+    """
     with ExitStack() as stack:
 
         def open_one(**kwargs: Any) -> Connection:
+            if not kwargs and (kept := database.session):
+                database.session = None
+                stack.callback(_keep, database, kept)
+                return kept
             if POOLER:  # it does not know a statement that was prepared on another session
                 kwargs.setdefault("prepare_threshold", None)
             conn = psycopg.connect(dsn, **{"autocommit": True, **kwargs})
-            stack.callback(_close, conn)
+            stack.callback(_close, conn) if kwargs else stack.callback(_keep, database, conn)
             return conn
 
         yield open_one
+
+
+def _keep(database: Database, conn: Connection) -> None:
+    """Leave a connection to the next test if it is as new."""
+    own = conn.row_factory is not tuple_row or conn._notice_handlers or conn._notify_handlers or not conn.autocommit
+    if database.session or own or conn.lock.locked() or conn.info.transaction_status != TransactionStatus.IDLE:
+        _close(conn)
+    else:
+        database.session = conn
 
 
 def _close(conn: Connection) -> None:

@@ -234,6 +234,7 @@ def test_a_schedule_gives_its_jobs_their_links(db: Connection) -> None:
     assert linked(db, submission=42) == [job]
 
 
+@pytest.mark.new_database("it reads the sizes of indexes")
 def test_jobs_without_links_are_in_no_index(db: Connection, hands: Hands) -> None:
     """Jobs without links add nothing to the indexes of links and subjects; the first with links does."""
     load = LOAD.format(n=500)

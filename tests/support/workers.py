@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
+from support.waiting import pauses
 from tallybook import App, JobInfo
 from tallybook._worker.life.worker import Worker
 from tallybook._worker.settings import WorkerSettings, parse_queues
@@ -46,13 +46,10 @@ async def working(app: App, dsn: str, queues: Any = None, **options: Any) -> Asy
 
 async def eventually(condition: Callable[[], T], what: str, *, seconds: float = 60.0) -> T:
     """Return the first true value of `condition`, like `wait_until`; raise AssertionError with `what` at the limit."""
-    deadline = time.monotonic() + seconds
-    while True:
-        if value := condition():
-            return value
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {seconds:g} s: {what}")
-        await asyncio.sleep(0.01)
+    wait = pauses(what, seconds)
+    while not (value := condition()):  # noqa: ASYNC110 - most of what it waits for is in the database
+        await asyncio.sleep(next(wait))
+    return value
 
 
 async def given_up(db: Any, worker: int) -> None:
@@ -86,5 +83,9 @@ class Jobs:
 
     async def becomes(self, job: Any, *states: str, seconds: float = 60.0) -> JobInfo:
         """Wait until the job is in one of these states."""
-        await eventually(lambda: self(job).state in states, f"{self(job)} is {' or '.join(states)}", seconds=seconds)
-        return self(job)
+
+        def there() -> JobInfo | None:
+            found = self(job)
+            return found if found.state in states else None
+
+        return await eventually(there, f"{job} is {' or '.join(states)}", seconds=seconds)
