@@ -439,6 +439,14 @@ def test_pause_and_resume(dsn: str) -> None:
     assert (wrong.exit_code, "Did you mean 'mail'?" in wrong.output) == (1, True)
 
 
+def redirected(dsn: str, redirection: str, words: str, **environment: str) -> tuple[int, str]:
+    """Run a command in a process, with this redirection of the shell; return its exit code and stderr."""
+    line = ("sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-P", "-m", "tallybook", *words.split())
+    environment = {**os.environ, "TALLYBOOK_DSN": dsn, "PYTHONUNBUFFERED": "", **environment}
+    ran = subprocess.run(line, env=environment, stderr=subprocess.PIPE, text=True, check=False)
+    return ran.returncode, ran.stderr
+
+
 @pytest.mark.parametrize(
     ("redirection", "ended"),
     [(">/dev/full", (1, "tallybook: error: cannot write: No space left on device\n")), (">&-", (0, ""))],
@@ -446,10 +454,17 @@ def test_pause_and_resume(dsn: str) -> None:
 def test_stdout_that_is_full_or_closed(dsn: str, redirection: str, ended: tuple[int, str]) -> None:
     """A full disk gives one line and code 1; a closed stdout gives nothing; neither gives a traceback."""
     put(dsn, "'mail', 'a'")
-    words = ("sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-P", "-m", "tallybook", "job", "list")
-    environment = {**os.environ, "TALLYBOOK_DSN": dsn, "PYTHONUNBUFFERED": ""}
-    ran = subprocess.run(words, env=environment, stderr=subprocess.PIPE, text=True, check=False)
-    assert (ran.returncode, ran.stderr) == ended
+    assert redirected(dsn, redirection, "job list") == ended
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [("uninstall", "no terminal to confirm on"), ("enqueue mail a -", "expecting value at column 1")],
+)
+def test_a_closed_stdin_is_no_terminal_and_has_no_input(dsn: str, words: str, said: str) -> None:
+    """A command whose stdin the shell has closed gives one line and code 2, as without a terminal; no traceback."""
+    code, error = redirected(dsn, "<&-", words)
+    assert code == 2 and said in error and error.startswith("tallybook: error: ")
 
 
 def test_output_is_safe_on_a_terminal(dsn: str) -> None:

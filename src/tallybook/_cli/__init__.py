@@ -55,6 +55,9 @@ class _Cli(click.Group):
     ) -> Never:
         """Run a command and exit with its exit code."""
         extra.pop("standalone_mode", None)
+        for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+            if getattr(sys, name) is None:  # the shell has closed it, as by <&-
+                setattr(sys, name, open(os.devnull, mode, errors="replace"))  # noqa: SIM115, PTH123
         try:
             code = super().main(args, prog_name or "tallybook", standalone_mode=False, **extra)
         except (Exception, KeyboardInterrupt) as error:

@@ -68,7 +68,7 @@ def _with_node(node: str, text: str) -> str:
 def _console(*, err: bool = False) -> Console | None:
     """Return Rich's console if it is installed and the output is a terminal; None: plain text."""
     stream = sys.stderr if err else sys.stdout
-    if stream is None or not stream.isatty():  # it is None if the shell has closed it, as by >&-
+    if not stream.isatty():
         return None
     try:
         from rich.console import Console
