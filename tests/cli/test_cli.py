@@ -439,12 +439,14 @@ def test_pause_and_resume(dsn: str) -> None:
     assert (wrong.exit_code, "Did you mean 'mail'?" in wrong.output) == (1, True)
 
 
-def redirected(dsn: str, redirection: str, words: str, **environment: str) -> tuple[int, str]:
+def redirected(
+    dsn: str, redirection: str, words: str, typed: bytes | None = None, **environment: str
+) -> tuple[int, str]:
     """Run a command in a process, with this redirection of the shell; return its exit code and stderr."""
     line = ("sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-P", "-m", "tallybook", *words.split())
     environment = {**os.environ, "TALLYBOOK_DSN": dsn, "PYTHONUNBUFFERED": "", **environment}
-    ran = subprocess.run(line, env=environment, stderr=subprocess.PIPE, text=True, check=False)
-    return ran.returncode, ran.stderr
+    ran = subprocess.run(line, env=environment, stderr=subprocess.PIPE, input=typed, check=False)
+    return ran.returncode, ran.stderr.decode()
 
 
 @pytest.mark.parametrize(
@@ -465,6 +467,19 @@ def test_a_closed_stdin_is_no_terminal_and_has_no_input(dsn: str, words: str, sa
     """A command whose stdin the shell has closed gives one line and code 2, as without a terminal; no traceback."""
     code, error = redirected(dsn, "<&-", words)
     assert code == 2 and said in error and error.startswith("tallybook: error: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("enqueue mail a -", "$.a: lone surrogate (U+DCFF)"),
+        ("web user ada", "the input or an environment variable is not valid UTF-8"),
+    ],
+)
+def test_input_that_is_not_utf_8_is_refused(dsn: str, words: str, said: str) -> None:
+    """Bytes on stdin that are not UTF-8 give one line and code 2 in every locale; no traceback, and no secret."""
+    code, error = redirected(dsn, "", words, b'{"a": "geheim\xff"}\n', PYTHONIOENCODING="utf-8:strict")
+    assert code == 2 and said in error and error.startswith("tallybook: error: ") and "geheim" not in error
 
 
 def test_output_is_safe_on_a_terminal(dsn: str) -> None:

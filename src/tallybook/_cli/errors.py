@@ -82,7 +82,7 @@ _NO_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def _of_python(error: BaseException) -> Problem | None:
     if isinstance(error, UnicodeEncodeError) and error.encoding == "utf-8":
         # Without the value, which may be a DSN with a password.
-        return Problem("an argument or an environment variable is not valid UTF-8", exit_code=_USAGE)
+        return Problem("an argument, the input or an environment variable is not valid UTF-8", exit_code=_USAGE)
     if isinstance(error, OSError) and error.errno in _NO_WRITE:
         return Problem(f"cannot write: {error.strerror}")
     return None
