@@ -202,10 +202,11 @@ def test_an_empty_dsn_is_refused(dsn: str, words: tuple[str, ...]) -> None:
         *(("subject", "list", option) for option in ("--queue", "--task")),
         ("subject", "forget", "t", "a", "--queue"),
         *(("subject", "errors", option) for option in ("--queue", "--task", "--subject")),
+        *((noun, "-A", "shop:app", "--queues") for noun in ("dev", "worker")),
     ],
 )
 def test_an_empty_filter_is_refused(dsn: str, words: tuple[str, ...]) -> None:
-    """An empty filter, as of an unset variable of the shell, does not mean all jobs."""
+    """An empty filter, as of an unset variable of the shell, does not mean all jobs or all queues."""
     refused = invoke(*words, "", to=dsn)
     assert refused.exit_code == 2 and f"'{words[-1]}': it is empty" in refused.output, refused.output
 

@@ -54,6 +54,9 @@ dsn_option = click.option("--dsn", metavar="DSN", type=text, help=DSN, callback=
 read_dsn_option = click.option(
     "--read-dsn", metavar="DSN", type=text, help="Read from this hot standby; its lag is shown. [the primary]"
 )
+queues_option = click.option(
+    "--queues", metavar="LIST", type=text, help="Queues and slots, like mail=10,default. [all of the app's tasks, 10 each]"
+)  # fmt: skip
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from tallybook._cli.common import dsn_option
+from tallybook._cli.common import dsn_option, queues_option
 from tallybook._cli.database import connect, conninfo
 from tallybook._cli.errors import Problem
 from tallybook._cli.loading import app_option, home
@@ -41,9 +41,7 @@ _NOT_CODE = frozenset({"__pycache__", "node_modules", "site-packages", "venv", "
     "--data", type=click.Path(file_okay=False, path_type=Path), default=Path(".tallybook"), show_default=True,
     help="Where the embedded PostgreSQL keeps its data.",
 )  # fmt: skip
-@click.option(
-    "--queues", metavar="LIST", help="Queues and slots, like mail=10,default. [all of the app's tasks, 10 each]"
-)
+@queues_option
 @click.option("--no-reload", is_flag=True, help="Do not watch the code.")
 def dev(target: str, dsn: str | None, data: Path, queues: str | None, no_reload: bool) -> None:
     """Start a database and a worker.

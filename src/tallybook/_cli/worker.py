@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from tallybook._cli.common import dsn_option, duration, text
+from tallybook._cli.common import dsn_option, duration, queues_option, text
 from tallybook._cli.database import connect, conninfo
 from tallybook._cli.loading import app_option, load_app
 from tallybook._db.aside import aside
@@ -47,9 +47,7 @@ _LEVELS = click.Choice(["debug", "info", "warning", "error", "critical"], case_s
 @click.command()
 @app_option
 @dsn_option
-@click.option(
-    "--queues", metavar="LIST", help="Queues and slots, like mail=10,default. [all of the app's tasks, 10 each]"
-)
+@queues_option
 @click.option("--nodes", metavar="LIST", help="Serve these nodes: all, or names like north,south. [one database]")
 @click.option("--processes", type=click.IntRange(1, 512), default=1, show_default=True, help="Number of processes.")
 @click.option("--name", help="Name of the worker. [host:pid:random]")
