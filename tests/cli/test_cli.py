@@ -385,6 +385,8 @@ def test_since_names_both_forms(dsn: str, value: str) -> None:
     refused = invoke("job", "list", "--since", value, to=dsn)
     assert (refused.exit_code, "or '2 hours' for two hours ago" in refused.output) == (2, True)
     assert "Write 2026-01-31" in refused.output and refused.output.count("error:") == 1
+    advised = refused.output.partition(" Write ")[2].split(" for UTC")[0].split(",")[0]
+    assert invoke("job", "list", "--since", advised, to=dsn).exit_code == 0
 
 
 @pytest.mark.parametrize("words", [(), ("--json",)])

@@ -30,7 +30,7 @@ def instant(value: str | datetime) -> datetime:
     except ValueError:
         raise ValueError(f"{value!r} is not a date and time. Write 2026-01-31T09:00:00+01:00") from None
     if at.utcoffset() is None:
-        raise ValueError(f"{value!r} has no zone. Write {value}Z for UTC, or {value}+01:00")
+        raise ValueError(f"{value!r} has no zone. Write {at.isoformat()}Z for UTC, or {at.isoformat()}+01:00")
     return at
 
 
