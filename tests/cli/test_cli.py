@@ -34,6 +34,10 @@ def put(dsn: str, *jobs: str) -> list[int]:
     return [row[0] for row in rows if row]
 
 
+def fails() -> None:
+    raise ValueError("no such address")
+
+
 def test_the_help_has_four_groups() -> None:
     """The help shows at most 26 commands, each once, under Run, Look, Change and Maintain, in lines of 80 columns."""
     shown = [name for names in GROUPS.values() for name in names]
@@ -396,14 +400,27 @@ def test_why_of_an_unknown_job_ends_with_one(dsn: str, words: tuple[str, ...]) -
     assert (found.exit_code, "There is no job 999." in found.output) == (1, True)
 
 
+def test_why_advises_commands_that_work(dsn: str) -> None:
+    """job why advises what undoes a cancel before its time, quotes names for the shell, and calls a dropped job so."""
+    app = App("shop", dsn=dsn)
+    app.task(max_attempts=1)(fails)
+    later, dead = put(dsn, "'my mail', 'a', run_at => now() + interval '1 h'", "'default', 'fails'")
+    invoke("queue", "pause", "my mail", to=dsn)
+    assert "tallybook queue resume 'my mail'\n" in invoke("job", "why", later, to=dsn).output
+    invoke("job", "cancel", later, to=dsn)
+    said = invoke("job", "why", later, to=dsn).output
+    assert "will not start. Its end is not recorded yet. [cancel_pending]" in said
+    assert f"undo that: tallybook job retry {later}" in said and invoke("job", "retry", later, to=dsn).exit_code == 0
+    assert invoke("job", "why", later, to=dsn).output.startswith(f"job {later}: scheduled\n")
+    asyncio.run(app.drain())
+    invoke("dead", "drop", dead, to=dsn)
+    assert invoke("job", "why", dead, to=dsn).output.startswith(f"job {dead}: dropped\n")
+
+
 def test_job_show_has_errors_and_attempts(dsn: str) -> None:
     """job show prints a dead job's columns, each attempt and each error; retry gives it another attempt."""
     app = App("shop", dsn=dsn)
-
-    @app.task(max_attempts=1)
-    def fails() -> None:
-        raise ValueError("no such address")
-
+    app.task(max_attempts=1)(fails)
     (job,) = put(dsn, "'default', 'fails'")
     asyncio.run(app.drain())
     shown = invoke("job", "show", job, to=dsn).output

@@ -6,6 +6,7 @@ import random
 from datetime import datetime, timedelta
 from typing import Any, cast
 
+import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
@@ -200,7 +201,7 @@ def test_a_silent_worker(db: Connection, hands: Hands) -> None:
 
 
 def test_dead_and_dropped(db: Connection, hands: Hands) -> None:
-    """A dead letter shows its reason and its error; a retry by a person puts it back; a dropped one is dropped."""
+    """A dead letter shows its reason and its error; a retry by a person puts it back; a dropped one stays dropped."""
     job = put(db)
     hands.fail(hands.start()[0], final=True)
     ((state, code, details),) = why(db, job)
@@ -210,6 +211,9 @@ def test_dead_and_dropped(db: Connection, hands: Hands) -> None:
     hands.fail(hands.start()[0], final=True)
     db.execute("select tallybook.drop_dead(%s)", (job,))
     assert codes(db, job) == ["dropped"]
+    with pytest.raises(psycopg.Error) as refused:
+        db.execute("select tallybook.retry(%s)", (job,))
+    assert refused.value.diag.message_detail == "Its dead letter was dropped."
 
 
 def test_past_its_expiry(db: Connection, hands: Hands) -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
+from shlex import quote
 from typing import Any, NamedTuple
 
 import click
@@ -159,7 +160,7 @@ _DO = {
     "unknown_limit": "create the limit before the job starts, or cancel the job",
     "dead": "see its errors: tallybook job show {job}; retry it: tallybook job retry {job}",
     "cancelled": "retry it: tallybook job retry {job}",
-    "cancel_pending": "retry it: tallybook job retry {job}",
+    "cancel_pending": "undo that: tallybook job retry {job}",
     "not_rebased": "start a worker",
     "service_pending": "nothing, if a worker runs; see tallybook service list",
 }
@@ -173,11 +174,11 @@ def why(db: Db, job_id: int, as_json: bool) -> None:
     if as_json:
         print_json(found)
     else:
-        click.echo(f"job {job_id}: {found[0].state or 'unknown'}")
+        click.echo(f"job {job_id}: {found[0].state or found[0].reason}")
         for one in found:
             click.echo(f"- {clean(one.explanation)} [{one.reason}]")
             if todo := _DO.get(one.reason):
-                known = {name: clean(value) for name, value in one.details.items()}
+                known = {name: quote(clean(value)) for name, value in one.details.items()}
                 click.echo(f"  {todo.format(**{'job': job_id, 'queue': '', 'key': '', **known})}")
     if found[0].state is None:
         raise SystemExit(1)

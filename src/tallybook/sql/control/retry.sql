@@ -32,8 +32,8 @@ begin
     v_back := coalesce(v_state = 'back', false);
     if not v_back and (v_state is distinct from 'cancelled' or tallybook._behind(retry.job_id) is not null) then
       raise exception 'job % is not dead or cancelled', retry.job_id
-        using errcode = 'TB005', detail = case v_state when 'completed' then 'It is completed.'
-                                          else 'It has not ended.' end;
+        using errcode = 'TB005', detail = case when v_state = 'completed' then 'It is completed.' when v_state = 'dead'
+          and tallybook._behind(retry.job_id) is null then 'Its dead letter was dropped.' else 'It has not ended.' end;
     end if;
   end if;
   if v_back then

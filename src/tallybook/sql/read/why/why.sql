@@ -58,8 +58,8 @@ begin
            jsonb_build_object('since', k.created_at, 'reason', k.reason), 1
      where v_state = 'running' and k.created_at is not null
     union all
-    select 5, 'cancel_pending', format('It was cancelled at %s and will not start. The next claim of its lane '
-                                       'records that.', tallybook._moment(k.created_at)),
+    select 5, 'cancel_pending', format('It was cancelled at %s and will not start. Its end is not recorded yet.',
+                                       tallybook._moment(k.created_at)),
            jsonb_build_object('since', k.created_at, 'reason', k.reason), 1
      where v_state = 'cancelled' and w.state is null
     union all
