@@ -17,6 +17,8 @@ import pytest
 
 from support.database import Connection
 from support.waiting import wait_until
+from tallybook._db.driver import connect
+from tallybook.extra.demo import _Interrupted, _interruptible
 from tallybook.extra.demo import app as demo_app
 from tallybook.extra.demo.receiver import verdict
 from tallybook.extra.demo.rows import MOST, SHIPPED, InputError, read
@@ -187,6 +189,21 @@ def test_an_interrupt_leaves_nothing(demo: Callable[..., Demo], tmp_path: Path, 
         assert f"stopped by {number.name}" in run.errors and "Traceback" not in run.errors
         assert run.left() == []
     wait_until(lambda: not run.left(), "all of it is gone")
+
+
+def test_an_interrupt_cancels_the_query_that_runs(dsn: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Ctrl-C in the middle of a query of the demo cancels the query, so the driver writes no warning."""
+    with connect(dsn, autocommit=True) as other, _interruptible(), connect(dsn) as conn:
+        runs = "select from pg_stat_activity where pid = %s and state = 'active'"
+
+        def interrupt() -> None:
+            wait_until(lambda: other.execute(runs, (conn.info.backend_pid,)).fetchone() is not None, "the query runs")
+            os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Thread(target=interrupt).start()
+        with pytest.raises(_Interrupted):
+            conn.execute("select pg_sleep(60)")
+    assert not caplog.records
 
 
 def test_a_wrong_input_is_said_in_one_line(demo: Callable[..., Demo], tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from types import FrameType
 __all__ = ["run"]
 
 
-class _Interrupted(BaseException):
-    """A signal; its number is the argument."""
+class _Interrupted(KeyboardInterrupt):
+    """A signal; its number is the argument. A KeyboardInterrupt, for which psycopg cancels the query that runs."""
 
 
 def run(input: Path | None = None, *, plain: bool | None = None) -> int:  # noqa: A002 - it is the option's name
