@@ -225,7 +225,7 @@ def test_open_jobs_move_from_rq(old: Path, redis: str, tmp_path: Path, dsn: str,
 
 def test_a_table_of_your_own_and_the_same_here(dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """S5-01, S5-03: docs/moving-from-a-table.md as written: its loop and its task do the same, and open rows move."""
-    before, here, moving = blocks("a-table", "sql")
+    before, here = blocks("a-table", "sql")
     loop, shop = blocks("a-table", "python")
     emails = "select email from account order by id"
     db.execute(before)
@@ -236,23 +236,47 @@ def test_a_table_of_your_own_and_the_same_here(dsn: str, db: Any, monkeypatch: p
     db.execute(here)
     db.execute("insert into account (email) values ('Alan@Example.org')")
     db.execute("insert into task (task_type, params) values ('send_welcome', '{\"account_id\": 3}')")
-    db.execute(moving)
+    odd = "insert into task (task_type, params) values ('send_welcome', '[1]') returning id"
+    (odd_id,) = db.execute(odd).fetchone()
+    with pytest.raises(psycopg.Error, match=f"task {odd_id} is not moved: args are one JSON object"):
+        move("a-table", dsn)
+    db.execute("delete from task where id = %s", (odd_id,))
+    move("a-table", dsn)
     names: dict[str, Any] = {}
     exec(shop, names)  # noqa: S102
     assert drain(names["app"], dsn=dsn).completed == 2
     assert db.execute(emails).fetchall() == [("ada@example.org",), ("grace@example.org",), ("alan@example.org",)]
 
 
-def move(other: str, dsn: str) -> list[list[Any]]:
-    """Run the SQL of a page as written; return each statement's rows."""
-    (script,) = blocks(other, "plpgsql")
-    answers = []
+def move(other: str, dsn: str) -> None:
+    """Run the SQL of a page as written."""
     with psycopg.connect(dsn, autocommit=True) as conn:
-        for statement in re.split(r";\n", script):
-            if statement.strip():
-                done = conn.execute(statement)
-                answers.append(done.fetchall() if done.description else [])
-    return answers
+        conn.execute(blocks(other, "plpgsql")[0])
+
+
+@pytest.mark.parametrize(
+    ("other", "table"),
+    [
+        (
+            "procrastinate",
+            "procrastinate_jobs (id int, args jsonb, status text default 'todo', queue_name text default 'mail', scheduled_at"
+            " timestamptz, task_name text default 'shop.tasks.send_welcome', priority int, queueing_lock text, lock text)",
+        ),
+        (
+            "pgqueuer",
+            "pgqueuer (id int, payload bytea, status text default 'queued', entrypoint text default 'send_welcome',"
+            " execute_after timestamptz, priority int, dedupe_key text, headers jsonb)",
+        ),
+    ],
+)
+def test_the_job_that_cannot_be_moved_is_named(other: str, table: str, dsn: str, db: Any) -> None:
+    """The SQL of a page names the job whose args Tallybook refuses, and moves no job."""
+    db.execute(f"create table {table}")
+    name = table.partition(" ")[0]
+    db.execute(f"insert into {name} values (1, '{{}}'), (2, '[1]'), (3, '{{}}')")  # noqa: S608
+    with pytest.raises(psycopg.Error, match="job 2 is not moved: args are one JSON object, not array"):
+        move(other, dsn)
+    assert db.execute("select count(*) from tallybook.job").fetchone() == (0,)
 
 
 @pytest.mark.slow
@@ -281,7 +305,7 @@ with app.open():
         "insert into procrastinate_jobs (queue_name, task_name, args, status)"
         " values ('mail', 'shop.tasks.send_welcome', '{\"user_id\": 9}', 'doing')"
     )
-    assert len(move("procrastinate", dsn)[1]) == 3
+    move("procrastinate", dsn)
     task = "shop.tasks.send_welcome"
     assert db.execute(JOBS).fetchall() == [
         (task, "available", "mail", 1, {"user_id": 3}, False, None, "k"),
@@ -292,7 +316,8 @@ with app.open():
     assert db.execute(left).fetchall() == [
         ("shop.tasks.other", "todo", 1), (task, "cancelled", 3), (task, "doing", 1),
     ]  # fmt: skip
-    assert move("procrastinate", dsn)[1] == []
+    move("procrastinate", dsn)
+    assert db.execute("select count(*) from tallybook.job").fetchone() == (3,)
     assert shop.run("-c", DRAIN).splitlines() == ["welcome, user 3 (en)", "welcome, user 1 (en)"]
 
 
@@ -324,7 +349,7 @@ asyncio.run(main())
     (tmp_path / "tasks.py").write_text(pgqueuer, encoding="utf-8")
     shop.run("tasks.py")
     db.execute("insert into pgqueuer (priority, entrypoint, status) values (0, 'send_welcome', 'picked')")
-    assert len(move("pgqueuer", dsn)[1]) == 3
+    move("pgqueuer", dsn)
     assert db.execute(JOBS).fetchall() == [
         ("send_welcome", "available", "mail", 1, {"user_id": 3}, False, None, None),
         ("send_welcome", "available", "mail", 2, {"user_id": 1}, False, None, None),
@@ -334,5 +359,6 @@ asyncio.run(main())
     assert headers == ({"source": "import", "pgqueuer_id": 3},)
     left = "select entrypoint, status::text from pgqueuer order by 1"
     assert db.execute(left).fetchall() == [("other", "queued"), ("send_welcome", "picked")]
-    assert move("pgqueuer", dsn)[1] == []
+    move("pgqueuer", dsn)
+    assert db.execute("select count(*) from tallybook.job").fetchone() == (3,)
     assert shop.run("-c", DRAIN).splitlines() == ["welcome, user 3 (en)", "welcome, user 1 (en)"]
