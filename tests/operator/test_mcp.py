@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from support.cli import invoke
 from support.hands import Hands
 from support.pages import blocks, table, text
 from support.paths import ROOT
+from tallybook._db import filters
 from tallybook.extra.mcp.server import MOST
 from tallybook.extra.mcp.tools import HOSTILE, OPERATION
 
@@ -215,6 +217,26 @@ async def test_a_preview_shows_the_dead_letters_that_change(dsn: str, db: Any) -
             await one.call(verb, **given, confirm=preview["confirm"])
             del ids[:count]
             assert {row[0] for row in db.execute("select job_id from tallybook.dead").fetchall()} == set(ids)
+
+
+@pytest.mark.parametrize("verb", ["drop_dead_letters", "retry_dead_letters"])
+async def test_no_other_dead_letter_takes_the_place_of_one(
+    verb: str, dsn: str, db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If a dead letter is dropped while a confirmed change runs, the change does nothing, instead of the next one."""
+    db.execute("select tallybook.enqueue('mail', 'welcome') from generate_series(1, 3)")
+    fail_again(db)
+    async with agent(dsn, allow=(verb,)) as one:
+        preview = await one.call(verb, queue="mail", max_jobs=2)
+        call = filters.dead_oldest(filters.DeadFilter(queue="mail"), 2)
+
+        def read(found: Any) -> Any:
+            db.execute("select tallybook.drop_dead(%s)", [preview["now"]["oldest"][0]["job"]])
+            return call.row(found)
+
+        monkeypatch.setattr(filters, "dead_oldest", lambda *_: replace(call, row=read))
+        assert "has changed since" in await one.refused(verb, queue="mail", max_jobs=2, confirm=preview["confirm"])
+    assert db.execute("select count(*) from tallybook.dead").fetchone() == (2,)
 
 
 async def test_all_dead_letters_are_asked_for_by_name(dsn: str, db: Any) -> None:

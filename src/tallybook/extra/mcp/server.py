@@ -26,7 +26,6 @@ from tallybook._model.durations import format_duration
 from tallybook.extra.dashboard.database import Conn, Database
 from tallybook.extra.dashboard.redact import bounded, redact, shown
 from tallybook.extra.mcp.tools import HOSTILE, OPERATION, VERBS, checked, given, listed
-from tallybook.extra.operator.dead_letters import oldest
 from tallybook.extra.operator.fields import read
 from tallybook.extra.operator.keys import Key
 from tallybook.extra.operator.operations import Ask, Changed, Operation
@@ -160,26 +159,16 @@ def _said(text: str, *, is_error: bool = False) -> CallToolResult:
 
 async def _carried_out(operation: Operation, ask: Ask, conn: Conn) -> tuple[Outcome, Changed]:
     """Make the change in the caller's transaction and return its outcome. A preview rolls it back."""
-    now = await _now(operation, ask, conn)
+    now = {}
+    if operation.path.startswith("/jobs/"):
+        reads = OPERATION["get_job"].reads
+        assert reads is not None
+        found = await reads(ask, conn)
+        now = {name: found[name] for name in _SEEN}
     changed = await operation.change(ask, conn, "mcp")
+    if operation.path.startswith("/dead-letters/"):  # all of them as a hash, and the oldest
+        every = sha256(repr(changed.letters).encode()).hexdigest()
+        now = {"matched": len(changed.letters), "oldest": changed.letters[:20], "sha256": every}
     # A new job gets another id each time.
     would = {name: value for name, value in changed.answer.items() if name != "job" or "job" in ask.values}
     return Outcome(now, would), changed
-
-
-async def _now(operation: Operation, ask: Ask, conn: Conn) -> dict[str, Any]:
-    """Return the job, or the dead letters, that the change affects: all of them as a hash, and the oldest."""
-    if operation.path.startswith("/jobs/"):
-        found = await _read("get_job", ask, conn)
-        return {name: found[name] for name in _SEEN}
-    if operation.path.startswith("/dead-letters/"):
-        letters = await oldest(ask, conn)
-        every = sha256(repr(letters).encode()).hexdigest()
-        return {"matched": len(letters), "oldest": letters[:20], "sha256": every}
-    return {}
-
-
-async def _read(name: str, ask: Ask, conn: Conn) -> dict[str, Any]:
-    reads = OPERATION[name].reads
-    assert reads is not None
-    return await reads(ask, conn)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 from typing import Any
 
-from tallybook._db import aio, filters
+from tallybook._db import aio, filters, jobs
 from tallybook._db.texts import instant
 from tallybook.extra.dashboard.database import READ_TIMEOUT, Conn
 from tallybook.extra.operator import fields
@@ -46,9 +47,8 @@ async def _list(ask: Ask, conn: Conn) -> dict[str, Any]:
     return {"dead_letters": letters}
 
 
-async def oldest(ask: Ask, conn: Conn) -> list[dict[str, Any]]:
-    """Return the dead letters that retry and drop change, in their order."""
-    found = await aio.run(conn, filters.dead_oldest(_which(ask), ask.get("max_jobs", 10_000)))
+async def _oldest(which: filters.DeadFilter, most: int, conn: Conn) -> list[dict[str, Any]]:
+    found = await aio.run(conn, filters.dead_oldest(which, most))
     return [{"job": row.pop("job_id"), "died_at": plain(instant(row.pop("died_at"))), **row} for row in found]
 
 
@@ -67,13 +67,14 @@ async def _do(ask: Ask, conn: Conn, *, verb: str) -> Changed:
     if ask.get("dry_run"):
         await conn.execute("select set_config('statement_timeout', %s, true)", (READ_TIMEOUT,))
         return Changed({"dry_run": True, "matched": await aio.run(conn, filters.dead_count(which, most))})
-    if verb == "retry":
-        found = await aio.run(conn, filters.retry_dead(which, most))
-        done = {"retried": found.retried, "refused": found.refused}
-    else:
-        done = {"dropped": await aio.run(conn, filters.drop_dead_many(which, most))}
-    changed = done.get("retried") or done.get("dropped")
-    return Changed({"dry_run": False, **done}, f"{verb}_dead" if changed else None, _target(ask), done)
+    letters = await _oldest(which, most, conn)
+    ids, call = sorted(letter["job"] for letter in letters), jobs.retry_jobs if verb == "retry" else jobs.drop_jobs
+    said = Counter[str]()
+    for at in range(0, len(ids), 1000):
+        said.update(one.done for one in await aio.run(conn, call(ids[at : at + 1000])))
+    changed = said["retried"] + said["dropped"]
+    done = {"retried": changed, "refused": len(ids) - changed} if verb == "retry" else {"dropped": changed}
+    return Changed({"dry_run": False, **done}, f"{verb}_dead" if changed else None, _target(ask), done, letters=letters)
 
 
 _LETTER = record(

@@ -61,6 +61,8 @@ class Changed:
     target: dict[str, Any] = field(default_factory=dict)
     done: dict[str, Any] = field(default_factory=dict)
     status: int = 200
+    letters: list[dict[str, Any]] = field(default_factory=list)
+    """The dead letters that it was applied to, oldest first."""
 
 
 Reads = Callable[[Ask, Conn], Awaitable[dict[str, Any]]]
