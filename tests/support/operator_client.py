@@ -71,3 +71,11 @@ async def client(api: Any, *, prefix: str = "") -> AsyncIterator[Client]:
     transport = httpx2.ASGITransport(app=api, root_path=prefix)
     async with httpx2.AsyncClient(transport=transport, base_url="http://api.test") as http:
         yield Client(http)
+
+
+def codes(response: httpx2.Response) -> tuple[int, str]:
+    """Check that an answer is a problem, and return its status and code."""
+    assert response.headers["content-type"] == "application/problem+json"
+    problem = response.json()
+    assert problem["status"] == response.status_code
+    return response.status_code, problem["code"]
