@@ -28,7 +28,7 @@ def one_secret(field: str, variable: str | None) -> Secret:
     """Return the secret from this variable, from a prompt on a terminal, or from stdin without the final newline."""
     if variable is not None:
         return given(field, variable, "--from-env")
-    return _asked(field) if sys.stdin.isatty() else _without_end(sys.stdin.read)
+    return _typed(field, sys.stdin.read)
 
 
 def several(fields: Sequence[str], variables: Sequence[str]) -> dict[str, Secret]:
@@ -42,7 +42,7 @@ def several(fields: Sequence[str], variables: Sequence[str]) -> dict[str, Secret
         found[field] = given(field, variable, "--secret-env")
     for field in fields:
         check_field(field)
-        found[field] = _asked(field) if sys.stdin.isatty() else _without_end(sys.stdin.readline)
+        found[field] = _typed(field, sys.stdin.readline)
     return found
 
 
@@ -52,9 +52,7 @@ def given(field: str, variable: str, option: str) -> Secret:
     return Secret(os.environ[variable])
 
 
-def _asked(field: str) -> Secret:
-    return Secret(click.prompt(field, hide_input=True, confirmation_prompt=True, err=True))
-
-
-def _without_end(read: Callable[[], str]) -> Secret:
+def _typed(field: str, read: Callable[[], str]) -> Secret:
+    if sys.stdin.isatty():
+        return Secret(click.prompt(field, hide_input=True, confirmation_prompt=True, err=True))
     return Secret(read().removesuffix("\n").removesuffix("\r"))
