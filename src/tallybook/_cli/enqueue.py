@@ -23,10 +23,10 @@ from tallybook._model.options import Options, check_name
 from tallybook._model.payload import encode
 
 
-def instant(value: str | datetime) -> datetime:
+def instant(value: str) -> datetime:
     """The type of an option: an ISO 8601 time with a zone."""
     try:
-        at = value if isinstance(value, datetime) else datetime.fromisoformat(value)
+        at = datetime.fromisoformat(value)
     except ValueError:
         raise ValueError(f"{value!r} is not a date and time. Write 2026-01-31T09:00:00+01:00") from None
     if at.utcoffset() is None:

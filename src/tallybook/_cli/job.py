@@ -62,13 +62,13 @@ select r.id, r.cursor, r.enqueued_at, r.looked_to,
   from {JOBS.called()} with ordinality as r order by r.ordinality"""  # noqa: S608
 
 
-def when(value: str | datetime) -> datetime:
+def when(value: str) -> datetime:
     """The type of an option: a time, or a duration before now."""
     try:
         return instant(value)
     except ValueError as error:
         try:
-            return datetime.now(UTC) - duration(str(value))
+            return datetime.now(UTC) - duration(value)
         except (ValueError, OverflowError):
             raise ValueError(f"{error}, or '2 hours' for two hours ago") from None
 
