@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, is_dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -65,9 +65,8 @@ def _with_node(node: str, text: str) -> str:
     return f'{{"node": {json.dumps(node)}{"" if rest == "}" else ", "}{rest}'
 
 
-def _console(*, err: bool = False) -> Console | None:
-    """Return Rich's console if it is installed and the output is a terminal; None: plain text."""
-    stream = sys.stderr if err else sys.stdout
+def _console(stream: TextIO) -> Console | None:
+    """Return Rich's console if it is installed and the stream is a terminal; None: plain text."""
     if not stream.isatty():
         return None
     try:
@@ -79,7 +78,7 @@ def _console(*, err: bool = False) -> Console | None:
 
 def working(what: str) -> AbstractContextManager[object]:
     """Show progress on stderr: a spinner on a terminal, else a line."""
-    console = _console(err=True)
+    console = _console(sys.stderr)
     if console is not None:
         from rich.text import Text
 
@@ -94,7 +93,7 @@ def print_table(titles: Sequence[str], rows: Sequence[Sequence[object]], *, empt
     if not cells:
         click.echo(empty)
         return
-    console = _console()
+    console = _console(sys.stdout)
     if console is None:
         click.echo("\n".join(columns(titles, cells)))
         return
