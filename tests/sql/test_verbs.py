@@ -718,6 +718,13 @@ def test_args_that_are_no_json_are_refused(db: Connection) -> None:
     assert one(db, "select count(*) from tallybook.job") == 0
 
 
+def test_large_args_that_a_table_has_compressed_are_refused(db: Connection) -> None:
+    """S5-11: the size of args is that of their text, also where a column stores them in a few kilobytes."""
+    db.execute("create temp table t as select jsonb_build_object('a', repeat('x', 1200000)) as args")
+    assert one(db, "select pg_column_size(args) from t") < 20_000
+    refused(db, "TB005", "args have 1200009 bytes", "select tallybook.enqueue('q', 'a', args) from t")
+
+
 def test_a_verb_on_what_is_not_there(db: Connection) -> None:
     """S5-11: TB002 for an unknown job or queue, TB005 for an invalid argument, TB006 for an unknown worker, by name."""
     unknown = [

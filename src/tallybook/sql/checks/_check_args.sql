@@ -1,8 +1,8 @@
 -- _check_args(args, headers): raise TB005 for args or headers that no entry may carry. A second check behind the
 -- library's.
 --
--- The quick check of the binary size is enough for almost all. Only sizes near the limit are measured as text, which
--- has spaces that the library's text does not have; hence the slack.
+-- The quick check of the binary size is enough for almost all. Only sizes near the limit, and compressed values of a
+-- table, are measured as text, which has spaces that the library's text does not have; hence the slack.
 -- rights: worker, as the caller
 create or replace function tallybook._check_args(p_args jsonb, p_headers jsonb) returns void
 language plpgsql immutable as $$
@@ -11,7 +11,8 @@ begin
     raise exception 'args are one JSON object, not %', coalesce(jsonb_typeof(p_args), 'null')
       using errcode = 'TB005', hint = 'Name the values: {"user_id": 42}.';
   end if;
-  if pg_column_size(p_args) > 500000 and octet_length(p_args::text) > 1200000 then
+  if (pg_column_size(p_args) > 500000 or pg_column_compression(p_args) is not null)
+    and octet_length(p_args::text) > 1200000 then
     raise exception 'args have % bytes', octet_length(p_args::text)
       using errcode = 'TB005', hint = 'At most 1,000,000 bytes fit; store what is larger elsewhere and pass its key.';
   end if;
@@ -23,8 +24,7 @@ end $$;
 
 -- _check_links(links): raise TB005 unless these are links: the rows of yours that a job belongs to, {"submission": 42}.
 -- rights: worker, as the caller
-create or replace function tallybook._check_links(p_links jsonb) returns void
-language plpgsql immutable as $$
+create or replace function tallybook._check_links(p_links jsonb) returns void language plpgsql immutable as $$
 declare l record;
 begin
   if jsonb_typeof(p_links) is distinct from 'object' or p_links = '{}' then
