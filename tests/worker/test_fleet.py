@@ -274,6 +274,19 @@ async def test_a_named_node_that_is_removed_is_served_no_longer(
     assert "cannot be read" not in caplog.text
 
 
+async def test_a_node_that_is_soon_back_is_served_again(fleet: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that is back in the list by the next reading gets a new worker: that of before has stopped."""
+    monkeypatch.setattr(_fleet, "AGAIN", 0.3)
+    async with serving(shop, fleet.dsn) as (worker, _):
+        await on_record(worker, *NAMES)
+        before = worker.lives["west"]
+        fleet.run(1, "select tallybook.node_remove('west')")
+        await eventually(before.stopping.is_set, "west is not served any more")
+        fleet.add("west", fleet.dsns[2], 3)
+        await eventually(lambda: worker.lives.get("west") not in (None, before), "west has a new worker")
+        await on_record(worker, *NAMES)
+
+
 async def test_a_node_with_the_number_of_another_is_not_served(
     fleet: Nodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

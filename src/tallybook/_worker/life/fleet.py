@@ -217,7 +217,7 @@ class Fleet:
         """Give each of these nodes a worker and its part; stop the workers of other nodes and of changed addresses."""
         wanted = {node.name: node for node in served}
         for name, life in list(self.lives.items()):
-            if name not in wanted or wanted[name].dsn != life.node.dsn:
+            if life.stopping.is_set() or name not in wanted or wanted[name].dsn != life.node.dsn:
                 if not life.stopping.is_set():
                     log.info("node %s is no longer served", name)
                     life.stop()
