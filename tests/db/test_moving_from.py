@@ -173,7 +173,7 @@ DRAIN = "from app import app; from tallybook.testing import drain; [drain(app, m
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_open_jobs_move_from_celery(old: Path, redis: str, tmp_path: Path, dsn: str, db: Any) -> None:
-    """Issue 8: the Celery page as written: waiting and delayed jobs move once; chains and unknown tasks stay."""
+    """Issue 8: the Celery page as written: waiting and delayed jobs move once; chains, unknown tasks and bad args stay."""
     celery = """
 from celery import Celery, chain
 import os
@@ -189,22 +189,27 @@ def other():
     shop = Old(old, tmp_path, "celery", TALLYBOOK_DSN=dsn, CELERY_BROKER=f"redis+socket://{redis}")
     shop.run(
         "-c",
-        "from tasks import *; send_welcome.delay(1); send_welcome.apply_async((2,), {'lang': 'de'}, countdown=3600);"
+        "from datetime import *; from tasks import *; send_welcome.apply_async((datetime(2030, 1, 1),)); send_welcome.delay(1);"
+        "send_welcome.apply_async((5,), eta=datetime(2030, 1, 1, 12), expires=600); send_welcome.apply_async((2,), {'lang': 'de'}, countdown=3600);"
         "other.delay(); chain(send_welcome.si(3), other.si())(); send_welcome.apply_async((4,), priority=3)",
     )
-    assert shop.run("move.py") == "3 moved, 2 left\n"
+    assert shop.run("move.py").endswith("4 moved, 3 left\n")
     found = db.execute(JOBS).fetchall()
     assert sorted((row[4]["user_id"], row[1], row[5]) for row in found) == [
-        (1, "available", False), (2, "scheduled", True), (4, "available", False),
+        (1, "available", False), (2, "scheduled", True), (4, "available", False), (5, "scheduled", True),
     ]  # fmt: skip
-    assert shop.run("move.py") == "0 moved, 2 left\n"
+    times = (
+        "select run_at::text, expires_at < now() + interval '601 s' from tallybook.job where args -> 'user_id' = '5'"
+    )
+    assert db.execute(times).fetchone() == ("2030-01-01 12:00:00+00", True)
+    assert shop.run("move.py").endswith("0 moved, 3 left\n")
     assert shop.run("-c", DRAIN).splitlines() == ["welcome, user 1 (en)", "welcome, user 4 (en)"]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_open_jobs_move_from_rq(old: Path, redis: str, tmp_path: Path, dsn: str, db: Any) -> None:
-    """Issue 8: docs/moving-from-rq.md as written: waiting and scheduled jobs move once; parents and others stay."""
+    """Issue 8: docs/moving-from-rq.md as written: waiting and scheduled jobs move once; parents, bad args and others stay."""
     rq = "def send_welcome(user_id, lang='en'):\n    print('old')\n\n\ndef other():\n    print('old')\n"
     (tmp_path / "jobs.py").write_text(rq, encoding="utf-8")
     shop = Old(old, tmp_path, "rq", TALLYBOOK_DSN=dsn, REDIS_URL=f"unix://{redis}")
@@ -212,14 +217,18 @@ def test_open_jobs_move_from_rq(old: Path, redis: str, tmp_path: Path, dsn: str,
         "-c",
         "import os; from datetime import timedelta; from redis import Redis; from rq import Queue; from jobs import *;"
         "q = Queue('mail', connection=Redis.from_url(os.environ['REDIS_URL']));"
-        "q.enqueue(send_welcome, 1); q.enqueue_in(timedelta(hours=1), send_welcome, 2, lang='de');"
+        "q.connection.delete(q.enqueue(send_welcome, 5).key); q.enqueue(send_welcome); q.enqueue(send_welcome, 1, ttl=600);"
+        "bad = q.enqueue(send_welcome, 6); q.connection.hset(bad.key, 'data', b'no pickle');"
+        "q.enqueue_in(timedelta(hours=1), send_welcome, 2, lang='de');"
         "q.enqueue(other); first = q.enqueue(send_welcome, 3); q.enqueue(send_welcome, 4, depends_on=first)",
     )
-    assert shop.run("move.py") == "2 moved, 2 left\n"
+    assert shop.run("move.py").endswith("2 moved, 4 left\n")
     assert [(row[4], row[1], row[5]) for row in db.execute(JOBS).fetchall()] == [
         ({"user_id": 1}, "available", False), ({"user_id": 2, "lang": "de"}, "scheduled", True),
     ]  # fmt: skip
-    assert shop.run("move.py") == "0 moved, 2 left\n"
+    expires = "select args -> 'user_id' from tallybook.job where expires_at between now() and now() + interval '601 s'"
+    assert db.execute(expires).fetchall() == [(1,)]
+    assert shop.run("move.py").endswith("0 moved, 4 left\n")
     assert shop.run("-c", DRAIN) == "welcome, user 1 (en)\n"
 
 
