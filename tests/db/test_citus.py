@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -15,7 +16,7 @@ from psycopg.conninfo import conninfo_to_dict
 from support.cli import run
 from support.pages import code
 from support.waiting import wait_until
-from tallybook import App
+from tallybook import App, Constant
 from tallybook._db.nodes import nodes
 from tallybook.embedded import Server
 from tallybook.testing import drain
@@ -45,7 +46,7 @@ class Cluster:
         self.numbers = [int(conn.execute("select node from tallybook.installed").fetchone()[0]) for conn in conns]  # type: ignore[index]
         self.app = App("shop", dsn=dsns[0])
 
-        @self.app.task(queue="mail", atomic=True, max_attempts=30)
+        @self.app.task(queue="mail", atomic=True, max_attempts=30, retry=Constant(timedelta(milliseconds=50)))
         async def confirm(tx: psycopg.AsyncConnection[Any], tenant: int, number: int) -> None:
             if self.two_phase:
                 await tx.execute(self.two_phase.encode())
@@ -74,10 +75,13 @@ class Cluster:
         jobs = [conn.execute("select count(*) from tallybook.job").fetchone()[0] for conn in self.conns]  # type: ignore[index]
         return self.coordinator.execute("select count(*) from orders").fetchone()[0], jobs  # type: ignore[index]
 
-    def work(self) -> None:
-        """Run the jobs of each node, at that node's address."""
+    def work(self) -> bool:
+        """Run the jobs of each node, at that node's address. Returns False if some wait for another attempt."""
         for dsn in self.dsns:
             drain(self.app, dsn=dsn, queues=["mail"])
+        return all(
+            conn.execute("select from tallybook.job where state = 'retrying'").rowcount == 0 for conn in self.conns
+        )
 
     def unconfirmed(self) -> list[Any]:
         """Orders that were not confirmed exactly once."""
@@ -240,7 +244,7 @@ def test_a_crash_between_the_commits_of_two_nodes(clean: Cluster, two_phase: boo
         clean.conns[1].execute(f"alter system reset {setting}".encode())
     clean.conns[1].execute("select pg_reload_conf()")
     thread.join(60)
-    clean.work()
+    wait_until(clean.work, "no job waits for another attempt")
     assert clean.unconfirmed() == ([] if times == 1 else [(tenant, number, times)])
     clean.coordinator.execute("delete from orders where tenant = %s", (tenant,))
     clean.two_phase = ""
