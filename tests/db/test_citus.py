@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.direct("has servers of its own"),
 ]
-PAGE, TWO_PHASE = code("docs/nodes.md", "Citus", "plpgsql")
+PAGE, TWO_PHASE, QUIET = code("docs/nodes.md", "Citus", "plpgsql")
 *SHOP, PLACE = re.split(r";\n+(?=\S)", PAGE.strip().removesuffix(";"))  # Citus needs a transaction per statement
 WHERE = """\
 select n.nodename, n.nodeport, get_shard_id_for_distribution_column('orders', %(tenant)s)
@@ -145,6 +145,20 @@ def test_a_rollback_leaves_nothing_on_either_node(clean: Cluster) -> None:
         clean.place(one)
         clean.place(other)
     assert clean.counted() == (orders + 2, [jobs[0], jobs[1] + 1, jobs[2] + 1])
+
+
+def test_a_transaction_for_two_nodes_commits_while_workers_sleep(clean: Cluster) -> None:
+    """With the statements of the docs; the control without them fails, since a notification cannot be prepared."""
+    one, other = (next(t for t in range(1, 99) if clean.holder(t) == holder) for holder in (1, 2))
+    with psycopg.connect(clean.dsns[1], autocommit=True) as sleeper:
+        assert sleeper.execute("select armed from tallybook.listen_begin('{mail}')").fetchone() == (True,)
+        orders, jobs = clean.counted()
+        for begin in (QUIET, ""):
+            with suppress(psycopg.errors.FeatureNotSupported), clean.coordinator.transaction():
+                clean.coordinator.execute(begin.encode())
+                clean.place(one)
+                clean.place(other)
+            assert clean.counted() == (orders + 2, [jobs[0], jobs[1] + 1, jobs[2] + 1])
 
 
 def test_one_select_for_many_tenants_runs_on_the_coordinator(clean: Cluster) -> None:
