@@ -123,6 +123,13 @@ def test_the_nodes_are_found_and_installed_without_propagation(shop: Cluster) ->
     assert again.count("nothing to do") == 3, again
 
 
+def test_the_list_of_citus_is_not_hidden_by_the_table(shop: Cluster) -> None:
+    """A command that would write the first row of the table is refused: the table would hide the other nodes."""
+    for words in (("add", "west", "host=/nowhere"), ("retire", "home"), ("remove", "home")):
+        assert "pg_dist_node" in run("node", *words, dsn=shop.dsns[0], code=2)
+    assert len(nodes(shop.dsns[0])) == 3
+
+
 def test_order_and_job_lie_on_the_tenants_node(clean: Cluster) -> None:
     """A distributed function writes both on the tenant's node in one transaction: the job's id names it."""
     holders = {tenant: clean.holder(tenant) for tenant in range(1, 31)}

@@ -52,7 +52,7 @@ def add(dsn: str, name: str, address: str, number: int | None = None) -> Changed
     Without `number`, the number is that of the node's installation, else the next free one. Raises ConfigError and
     InvalidArgument, and QueueUnavailable if the node does not answer and has no given number.
     """
-    _in_table()
+    _in_table(dsn)
     seen = _seen(at(dsn, address), needed=number is None)
     if seen and seen.number is not None and number not in (None, seen.number):
         reason = f"its installation has number {seen.number}, which is part of its job ids"
@@ -93,8 +93,7 @@ def add(dsn: str, name: str, address: str, number: int | None = None) -> Changed
 
 def retire(dsn: str, name: str) -> Changed:
     """Stop routing keys to a node, and move its schedules to the home. UnknownNode; QueueUnavailable: call it again."""
-    _in_table()
-    listed = written(dsn)
+    listed = _in_table(dsn)
     node = named(listed, name)
     if home := _next(listed, node):
         _move(node, home, trial=True)
@@ -105,8 +104,7 @@ def retire(dsn: str, name: str) -> Changed:
 
 def remove(dsn: str, name: str, *, anyway: bool = False) -> Changed:
     """Remove a node from the list. Raises ConfigError if it has open jobs or does not answer, unless `anyway`."""
-    _in_table()
-    listed = written(dsn)
+    listed = _in_table(dsn)
     node = named(listed, name)
     (answer,) = asked([node], _open)
     if node.state != "gone" and not anyway:
@@ -141,10 +139,16 @@ def _open(conn: psycopg.Connection[Any]) -> int:
     return sum(one.open for one in sync.run(conn, counting.counts())) if nodes.has_schema(conn) else 0
 
 
-def _in_table() -> None:
+def _in_table(dsn: str) -> list[Node]:
+    """Return all listed nodes. Raises ConfigError if they are listed elsewhere: the table would hide that list."""
     if os.environ.get(VARIABLE):
         reason = "the nodes are listed in this variable, not in the table"
         raise ConfigError(VARIABLE, "(set)", reason, hint="Change it there, or unset it to use the table")
+    listed = written(dsn)
+    if len(listed) > 1 and listed[0].number is None:  # neither in the table nor this database alone
+        hint = f"Change it by functions of Citus such as citus_update_node, or list all nodes in {VARIABLE}"
+        raise ConfigError("nodes", "pg_dist_node", "Citus has the list, and the table would hide it", hint=hint)
+    return listed
 
 
 def _home(dsn: str) -> Node:
