@@ -17,6 +17,7 @@ from support.cli import run
 from support.pages import code
 from support.waiting import wait_until
 from tallybook import App, Constant
+from tallybook._db.migrate import script, uninstall
 from tallybook._db.nodes import nodes
 from tallybook.embedded import Server
 from tallybook.testing import drain
@@ -269,3 +270,17 @@ def test_a_crash_between_the_commits_of_two_nodes(clean: Cluster, two_phase: boo
     assert clean.unconfirmed() == ([] if times == 1 else [(tenant, number, times)])
     clean.coordinator.execute("delete from orders where tenant = %s", (tenant,))
     clean.two_phase = ""
+
+
+def test_an_uninstallation_and_the_script_change_one_node(clean: Cluster) -> None:
+    """They do so even if Citus has distributed the schema with a function that uses it, and manages new tables."""
+    function = """create function place(tenant int) returns bigint begin atomic
+                  select tallybook.enqueue('mail', 'x', jsonb_build_object('tenant', tenant)); end"""
+    clean.coordinator.execute(function)
+    clean.coordinator.execute("select create_distributed_function('place(int)', 'tenant', colocate_with => 'orders')")
+    assert uninstall(clean.coordinator)
+    there = "select count(*) from pg_tables where schemaname = 'tallybook'"
+    assert [conn.execute(there).fetchone() == (0,) for conn in clean.conns] == [True, False, False]
+    clean.coordinator.execute("set citus.use_citus_managed_tables = on")
+    clean.coordinator.execute(script(node=clean.numbers[0]).encode())
+    assert run("node", "check", dsn=clean.dsns[0]).count("is well") == 3

@@ -27,10 +27,10 @@ from tallybook._db.sql_lines import commented, profiled, rights
 from tallybook.errors import SchemaBusy, SchemaTooNew
 
 _LOCK = "select pg_advisory_xact_lock(1413565440, 0)"
-# Citus would create everything on its other nodes, too, which have their own jobs.
+# Citus would create or drop everything on its other nodes, too, which have their own jobs, or manage the tables.
 _NO_PROPAGATION = """\
-select set_config('citus.enable_ddl_propagation', 'off', true)
- where current_setting('citus.enable_ddl_propagation', true) is not null"""
+select set_config(s, 'off', true) from unnest('{citus.enable_ddl_propagation,citus.use_citus_managed_tables}'::text[]) s
+ where current_setting(s, true) is not null"""
 _ROOMS = ("checks", "core", "lookups", "unique_key", "control", "parts", "read", "ops")
 _TABLES = re.compile(r"/tables(/|\.sql$)")
 _INCLUDE = re.compile(r"^\\ir \.\./(\S+)$", re.MULTILINE)
@@ -120,7 +120,7 @@ def digest() -> str:
 
 def script(*, node: int = 0) -> str:
     """Return the whole installation as one SQL text, for people who apply SQL with their own tools."""
-    parts = ["begin;", f"{_LOCK};", "set local check_function_bodies = off;"]
+    parts = ["begin;", f"{_NO_PROPAGATION};", f"{_LOCK};", "set local check_function_bodies = off;"]
     parts += [f"-- {name}\n{aside(text).strip()}" for _, name, text in migrations()]
     parts += [f"-- {name}\n{text.strip()}" for name, text in routines()]
     parts.append(_recorded(node, first=True))
@@ -234,6 +234,7 @@ def uninstall(conn: psycopg.Connection) -> bool:
     """
     with conn.transaction():
         conn.execute("set local client_min_messages = warning")
+        conn.execute(_NO_PROPAGATION)
         conn.execute(_LOCK)
         if not is_installed(conn):
             return False
