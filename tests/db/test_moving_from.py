@@ -190,7 +190,8 @@ def other():
     shop.run(
         "-c",
         "from datetime import *; from tasks import *; send_welcome.apply_async((datetime(2030, 1, 1),)); send_welcome.delay(1);"
-        "send_welcome.apply_async((5,), eta=datetime(2030, 1, 1, 12), expires=600); send_welcome.apply_async((2,), {'lang': 'de'}, countdown=3600);"
+        "send_welcome.apply_async((5,), eta=datetime(2030, 1, 1, 12), expires=600);"
+        "send_welcome.apply_async((2,), {'lang': 'de'}, countdown=3600);"
         "other.delay(); chain(send_welcome.si(3), other.si())(); send_welcome.apply_async((4,), priority=3)",
     )
     assert shop.run("move.py").endswith("4 moved, 3 left\n")
