@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from support import plproxy
 from support.cli import run
@@ -85,11 +85,12 @@ def test_many_are_split_over_the_nodes_of_their_keys(proxy: psycopg.Connection[A
 
 
 def test_an_id_leads_to_its_node(proxy: psycopg.Connection[Any]) -> None:
-    """State and job are read on the id's node; a missing job is null, and an unknown node a clear error."""
+    """State and job are read on the id's node; a missing job or id is null, and an unknown node a clear error."""
     jobs = [one(proxy, "select tallybook_proxy.enqueue(%s, 'mail', 'confirm')", f"tenant:{n}") for n in range(40)]
     assert {one(proxy, "select tallybook_proxy.state(%s)", job) for job in jobs} == {"available"}
     assert one(proxy, "select tallybook_proxy.job(%s)", jobs[0])["task"] == "confirm"
     assert one(proxy, "select tallybook_proxy.job(%s)", jobs[0] + 1_000_000) is None
+    assert one(proxy, "select tallybook_proxy.state(null)") is one(proxy, "select tallybook_proxy.job(null)") is None
     with pytest.raises(psycopg.Error, match="no node of this cluster has job") as raised:
         one(proxy, "select tallybook_proxy.state(%s)", (99 << 43) + 1)
     assert raised.value.sqlstate == "TB002" and "node 99" in str(raised.value)
@@ -112,6 +113,29 @@ def test_lists_are_of_all_nodes(cluster: tuple[Fleet, str], proxy: psycopg.Conne
     assert all(job >> 43 == node and error["message"] == "nobody home" for node, job, _, _, error in dead)
     counted = proxy.execute("select node, dead from tallybook_proxy.counts() where queue = 'bad'").fetchall()
     assert sorted(counted) == [(1, 1), (2, 1), (3, 1)]
+
+
+def test_times_do_not_depend_on_the_date_style(cluster: tuple[Fleet, str], proxy: psycopg.Connection[Any]) -> None:
+    """A time is the same on the node and on the proxy if they write dates otherwise, and zones without an offset."""
+    proxy.execute("set datestyle = 'SQL, DMY'; set timezone = 'Asia/Shanghai'")
+    later = "select tallybook_proxy.enqueue(%s, 'later', 't', run_at => '2031-02-01 10:00+00')"
+    jobs = [one(proxy, later, f"tenant:{n}") for n in range(9)]
+    times = {one(proxy, "select tallybook_proxy.job(%s) ->> 'run_at'", job) for job in jobs}
+    assert times == {"2031-02-01T10:00:00+00:00"}
+    fleet, app = cluster[0], App("shop")
+
+    @app.task(queue="late", max_attempts=1)
+    def fall() -> None:
+        raise LookupError("nobody home")
+
+    with psycopg.connect(fleet.dsn) as conn:
+        fall.enqueue_sync(conn)
+    assert drain(app, dsn=fleet.dsn, queues=["late"]).dead == 1
+    fleet.run(1, f"alter database {conninfo_to_dict(fleet.dsn)['dbname']} set datestyle = 'SQL, DMY'")
+    with psycopg.connect(cluster[1]) as new:  # PL/Proxy has one more connection to the node for it
+        new.execute("set datestyle = 'SQL, MDY'")
+        died = "select now() - died_at < '1 min' from tallybook_proxy.dead_letters() where queue = 'late'"
+        assert one(new, died)
 
 
 def test_an_order_and_its_job_are_one_transaction_on_the_node(

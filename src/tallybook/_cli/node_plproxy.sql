@@ -36,11 +36,12 @@ begin
 end $$;
 
 -- enqueue(key, queue, task, args, ...): put one job in on the node of this key. Returns its id.
+-- PL/Proxy passes times as text, which a node could read otherwise than in ISO 8601.
 create or replace function tallybook_proxy.enqueue(key text, queue text, task text, args jsonb default '{}',
   run_at timestamptz default null, priority int default 2, unique_key text default null, max_attempts int default null,
   headers jsonb default null, on_conflict text default 'skip', unique_while text default 'running',
   order_key text default null, expires_at timestamptz default null, options jsonb default null)
-returns bigint language plproxy as $$
+returns bigint language plproxy set datestyle = 'ISO' as $$
   cluster @name@; run on hashtext(key);
   select tallybook.enqueue(queue, task, args, run_at, priority, unique_key, max_attempts, headers, on_conflict,
                            unique_while, order_key, expires_at, options);
@@ -56,13 +57,13 @@ returns table (key text, job_id bigint, created boolean) language plproxy as $$
 $$;
 
 -- state(job_id): the state of one job, asked of the node that the id names; null: there is no such job.
-create or replace function tallybook_proxy.state(job_id bigint) returns text language plproxy as $$
+create or replace function tallybook_proxy.state(job_id bigint) returns text language plproxy strict as $$
   cluster @name@; run on tallybook_proxy._partition_of(job_id);
   select tallybook.state(job_id);
 $$;
 
 -- job(job_id): all that the view tallybook.job shows of one job; null: there is no such job.
-create or replace function tallybook_proxy.job(job_id bigint) returns jsonb language plproxy as $$
+create or replace function tallybook_proxy.job(job_id bigint) returns jsonb language plproxy strict as $$
   cluster @name@; run on tallybook_proxy._partition_of(job_id);
   select (select to_jsonb(j) from tallybook.job j where j.id = job_id);
 $$;
@@ -79,10 +80,11 @@ $$;
 -- dead_letters(max_jobs): the newest dead letters of each node, so many of each. An error when a node does not answer.
 create or replace function tallybook_proxy.dead_letters(max_jobs int default 50)
 returns table (node int, job_id bigint, died_at timestamptz, queue text, task text, reason text, failures int,
-               last_error jsonb) language plproxy as $$
+               last_error jsonb) language plproxy set datestyle = 'ISO' as $$
   cluster @name@; run on all;
   select i.node, d.job_id, d.died_at, d.queue_name as queue, d.task_name as task, d.why as reason, d.failures,
          d.last_error
-    from tallybook.installed i, tallybook.dead_letters(null, null, null, null, null, null, null, max_jobs) d;
+    from set_config('datestyle', 'ISO', true), tallybook.installed i,
+         tallybook.dead_letters(null, null, null, null, null, null, null, max_jobs) d;
 $$;
 commit;
