@@ -197,6 +197,15 @@ def test_secrets_are_not_printed() -> None:
     assert "sesame" not in printed and "add password" in printed
 
 
+def test_addresses_have_what_the_environment_adds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PGHOST and its like are printed, where the DSN has no such value: the proxy's server does not have them."""
+    for name, value in (("PGHOST", "db.example"), ("PGUSER", "shop"), ("PGPORT", "1"), ("PGPASSWORD", "sesame")):
+        monkeypatch.setenv(name, value)
+    printed = script([Node("north", 1, "dbname=shop port=2")])
+    assert all(word in printed for word in ("host=db.example", "user=shop", "dbname=shop", "port=2"))
+    assert "sesame" not in printed and "port=1" not in printed
+
+
 @pytest.mark.parametrize(
     ("nodes", "asked", "count"), [(3, None, 16), (2, None, 2), (1, None, 1), (3, 4, 4), (3, 64, 64)]
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from importlib.resources import files
 
@@ -14,7 +15,7 @@ from tallybook._cli.errors import Problem
 from tallybook._cli.output import print_rows
 from tallybook._cli.text import Columns, clean
 from tallybook._db import node_changes, node_check, nodes
-from tallybook._db.driver import conninfo_to_dict, make_conninfo
+from tallybook._db.driver import Conninfo, conninfo_to_dict, make_conninfo
 from tallybook._db.link import dsn_for_people
 from tallybook._db.node_changes import Changed
 
@@ -171,6 +172,8 @@ def _mapped(one: nodes.Node, owners: Sequence[nodes.Node]) -> str:
 
 
 def _address(one: nodes.Node) -> str:
-    """Return the address for PL/Proxy, quoted and without secrets."""
-    given = {word: value for word, value in conninfo_to_dict(one.dsn).items() if word not in _SECRETS}
+    """Return the address for PL/Proxy, quoted and without secrets, with what PGHOST and its like add to it here."""
+    here = {known.keyword.decode(): os.environ.get((known.envvar or b"").decode()) for known in Conninfo.get_defaults()}
+    whole = {**here, **conninfo_to_dict(one.dsn)}
+    given = {word: value for word, value in whole.items() if value is not None and word not in _SECRETS}
     return "'" + make_conninfo("", **given).replace("'", "''") + "'"

@@ -18,10 +18,11 @@ from psycopg.errors import (
     UndefinedFunction,
     UndefinedTable,
 )
+from psycopg.pq import Conninfo
 
 __all__ = [
-    "AsyncConnection", "Connection", "DataError", "Error", "InsufficientPrivilege", "InvalidSchemaName", "LockNotAvailable",
-    "Notify", "OperationalError", "QueryCanceled", "Rollback", "UndefinedFunction", "UndefinedTable", "connect",
+    "AsyncConnection", "Connection", "Conninfo", "DataError", "Error", "InsufficientPrivilege", "InvalidSchemaName",
+    "LockNotAvailable", "Notify", "OperationalError", "QueryCanceled", "Rollback", "UndefinedFunction", "UndefinedTable", "connect",
     "connect_async", "conninfo_to_dict", "make_conninfo",
 ]  # fmt: skip
 
