@@ -194,7 +194,7 @@ def test_secrets_are_not_printed() -> None:
     """Addresses, users and TLS settings are printed; a password never, and the text says where it goes."""
     printed = script(three())
     assert "host=db.example" in printed and "sslmode=verify-full" in printed and "user=shop" in printed
-    assert "sesame" not in printed and "add password" in printed
+    assert "sesame" not in printed and "password file" in printed
 
 
 def test_addresses_have_what_the_environment_adds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ create schema if not exists tallybook_proxy;
 
 -- A key lies in the partition hashtext(key) & @mask@, and each partition on a node:
 @map@
--- Passwords are not printed: use the password file of the proxy's server, or
--- `alter user mapping for public server @cluster@ options (add password '...')`.
+-- Passwords are not printed: use the password file of the proxy's server. Whoever calls the functions needs
+-- `grant usage on schema tallybook_proxy` and `grant usage on foreign server @cluster@`.
 create server if not exists @cluster@ foreign data wrapper plproxy options (@empty@);
 do $$ declare v_there int; begin
   select count(*) into v_there from pg_foreign_server s, unnest(s.srvoptions) o
