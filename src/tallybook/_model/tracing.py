@@ -1,11 +1,17 @@
-"""The interface between an App and its tracers: `tallybook.otel`, `tallybook.contrib.sentry`. None costs one check."""
+"""The interface between an App and its tracers: `tallybook.otel`, `tallybook.contrib.sentry`. None costs one check.
+
+Also the headers of jobs, which carry a trace: reading them, and adding to those of jobs to enqueue.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from tallybook._model.after import with_headers
 from tallybook._model.job import JobCall
 
 if TYPE_CHECKING:
@@ -13,6 +19,10 @@ if TYPE_CHECKING:
 
 What = TypeVar("What", JobCall, "SubjectCall", list[JobCall], "list[SubjectCall]")
 """The argument of an enqueue: one job or subject, or a batch."""
+
+_MOST_BYTES = 8_000
+# jsonb writes a number with an exponent in full; no Python float needs more digits than this.
+_DIGITS = 330
 
 
 class Sending(Protocol[What]):
@@ -66,3 +76,35 @@ class Tracing(Protocol):
 
     def closed(self, name: str) -> None:
         """Called when the worker has ended."""
+
+
+def read_headers(headers: str | Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Return headers as a mapping, empty if they cannot be read."""
+    if not isinstance(headers, str):
+        return headers or {}
+    try:
+        found = json.loads(headers)
+    except (ValueError, RecursionError):  # SQL may have stored headers that Python cannot read
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def with_added(headers: str | None, carried: Mapping[str, str]) -> str | None:
+    """Return headers, as JSON text, with missing names added as far as they fit: the longest is left out first."""
+    own = read_headers(headers)
+    added = {name: value for name, value in carried.items() if name not in own}
+    numbers = json.dumps(own, ensure_ascii=False)  # without `added`: its text may have an e before a hyphen
+    most = _MOST_BYTES - _DIGITS * (numbers.count("e+") + numbers.count("e-"))
+    while added:
+        text = json.dumps({**own, **added}, ensure_ascii=False)  # with spaces after : and , as jsonb writes it
+        if len(text.encode()) <= most:
+            return text
+        added.pop(max(added, key=lambda name: (len(added[name]), name)))
+    return headers
+
+
+def carrying(what: What, headers: Callable[[str | None], str | None]) -> What:
+    """Return the same with other headers, as JSON text. Shared options stay shared."""
+    if not isinstance(what, list):
+        return replace(what, options=replace(what.options, headers=headers(what.options.headers)))
+    return with_headers(what, headers)  # type: ignore[arg-type, return-value]  # a list is of one kind

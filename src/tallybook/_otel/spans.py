@@ -14,10 +14,9 @@ from opentelemetry.context import Context
 from opentelemetry.propagators.textmap import Getter, TextMapPropagator
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 
-from tallybook._model.carrying import carrying, read_headers, with_added
 from tallybook._model.job import Job, JobCall
 from tallybook._model.subject import SubjectCall, SubjectReport
-from tallybook._model.tracing import Attempt, What
+from tallybook._model.tracing import Attempt, What, carrying, read_headers, with_added
 from tallybook._otel.metrics import Metrics, attributes
 
 _MOST_LINKS = 100

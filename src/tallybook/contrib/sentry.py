@@ -23,8 +23,7 @@ except ImportError as error:  # pragma: no cover - shown to people
     raise ImportError(f"{error}. Install it with: pip install 'tallybook[sentry]'") from error
 
 from tallybook._app import App
-from tallybook._model.carrying import carrying, read_headers, with_added
-from tallybook._model.tracing import Attempt, Sending, Tracing, What
+from tallybook._model.tracing import Attempt, Sending, Tracing, What, carrying, read_headers, with_added
 from tallybook.errors import ConfigError
 
 __all__ = ["instrument"]
