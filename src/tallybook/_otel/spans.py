@@ -11,7 +11,7 @@ from typing import Any, Generic
 from opentelemetry import context as otel
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.propagators.textmap import Getter, TextMapPropagator
+from opentelemetry.propagators.textmap import TextMapPropagator
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 
 from tallybook._model.job import Job, JobCall
@@ -27,20 +27,6 @@ _ENDS = {
 _FAILURES = ("fail", "crash")
 
 
-class _Texts(Getter[Mapping[str, Any]]):
-    """Reads only headers that are text: others cannot belong to a trace."""
-
-    def get(self, carrier: Mapping[str, Any], key: str) -> list[str] | None:
-        found = carrier.get(key)
-        return [found] if isinstance(found, str) else None
-
-    def keys(self, carrier: Mapping[str, Any]) -> list[str]:
-        return list(carrier)
-
-
-_TEXTS = _Texts()
-
-
 class Headers:
     """Traces in headers, as a propagator reads and writes them."""
 
@@ -54,11 +40,12 @@ class Headers:
 
     def context_of(self, headers: str | Mapping[str, Any] | None) -> Context:
         """Return the context that the headers carry, without the current one; an empty context if they carry none."""
-        found = read_headers(headers)
-        if not self._propagator.fields & found.keys():
+        # Headers that are not text cannot belong to a trace.
+        texts = {name: text for name, text in read_headers(headers).items() if isinstance(text, str)}
+        if not self._propagator.fields & texts.keys():
             return Context()
         try:
-            return self._propagator.extract(found, context=Context(), getter=_TEXTS)
+            return self._propagator.extract(texts, context=Context())
         except Exception:  # the user's propagator, and headers from any program
             return Context()
 
