@@ -25,10 +25,10 @@ from support.proxy import Proxy
 from tallybook import App
 from tallybook._app.queues import Queues
 from tallybook._cli import cli
-from tallybook._model.operator_text import canonical
 from tallybook.errors import ConfigError, QueueUnavailable
 from tallybook.extra.dashboard import database
 from tallybook.extra.operator import openapi, serve, signed_headers
+from tallybook.extra.operator.client import canonical
 from tallybook.extra.operator.routes import OPERATIONS
 from tallybook.extra.operator.signing import sent_path
 from tallybook.web import Key, OperatorApi, operator_api

@@ -4,7 +4,7 @@ keys         the keys and their scopes     signing   the headers of a signature,
 serve        handling of one request       routes    the table of endpoints, with one module per noun
 operations   the class of an endpoint      fields    its values: one class reads and describes them
 problems     refusals and their codes      openapi   the document, built from the table
-client       the headers of a request, and a client for programs; needs no extra
+client       the signed text, the headers of a request, and a client for programs; needs no extra
 """
 
 from tallybook.extra.operator.client import OperatorClient, signed_headers

@@ -1,11 +1,28 @@
 """Sign requests to the operator API, for any HTTP library, and send them. Needs no extra, only the standard library.
 
 See https://github.com/tallybook/tallybook/blob/main/docs/operator-api.md.
+
+The signed text has eight lines, joined by a line feed. No line can contain one, so no two requests have the same text:
+
+    tallybook-v1
+    the id of the key
+    the method
+    the path, byte for byte as sent, including percent signs and prefix
+    the query, its pieces between & sorted by their bytes
+    the timestamp: seconds since 1970
+    the nonce
+    the SHA-256 of the body, in hexadecimal digits
+
+Only the order of a query's pieces is free: a name may occur once, so the order has no meaning. A different encoding of
+the same characters (%2D for -) is a different text.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
+import re
 import secrets
 import time
 from http.client import HTTPException
@@ -14,8 +31,31 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from tallybook._model.operator_text import canonical, sign
 from tallybook.errors import ConfigError, OperatorRefused
+
+_UNSIGNABLE = re.compile(rb"[\x00-\x20\x7f]")
+
+
+def canonical(*, key: str, method: str, path: bytes, query: bytes, timestamp: str, nonce: str, body: bytes) -> bytes:
+    """Return the text to sign. Raises ValueError for a path or a query with invalid characters."""
+    if _UNSIGNABLE.search(path) or _UNSIGNABLE.search(query):
+        raise ValueError("the path or the query has a space or a control character")
+    lines = (
+        b"tallybook-v1",
+        key.encode(),
+        method.encode("latin-1"),
+        path,
+        b"&".join(sorted(query.split(b"&"))),
+        timestamp.encode(),
+        nonce.encode(),
+        hashlib.sha256(body).hexdigest().encode(),
+    )
+    return b"\n".join(lines)
+
+
+def sign(secret: bytes, text: bytes) -> str:
+    """Return the value of the header Tallybook-Signature."""
+    return "v1=" + hmac.new(secret, text, hashlib.sha256).hexdigest()
 
 
 def signed_headers(

@@ -1,4 +1,4 @@
-"""The key that signed a request, and the check of the signature. For the signed text see _model/operator_text.py."""
+"""The key that signed a request, and the check of the signature. For the signed text see client.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote
 
 from starlette.types import Scope
 
-from tallybook._model.operator_text import canonical, sign
+from tallybook.extra.operator.client import canonical, sign
 from tallybook.extra.operator.keys import ID, Key, KeyRing
 from tallybook.extra.operator.problems import Problem
 
