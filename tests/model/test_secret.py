@@ -1,4 +1,4 @@
-"""A secret is shown only to code that asks for it by name (_model/secret.py, _model/provider.py)."""
+"""A secret is shown only to code that asks for it by name (_model/provider.py)."""
 
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import AuthResult, LoginPassword
 
 from tallybook import App
-from tallybook._model.provider import Provider
-from tallybook._model.secret import Secret
+from tallybook._model.provider import Provider, Secret
 from tallybook.errors import UnknownProvider
 
 LOOPBACK = ["127.0.0.0/8"]

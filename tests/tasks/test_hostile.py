@@ -12,7 +12,7 @@ import pytest
 
 from support.outside import LOOPBACK, HttpServer, Reply, provider, serving
 from tallybook import App, Constant, Context, JobInfo
-from tallybook._model.secret import STARS
+from tallybook._model.provider import STARS
 from tallybook.errors import CallFailed
 from tallybook.extra.tasks import email, http, new_signing_secret, webhook
 from tallybook.extra.tasks._outbound import Call

@@ -15,7 +15,7 @@ import pytest
 
 from support.outside import LOOPBACK, HttpServer, Reply, Request, provider, serving
 from tallybook import App, Constant, JobInfo
-from tallybook._model.secret import Secret
+from tallybook._model.provider import Secret
 from tallybook.extra.tasks import email, http, new_signing_secret, webhook
 from tallybook.extra.tasks._masking import Mask
 from tallybook.testing import drain

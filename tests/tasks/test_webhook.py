@@ -15,7 +15,7 @@ from standardwebhooks import Webhook, WebhookVerificationError
 from support.outside import LOOPBACK, HttpServer, Reply, provider, serving
 from tallybook import App, Constant, JobInfo
 from tallybook._model.keyring import new_key
-from tallybook._model.secret import Secret
+from tallybook._model.provider import Secret
 from tallybook.extra.tasks import new_signing_secret, webhook
 from tallybook.testing import drain, travel
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import click
 
-from tallybook._model.secret import Secret
+from tallybook._model.provider import Secret
 from tallybook.extra.providers.steps import check_field
 
 

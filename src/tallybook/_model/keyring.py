@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tallybook._model.secret import Secret
+from tallybook._model.provider import Secret
 from tallybook.errors import ConfigError, NotSupported, SecretError
 
 if TYPE_CHECKING:

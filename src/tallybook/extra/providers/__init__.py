@@ -1,8 +1,7 @@
 """The services that jobs call, with their secrets: `app.providers`."""
 
 from tallybook._model.keyring import new_key
-from tallybook._model.provider import Provider
-from tallybook._model.secret import Secret
+from tallybook._model.provider import Provider, Secret
 from tallybook.extra.providers.registry import Providers
 from tallybook.extra.providers.steps import Rotation, Tested
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from tallybook._model.keyring import Keyring, parse_keys
-from tallybook._model.secret import Secret
+from tallybook._model.provider import Secret
 from tallybook.errors import ConfigError
 
 _NOWHERE = "TALLYBOOK_KEYS, or the file that TALLYBOOK_KEYS_FILE names"

@@ -23,8 +23,7 @@ from tallybook._db.declared import Call
 from tallybook._db.source import Source
 from tallybook._db.verb import run, run_sync
 from tallybook._model.at_node import at_node
-from tallybook._model.provider import Provider
-from tallybook._model.secret import Secret
+from tallybook._model.provider import Provider, Secret
 from tallybook.errors import InvalidArgument
 from tallybook.extra.providers import steps
 from tallybook.extra.providers.keys import KeySource

@@ -15,8 +15,7 @@ from tallybook._db.declared import Call
 from tallybook._db.providers import Stored
 from tallybook._model.keyring import Place, Sealed
 from tallybook._model.options import check_name
-from tallybook._model.provider import Provider
-from tallybook._model.secret import Secret
+from tallybook._model.provider import Provider, Secret
 from tallybook.errors import ConfigError, SecretError, UnknownProvider
 from tallybook.extra.providers.keys import KeySource
 

@@ -9,8 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 from urllib.parse import quote, quote_plus, urlsplit
 
-from tallybook._model.provider import Provider
-from tallybook._model.secret import STARS, Secret
+from tallybook._model.provider import STARS, Provider, Secret
 
 
 class Mask:

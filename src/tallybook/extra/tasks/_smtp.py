@@ -10,8 +10,7 @@ from email.message import EmailMessage
 from functools import lru_cache
 from typing import Any
 
-from tallybook._model.provider import Provider
-from tallybook._model.secret import Secret
+from tallybook._model.provider import Provider, Secret
 from tallybook.errors import CallFailed, ConfigError
 from tallybook.extra.tasks._masking import Mask
 from tallybook.extra.tasks._provider import needed, option, seconds, text_setting

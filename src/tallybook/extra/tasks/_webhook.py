@@ -15,8 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 from tallybook._model.backoff import Exponential
-from tallybook._model.provider import Provider
-from tallybook._model.secret import Secret
+from tallybook._model.provider import Provider, Secret
 from tallybook._worker.run.context import Context
 from tallybook.errors import CallFailed, ConfigError, UnknownProvider
 from tallybook.extra.tasks._outbound import Call, body_of, checked_url
