@@ -16,7 +16,7 @@ from tallybook import Secret
 from tallybook._model import keyring as module
 from tallybook._model.keyring import LONGEST, Keyring, Place, Sealed, new_key, parse_keys
 from tallybook.errors import ConfigError, NotSupported, SecretError
-from tallybook.extra.providers.keys import KeySource
+from tallybook.extra.providers.steps import KeySource
 
 RAW = bytes(range(32))
 KEY = base64.b64encode(RAW).decode()

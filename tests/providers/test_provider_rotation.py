@@ -16,7 +16,7 @@ from tallybook._db import sync
 from tallybook._db.declared import Call
 from tallybook._model.keyring import new_key
 from tallybook.extra.providers import Providers, steps
-from tallybook.extra.providers.keys import KeySource
+from tallybook.extra.providers.steps import KeySource
 
 K1, K2 = new_key("k1"), new_key("k2")
 MANY = 230

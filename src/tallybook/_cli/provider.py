@@ -21,8 +21,7 @@ from tallybook._model.keyring import new_key
 from tallybook._model.options import check_name
 from tallybook.errors import UnknownProvider
 from tallybook.extra.providers import steps
-from tallybook.extra.providers.keys import KeySource
-from tallybook.extra.providers.steps import Steps, Tested
+from tallybook.extra.providers.steps import KeySource, Steps, Tested
 
 T = TypeVar("T")
 Texts = tuple[str, ...]

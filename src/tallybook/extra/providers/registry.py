@@ -26,8 +26,7 @@ from tallybook._model.at_node import at_node
 from tallybook._model.provider import Provider, Secret
 from tallybook.errors import InvalidArgument
 from tallybook.extra.providers import steps
-from tallybook.extra.providers.keys import KeySource
-from tallybook.extra.providers.steps import Rotation, Steps, Tested
+from tallybook.extra.providers.steps import KeySource, Rotation, Steps, Tested
 
 T = TypeVar("T")
 Say = Callable[[Call[Any]], Coroutine[Any, Any, Any]]

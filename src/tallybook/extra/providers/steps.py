@@ -1,28 +1,31 @@
 """The steps of the verbs for providers: generators that yield Calls, shared by sync and async callers.
 
-This module decrypts and encrypts between two statements. A secret value is only ever in a Secret.
+This module decrypts and encrypts between two statements. A secret value is only ever in a Secret. The keys are those of
+TALLYBOOK_KEYS, or of the file that TALLYBOOK_KEYS_FILE names.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from tallybook._db import providers as calls
 from tallybook._db.both import done, got
 from tallybook._db.declared import Call
 from tallybook._db.providers import Stored
-from tallybook._model.keyring import Place, Sealed
+from tallybook._model.keyring import Keyring, Place, Sealed, parse_keys
 from tallybook._model.options import check_name
 from tallybook._model.provider import Provider, Secret
 from tallybook.errors import ConfigError, SecretError, UnknownProvider
-from tallybook.extra.providers.keys import KeySource
 
 T = TypeVar("T")
 Steps = Generator[Call[Any], Any, T]
 
 _TRIES = 20
+_NOWHERE = "TALLYBOOK_KEYS, or the file that TALLYBOOK_KEYS_FILE names"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,57 @@ class Tested:
     slot: str
     key_id: str
     problem: SecretError | None = None
+
+
+class KeySource:
+    """The current keyring, parsed again when the variable, or the time or size of the file, changes.
+
+    A file can therefore be replaced while workers run.
+    """
+
+    def __init__(self) -> None:
+        self._seen: object = None
+        self._keyring = Keyring({}, _NOWHERE)
+
+    def keyring(self) -> Keyring:
+        """Return the current keys, an empty keyring if neither variable is set. ConfigError if they cannot be read."""
+        text = Secret(os.environ.get("TALLYBOOK_KEYS", ""))
+        path = os.environ.get("TALLYBOOK_KEYS_FILE", "")
+        if text.reveal().strip() and path:
+            hint = "Unset one of them; a program that rotates its keys without a restart needs the file"
+            raise ConfigError("TALLYBOOK_KEYS_FILE", path, "TALLYBOOK_KEYS is set as well", hint=hint)
+        seen = (path, *_stamp(path)) if path else text
+        if seen != self._seen:
+            if path:
+                self._keyring = parse_keys(_read(path), "TALLYBOOK_KEYS_FILE")
+            elif text.reveal().strip():
+                self._keyring = parse_keys(text, "TALLYBOOK_KEYS")
+            else:
+                self._keyring = Keyring({}, _NOWHERE)
+            self._seen = seen
+        return self._keyring
+
+
+def _stamp(path: str) -> tuple[int, ...]:
+    try:
+        found = Path(path).stat()
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    return (found.st_mtime_ns, found.st_size, found.st_ino)
+
+
+def _read(path: str) -> Secret:
+    try:
+        return Secret(Path(path).read_text("utf-8"))
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    except UnicodeDecodeError:
+        problem = ConfigError("TALLYBOOK_KEYS_FILE", path, "not a text file")
+    raise problem  # without the error above, which contains the bytes of the file
+
+
+def _unreadable(path: str, error: OSError) -> ConfigError:
+    return ConfigError("TALLYBOOK_KEYS_FILE", path, f"cannot be read: {error.strerror}")
 
 
 def get(name: str, keys: KeySource) -> Steps[Provider]:
