@@ -20,8 +20,7 @@ from tallybook._model.backoff import Exponential
 from tallybook._model.provider import Provider
 from tallybook._worker.run.context import Context
 from tallybook.errors import CallFailed, ConfigError
-from tallybook.extra.tasks._provider import needed, text_setting
-from tallybook.extra.tasks._shelf import ready_made
+from tallybook.extra.tasks._provider import needed, ready_made, text_setting
 from tallybook.extra.tasks._smtp import Server
 
 PATIENT = Exponential(timedelta(minutes=1), factor=4, cap=timedelta(hours=6), jitter=True)

@@ -9,7 +9,7 @@ from typing import Any
 from tallybook._worker.run.context import Context
 from tallybook.errors import CallFailed
 from tallybook.extra.tasks._outbound import Answer, Call, body_of
-from tallybook.extra.tasks._shelf import ready_made
+from tallybook.extra.tasks._provider import ready_made
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _MOST = 256_000

@@ -1,4 +1,4 @@
-"""The access of the ready-made tasks to the app's providers and their settings."""
+"""What the ready-made tasks share: their app until `app.include` adds them to yours, and the settings of providers."""
 
 from __future__ import annotations
 
@@ -8,17 +8,29 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import wraps
 from importlib import import_module
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
+from tallybook._app import App, ContextTask
+from tallybook._model.backoff import Backoff
 from tallybook._model.durations import parse_duration
 from tallybook._model.provider import Provider
+from tallybook._worker.run.context import Context
 from tallybook.errors import ConfigError, NotSupported
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
+shelf = App("tallybook.tasks")
 _LONGEST = timedelta(minutes=5)
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,200}")
+
+
+def ready_made(
+    name: str, *, summary: str | None = None, retry: Backoff | None = None, max_attempts: int | None = None
+) -> Callable[[Callable[Concatenate[Context, P], R]], ContextTask[P, R]]:
+    """`shelf.task` for functions with a Context. An Any in an annotation makes mypy infer Any for an overload."""
+    made: Any = shelf.task(name=name, summary=summary, retry=retry, max_attempts=max_attempts)
+    return cast(Callable[[Callable[Concatenate[Context, P], R]], ContextTask[P, R]], made)
 
 
 def bare(error: Exception) -> Exception:

@@ -13,8 +13,7 @@ from tallybook.errors import CallFailed, ConfigError
 from tallybook.extra.tasks._email import PATIENT
 from tallybook.extra.tasks._http import content_of
 from tallybook.extra.tasks._outbound import Call, body_of
-from tallybook.extra.tasks._provider import option
-from tallybook.extra.tasks._shelf import ready_made
+from tallybook.extra.tasks._provider import option, ready_made
 
 _NUMBER = re.compile(r"\+?[0-9]{3,15}")
 _MOST_TEXT = 1600

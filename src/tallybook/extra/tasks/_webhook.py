@@ -19,8 +19,7 @@ from tallybook._model.provider import Provider, Secret
 from tallybook._worker.run.context import Context
 from tallybook.errors import CallFailed, ConfigError, UnknownProvider
 from tallybook.extra.tasks._outbound import Call, body_of, checked_url
-from tallybook.extra.tasks._provider import Registry, option, quiet
-from tallybook.extra.tasks._shelf import ready_made
+from tallybook.extra.tasks._provider import Registry, option, quiet, ready_made
 
 _MOST = 16_384
 _KEPT = 2_000
