@@ -9,9 +9,8 @@ from tallybook.errors import ConfigError
 
 try:
     from tallybook.extra.dashboard.access import Access, Authenticate
-    from tallybook.extra.dashboard.mount import mounted
     from tallybook.extra.dashboard.nodes import Nodes
-    from tallybook.extra.dashboard.site import Site
+    from tallybook.extra.dashboard.site import Site, mounted
     from tallybook.extra.dashboard.users import User, read_users
     from tallybook.extra.operator.keys import Key, read_keys
     from tallybook.extra.operator.serve import OperatorApi, operator_api

@@ -29,8 +29,8 @@ from tallybook._app import App
 from tallybook._db import aio, audit
 from tallybook.errors import CommitUnknown, QueueUnavailable
 from tallybook.extra.dashboard.database import READ_TIMEOUT, Conn, Database
-from tallybook.extra.dashboard.mount import mounted
 from tallybook.extra.dashboard.nodes import At, Nodes, sorted_out
+from tallybook.extra.dashboard.site import mounted
 from tallybook.extra.operator import openapi
 from tallybook.extra.operator.body import parsed, read_body
 from tallybook.extra.operator.fields import read, read_query
