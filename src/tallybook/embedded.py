@@ -43,8 +43,7 @@ from ._embedded.binaries import binaries, default_version, installed_versions
 from ._embedded.cluster import Cluster, Postmaster, is_running
 from ._embedded.directories import RunDirectory
 from ._embedded.errors import EmbeddedBusy, EmbeddedError, EmbeddedStartFailed, EmbeddedUnavailable
-from ._embedded.guard import Guard
-from ._embedded.settings import NOT_DURABLE, Setting, checked, command_line
+from ._embedded.guard import NOT_DURABLE, Guard, Setting, checked, command_line
 from ._embedded.template import SUPERUSER, reachable_binaries
 
 __all__ = [

@@ -22,7 +22,7 @@ import psycopg
 from support.database import one
 from tallybook._embedded.account import server_account
 from tallybook._embedded.binaries import binaries
-from tallybook._embedded.settings import NOT_DURABLE
+from tallybook._embedded.guard import NOT_DURABLE
 from tallybook._embedded.template import SUPERUSER, environment, reachable_binaries
 from tallybook.embedded import Server
 

@@ -6,6 +6,5 @@ account    the user that the server runs as for root, and what that user can rea
 directories  cache, run directories, locks between processes
 template   runs initdb once and copies after that; copies the binaries for a user that cannot reach the installed ones
 cluster    one data directory: its lock, its contents, the server that uses it, making it
-settings   the server's command line
-guard      our handle on the guard process; guard_main is that process
+guard      the server's command line, and our handle on the guard process; guard_main is that process
 """

@@ -1,4 +1,4 @@
-"""Our handle on the guard process; see guard_main for what it does."""
+"""The server's command line, and our handle on the guard process, which runs it; see guard_main."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -17,9 +17,52 @@ from .account import Account
 from .errors import EmbeddedError
 from .template import environment
 
+Setting = str | int | float | bool
+
+DEFAULTS: Mapping[str, Setting] = {
+    "max_connections": 100,
+    "shared_buffers": "128MB",
+    "log_min_messages": "warning",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+}
+# For data that will be deleted. A commit still waits until its WAL is handed to the operating system
+# (synchronous_commit stays on), so that Server.kill() loses no more than a SIGKILL would with real settings. Shared
+# memory is in files of the data directory: what a killed server leaves in /dev/shm, only its next start would remove.
+NOT_DURABLE: Mapping[str, Setting] = {"fsync": "off", "full_page_writes": "off", "dynamic_shared_memory_type": "mmap"}
+# The manager sets where the server listens and for whom, because that keeps it safe.
+_OURS = {
+    *("listen_addresses", "port", "unix_socket_directories", "unix_socket_permissions", "unix_socket_group"),
+    *("data_directory", "hba_file", "ident_file", "external_pid_file", "config_file"),
+}
+
 _PROGRAM = Path(__file__).with_name("guard_main.py")
 _SECONDS_TO_ANSWER = 20.0
 _alive: weakref.WeakSet[Guard] = weakref.WeakSet()
+
+
+def checked(settings: Mapping[str, Setting]) -> dict[str, Setting]:
+    """Return the settings on top of our defaults; raise ValueError for settings that the manager sets."""
+    if refused := sorted(_OURS & {name.lower() for name in settings}):
+        raise ValueError(f"settings must not contain {', '.join(refused)}: the manager sets them")
+    return {**DEFAULTS, **settings}
+
+
+def command_line(
+    programs: Path, data: Path, settings: Mapping[str, Setting], *, sockets: Path, port: int, tcp: bool
+) -> list[str | Path]:
+    """Return the postmaster's arguments. They override postgresql.conf and `alter system`."""
+    ours: dict[str, Setting] = {
+        "listen_addresses": "127.0.0.1" if tcp else "",
+        "port": port,
+        "unix_socket_directories": str(sockets),
+        "unix_socket_permissions": "0700",
+    }
+    line: list[str | Path] = [programs / "postgres", "-D", data]
+    for name, value in {**settings, **ours}.items():
+        text = ("on" if value else "off") if isinstance(value, bool) else str(value)
+        line += ["-c", f"{name}={text}"]
+    return line
 
 
 class Guard:
