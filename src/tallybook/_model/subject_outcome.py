@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 from tallybook._model.durations import parse_duration
 from tallybook._model.options import check_text
@@ -32,18 +32,21 @@ _REF_BYTES = 200
 class SubjectOutcome(Outcome):
     """The common base of outcomes that end an iteration of a subject."""
 
-    _args_at: ClassVar[int | None] = None
-
     @property
     def new_args(self) -> dict[str, Any] | None:
         """The subject's new args by name; None: unchanged."""
-        return None if self._args_at is None else self.args[self._args_at]
+        return dict(zip(self.__match_args__, self.args, strict=False)).get("new_args")
 
     def __hash__(self) -> int:  # args and details cannot be hashed
         return hash((type(self), tuple(value for value in self.args if isinstance(value, str | timedelta | datetime))))
 
     def __reduce__(self) -> tuple[object, ...]:  # BaseException would call the class with all args by position
         return _rebuilt, (type(self), self.args)
+
+    def __repr__(self) -> str:
+        shown = [repr(getattr(self, name)) for name in self.__match_args__ if name != "new_args"]
+        shown += [] if self.new_args is None else [f"args={self.new_args!r}"]
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     def __str__(self) -> str:
         return repr(self)
@@ -63,7 +66,6 @@ class Reschedule(SubjectOutcome):
     """
 
     __match_args__ = ("when", "new_args")
-    _args_at = 1
 
     def __init__(self, when: timedelta | datetime | str, *, args: Mapping[str, Any] | None = None) -> None:
         if isinstance(when, datetime):
@@ -101,21 +103,14 @@ class Reschedule(SubjectOutcome):
         run_at = self.run_at
         return self.run_in or timedelta(0) if run_at is None else max(timedelta(0), run_at - datetime.now(UTC))
 
-    def __repr__(self) -> str:
-        return f"Reschedule({self.when!r}{_shown(self.new_args)})"
-
 
 class Complete(SubjectOutcome):
     """Done: no further iteration, and the name is kept. A handler that returns None has the same effect."""
 
     __match_args__ = ("new_args",)
-    _args_at = 0
 
     def __init__(self, *, args: Mapping[str, Any] | None = None) -> None:
         super().__init__(_checked(args, "Complete"))
-
-    def __repr__(self) -> str:
-        return f"Complete({_shown(self.new_args).removeprefix(', ')})"
 
 
 class Drop(SubjectOutcome):
@@ -129,7 +124,6 @@ class Kill(SubjectOutcome):
     """Give the subject up, even if attempts are left: a dead letter with the reason `killed`, for people to check."""
 
     __match_args__ = ("reason", "new_args")
-    _args_at = 1
 
     def __init__(self, reason: str = "", *, args: Mapping[str, Any] | None = None) -> None:
         super().__init__(reason, _checked(args, "Kill"))
@@ -138,9 +132,6 @@ class Kill(SubjectOutcome):
     def reason(self) -> str:
         """The reason, for people."""
         return str(self.args[0])
-
-    def __repr__(self) -> str:
-        return f"Kill({self.reason!r}{_shown(self.new_args)})"
 
 
 class Reject(SubjectOutcome):
@@ -199,7 +190,3 @@ def _checked(args: object, outcome: str) -> dict[str, Any] | None:
         hint = f'Write {outcome}(..., args={{**ctx.args, "page": 4}})'
         raise ConfigError(f"{outcome}.args", args, "not a mapping of argument names to values", hint=hint)
     return dict(args)
-
-
-def _shown(args: Mapping[str, Any] | None) -> str:
-    return "" if args is None else f", args={args!r}"
