@@ -17,9 +17,8 @@ from tallybook._app import declaring
 from tallybook._db import calls
 from tallybook._db.declared import Call
 from tallybook._db.verb import AsyncConn, SyncConn, Verb, do, do_sync, on_job, traced
-from tallybook._model.after import with_follow_up
 from tallybook._model.backoff import Backoff, Retry, as_policy
-from tallybook._model.job import Job, JobCall, checked_reason, job_id
+from tallybook._model.job import Job, JobCall, checked_reason, job_id, with_follow_up
 from tallybook._model.mistakes import OF_APP
 from tallybook._model.options import check_name
 from tallybook._task import BoundTask

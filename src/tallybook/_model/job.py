@@ -1,13 +1,16 @@
-"""A job outside its handler: JobCall before an enqueue, Job after it. Its row in a view is in job_info.py."""
+"""A job outside its handler: JobCall before an enqueue, Job after it. Its row in a view is in job_info.py.
+
+Also jobs that wait for other jobs: the jobs of one call, ordered so that each comes after its parents.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic
 
 from tallybook._model.options import Options, text_problem
-from tallybook.errors import InvalidArgument, UnknownJob
+from tallybook.errors import ConfigError, InvalidArgument, UnknownJob
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -68,3 +71,110 @@ def checked_reason(reason: str | None) -> str | None:
     if reason is not None and (problem := text_problem(reason)):
         raise InvalidArgument(f"the reason {problem}")
     return reason
+
+
+Parent = Job | JobCall | int
+"""A stored job, or one that the same call enqueues."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arranged:
+    """The jobs of a call in the order of insertion."""
+
+    jobs: list[JobCall]
+    parents: list[list[int]]
+    """Per job: ids of stored parents; -1 is the first of these jobs, -2 the second, ..."""
+    places: list[int]
+    """For each job in the caller's order, its position in `jobs`."""
+
+
+def checked_after(after: object) -> tuple[int | JobCall, ...]:
+    """Return the parents of `with_(after=...)`, each once: ids, and jobs not enqueued yet. Raises ConfigError."""
+    given = after if isinstance(after, Iterable) and not isinstance(after, str | bytes) else (after,)
+    found: dict[Any, int | JobCall] = {}
+    for parent in given:
+        if isinstance(parent, Job):
+            parent = parent.id
+        if type(parent) is JobCall:
+            found[id(parent)] = parent
+        elif type(parent) is int and 0 < parent < 1 << 63:
+            found[("id", parent)] = parent
+        else:
+            hint = "Write after=[job, ...] with ids, results of an enqueue, or task.job(...) of the same enqueue_many"
+            raise ConfigError("after", parent, "not a job", hint=hint)
+    if not found:
+        raise ConfigError("after", after, "no job is named", hint="Leave it out for a job that waits for none")
+    return tuple(found.values())
+
+
+def with_follow_up(jobs: Iterable[JobCall], then: JobCall | None) -> list[JobCall]:
+    """Return these jobs and, last, one that waits for all of them, by default even if they did not complete."""
+    jobs = checked_calls(jobs, JobCall, "job", "task.job(...)")
+    if then is None:
+        return jobs
+    if type(then) is not JobCall:
+        raise InvalidArgument(f"then is of type {type(then).__name__}", hint="Describe it by task.job(...)")
+    parents = {id(job): job for job in jobs}
+    after = (*then.options.after, *parents.values())
+    options = replace(then.options, after=after, on_parent=then.options.on_parent or "any")
+    return [*jobs, replace(then, options=options)]
+
+
+def arranged(jobs: Sequence[JobCall]) -> Arranged:
+    """Order the jobs so that each comes after its parents. Raises InvalidArgument if a described parent is missing.
+
+    Cycles cannot occur: a job is described after its parents.
+    """
+    among: dict[int, list[int]] = {}
+    for at, job in enumerate(jobs):
+        among.setdefault(id(job), []).append(at)
+    places = [-1] * len(jobs)
+    order: list[int] = []
+    for first in range(len(jobs)):
+        stack = [first]
+        while stack:  # a chain may be longer than Python's own stack
+            at = stack[-1]
+            if places[at] >= 0:
+                stack.pop()
+                continue
+            calls = [parent for parent in jobs[at].options.after if not isinstance(parent, int)]
+            before = [p for call in calls for p in _found(among, call, at) if places[p] < 0]
+            if before:
+                stack.extend(reversed(before))
+                continue
+            stack.pop()
+            places[at] = len(order)
+            order.append(at)
+    parents = [
+        [
+            n
+            for parent in jobs[at].options.after
+            for n in ([parent] if isinstance(parent, int) else [-1 - places[p] for p in among[id(parent)]])
+        ]
+        for at in order
+    ]
+    return Arranged([jobs[at] for at in order], parents, places)
+
+
+def _found(among: dict[int, list[int]], call: JobCall, at: int) -> list[int]:
+    if found := among.get(id(call)):
+        return found
+    hint = "Pass both to one enqueue_many, or wait for the Job that an earlier enqueue has returned"
+    raise InvalidArgument(f"job {at} waits for a job of {call.task!r} that this call does not enqueue", hint=hint)
+
+
+def with_headers(jobs: Sequence[JobCall], headers: Callable[[str | None], str | None]) -> list[JobCall]:
+    """Return these jobs with other headers, as JSON text. Parents stay parents, and shared options stay shared.
+
+    It also takes subjects, which have no parents.
+    """
+    options: dict[int, Options] = {}
+    made: dict[int, JobCall] = {}
+    for job in arranged(jobs).jobs if any(job.options.after for job in jobs) else jobs:
+        found = options.get(id(job.options))
+        if found is None:
+            after = tuple(parent if isinstance(parent, int) else made[id(parent)] for parent in job.options.after)
+            found = replace(job.options, headers=headers(job.options.headers), after=after)
+            options[id(job.options)] = found
+        made[id(job)] = replace(job, options=found)
+    return [made[id(job)] for job in jobs]

@@ -11,8 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from tallybook._model.after import with_headers
-from tallybook._model.job import JobCall
+from tallybook._model.job import JobCall, with_headers
 
 if TYPE_CHECKING:
     from tallybook._model.subject import SubjectCall
