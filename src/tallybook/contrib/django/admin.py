@@ -12,16 +12,8 @@ from django.utils.html import format_html, format_html_join
 
 from tallybook._db import queues, sync
 from tallybook._model.schedule import rule_text
+from tallybook.contrib.django import _admin_lists as lists
 from tallybook.contrib.django._admin_acts import JobActs, QueueActs, ScheduleActs
-from tallybook.contrib.django._admin_lists import (
-    JobList,
-    PausedFilter,
-    QueueFilter,
-    StateFilter,
-    TaskFilter,
-    alias,
-    app,
-)
 from tallybook.contrib.django.models import DeadLetter, Job, Queue, Schedule
 from tallybook.extra.dashboard.redact import error_views, shown
 
@@ -55,12 +47,12 @@ class _Jobs(JobActs):
     )
 
     def get_changelist(self, request: Any, **kwargs: Any) -> Any:
-        return JobList
+        return lists.JobList
 
     @admin.display(description="Why")
     def why(self, job: Job) -> str:
         """Return why it does not run, or how it ended."""
-        reasons = app.jobs.why(job.pk).sync(alias())
+        reasons = lists.app.jobs.why(job.pk).sync(lists.alias())
         return str(format_html_join("", "{}<br>", ((reason.explanation,) for reason in reasons)))
 
     @admin.display(description="Errors")
@@ -80,7 +72,7 @@ class _Jobs(JobActs):
 @admin.register(Job)
 class JobAdmin(_Jobs):
     list_display = ("id", "task", "queue", "state", "attempts", "enqueued_at", "ended_at", "note")
-    list_filter = (StateFilter, QueueFilter, TaskFilter)
+    list_filter = (lists.StateFilter, lists.QueueFilter, lists.TaskFilter)
     actions = ("retry", "cancel")
 
 
@@ -90,7 +82,7 @@ class DeadLetterAdmin(_Jobs):
 
     only_state = "dead"
     list_display = ("id", "task", "queue", "reason", "failures", "ended_at", "note")
-    list_filter = (QueueFilter, TaskFilter)
+    list_filter = (lists.QueueFilter, lists.TaskFilter)
     actions = ("retry", "drop")
 
     def get_queryset(self, request: Any) -> Any:
@@ -101,7 +93,7 @@ class DeadLetterAdmin(_Jobs):
 class QueueAdmin(QueueActs):
     list_display = ("queue", "paused_by", "available", "running", "scheduled", "retrying", "waiting", "dead",
                     "completed")  # fmt: skip
-    list_filter = (PausedFilter,)
+    list_filter = (lists.PausedFilter,)
     ordering = search_fields = ("queue",)
     actions = ("pause", "resume", "empty")
     fieldsets = (
@@ -118,7 +110,7 @@ class QueueAdmin(QueueActs):
     def get_object(self, request: Any, object_id: str, from_field: Any = None) -> Any:
         found = super().get_object(request, object_id, from_field)
         if found is not None:
-            (found.settings,) = sync.run(alias(), queues.queues(found.pk))
+            (found.settings,) = sync.run(lists.alias(), queues.queues(found.pk))
         return found
 
     retention = admin.display(description="Retention class")(lambda self, queue: str(queue.settings.retention))
@@ -132,7 +124,7 @@ class QueueAdmin(QueueActs):
 class ScheduleAdmin(ScheduleActs):
     list_display = ("name", "rule", "task", "queue", "tick", "last_job_id", "fired_count", "failed_count", "paused_at",
                     "problem")  # fmt: skip
-    list_filter = (PausedFilter, QueueFilter, TaskFilter)
+    list_filter = (lists.PausedFilter, lists.QueueFilter, lists.TaskFilter)
     search_fields = ("name", "task")
     ordering = ("name",)
     actions = ("run", "pause", "resume")
