@@ -110,10 +110,8 @@ def _private_cache(account: Account | None) -> Path:
 
 def redirected_parent(account: Account) -> Path:
     """Return the directory for root's persistent clusters whose own location the server's user cannot reach."""
-    if named := os.environ.get("TALLYBOOK_CACHE"):
-        directory = Path(named).absolute() / "data"
-    else:
-        directory = Path("/var/lib/tallybook")
+    named = os.environ.get("TALLYBOOK_CACHE")
+    directory = Path(named).absolute() / "data" if named else Path("/var/lib/tallybook")
     _make(directory, account)
     if not account.enters(directory):
         raise EmbeddedError(f"the user {account.name}, as which root's PostgreSQL runs, cannot reach {directory}")

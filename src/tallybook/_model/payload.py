@@ -36,10 +36,7 @@ def encode(value: object, *, task: str, max_bytes: int = 1_000_000, max_depth: i
             text = _dumps(value)  # the common case, a flat dict: only the C encoder runs
         else:
             text = _dumps(Walk(max_depth=max_depth, max_members=max_bytes // 2).plain(value))
-        if text.isascii():
-            size = len(text)
-        else:
-            size = len(text.encode())  # raises for a lone surrogate
+        size = len(text) if text.isascii() else len(text.encode())  # raises for a lone surrogate
         if size <= max_bytes and "\\u0000" not in text and (size < _LONGEST_NUMBER or _python_limits_integers()):
             return text
     except Exception as error:

@@ -125,11 +125,8 @@ class Metrics:
 def attributes(operation: str, queue: str | None) -> dict[str, Any]:
     """Return what spans and metrics of an operation have in common."""
     words = {"messaging.operation.name": operation, "messaging.operation.type": operation}
-    return {
-        "messaging.system": "tallybook",
-        **words,
-        **({"messaging.destination.name": queue} if queue is not None else {}),
-    }
+    place = {} if queue is None else {"messaging.destination.name": queue}
+    return {"messaging.system": "tallybook", **words, **place}
 
 
 def _of(node: str | None) -> Labels:

@@ -111,23 +111,19 @@ def in_transaction(sessions: Callable[[], Any] | None = None) -> Any:
     from sqlalchemy.ext.asyncio import async_sessionmaker
     from sqlalchemy.orm import sessionmaker
 
-    if isinstance(sessions, async_sessionmaker):
-        asynchronous = sessions
+    maker: Any = sessions
 
-        async def session() -> AsyncIterator[Any]:
-            async with asynchronous.begin() as found:
-                yield found
+    async def session() -> AsyncIterator[Any]:
+        async with maker.begin() as found:
+            yield found
 
-        return Depends(session, scope="function")
-    if isinstance(sessions, sessionmaker):
-        synchronous = sessions
+    def session_sync() -> Iterator[Any]:
+        with maker.begin() as found:
+            yield found
 
-        def session_sync() -> Iterator[Any]:
-            with synchronous.begin() as found:
-                yield found
-
-        return Depends(session_sync, scope="function")
-    raise TypeError(f"in_transaction needs a sessionmaker or an async_sessionmaker, not {type(sessions).__name__}")
+    if not isinstance(maker, async_sessionmaker | sessionmaker):
+        raise TypeError(f"in_transaction needs a sessionmaker or an async_sessionmaker, not {type(maker).__name__}")
+    return Depends(session if isinstance(maker, async_sessionmaker) else session_sync, scope="function")
 
 
 async def _connection(connection: HTTPConnection) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
