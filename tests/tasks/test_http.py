@@ -17,7 +17,7 @@ from support.outside import LOOPBACK, HttpServer, Reply, Request, provider, serv
 from tallybook import App, Constant, JobInfo
 from tallybook._model.provider import Secret
 from tallybook.extra.tasks import email, http, new_signing_secret, webhook
-from tallybook.extra.tasks._masking import Mask
+from tallybook.extra.tasks._provider import Mask
 from tallybook.testing import drain
 
 Run = Callable[..., JobInfo]

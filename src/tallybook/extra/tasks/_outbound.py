@@ -16,8 +16,7 @@ from tallybook._worker.run.context import Context
 from tallybook.errors import AddressRefused, CallFailed, ConfigError
 from tallybook.extra.tasks import _provider
 from tallybook.extra.tasks._address import Allowed
-from tallybook.extra.tasks._masking import Mask
-from tallybook.extra.tasks._provider import HEADER_NAME, bare, is_header_value, needed, option, quiet, text_setting
+from tallybook.extra.tasks._provider import HEADER_NAME, Mask, is_header_value, needed, option, quiet, text_setting
 
 # A 4xx is final, except these. 408, 425 and 429 mean "later". 401, 403 and 407 are about the provider's credentials:
 # the job is right, and succeeds once these are corrected.
@@ -169,7 +168,7 @@ class Call:
         except AddressRefused as error:
             return AddressRefused(error.reason or "", provider=self._name, who=self.who)
         except CallFailed as error:
-            return bare(error)
+            return _provider.bare(error)
         except TimeoutError:
             return self._failed(f"no complete answer within {self.timeout:g} s")
         except Exception as error:

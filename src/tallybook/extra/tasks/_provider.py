@@ -1,19 +1,21 @@
-"""What the ready-made tasks share: their app until `app.include` adds them to yours, and the settings of providers."""
+"""What the ready-made tasks share: their app until `app.include` adds them to yours, and the access to providers."""
 
 from __future__ import annotations
 
 import base64
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import wraps
 from importlib import import_module
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
+from urllib.parse import quote, quote_plus, urlsplit
 
 from tallybook._app import App, ContextTask
 from tallybook._model.backoff import Backoff
 from tallybook._model.durations import parse_duration
-from tallybook._model.provider import Provider
+from tallybook._model.provider import STARS, Provider, Secret
 from tallybook._worker.run.context import Context
 from tallybook.errors import ConfigError, NotSupported
 
@@ -133,3 +135,51 @@ def auth_headers(provider: Provider) -> dict[str, str]:
 def is_header_value(text: object) -> bool:
     """Return whether this is a valid header value: printable ASCII. A line break would add another header."""
     return isinstance(text, str) and text.isascii() and (text.isprintable() or not text) and text.strip() == text
+
+
+class Mask:
+    """Replaces every secret by stars in answers, which may echo it: unchanged, in JSON, in a URL, in base64."""
+
+    def __init__(self, texts: Iterable[str] = ()) -> None:
+        forms: set[str] = set()
+        for text in texts:
+            plain = base64.b64encode(text.encode()).decode()
+            forms |= {text, quote(text), quote(text, safe=""), quote_plus(text), json.dumps(text)[1:-1], plain}
+            forms |= {json.dumps(text, ensure_ascii=False)[1:-1], text.removeprefix("whsec_")}
+        known = sorted(filter(None, forms), key=len, reverse=True)  # longest first: one may be part of another
+        self._pattern = re.compile("|".join(map(re.escape, known))) if known else None
+
+    @classmethod
+    def of(cls, provider: Provider, *others: str) -> Mask:
+        """Return a mask for all secrets of a provider, previous ones included, and for `others` derived from them."""
+        texts = list(others)
+        if (url := provider.secrets.get("url")) is not None:
+            texts += _path_of(url)
+        for secret in provider.secrets.values():
+            texts += [one.reveal() for one in (secret, secret.previous) if one is not None]
+        return cls(texts)
+
+    def text(self, text: str) -> str:
+        return text if self._pattern is None else self._pattern.sub(STARS, text)
+
+    def data(self, data: bytes) -> bytes:
+        return self.text(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+
+    def value(self, value: Any) -> Any:
+        """Return a JSON value with the secrets in all its texts, keys included, replaced by stars."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, list):
+            return [self.value(one) for one in value]
+        if isinstance(value, dict):
+            return {self.text(key): self.value(one) for key, one in value.items()}
+        return value
+
+
+def _path_of(url: Secret) -> list[str]:
+    """Return path and query of a URL. A server knows its own host, so an echo of the path alone shows the secret."""
+    try:
+        parts = urlsplit(url.reveal())
+    except ValueError:
+        return []
+    return [one for one in (parts.path.rstrip("/"), parts.query) if one]

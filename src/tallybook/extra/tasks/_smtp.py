@@ -12,8 +12,7 @@ from typing import Any
 
 from tallybook._model.provider import Provider, Secret
 from tallybook.errors import CallFailed, ConfigError
-from tallybook.extra.tasks._masking import Mask
-from tallybook.extra.tasks._provider import needed, option, seconds, text_setting
+from tallybook.extra.tasks._provider import Mask, needed, option, seconds, text_setting
 
 _QUIT = 2.0
 _PORTS = {"tls": 465, "starttls": 587, "none": 25}
