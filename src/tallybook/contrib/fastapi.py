@@ -42,12 +42,7 @@ Queues = Mapping[str, int] | Iterable[str]
 
 
 def lifespan(
-    app: App,
-    inner: Lifespan | None = None,
-    *,
-    max_size: int = 4,
-    shared: bool = False,
-    worker: bool | Queues = False,
+    app: App, inner: Lifespan | None = None, *, max_size: int = 4, shared: bool = False, worker: bool | Queues = False
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, Any]]]:
     """Return the lifespan of a FastAPI application that uses this App: its pool is open while requests are served.
 
