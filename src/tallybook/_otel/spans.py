@@ -15,6 +15,7 @@ from opentelemetry.propagators.textmap import TextMapPropagator
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 
 from tallybook._model.job import Job, JobCall
+from tallybook._model.plain import kind_name
 from tallybook._model.subject import SubjectCall, SubjectReport
 from tallybook._model.tracing import Attempt, What, carrying, read_headers, with_added
 from tallybook._otel.metrics import Metrics, attributes
@@ -116,7 +117,7 @@ class Traces:
             try:
                 yield Sending(self._carrying(what, keeps=keeps), span)
             except Exception as error:
-                failed = _kind(error)
+                failed = kind_name(type(error))
                 span.set_attribute("error.type", failed)
                 raise
             finally:
@@ -212,8 +213,3 @@ def _teller(span: Span, attempt: Attempt, metrics: Metrics) -> Callable[[str, Ma
 
 def _name(operation: str, queue: str | None) -> str:
     return operation if queue is None else f"{operation} {queue}"
-
-
-def _kind(error: BaseException) -> str:
-    cls = type(error)
-    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
