@@ -23,20 +23,18 @@ _CAUSE = "\nThe above exception was the direct cause of the following exception:
 _CONTEXT = "\nDuring handling of the above exception, another exception occurred:\n\n"
 
 
-def describe(
-    exc: BaseException, *, attempt: int, worker: str, max_bytes: int = 16_000, max_frames: int = 50
-) -> dict[str, object]:
+def describe(exc: BaseException, *, attempt: int, worker: str, max_bytes: int = 16_000) -> dict[str, object]:
     """Return `exc` as a dict for the job's list of errors. Never raises, whatever the attributes of `exc` do.
 
     The JSON text of the dict has at most `max_bytes` of UTF-8 (if that is 1,000 or more). A long message keeps its
-    start, a long traceback its end. At most `max_frames` frames are shown, over all causes together. Frames of
+    start, a long traceback its end. At most 50 frames are shown, over all causes together. Frames of
     Tallybook above those of the handler are left out.
     """
     kind = _fit(_kind(exc), 200)
     message = _fit(safe_text(exc), max_bytes // 4)
     found = {"type": kind, "message": message, "traceback": "", "attempt": attempt, "worker": _fit(_clean(worker), 200)}
     try:
-        text = _clean("".join(_Rendering(max_frames).chain(exc)))
+        text = _clean("".join(_Rendering().chain(exc)))
     except BaseException:  # a crafted `__cause__` or `exceptions` may raise anything
         text = f"<the traceback cannot be shown>\n{kind}: {message}\n"
     found["traceback"] = _fit(text, max_bytes - _size(found), keep_end=True)
@@ -82,8 +80,8 @@ def _fit(text: str, size: int, *, keep_end: bool = False) -> str:
 class _Rendering:
     """One traceback as text, in Python's layout; the newest exception takes its frames from `frames` first."""
 
-    def __init__(self, frames: int) -> None:
-        self.frames = frames
+    def __init__(self) -> None:
+        self.frames = 50
         self.seen: set[int] = set()
 
     def chain(self, exc: BaseException, depth: int = 0) -> list[str]:
