@@ -20,7 +20,7 @@ import json
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -131,11 +131,8 @@ def fresh_databases(dsn: str | None = None) -> Iterator[FreshDatabases]:
     """
     given = dsn or os.environ.get("TALLYBOOK_TEST_DSN")
     if given:
-        databases = FreshDatabases(given)
-        try:
+        with closing(FreshDatabases(given)) as databases:
             yield databases
-        finally:
-            databases.close()
         return
     from tallybook.embedded import temporary_server
 

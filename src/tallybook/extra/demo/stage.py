@@ -189,9 +189,8 @@ class _Stage:
         if len(self._held_by(victim)) < wanted and not nothing_left:
             return
         process = self._workers[victim]
-        process.send_signal(
-            signal.SIGSTOP
-        )  # so that its running jobs can be counted; its last statements finish in a moment
+        # Its running jobs can be counted while it is stopped; its last statements finish in a moment.
+        process.send_signal(signal.SIGSTOP)
         time.sleep(0.03)
         self._look()
         held = self._held_by(victim)
