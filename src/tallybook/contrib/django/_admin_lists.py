@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 from django.contrib.admin import SimpleListFilter
@@ -12,7 +13,7 @@ from django.db import connections, transaction
 
 from tallybook._app import App
 from tallybook._db.jobs import STATES
-from tallybook._model.job_info import JobPage
+from tallybook._model.job_info import JobLine, JobPage
 from tallybook.contrib.django import _settings
 from tallybook.errors import ConfigError, InvalidArgument
 
@@ -21,10 +22,7 @@ app = App("admin")
 _LOOKED = 20_000
 """The maximum of ledger rows that one page may skip."""
 _MOST_NAMES = 100
-_LINE = (
-    "id", "queue", "task", "state", "priority", "attempts", "failures", "max_attempts", "enqueued_at", "run_at", "started_at",
-    "ended_at", "worker", "summary", "reason", "last_error", "subject", "unique_key", "progress",
-)  # fmt: skip
+_LINE = tuple(field.name for field in fields(JobLine) if field.name != "cursor")
 
 
 def alias() -> str:
