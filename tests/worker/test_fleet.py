@@ -430,11 +430,14 @@ async def test_a_drain_has_its_limit_over_all_nodes(drained: Any) -> None:
     assert (await drained()).processed == 1
 
 
+@pytest.mark.parametrize("schema", [None, 0, "older"])
 async def test_a_drain_leaves_out_a_node_that_does_not_answer(
-    drained: Any, fleet: Nodes, monkeypatch: pytest.MonkeyPatch
+    drained: Any, fleet: Nodes, empty_dsn: str, monkeypatch: pytest.MonkeyPatch, schema: Any
 ) -> None:
-    """A node that does not answer is reported, and the others are drained."""
-    monkeypatch.setenv("TALLYBOOK_NODES", f"away={NOWHERE}\nsouth={fleet.dsns[1]}")
+    """A node that does not answer, or has no schema or an older one, is reported, and the others are drained."""
+    away = {None: NOWHERE, 0: empty_dsn, "older": fleet.dsns[2]}[schema]
+    fleet.run(3, "update tallybook.installation set version = 0")
+    monkeypatch.setenv("TALLYBOOK_NODES", f"away={away}\nsouth={fleet.dsns[1]}")
     report = await drained()
     assert (report.processed, report.unreachable) == (1, ("away",))
 

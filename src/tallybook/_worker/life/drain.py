@@ -38,7 +38,7 @@ class DrainReport:
     moved: int
     """Jobs of unknown tasks, or of a newer version of args, set aside for a worker that knows these."""
     unreachable: tuple[str, ...] = ()
-    """Nodes that did not answer, or were lost during their drain: their jobs are not counted."""
+    """Nodes that did not answer, were lost during their drain or have no usable schema: their jobs are not counted."""
 
     def __add__(self, other: DrainReport) -> DrainReport:
         return DrainReport(*(mine + others for mine, others in zip(astuple(self), astuple(other), strict=True)))

@@ -37,7 +37,7 @@ from tallybook._worker.run.common import Common
 from tallybook._worker.run.served import ServedApp
 from tallybook._worker.run.verbs import Verbs
 from tallybook._worker.settings import LOOPBACK, WorkerSettings
-from tallybook.errors import ConfigError, QueueUnavailable, UnknownNode
+from tallybook.errors import ConfigError, QueueUnavailable, SchemaError, UnknownNode
 
 log = logging.getLogger("tallybook.worker")
 
@@ -289,7 +289,8 @@ async def drain_nodes(
 ) -> DrainReport:
     """Drain one node after the other: each gets all slots, and what remains of `max_jobs` and `max_seconds`.
 
-    A node that is away when its turn comes, or is lost until the limit, is in the report, and the others are drained.
+    A node that is away when its turn comes, is lost until the limit, or has no schema that this release can use, is in
+    the report, and the others are drained.
     """
     _check(app, settings)
     until = math.inf if max_seconds is None else time.monotonic() + max_seconds
@@ -307,8 +308,8 @@ async def drain_nodes(
                 left = (None if max_jobs is None else int(jobs), None if max_seconds is None else seconds)
                 at = app, answer.node.dsn, settings
                 total += await drain(*at, *left, raise_on_failure=raise_on_failure, part=parts[name])
-            except QueueUnavailable as lost:
-                error = lost.reason
+            except (QueueUnavailable, SchemaError) as lost:
+                error = first_line(lost)
             finally:
                 at_node.reset(token)
         if error is not None:
