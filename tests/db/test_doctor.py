@@ -590,11 +590,18 @@ def test_a_schema_of_another_release(dsn: str, empty_dsn: str, db: Connection) -
     assert schema(dsn).level == "ok"
 
 
-def test_job_ids_of_another_node(dsn: str, db: Connection) -> None:
-    """Data of node 3 in a schema that was installed as node 0 is found, with a statement that repairs the sequence."""
+def test_job_ids_of_another_node(dsn: str, db: Connection, caplog: pytest.LogCaptureFixture) -> None:
+    """Data of node 3 in a schema that was installed as node 0 is found, with a statement that repairs the sequence.
+
+    `tallybook migrate` and a worker that starts report it in the same words.
+    """
     db.execute("update tallybook.installation set node = 3")
     found = by_name(doctor(dsn))["schema"]
     assert found.level == "problem" and "is 3, but new job ids have number 0" in found.finding
+    migrated = invoke("migrate", to=dsn)
+    assert migrated.exit_code == 1 and found.finding in migrated.output and str(found.advice) in migrated.output
+    drain(App("shop"), dsn=dsn)
+    assert f"{found.finding}. {found.advice}" in caplog.messages
     repair = (found.advice or "").removeprefix("Run: ").split(" restart N")[0]
     db.execute(f"{repair} restart {(3 << 43) + 7}".encode())
     assert by_name(doctor(dsn))["schema"].level == "ok"

@@ -73,7 +73,7 @@ def _one(dsn: str | None, node: int | None, wait: timedelta | None, label: str =
             on_wait=lambda by: click.echo(f"{label}tables are in use by {clean(by)}; trying again", err=True),
         )
         after = schema.info(conn)
-        moved = rebase(conn)
+        moved, foreign = rebase(conn), nodes.foreign_ids(conn)
         where = f"schema tallybook (version {after.version}) of database {conn.info.dbname!r}"
     if not done and after.version > after.expected:
         said = f"nothing to do: {where} is newer than this program ({after.expected}) and supports it"
@@ -91,6 +91,8 @@ def _one(dsn: str | None, node: int | None, wait: timedelta | None, label: str =
     if node is not None and node != after.node:
         hint = "It is part of all existing job ids. A new number needs a new installation"
         raise Problem(f"the node number stays {after.node}: it is set at the first installation", hint=hint)
+    if foreign:
+        raise Problem(foreign[0], hint=foreign[1])
 
 
 @command(schema=False)

@@ -18,7 +18,7 @@ import psycopg
 from tallybook._db import migrate
 from tallybook._db.declared import Declared
 from tallybook._db.link import CONNECT, dsn_for_people
-from tallybook._db.nodes import node_of
+from tallybook._db.nodes import foreign_ids
 from tallybook._db.policy import first_line
 from tallybook._db.pooler import UNGUARDED, is_behind_pooler
 from tallybook._db.schema import verdict
@@ -36,7 +36,6 @@ _COUNTERS = Declared("""
   _doctor_counters(p_asked boolean) -> rows (name level finding advice text, details jsonb)""", p_asked="false")  # fmt: skip
 _EXISTS = "select to_regprocedure('tallybook.doctor(text, timestamptz)') is not null"
 _LIMITS = "select set_config('statement_timeout', %s, true), set_config('lock_timeout', '1s', true), set_config('jit', 'off', true)"
-_FIRST_ID = "select s.seqmin from pg_sequence s where s.seqrelid = to_regclass('tallybook.job_id')"
 _OLDEST = 150000
 
 
@@ -145,15 +144,8 @@ def _schema(conn: Conn) -> Finding:
     elif not found.routines_current:
         level, text = "warning", f"version {found.version}, with functions of a different release"
         advice = "Run `tallybook migrate`."
-    first = conn.execute(_FIRST_ID).fetchone()
-    if level != "problem" and first and node_of(first[0]) != found.node:
-        level = "problem"
-        text = f"the number of this node is {found.node}, but new job ids have number {node_of(first[0])}"
-        start, end = (found.node << 43) or 1, ((found.node + 1) << 43) - 1
-        advice = (
-            f"Run: alter sequence tallybook.job_id minvalue {start} maxvalue {end} start {start} restart N, with an N "
-            "above the last job id of the database from which the data came."
-        )
+    if level != "problem" and (foreign := foreign_ids(conn)):
+        level, (text, advice) = "problem", foreign
     return Finding(name="schema", level=level, finding=text, advice=advice, details=details)
 
 

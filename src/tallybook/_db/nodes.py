@@ -47,6 +47,9 @@ select n.nodename, n.nodeport, n.groupid = l.groupid
  where n.isactive and n.noderole = 'primary' order by n.groupid"""
 _IS_COORDINATOR = "select groupid = 0 from pg_catalog.pg_dist_local_group"
 INSTALLED = "select node from tallybook.installed"
+_FIRST_ID = """\
+select i.node, s.seqmin
+  from tallybook.installed i, pg_sequence s where s.seqrelid = to_regclass('tallybook.job_id')"""
 
 add = Simple("node_add(name text, address text, number int, system_identifier bigint) -> text", str)
 retire = Simple("node_retire(name text) -> text", str, unknown=UnknownNode)
@@ -305,6 +308,19 @@ def number(conn: psycopg.Connection[Any]) -> int | None:
 
 def has_schema(conn: psycopg.Connection[Any]) -> bool:
     return conn.execute("select to_regclass('tallybook.installed') is not null").fetchone() == (True,)
+
+
+def foreign_ids(conn: psycopg.Connection[Any]) -> tuple[str, str] | None:
+    """Return the problem and the remedy if the ids of new jobs have the number of another node than this one."""
+    node, first = conn.execute(_FIRST_ID).fetchone() or (0, 0)
+    if node == node_of(first):
+        return None
+    start, end = (node << 43) or 1, ((node + 1) << 43) - 1
+    return (
+        f"the number of this node is {node}, but new job ids have number {node_of(first)}",
+        f"Run: alter sequence tallybook.job_id minvalue {start} maxvalue {end} start {start} restart N, with an N "
+        "above the last job id of the database from which the data came.",
+    )
 
 
 def pins(key: str | None = None) -> Call[dict[str, str]]:

@@ -15,6 +15,7 @@ from typing import Any
 from tallybook._db import migrate, rates
 from tallybook._db.driver import Connection, Error, connect
 from tallybook._db.link import CONNECT, Link, dsn_for_people
+from tallybook._db.nodes import foreign_ids
 from tallybook._db.pooler import UNGUARDED, is_behind_pooler, shares_sessions
 from tallybook._db.schema import UNDEFINED, refusal
 from tallybook._worker.life.place import Part
@@ -44,10 +45,12 @@ def checked(app: ServedApp, queues: Iterable[str], part: Part, lives: bool, conn
 
     Raises SchemaError, and ConfigError for another node's database, or for an undeclared limit if the worker `lives`
     for more than a drain.
-    Warns of task names that another app has, and of queues that look misspelt.
+    Warns of job ids with another node's number, task names that another app has, and queues that look misspelt.
     """
     expected = migrate.check(conn)
     _check_number(part, conn)
+    if foreign := foreign_ids(conn):
+        log.warning("%s. %s", *foreign)
     _warn_of_twins(app, conn)
     conn.execute(rates.REGISTER.worker, (app.name, limits(app, part)))
     if lives:
