@@ -271,7 +271,7 @@ async def test_a_named_node_that_is_removed_is_served_no_longer(
         fleet.add("south", fleet.dsns[1], 2)
         await on_record(worker, "north", "south")
     assert caplog.text.count("node south is no longer served") == 1
-    assert "cannot be read" not in caplog.text
+    assert "cannot be used" not in caplog.text
 
 
 async def test_a_node_that_is_soon_back_is_served_again(fleet: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,6 +356,22 @@ async def test_a_limit_below_the_number_of_nodes_is_refused(fleet: Nodes, app: A
         await run_worker(app, dsn=fleet.dsn, nodes="all", **QUICK)
     with pytest.raises(ConfigError, match="cannot be divided"):
         await app.drain(dsn=fleet.dsn, nodes="all")
+
+
+async def test_a_node_too_many_for_a_limit_is_not_served(
+    fleet: Nodes, app: App, note: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If a node is added that a limit has no share for, a running worker keeps the former list and shares, and warns."""
+    monkeypatch.setattr(_fleet, "AGAIN", 0.1)
+    app.concurrency_limit("two", 2)
+    fleet.run(1, "select tallybook.node_remove('west')")
+    async with serving(app, fleet.dsn) as (worker, _):
+        await on_record(worker, "north", "south")
+        fleet.add("west", fleet.dsns[2], 3)
+        warning = "the list of nodes cannot be used, so the former one stays: concurrency limit 'two': 2"
+        await eventually(lambda: warning in caplog.text, "the worker warns")
+        assert sorted(worker.lives) == ["north", "south"]
+    assert limits(fleet) == [{"two": 1}, {"two": 1}, {}]
 
 
 async def test_what_leads_to_one_node_only_is_refused(fleet: Nodes, app: App, note: Any) -> None:

@@ -159,8 +159,8 @@ class Fleet:
             try:
                 now = await aside(self._look, True)
                 parts = parts_of(self.app, now[0])
-            except Exception as error:  # the database that has the list is away, or the list is wrong now
-                log.warning("the list of nodes cannot be read, so the former one stays: %s", first_line(error))
+            except Exception as error:  # its database is away, or it is wrong, or too long to divide a limit
+                log.warning("the list of nodes cannot be used, so the former one stays: %s", first_line(error))
                 continue
             found = now
             if _known(before) != _known(found[0]):
