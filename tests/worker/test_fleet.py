@@ -21,6 +21,7 @@ from support.fleet_app import app as shop
 from support.proxy import Proxy
 from support.workers import QUICK, eventually
 from tallybook import App, Context
+from tallybook._db.node_changes import retire
 from tallybook._worker.entry import run_worker
 from tallybook._worker.life import fleet as _fleet
 from tallybook._worker.life.fleet import Fleet
@@ -239,6 +240,21 @@ async def test_schedules_of_the_code_are_on_the_home(
         fleet.run(1, "select tallybook.node_retire('north')")
         await eventually(lambda: schedules(fleet) == [[], ["daily"], []], "the next one has it, and it alone")
         assert "schedules of the code are on south" in caplog.text
+
+
+async def test_a_pause_moves_with_the_home(fleet: Nodes, app: App, note: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schedule in code that is paused on the home is paused on the next one, even if workers read the list first."""
+    monkeypatch.setattr(_fleet, "AGAIN", 0.1)
+    app.schedule("daily", note.job(1), cron="@daily")
+    async with serving(app, fleet.dsn) as (worker, _):
+        await on_record(worker, *NAMES)
+        await eventually(lambda: schedules(fleet)[0] == ["daily"], "the home has it")
+        fleet.run(1, "select tallybook.schedule_pause('daily', 'ann')")
+        fleet.run(1, "select tallybook.node_retire('north')")
+        await eventually(lambda: schedules(fleet)[1] == ["daily"], "the next one has it from its worker")
+        assert (await asyncio.to_thread(retire, fleet.dsn, "north")).schedules == 1
+    assert schedules(fleet) == [[], ["daily"], []]
+    assert fleet.run(2, "select paused_by, due_at from tallybook.schedule") == [("ann", None)]
 
 
 async def test_nodes_that_come_and_go_are_served_or_not(fleet: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:

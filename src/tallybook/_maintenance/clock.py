@@ -78,7 +78,7 @@ class Clock:
         queries: Link,
         *,
         app: str = "",
-        declared: Callable[[], Sequence[dict[str, Any]]] | None = None,
+        declared: Callable[[], Sequence[dict[str, Any]] | None] | None = None,
         on_fired: Callable[[], None] = lambda: None,
     ) -> None:
         self._link = link
@@ -98,8 +98,8 @@ class Clock:
         """Note that the services' check covers schedules, too, and wakes the clock: it need not check on its own."""
         self._watched_at = time.monotonic()
 
-    def declare(self, declared: Callable[[], Sequence[dict[str, Any]]]) -> None:
-        """Store these schedules of the app's code from now on, and no others."""
+    def declare(self, declared: Callable[[], Sequence[dict[str, Any]] | None]) -> None:
+        """Store these schedules of the app's code from now on, and no others; None: they are for another node."""
         self._declared, self._register_at = declared, -math.inf
         self._told.set()
 
@@ -113,7 +113,8 @@ class Clock:
         if self._declared is None or time.monotonic() < self._register_at:
             return
         declared = self._declared
-        said = json.dumps(declared())
+        found = declared()
+        said = None if found is None else json.dumps(found)
         busy = False
         for name, what, detail in await self._link.rows(_REGISTER.worker, self._app, said, at):
             busy |= what == "busy"

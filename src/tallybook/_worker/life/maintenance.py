@@ -45,7 +45,7 @@ class Maintenance:
             link,
             Link(link.dsn, settings.name),
             app=app.name,
-            declared=app._declared_schedules if home else list,  # on other nodes they are removed, if any
+            declared=app._declared_schedules if home else lambda: None,  # on other nodes they are removed
             on_fired=wake,
         )
         if settings.maintenance:

@@ -119,7 +119,7 @@ class Worker:
                 await self.maintenance_link.first()
             await self.maintenance_link.rows(rates.REGISTER.worker, self._app.name, declared)
             if moved:
-                self.maintenance.clock.declare(self._app._declared_schedules if part.home else list)
+                self.maintenance.clock.declare(self._app._declared_schedules if part.home else lambda: None)
 
     def _id(self) -> int:
         return self.heartbeat.worker_id if self.heartbeat else 0

@@ -1,10 +1,11 @@
 -- _schedules_register(app, schedules, at): store the schedules that an app's code declares, at the start of a
 -- worker. If nothing has changed, nothing is written or locked.
 --
--- schedules: [{"name", "task", "cron" or "every", ...}], columns of the table. Returns what was done, one row each:
--- created, changed, or removed, for one that has left the code of this app; taken: the name belongs to another app
--- (detail), or to the database; refused: it is invalid (detail: why); busy: another open transaction has locked the
--- row, try again later. A pause stays. Reads and writes schedule.
+-- schedules: [{"name", "task", "cron" or "every", ...}], columns of the table; null: all of them are for another node,
+-- and a paused one stays until it moves there. Returns what was done, one row each: created, changed, or removed, for
+-- one that has left the code of this app; taken: the name belongs to another app (detail), or to the database; refused:
+-- it is invalid (detail: why); busy: another open transaction has locked the row, try again later. A pause stays. Reads
+-- and writes schedule.
 -- rights: worker
 create or replace function tallybook._schedules_register(p_app text, p_schedules jsonb,
   p_at timestamptz default clock_timestamp())
@@ -17,7 +18,8 @@ begin
   for v in
     select n.name, x.def
       from (select e ->> 'name' from jsonb_array_elements(p_schedules) e
-            union select s.name from tallybook.schedule s where s.source = 'code' and s.app = p_app) n(name)
+            union select s.name from tallybook.schedule s where s.source = 'code' and s.app = p_app
+                     and (p_schedules is not null or s.paused_at is null)) n(name)
       left join jsonb_array_elements(p_schedules) x(def) on x.def ->> 'name' = n.name
      order by n.name
   loop
@@ -27,8 +29,7 @@ begin
        where s.name = (select g.name from tallybook.schedule g
                         where g.name = v.name and g.source = 'code' and g.app = p_app for update skip locked);
       what := case when found then 'removed' else 'busy' end;
-      return next;
-      continue;
+      return next; continue;
     end if;
     begin
       d := jsonb_populate_record(null::tallybook.schedule,
