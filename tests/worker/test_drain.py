@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from support.proxy import Proxy
-from support.workers import Jobs
+from support.workers import Jobs, eventually
 from tallybook import App, Constant, Context, Snooze
+from tallybook._worker.life.drain import drain as _drain
+from tallybook._worker.settings import WorkerSettings
 from tallybook.errors import QueueUnavailable
 
 
@@ -127,6 +129,23 @@ async def test_drain_waits_for_a_server_that_leaves_for_a_limited_time(app: App,
         async with asyncio.timeout(30):
             with pytest.raises(QueueUnavailable):
                 await app.drain(dsn=proxy.dsn, max_seconds=1)
+
+
+async def test_a_claim_without_an_answer_holds_up_a_drain_for_a_limited_time(app: App, dsn: str, db: Any) -> None:
+    """If the server does not answer a claim, the drain stops waiting `abort_timeout` after its limit."""
+
+    @app.task
+    async def note() -> None:
+        proxy.silent = True
+
+    note.enqueue_sync(db)
+    settings = WorkerSettings(queues={"default": 1}, notify=False, abort_timeout=timedelta(seconds=0.2))
+    with Proxy(dsn) as proxy:
+        draining = asyncio.create_task(_drain(app, proxy.dsn, settings, None, 0.3))
+        await eventually(lambda: proxy.silent and len(proxy._open) < 6, "the claims are cut", seconds=10)
+        proxy.silent = False
+        with pytest.raises(QueueUnavailable):
+            await draining
 
 
 async def test_two_drains_at_once_run_each_job_once(app: App, dsn: str, db: Any) -> None:

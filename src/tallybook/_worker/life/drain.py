@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import astuple, dataclass
 from typing import Any, TypeVar
 
-from tallybook._db.link import dsn_for_people
+from tallybook._db.link import Link, dsn_for_people
 from tallybook._maintenance.service import happens
 from tallybook._worker.jobs import Running
 from tallybook._worker.life.place import WHOLE, Part
@@ -74,7 +74,7 @@ async def drain(
         started += len(jobs)
         return jobs
 
-    give_up = asyncio.get_running_loop().call_later(_left(until), worker.claimer.link.giving_up.set)
+    timers = _timers(worker.claimer.link, until, settings.abort_timeout.total_seconds())
     try:
         await _start(worker, until)
         # Once: a schedule that is due meanwhile is for the next drain. A schedule of every second would never let this
@@ -110,9 +110,18 @@ async def drain(
         await worker.give_back()
         raise
     finally:
-        give_up.cancel()
+        for timer in timers:
+            timer.cancel()
         await worker._close()
     return _report(worker, held)
+
+
+def _timers(claims: Link, until: float | None, grace: float) -> list[asyncio.TimerHandle]:
+    """Let claims give up on a server that is away at the limit, and after the grace on one that does not answer."""
+    if until is None:
+        return []
+    loop = asyncio.get_running_loop()
+    return [loop.call_later(_left(until), claims.giving_up.set), loop.call_later(_left(until) + grace, claims.cut)]
 
 
 async def _start(worker: Worker, until: float | None) -> None:
