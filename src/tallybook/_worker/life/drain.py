@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine
-from contextlib import suppress
 from dataclasses import astuple, dataclass
 from typing import Any, TypeVar
 
@@ -80,9 +79,7 @@ async def drain(
         # Once: a schedule that is due meanwhile is for the next drain. A schedule of every second would never let this
         # end.
         await _in_time(worker, until, worker.maintenance.clock.run())
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_left(until)):
-                await worker.maintenance.clock.run_queries()
+        await _in_time(worker, until, worker.maintenance.clock.run_queries())
         while until is None or time.monotonic() < until:
             if worker._failed:
                 raise worker._failed

@@ -295,26 +295,24 @@ async def drain_nodes(
     _check(app, settings)
     until = math.inf if max_seconds is None else time.monotonic() + max_seconds
     most = math.inf if max_jobs is None else max_jobs
-    parts, served = parts_of(app, await aside(nodes, dsn)), await aside(nodes, dsn, which)
-    total = DrainReport(0, 0, 0, 0, 0, 0)
-    for answer in await aside(asked, served, _answers):
-        name, error = answer.node.name, answer.error
-        if error is None and total.processed < most and time.monotonic() < until:
-            (again,) = await aside(asked, [answer.node], _answers)  # other nodes may have taken long
-            error = again.error
+    every = await aside(nodes, dsn)
+    parts, total = parts_of(app, every), DrainReport(0, 0, 0, 0, 0, 0)
+    for node in chosen(every, which):
+        (answer,) = await aside(asked, [node], _answers)  # a drain without a time limit would wait for it
+        error = answer.error
         if error is None and (jobs := most - total.processed) > 0 and (seconds := until - time.monotonic()) > 0:
-            token = at_node.set(At(name, answer.node.dsn, dsn))
+            token = at_node.set(At(node.name, node.dsn, dsn))
             try:
                 left = (None if max_jobs is None else int(jobs), None if max_seconds is None else seconds)
-                at = app, answer.node.dsn, settings
-                total += await drain(*at, *left, raise_on_failure=raise_on_failure, part=parts[name])
+                at = app, node.dsn, settings
+                total += await drain(*at, *left, raise_on_failure=raise_on_failure, part=parts[node.name])
             except (QueueUnavailable, SchemaError) as lost:
                 error = first_line(lost)
             finally:
                 at_node.reset(token)
         if error is not None:
-            log.warning("node %s was not drained: %s", name, error)
-            total = replace(total, unreachable=(*total.unreachable, name))
+            log.warning("node %s was not drained: %s", node.name, error)
+            total = replace(total, unreachable=(*total.unreachable, node.name))
     return total
 
 
