@@ -6,8 +6,7 @@ returned its result already, so the coroutine never waits, and `done` runs it to
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -16,17 +15,6 @@ T = TypeVar("T")
 async def got(found: Any) -> Any:
     """Return a call's result, awaited if the connection is asynchronous."""
     return await found if hasattr(found, "__await__") else found
-
-
-@asynccontextmanager
-async def entered(manager: Any) -> AsyncIterator[None]:
-    """Enter a context manager of either kind."""
-    if hasattr(manager, "__aenter__"):
-        async with manager:
-            yield
-    else:
-        with manager:
-            yield
 
 
 def done(running: Coroutine[Any, Any, T]) -> T:

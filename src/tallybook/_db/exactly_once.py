@@ -12,13 +12,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, Generic, TypeVar
 
 import psycopg
 from psycopg.rows import tuple_row
 
-from tallybook._db.both import entered, got
+from tallybook._db.both import got
 from tallybook._db.declared import Call, Declared
 from tallybook._db.kinds import refusal
 from tallybook._db.policy import Action, action_for, backoff, first_line
@@ -120,7 +120,8 @@ async def _say(conn: Any, saying: _Saying[T], *, sync: bool) -> None:
         saying.said = await run_on(conn, saying.call, sync=sync)
         return
     try:
-        async with entered(conn.pipeline()):  # one round trip to the row, one for the commit
+        async with AsyncExitStack() as stack:  # in a pipeline: one round trip to the row, one for the commit
+            await got((stack.enter_context if sync else stack.enter_async_context)(conn.pipeline()))
             await got(conn.execute("begin isolation level read committed"))
             cursor = conn.cursor(row_factory=tuple_row)
             await got(cursor.execute(_MARKED.format(saying.call.sql), saying.call.params))
