@@ -6,7 +6,7 @@ from datetime import timedelta
 from functools import partial
 
 from tallybook._db import audit, history
-from tallybook._db.verb import Beside, ListOf, Noun, Steps, Verb
+from tallybook._db.verb import ListOf, Noun, Verb, beside
 from tallybook._model.durations import parse_duration
 from tallybook._model.maintenance import AuditRow, Finding, HeldRange, RetentionInfo, ServiceInfo
 
@@ -86,10 +86,7 @@ class Doctor(Noun):
 
             wrong = [found for found in await app.doctor.run() if not found.good]
         """
-        return self._verb(partial(self._run, dsn, verify), "doctor.run")
-
-    def _run(self, dsn: str | None, verify: bool) -> Steps[list[Finding]]:
         from tallybook._db import doctor
 
-        found: list[Finding] = yield Beside(partial(doctor.doctor, self._app.conninfo(dsn), verify=verify))
-        return found
+        look = partial(beside, lambda: doctor.doctor(self._app.conninfo(dsn), verify=verify))
+        return self._verb(look, "doctor.run")

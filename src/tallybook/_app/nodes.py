@@ -11,7 +11,7 @@ from tallybook._db.node_changes import Changed
 from tallybook._db.node_source import listing
 from tallybook._db.nodes import Node
 from tallybook._db.source import Source
-from tallybook._db.verb import Beside, ListOf, Noun, Steps, Verb
+from tallybook._db.verb import Beside, ListOf, Noun, Steps, Verb, beside
 from tallybook._model.maintenance import Finding
 
 T = TypeVar("T")
@@ -81,12 +81,7 @@ class Nodes(Noun):
         return self._beside(lambda dsn: node_changes.unpin(dsn, key), "nodes.unpin")
 
     def _beside(self, do: Callable[[str], T], name: str) -> Verb[T]:
-        return self._verb(partial(_do, lambda: do(listing(self._app).conninfo())), name)
-
-
-def _do(do: Callable[[], T]) -> Steps[T]:
-    found: T = yield Beside(do)
-    return found
+        return self._verb(partial(beside, lambda: do(listing(self._app).conninfo())), name)
 
 
 def _of(lists: Source, key: str) -> Steps[Node]:

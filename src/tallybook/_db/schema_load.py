@@ -45,11 +45,7 @@ select a.pid, coalesce(nullif(a.application_name, ''), a.backend_type), a.state,
 
 def altered(texts: Iterable[str]) -> set[str]:
     """Return the tables that these migrations need exclusively."""
-    return {
-        name
-        for text in texts
-        for name in re.findall(r"(?:alter table|\bon|drop table) tallybook\.(\w+)", text, re.IGNORECASE)
-    }
+    return set(re.findall(r"(?:alter table|\bon|drop table) tallybook\.(\w+)", "\n".join(texts), re.IGNORECASE))
 
 
 def take(conn: psycopg.Connection[Any], tables: set[str], *, patient: bool) -> None:

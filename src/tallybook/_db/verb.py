@@ -83,6 +83,12 @@ Made: TypeAlias = "Call[T] | Callable[[], Steps[T]]"
 """The implementation of a verb: one statement, or several steps."""
 
 
+def beside(look: Callable[[], T]) -> Steps[T]:
+    """The steps of a verb that is only a `Beside`."""
+    found: T = yield Beside(look)
+    return found
+
+
 class Verb(Coroutine[Any, Any, T_co], Generic[T_co]):
     """An action that has not run yet: await it, pass it a connection `.on(conn)`, or run it by `.sync()`; only once.
 
