@@ -46,8 +46,7 @@ select cast(to_json(j) as text) from tallybook.job as j where j.id = cast(cast(%
 def enqueue(job: JobCall) -> Call[Job]:
     """Enqueue one job. A job with a unique key uses enqueue_many, which reports whether it was `created`."""
     if job.unique_key is not None:
-        many = enqueue_many([job])
-        return Call("enqueue", many.sql, many.params, lambda found: _jobs(found)[0])
+        return _one(enqueue_many([job]))
     options = job.options
     params = {"task": job.task, "args": job.args, **common(options)}
     more = {"order_key": options.order_key, "expires_at": options.expires_text, "options": options.options_text}
@@ -118,9 +117,10 @@ _FAN_OUT = Declared(
 
 def put(job: JobCall, takes_failed: Callable[[str], bool]) -> Call[Job]:
     """Enqueue one job, whether it waits for others or not."""
-    if not job.options.after:
-        return enqueue(job)
-    many = put_many([job], takes_failed)
+    return _one(put_many([job], takes_failed)) if job.options.after else enqueue(job)
+
+
+def _one(many: Call[list[Job]]) -> Call[Job]:
     return Call("enqueue", many.sql, many.params, lambda found: many.row(found)[0])
 
 

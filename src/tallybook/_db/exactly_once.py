@@ -51,21 +51,13 @@ class _Saying(Generic[T]):
         self.call = call
         self.server = server
         self.enqueues = call.verb in _ENQUEUES
-        self.mark: tuple[str, str] | None = None
+        self.mark: list[str] | None = None
         """Transaction number and time, set before the COMMIT is sent."""
         self.said: Any = None
         self.committing = False
-        self._sent = False
+        self.sent = False
         self._until = time.monotonic() + PATIENCE
         self._failures = 0
-
-    def begin(self) -> None:
-        """Start a new try on an open connection."""
-        self.mark, self.committing, self._sent = None, False, True
-
-    def commit(self, row: Any) -> None:
-        """Store the result before the COMMIT is sent; the outcome is unknown until the answer."""
-        self.said, self.mark, self.committing = self.call.row(row[0]), row[1:], True
 
     @property
     def ids(self) -> list[int]:
@@ -76,12 +68,12 @@ class _Saying(Generic[T]):
     def failed(self, error: psycopg.Error | OSError | QueueUnavailable) -> float:
         """Return the seconds to wait before the next try, or raise the error for the caller."""
         if isinstance(error, QueueUnavailable):  # no connection: without an earlier one, the caller gets the error
-            action = Action.RECONNECT if self._sent else Action.CALLER
+            action = Action.RECONNECT if self.sent else Action.CALLER
         else:
             action = action_for(error)
         lost = action in (Action.RECONNECT, Action.WAIT)
         over = time.monotonic() > self._until or (action is Action.AGAIN and self._failures >= _CONTENTIONS)
-        if lost and self._sent and not self.enqueues and self.call.verb not in _TWICE:
+        if lost and self.sent and not self.enqueues and self.call.verb not in _TWICE:
             raise CommitUnknown(self.call.verb, self.server) from error
         if self.committing and (over or action is Action.CALLER):
             raise CommitUnknown(self.call.verb, self.server) from error
@@ -107,7 +99,7 @@ async def run(
         try:
             async with connection() as conn:
                 if not (saying.committing and await _is_there(conn, saying)):
-                    saying.begin()
+                    saying.mark, saying.committing, saying.sent = None, False, True
                     await _say(conn, saying, sync=sync)
                 return saying.said  # type: ignore[no-any-return]
         except (psycopg.Error, OSError, QueueUnavailable) as error:
@@ -125,7 +117,8 @@ async def _say(conn: Any, saying: _Saying[T], *, sync: bool) -> None:
             await got(conn.execute("begin isolation level read committed"))
             cursor = conn.cursor(row_factory=tuple_row)
             await got(cursor.execute(_MARKED.format(saying.call.sql), saying.call.params))
-            saying.commit(await got(cursor.fetchone()))
+            said, *mark = await got(cursor.fetchone())
+            saying.said, saying.mark, saying.committing = saying.call.row(said), mark, True
             await got(cursor.execute("commit"))
     except BaseException as error:
         # A synchronous connection is not used again.
