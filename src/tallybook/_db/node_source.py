@@ -13,7 +13,7 @@ import psycopg
 from tallybook._db.both import done
 from tallybook._db.declared import Call
 from tallybook._db.link import CONNECT
-from tallybook._db.nodes import INSTALLED, VARIABLE, Node, at, node_of, nodes, numbered, of_job, written
+from tallybook._db.nodes import VARIABLE, Node, at, node_of, nodes, number, numbered, of_job, written
 from tallybook._db.policy import first_line
 from tallybook._db.source import Source
 from tallybook._model.at_node import at_node
@@ -181,8 +181,7 @@ class AtJobs(_Led):
 def _number(dsn: str) -> int | None:
     """Return the number of the database itself; None if it has none or does not answer."""
     with suppress(psycopg.OperationalError), psycopg.connect(dsn, **CONNECT) as conn:
-        row = conn.execute(INSTALLED).fetchone()
-        return row[0] if row else None
+        return number(conn)
     return None
 
 

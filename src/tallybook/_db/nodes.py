@@ -39,14 +39,13 @@ _LINES = "Write name=DSN, one per line, or the path of a TOML file with a table 
 
 _THERE = """\
 select to_regclass('tallybook.nodes') is not null, to_regclass('pg_catalog.pg_dist_node') is not null,
-       to_regclass('tallybook.installed') is not null, current_database()"""
+       current_database()"""
 _TABLE = "select n.name, n.number, n.address, n.state, n.home from tallybook.nodes n order by n.number"
 _CITUS = """\
 select n.nodename, n.nodeport, n.groupid = l.groupid
   from pg_catalog.pg_dist_node n cross join pg_catalog.pg_dist_local_group l
  where n.isactive and n.noderole = 'primary' order by n.groupid"""
 _IS_COORDINATOR = "select groupid = 0 from pg_catalog.pg_dist_local_group"
-INSTALLED = "select node from tallybook.installed"
 _FIRST_ID = """\
 select i.node, s.seqmin
   from tallybook.installed i, pg_sequence s where s.seqrelid = to_regclass('tallybook.job_id')"""
@@ -164,13 +163,12 @@ def _found(dsn: str) -> list[Node]:
     """Return the nodes of the database: its table, Citus' list, or itself."""
     try:
         with psycopg.connect(dsn, **CONNECT) as conn:
-            table, citus, installed, database = conn.execute(_THERE).fetchone() or (False, False, False, "")
+            table, citus, database = conn.execute(_THERE).fetchone() or (False, False, "")
             if table and (rows := conn.execute(_TABLE).fetchall()):
                 return [Node(name, number, at(dsn, to), state, home) for name, number, to, state, home in rows]
             if citus and (found := _citus(conn, dsn)):
                 return found
-            row = conn.execute(INSTALLED).fetchone() if installed else None
-            return [Node(database, row[0] if row else None, dsn, home=True)]
+            return [Node(database, number(conn), dsn, home=True)]
     except psycopg.OperationalError as error:
         raise QueueUnavailable(dsn_for_people(dsn), unreached(error)) from error
 
@@ -302,7 +300,7 @@ def number_for(node: Node, among: Sequence[Node]) -> int:
 
 def number(conn: psycopg.Connection[Any]) -> int | None:
     """Return the number of this installation; None without a schema."""
-    row = conn.execute(INSTALLED).fetchone() if has_schema(conn) else None
+    row = conn.execute("select node from tallybook.installed").fetchone() if has_schema(conn) else None
     return None if row is None else int(row[0])
 
 
