@@ -26,9 +26,8 @@ held = Simple("""
 
 # Durations as numbers, because the format of an interval depends on the user's settings.
 _SERVICES = """\
-select cast(coalesce(json_agg(json_build_object(
-  'name', s.name, 'every', extract(epoch from s.every), 'last_run_at', s.last_run_at,
-  'last_took', extract(epoch from s.last_took), 'last_effect', s.last_effect) order by s.name), '[]') as text)
+select cast(coalesce(json_agg(to_jsonb(s) || jsonb_build_object(
+  'every', extract(epoch from s.every), 'last_took', extract(epoch from s.last_took)) order by s.name), '[]') as text)
   from tallybook.services as s"""
 services = Call("services", _SERVICES, {}, records(ServiceInfo))
 service_every = Simple("service_every(service text, every interval) -> boolean", bool)

@@ -83,16 +83,14 @@ select cast(coalesce(json_agg({read.called(p_name="p.name")} order by p.name), '
   from tallybook.providers as p where p.active"""  # noqa: S608
 _NAMES = "select cast(coalesce(json_agg(p.name order by p.name), '[]') as text) from tallybook.providers as p"
 _LIST = """\
-select cast(coalesce(json_agg(json_build_object(
-  'name', p.name, 'kind', p.kind, 'settings', p.settings, 'active', p.active, 'created_at', p.created_at,
-  'changed_at', p.changed_at, 'routes', (select count(*) from tallybook.provider_routes as r where r.provider = p.name),
+select cast(coalesce(json_agg(to_jsonb(p) || jsonb_build_object(
+  'routes', (select count(*) from tallybook.provider_routes as r where r.provider = p.name),
   'fields', (select coalesce(json_agg(json_build_object('field', f.field, 'slot', f.slot, 'key_id', f.key_id,
                'set_at', f.set_at, 'sealed_at', f.sealed_at) order by f.field, f.slot), '[]')
                from tallybook.provider_field as f where f.provider = p.name)) order by p.name), '[]') as text)
   from tallybook.providers as p where p.name = coalesce(cast(%(name)s as text), p.name)"""
 _ROUTES = """\
-select cast(coalesce(json_agg(json_build_object('data_type', r.data_type, 'symbol', r.symbol, 'provider', r.provider,
-  'active', r.active, 'in_force', r.in_force) order by r.data_type, r.symbol nulls last), '[]') as text)
+select cast(coalesce(json_agg(r order by r.data_type, r.symbol nulls last), '[]') as text)
   from tallybook.provider_routes as r
  where r.data_type = coalesce(cast(%(data_type)s as text), r.data_type)"""
 _SET = Declared("provider_set(name text, kind text, settings jsonb, active boolean) -> text")

@@ -26,16 +26,13 @@ _SET_CONCURRENCY = Declared("concurrency_limit_set(name text, most int) -> text"
 drop_concurrency = Simple("concurrency_limit_drop(name text) -> boolean", bool, names={"name": ("name", 200)})
 # Durations as numbers, because the format of an interval depends on the user's settings.
 _RATES = """\
-select cast(coalesce(json_agg(json_build_object(
-  'name', r.name, 'rule', r.rule, 'calls', r.calls, 'per', extract(epoch from r.per), 'burst', r.burst, 'calls_ever', r.calls_ever,
-  'calls_in_window', r.calls_in_window, 'waiting', r.waiting, 'last_call_at', r.last_call_at, 'next_call_at', r.next_call_at,
-  'pushed_to', r.pushed_to) order by r.name), '[]') as text)
+select cast(coalesce(json_agg(to_jsonb(r) || jsonb_build_object('per', extract(epoch from r.per)) order by r.name),
+  '[]') as text)
   from tallybook.rate as r where cast(%(name)s as text) is null or r.name = cast(%(name)s as text)"""
 NAMES = Declared("_limit_names() -> text[]")
 REGISTER = Declared("_limits_register(p_app text, p_rules jsonb) -> void")
 _CONCURRENCY = """\
-select cast(coalesce(json_agg(json_build_object(
-  'name', c.name, 'rule', c.rule, 'most', c.most, 'held', c.held, 'waiting', c.waiting) order by c.name), '[]') as text)
+select cast(coalesce(json_agg(c order by c.name), '[]') as text)
   from tallybook.concurrency as c where cast(%(name)s as text) is null or c.name = cast(%(name)s as text)"""
 
 
@@ -78,10 +75,8 @@ _OPEN_BREAKER = Declared("breaker_open(name text, duration interval) -> timestam
 drop_breaker = Simple("breaker_drop(name text) -> boolean", bool, names={"name": ("name", 200)})
 close_breaker = Simple("breaker_close(name text) -> boolean", bool, names={"name": ("name", 200)})
 _BREAKERS = """\
-select cast(coalesce(json_agg(json_build_object(
-  'name', b.name, 'rule', b.rule, 'failures', b.failures, 'per', extract(epoch from b.per), 'state', b.state,
-  'open_for', extract(epoch from b.open_for), 'failed_in_window', b.failed_in_window, 'changed_at', b.changed_at,
-  'open_until', b.open_until, 'probe', b.probe, 'waiting', b.waiting) order by b.name), '[]') as text)
+select cast(coalesce(json_agg(to_jsonb(b) || jsonb_build_object(
+  'per', extract(epoch from b.per), 'open_for', extract(epoch from b.open_for)) order by b.name), '[]') as text)
   from tallybook.breaker as b"""
 
 
