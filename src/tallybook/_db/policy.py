@@ -1,7 +1,6 @@
 """What to do about an error of the database: one table by SQLSTATE, used by every connection of Tallybook.
 
-All verbs of a worker may run twice (they name the lease). So a statement that fails with its connection is sent again
-on a new one, and after contention on the same one. The rows are those of the promise in
+The rows are those of the promise in
 https://github.com/tallybook/tallybook/blob/main/docs/reliability.md.
 """
 

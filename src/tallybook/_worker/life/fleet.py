@@ -151,7 +151,7 @@ class Fleet:
         await self._open()
         self._tell(found[0], parts)
         while not self.stopping.is_set():
-            await self._serve(*found, parts)
+            await self._serve(found[1], parts)
             await happens(self.stopping, AGAIN)
             if self.stopping.is_set():
                 break
@@ -213,7 +213,7 @@ class Fleet:
         with contextlib.suppress(asyncio.CancelledError):
             await opening
 
-    async def _serve(self, every: Sequence[Node], served: Sequence[Node], parts: dict[str, Part]) -> None:
+    async def _serve(self, served: Sequence[Node], parts: dict[str, Part]) -> None:
         """Give each of these nodes a worker and its part; stop the workers of other nodes and of changed addresses."""
         wanted = {node.name: node for node in served}
         for name, life in list(self.lives.items()):
