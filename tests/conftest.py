@@ -28,7 +28,7 @@ from psycopg.rows import tuple_row
 from support.clusters import cluster
 from support.database import Connect, Connection
 from support.databases import CREATE, DROP, Aside, Database, Template
-from support.fleet import Fleet, fleets
+from support.fleet import Fleet, fleets, renumber
 from support.shop import Shop
 from support.workers import Jobs
 from tallybook import App
@@ -165,10 +165,30 @@ def dsn(database: Database) -> str:
     return _through(database.dsn)
 
 
+@pytest.fixture(scope="session")
+def asides(server: Databases, template: str) -> Iterator[Callable[[int], Aside]]:
+    """The source of the databases of each node number."""
+    made: dict[int, Aside] = {}
+    with ExitStack() as stack:
+
+        def of(number: int) -> Aside:
+            if number not in made:
+                name = _fresh_name(f"node{number}")
+                with psycopg.connect(server.create_database(name, template), autocommit=True) as conn:
+                    stack.callback(server.drop_database, name)
+                    renumber(conn, number)
+                    like = Template(name, conn)
+                made[number] = Aside(server, like, again=not POOLER)
+                stack.callback(made[number].close)
+            return made[number]
+
+        yield of
+
+
 @pytest.fixture
-def fleet(server: Databases, template: str) -> Iterator[Fleet]:
+def fleet(asides: Callable[[int], Aside]) -> Iterator[Fleet]:
     """Three nodes of one app, numbers 1 to 3, with the node table in the first: see support/fleet.py."""
-    with fleets(server, template) as make_fleet:
+    with fleets(asides) as make_fleet:
         yield make_fleet(3)
 
 

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from support.callers import KINDS, connected
-from support.fleet import Fleet, fleets
+from support.fleet import Asides, Fleet, fleets
 from support.pages import code
 from tallybook import App
 
@@ -20,9 +20,9 @@ select tallybook.enqueue('mail', 'confirm', jsonb_build_object('tenant', tenant)
 
 
 @pytest.fixture(scope="module")
-def fleet(server: Any, template: str) -> Iterator[Fleet]:
+def fleet(asides: Asides) -> Iterator[Fleet]:
     """Three nodes with the shop's table."""
-    with fleets(server, template) as make_fleet:
+    with fleets(asides) as make_fleet:
         made = make_fleet(3)
         for dsn in made.dsns:
             with psycopg.connect(dsn) as conn:

@@ -17,7 +17,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from support.cli import invoke, run
 from support.clusters import dump, restore
 from support.database import one
-from support.fleet import Fleet, fleets, renumber
+from support.fleet import Asides, Fleet, fleets, renumber
 from support.roles import house
 from support.standby import streaming
 from support.waiting import wait_until
@@ -31,8 +31,8 @@ NOWHERE = "host=127.0.0.1 port=1"
 
 
 @pytest.fixture
-def make_fleet(server: Any, template: str) -> Iterator[Callable[..., Fleet]]:
-    with fleets(server, template) as make:
+def make_fleet(asides: Asides) -> Iterator[Callable[..., Fleet]]:
+    with fleets(asides) as make:
         yield make
 
 
@@ -342,7 +342,8 @@ def test_a_node_restored_from_an_older_state(fleet: Fleet, server: Any, tmp_path
     (text,) = checked(fleet, 1)["south"]
     assert f"its last job id was {job} at " in text and "restored from an older state" in text
     assert checked(fleet, 1)["south"] == [text], "it is told until it is mended"
-    fleet.run(2, f"select setval('tallybook.job_id', {job})")
+    with fleet.connect(2) as conn:
+        conn.execute("select setval('tallybook.job_id', %s)", (job,))
     assert checked(fleet, 0)["south"] == ["number 2, 0 open jobs, 0 workers"]
 
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from support.database import Connection
+from support.databases import Aside
 from tallybook._db import nodes as _nodes
 from tallybook._db import sync
 from tallybook._db.migrate import migrate
 from tallybook._db.nodes import Node
 
 NAMES = ("north", "south", "west", "east", "fifth", "sixth", "seventh", "eighth")
+Asides = Callable[[int], Aside]
+"""The databases of each node number."""
 _RENUMBER = """\
 alter sequence tallybook.job_id minvalue {start} maxvalue {end} start {start} restart {start};
 update tallybook.installation set node = {number}"""
@@ -25,29 +28,30 @@ update tallybook.installation set node = {number}"""
 class Fleet:
     """Nodes 1 to `count`, named north, south, west, ...; with `table` the first lists them.
 
-    `server` makes the databases. With `servers`, each node is on its own server, in this order.
+    `asides` give the databases of each number; without them `server` makes them. With `servers`, each node is on its
+    own server, in this order.
     """
 
     def __init__(
-        self, server: Any, count: int = 3, *, template: str | None = None, table: bool = True, servers: Any = ()
+        self, server: Any, count: int = 3, *, asides: Asides | None = None, table: bool = True, servers: Any = ()
     ) -> None:
         self._made: list[tuple[Any, str]] = []
-        self.dsns: list[str] = []
-        for number in range(1, count + 1):
-            self.dsns.append(self._database(servers[number - 1] if servers else server, number, template))
+        self._taken = [(aside, aside.take()) for aside in map(asides, range(1, count + 1))] if asides else []
+        self._sessions = {number: one.session for number, (_, one) in enumerate(self._taken, 1) if one.session}
+        self.dsns = [one.dsn for _, one in self._taken]
+        for number in range(len(self.dsns) + 1, count + 1):
+            self.dsns.append(self._database(servers[number - 1] if servers else server, number))
         if table:
-            for number, dsn in enumerate(self.dsns, 1):
-                self.add(NAMES[number - 1], dsn, number)
+            with self.connect(1) as conn:
+                for number, dsn in enumerate(self.dsns, 1):
+                    add(conn, NAMES[number - 1], dsn, number)
 
-    def _database(self, server: Any, number: int, template: str | None) -> str:
+    def _database(self, server: Any, number: int) -> str:
         name = f"tallybook_node{number}_{secrets.token_hex(6)}"
-        dsn = str(server.create_database(name, template))
+        dsn = str(server.create_database(name))
         self._made.append((server, name))
         with psycopg.connect(dsn) as conn:
-            if template is None:
-                migrate(conn, node=number)
-            else:
-                renumber(conn, number)
+            migrate(conn, node=number)
         return dsn
 
     @property
@@ -62,29 +66,40 @@ class Fleet:
 
     def add(self, name: str, dsn: str, number: int) -> None:
         """Add a node to the table of the first."""
-        parts = conninfo_to_dict(dsn)
-        address = " ".join(f"{key}={parts[key]}" for key in ("host", "port", "dbname") if parts.get(key))
         with self.connect(1) as conn:
-            sync.run(conn, _nodes.add(name, address, number, None))
+            add(conn, name, dsn, number)
 
     def connect(self, number: int) -> Connection:
         """Open an autocommit connection to a node; the caller closes it."""
         return psycopg.connect(self.dsns[number - 1], autocommit=True)
 
     def run(self, number: int, statement: str, *params: Any) -> list[tuple[Any, ...]]:
-        """Run one statement on a node and return its rows."""
-        with self.connect(number) as conn:
-            cursor = conn.execute(statement.encode(), params or None)
-            return cursor.fetchall() if cursor.description else []
+        """Run one statement on a node and return its rows. All of them use one session, which knows their plans."""
+        if number not in self._sessions or self._sessions[number].closed:
+            self._sessions[number] = self.connect(number)
+        cursor = self._sessions[number].execute(statement.encode(), params or None)
+        return cursor.fetchall() if cursor.description else []
 
     def enqueue(self, number: int, queue: str = "default", task: str = "t") -> int:
         """Enqueue a job on a node and return its id."""
         return int(self.run(number, "select tallybook.enqueue(%s, %s, '{}')", queue, task)[0][0])
 
     def close(self) -> None:
-        """Drop the databases."""
+        """Give the databases back, or drop them."""
+        for number, (aside, database) in enumerate(self._taken, 1):
+            database.session = self._sessions.pop(number, None)
+            aside.give(database)
+        for conn in self._sessions.values():
+            conn.close()
         for server, name in self._made:
             server.drop_database(name)
+
+
+def add(conn: Connection, name: str, dsn: str, number: int) -> None:
+    """Add a node to the table of the connection's database."""
+    parts = conninfo_to_dict(dsn)
+    address = " ".join(f"{key}={parts[key]}" for key in ("host", "port", "dbname") if parts.get(key))
+    sync.run(conn, _nodes.add(name, address, number, None))
 
 
 def renumber(conn: psycopg.Connection[Any], number: int) -> None:
@@ -94,16 +109,13 @@ def renumber(conn: psycopg.Connection[Any], number: int) -> None:
 
 
 @contextmanager
-def fleets(server: Any, template: str) -> Iterator[Callable[..., Fleet]]:
-    """Yield a function that makes fleets; drop all their databases at the end."""
-    made: list[Fleet] = []
+def fleets(asides: Asides) -> Iterator[Callable[..., Fleet]]:
+    """Yield a function that makes fleets; end all of them at the end."""
+    with ExitStack() as stack:
 
-    def one(count: int = 3, **options: Any) -> Fleet:
-        made.append(Fleet(server, count, template=template, **options))
-        return made[-1]
+        def one(count: int = 3, **options: Any) -> Fleet:
+            made = Fleet(None, count, asides=asides, **options)
+            stack.callback(made.close)
+            return made
 
-    try:
         yield one
-    finally:
-        for fleet in made:
-            fleet.close()
