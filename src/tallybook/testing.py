@@ -265,7 +265,8 @@ def travel(conn: psycopg.Connection[Any] | str, by: timedelta) -> int:
 # The wake-up is for a worker that sleeps until the next job is due.
 _TRAVEL = """\
 with moved as (
-  update tallybook.scheduled set run_at = run_at - %(by)s, expires_at = expires_at - %(by)s where isfinite(run_at) returning 1
+  update tallybook.scheduled set run_at = run_at - %(by)s, expires_at = expires_at - %(by)s
+   where isfinite(run_at) returning 1
 ), held as (
   update tallybook.waiting set run_at = run_at - %(by)s, expires_at = expires_at - %(by)s
 ), pushed as (

@@ -1,4 +1,4 @@
-"""The dashboard and the operator API, to be mounted in your application or run by `tallybook web`. Needs `tallybook[web]`."""
+"""The dashboard and the operator API: mount them in your application or run `tallybook web`. Needs `tallybook[web]`."""
 
 from __future__ import annotations
 

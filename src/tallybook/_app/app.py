@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     class AtomicContextTask(Task[P, R_co], Generic[Tx, P, R_co]):
         """A Task whose function takes its transaction and a Context."""
 
-        def __call__(self, tx: Tx, ctx: Context, /, *args: P.args, **kwargs: P.kwargs) -> R_co:  # type: ignore[override]
+        def __call__(self, tx: Tx, ctx: Context, /, *args: P.args, **kw: P.kwargs) -> R_co:  # type: ignore[override]
             """Call the function directly, in a transaction of yours and with a Context."""
 
 else:

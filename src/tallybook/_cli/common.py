@@ -55,7 +55,8 @@ read_dsn_option = click.option(
     "--read-dsn", metavar="DSN", type=text, help="Read from this hot standby; its lag is shown. [the primary]"
 )
 queues_option = click.option(
-    "--queues", metavar="LIST", type=text, help="Queues and slots, like mail=10,default. [all of the app's tasks, 10 each]"
+    "--queues", metavar="LIST", type=text,
+    help="Queues and slots, like mail=10,default. [all of the app's tasks, 10 each]",
 )  # fmt: skip
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
@@ -105,7 +106,7 @@ def command(
 ) -> Made:
     """Make a command from a function of a Db that returns the line to print, or None.
 
-    A parameter without an option is an argument; `by` and `yes` have theirs. With `json` the function receives `as_json`.
+    A parameter without an option is an argument; `by` and `yes` have theirs. With `json` the function gets `as_json`.
     Without `schema` the database need not have a supported schema. `nodes` adds the option --nodes for its Db; with
     "each" it runs on each node in turn. With `home` it uses the home node of several. With `reads` it can read from a
     standby.

@@ -160,8 +160,8 @@ def _spark(values: Sequence[int], width: int = 80) -> str:
 
 
 _DIFFERENCES: Columns = {
-    "queue": lambda one: one.queue or "(all)", "task": lambda one: one.task or "(all)", "what": "what", "counted": "counted",
-    "found": "found",
+    "queue": lambda one: one.queue or "(all)", "task": lambda one: one.task or "(all)", "what": "what",
+    "counted": "counted", "found": "found",
 }  # fmt: skip
 
 

@@ -67,7 +67,7 @@ class Db:
         return () if self.which is None else nodes(self.conninfo, self.which)
 
     def of(self, job_id: int) -> Db:
-        """Return the node of a job among those of --nodes, or this database without --nodes. Raises UnknownNode and UnknownJob."""
+        """Return a job's node among those of --nodes, or this database without it. Raises UnknownNode, UnknownJob."""
         if not 0 < job_id < 1 << 63:
             raise UnknownJob(job_id)
         return self.at(of_job(self._numbered, job_id)) if self.nodes else self

@@ -98,8 +98,9 @@ _MEANT = {
 """States of other libraries, and ours."""
 
 _OPTIONS = {
-    "--concurrency": "--queues default=10", "--queue": "--queues", "--workers": "--processes", "--loglevel": "--log-level",
-    "--status": "--state", "--at": "--run-at", "--eta": "--run-at", "--in": "--delay", "--countdown": "--delay",
+    "--concurrency": "--queues default=10", "--queue": "--queues", "--workers": "--processes",
+    "--loglevel": "--log-level", "--status": "--state", "--at": "--run-at", "--eta": "--run-at", "--in": "--delay",
+    "--countdown": "--delay",
 }  # fmt: skip
 """Options of other libraries' commands, and ours; an option of the command itself has precedence."""
 

@@ -196,8 +196,8 @@ def _happened(one: TraceEvent) -> str:
 
 
 _EVENTS: Columns = {
-    "at": "at", "job": "job", "queue": "queue", "task": "task", "attempt": "attempt", "event": "event", "worker": "worker",
-    "note": _happened,
+    "at": "at", "job": "job", "queue": "queue", "task": "task", "attempt": "attempt", "event": "event",
+    "worker": "worker", "note": _happened,
 }  # fmt: skip
 
 

@@ -109,7 +109,8 @@ breaker = click.Group(
 _BREAKERS: Columns = {
     "key": "name",
     "opens after": lambda one: f"{one.failures} per {format_duration(one.per)}, for {format_duration(one.open_for)}",
-    "state": "state", "failed in window": "failed_in_window", "waiting": "waiting", "open until": "open_until", "probe": "probe",
+    "state": "state", "failed in window": "failed_in_window", "waiting": "waiting", "open until": "open_until",
+    "probe": "probe",
 }  # fmt: skip
 
 

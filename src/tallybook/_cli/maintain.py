@@ -120,8 +120,8 @@ def roles(db: Db, prefix: str, existing: bool, only_sql: bool, forget: bool) -> 
         return f"revoked all rights in {where} from {', '.join(map(clean, found))}; the roles still exist"
     if owner := database.superuser_owner(db.conn):
         click.echo(
-            f"warning: {where} belongs to {clean(owner)}, a superuser: functions called by the roles run with a superuser's"
-            " rights. Install it as an ordinary owner",
+            f"warning: {where} belongs to {clean(owner)}, a superuser: functions called by the roles run with a"
+            " superuser's rights. Install it as an ordinary owner",
             err=True,
         )
     done = database.create(db.conn, prefix, existing=existing)

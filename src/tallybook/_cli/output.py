@@ -52,7 +52,8 @@ def row_json(row: Any, plain: Callable[[Any], object] | None = None) -> str:
     """Return a row of a list as JSON; a text of the server is not changed."""
     if isinstance(row, str):
         return row
-    return json.dumps(asdict(row) if is_dataclass(row) else row, default=plain or _plain, ensure_ascii=False)  # type: ignore[arg-type]
+    value = asdict(row) if is_dataclass(row) else row  # type: ignore[arg-type]
+    return json.dumps(value, default=plain or _plain, ensure_ascii=False)
 
 
 def _plain(value: datetime | timedelta) -> object:

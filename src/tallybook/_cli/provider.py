@@ -31,7 +31,8 @@ _LOOSE = {"ignore_unknown_options": True}
 
 provider = click.Group(
     "provider",
-    help="Manage providers: settings, secrets, routes.\n\nA provider is a service that jobs call. Its secrets are encrypted.",
+    help="Manage providers: settings, secrets, routes.\n\n"
+    "A provider is a service that jobs call. Its secrets are encrypted.",
 )
 
 

@@ -130,7 +130,8 @@ def truncate(
 
 _HOLDS = f"""\
 select coalesce(sum((to_jsonb(c) ->> s.state)::bigint), 0)
-  from {counting.counts.called()} c cross join unnest(%s::text[]) s(state) where c.queue = coalesce(%s, c.queue)"""  # noqa: S608
+  from {counting.counts.called()} c cross join unnest(%s::text[]) s(state)
+ where c.queue = coalesce(%s, c.queue)"""  # noqa: S608
 
 
 def _holds(db: Db, name: str | None, states: Sequence[str]) -> str:

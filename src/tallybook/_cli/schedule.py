@@ -51,7 +51,8 @@ def _plain(value: Any) -> object:
 _COLUMNS: Columns = {
     "schedule": "name", "rule": "rule", "task": "task", "next": _next,
     "last": lambda one: "" if one.last_tick is None else f"{local(one.last_tick)} {one.last_what}",
-    "fired": "fired_count", "skipped": "skipped_count", "missed": "missed_count", "failed": "failed_count", "state": _state,
+    "fired": "fired_count", "skipped": "skipped_count", "missed": "missed_count", "failed": "failed_count",
+    "state": _state,
 }  # fmt: skip
 _EMPTY = "no schedules: declare one by @app.task(schedule=...), or by tallybook schedule set"
 
@@ -63,7 +64,8 @@ def list_(db: Db) -> list[ScheduleInfo]:
 
 
 _FIRES: Columns = {
-    "tick": "tick", "fired": "fired_at", "what": lambda fire: fire.what if fire.ticks is None else f"{fire.what} ({fire.ticks})",
+    "tick": "tick", "fired": "fired_at",
+    "what": lambda fire: fire.what if fire.ticks is None else f"{fire.what} ({fire.ticks})",
     "job": lambda fire: fire.job_id if fire.job_id is not None or fire.jobs is None else f"{fire.jobs} jobs",
     "state": "job_state", "reason": lambda fire: short(fire.reason or ""),
 }  # fmt: skip
@@ -88,7 +90,8 @@ def show(db: Db, name: str, fires: int, as_json: bool) -> None:
         ("next", _next(one)),
         ("missed", f"{one.missed}, at most {one.catch_up}" if one.missed == "all" else one.missed),
         ("overlap", "yes" if one.overlap else "no"),
-        ("fires", f"{one.fired_count} fired, {one.skipped_count} skipped, {one.missed_count} missed, {one.failed_count} failed"),
+        ("fires", f"{one.fired_count} fired, {one.skipped_count} skipped, {one.missed_count} missed,"
+                  f" {one.failed_count} failed"),
     ]  # fmt: skip
     more = (("jitter", one.jitter and format_duration(one.jitter)), ("query", one.query), ("state", _state(one)))
     print_pairs([*pairs, *((title, value) for title, value in more if value)])

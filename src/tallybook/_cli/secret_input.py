@@ -20,7 +20,8 @@ def nothing_else(more: Sequence[str]) -> None:
     """Raise a usage error for extra arguments without printing them: one of them may be the secret."""
     if more:
         raise click.UsageError(
-            "too many arguments, or an unknown option (not shown). Pass a secret at the prompt, on stdin, or by --from-env"
+            "too many arguments, or an unknown option (not shown)."
+            " Pass a secret at the prompt, on stdin, or by --from-env"
         )
 
 

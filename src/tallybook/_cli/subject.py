@@ -33,8 +33,9 @@ _LOOKED = 1_000_000
 """The most subjects that one command reads."""
 
 _LIST = f"""\
-select l.subject, l.cursor, (select to_json(s)::text from tallybook.subject s where s.task = l.task_name and s.subject = l.subject
-                                      and s.job_id = l.job_id)
+select l.subject, l.cursor,
+       (select to_json(s)::text from tallybook.subject s
+         where s.task = l.task_name and s.subject = l.subject and s.job_id = l.job_id)
   from {LISTED.called()} with ordinality as l order by l.ordinality"""  # noqa: S608
 
 _SHOW = f"select to_json(s)::text from {NAMED}"  # noqa: S608
@@ -89,7 +90,8 @@ def list_(db: Db, as_json: bool, after: str | None, limit: int, **given: Any) ->
 
 _FAILED: Columns = {
     "ended": "ended_at", "task": "task", "subject": "subject", "attempt": "attempt", "message": "message",
-    "details": lambda row: "" if row["details"] is None else json.dumps(row["details"], ensure_ascii=False), "ref": "ref_id",
+    "details": lambda row: "" if row["details"] is None else json.dumps(row["details"], ensure_ascii=False),
+    "ref": "ref_id",
 }  # fmt: skip
 
 _queue_option = click.option("--queue", type=text, help="The queue whose names to use, if queues have own names.")

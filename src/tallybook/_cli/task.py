@@ -29,7 +29,8 @@ select json_build_object(
   from (select k.name from tallybook.tasks k union select l.task from live l) n
   left join tallybook.tasks t using (name)
   left join tallybook.queues q on q.name = t.definition ->> 'queue'
-  left join lateral (select k.name from tallybook.tasks k where n.name = any (k.aliases) order by k.name limit 1) a on true
+  left join lateral (
+    select k.name from tallybook.tasks k where n.name = any (k.aliases) order by k.name limit 1) a on true
  where t.name is not null or a.name is null
  order by n.name"""
 

@@ -26,8 +26,9 @@ ME = "coalesce({who:text}, session_user)"
 
 _JOB = "queue text, task text, args jsonb, run_at timestamptz, priority int, max_attempts int, headers jsonb"
 JOBS = """\
-queues text[], tasks text[], args text[], run_ats timestamptz[], priorities int[], unique_keys text[], max_attempts int[],
-headers text[], on_conflicts text[], unique_whiles text[], order_keys text[], expires_ats timestamptz[], options text[]"""
+queues text[], tasks text[], args text[], run_ats timestamptz[], priorities int[], unique_keys text[],
+max_attempts int[], headers text[], on_conflicts text[], unique_whiles text[], order_keys text[],
+expires_ats timestamptz[], options text[]"""
 _ENQUEUE = Declared(f"enqueue({_JOB}) -> bigint", run_at=RUN_AT)
 _ENQUEUE_MORE = Declared(
     f"enqueue({_JOB}, order_key text, expires_at timestamptz, options jsonb) -> bigint", run_at=RUN_AT

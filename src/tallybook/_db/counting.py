@@ -36,7 +36,8 @@ _LEVELS = Declared("""
 COMPLETED = Declared("""
   completed_since(since timestamptz) -> rows (queue text, task text, completed bigint) order by r.queue, r.task""")
 verify = Simple(
-    "verify() -> rows (queue text, task text, what text, counted bigint, found bigint) order by r.queue, r.task, r.what",
+    "verify() -> rows (queue text, task text, what text, counted bigint, found bigint)"
+    " order by r.queue, r.task, r.what",
     records(Difference),
 )
 recount = Simple("recount() -> bigint", int)
@@ -47,7 +48,8 @@ event_counts = Simple(
     lambda text: {str(row["name"]): int(row["n"]) for row in loads(text)},
 )
 _EVENT_SERIES = Declared(
-    "event_series(name text, step interval, since timestamptz) -> rows (begins timestamptz, n bigint) order by r.begins",
+    "event_series(name text, step interval, since timestamptz)"
+    " -> rows (begins timestamptz, n bigint) order by r.begins",
     since=_SINCE,
 )
 _KEEP = Declared("series_keep(step int, keep interval) -> boolean")

@@ -33,9 +33,12 @@ Conn = psycopg.Connection[Any]
 Found = Finding | list[Finding]
 _DOCTOR = Declared("doctor(about text) -> rows (name text, level text, finding text, advice text, details jsonb)")
 _COUNTERS = Declared("""
-  _doctor_counters(p_asked boolean) -> rows (name level finding advice text, details jsonb)""", p_asked="false")  # fmt: skip
+  _doctor_counters(p_asked boolean)
+  -> rows (name level finding advice text, details jsonb)""", p_asked="false")  # fmt: skip
 _EXISTS = "select to_regprocedure('tallybook.doctor(text, timestamptz)') is not null"
-_LIMITS = "select set_config('statement_timeout', %s, true), set_config('lock_timeout', '1s', true), set_config('jit', 'off', true)"
+_LIMITS = """\
+select set_config('statement_timeout', %s, true), set_config('lock_timeout', '1s', true),
+       set_config('jit', 'off', true)"""
 _OLDEST = 150000
 
 

@@ -22,8 +22,8 @@ from psycopg.pq import Conninfo
 
 __all__ = [
     "AsyncConnection", "Connection", "Conninfo", "DataError", "Error", "InsufficientPrivilege", "InvalidSchemaName",
-    "LockNotAvailable", "Notify", "OperationalError", "QueryCanceled", "Rollback", "UndefinedFunction", "UndefinedTable", "connect",
-    "connect_async", "conninfo_to_dict", "make_conninfo",
+    "LockNotAvailable", "Notify", "OperationalError", "QueryCanceled", "Rollback", "UndefinedFunction",
+    "UndefinedTable", "connect", "connect_async", "conninfo_to_dict", "make_conninfo",
 ]  # fmt: skip
 
 Connection = psycopg.Connection[tuple[Any, ...]]

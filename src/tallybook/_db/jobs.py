@@ -101,8 +101,8 @@ def _ids(ids: Iterable[int]) -> str:
 why = Simple("why(job_id bigint) -> rows (state text, reason text, explanation text, details jsonb)", records(Reason))
 _TRACE = Declared("""
   trace(subject text, unique_key text, links jsonb, job bigint, task text, max_events int, newest_first boolean)
-  -> rows (at timestamptz, job_id bigint, queue text, task_name text, attempt int, event text, worker text, details jsonb,
-           error jsonb)""")
+  -> rows (at timestamptz, job_id bigint, queue text, task_name text, attempt int, event text, worker text,
+           details jsonb, error jsonb)""")
 
 
 def trace(

@@ -39,9 +39,10 @@ CONNECT: dict[str, Any] = {
 # connection opened, nothing is set and no row is returned: see pooler.py.
 SESSION = """\
 select set_config(s.name, v.value, false)
-  from (values ('statement_timeout', '0'), ('lock_timeout', '0'), ('transaction_timeout', '0'), ('idle_session_timeout', '0'),
-               ('idle_in_transaction_session_timeout', '10s'), ('default_transaction_isolation', 'read committed'),
-               ('default_transaction_read_only', 'off'), ('datestyle', 'ISO'), ('intervalstyle', 'postgres')) v(name, value)
+  from (values ('statement_timeout', '0'), ('lock_timeout', '0'), ('transaction_timeout', '0'),
+               ('idle_session_timeout', '0'), ('idle_in_transaction_session_timeout', '10s'),
+               ('default_transaction_isolation', 'read committed'), ('default_transaction_read_only', 'off'),
+               ('datestyle', 'ISO'), ('intervalstyle', 'postgres')) v(name, value)
   join pg_settings s on lower(s.name) = v.name
  where pg_backend_pid() = %s::int"""
 

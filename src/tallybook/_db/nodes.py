@@ -259,8 +259,8 @@ def _ask(dsn: str, question: Callable[[psycopg.Connection[Any]], T], seconds: fl
     with psycopg.Connection.connect(dsn, **limits, context=READER) as conn, ThreadSocketTimeout(conn, seconds):
         conn.prepare_threshold = None
         with conn.transaction():
-            settings = f"set local statement_timeout = {round(seconds * 1000)}; set local timezone = 'UTC'; set local jit = off"
-            conn.execute(settings.encode())
+            limit = f"set local statement_timeout = {round(seconds * 1000)}"
+            conn.execute(f"{limit}; set local timezone = 'UTC'; set local jit = off".encode())
             return question(conn)
 
 

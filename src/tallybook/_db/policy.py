@@ -112,7 +112,7 @@ class Outage:
     """The consecutive failures of one connection: how long to wait, and when to log.
 
     It logs the first failure and each tenth; from the thirtieth on, it logs one every five minutes. The end of the
-    outage is logged if a failure was. The first `quiet` failures are not logged: a restarted server answers the next try.
+    outage is logged if a failure was. The first `quiet` ones are not logged: a restarted server answers the next try.
     """
 
     EVERY, MANY, SELDOM = 10, 30, 300.0

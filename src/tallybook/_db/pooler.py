@@ -15,8 +15,8 @@ from tallybook._db.both import got
 
 IS_SESSION = "select pg_backend_pid() = %s::int"
 
-# The server finds a lost client within 25 s and ends its transaction, which releases its locks. Set only on a session of
-# our own.
+# The server finds a lost client within 25 s and ends its transaction, which releases its locks. Set only on a session
+# of our own.
 _KEEPALIVES = """\
 select set_config('tcp_keepalives_idle', '10', false), set_config('tcp_keepalives_interval', '5', false),
        set_config('tcp_keepalives_count', '3', false), set_config('tcp_user_timeout', '15000', false)
@@ -37,7 +37,8 @@ end $$;
 UNGUARDED = """\
 select s.name, s.setting, v.wanted
   from (values ('statement_timeout', '0'), ('lock_timeout', '0'), ('transaction_timeout', '0'),
-               ('default_transaction_isolation', 'read committed'), ('default_transaction_read_only', 'off')) v(name, wanted)
+               ('default_transaction_isolation', 'read committed'),
+               ('default_transaction_read_only', 'off')) v(name, wanted)
   join pg_settings s on s.name = v.name
  where s.setting <> v.wanted"""
 

@@ -100,15 +100,17 @@ route_set = Simple(
 )
 route_drop = Simple("route_drop(data_type text, symbol text) -> boolean", bool)
 _SECRET_SET = Declared("""
-  _provider_secret_set(p_provider p_field text, p_was bytea, p_key_id text, p_nonce p_ciphertext bytea, p_former_key_id text,
-                       p_former_nonce p_former_ciphertext bytea) -> boolean""", unknown=UnknownProvider)  # fmt: skip
+  _provider_secret_set(p_provider p_field text, p_was bytea, p_key_id text, p_nonce p_ciphertext bytea,
+                       p_former_key_id text, p_former_nonce p_former_ciphertext bytea)
+  -> boolean""", unknown=UnknownProvider)  # fmt: skip
 _RESEAL = Declared("""
   _provider_secret_reseal(p_provider p_field p_slot text, p_was bytea, p_key_id text, p_nonce p_ciphertext bytea)
   -> boolean""", verb="provider_rotate")  # fmt: skip
 secret_drop = Simple("_provider_secret_drop(p_provider p_field p_slot text) -> boolean", bool)
 """Deletes a slot of a secret, or all slots."""
 _OTHER_KEYS = Declared("""
-  _provider_secrets_under_others(p_key_id p_provider p_field p_slot text) -> jsonb""", verb="provider_rotate")  # fmt: skip
+  _provider_secrets_under_others(p_key_id p_provider p_field p_slot text)
+  -> jsonb""", verb="provider_rotate")  # fmt: skip
 _KEYS_IN_USE = """\
 select cast(coalesce(json_object_agg(k.key_id, k.n), '{}') as text)
   from (select s.key_id, count(*) as n from tallybook.provider_field as s group by s.key_id) as k"""

@@ -23,7 +23,8 @@ drop = Simple("queue_drop(queue text, by text) -> boolean", bool, names={"queue"
 unused = Simple("_queue_unused(p_queue text) -> boolean", bool, verb="queue_drop")
 _TRUNCATE = Declared("""
   queue_truncate(queue text, states text[], running boolean, by text, max_jobs int, mark jsonb)
-  -> row (cancelled int, cancelling int, busy boolean, remain boolean, mark jsonb)""", unknown=UnknownQueue, by=_BY)  # fmt: skip
+  -> row (cancelled int, cancelling int, busy boolean, remain boolean, mark jsonb)""",
+    unknown=UnknownQueue, by=_BY)  # fmt: skip
 _TRUNCATE_ALL = Declared("""
   queue_truncate_all(states text[], running boolean, by text, max_jobs int, mark jsonb)
   -> row (cancelled int, cancelling int, busy boolean, remain boolean, mark jsonb)""", by=_BY)  # fmt: skip

@@ -102,6 +102,7 @@ def forget(conn: psycopg.Connection[Any]) -> list[str]:
 def superuser_owner(conn: psycopg.Connection[Any]) -> str | None:
     """Return the owner of the schema if that is a superuser, since the functions run with its rights."""
     row = conn.execute(
-        "select r.rolname from pg_namespace n join pg_roles r on r.oid = n.nspowner where n.nspname = 'tallybook' and r.rolsuper"
+        "select r.rolname from pg_namespace n join pg_roles r on r.oid = n.nspowner"
+        " where n.nspname = 'tallybook' and r.rolsuper"
     ).fetchone()
     return str(row[0]) if row else None

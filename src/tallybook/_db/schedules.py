@@ -98,8 +98,9 @@ class Fired:
 
 
 _SET = Declared("""
-  schedule_set(name text, task text, args jsonb, cron text, every interval, tz text, queue text, priority int, max_attempts int,
-               jitter interval, missed text, catch_up int, overlap boolean, headers jsonb, options jsonb, query text)
+  schedule_set(name text, task text, args jsonb, cron text, every interval, tz text, queue text, priority int,
+               max_attempts int, jitter interval, missed text, catch_up int, overlap boolean, headers jsonb,
+               options jsonb, query text)
   -> text""", unknown=UnknownSchedule)  # fmt: skip
 _NAMES = {"name": ("schedule", 200)}
 drop = Simple("schedule_drop(name text) -> boolean", bool, names=_NAMES)
@@ -115,7 +116,8 @@ run = Simple(
 # Intervals in microseconds, because their format is a setting of the session.
 _ROW = """\
 select to_jsonb(s) || jsonb_build_object(
-  'every', cast(extract(epoch from s.every) * 1000000 as bigint), 'jitter', cast(extract(epoch from s.jitter) * 1000000 as bigint),
+  'every', cast(extract(epoch from s.every) * 1000000 as bigint),
+  'jitter', cast(extract(epoch from s.jitter) * 1000000 as bigint),
   'last_tick', f.tick, 'last_what', f.what, 'now', clock_timestamp()) as r
   from tallybook.schedules s
   left join lateral (

@@ -69,7 +69,8 @@ PROFILES = {
 """hot: rows by an index, planned once. nested: row by row. batch: sets against sets. lookup: rows by an index, planned
 per call. whole: all of some tables. nojit: the planner's choice, without the start-up cost of JIT."""
 _PROFILED = re.compile(
-    r"^-- profile: (\w+)\n((?:--[^\n]*\n)*create or replace function (?:(?!\$\$).)*?)((?:\n(?:set|--) [^\n]*)*)\s(as \$\$)",
+    r"^-- profile: (\w+)\n((?:--[^\n]*\n)*create or replace function (?:(?!\$\$).)*?)"
+    r"((?:\n(?:set|--) [^\n]*)*)\s(as \$\$)",
     re.MULTILINE | re.DOTALL,
 )
 

@@ -21,8 +21,8 @@ _PUSH = Declared(f"subject_push({_NAMED}) -> row (job_id bigint, created boolean
 _UPSERT = Declared(f"subject_upsert({_NAMED}) -> row (job_id bigint, {_MOVED})", run_at=RUN_AT)
 _APPEND = Declared(f"subject_append(queue text, task text, args jsonb, {_JOB}) -> row (job_id bigint, subject text)")
 _PLURALS = """\
-queue text, task text, subjects text[], args text[], run_ats timestamptz[], priorities int[], options text[], max_attempts int,
-headers text[]"""
+queue text, task text, subjects text[], args text[], run_ats timestamptz[], priorities int[], options text[],
+max_attempts int, headers text[]"""
 _PUSH_MANY = Declared(f"subject_push_many({_PLURALS}) -> rows (subject text, job_id bigint, {_MOVED})")
 _UPSERT_MANY = Declared(f"subject_upsert_many({_PLURALS}) -> rows (subject text, job_id bigint, {_MOVED})")
 _MOVE = Declared("subject_move(task text, subject text, run_at timestamptz, queue text) -> text")
@@ -30,25 +30,27 @@ forget = Simple("subject_forget(task text, subject text, queue text) -> text", s
 """Without a queue: of any queue that has the name."""
 LISTED = Declared("""
   subjects(task text, queue text, states text[], prefix text, after text, max_subjects int, max_looked int)
-  -> rows (task_name text, subject text, job_id bigint, queue_name text, state text, priority int, args jsonb, iterations int,
-           failures int, attempts int, next_run_at timestamptz, last_at timestamptz, last_error text, error jsonb,
-           made_at timestamptz, ended_at timestamptz, cursor text)""")
+  -> rows (task_name text, subject text, job_id bigint, queue_name text, state text, priority int, args jsonb,
+           iterations int, failures int, attempts int, next_run_at timestamptz, last_at timestamptz, last_error text,
+           error jsonb, made_at timestamptz, ended_at timestamptz, cursor text)""")
 
 # One call per queue, task and limit, all in one statement; its rows are in the order of its subjects.
 _MANY = """\
-select cast(coalesce(json_agg(json_build_object('n', g.ns[u.n], 'subject', u.subject, 'job_id', u.job_id, 'report', u.report,
-    'old_run_at', u.old_run_at, 'new_run_at', u.new_run_at)), '[]') as text)
+select cast(coalesce(json_agg(json_build_object('n', g.ns[u.n], 'subject', u.subject, 'job_id', u.job_id,
+    'report', u.report, 'old_run_at', u.old_run_at, 'new_run_at', u.new_run_at)), '[]') as text)
   from (
-    select r.queue, r.task, r.max_attempts, array_agg(r.n order by r.n) as ns, array_agg(r.subject order by r.n) as subjects,
-           array_agg(r.args order by r.n) as args, array_agg(r.priority order by r.n) as priorities,
-           array_agg(r.options order by r.n) as options, array_agg(r.headers order by r.n) as headers,
+    select r.queue, r.task, r.max_attempts, array_agg(r.n order by r.n) as ns,
+           array_agg(r.subject order by r.n) as subjects, array_agg(r.args order by r.n) as args,
+           array_agg(r.priority order by r.n) as priorities, array_agg(r.options order by r.n) as options,
+           array_agg(r.headers order by r.n) as headers,
            array_agg(coalesce(r.run_at, clock_timestamp() + r.delay) order by r.n) as run_ats
       from unnest(cast(cast(%(queues)s as text) as text[]), cast(cast(%(tasks)s as text) as text[]),
                   cast(cast(%(subjects)s as text) as text[]), cast(cast(%(args)s as text) as text[]),
                   cast(cast(%(run_ats)s as text) as timestamptz[]), cast(cast(%(delays)s as text) as interval[]),
                   cast(cast(%(priorities)s as text) as int[]), cast(cast(%(options)s as text) as text[]),
                   cast(cast(%(max_attempts)s as text) as int[]), cast(cast(%(headers)s as text) as text[]))
-             with ordinality as r(queue, task, subject, args, run_at, delay, priority, options, max_attempts, headers, n)
+             with ordinality
+             as r(queue, task, subject, args, run_at, delay, priority, options, max_attempts, headers, n)
      group by r.queue, r.task, r.max_attempts order by r.queue, r.task, r.max_attempts offset 0) as g
   cross join lateral {called}
     with ordinality as u(subject, job_id, report, old_run_at, new_run_at, n)"""
@@ -56,8 +58,9 @@ select cast(coalesce(json_agg(json_build_object('n', g.ns[u.n], 'subject', u.sub
 _MEANT = Declared("_subject_named(p_task text, p_subject text, p_queue text) -> tallybook.subject_job")
 NAMED = f"""\
 {_MEANT.called()} as n
- cross join lateral (select v.* from tallybook.subject as v
-                      where v.task = n.task and v.subject = n.subject and v.scope = n.scope limit 1) as s"""  # noqa: S608
+ cross join lateral (
+   select v.* from tallybook.subject as v
+    where v.task = n.task and v.subject = n.subject and v.scope = n.scope limit 1) as s"""  # noqa: S608
 """The row of the view subject, as s. Without a queue, of any queue that has the name; an error if several have it."""
 _GET = f"select cast(to_json(s) as text) from {NAMED}"  # noqa: S608
 STATES = ("planned", "pending", "active", "completed", "killed", "dead")

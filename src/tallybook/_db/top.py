@@ -18,28 +18,30 @@ from tallybook._db.texts import at
 from tallybook._model.counting import Throughput
 
 _LIMITS = """\
-select set_config('statement_timeout', '5s', true), set_config('lock_timeout', '1s', true), set_config('jit', 'off', true),
-       has_function_privilege('tallybook._failures_said(int)', 'execute')"""
+select set_config('statement_timeout', '5s', true), set_config('lock_timeout', '1s', true),
+       set_config('jit', 'off', true), has_function_privilege('tallybook._failures_said(int)', 'execute')"""
 _MAY_SEE = "select has_function_privilege('tallybook._failures_said(int)', 'execute')"
 _READ = """\
 with w as materialized (select w.* from tallybook.workers w where w.ended_at is null),
 s as materialized (
-  select s.queue, s.available, s.running, s.scheduled, s.retrying, s.waiting, s.dead, s.completed, s.failed, s.cancelled,
-         s.paused_at
+  select s.queue, s.available, s.running, s.scheduled, s.retrying, s.waiting, s.dead, s.completed, s.failed,
+         s.cancelled, s.paused_at
     from tallybook.queue_stats s),
 o as materialized (
   select o.queue, o.oldest from tallybook._oldest_of(array(
     select s.queue from s where s.available > 0 order by s.available + s.running + s.dead desc, s.queue limit 200)) o)
 select json_build_object(
   'now', clock_timestamp(), 'database', current_database(), 'server', current_setting('server_version'),
-  'horizon', (select json_build_object('who', h.who, 'since', h.since, 'transactions', h.transactions) from tallybook._horizon() h
+  'horizon', (select json_build_object('who', h.who, 'since', h.since, 'transactions', h.transactions)
+                from tallybook._horizon() h
                where h.transactions is not null
-                 and (h.since < clock_timestamp() - interval '5 min' or h.kind = 'replication slot' and not h.active) limit 1),
+                 and (h.since < clock_timestamp() - interval '5 min' or h.kind = 'replication slot' and not h.active)
+               limit 1),
   'alive', (select count(*) from w where w.seen_at >= clock_timestamp() - w.lease),
   'queues', (select json_agg(json_build_object(
-       'name', s.queue, 'available', s.available, 'running', s.running, 'scheduled', s.scheduled, 'retrying', s.retrying,
-       'waiting', s.waiting, 'dead', s.dead, 'completed', s.completed, 'failed', s.failed, 'cancelled', s.cancelled,
-       'oldest', o.oldest, 'paused_at', s.paused_at))
+       'name', s.queue, 'available', s.available, 'running', s.running, 'scheduled', s.scheduled,
+       'retrying', s.retrying, 'waiting', s.waiting, 'dead', s.dead, 'completed', s.completed, 'failed', s.failed,
+       'cancelled', s.cancelled, 'oldest', o.oldest, 'paused_at', s.paused_at))
      from s left join o on o.queue = s.queue),
   'workers', (select json_agg(json_build_object(
        'id', w.id, 'name', w.name, 'queues', w.queues, 'seen_at', w.seen_at,
@@ -57,7 +59,8 @@ with r as materialized (
   select r.*, row_number() over () as n from {RUNNING.called(max_jobs="10000", of_worker="null")} r)
 select json_build_object(
   'running', (select count(*) from r), 'longest', (select json_agg(r order by r.n) from r where r.n <= 50),
-  'workers', (select json_agg(x) from (select r.worker_id, count(*) as jobs from r group by r.worker_id) x))::text"""  # noqa: S608
+  'workers', (select json_agg(x) from (
+     select r.worker_id, count(*) as jobs from r group by r.worker_id) x))::text"""  # noqa: S608
 _SHARE = 20
 """Running jobs are read again after this many times the duration of the last read: 5 % of a core at any load."""
 

@@ -48,7 +48,7 @@ class Begun:
 
 
 class Library(Protocol):
-    """Transactions of one library. A synchronous one never waits (see both.py): all but `close` is in the job's thread."""
+    """Transactions of one library. A synchronous one never waits (both.py): all but `close` is in the job's thread."""
 
     async def begin(self) -> Begun: ...
 
@@ -91,7 +91,8 @@ def own_to_commit(what: str) -> TransactionError:
     """Return the error for a handler that tries to end its transaction."""
     return TransactionError(
         f"the handler of an atomic task called {what}",
-        detail="Its transaction commits when the handler returns, together with the job's end, and rolls back when it raises",
+        detail="Its transaction commits when the handler returns, together with the job's end,"
+        " and rolls back when it raises",
         hint="Use a savepoint inside it, or a task that is not atomic",
     )
 
@@ -278,9 +279,9 @@ class Django(Library):
 
 # The keys that asyncpg reads from a URL; it treats all others as settings of the server.
 _ASYNCPG = (
-    "host", "port", "dbname", "user", "password", "passfile", "service", "sslmode", "sslcert", "sslkey", "sslrootcert", "sslcrl",
-    "sslpassword", "sslnegotiation", "ssl_min_protocol_version", "ssl_max_protocol_version", "target_session_attrs",
-    "krbsrvname", "options",
+    "host", "port", "dbname", "user", "password", "passfile", "service", "sslmode", "sslcert", "sslkey", "sslrootcert",
+    "sslcrl", "sslpassword", "sslnegotiation", "ssl_min_protocol_version", "ssl_max_protocol_version",
+    "target_session_attrs", "krbsrvname", "options",
 )  # fmt: skip
 
 

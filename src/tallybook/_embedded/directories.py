@@ -153,7 +153,7 @@ class RunDirectory:
                 made = cls(path, lock)
                 made.sockets.mkdir(0o700)
                 if account is not None:
-                    # The server's user must be able to reach its sockets, but not root's own files in here (log, locks).
+                    # The server's user must be able to reach its sockets, but not root's own files here (log, locks).
                     path.chmod(0o711)
                     account.owns(made.sockets)
                 return made

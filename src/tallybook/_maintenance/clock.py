@@ -38,8 +38,8 @@ _LOOK = Declared(
 )
 _DUE = Declared("""
   _schedules_due(p_max int, p_after timestamptz, p_queries boolean, p_at timestamptz)
-  -> rows (at upto timestamptz, name revision cron text, every bigint, tz text, jitter bigint, missed text, catch_up int,
-           since tick timestamptz)""", p_at=_NOW)  # fmt: skip
+  -> rows (at upto timestamptz, name revision cron text, every bigint, tz text, jitter bigint, missed text,
+           catch_up int, since tick timestamptz)""", p_at=_NOW)  # fmt: skip
 _FIRE = Declared("_schedules_fire(p_plans jsonb, p_at timestamptz) -> row (carried fired skipped missed failed int)")
 _BATCH = 250
 # Seconds that one batch may compute: after a long outage each schedule has many ticks to count, and other work waits.

@@ -25,8 +25,8 @@ from tallybook._maintenance.service import REFUSED, Service, happens
 
 _DUE = Declared("""
   services_due(services text[], after timestamptz, worker int, queues text[])
-  -> row (due text[], next_run_at timestamptz, passed timestamptz, work boolean, workers int, names text[], every interval[],
-          next_tick_at timestamptz)""")
+  -> row (due text[], next_run_at timestamptz, passed timestamptz, work boolean, workers int, names text[],
+          every interval[], next_tick_at timestamptz)""")
 _LOOK = _DUE.select(
     "due, extract(epoch from next_run_at - clock_timestamp())::float8, passed, work, workers, names, every,"
     " extract(epoch from next_tick_at - clock_timestamp())::float8, extract(epoch from clock_timestamp())::float8"

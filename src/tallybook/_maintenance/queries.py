@@ -31,7 +31,8 @@ AT_ONCE: Final = 4
 """How many queries one worker runs at the same time; with fewer slow ones, no other query is delayed."""
 
 _FIRE = Declared("""
-  _schedule_fire_query(p_plan jsonb, p_at timestamptz) -> row (carried boolean, jobs bigint, failed int, reason text)""")
+  _schedule_fire_query(p_plan jsonb, p_at timestamptz)
+  -> row (carried boolean, jobs bigint, failed int, reason text)""")
 _FAILED = Declared("_schedule_query_failed(p_plan jsonb, p_reason text, p_at timestamptz) -> boolean")
 _TIME = "select set_config('statement_timeout', %s, true), set_config('lock_timeout', '0', true)"
 _TRIES = 3

@@ -121,6 +121,7 @@ class Contract:
                 # The next step and the handler get only values that a row can store.
                 args = json.loads(encode(args, task=task))
             except Exception as error:
-                reason = f"the upgrade from version {step} to {step + 1} failed: {type(error).__name__}: {safe_text(error, 1000)}"
+                said = f"{type(error).__name__}: {safe_text(error, 1000)}"
+                reason = f"the upgrade from version {step} to {step + 1} failed: {said}"
                 raise PayloadError("$", reason, task=task, verb="upgraded") from error
         return args

@@ -37,8 +37,8 @@ class Outcome(Exception):
 class Snooze(Outcome):
     """Run the job again after `delay`, or at the instant `until`. This counts as an attempt, not as a failure.
 
-    Pass exactly one of the two; a delay is a timedelta, or text like "5 min". Raises ConfigError for a negative delay, a
-    naive datetime or a bare number.
+    Pass exactly one of the two; a delay is a timedelta, or text like "5 min". Raises ConfigError for a negative delay,
+    a naive datetime or a bare number.
     """
 
     __match_args__ = ("delay", "until")

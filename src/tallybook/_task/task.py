@@ -222,7 +222,7 @@ class Task(_Both[P, R_co]):
         return result
 
     def result_text(self, value: object) -> str | None:
-        """Encode a return value as JSON; return "!" and the reason if that fails, None if the task stores no results."""
+        """Encode a return value as JSON; return "!" and the reason if that fails, None if the task stores no result."""
         if not self.store_result:
             return None
         try:

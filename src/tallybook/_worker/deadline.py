@@ -42,8 +42,8 @@ class Guard:
     """Actions on one running attempt beyond cancelling its asyncio task."""
 
     __slots__ = (
-        "_grace", "_job", "_on_overdue", "_stop", "_timer", "child", "deadline", "given_back", "inner", "left", "relay", "thread",
-        "timed_out", "timeout", "unclosed",
+        "_grace", "_job", "_on_overdue", "_stop", "_timer", "child", "deadline", "given_back", "inner", "left",
+        "relay", "thread", "timed_out", "timeout", "unclosed",
     )  # fmt: skip
 
     def __init__(

@@ -71,9 +71,9 @@ class Running:
     """One attempt that this process holds. It has plain slots, because one is made for every job."""
 
     __slots__ = (
-        "args", "attempt", "blocked_by", "cancel_reason", "crashes", "failures", "guard", "handle", "headers", "in_doubt",
-        "interrupt", "job_id", "latest", "lease", "lost", "max_attempts", "options", "order_key", "own_end", "permits", "queue",
-        "raised", "recorded", "task_name", "told", "worker_name",
+        "args", "attempt", "blocked_by", "cancel_reason", "crashes", "failures", "guard", "handle", "headers",
+        "in_doubt", "interrupt", "job_id", "latest", "lease", "lost", "max_attempts", "options", "order_key",
+        "own_end", "permits", "queue", "raised", "recorded", "task_name", "told", "worker_name",
     )  # fmt: skip
 
     job_id: int

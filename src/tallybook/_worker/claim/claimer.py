@@ -35,8 +35,8 @@ _CLAIM = Declared("""
 # job: one job, or null for all. Rare fields come in one text (see admission), so that they cost no more than a null.
 _CLAIMED_JOBS = Declared("""
   claimed_jobs(lease uuid, job bigint)
-  -> rows (job_id bigint, attempt int, task text, args headers jsonb, failures crashes max_attempts int, unique_key text,
-           order_key text, options jsonb, blocked_by text)""")
+  -> rows (job_id bigint, attempt int, task text, args headers jsonb, failures crashes max_attempts int,
+           unique_key text, order_key text, options jsonb, blocked_by text)""")
 _ADMIT = Declared("""
   admit(leases uuid[], job_ids bigint[], attempts int[], known text[], patient boolean, ahead interval, missed boolean)
   -> rows (job_id bigint, verdict text, said text, starts_in late float8, permits boolean, args options jsonb)""")
@@ -44,14 +44,15 @@ _STATEMENTS = {
     "claim": _CLAIM.select("claim_id, queue, jobs", "dollar"),
     "claimed_jobs": _CLAIMED_JOBS.select(
         "job_id, attempt, task, args::text, headers::text, failures, crashes, max_attempts, blocked_by, order_key,"
-        " case when options ? 'subject' then options || jsonb_build_object('subject_name', unique_key) else options end::text",
+        " case when options ? 'subject' then options || jsonb_build_object('subject_name', unique_key)"
+        " else options end::text",
         "dollar",
     ),
     "admit": _ADMIT.select("job_id, verdict, said, starts_in, late, permits, args::text, options::text", "dollar"),
 }
 # After this many claims in a row with work, producers need not wake this worker.
 _BUSY = 8
-# The most seconds that a claim is put off while jobs wait for a child process: a job of another kind may be behind them.
+# The most seconds that a claim waits while jobs wait for a child process: a job of another kind may be behind them.
 _CLAIM_PAUSE = 0.1
 # After this many claims the watermark is sent early: a rescuer has to read all claims after it.
 _MANY = 500

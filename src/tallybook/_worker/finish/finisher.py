@@ -36,7 +36,8 @@ log = logging.getLogger("tallybook.worker")
 
 # The jobs of one flush are mostly of one claim: its lease is sent once.
 _ONE = {"leases": "array_fill({lease:uuid}, array[cardinality(x.j)])", "job_ids": "x.j", "attempts": "x.a"}
-_COMPLETE_ONE = f"select {COMPLETE_MANY.called('order', **_ONE)} from (select %s::bigint[] as j, %s::int[] as a) x"  # noqa: S608
+_COMPLETE_ONE = f"""\
+select {COMPLETE_MANY.called("order", **_ONE)} from (select %s::bigint[] as j, %s::int[] as a) x"""  # noqa: S608
 # Store the ends first, then release the jobs that wait for their permits: one commit covers both.
 _RELEASE = Declared("concurrency_release(names text[], quiet text[]) -> row (released int)")
 _AND_RELEASE = f"select refused, ({_RELEASE.called('order')}).released from ({{}} offset 0) done(refused)"  # noqa: S608

@@ -41,7 +41,8 @@ _COMES_BACK = 1.0
 _LEAST_ANSWER, _MOST_ANSWER = 1.0, 5.0
 _CHECK_ANSWER = 60.0  # other workers may register or migrate at the same time
 _START = Declared("""
-  worker_start(name text, queues text[], tasks text[], session boolean, lease interval, catalogue jsonb, slots int[], version text)
+  worker_start(name text, queues text[], tasks text[], session boolean, lease interval, catalogue jsonb, slots int[],
+               version text)
   -> int""")
 _HOLD = "select pg_advisory_lock_shared(1413565443, %s::int)"
 _LET_GO = "select pg_advisory_unlock_shared(1413565443, %s::int)"

@@ -88,7 +88,9 @@ def of_the_node(worker: ShownWorker) -> dict[str, list[Sample]]:
         ],
         "tallybook_worker_ends_waiting": [((), float(worker.finisher.waiting))],
         "tallybook_worker_handlers_abandoned": [((), float(worker.runner.still_abandoned))],
-        "tallybook_worker_connection_errors_total": [((what,), float(link.errors)) for what, link in worker.links.items()],
+        "tallybook_worker_connection_errors_total": [
+            ((what,), float(link.errors)) for what, link in worker.links.items()
+        ],
     }  # fmt: skip
 
 

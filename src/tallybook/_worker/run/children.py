@@ -172,7 +172,7 @@ class Child:
         self.send({"argv": sys.argv, "main_name": name, "main_path": path, "worker": worker_name, **logs.current()})
 
     def _hang_up(self, _: object) -> None:
-        """Close the socket of a dead process, which other processes may hold open, soon: its last message may arrive."""
+        """Close the socket of a dead process, which others may hold open, soon: its last message may arrive."""
         assert self._writer is not None
         asyncio.get_running_loop().call_later(_LAST_WORDS, self._writer.close)
 
@@ -213,7 +213,7 @@ class Child:
         raise ProcessDied(code)
 
     def _kill_the_rest(self) -> None:
-        """Kill the processes that a dead one has started. While one of them lives, no new process gets the group's id."""
+        """Kill the processes that a dead one has started. While one lives, no new process gets the group's id."""
         assert self._process is not None
         try:
             os.kill(self._process.pid, 0)
@@ -374,8 +374,8 @@ def _message(job: Running, task: ServedTask, carried: dict[str, str] | None, *, 
     timeout, at = task.execution.timeout, at_node.get()
     credentials = at is not None and "TALLYBOOK_DSN" in task.execution.env
     row = (
-        job.job_id, job.attempt, task.name, job.args, job.headers, job.failures, job.crashes, job.max_attempts, None, None,
-        json.dumps(job.options) if job.options else None,
+        job.job_id, job.attempt, task.name, job.args, job.headers, job.failures, job.crashes, job.max_attempts,
+        None, None, json.dumps(job.options) if job.options else None,
     )  # fmt: skip
     return {
         "kind": "run",

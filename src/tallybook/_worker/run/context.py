@@ -205,10 +205,10 @@ class Context:
     def provider(self, provider: str | Provider) -> Turn:
         """Take a turn at a provider, by name or as read, at the rate limits of its setting `limits`.
 
-        Use it with `async with`, or `with` in a plain handler. Enter it before anything that must not happen twice: like
-        `limit`, it ends the attempt without a failure if the turn is not near. A 429 in the block, of any HTTP library,
-        does the same, after it has pushed the limits back by its Retry-After, or by a minute. Raises UnknownProvider,
-        ConfigError.
+        Use it with `async with`, or `with` in a plain handler. Enter it before anything that must not happen twice:
+        like `limit`, it ends the attempt without a failure if the turn is not near. A 429 in the block, of any HTTP
+        library, does the same, after it has pushed the limits back by its Retry-After, or by a minute. Raises
+        UnknownProvider, ConfigError.
 
             async with ctx.provider("acme") as acme:
                 answer = await http.get(acme.settings["url"])
@@ -219,10 +219,10 @@ class Context:
     async def complete(self, conn: AsyncConn, *, result: object = None) -> None:
         """End this attempt as completed in `conn`'s transaction, together with your other changes in it.
 
-        For a handler that is not atomic and chooses the moment; commit soon, and before the handler returns. `conn` is as
-        in Task.enqueue, except the App. Raises LeaseLost and writes nothing if another worker has taken the job over: roll
-        back. A handler that raises after the commit has completed; one that returns without the commit has failed.
-        `result` is stored for `app.result` instead of the return value. Raises PayloadError if it is not JSON.
+        For a handler that is not atomic and chooses the moment; commit soon, and before the handler returns. `conn` is
+        as in Task.enqueue, except the App. Raises LeaseLost and writes nothing if another worker has taken the job
+        over: roll back. A handler that raises after the commit has completed; one that returns without the commit has
+        failed. `result` is stored for `app.result` instead of the return value. Raises PayloadError if it is not JSON.
 
             async with conn.transaction():
                 await conn.execute("insert into payment values (%s)", [ctx.args["order_id"]])
@@ -292,8 +292,8 @@ class Context:
     async def progress(self, done: float | None = None, message: str | None = None) -> None:
         """Report the progress of this attempt: `done` from 0 to 1 (None: unknown), `message` one line for people.
 
-        Shown in the dashboard, by `tallybook job show` and in tallybook.job. Each call is one statement, so call it only
-        when a person would see a difference. Raises LeaseLost if another worker has taken the job over: then stop.
+        Shown in the dashboard, by `tallybook job show` and in tallybook.job. Each call is one statement, so call it
+        only when a person would see a difference. Raises LeaseLost if another worker has taken the job over: then stop.
 
             await ctx.progress(0.4, "page 4 of 10")
         """
@@ -317,7 +317,7 @@ class Context:
     async def set_checkpoint(self, value: object) -> None:
         """Store one JSON value of at most 1 MB, from which the next attempt can continue.
 
-        It is durable when the call returns. Raises PayloadError, and LeaseLost if another worker has taken the job over.
+        It is durable when the call returns. Raises PayloadError; LeaseLost if another worker has taken the job over.
 
             await ctx.set_checkpoint({"page": 4})
         """
@@ -331,8 +331,8 @@ class Context:
         """Take a turn at each of these limits before the call, for keys that only the handler knows.
 
         Returns when the call may start. If that is more than 150 ms away (400 ms for a job that has waited already), it
-        raises, which ends the attempt without a failure: the job runs again from its beginning when its turn comes. Do not
-        catch that exception, and call `limit` before anything that must not happen twice. Raises ConfigError for an
+        raises, which ends the attempt without a failure: the job runs again from its beginning when its turn comes. Do
+        not catch that exception, and call `limit` before anything that must not happen twice. Raises ConfigError for an
         unknown limit.
 
             await ctx.limit("provider:acme")
@@ -360,9 +360,9 @@ class Context:
         """Hold a lock with this name: one handler at a time has it, over all processes of this database.
 
         `wait` is the longest wait; None: until it is free; "0 s": one try. After that it raises LockNotAvailable, an
-        ordinary error: catch it, or let the retry policy set the delay. The lock has a connection of its own and is free
-        when that ends, also if its process dies. Raises NotSupported in an atomic task, with process=True, and behind a
-        pooler without a direct DSN.
+        ordinary error: catch it, or let the retry policy set the delay. The lock has a connection of its own and is
+        free when that ends, also if its process dies. Raises NotSupported in an atomic task, with process=True, and
+        behind a pooler without a direct DSN.
 
             async with ctx.lock("ledger", wait="30 s"):  # in a plain handler: with ctx.lock("ledger", wait="30 s"):
                 await post()

@@ -30,7 +30,9 @@ _LIMIT_TAKE = Declared("""
   limit_take(leases uuid[], job_ids bigint[], attempts int[], names text[], ahead interval, missed boolean)
   -> rows (starts_in float8, unknown text, late float8, permits boolean)""")
 _IN_SECONDS = "make_interval(secs => {seconds:float8})"
-_LIMIT = f"select starts_in, unknown, late, permits from {_LIMIT_TAKE.called('order', **AS_ARRAYS, ahead=_IN_SECONDS)}"  # noqa: S608
+_LIMIT = f"""\
+select starts_in, unknown, late, permits
+  from {_LIMIT_TAKE.called("order", **AS_ARRAYS, ahead=_IN_SECONDS)}"""  # noqa: S608
 _PUSH = "select " + PUSH.called("order", until="clock_timestamp() + {by:interval}")
 
 

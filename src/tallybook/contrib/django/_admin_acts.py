@@ -24,7 +24,8 @@ from tallybook.errors import TallybookError
 
 _Act = TypeVar("_Act", bound=Callable[..., Any])
 _LONGEST = 20.0  # seconds during which a request starts new batches
-_CANCELLED = f"select i from unnest(cast(%s as bigint[])) as i where {STATE.called(job_id='i')} = 'cancelled'"  # noqa: S608
+_CANCELLED = f"""\
+select i from unnest(cast(%s as bigint[])) as i where {STATE.called(job_id="i")} = 'cancelled'"""  # noqa: S608
 
 
 def act(description: str) -> Callable[[_Act], _Act]:
@@ -80,8 +81,8 @@ class Shown(admin.ModelAdmin):
         if "confirmed" in request.POST:
             return None
         context = {
-            **self.admin_site.each_context(request), "title": title, "effect": effect, "action": action, "opts": self.opts,
-            "chosen": chosen(request), "checkbox": ACTION_CHECKBOX_NAME, "media": "",
+            **self.admin_site.each_context(request), "title": title, "effect": effect, "action": action,
+            "opts": self.opts, "chosen": chosen(request), "checkbox": ACTION_CHECKBOX_NAME, "media": "",
         }  # fmt: skip
         request.current_app = self.admin_site.name
         return TemplateResponse(request, "admin/tallybook/confirm.html", context)

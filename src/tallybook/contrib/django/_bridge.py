@@ -33,7 +33,8 @@ class Bridge:
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": request.method,
             "scheme": request.scheme, "root_path": root, "path": request.path, "raw_path": request.path.encode(),
             "query_string": request.META.get("QUERY_STRING", "").encode("latin-1"),
-            "headers": [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in request.headers.items()],
+            "headers": [(name.lower().encode("latin-1"), value.encode("latin-1"))
+                        for name, value in request.headers.items()],
             "client": (request.META.get("REMOTE_ADDR", ""), 0), "server": (request.get_host(), None), **more,
         }  # fmt: skip
         exchange = _Exchange(self._app, scope, request.body)

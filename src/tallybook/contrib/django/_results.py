@@ -44,7 +44,8 @@ def found(path: str) -> _api.Task | None:
 _SQL = """\
 select cast((
   select json_build_object('job', to_json(j), 'attempts', (
-           select coalesce(json_agg(json_build_object('started_at', a.started_at, 'worker', a.worker) order by a.attempt), '[]')
+           select coalesce(
+             json_agg(json_build_object('started_at', a.started_at, 'worker', a.worker) order by a.attempt), '[]')
              from tallybook.attempt a where a.job_id = j.id and a.started_at is not null))
     from tallybook.job j where j.id = cast(cast(%(id)s as text) as bigint)) as text)"""
 _READY = _api.TaskResultStatus.READY

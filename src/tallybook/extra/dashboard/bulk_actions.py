@@ -56,7 +56,8 @@ VERBS = {
         Verb("retry", ("dead", "cancelled"), lambda app, conn, ids, _: app.jobs.retry(ids).on(conn), False,
              "Each gets another attempt, at once."),
         Verb("cancel", (*_OPEN, "dead"), lambda app, conn, ids, why: app.jobs.cancel(ids, why).on(conn), True,
-             "None of them will start; running ones are asked to stop. Dead ones leave the dead letters.", if_asked=("dead",)),
+             "None of them will start; running ones are asked to stop. Dead ones leave the dead letters.",
+             if_asked=("dead",)),
         Verb("drop", ("dead",), lambda app, conn, ids, _: app.jobs.drop(ids).on(conn), True,
              "Their dead letters are deleted: the jobs cannot be retried."),
     )

@@ -44,8 +44,8 @@ _GOOD, _LAST_GOOD = 10.0, 60.0
 
 # Local to the transaction: no setting stays in a session that a pooler may share.
 _LIMITS = """\
-select set_config('statement_timeout', %s, true), set_config('lock_timeout', '2s', true), set_config('jit', 'off', true),
-       set_config('timezone', 'UTC', true)"""
+select set_config('statement_timeout', %s, true), set_config('lock_timeout', '2s', true),
+       set_config('jit', 'off', true), set_config('timezone', 'UTC', true)"""
 _LIMITS_OF_STANDBY = f"{_LIMITS}, {LAG}"
 
 
@@ -149,7 +149,7 @@ class Database:
     async def act(self, verb: str | None, timeout: str = ACTION_TIMEOUT) -> AsyncIterator[Conn]:
         """Yield a connection in a transaction that may write. It commits at the end or changes nothing.
 
-        Raises CommitUnknown, which names `verb`, if the connection is lost at the commit; without one, QueueUnavailable.
+        Raises CommitUnknown, which names `verb`, if the connection is lost at the commit; without it, QueueUnavailable.
         """
         complete = False
         try:

@@ -20,8 +20,8 @@ from tallybook.extra.dashboard.view import View
 log = logging.getLogger("tallybook.web")
 
 CSP = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; font-src 'self';"
-    " form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self';"
+    " font-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
 )
 _HEADERS = {
     "content-security-policy": CSP,
@@ -106,8 +106,8 @@ class Gate:
         if request.method not in ("GET", "HEAD"):
             visit.form = await _form(request)
             if not _is_same_origin(request) or not _has_token(visit):
-                why = "This form did not come from this dashboard, or its session has ended. Reload the page and repeat it."
-                raise HTTPException(403, why)
+                why = "This form did not come from this dashboard, or its session has ended."
+                raise HTTPException(403, f"{why} Reload the page and repeat it.")
             if path not in ("/login", "/logout") and not (visit.user and visit.user.operate):
                 raise HTTPException(403, self._site.why_read_only(visit.user))
         return None

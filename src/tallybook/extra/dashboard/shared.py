@@ -60,7 +60,10 @@ class Shared:
 
     def why_read_only(self, user: User | None) -> str:
         if self.access.read_only:
-            return "This dashboard is read-only. Start it with --operate, or with read_only=False, to change things from here."
+            return (
+                "This dashboard is read-only. Start it with --operate, or with read_only=False,"
+                " to change things from here."
+            )
         return f"{user.name if user else 'You'} may view the dashboard, but not change anything."
 
     def explain(self, error: Exception) -> tuple[int, str, str | None]:

@@ -30,8 +30,8 @@ from tallybook.extra.dashboard.view import View
 log = logging.getLogger("tallybook.web")
 
 NOUNS = (
-    "overview", "queues", "jobs", "job", "dead", "subjects", "schedules", "workers", "limits", "providers", "maintenance",
-    "audit",
+    "overview", "queues", "jobs", "job", "dead", "subjects", "schedules", "workers", "limits", "providers",
+    "maintenance", "audit",
 )  # fmt: skip
 """The nouns, with one module each under pages/."""
 

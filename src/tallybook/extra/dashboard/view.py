@@ -91,9 +91,10 @@ class View:
 
     def render(self, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
         text = self.site.env.get_template(template).render(
-            url=self.url, root=self.visit.root, path=self.request.url.path.removeprefix(self.visit.root), user=self.user,
-            may_operate=self.may_operate, token=self.visit.session.token, notice=self.visit.session.pop("notice"), site=self.site,
-            here=self.here, here_on=self.here_on, node=self.node, away=self.away, only=self.asked("node"), **values,
+            url=self.url, root=self.visit.root, path=self.request.url.path.removeprefix(self.visit.root),
+            user=self.user, may_operate=self.may_operate, token=self.visit.session.token,
+            notice=self.visit.session.pop("notice"), site=self.site, here=self.here, here_on=self.here_on,
+            node=self.node, away=self.away, only=self.asked("node"), **values,
         )  # fmt: skip
         return HTMLResponse(text, status)
 

@@ -20,7 +20,8 @@ from tallybook.extra.demo.client import Client
 app = App("demo")
 
 TABLE = """create table submission (
-  id bigint generated always as identity primary key, data jsonb not null, saved_at timestamptz not null default now())"""
+  id bigint generated always as identity primary key, data jsonb not null,
+  saved_at timestamptz not null default now())"""
 
 
 def save(conn: psycopg.Connection, data: dict[str, str]) -> Job:

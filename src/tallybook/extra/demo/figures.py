@@ -52,7 +52,8 @@ class Figures:
         return (
             f"demo: {self.submissions} submissions, {self.delivered} delivered, {self.lost} lost,"
             f" {self.retries} retries, {self.duplicates} duplicate deliveries, rate {self.rate:.0f}/s,"
-            f" pickup p50 {percentile(self.pickup, 0.5) * 1000:.1f} ms p99 {percentile(self.pickup, 0.99) * 1000:.1f} ms"
+            f" pickup p50 {percentile(self.pickup, 0.5) * 1000:.1f} ms"
+            f" p99 {percentile(self.pickup, 0.99) * 1000:.1f} ms"
         )
 
 

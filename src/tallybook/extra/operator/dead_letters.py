@@ -94,7 +94,8 @@ def _counted(**done: int) -> tuple[Shape, Shape]:
 OPERATIONS = (
     Operation(
         "list_dead_letters", "/dead-letters", "read",
-        "List dead letters, newest first; for the next page, pass the last `died_at` and `job` as `before` and `before_id`.",
+        "List dead letters, newest first; for the next page, pass the last `died_at` and `job` as `before` and"
+        " `before_id`.",
         in_query=(
             *_FILTER,
             fields.whole("before_id", "With `before`: its letters with smaller ids, too.", least=1, example=4711),

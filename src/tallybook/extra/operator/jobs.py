@@ -18,8 +18,8 @@ from tallybook.extra.operator.problems import Problem
 JOB = fields.whole("job", "The id of a job.", required=True, least=1, example=4711)
 
 _DETAILS = (
-    "args", "headers", "result", "reason", "last_error", "errors", "unique_key", "order_key", "summary", "progress_message",
-    "options", "subject", "links",
+    "args", "headers", "result", "reason", "last_error", "errors", "unique_key", "order_key", "summary",
+    "progress_message", "options", "subject", "links",
 )  # fmt: skip
 
 _JOB = record(
@@ -177,8 +177,8 @@ OPERATIONS = (
     ),
     Operation(
         "cancel_job", "/jobs/{job}/cancel", "operate",
-        "Cancel a job or a dead letter. The response has the job's state: cancelled, cancelling (the job is still running),"
-        " or, if the job can no longer be cancelled, its final state.",
+        "Cancel a job or a dead letter. The response has the job's state: cancelled, cancelling (the job is still"
+        " running), or, if the job can no longer be cancelled, its final state.",
         in_path=(JOB,), codes=("unknown", "queue"),
         in_body=(fields.text("reason", "Why.", most=500, example="the order was withdrawn"),),
         answer=record(job=4711, state="cancelled"), changes=_cancel,

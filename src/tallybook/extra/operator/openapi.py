@@ -15,8 +15,8 @@ from tallybook.extra.operator.routes import NODE, OPERATIONS
 PATH = "/openapi.json"
 
 # Every signed endpoint can return these.
-_ALWAYS = ("unsigned", "signature", "late", "early", "scope", "replayed", "too_large", "media_type", "malformed", "invalid",
-           "rights", "failed", "unavailable", "slow")  # fmt: skip
+_ALWAYS = ("unsigned", "signature", "late", "early", "scope", "replayed", "too_large", "media_type", "malformed",
+           "invalid", "rights", "failed", "unavailable", "slow")  # fmt: skip
 _SECURITY = {
     "key": "The id of the key.",
     "timestamp": "When it was signed: seconds since 1970, within 300 s of the database's clock.",

@@ -14,7 +14,8 @@ from tallybook.extra.operator.operations import Ask, Operation, listed, plain, r
 
 _LIVING = """\
 select cast(coalesce(json_agg(w order by w.id), '[]') as text) from (
-  select x.id, x.name, x.queues, x.tasks, x.started_at, nullif(x.seen_at, '-infinity') as seen_at from tallybook.workers as x
+  select x.id, x.name, x.queues, x.tasks, x.started_at, nullif(x.seen_at, '-infinity') as seen_at
+    from tallybook.workers as x
    where x.ended_at is null and (cast(%(queue)s as text) is null or cast(%(queue)s as text) = any (x.queues))
    order by x.id limit 1000) as w"""
 
@@ -44,7 +45,8 @@ _WORKER = record(
     seen_at=("instant?", "2026-01-31T09:04:00Z"),
 )  # fmt: skip
 _AUDIT = record(
-    id=17, at="2026-01-31T09:05:00Z", actor="deploy", via="api", action="retry", target={"job": 4711}, done={"attempt": 6},
+    id=17, at="2026-01-31T09:05:00Z", actor="deploy", via="api", action="retry", target={"job": 4711},
+    done={"attempt": 6},
 )  # fmt: skip
 
 OPERATIONS = (

@@ -24,7 +24,8 @@ _LATER = {401, 403, 407, 408, 425, 429}
 _MOVED_FOR_GOOD = {301, 308}
 # Headers that only the task sets, and headers for secrets, which args never contain.
 _OURS = {
-    "host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer", "expect", "accept-encoding",
+    "host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer", "expect",
+    "accept-encoding",
 }  # fmt: skip
 _SECRET = {"authorization", "proxy-authorization", "cookie"}
 _CONNECT = 5.0

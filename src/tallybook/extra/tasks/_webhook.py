@@ -124,7 +124,7 @@ def new_signing_secret() -> str:
 
 @quiet
 def _signatures(secret: Secret, of: tuple[str, str], body: bytes, option: str) -> str:
-    """Return the header webhook-signature for an id and a time, by the secret and, while it is replaced, the previous one.
+    """Return the header webhook-signature for an id and a time, by the secret and, while replaced, the previous one.
 
     ConfigError, without the secret, if it is not valid.
     """

@@ -25,11 +25,11 @@ _LOOKED = 20_000
 _ASKED = ("queue", "task", "reason", "error", "since", "before")
 _DEAD_LETTERS = Declared("""
   dead_letters(queue task reason text text, since before timestamptz, max_jobs int, before_id bigint, max_looked int)
-  -> rows (job_id bigint, died_at timestamptz, queue_name task_name why text, failures attempt int, enqueued_at timestamptz,
-           summary text, last_error jsonb)""", text="{error:text}")  # fmt: skip
+  -> rows (job_id bigint, died_at timestamptz, queue_name task_name why text, failures attempt int,
+           enqueued_at timestamptz, summary text, last_error jsonb)""", text="{error:text}")  # fmt: skip
 _LETTERS = f"""\
-select d.job_id as id, d.died_at, d.queue_name as queue, d.task_name as task, d.why as reason, d.failures, d.attempt, d.enqueued_at,
-       d.summary, d.last_error as error, d.why is null as mark
+select d.job_id as id, d.died_at, d.queue_name as queue, d.task_name as task, d.why as reason, d.failures, d.attempt,
+       d.enqueued_at, d.summary, d.last_error as error, d.why is null as mark
   from {_DEAD_LETTERS.called("pyformat")} as d"""  # noqa: S608
 _IDS = _LETTERS.replace("d.last_error", "null").replace("d.summary", "null")
 

@@ -46,8 +46,8 @@ def events_of(found: list[TraceEvent]) -> list[dict[str, Any]]:
         said = {key: value for key, value in (one.details or {}).items() if value is not None}
         run_at, reason = said.pop("run_at", None), said.pop("reason", None)
         events.append({
-            "at": one.at, "job": one.job, "queue": one.queue, "task": one.task, "attempt": one.attempt, "name": one.event,
-            "worker": one.worker, "after": one.at - before[one.job] if one.job in before else None,
+            "at": one.at, "job": one.job, "queue": one.queue, "task": one.task, "attempt": one.attempt,
+            "name": one.event, "worker": one.worker, "after": one.at - before[one.job] if one.job in before else None,
             "run_at": run_at if isinstance(run_at, str) else None, "reason": None if reason is None else str(reason),
             "details": said or None, "error": None if one.error is None else error_view(one.error),
         })  # fmt: skip
@@ -56,7 +56,7 @@ def events_of(found: list[TraceEvent]) -> list[dict[str, Any]]:
 
 
 async def standing(app: App, conn: Conn, job: int) -> dict[str, Any]:
-    """Read the state of a job for its page; `info` is None if the job does not exist, or no longer: it may have a history.
+    """Read a job's state for its page; `info` is None if the job does not exist, or no longer: it may have a history.
 
     Each error is shown once: events and reasons do not repeat it.
     """

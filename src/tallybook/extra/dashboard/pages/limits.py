@@ -85,8 +85,9 @@ async def breaker_close(act: Act) -> str:
 
 
 pages.form(
-    "/limit/concurrency/set", "concurrency_limit.set", lambda app, name, _, most: app.concurrency_limits.set(name, most),
-    "limit", ("Concurrency limit {} is {}: at most {most} at the same time.",), target="limit", most=Act.whole,
+    "/limit/concurrency/set", "concurrency_limit.set",
+    lambda app, name, _, most: app.concurrency_limits.set(name, most), "limit",
+    ("Concurrency limit {} is {}: at most {most} at the same time.",), target="limit", most=Act.whole,
 )  # fmt: skip
 pages.form(
     "/limit/rate/set", "rate_limit.set",
@@ -96,13 +97,13 @@ pages.form(
 )  # fmt: skip
 pages.form(
     "/limit/breaker/set", "breaker.set",
-    lambda app, name, _, failures, per, open_for: app.breakers.set(name, failures, per=per, open_for=open_for), "breaker",
-    ("Breaker {} is {}: {failures} failures in {per} open it for {open_for}.",),
+    lambda app, name, _, failures, per, open_for: app.breakers.set(name, failures, per=per, open_for=open_for),
+    "breaker", ("Breaker {} is {}: {failures} failures in {per} open it for {open_for}.",),
     failures=Act.whole, per=Act.form, open_for=Act.form,
 )  # fmt: skip
 pages.form(
-    "/limit/concurrency/drop", "concurrency_limit.drop", lambda app, name, _: app.concurrency_limits.drop(name), "dropped",
-    ("Concurrency limit {} is dropped.", "There is no concurrency limit {}."), target="limit",
+    "/limit/concurrency/drop", "concurrency_limit.drop", lambda app, name, _: app.concurrency_limits.drop(name),
+    "dropped", ("Concurrency limit {} is dropped.", "There is no concurrency limit {}."), target="limit",
 )  # fmt: skip
 pages.form(
     "/limit/rate/drop", "rate_limit.drop", lambda app, name, _: app.rate_limits.drop(name), "dropped",

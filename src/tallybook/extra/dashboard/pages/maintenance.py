@@ -32,8 +32,8 @@ async def maintenance(view: View) -> Response:
         found = await looking
     folded = next((one.last_run_at for one in services if one.name == "fold"), None)
     return view.render(
-        "maintenance.html", services=services, retentions=retentions, held=held[:100], more_held=max(0, len(held) - 100),
-        schema=schema, folded=folded, first=True, **found,
+        "maintenance.html", services=services, retentions=retentions, held=held[:100],
+        more_held=max(0, len(held) - 100), schema=schema, folded=folded, first=True, **found,
     )  # fmt: skip
 
 

@@ -40,8 +40,9 @@ def _node(site: Shared, at: At) -> dict[str, object]:
     lags = [worker["lag"] for worker in last.reading.workers if worker["lag"] is not None] if last else []
     return {
         "oldest": min(oldest, default=None), "lag": max(lags, default=None),
-        "node": at.node, "away": at.away, "age": age, "known": last is not None, "open": sum(sums.values()) - sums["dead"],
-        "running": sums["running"], "dead": sums["dead"], "workers": last.reading.alive if last else 0,
+        "node": at.node, "away": at.away, "age": age, "known": last is not None,
+        "open": sum(sums.values()) - sums["dead"], "running": sums["running"], "dead": sums["dead"],
+        "workers": last.reading.alive if last else 0,
     }  # fmt: skip
 
 

@@ -64,5 +64,6 @@ async def series(view: View) -> Response:
         "at": [one.begins.timestamp() + step for one in levels[:-1]] + [time.time()],
         "completed": [one.completed / step for one in levels[:-1]] + [now.completed],
         "failed": [one.failed / step for one in levels[:-1]] + [now.failed],
-        **{name: [getattr(one, name) for one in levels] for name in ("open", "waiting", "scheduled", "retrying", "dead")},
+        **{name: [getattr(one, name) for one in levels]
+           for name in ("open", "waiting", "scheduled", "retrying", "dead")},
     })  # fmt: skip

@@ -12,7 +12,8 @@ pages = Pages()
 _PAGE = 100
 _PROVIDERS = """\
 select p.name, p.kind, p.active, p.created_at, p.changed_at,
-       (select count(*) from (select from tallybook.provider_routes as r where r.provider = p.name limit 1000) as x) as routes,
+       (select count(*) from (
+          select from tallybook.provider_routes as r where r.provider = p.name limit 1000) as x) as routes,
        (select json_agg(json_build_object('field', x.field, 'slot', x.slot, 'set_at', x.set_at)) from (
           select f.field, f.slot, f.set_at from tallybook.provider_field as f where f.provider = p.name
            order by f.field, f.slot limit 50) as x) as secrets
@@ -36,8 +37,8 @@ async def providers(view: View) -> Response:
         found = await rows(conn, _PROVIDERS, part=part, after=after, most=_PAGE + 1)
         routes = await rows(conn, _ROUTES, part=part, data_type=data_type, symbol=symbol, most=_PAGE + 1)
     return view.render(
-        "providers.html", providers=found[:_PAGE], more=len(found) > _PAGE, routes=routes[:_PAGE], more_routes=len(routes) > _PAGE,
-        part=part, after=after, data_type=data_type, symbol=symbol,
+        "providers.html", providers=found[:_PAGE], more=len(found) > _PAGE, routes=routes[:_PAGE],
+        more_routes=len(routes) > _PAGE, part=part, after=after, data_type=data_type, symbol=symbol,
     )  # fmt: skip
 
 

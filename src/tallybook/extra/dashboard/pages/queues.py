@@ -42,7 +42,8 @@ select q.name as queue, {_SUMS}, {_OLDEST_OF_ONE.called(p_queue="q.name")} as ol
   from tallybook.queues as q left join lateral {_COUNTED.called(p_queue="q.name")} as n on true
  where q.name = %s group by q.name, q.paused_at"""  # noqa: S608
 _STATUS_OF = Declared("""
-  _status_of(p_queue text) -> rows (task state text, jobs bigint, oldest newest timestamptz, average_attempts numeric)""")
+  _status_of(p_queue text)
+  -> rows (task state text, jobs bigint, oldest newest timestamptz, average_attempts numeric)""")
 _STATUS = f"{_STATUS_OF.worker} order by task, state limit 200"
 _WORKERS = """\
 select w.id, w.name, nullif(w.seen_at, '-infinity') as seen_at,
@@ -78,8 +79,8 @@ async def queues(view: View) -> Response:
     if order != "oldest" and page:
         oldest = _first(list((await view.ask(lambda conn, _: _oldest(conn, page))).values()))
     return view.render(
-        "queues.html", queues=page, all=len(found), start=start, size=_PAGE, part=view.asked("q"), order=order, rates=rates,
-        oldest=oldest,
+        "queues.html", queues=page, all=len(found), start=start, size=_PAGE, part=view.asked("q"), order=order,
+        rates=rates, oldest=oldest,
     )  # fmt: skip
 
 

@@ -36,7 +36,8 @@ select {_COLUMNS}, {{by_query}} as by_query, f.tick as last_tick, f.what as last
      order by x.name collate "C" limit %(most)s) as n  -- as Python sorts those of several nodes
   join tallybook.schedules as s on s.name = n.name
   left join lateral (
-    select k.tick, k.what, k.job_id from tallybook.fires as k where k.schedule = s.name order by k.tick desc limit 1) as f on true
+    select k.tick, k.what, k.job_id from tallybook.fires as k where k.schedule = s.name
+     order by k.tick desc limit 1) as f on true
  order by (s.name collate "C")"""  # noqa: S608 - columns of ours
 _ONE = f"select {_COLUMNS} from tallybook.schedules as s where s.name = %s"  # noqa: S608 - columns of ours
 _CARRIED = """\
@@ -53,7 +54,8 @@ with looked as materialized (
 select l.*, (select min(x.tick) from looked as x) as looked_to, (select count(*) from looked) as looked,
        case when l.job_id is not null then {state} end as job_state
   from (select null) as one left join (
-    select * from looked where %(what)s = '' or looked.what = %(what)s order by looked.tick desc limit %(most)s) as l on true
+    select * from looked where %(what)s = '' or looked.what = %(what)s
+     order by looked.tick desc limit %(most)s) as l on true
  order by l.tick desc"""
 # Both must follow the key of fires: without statistics the planner would read and sort the whole table.
 _WALK = "select set_config('enable_bitmapscan', 'off', true), set_config('enable_sort', 'off', true)"
@@ -95,8 +97,8 @@ async def schedule(view: View) -> Response:
         fires, looked_to = await _fires(conn, name, what, before, may_see)
     more = fires[_FIRES - 1]["tick"] if len(fires) > _FIRES else looked_to
     return view.render(
-        "schedule.html", schedule=_with_rule(found[0]), carried=carried, fires=fires[:_FIRES], more=more, looked_to=looked_to,
-        what=what, whats=_WHAT, before=before, next=_next(found[0]),
+        "schedule.html", schedule=_with_rule(found[0]), carried=carried, fires=fires[:_FIRES], more=more,
+        looked_to=looked_to, what=what, whats=_WHAT, before=before, next=_next(found[0]),
     )  # fmt: skip
 
 

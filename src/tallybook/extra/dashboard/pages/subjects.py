@@ -23,8 +23,8 @@ _PAGE = 100
 _LOOKED = 500
 """Maximum number of subjects that one page reads."""
 _COLUMNS = """\
-s.task, s.subject, s.job_id, s.queue, s.state, s.iterations, s.failures, s.attempts, s.next_run_at, s.last_at, s.ended_at,
-       s.last_error, s.error, s.scope"""
+s.task, s.subject, s.job_id, s.queue, s.state, s.iterations, s.failures, s.attempts, s.next_run_at, s.last_at,
+       s.ended_at, s.last_error, s.error, s.scope"""
 # The primary key gives the order; the other filters apply to a limited number of rows from there on.
 _PLAN = "select set_config('enable_seqscan', 'off', true), set_config('enable_hashjoin', 'off', true)"
 _LIST = f"""\
@@ -34,7 +34,8 @@ select k.*, (%(state)s::text is null or k.state = %(state)s::text
   from (select {_COLUMNS} from tallybook.subject as s
          where (%(task)s::text is null or s.task = %(task)s::text)
            and (s.task, s.subject, s.scope)
-               > (coalesce(%(after_task)s::text, ''), coalesce(%(after_name)s::text, ''), coalesce(%(after_scope)s::text, ''))
+               > (coalesce(%(after_task)s::text, ''), coalesce(%(after_name)s::text, ''),
+                  coalesce(%(after_scope)s::text, ''))
          order by s.task, s.subject, s.scope limit %(looked)s) as k"""  # noqa: S608
 _ONE = f"""\
 select {_COLUMNS}, s.args, s.priority, s.made_at from tallybook.subject as s

@@ -23,9 +23,11 @@ _RUNS = 500
 _COLUMNS = """\
 w.id, w.name, w.queues, cardinality(w.tasks) as tasks, w.lease, w.started_at,
 nullif(w.seen_at, '-infinity') as seen_at, w.gone_at, w.ended_at, w.slots, w.version,
-extract(epoch from w.lag)::float8 as lag, w.memory, w.ended_at is null and w.seen_at < clock_timestamp() - w.lease as silent"""
+extract(epoch from w.lag)::float8 as lag, w.memory,
+w.ended_at is null and w.seen_at < clock_timestamp() - w.lease as silent"""
 _ALIVE = f"select {_COLUMNS} from tallybook.workers as w where w.ended_at is null order by w.id limit %s"  # noqa: S608
-_OVER = f"select {_COLUMNS} from tallybook.workers as w where w.ended_at is not null order by w.id desc limit %s"  # noqa: S608
+_OVER = f"""\
+select {_COLUMNS} from tallybook.workers as w where w.ended_at is not null order by w.id desc limit %s"""  # noqa: S608
 _ONE = f"select {_COLUMNS}, w.tasks as names from tallybook.workers as w where w.id = %s"  # noqa: S608
 _RUNNING = top.RUNNING.select("job_id, attempt, queue, task, started_at")
 
