@@ -44,12 +44,13 @@ with jobs as materialized (
 insert into tallybook.outcome (entry_xid, entry_seq, ended_at, retention, state)
 select xid, seq, clock_timestamp(), retention, 'completed' from jobs"""
 _LOAD_CLAIM = """\
-insert into tallybook.claim (id, number, lo, hi, from_xid, from_seq, pos_xid, pos_seq, claimed, claimed_at, lease, lane_id,
-                             worker_id, jobs, retention, holes, closed)
-select nextval('tallybook.claim_id'), 1, l.born, pg_snapshot_xmax(pg_current_snapshot()), l.born, 0, e.xid, e.seq, %(jobs)s,
-       clock_timestamp(), gen_random_uuid(), l.lane_id, null, %(jobs)s, 'd', '{}', '{}'
+insert into tallybook.claim (id, number, lo, hi, from_xid, from_seq, pos_xid, pos_seq, claimed, claimed_at, lease,
+                             lane_id, worker_id, jobs, retention, holes, closed)
+select nextval('tallybook.claim_id'), 1, l.born, pg_snapshot_xmax(pg_current_snapshot()), l.born, 0, e.xid, e.seq,
+       %(jobs)s, clock_timestamp(), gen_random_uuid(), l.lane_id, null, %(jobs)s, 'd', '{}', '{}'
   from tallybook.lane l, lateral (
-         select x.xid, x.seq from tallybook.entry x where x.lane_id = l.lane_id order by x.xid desc, x.seq desc limit 1) e
+         select x.xid, x.seq from tallybook.entry x where x.lane_id = l.lane_id
+          order by x.xid desc, x.seq desc limit 1) e
  where l.lane_id = %(lane)s"""
 
 
@@ -61,11 +62,13 @@ def fill(conn: psycopg.Connection[Any], ended: int, line: int) -> None:
     for first in range(0, ended, at_once):
         conn.execute(_LOAD_ENDED, {"lane": lane, "jobs": min(at_once, ended - first), "args": args(first)})
     conn.execute(_LOAD_CLAIM, {"lane": lane, "jobs": ended})
+    (later,) = conn.execute("select lane_id from tallybook._lane('later', 2, '')").fetchone() or (0,)
     conn.execute(
-        "insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, task, args)"
+        "insert into tallybook.entry"
+        " (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, task, args)"
         " select i, i, clock_timestamp(), %s, 1, 'd', 0, 0, 'noop', %s::jsonb"
         " from (select nextval('tallybook.job_id') as i from generate_series(1, %s)) s",
-        (conn.execute("select lane_id from tallybook._lane('later', 2, '')").fetchone()[0], args(0), line),  # type: ignore[index]
+        (later, args(0), line),
     )
     say("  counters: loaded; now the recount")
     began = time.perf_counter()

@@ -34,8 +34,8 @@ insert into tallybook.outcome (entry_xid, entry_seq, ended_at, retention, state)
 select (%(xid)s + n / 100)::text::xid8, n, %(at)s, l.retention, 'completed'
   from generate_series(%(first)s::bigint, %(last)s::bigint) n, tallybook._lane('default', 2, '') l"""
 _CLAIMED = """
-insert into tallybook.claim (xid, id, number, lo, hi, from_xid, from_seq, pos_xid, pos_seq, claimed, claimed_at, lease, lane_id,
-                             worker_id, jobs, retention, holes, closed)
+insert into tallybook.claim (xid, id, number, lo, hi, from_xid, from_seq, pos_xid, pos_seq, claimed, claimed_at,
+                             lease, lane_id, worker_id, jobs, retention, holes, closed)
 select x.x, nextval('tallybook.claim_id'), n, x.x, x.y, x.x, 0, x.x, n * 100 + 99, n * 100, %(at)s,
        gen_random_uuid(), l.lane_id, 0, 100, l.retention, '{}', '{}'
   from generate_series(%(first)s::bigint / 100, %(last)s::bigint / 100) n, tallybook._lane('default', 2, '') l,
@@ -211,13 +211,16 @@ def run() -> None:
             took, beside, gone, whole = drop(dsn)
         with database(running) as dsn:
             put, claimed, steps, before = cut(dsn)
-    shown = f"p50 {median(behind):.2f} ms behind {_JOBS:,} ended jobs, {median(none):.2f} ms behind none, batches of {_BATCH}"
+    shown = (
+        f"p50 {median(behind):.2f} ms behind {_JOBS:,} ended jobs, {median(none):.2f} ms behind none,"
+        f" batches of {_BATCH}"
+    )
     at_most("history", "claim_ratio", median(behind) / median(none), "ratio", 1.2, shown).show()
     at_most("history", "drop_s", took, "s", 1, f"the run that dropped a range of {gone:,} ended jobs").show()
     shown = f"max {max(beside):.1f} ms, {len(beside)} claims while the range is counted and dropped"
     at_most("history", "claim_p99_ms", percentile(beside, 0.99), "ms", 20, shown).show()
     plain("history", "count_s", whole, "s", "all runs from the first piece on").show()
-    shown = f"of {len(put)} while a range with {_LARGE:,} ended jobs is cut; median {median(put):.2f} ms, max {before:.1f} before"
-    at_most("history", "cut_enqueue_ms", max(put), "ms", 20, shown).show()
+    shown = f"of {len(put)} while a range with {_LARGE:,} ended jobs is cut; median {median(put):.2f} ms"
+    at_most("history", "cut_enqueue_ms", max(put), "ms", 20, f"{shown}, max {before:.1f} before").show()
     shown = f"of {len(claimed)}, median {median(claimed):.2f} ms; {len(steps)} steps, the longest {max(steps):.0f} ms"
     at_most("history", "cut_claim_ms", max(claimed), "ms", 20, shown).show()

@@ -64,8 +64,8 @@ def _fill(conn: psycopg.Connection[Any], done: int, line: int, others: int) -> N
     conn.execute(_FAIL % 1000)  # type: ignore[arg-type]
     _load(conn, done, line, others)
     conn.execute(
-        "select tallybook.enqueue('linked', 'noop', headers => format('{\"links\": {\"submission\": %%s}}', n %% 100)::jsonb)"
-        " from generate_series(1, %s::int) n",
+        "select tallybook.enqueue('linked', 'noop', headers =>"
+        """ format('{"links": {"submission": %%s}}', n %% 100)::jsonb) from generate_series(1, %s::int) n""",
         (others,),
     )
     conn.execute(

@@ -59,9 +59,8 @@ def run() -> None:
                 time.sleep(0.002)
             if now - shown > 15:
                 shown = now
-                say(
-                    f"  pinned: {now:.0f} s, {done:,} jobs, claim p50 {percentile([t for _, t in times[-200:]], 0.5):.2f} ms"
-                )
+                p50 = percentile([t for _, t in times[-200:]], 0.5)
+                say(f"  pinned: {now:.0f} s, {done:,} jobs, claim p50 {p50:.2f} ms")
             if now > seconds + 60:
                 break
         producer.join()

@@ -32,18 +32,22 @@ _QUEUED = """
 with lane as materialized (select * from tallybook._lane('prices', 2, '')),
      job as materialized (select nextval('tallybook.job_id') as id, key, args from stale
                            where (args ->> 'asset_id')::int % 10 <> 0),
-     taken as (insert into tallybook.unique_key (task, key, generation, job_id) select 'refresh_price', key, 1, id from job),
+     taken as (insert into tallybook.unique_key (task, key, generation, job_id)
+               select 'refresh_price', key, 1, id from job),
      bare as (insert into bare (key, args) select key, args from job)
-insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, task, args, unique_key)
+insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, retention, failures, crashes, task, args,
+                             unique_key)
 select job.id, job.id, clock_timestamp(), lane.lane_id, 1, lane.retention, 0, 0, 'refresh_price', job.args, job.key
   from lane, job"""
 _PUT = """\
-select tallybook.schedule_set('stale', %s, queue => 'prices', cron => '* * * * *', query => 'select key, args from stale')"""
+select tallybook.schedule_set(
+  'stale', %s, queue => 'prices', cron => '* * * * *', query => 'select key, args from stale')"""
 _RUN: LiteralString = "select what, jobs from tallybook.schedule_run('stale')"
 _BARE: LiteralString = "insert into bare (key, args) select key, args from stale on conflict do nothing returning key"
 _ALONE: LiteralString = "select count(*) from (select * from stale order by key offset 0) s"
 _ONE: LiteralString = """\
-select count(tallybook.enqueue('prices', 'refresh_price', args, unique_key => key)) from (select * from stale limit %s) s"""
+select count(tallybook.enqueue('prices', 'refresh_price', args, unique_key => key))
+  from (select * from stale limit %s) s"""
 _TURNS = 3
 
 
@@ -122,8 +126,8 @@ def run() -> None:
                 turns.append(turn(dsn, candidates))
     took = {name: median([one[name] for one in turns]) for name in turns[0]}
     shown = (
-        f"{candidates:,} candidates, {candidates // 10:,} new, {took['cpu']:.2f} s of CPU; the query alone {took['alone']:.2f} s,"
-        f" bare INSERT {took['bare']:.2f} s, one by one {took['one']:.1f} s"
+        f"{candidates:,} candidates, {candidates // 10:,} new, {took['cpu']:.2f} s of CPU;"
+        f" the query alone {took['alone']:.2f} s, bare INSERT {took['bare']:.2f} s, one by one {took['one']:.1f} s"
     )
     at_most("query", "seconds", took["seconds"], "s", 2, shown).show()
     plain("query", "seconds_none_new", took["none"], "s", "the same once more").show()

@@ -41,7 +41,8 @@ _POOLED = {"lease": f"{_LEASE:g} s", "heartbeat": "3 s"}
 # What enqueue_many and complete_many would have written. claim itself makes the claims in between.
 _ENTRIES = """
 insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, failures, crashes, retention, task, args)
-select n, n, clock_timestamp(), l.lane_id, 1, 0, 0, l.retention, 'noop', jsonb_build_object('to', 'user@example.com', 'n', n)
+select n, n, clock_timestamp(), l.lane_id, 1, 0, 0, l.retention, 'noop',
+       jsonb_build_object('to', 'user@example.com', 'n', n)
   from (select nextval('tallybook.job_id') as n from generate_series(1, %s)) s,
        (select lane_id, retention from tallybook.lane where queue = 'default' limit 1) l"""
 _OUTCOMES = """
@@ -96,9 +97,9 @@ def victim(conn: psycopg.Connection[Any], dsn: str, settings: dict[str, str]) ->
             conn.execute("select tallybook.enqueue('default', 'hold')")
             time.sleep(0.01)
             rows = conn.execute(
-                "select e.job_id from tallybook.entry e cross join lateral"
-                " tallybook._claim_of(e.lane_id, e.retention, e.xid, e.seq) c join tallybook.worker w on w.id = c.worker_id"
-                " where e.job_id > %s and w.name = %s",
+                "select e.job_id from tallybook.entry e"
+                " cross join lateral tallybook._claim_of(e.lane_id, e.retention, e.xid, e.seq) c"
+                " join tallybook.worker w on w.id = c.worker_id where e.job_id > %s and w.name = %s",
                 (since, name),
             ).fetchall()
             held = [row[0] for row in rows]

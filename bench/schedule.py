@@ -23,7 +23,8 @@ _WORKERS = 4
 
 _LOAD = """
 insert into tallybook.schedule (name, source, task, cron, since, due_at, created_at, changed_at)
-select 's' || n, 'database', 'fired', ((%(first)s + n / %(each)s) %% 60)::int || ' * * * * *', now(), now(), now(), now()
+select 's' || n, 'database', 'fired', ((%(first)s + n / %(each)s) %% 60)::int || ' * * * * *',
+       now(), now(), now(), now()
   from generate_series(0, %(count)s - 1) n"""
 
 

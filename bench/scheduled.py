@@ -26,13 +26,13 @@ _AHEAD = 3.5  # seconds in which the worker starts
 # What enqueue with run_at would have written, from an hour to ten days from now.
 _LATER = """
 insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, task, args)
-select nextval('tallybook.job_id'), clock_timestamp() + make_interval(secs => 3600 + random() * 860000), clock_timestamp(),
-       l.lane_id, 1, 0, 0, 'noop', jsonb_build_object('to', 'user@example.com', 'n', n)
+select nextval('tallybook.job_id'), clock_timestamp() + make_interval(secs => 3600 + random() * 860000),
+       clock_timestamp(), l.lane_id, 1, 0, 0, 'noop', jsonb_build_object('to', 'user@example.com', 'n', n)
   from generate_series(1, %s) n, (select lane_id from tallybook.lane where queue = 'default' limit 1) l"""
 _DUE = """
 insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, task, args)
-select nextval('tallybook.job_id'), to_timestamp(%s::float8 + n / %s::float8), clock_timestamp(), l.lane_id, 1, 0, 0, 'note',
-       jsonb_build_object('n', n)
+select nextval('tallybook.job_id'), to_timestamp(%s::float8 + n / %s::float8), clock_timestamp(),
+       l.lane_id, 1, 0, 0, 'note', jsonb_build_object('n', n)
   from generate_series(1, %s) n, (select lane_id from tallybook.lane where queue = 'default' limit 1) l"""
 
 _LEFT = "select exists (select from tallybook.scheduled where run_at <= to_timestamp(%s))"

@@ -22,12 +22,15 @@ with made as (
   insert into tallybook.subject_job (task, subject, job_id, made_at)
   select %(task)s, 'asset:' || 2 * n, nextval('tallybook.job_id'), now() from generate_series(1, %(subjects)s / 2) n
   returning subject, job_id)
-insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, task, args, unique_key, options)
-select m.job_id, now() + interval '1 day', now(), (select l.lane_id from tallybook._lane('prices', 2, '') l), 1, 0, 0, %(task)s,
-       '{"asset_id": 42, "text": "a small payload, as most are"}', m.subject, '{"subject": {"iterations": 0}}' from made m"""
+insert into tallybook.scheduled (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, task, args,
+                                 unique_key, options)
+select m.job_id, now() + interval '1 day', now(), (select l.lane_id from tallybook._lane('prices', 2, '') l),
+       1, 0, 0, %(task)s, '{"asset_id": 42, "text": "a small payload, as most are"}', m.subject,
+       '{"subject": {"iterations": 0}}' from made m"""
 _OURS: LiteralString = """
 select subject, job_id, report, old_run_at, new_run_at
-  from tallybook.subject_upsert_many('prices', 'ours', %(subjects)s::text[], %(args)s::text[], %(run_ats)s::timestamptz[])"""
+  from tallybook.subject_upsert_many(
+    'prices', 'ours', %(subjects)s::text[], %(args)s::text[], %(run_ats)s::timestamptz[])"""
 _PLAIN: LiteralString = """
 with given as materialized (
   select * from unnest(%(subjects)s::text[], %(args)s::text[], %(run_ats)s::timestamptz[]) u(subject, args, run_at)
@@ -37,8 +40,8 @@ with given as materialized (
   on conflict (task, subject, scope) do update set made_at = j.made_at returning j.subject, j.job_id)
 insert into tallybook.scheduled as s (job_id, run_at, enqueued_at, lane_id, attempt, failures, crashes, task, args,
                                       unique_key, options)
-select n.job_id, g.run_at, now(), (select l.lane_id from tallybook._lane('prices', 2, '') l), 1, 0, 0, 'plain', g.args::jsonb,
-       n.subject, '{"subject": {"iterations": 0}}'
+select n.job_id, g.run_at, now(), (select l.lane_id from tallybook._lane('prices', 2, '') l), 1, 0, 0, 'plain',
+       g.args::jsonb, n.subject, '{"subject": {"iterations": 0}}'
   from names n join given g on g.subject = n.subject
 on conflict (job_id) do update set args = excluded.args, run_at = excluded.run_at
 returning s.unique_key, s.job_id, s.xmax = 0 as created, s.run_at"""
@@ -82,6 +85,7 @@ def _upsert(conn: psycopg.Connection[Any], query: LiteralString, given: dict[str
 def _check(conn: psycopg.Connection[Any], subjects: int) -> None:
     """Check that both have done the same work."""
     done = conn.execute(
-        "select task, count(*), count(*) filter (where run_at > now() + interval '36 h') from tallybook.scheduled group by task"
+        "select task, count(*), count(*) filter (where run_at > now() + interval '36 h')"
+        " from tallybook.scheduled group by task"
     ).fetchall()
     assert sorted(done) == [("ours", subjects, subjects), ("plain", subjects, subjects)], done

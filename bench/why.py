@@ -32,7 +32,8 @@ begin
     from generate_series(1, n);
   perform tallybook.enqueue_many(array_fill('default'::text, array[n]), array_fill('noop'::text, array[n]),
                                  array_fill('{}'::text, array[n]),
-                                 options => array(select format('{"fair_key": "k%%s"}', i %% 100) from generate_series(1, n) i));
+                                 options => array(select format('{"fair_key": "k%%s"}', i %% 100)
+                                                    from generate_series(1, n) i));
   v_first := tallybook.enqueue('default', 'noop', run_at => now() + interval '1 day');
   perform tallybook.enqueue_after('default', 'noop', after => array[v_first]) from generate_series(1, n);
   for i in 1..n loop
@@ -41,7 +42,8 @@ begin
 end $$"""
 _LINE = """
 insert into tallybook.entry (seq, job_id, enqueued_at, lane_id, attempt, failures, crashes, retention, task, args)
-select n, n, clock_timestamp(), l.lane_id, 1, 0, 0, l.retention, 'noop', jsonb_build_object('to', 'user@example.com', 'n', n)
+select n, n, clock_timestamp(), l.lane_id, 1, 0, 0, l.retention, 'noop',
+       jsonb_build_object('to', 'user@example.com', 'n', n)
   from (select nextval('tallybook.job_id') as n from generate_series(1, %s)) s,
        (select lane_id, retention from tallybook.lane where queue = 'default' and part = '' limit 1) l"""
 
@@ -60,14 +62,16 @@ def _load(conn: psycopg.Connection[Any], done: int, line: int, others: int) -> d
     lease = "11111111-1111-1111-1111-111111111111"
     conn.execute("select tallybook.claim(%s::int, '{ordered}', '{1000}', %s)", (worker, lease))
     conn.execute(
-        "select tallybook.order_admit(array_agg(%s::uuid), array_agg(job_id), array_agg(attempt)) from tallybook.claimed_jobs(%s)",
+        "select tallybook.order_admit(array_agg(%s::uuid), array_agg(job_id), array_agg(attempt))"
+        " from tallybook.claimed_jobs(%s)",
         (lease, lease),
     )
     queries = {
         "completed": "select e.job_id from tallybook.entry e order by e.job_id limit %(n)s offset 1000",
-        "running": "select l.job_id from tallybook.claim c, tallybook.claimed_jobs(c.lease) l where c.worker_id = %(worker)s",
-        "available": "select e.job_id from tallybook.entry e tablesample bernoulli (5)"
-        " where not exists (select from tallybook.outcome o where o.entry_xid = e.xid and o.entry_seq = e.seq) limit %(n)s",
+        "running": "select l.job_id from tallybook.claim c, tallybook.claimed_jobs(c.lease) l"
+        " where c.worker_id = %(worker)s",
+        "available": "select e.job_id from tallybook.entry e tablesample bernoulli (5) where not exists"
+        " (select from tallybook.outcome o where o.entry_xid = e.xid and o.entry_seq = e.seq) limit %(n)s",
         "scheduled": "select job_id from tallybook.scheduled limit %(n)s",
         "dead": "select job_id from tallybook.dead limit %(n)s",
         "fair": "select job_id from tallybook.waiting where fair_key is not null order by random() limit %(n)s",
@@ -76,7 +80,7 @@ def _load(conn: psycopg.Connection[Any], done: int, line: int, others: int) -> d
         "unknown": "select 1000000000000 + n from generate_series(1, %(n)s) n",
     }
     params = {"n": 200, "worker": worker}
-    return {name: [row[0] for row in conn.execute(query, params)] for name, query in queries.items()}  # type: ignore[arg-type]
+    return {name: [n for (n,) in conn.execute(one, params)] for name, one in queries.items()}  # type: ignore[arg-type]
 
 
 def run() -> None:
