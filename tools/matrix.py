@@ -271,7 +271,8 @@ def environment(name: str, cell: Cell, place: Place, log: Path) -> Path:
 VERSIONS = """\
 import importlib.metadata as m, platform, sys
 from tallybook._embedded.binaries import binaries, version_text
-print("python", platform.python_version() + ("" if getattr(sys, "_is_gil_enabled", lambda: True)() else " free-threaded"))
+kind = "" if getattr(sys, "_is_gil_enabled", lambda: True)() else " free-threaded"
+print("python", platform.python_version() + kind)
 print("postgres", version_text(binaries(%d)).split(")")[1].split()[0])
 for name in %r:
     print(name, m.version(name))

@@ -53,8 +53,9 @@ PARTS = {
     "rows": (
         "What verbs return",
         "Job JobInfo JobLine JobPage JobDone DeadLetter Retried Cancelled Reason TraceEvent TopJob QueueInfo Truncated"
-        " ScheduleInfo Fire Fired SubjectCall SubjectInfo SubjectPage SubjectReport RateInfo ConcurrencyInfo BreakerInfo"
-        " Counts Throughput Timings Level Difference Finding ServiceInfo RetentionInfo HeldRange AuditRow Node",
+        " ScheduleInfo Fire Fired SubjectCall SubjectInfo SubjectPage SubjectReport RateInfo ConcurrencyInfo"
+        " BreakerInfo Counts Throughput Timings Level Difference Finding ServiceInfo RetentionInfo HeldRange"
+        " AuditRow Node",
     ),
 }
 """Pages of the module `tallybook`: title, and public names in the order in which a reader needs them."""

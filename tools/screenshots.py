@@ -169,7 +169,8 @@ def pages(dsn: str) -> dict[str, str]:
 
 
 _DRAWN = """
-return document.readyState == "complete" && [...document.querySelectorAll(".chart")].every((one) => one.querySelector("canvas"))"""
+return document.readyState == "complete"
+  && [...document.querySelectorAll(".chart")].every((one) => one.querySelector("canvas"))"""
 
 
 def picture(window: Browser, base: str, address: str, path: Path, width: int, high: int) -> None:
@@ -271,7 +272,8 @@ def main() -> int:
         if not options.names or "thousand" in options.names:
             with psycopg.connect(dsn, autocommit=True) as conn:
                 conn.execute(
-                    "select tallybook.enqueue('tenant-' || lpad(n::text, 4, '0'), 'sync', '{}') from generate_series(1, 1000) n"
+                    "select tallybook.enqueue('tenant-' || lpad(n::text, 4, '0'), 'sync', '{}')"
+                    " from generate_series(1, 1000) n"
                 )
             with browser() as window:
                 picture(window, base, "/queues", options.to / "thousand-light.png", WIDE, HIGH)
