@@ -27,7 +27,8 @@ select w.name from tallybook.worker w
 # thread, which cannot be cancelled.
 _HOLDS_EFFECTS = """
 select count(*) from tallybook.worker w, lateral tallybook._open_attempts(w.id, w.open_from) o
-  join tallybook.entry e using (lane_id, retention, xid, seq), lateral tallybook._claim_of(o.lane_id, o.retention, o.xid, o.seq) c
+  join tallybook.entry e using (lane_id, retention, xid, seq),
+       lateral tallybook._claim_of(o.lane_id, o.retention, o.xid, o.seq) c
  where w.name = %s and w.ended_at is null and e.task = 'effect_in_thread'
    and c.claimed_at between clock_timestamp() - interval '1 s' and clock_timestamp() - interval '0.4 s'"""
 # Each batch that is held has jobs of this queue.
