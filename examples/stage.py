@@ -176,7 +176,8 @@ class Stage:
         self._stop_all()
         lost = missing + (0 if SERVE else abs(still_open - planned))
         print(
-            f"{self.name}: {completed if done is None else done} processed, {dead} failed, {failed} retried, {lost} lost",
+            f"{self.name}: {completed if done is None else done} processed, {dead} failed, {failed} retried,"
+            f" {lost} lost",
             flush=True,
         )
         return 0 if lost == 0 else 1

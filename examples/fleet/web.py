@@ -15,13 +15,15 @@ from examples.fleet.jobs import app
 from tallybook import Node
 
 COUNTS = """\
-select sum(scheduled + retrying + waiting + available), sum(running), sum(completed), sum(dead) from tallybook.counts()"""
+select sum(scheduled + retrying + waiting + available), sum(running), sum(completed), sum(dead)
+  from tallybook.counts()"""
 PAGE = """\
 <!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="1"><title>The fleet</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <style>:root {{ color-scheme: light dark; font: 16px/1.6 system-ui }}
 body {{ max-width: 44rem; margin: 2rem auto; padding: 0 .5rem }}
-table {{ border-collapse: collapse; width: 100% }} td, th {{ text-align: right; padding: .2rem .3rem; border-top: 1px solid #8884 }}
+table {{ border-collapse: collapse; width: 100% }}
+td, th {{ text-align: right; padding: .2rem .3rem; border-top: 1px solid #8884 }}
 td:first-child, th:first-child {{ text-align: left }} .down td {{ color: #c33; text-align: left }}</style>
 <h1>The fleet</h1><table><tr><th>Node<th>Waiting<th>Running<th>Completed<th>Dead</tr>{rows}</table></html>"""
 

@@ -15,6 +15,6 @@ create table operation (
 
 create table enrichment (submission bigint primary key references submission, company text not null);
 
-insert into form (name, webhook, owner_email, owner_phone, sheet, webhook_attempts) values
-  ('contact', 'https://hooks.example/contact', 'owner@example.org', '+491', 'contacts', 5), ('signup', 'https://hooks.example/signup', 'owner@example.org', '+491', 'signups', 5),
-  ('broken', 'https://hooks.example/broken', 'owner@example.org', '+491', 'broken', 6), ('gone', 'https://hooks.example/gone', 'owner@example.org', '+491', 'gone', 5);
+insert into form (name, webhook, owner_email, owner_phone, sheet, webhook_attempts)
+select n, 'https://hooks.example/' || n, 'owner@example.org', '+491', page, most from (values
+  ('contact', 'contacts', 5), ('signup', 'signups', 5), ('broken', 'broken', 6), ('gone', 'gone', 5)) f (n, page, most);

@@ -260,7 +260,8 @@ class Visitors:
 
 KINDS = ("webhook", "table", "mail", "sms", "receipt", "enrichment")
 GIVEN_UP = """\
-select s.form, s.id, k.kind from operation o join tallybook.job j on j.id = o.job_id join submission s on s.id = o.submission,
+select s.form, s.id, k.kind
+  from operation o join tallybook.job j on j.id = o.job_id join submission s on s.id = o.submission,
        unnest(case o.kind when 'notification' then array['mail', 'sms'] else array[o.kind] end) as k(kind)
  where j.state = %s"""
 
@@ -313,7 +314,8 @@ def account(stage: Stage, world: World, visitors: Visitors, admin: httpx2.Client
         stage.say(f"done twice: {one}")
     if SERVE:
         stage.say(
-            f"{admin.base_url} (user admin, password {os.environ['ADMIN_PASSWORD']}), /dead, /submissions/{first}, /queue/"
+            f"{admin.base_url} (user admin, password {os.environ['ADMIN_PASSWORD']}), /dead, /submissions/{first},"
+            " /queue/"
         )
         stage.say(f"psql '{stage.dsn}', table tallybook.queue_status")
     return stage.end(len(lost) + len(world.twice()))

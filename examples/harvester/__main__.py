@@ -28,13 +28,17 @@ BOOKMARKS = range(101, 401)
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 _OLD = "select count(*) from tallybook.subject_push_many('pages', 'visit', %s, %s) where report = 'created'"
 _OLD_LEFT = """\
-select count(*) from tallybook.subject where task = 'visit' and subject = any(%s) and args ? 'page' and state = 'planned'"""
+select count(*) from tallybook.subject
+ where task = 'visit' and subject = any(%s) and args ? 'page' and state = 'planned'"""
 _SESSIONS = (
     "select count(*) from pg_stat_activity where datname = current_database() and backend_type = 'client backend'"
 )
-_DUE = "select exists (select from tallybook.backlog() where queue = 'pages' and state = 'scheduled' and oldest_run_at <= now())"
+_DUE = """\
+select exists (
+  select from tallybook.backlog() where queue = 'pages' and state = 'scheduled' and oldest_run_at <= now())"""
 _FAILED_ONCE = """\
-select e.subject from tallybook.error e join visit v on v.url = e.subject and v.iteration = 1 where e.task = 'visit' limit 1"""
+select e.subject from tallybook.error e join visit v on v.url = e.subject and v.iteration = 1
+ where e.task = 'visit' limit 1"""
 
 
 class Progress:

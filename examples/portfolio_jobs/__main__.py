@@ -99,7 +99,8 @@ def main() -> int:
             stage.say(f"wrong: {what}")
         if SERVE:
             stage.say(
-                f"{owners.http.base_url}; the queue's own pages: {operators.url.removesuffix('/api/v1')}/; psql '{stage.dsn}'"
+                f"{owners.http.base_url}; the queue's own pages: {operators.url.removesuffix('/api/v1')}/;"
+                f" psql '{stage.dsn}'"
             )
         return stage.end(len(found))
 

@@ -28,7 +28,8 @@ QUOTED = """\
 update instrument i set quote = said.price::numeric, quoted_at = now()
   from jsonb_each_text(%s) said (symbol, price) where i.symbol = said.symbol"""
 RATED = """\
-insert into rate (currency, per_dollar) select currency, per_dollar::numeric from jsonb_each_text(%s) said (currency, per_dollar)
+insert into rate (currency, per_dollar)
+select currency, per_dollar::numeric from jsonb_each_text(%s) said (currency, per_dollar)
 on conflict (currency) do update set per_dollar = excluded.per_dollar, rated_at = now()"""
 WALLETS = "select 'wallet:' || portfolio as key, jsonb_build_object('portfolio', portfolio) as args from public.wallet"
 

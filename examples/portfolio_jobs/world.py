@@ -396,19 +396,20 @@ def wrong_valuations(closings: Rows, portfolios: Rows, holdings: Rows, valuation
         days[market].append(day)
     found = {(portfolio, day): amount for portfolio, day, amount in valuations}
     expected = {
-        (portfolio, day): round(sum(quantity * price(symbol, day) * 100 for symbol, quantity in held[portfolio].items()))
+        (portfolio, day): round(sum(units * price(symbol, day) * 100 for symbol, units in held[portfolio].items()))
         for portfolio, market in portfolios if portfolio in held for day in days[market]
     }  # fmt: skip
     said = [f"{market} has not closed" for market in MARKETS if not days[market]]
     return said + [f"valuation {one}: {found.get(one)} instead of {expected.get(one)}"
-                   for one in sorted(expected.keys() | found.keys()) if found.get(one) != expected.get(one)]  # fmt: skip
+                   for one in sorted({*expected, *found}) if found.get(one) != expected.get(one)]  # fmt: skip
 
 
 def wrong_statements(valuations: Rows, statements: Rows, mails: Mapping[str, int]) -> list[str]:
     """Check that each valuation has one stored statement and one mail at the provider, and no others exist."""
     wanted = {f"statement-{portfolio}-{day}" for portfolio, day, _ in valuations}
     noted = Counter(f"statement-{portfolio}-{day}" for portfolio, day in statements)
-    return [f"{one}: {noted[one]} stored, {mails.get(one, 0)} mails" for one in sorted(wanted | noted.keys() | mails.keys())
+    return [f"{one}: {noted[one]} stored, {mails.get(one, 0)} mails"
+            for one in sorted(wanted | noted.keys() | mails.keys())
             if (noted[one], mails.get(one, 0)) != ((1, 1) if one in wanted else (0, 0))]  # fmt: skip
 
 

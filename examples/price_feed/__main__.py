@@ -20,7 +20,9 @@ MANY, LOOKS, REAL = (
     (4, 10, 2) if SHORT else (12, 50, 4)
 )  # assets of each kind, looks, calls of each provider in real time
 LINED_UP = "select count(*), count(distinct unique_key), min(priority), max(priority) from tallybook.job"
-STOPPED = "select a.symbol, (e.body ->> 'job')::bigint from asset a join event e on e.body ->> 'symbol' = a.symbol where a.stopped"
+STOPPED = """\
+select a.symbol, (e.body ->> 'job')::bigint from asset a join event e on e.body ->> 'symbol' = a.symbol
+ where a.stopped"""
 
 
 def main() -> int:
@@ -72,7 +74,8 @@ def main() -> int:
         stage.say(f"the pages answer {pages}")
         if SERVE:
             stage.say(
-                f"{url}/holdings/ada, /stopped, /queue/ (user admin, password {env['ADMIN_PASSWORD']}); psql '{stage.dsn}'"
+                f"{url}/holdings/ada, /stopped, /queue/ (user admin, password {env['ADMIN_PASSWORD']});"
+                f" psql '{stage.dsn}'"
             )
         return stage.end(lost)
 

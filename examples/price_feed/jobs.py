@@ -50,7 +50,8 @@ async def price_fetch_failed(
 
 
 @app.task(
-    queue="prices", max_attempts=3, retry=Constant(timedelta(seconds=30)), timeout="1 min",  # the HTTP client limits each read
+    queue="prices", max_attempts=3, retry=Constant(timedelta(seconds=30)),
+    timeout="1 min",  # the HTTP client limits each read
     on_dead=price_fetch_failed, summary="Price of {symbol}",
 )  # fmt: skip
 async def fetch_price(

@@ -31,7 +31,9 @@ api = FastAPI(title="Holdings", lifespan=lifespan(app))
 HOLDINGS = """\
 select a.*, h.units from holding h join asset_now a on a.id = h.asset
  where h.owner = %s and h.active order by a.data_type, a.symbol"""
-VIEWED = "update asset set viewed_at = now() where id in (select id from asset where id = any(%s) for no key update skip locked)"
+VIEWED = """\
+update asset set viewed_at = now()
+ where id in (select id from asset where id = any(%s) for no key update skip locked)"""
 STOPPED = """\
 select distinct on (a.id) a.symbol, e.at, e.body
   from asset a join event e on (e.body ->> 'assetId')::bigint = a.id where a.stopped order by a.id, e.at desc"""

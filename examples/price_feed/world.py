@@ -41,7 +41,8 @@ STOCKS = ["AAPL", "MSFT", "NVDA", "AMZN", "GOOGL", "META", "TSLA", "NFLX", "AMD"
 ABROAD = {"RELIANCE.NS": "INR", "7203.T": "JPY", "NBK.KW": "KWD", "TCS.NS": "INR", "6758.T": "JPY", "INFY.NS": "INR"}
 MONEY = ["USDINR=X", "EURINR=X", "GBPINR=X", "CHFINR=X", "SGDINR=X", "AEDINR=X"]
 FUNDS = [
-    "119551", "120503", "125497", "118834", "122639", "120586", "118989", "119063", "120716", "118825", "127042", "119598",
+    "119551", "120503", "125497", "118834", "122639", "120586", "118989", "119063", "120716", "118825", "127042",
+    "119598",
 ]  # fmt: skip
 DELISTED, DARK = "SIVB", "TWTR"  # another provider knows the first, none knows the second
 DECIMALS = {"INR": 2, "USD": 2, "JPY": 0, "KWD": 3}
@@ -452,13 +453,14 @@ def account(stage: Stage, world: World, visitors: Visitors) -> int:
     crashes = stage.one("select sum(crashes)::int from tallybook.job")
     answers = ", ".join(f"{n} {what}" for what, n in world.answers.most_common())
     stage.say(
-        f"outside: {answers}; {world.without_key} without the right key; {sum(world.mails.values())} mails to the admin;"
-        f" {crashes} jobs rescued"
+        f"outside: {answers}; {world.without_key} without the right key;"
+        f" {sum(world.mails.values())} mails to the admin; {crashes} jobs rescued"
     )
     minutes = ", ".join(f"{name} {most_in_a_minute(calls)} of {len(calls)}" for name, calls in world.calls.items())
     stage.say(f"most calls in any {WINDOW:.0f} s by the providers' clocks: {minutes} (wanted: at most {CALLS})")
     stage.say(
-        f"{len(visitors.took_ms)} looks answered in p50 {visitors.percentile(50):.0f} ms, p99 {visitors.percentile(99):.0f} ms"
+        f"{len(visitors.took_ms)} looks answered in p50 {visitors.percentile(50):.0f} ms,"
+        f" p99 {visitors.percentile(99):.0f} ms"
     )
     for one in sorted(lost)[:10]:
         stage.say(f"lost: {one}")

@@ -1,4 +1,4 @@
-"""python -m examples.signup.manage migrate | tallybook worker | ...: with TALLYBOOK_DSN, MAIL_URL and SIGNUP_RELEASE."""
+"""python -m examples.signup.manage migrate | tallybook worker | ...: with TALLYBOOK_DSN, MAIL_URL, SIGNUP_RELEASE."""
 
 import os
 import sys

@@ -18,14 +18,15 @@ with u as (
   on conflict (email) do nothing returning id, referrer
 )
 select tallybook.enqueue('default', 'check_address', jsonb_build_object('user_id', u.id)),
-       case when u.referrer <> '' then tallybook.enqueue('default', 'thank_referrer', jsonb_build_object('user_id', u.id)) end
+       case when u.referrer <> ''
+            then tallybook.enqueue('default', 'thank_referrer', jsonb_build_object('user_id', u.id)) end
   from u"""
 
 # The page of a small site, which reads all jobs. In a large site, give jobs links and query by them (docs/sql.md).
 USERS = """\
 select u.email, u.bounced,
-       (select json_agg(json_build_object('task', j.task, 'state', j.state, 'unserved', j.unserved, 'error', j.last_error)
-                        order by j.id)
+       (select json_agg(json_build_object('task', j.task, 'state', j.state, 'unserved', j.unserved,
+                                          'error', j.last_error) order by j.id)
           from tallybook.job j where j.args = jsonb_build_object('user_id', u.id))
   from (select * from signup_user order by id desc limit 25) u order by u.id desc"""
 TODO = "select task, count(*) from tallybook.job where unserved group by task order by task"

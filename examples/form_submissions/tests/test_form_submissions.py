@@ -59,8 +59,8 @@ def test_a_submission_and_its_operations_are_one_transaction(client: TestClient,
     assert answer.status_code == 201
     number = answer.json()["submission"]
     found = db.execute(
-        "select o.kind, j.task, j.max_attempts, j.links ->> 'submission' from operation o join tallybook.job j on j.id = o.job_id"
-        " where o.submission = %s order by o.job_id", (number,)
+        "select o.kind, j.task, j.max_attempts, j.links ->> 'submission' from operation o"
+        " join tallybook.job j on j.id = o.job_id where o.submission = %s order by o.job_id", (number,)
     ).fetchall()  # fmt: skip
     assert found == [
         ("webhook", "tallybook.webhook", 5, str(number)),
@@ -123,10 +123,11 @@ def test_the_crons_route_processes_what_is_due_and_failures_wait(client: TestCli
     number, *_ = [client.post("/forms/contact", json=DATA).json()["submission"] for _ in range(3)]
     assert tick(client, db) >= 15
     waits = []
+    wait = "j.run_at - (j.errors -> -1 ->> 'at')::timestamptz"
     this = "from operation o join tallybook.job j on j.id = o.job_id where o.submission = %s and o.kind = 'webhook'"
     for _ in range(4):
         found = db.execute(
-            f"select round(extract(epoch from j.run_at - (j.errors -> -1 ->> 'at')::timestamptz) / 60)::int {this}",  # noqa: S608
+            f"select round(extract(epoch from {wait}) / 60)::int {this}",  # noqa: S608
             (number,),
         ).fetchone()
         waits += found
@@ -203,7 +204,10 @@ def test_a_submission_that_is_withdrawn_is_not_worked_off(client: TestClient, db
     assert [answer.status_code for answer in answers] == [303, 303, 404]
     travel(db, timedelta(minutes=1))
     tick(client, db)
-    found = "select j.state, j.attempts, j.reason from operation o join tallybook.job j on j.id = o.job_id where o.submission = %s"
+    found = (
+        "select j.state, j.attempts, j.reason from operation o join tallybook.job j on j.id = o.job_id"
+        " where o.submission = %s"
+    )
     assert db.execute(found, (number,)).fetchall() == [("cancelled", 0, "by ada")] * 5
     assert db.execute(found, (late,)).fetchall() == []
 
@@ -225,7 +229,7 @@ def test_the_account_finds_what_is_lost() -> None:
 
 @pytest.mark.slow
 def test_the_whole_run_loses_nothing() -> None:
-    """S4-01 S4-18 S4-19: 0 lost, nothing done twice, half of the answers within 300 ms, calls ended by their deadline."""
+    """S4-01 S4-18 S4-19: 0 lost, nothing done twice, half the answers within 300 ms, calls ended by their deadline."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("TALLYBOOK_", "PG", "PYTEST_"))}
     done = subprocess.run(
         [sys.executable, "-m", "examples.form_submissions"], cwd=HERE.parents[1], env={**env, "SHORT": "1"},
@@ -244,7 +248,7 @@ def test_the_whole_run_loses_nothing() -> None:
 
 
 def test_what_comes_under_another_key_is_done_twice() -> None:
-    """S4-18: the account's own control: a receiver that sees a new key at a retry does the same thing again, and that is seen."""
+    """S4-18: the account's control: a receiver that sees a new key at a retry does the same again, and that is seen."""
     world = World("")
     world.do("contact-1-sms", "/sms: contact: submission 1 has come in")
     world.do("contact-1-sms", "/sms: contact: submission 1 has come in")

@@ -190,7 +190,7 @@ def test_args_of_the_release_before_are_upgraded_in_the_flow(large: Harvest) -> 
 
 @pytest.mark.slow
 def test_a_page_that_names_an_item_changes_what_is_planned(large: Harvest) -> None:
-    """S3-12 S3-13 S3-25: the newest mention counts, also a page's; the report has the old and the new time of the check."""
+    """S3-12 S3-13 S3-25: the newest mention counts, also a page's; the report has the check's old and new time."""
     soon = price.with_(delay="1 hour")
     (first,) = app.subjects.upsert_many([soon.subject("item:7").job(7, 100, "/page/1")]).sync(large.db)
     (second,) = app.subjects.upsert_many([soon.subject("item:7").job(7, 250, "/page/2")]).sync(large.db)
@@ -212,7 +212,7 @@ def test_a_page_that_names_an_item_changes_what_is_planned(large: Harvest) -> No
 @pytest.mark.slow
 @pytest.mark.direct("counts the sessions of its workers")
 def test_the_whole_run_loses_nothing() -> None:
-    """S3-06 S3-08 S3-10 S3-39: a hundred visits at once in two processes, one killed: every page noted once a round, 0 lost."""
+    """S3-06 S3-08 S3-10 S3-39: 100 visits at once in 2 processes, one killed: each page noted once a round, 0 lost."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("TALLYBOOK_", "PG", "PYTEST_"))}
     done = subprocess.run(
         [sys.executable, "-m", "examples.harvester"], cwd=HERE.parents[1], env={**env, "SHORT": "1"},

@@ -147,7 +147,8 @@ def test_a_market_that_closes_twice_a_day_values_each_portfolio_once(db: Any, ma
     assert rows(db, STATE, letter) == [("completed",)] and rows(db, "select * from valuation") == before
     wrong = played.wrong_valuations(
         rows(db, "select market, day from closing"), rows(db, "select id, market from portfolio"),
-        rows(db, "select portfolio, symbol, quantity from holding"), rows(db, "select portfolio, day, amount from valuation"),
+        rows(db, "select portfolio, symbol, quantity from holding"),
+        rows(db, "select portfolio, day, amount from valuation"),
     )  # fmt: skip
     assert wrong == ["tokyo has not closed", "newyork has not closed"]
     assert empty not in [portfolio for portfolio, *_ in before]
@@ -197,7 +198,7 @@ def test_a_fire_while_the_last_one_is_open_is_skipped_and_counted(db: Any, opera
 def test_two_at_once_are_seen_outside(
     db: Any, market: World, monkeypatch: pytest.MonkeyPatch, overlap: bool, at_once: int
 ) -> None:
-    """S2-02 S2-06 S2-14: the market is asked by one at a time, unless the schedule opts out: the control of the run's account."""
+    """S2-02 S2-06 S2-14: the market is asked by one at a time, unless the schedule opts out: the account's control."""
     market.quotes_take = 3.0 if overlap else 0.3  # time for the second to come
     monkeypatch.delitem(app._declared, "quotes")
     app.schedule("quotes", refresh_quotes.job(), every="15 min", overlap=overlap)
@@ -210,7 +211,7 @@ def test_two_at_once_are_seen_outside(
 
 @pytest.mark.slow
 def test_wrong_prices_are_not_believed(db: Any, market: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S2-07: prices of another day, in cents, or not all of them: a failure, and another attempt by the named policy."""
+    """S2-07: prices of another day, in cents, or not all of them: a failure, another attempt by the named policy."""
     jobs = put(db, *[n for (n,) in rows(db, "select distinct portfolio from holding order by 1")])
     with monkeypatch.context() as wrong:
         wrong.setattr(market, "verdict", lambda key: ("is wrong", 0.0))
@@ -225,7 +226,7 @@ def test_wrong_prices_are_not_believed(db: Any, market: World, monkeypatch: pyte
 
 @pytest.mark.slow
 def test_dead_letters_are_tried_again_by_signed_calls_only(db: Any, operators: Operators, market: World) -> None:
-    """S2-08 S2-12: after four failures it is dead; altered, repeated, late, unsigned and unentitled calls change nothing."""
+    """S2-08 S2-12: dead after four failures; altered, repeated, late, unsigned and unentitled calls change nothing."""
     operator = operators.operator.call
     halt(db, 1)
     (job,) = put(db, 1)

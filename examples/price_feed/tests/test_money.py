@@ -25,7 +25,8 @@ def test_a_price_is_an_integer_in_minor_units(price: object, decimals: int, amou
 
 
 @pytest.mark.parametrize(("price", "amount"), [
-    ("1.005", 101), ("2.675", 268), ("0.005", 1), ("0.00499999999999999999999999999999999", 0), ("0.015", 2), ("0.025", 3),
+    ("1.005", 101), ("2.675", 268), ("0.005", 1), ("0.00499999999999999999999999999999999", 0), ("0.015", 2),
+    ("0.025", 3),
 ])  # fmt: skip
 def test_halves_are_rounded_up_as_they_are_written(price: str, amount: int) -> None:
     """S1-27: a half is rounded up, by the digits that were said; through floats several of these come out wrong."""
@@ -49,7 +50,7 @@ def test_what_is_no_price_is_refused(price: object) -> None:
 
 @given(st.decimals(min_value=0, max_value=10**12, allow_nan=False, places=6), st.sampled_from([0, 2, 3]))
 def test_it_is_never_more_than_half_a_unit_off(price: Decimal, decimals: int) -> None:
-    """S1-27: of any price and currency the amount is within half a minor unit, counted in fractions, and read back the same."""
+    """S1-27: of any price and currency the amount is within half a minor unit, in fractions, and read back the same."""
     amount = minor_units(price, decimals)
     off = Fraction(amount) - Fraction(price) * 10**decimals
     assert Fraction(-1, 2) < off <= Fraction(1, 2)

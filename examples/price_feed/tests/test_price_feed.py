@@ -114,7 +114,7 @@ def test_holdings_are_shown_at_once_and_a_price_is_there_at_the_next_load(client
 
 @pytest.mark.slow
 def test_a_stale_price_is_shown_and_renewed(client: Any, db: Any, world: World) -> None:
-    """S1-01 S1-06 S1-23: an old price is served; the key is enqueued again, by the schedule too after yesterday's look."""
+    """S1-01 S1-06 S1-23: an old price is served, its key enqueued again, by the schedule too after yesterday's look."""
     asset = hold(db, "RELIANCE.NS", currency="INR")
     client.get("/holdings/ada")
     work(db, world)
@@ -178,7 +178,7 @@ def test_the_minute_wants_what_is_missing_or_looked_at(db: Any) -> None:
 def test_what_cannot_be_fetched_is_dead_after_three_attempts_and_the_admin_is_told(
     client: Any, db: Any, world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """S1-17 S1-24 S1-25 S1-26: dead, an event, one mail, a line on a page; routed elsewhere by a row and retried it is there."""
+    """S1-17 S1-24 S1-25 S1-26: dead, an event, one mail, a line on a page; rerouted by a row, a retry gets it."""
     caplog.set_level(logging.INFO)
     asset = hold(db, "SIVB")
     client.get("/holdings/ada")
@@ -230,7 +230,7 @@ def test_a_job_whose_route_is_gone_is_cancelled(db: Any, world: World) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("calls", [8, 600])
 def test_no_provider_sees_more_than_its_calls(db: Any, world: World, calls: int) -> None:
-    """S1-18 S1-20: 8 in any minute by the provider's own count, the first at once; the control: a looser rule, and it sees more."""
+    """S1-18 S1-20: 8 in any minute by the provider's count, the first at once; the control: with a looser rule more."""
     world.has_moods = False
     for code in FUNDS[:10]:
         hold(db, code, "fund", "INR")
@@ -266,7 +266,8 @@ PRECISE = "2847.500000000000000001"
     ("yahoo", 404, DELISTED, PriceRefused("Not Found: delisted")),
     ("yahoo", 429, '{"finance": {"error": {"code": "Too Many Requests"}}}', httpx2.HTTPStatusError),
     ("yahoo", 401, "Unauthorized", httpx2.HTTPStatusError),
-    ("mfapi", 200, '{"meta": {"scheme_code": 7}, "data": [{"nav": "1.5"}], "status": "SUCCESS"}', PriceRefused("answered for 7")),
+    ("mfapi", 200, '{"meta": {"scheme_code": 7}, "data": [{"nav": "1.5"}], "status": "SUCCESS"}',
+     PriceRefused("answered for 7")),
     ("mfapi", 200, '{"meta": {}, "data": [], "status": "SUCCESS"}', PriceRefused("there is no scheme S")),
     ("mfapi", 200, "<!doctype html>", PriceRefused("not a price in JSON")),
     ("mfapi", 200, "[1]", PriceRefused("not a price in JSON")),
@@ -297,7 +298,7 @@ def test_each_provider_is_understood(kind: str, status: int, content: str, expec
 
 
 def test_the_account_finds_what_is_lost() -> None:
-    """The run's account sees each loss: a price that did not come or is older than its promise, one that nobody has said."""
+    """The run's account sees each loss: a price that did not come or is older than promised, one that nobody said."""
     promised = {1: 60.0, 2: 60.0}
     assert missing(promised, {1: 30.0, 2: 10.0, 3: 99.0}, set()) == set()
     assert missing(promised, {1: 30.0}, set()) == {"a price of asset 2"}

@@ -30,7 +30,8 @@ class SignUpTest(TestCase):
             self.assertTrue(check_password(SECRET, kept) and not check_password("another secret", kept))
         with connection.cursor() as cursor:
             cursor.execute(
-                "select string_agg(j::text, '') || (select string_agg(u::text, '') from signup_user u) from tallybook.job j"
+                "select string_agg(j::text, '') || (select string_agg(u::text, '') from signup_user u)"
+                " from tallybook.job j"
             )
             self.assertNotIn(SECRET, cursor.fetchone()[0])
 

@@ -30,8 +30,8 @@ def python(*words: str, **env: str) -> str:
 
 @pytest.mark.slow
 def test_the_sites_own_tests_pass(tallybook_dsn: str) -> None:
-    """S5-01 S5-03 S5-04 S5-08 S5-12: sign-up and task in one statement; each step's end with the next one's job, or a rollback;
-    a task that nobody has written is shown.
+    """S5-01 S5-03 S5-04 S5-08 S5-12: sign-up and task in one statement; each step's end with the next one's job, or a
+    rollback; a task that nobody has written is shown.
     """
     said = python(
         "examples.signup.manage", "test", "--noinput", "examples.signup.tests.cases", TALLYBOOK_DSN=tallybook_dsn
@@ -41,7 +41,7 @@ def test_the_sites_own_tests_pass(tallybook_dsn: str) -> None:
 
 @pytest.mark.slow
 def test_the_account_finds_what_is_lost_and_what_is_there_twice(tallybook_dsn: str) -> None:
-    """The control of the run's last line: a missing step, a doubled one, a mail too many and a user too few are each found."""
+    """The control: the run's last line finds a missing step, a doubled one, a mail too many and a user too few."""
     python("examples.signup.manage", "migrate", "--verbosity", "0", TALLYBOOK_DSN=tallybook_dsn)
     with psycopg.connect(tallybook_dsn, autocommit=True) as db:
         stage: Any = SimpleNamespace(
@@ -72,7 +72,7 @@ def test_the_account_finds_what_is_lost_and_what_is_there_twice(tallybook_dsn: s
 
 @pytest.mark.slow
 def test_the_run_loses_nothing(tmp_path: Path) -> None:
-    """S5-05 S5-08 S5-10 S5-12: a worker is killed among sixty sign-ups, a task is implemented later: 0 lost, no step done twice."""
+    """S5-05 S5-08 S5-10 S5-12: a worker is killed among 60 sign-ups, a task is written later: 0 lost, no step twice."""
     said = python("examples.signup", SHORT="1")
     assert "wrong users: 0\n" in said
     assert "these tasks are not implemented yet: {'thank_referrer': 6}" in said
