@@ -124,7 +124,7 @@ def test_a_probe_that_fails_opens_it_once_more(db: Connection) -> None:
 
 @pytest.mark.parametrize("how", ["snoozed", "cancelled", "expired", "lost"])
 def test_a_probe_that_says_nothing_is_followed_by_another(db: Connection, how: str) -> None:
-    """A probe that is snoozed, cancelled, lost or found expired neither opens nor closes the breaker: the next one starts."""
+    """A probe that is snoozed, cancelled, lost or expired neither opens nor closes the breaker: the next one starts."""
     rule(db)
     asker = Asker(db)
     at = broken(db, asker) + 30 * S

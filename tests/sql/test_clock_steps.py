@@ -60,7 +60,8 @@ def test_every_service_runs_at_the_next_look(db: Connection, back: timedelta) ->
         return due
 
     services = [
-    "concurrency_release", "fair_release", "fold", "parents_resolve", "promote", "prune", "rebase", "rescue", "schedules",
+    "concurrency_release", "fair_release", "fold", "parents_resolve", "promote", "prune", "rebase", "rescue",
+    "schedules",
 ]  # fmt: skip
     run(db, at=T)
     db.execute("update tallybook.service set last_run_at = %s where name = 'schedules'", (T,))

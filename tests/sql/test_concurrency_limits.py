@@ -342,7 +342,7 @@ def test_a_rule_that_changes_or_goes_lets_them_go_on(db: Connection) -> None:
 
 
 def test_a_limit_that_leaves_the_code_lets_them_go_on(db: Connection) -> None:
-    """A limit that the app's code no longer declares is dropped, and its waiting jobs continue; a person's rule stays."""
+    """A limit that the code no longer declares is dropped, its waiting jobs continue, and a person's rule stays."""
     limit(db, "all", 1)
     rules = {"concurrency": [{"name": "customer", "most": 1}, {"name": "all", "most": 9}]}
     db.execute("select tallybook._limits_register('shop', %s)", (Jsonb(rules),))

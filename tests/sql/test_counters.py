@@ -16,7 +16,8 @@ from support.hands import Hands, put
 
 STATES = ("scheduled", "retrying", "waiting", "available", "running", "dead")
 ENDS = ("completed", "failed", "snoozed", "cancelled", "lost", "moved", "died")
-COUNTS = f"select {', '.join(f'coalesce(sum({what}), 0)::int' for what in (*STATES, *ENDS))} from tallybook.counts()"  # noqa: S608
+SUMS = ", ".join(f"coalesce(sum({what}), 0)::int" for what in (*STATES, *ENDS))
+COUNTS = f"select {SUMS} from tallybook.counts()"  # noqa: S608
 FOLD = "select tallybook.fold()"
 
 
@@ -81,7 +82,7 @@ def test_what_is_put_in_and_falls_due_is_counted(db: Connection, watched: Watche
 
 
 def test_how_attempts_end_is_counted(db: Connection, watched: Watched) -> None:
-    """S3-14, S3-16, S3-17: complete, fail, retry, snooze, move, cancel, expire, death and rescue, each with a recount."""
+    """S3-14, S3-16, S3-17: complete, fail, retry, snooze, move, cancel, expire, death, rescue, each with a recount."""
     hands = Hands(db)
     for _ in range(9):
         put(db)
@@ -179,7 +180,8 @@ def test_attempts_in_the_millions_are_counted(db: Connection) -> None:
 def test_a_truncated_queue_is_counted(db: Connection, watched: Watched) -> None:
     """S3-36: truncate ends available and scheduled jobs in batches of 1,000, and every step agrees with a recount."""
     db.execute(
-        "select tallybook.enqueue('q', t) from unnest(array_fill('a'::text, '{1500}') || array_fill('b'::text, '{1500}')) t"
+        "select tallybook.enqueue('q', t)"
+        " from unnest(array_fill('a'::text, '{1500}') || array_fill('b'::text, '{1500}')) t"
     )
     db.execute("select tallybook.enqueue('q', 'a', run_at => now() + interval '1 h') from generate_series(1, 50)")
     Hands(db).claim(10)
@@ -259,7 +261,8 @@ def test_verify_compares_what_people_read(db: Connection) -> None:
     assert differences(db) == []
     db.execute(
         "insert into tallybook.tally (lane_id, n, attempts, what, task)"
-        " select l.lane_id, x.n, x.n, 'opened', x.task from tallybook.lane l, (values (2, 'long'), (-2, 'short')) x(n, task)"
+        " select l.lane_id, x.n, x.n, 'opened', x.task"
+        " from tallybook.lane l, (values (2, 'long'), (-2, 'short')) x(n, task)"
     )
     found = [("q", "long", "available"), ("q", "short", "available")]
     assert sorted(row[:3] for row in differences(db)) == found
@@ -300,7 +303,8 @@ def test_queue_status_says_how_old_and_how_often(db: Connection) -> None:
     hands.fail(first, "1 h")
     rows = db.execute(
         "select task, state, jobs, round(extract(epoch from now() - oldest) / 60)::int,"
-        " round(extract(epoch from now() - newest) / 60)::int, average_attempts::float from tallybook.queue_status order by 1, 2"
+        " round(extract(epoch from now() - newest) / 60)::int, average_attempts::float"
+        " from tallybook.queue_status order by 1, 2"
     ).fetchall()
     assert rows == [
         ("mail", "available", 1, 20, 20, 0.0),
@@ -417,7 +421,8 @@ def test_control_a_counter_row_makes_the_second_wait(db: Connection, connect: Ca
 def test_counters_are_logged_and_folded(db: Connection) -> None:
     """S3-18: each change is a row of a log; folds add new totals and update none in place; all counts stay the same."""
     db.execute(
-        "create function refuse() returns trigger language plpgsql as $$ begin raise 'an update of %', tg_table_name; end $$"
+        "create function refuse() returns trigger"
+        " language plpgsql as $$ begin raise 'an update of %', tg_table_name; end $$"
     )
     for table in ("tally", "series", "total"):
         db.execute(f"create trigger updated before update on tallybook.{table} for each row execute function refuse()")
@@ -613,14 +618,16 @@ def test_series_thin_out_with_age(db: Connection, keep: dict[int, str]) -> None:
         db.execute("select tallybook.fold(at => %s)", (at,))
         if n % 40 == 0:
             assert one(db, sums, start, at) == n * (n + 1) // 2
-    kept = lambda: dict(db.execute("select step, count(*)::int from tallybook.series group by step").fetchall())  # noqa: E731
+    kept_steps = "select step, count(*)::int from tallybook.series group by step"
+    kept = lambda: dict(db.execute(kept_steps).fetchall())  # noqa: E731
     rows = sum(kept().values())
     ages = ((timedelta(days=5), {3600}), (timedelta(days=120), {86400}), (timedelta(days=4000), set()))
     for age, steps in ages:
         for n in range(3):
             db.execute("select tallybook.count_event('filler')")
             db.execute(
-                "select tallybook._checkpoint(f.checkpoint, f.number), 0 from tallybook.fold f order by f.number desc limit 1"
+                "select tallybook._checkpoint(f.checkpoint, f.number), 0"
+                " from tallybook.fold f order by f.number desc limit 1"
             )
             db.execute(
                 "update tallybook.fold set checkpoint = number where number = (select max(number) from tallybook.fold)"

@@ -60,16 +60,15 @@ class Example:
         self.own_cancel = self.chance.choice(jobs) if jobs and self.chance.random() < 0.15 else None
 
     def jobs(self, where: str) -> list[int]:
-        found = self.db.execute(
-            f"select id from tallybook.job where queue = %s and {where} order by id",  # type: ignore[arg-type]  # noqa: S608
-            [self.queue],
-        )
+        query = f"select id from tallybook.job where queue = %s and {where} order by id"  # noqa: S608
+        found = self.db.execute(query, [self.queue])  # type: ignore[arg-type]
         return [job for (job,) in found]
 
     def put(self) -> None:
         key, at, chance = self.chance.choice(KEYS), self.chance.choice(TIMES), self.chance
         self.db.execute(
-            "select tallybook.enqueue(%s, %s, '{}', unique_key => %s, run_at => %s, unique_while => %s, order_key => %s)",
+            "select tallybook.enqueue(%s, %s, '{}', unique_key => %s, run_at => %s, unique_while => %s,"
+            " order_key => %s)",
             (
                 self.queue,
                 self.task,
@@ -126,7 +125,8 @@ class Example:
                 return error.sqlstate, error.diag.message_primary
             new = self.db.execute(
                 "select (args ->> 'n')::int, unique_key, queue, priority, state, attempt, max_attempts,"
-                " case when state = 'scheduled' then run_at end, id from tallybook.job where task = %s and id > %s order by id",
+                " case when state = 'scheduled' then run_at end, id from tallybook.job"
+                " where task = %s and id > %s order by id",
                 (self.task, last),
             ).fetchall()
             names = {row[-1]: f"new {row[0]}" for row in new}
@@ -151,7 +151,8 @@ class Example:
             )
             for row in self.rows
         )
-        query = f"select key, jsonb_build_object('n', n) as args, run_at, priority from (values {rows}) v(key, n, run_at, priority)"  # noqa: S608
+        columns = "key, jsonb_build_object('n', n) as args, run_at, priority"
+        query = f"select {columns} from (values {rows}) v(key, n, run_at, priority)"  # noqa: S608
         enqueue_from(self.db, query, queue=self.queue, task=self.task)
 
 
@@ -333,7 +334,8 @@ def test_in_the_order_of_enqueue_many(db: Connection, connect: Connect) -> None:
         many.start()
         call = Call(connect, values(*names))
         wait_until(lambda: db.execute(
-            "select count(*) from pg_stat_activity where datname = current_database() and cardinality(pg_blocking_pids(pid)) > 0"
+            "select count(*) from pg_stat_activity"
+            " where datname = current_database() and cardinality(pg_blocking_pids(pid)) > 0"
         ).fetchone() == (2,), "both wait")  # fmt: skip
         third.rollback()
         assert call.said()[0] == 6

@@ -417,12 +417,13 @@ def test_bulk_and_query_put_them_in_turn(db: Connection) -> None:
     """Jobs with a fair key from enqueue_many, even unique or for later, and from enqueue_from wait for their turn."""
     db.execute(
         "select tallybook.enqueue_many('{q,q,q,q}', '{t,t,t,t}', array['{}', '{}', '{}', '{}'],"
-        " unique_keys => '{NULL,u,NULL,NULL}', run_ats => array[null, null, null, %s]::timestamptz[], options => %s, at => %s)",
+        " unique_keys => '{NULL,u,NULL,NULL}', run_ats => array[null, null, null, %s]::timestamptz[], options => %s,"
+        " at => %s)",
         (T + HOUR, ['{"fair_key": "a"}', '{"fair_key": "b"}', None, '{"fair_key": "c"}'], T),
     )
     db.execute(
-        "select tallybook.enqueue_from('select jsonb_build_object(''n'', n) as args from generate_series(1, 3) n', 'q', 't',"
-        ' options => \'{"fair_key": "d"}\', at => %s)',
+        "select tallybook.enqueue_from('select jsonb_build_object(''n'', n) as args from generate_series(1, 3) n',"
+        " 'q', 't', options => '{\"fair_key\": \"d\"}', at => %s)",
         (T,),
     )
     states = "select j.state, count(*) from tallybook.job j group by 1 order by 1"
@@ -533,7 +534,8 @@ def read(db: Connection, statement: str, params: tuple[Any, ...]) -> int:
     """Return the fewest pages of three runs of a statement, because the first one also reads the catalogs."""
 
     def once() -> int:
-        row = db.execute(f"explain (analyze, buffers, format json) {statement}", params).fetchone()  # type: ignore[arg-type]
+        explain = f"explain (analyze, buffers, format json) {statement}"
+        row = db.execute(explain, params).fetchone()  # type: ignore[arg-type]
         assert row is not None
         plan = row[0][0]["Plan"]
         return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
@@ -700,7 +702,8 @@ def test_all_end_exactly_once(db: Connection, seed: int) -> None:
         complete(worker, rng, 1.0)
         if not one(
             db,
-            "select count(*) from tallybook.job where state in ('waiting', 'available', 'running', 'scheduled', 'retrying')",
+            "select count(*) from tallybook.job"
+            " where state in ('waiting', 'available', 'running', 'scheduled', 'retrying')",
         ):
             break
     states = dict(db.execute("select id, state from tallybook.job where id = any (%s)", (jobs,)).fetchall())

@@ -26,8 +26,9 @@ def planned(db: Any, name: str, at: datetime, *ticks: datetime, following: datet
     revision, tick = one(db, "select revision::text, tick from tallybook.schedule where name = %s", name)
     following = following or at + STEP
     said = {
-        "name": name, "revision": revision, "tick": tick and tick.isoformat(), "ticks": [tick.isoformat() for tick in ticks],
-        "late": [], "next": following.isoformat(), "due": following.isoformat(), **more,
+        "name": name, "revision": revision, "tick": tick and tick.isoformat(),
+        "ticks": [tick.isoformat() for tick in ticks], "late": [], "next": following.isoformat(),
+        "due": following.isoformat(), **more,
     }  # fmt: skip
     return json.dumps([said])
 
@@ -171,8 +172,8 @@ def test_the_clocks_statements_read_indexes_only(db: Any) -> None:
     """S2-16: with 10,000 schedules and no statistics, a look and a fire of 20 read few pages and scan no table."""
     db.execute(
         "insert into tallybook.schedule (name, source, task, every, since, tick, due_at, created_at, changed_at)"
-        " select 's' || n, 'database', 't', '1 h', %(at)s, %(at)s + n * interval '1 s', %(at)s + n * interval '1 s', %(at)s, %(at)s"
-        "   from generate_series(1, 10000) n",
+        " select 's' || n, 'database', 't', '1 h', %(at)s, %(at)s + n * interval '1 s', %(at)s + n * interval '1 s',"
+        " %(at)s, %(at)s from generate_series(1, 10000) n",
         {"at": NOON},
     )
     scans = "select coalesce(sum(seq_scan), 0) from pg_stat_xact_user_tables where relname in ('schedule', 'fire')"
@@ -225,8 +226,8 @@ select s.name, s.tick - n * interval '1 h', s.tick, 'enqueued' from tallybook.sc
         "look": "select * from tallybook._schedules_look(p_at => %(at)s)",
         "look on": "select * from tallybook._schedules_look(%(at)s, p_at => %(at)s)",
         "due": "select * from tallybook._schedules_due(p_at => %(at)s)",
-        "fire": "select * from tallybook._schedules_fire(replace(%(plans)s, '%%(revision)s', (select max(revision::text) from"
-        " (select revision from tallybook.schedule limit 1) r))::jsonb, %(at)s)",
+        "fire": "select * from tallybook._schedules_fire(replace(%(plans)s, '%%(revision)s',"
+        " (select max(revision::text) from (select revision from tallybook.schedule limit 1) r))::jsonb, %(at)s)",
         "run now": f"select * from tallybook.schedule_run('s1', %(at)s) {there}",  # noqa: S608
         "set": "select tallybook.schedule_set('s1', 't', every => '2 h', at => %(at)s)",
         "pause": "select tallybook.schedule_pause('s1')" + there,

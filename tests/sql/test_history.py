@@ -163,7 +163,8 @@ def test_without_a_longer_retention_no_error_is_copied(db: Connection, now: date
     db.execute("begin")
     db.execute("select tallybook._errors_keep('d', '7 days', '0', '18446744073709551615', %s)", [now])
     seen = db.execute(
-        "select relname::text from pg_stat_xact_user_tables where relname ~ '^(outcome|entry)' and seq_scan + idx_scan > 0"
+        "select relname::text from pg_stat_xact_user_tables"
+        " where relname ~ '^(outcome|entry)' and seq_scan + idx_scan > 0"
     ).fetchall()
     db.execute("rollback")
     assert seen == []
@@ -403,7 +404,8 @@ def test_a_long_reader_makes_nobody_wait(
             wait_until(
                 lambda: one(
                     db,
-                    "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'",
+                    "select count(*) from pg_stat_activity"
+                    " where datname = current_database() and wait_event_type = 'Lock'",
                 ),
                 "the truncate waits",
             )
@@ -532,7 +534,8 @@ def test_a_burst_leaves_in_time(db: Connection, now: datetime, before: int) -> N
     def large(db: Connection, jobs: int) -> None:
         """Enqueue jobs in one transaction, one to a page of 8 kB."""
         db.execute(
-            "do $$ declare l regclass; begin for l in select r.leaf from tallybook._families() f, tallybook._ranges(f.parents[1]) r"
+            "do $$ declare l regclass; begin for l in select r.leaf"
+            " from tallybook._families() f, tallybook._ranges(f.parents[1]) r"
             " where f.name = 'default' loop execute format('alter table %s set (fillfactor = 10)', l); end loop; end $$"
         )
         db.execute(
@@ -620,7 +623,8 @@ def test_exactly_once_whatever_is_pruned_in_between(db: Connection, now: datetim
     assert prune(db, at + 30 * DAY) > 0
     assert db.execute(COUNT).fetchone() == (0, 0)
     sums = db.execute(
-        "select sum(entries), sum((ended ->> 'completed')::int), sum((ended ->> 'cancelled')::int) from tallybook.pruned"
+        "select sum(entries), sum((ended ->> 'completed')::int), sum((ended ->> 'cancelled')::int)"
+        " from tallybook.pruned"
     ).fetchone()
     assert sums is not None and sums[1:] == (len(completed), cancelled)
     assert sums[0] == one(db, "select sum(v.value::int) from tallybook.pruned p, jsonb_each_text(p.ended) v"), (
@@ -728,7 +732,10 @@ def test_control_a_bound_that_is_known_too_early_fails_producers(db: Connection)
 
 def test_control_a_cut_behind_what_was_written_is_seen(db: Connection) -> None:
     """Control: if a range is cut right behind the first job that was written, the others are in the wrong one."""
-    guard = "v_next := greatest(pg_snapshot_xmax(pg_current_snapshot())::text::numeric, pg_current_xact_id()::text::numeric + 1);"
+    guard = (
+        "v_next := greatest(pg_snapshot_xmax(pg_current_snapshot())::text::numeric,"
+        " pg_current_xact_id()::text::numeric + 1);"
+    )
     text = source("_ranges").replace("bigint := 1048576", "bigint := 0")
     assert guard in text
     first = "(select e.xid::text::numeric from tallybook.entry e order by e.xid limit 1)"

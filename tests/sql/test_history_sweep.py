@@ -60,7 +60,8 @@ def test_a_dead_letter_that_somebody_has_is_left(
 def test_a_batch_is_at_most_a_thousand_rows(db: Connection, now: datetime) -> None:
     """S3-31: one sweep deletes at most 1000 rows of a table, and reports whether there are more."""
     db.execute(
-        "insert into tallybook.fire (schedule, tick, fired_at, what) select 's', %s - make_interval(secs => n), %s, 'enqueued'"
+        "insert into tallybook.fire (schedule, tick, fired_at, what)"
+        " select 's', %s - make_interval(secs => n), %s, 'enqueued'"
         " from generate_series(1, 1500) n",
         [now, now],
     )
@@ -150,8 +151,8 @@ def test_generations_go_without_a_gap(db: Connection, now: datetime) -> None:
     second = one(db, "select job_id from tallybook.unique_key where generation = 2")
     forget(db)
     db.execute(
-        "insert into tallybook.dead (job_id, died_at, enqueued_at, lane_id, attempt, failures, crashes, reason, task, args)"
-        " values (%s, %s, %s, 1, 1, 1, 0, 'failed', 'work', '{}')",
+        "insert into tallybook.dead (job_id, died_at, enqueued_at, lane_id, attempt, failures, crashes, reason, task,"
+        " args) values (%s, %s, %s, 1, 1, 1, 0, 'failed', 'work', '{}')",
         [second, now, now],
     )
     assert sweep(db, now) == 1

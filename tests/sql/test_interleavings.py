@@ -408,7 +408,8 @@ def test_control_without_the_lease_check_jobs_end_twice(dsn: str, db: Db) -> Non
     """Control: if ends are accepted from a lease that is not on record, two leases end one job."""
     text = source("_lease_entries")
     body = """language sql stable as $$
-      select e.lane_id, e.retention, e.xid, e.seq, e.job_id, e.attempt, e.order_key, e.task, e.enqueued_at, e.enqueued_at
+      select e.lane_id, e.retention, e.xid, e.seq, e.job_id, e.attempt, e.order_key, e.task, e.enqueued_at,
+        e.enqueued_at
         from unnest(p_job_ids, p_attempts) u(job_id, attempt)
         join tallybook.entry e on e.job_id = u.job_id and e.attempt = u.attempt $$;"""
     db.execute(text[: text.index("language plpgsql stable")] + body)

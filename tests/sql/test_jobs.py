@@ -38,7 +38,7 @@ def test_pages_join_to_the_list(db: Connection, hands: Hands) -> None:
 
 
 def test_jobs_are_listed_beside_an_open_transaction(db: Connection, hands: Hands, connect: Connect) -> None:
-    """Available jobs are listed while a lane's cursor waits for a transaction, and so is the job that it commits late."""
+    """Available jobs are listed while a lane's cursor waits for a transaction, and so is the job that commits late."""
     late = connect(autocommit=False)
     last = put(late)
     put(db)
@@ -51,7 +51,8 @@ def test_jobs_are_listed_beside_an_open_transaction(db: Connection, hands: Hands
 
 def done(db: Connection, verb: str, jobs: list[int], *more: object) -> list[tuple[Any, ...]]:
     marks = ", %s" * len(more)
-    return db.execute(f"select * from tallybook.{verb}(%s::bigint[]{marks})", (jobs, *more)).fetchall()  # type: ignore[arg-type]  # noqa: S608
+    query = f"select * from tallybook.{verb}(%s::bigint[]{marks})"  # noqa: S608
+    return db.execute(query, (jobs, *more)).fetchall()  # type: ignore[arg-type]
 
 
 def test_many_are_cancelled_retried_and_dropped(db: Connection, hands: Hands) -> None:
@@ -136,7 +137,10 @@ class Shop:
             more["headers"] = Jsonb({"links": {"submission": rng.choice([1, "1", 2])}})
         elif kind == "child" and self.jobs:
             parents = [rng.choice(self.jobs)]
-            query = "select tallybook.enqueue_after('q', 't', %s) from tallybook.job where id = any (%s) and state <> 'dead'"
+            query = (
+                "select tallybook.enqueue_after('q', 't', %s) from tallybook.job"
+                " where id = any (%s) and state <> 'dead'"
+            )
             if row := self.db.execute(query, (parents, parents)).fetchone():
                 self.jobs.append(row[0])
             return

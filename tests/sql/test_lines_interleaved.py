@@ -58,8 +58,8 @@ def start(name: str) -> Step:
             if job in scene.running.get(name, set()):
                 continue
             query = (
-                "select coalesce(blocked_by = 'cancelled', false), coalesce(blocked_by = 'changing', false), args ->> 'n'"
-                " from tallybook.claimed_jobs(%s, %s)"
+                "select coalesce(blocked_by = 'cancelled', false), coalesce(blocked_by = 'changing', false),"
+                " args ->> 'n' from tallybook.claimed_jobs(%s, %s)"
             )
             ((cancelled, busy, n),) = await rows(conn, query, lease, job)
             if cancelled:

@@ -232,7 +232,7 @@ def test_few_changes_hold_only_what_they_change(db: Connection, connect: Connect
 def test_crowds_do_not_deadlock(db: Connection, connect: Connect) -> None:
     """Transactions on the same 200 jobs in opposite orders, beside workers of the task: none fails."""
     keys = names(CHANGED)
-    query = "select tallybook.enqueue('q', 't', unique_key => k, run_at => now() + interval '1 h') from unnest(%s::text[]) k"
+    query = "select tallybook.enqueue('q', 't', unique_key => k, run_at => now() + '1 h') from unnest(%s::text[]) k"
     db.execute(query, (keys,))
     keyed(db, [f"w{i}" for i in range(100)], "skip")
     failed: list[str] = []

@@ -147,7 +147,8 @@ class Ledger(RuleBasedStateMachine):
     def enqueue_many(self, jobs: list[tuple[str, int, int | None, str | None]]) -> None:
         run_ats = [None if days is None else self.base + days * DAY for _, _, days, _ in jobs]
         ids, created = self.row(
-            "select * from tallybook.enqueue_many(%s::text[], %s::text[], %s::text[], %s::timestamptz[], %s::int[], %s::text[])",
+            "select * from tallybook.enqueue_many(%s::text[], %s::text[], %s::text[], %s::timestamptz[], %s::int[],"
+            " %s::text[])",
             [QUEUE] * len(jobs),
             [job[0] for job in jobs],
             ["{}"] * len(jobs),
@@ -412,7 +413,8 @@ class Ledger(RuleBasedStateMachine):
         ids = [row[0] for row in self.db.execute("select job_id from tallybook.scheduled")]
         came = [job for job in due if job.id not in ids]
         assert len(came) == promoted
-        assert all(job.run_at <= left.run_at for job in came for left in due if left.id in ids)  # type: ignore[operator]
+        left = [job for job in due if job.id in ids]
+        assert all(job.run_at <= later.run_at for job in came for later in left)  # type: ignore[operator]
         for job in came:
             self.line_up(job)
         rest = [job.run_at for job in held if job.run_at is not None]
@@ -512,8 +514,8 @@ class Ledger(RuleBasedStateMachine):
     def view(self) -> None:
         columns = "id, task, state, priority, attempt, attempts, failures, crashes, max_attempts, unique_key, worker_id"
         shown = self.db.execute(
-            f"select {columns}, array(select e ->> 'message' from jsonb_array_elements(errors) e), last_error"  # noqa: S608
-            " from tallybook.job order by id"
+            f"select {columns}, array(select e ->> 'message' from jsonb_array_elements(errors) e),"  # noqa: S608
+            " last_error from tallybook.job order by id"
         ).fetchall()
         assert shown == [
             (
@@ -588,7 +590,8 @@ EMPTY = "truncate " + ", ".join(f"tallybook.{table}" for table in TABLES)
 VERBS = (
     "enqueue(%(queue)s, 'send', unique_key => 'k')",
     "enqueue(%(queue)s, 'send', run_at => clock_timestamp() + '1 h')",
-    "enqueue_many(array[%(queue)s, %(queue)s], array['send', 'pack'], array['{}', '{}'], unique_keys => array['k', null])",
+    "enqueue_many(array[%(queue)s, %(queue)s], array['send', 'pack'], array['{}', '{}'],"
+    " unique_keys => array['k', null])",
     "claim(%(worker)s, array[%(queue)s], array[3], %(new)s)",
     "claim_job(%(worker)s, %(job)s, %(new)s, %(at)s)",
     "complete(%(lease)s, %(job)s, %(attempt)s)",
@@ -706,8 +709,8 @@ def test_a_batch_is_its_singles_in_order(careless: Connection, specs: list[dict[
     ids = [row[0] for row in singles if row]
     columns = ("queue", "task", "args", "run_at", "priority", "key", "limit", "headers")
     row = careless.execute(
-        "select * from tallybook.enqueue_many(%s::text[], %s::text[], %s::text[], %s::timestamptz[], %s::int[], %s::text[],"
-        " %s::int[], %s::text[])",
+        "select * from tallybook.enqueue_many(%s::text[], %s::text[], %s::text[], %s::timestamptz[], %s::int[],"
+        " %s::text[], %s::int[], %s::text[])",
         [[spec[column] for spec in second] for column in columns],
     ).fetchone()
     assert row is not None
@@ -725,7 +728,8 @@ def shown(conn: Connection, ids: list[int]) -> Iterator[tuple[Any, ...]]:
         {"ids": ids},
     ).fetchall()
     yield from conn.execute(
-        "select split_part(l.queue, ' ', 1) as queue, l.priority, array_position(%(ids)s, e.job_id) from tallybook.entry e"
+        "select split_part(l.queue, ' ', 1) as queue, l.priority, array_position(%(ids)s, e.job_id)"
+        " from tallybook.entry e"
         " join tallybook.lane l using (lane_id) where e.job_id = any (%(ids)s) order by 1, 2, e.xid, e.seq",
         {"ids": ids},
     ).fetchall()

@@ -59,15 +59,17 @@ def test_what_people_type_is_taken(db: Connection, name: str) -> None:
 
 
 @pytest.mark.servers
-@pytest.mark.parametrize(("name", "shown"), [("\u00a0mail", '"<U+A0>mail"'), ("\u2028mail", '"<U+2028>mail"'),
-                                             ("ma\u200bil", '"ma<U+200B>il"'), ("mail\U000e0041", '"mail<U+E0041>"')])  # fmt: skip
+@pytest.mark.parametrize(("name", "shown"), [
+    ("\u00a0mail", '"<U+A0>mail"'), ("\u2028mail", '"<U+2028>mail"'), ("ma\u200bil", '"ma<U+200B>il"'),
+    ("mail\U000e0041", '"mail<U+E0041>"'),
+])  # fmt: skip
 def test_what_nobody_sees_is_refused_and_shown(db: Connection, name: str, shown: str) -> None:
-    """A name that begins with a no-break space or holds an invisible character is refused, and the error shows its code."""
+    """A name that begins with a no-break space or has an invisible character is refused; the error shows its code."""
     calls = [
-        "enqueue(%s, 't')", "enqueue('q', %s)", "queue_set(%s)", "enqueue_from('select ''{}''::jsonb as args', %s, 't')",
+        "enqueue(%s, 't')", "enqueue('q', %s)", "queue_set(%s)",
+        "enqueue_from('select ''{}''::jsonb as args', %s, 't')",
         "enqueue('q', 't', options => jsonb_build_object('limits', jsonb_build_array(%s::text)))",
-        "enqueue('q', 't', options => jsonb_build_object('fair_key', %s::text))",
-        "worker_start('w', array[%s])",
+        "enqueue('q', 't', options => jsonb_build_object('fair_key', %s::text))", "worker_start('w', array[%s])",
     ]  # fmt: skip
     for call in calls:
         with pytest.raises(

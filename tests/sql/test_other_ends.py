@@ -156,8 +156,10 @@ def catalogue(db: Connection) -> None:
 
 
 def told(db: Connection) -> list[tuple[Any, ...]]:
-    query = "select task, queue, args -> 'job', args #>> '{error,reason}' from tallybook.job where task like 'tell%' order by id"
-    return db.execute(query).fetchall()  # type: ignore[arg-type]
+    return db.execute(
+        "select task, queue, args -> 'job', args #>> '{error,reason}' from tallybook.job"
+        " where task like 'tell%' order by id"
+    ).fetchall()  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("catalogue")
@@ -279,8 +281,8 @@ def test_dead_letter_verbs_mean_the_same_filters(db: Connection, where: str, n: 
 def test_thousands_of_dead_letters_are_retried_by_one_call(db: Connection) -> None:
     """S2-08: one call retries 3,000 dead letters with under 10 advisory locks; taken keys are counted, not raised."""
     db.execute(
-        "insert into tallybook.dead (job_id, died_at, enqueued_at, lane_id, attempt, failures, crashes, reason, task, args)"
-        " select nextval('tallybook.job_id'), now(), now(), l.lane_id, 1, 1, 0, 'failed', 't', '{}'"
+        "insert into tallybook.dead (job_id, died_at, enqueued_at, lane_id, attempt, failures, crashes, reason, task,"
+        " args) select nextval('tallybook.job_id'), now(), now(), l.lane_id, 1, 1, 0, 'failed', 't', '{}'"
         " from tallybook._lane('q', 2, '') l, generate_series(1, 3000)"
     )
     taken = letters(db, 1, unique_key="u")

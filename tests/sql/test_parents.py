@@ -181,10 +181,12 @@ def test_thousands_of_parents(db: Connection, hands: Hands) -> None:
     """A follow-up of 3,000 jobs is released with the first 1,000 failures and the number of all failures."""
     n = 3000
     row = db.execute(
-        "select job_ids from tallybook.fan_out(array_fill('q'::text, array[%(n)s + 1]), array_fill('t'::text, array[%(n)s + 1]),"
-        " array_fill('{}'::text, array[%(n)s + 1]), on_parents => array_fill('any'::text, array[%(n)s + 1]),"
+        "select job_ids from tallybook.fan_out(array_fill('q'::text, array[%(n)s + 1]),"
+        " array_fill('t'::text, array[%(n)s + 1]), array_fill('{}'::text, array[%(n)s + 1]),"
+        " on_parents => array_fill('any'::text, array[%(n)s + 1]),"
         " failed_as => array_fill('failed'::text, array[%(n)s + 1]),"
-        " afters => array_fill(null::text, array[%(n)s]) || (select array_agg(-i)::text from generate_series(1, %(n)s) i))",
+        " afters => array_fill(null::text, array[%(n)s])"
+        " || (select array_agg(-i)::text from generate_series(1, %(n)s) i))",
         {"n": n},
     ).fetchone()
     assert row is not None

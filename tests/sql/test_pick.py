@@ -92,7 +92,7 @@ def test_a_pick_takes_one_version_only(db: Connection) -> None:
 
 
 def test_the_lock_runs_out(db: Connection) -> None:
-    """S3-05, S3-26: an attempt is given back at most a quarter after its lock time, not before; its lease is refused."""
+    """S3-05, S3-26: an attempt is given back at its lock time or at most a quarter later; its lease is refused."""
     (job,) = put(db)
     (old,) = pick(db)
     put(db)

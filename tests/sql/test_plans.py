@@ -34,11 +34,12 @@ begin
     perform tallybook.enqueue_many(array_fill('mail'::text, '{1000}'), array_fill('send'::text, '{1000}'),
       array_fill('{"user_id": 42, "text": "a small payload, as most are"}'::text, '{1000}'),
       priorities => array(select 1 + n %% 2 from generate_series(1, 1000) n));
-    perform tallybook.enqueue('mail', 'send', unique_key => format('%%s-%%s', part, n), order_key => format('%%s-%%s', part, n))
-       from generate_series(1, 50) n;
+    perform tallybook.enqueue('mail', 'send', unique_key => format('%%s-%%s', part, n),
+      order_key => format('%%s-%%s', part, n)) from generate_series(1, 50) n;
     perform tallybook.enqueue('mail', 'send', unique_key => 'k', run_at => now() + '1 day');
     perform tallybook.enqueue_many(array_fill('mail'::text, '{150}'), array_fill('send'::text, '{150}'),
-      array_fill('{}'::text, '{150}'), run_ats => array(select now() + make_interval(mins => n) from generate_series(1, 150) n));
+      array_fill('{}'::text, '{150}'),
+      run_ats => array(select now() + make_interval(mins => n) from generate_series(1, 150) n));
     commit;
     loop
       v_lease := gen_random_uuid();
@@ -86,7 +87,8 @@ begin
   perform tallybook.renew(v_worker, v_claim.claim_id);
   insert into place select 'running', min(l.job_id) from tallybook.claimed_jobs(v_two) l;
   insert into place select 'available', max(e.job_id) from tallybook.entry e;
-  perform tallybook.enqueue('keyed', 'send', order_key => 'o', unique_key => format('o-%s', n)) from generate_series(1, 10) n;
+  perform tallybook.enqueue('keyed', 'send', order_key => 'o', unique_key => format('o-%s', n))
+    from generate_series(1, 10) n;
   commit;
   perform tallybook.claim(v_worker, '{keyed}', '{10}', v_three);
   commit;
@@ -131,8 +133,8 @@ VERBS = {
     "claimed_jobs": "select * from tallybook.claimed_jobs(:lease)",
     "complete_many": "select tallybook.complete_many(array_agg(:lease::uuid), array_agg(job_id), array_agg(attempt))"
     " from tallybook.claimed_jobs(:lease)",
-    "complete_many with results": "select tallybook.complete_many(array_agg(:lease::uuid), array_agg(job_id), array_agg(attempt),"
-    " array_agg('1'::text)) from tallybook.claimed_jobs(:lease)",
+    "complete_many with results": "select tallybook.complete_many(array_agg(:lease::uuid), array_agg(job_id),"
+    " array_agg(attempt), array_agg('1'::text)) from tallybook.claimed_jobs(:lease)",
     "claimed_jobs with keys": "select * from tallybook.claimed_jobs(:third)",
     "claimed_jobs, one of them": "select * from tallybook.claimed_jobs(:third, :ordered)",
     "turn": (
@@ -144,7 +146,8 @@ VERBS = {
     "result of what waits": "select * from tallybook.result(:waiting)",
     "result of the dead": "select * from tallybook.result(:dead)",
     "enqueue with an order key": "select tallybook.enqueue('mail', 'send', '{}', order_key => 'o')",
-    "replace_args": "select tallybook.enqueue('keyed', 'send', '{}', unique_key => 'o-10', on_conflict => 'replace_args')",
+    "replace_args": "select tallybook.enqueue('keyed', 'send', '{}', unique_key => 'o-10',"
+    " on_conflict => 'replace_args')",
     "enqueue_from, all of it new": FROM.replace(":key", "'new-' || n"),
     "enqueue_from, then all of it queued": FROM.replace(":key", "'new-' || n")
     + " union all "
@@ -239,7 +242,8 @@ class Stage:
 
     def scans(self) -> dict[str, int]:
         rows = self.db.execute(
-            "select 'table ' || relname, seq_scan from pg_stat_xact_user_tables where schemaname = 'tallybook' and relname ~ %s"
+            "select 'table ' || relname, seq_scan from pg_stat_xact_user_tables"
+            " where schemaname = 'tallybook' and relname ~ %s"
             " union all select 'index ' || c.relname, pg_stat_get_xact_numscans(c.oid) from pg_class c"
             " where c.relnamespace = 'tallybook'::regnamespace and c.relkind = 'i'",
             [LEDGERS],

@@ -38,7 +38,8 @@ def test_every_table_has_a_replica_identity(db: Connection) -> None:
     without = """
 select c.oid::regclass::text from pg_class c
  where c.relnamespace = 'tallybook'::regnamespace and c.relkind in ('r', 'p') and c.relreplident <> 'f'
-   and not (c.relreplident = 'd' and exists (select from pg_index i where i.indrelid = c.oid and i.indisprimary)) order by 1"""
+   and not (c.relreplident = 'd' and exists (select from pg_index i where i.indrelid = c.oid and i.indisprimary))
+ order by 1"""
     assert db.execute(without).fetchall() == []
     put(db)
     for days in (0, 1):

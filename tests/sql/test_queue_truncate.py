@@ -25,9 +25,10 @@ def truncate(db: Connection, queue: str = "q", **more: Any) -> tuple[int, int, b
     cancelled = cancelling = 0
     mark = None
     names = "".join(f", {name} => %({name})s" for name in more)
+    step = f"tallybook.queue_truncate(%(queue)s, mark => %(mark)s{names})"
     for _ in range(1000):
         row = db.execute(
-            f"select mark, cancelled, cancelling, busy, remain from tallybook.queue_truncate(%(queue)s, mark => %(mark)s{names})",  # type: ignore[arg-type]  # noqa: S608
+            f"select mark, cancelled, cancelling, busy, remain from {step}",  # type: ignore[arg-type]  # noqa: S608
             {"queue": queue, "mark": mark and psycopg.types.json.Jsonb(mark), **more},
         ).fetchone()
         assert row is not None
@@ -69,7 +70,8 @@ select available, scheduled, retrying, waiting, running, cancelled from tallyboo
     ).fetchall()
     assert rows == [("truncated", False)]
     errors = db.execute(
-        "select distinct error from tallybook.attempt where job_id = any (%s) and error is not null and state = 'cancelled'",
+        "select distinct error from tallybook.attempt"
+        " where job_id = any (%s) and error is not null and state = 'cancelled'",
         (gone,),
     )
     assert errors.fetchall() == [({"message": "truncated", "by": "ada"},)]
@@ -326,7 +328,8 @@ class Crowd:
         if wrong := [job for job in self.ran if rows.get(job) != "completed"]:
             self.problems.append(f"{len(wrong)} jobs ran and are not completed")
         twice = setup.execute(
-            "select count(*) from (select job_id from tallybook.attempt where state in ('completed', 'cancelled') group by job_id"
+            "select count(*)"
+            " from (select job_id from tallybook.attempt where state in ('completed', 'cancelled') group by job_id"
             " having count(*) > 1) d"
         ).fetchone()
         if twice != (0,):
@@ -368,7 +371,8 @@ def test_the_lanes_lock_keeps_claims_and_truncates_apart(db: Connection, connect
         if guarded:
             wait_until(
                 lambda: db.execute(
-                    "select 1 from pg_stat_activity where application_name = 'truncater' and datname = current_database()"
+                    "select 1 from pg_stat_activity"
+                    " where application_name = 'truncater' and datname = current_database()"
                     " and wait_event_type = 'Lock'"
                 ).fetchone(),
                 "it waits",

@@ -315,8 +315,8 @@ def test_top_reads_what_it_shows(db: Connection) -> None:
     def fill(n: int, **more: str) -> None:
         extra = "".join(f", {name} => {value}" for name, value in more.items())
         db.execute(
-            f"select tallybook.enqueue_many(array_fill('q'::text, array[{n}]), array_fill('t'::text, array[{n}]),"  # type: ignore[arg-type]
-            f" array_fill('{{}}'::text, array[{n}]){extra})"
+            f"select tallybook.enqueue_many(array_fill('q'::text, array[{n}]),"  # type: ignore[arg-type]
+            f" array_fill('t'::text, array[{n}]), array_fill('{{}}'::text, array[{n}]){extra})"
         )
 
     fill(50)

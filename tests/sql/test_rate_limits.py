@@ -30,8 +30,9 @@ def late(window: timedelta) -> timedelta:
 def most_in_window(starts: list[datetime], window: timedelta) -> int:
     """Return the largest number of starts in any window, if each may be late by what is allowed, or not."""
     starts, most_late = sorted(starts), late(window)
-    return max(sum(first + most_late <= start < first + window + most_late for start in [first + most_late, *starts[n + 1 :]])
-               for n, first in enumerate(starts))  # fmt: skip
+    begins = [first + most_late for first in starts]
+    return max(sum(begin <= start < begin + window for start in [begin, *starts[n + 1 :]])
+               for n, begin in enumerate(begins))  # fmt: skip
 
 
 @pytest.fixture
@@ -122,7 +123,7 @@ def test_every_call_is_on_record_with_its_end(eight: Connection) -> None:
     "verb", ["fail(%s, %s, %s, '{}', retry_in => '6 h', at => %s)", "snooze(%s, %s, %s, '6 h', at => %s)"]
 )
 def test_a_job_that_comes_back_hours_after_its_turn_delays_no_other(eight: Connection, verb: str) -> None:
-    """It has had its turn: new jobs are not put behind its retry, and a dropped rule does not bring the retry forward."""
+    """It has had its turn: new jobs do not wait behind its retry, which a dropped rule does not bring forward."""
     asker, at = Asker(eight), T + 10 * S
     first, second = put(eight, "provider:acme", n=2)
     asker.run(at)
@@ -568,7 +569,8 @@ def test_sessions_that_make_keys_do_not_deadlock(eight: Connection, connect: Any
     One session inserts b and another c. A third inserts a, and waits for b, then for c. The fourth comes once b is
     there.
     """
-    names = {"makes b": ["provider:b"], "makes c": ["provider:c"], "makes a": ["provider:a", "provider:b", "provider:c"],
+    names = {"makes b": ["provider:b"], "makes c": ["provider:c"],
+             "makes a": ["provider:a", "provider:b", "provider:c"],
              "comes last": ["provider:a", "provider:b"]}  # fmt: skip
     askers, claims = {}, {}
     for who in names:

@@ -135,7 +135,8 @@ def test_control_a_claim_that_looks_at_its_own_entry() -> None:
     """Review 1, control: if a claim trusts what it saw of its own entry, the other's second job is lost."""
     # A _next that sees the caller's own entries as well.
     naive_next = """
-create or replace function tallybook._next(p_lane_id int, p_retention "char", p_born xid8) returns xid8 language sql as $$
+create or replace function tallybook._next(p_lane_id int, p_retention "char", p_born xid8) returns xid8
+language sql as $$
   select e.xid from tallybook.entry e
    where e.lane_id = p_lane_id and e.retention = p_retention
      and e.xid > (select c.pos_xid from tallybook.claim c where c.lane_id = p_lane_id order by c.number desc limit 1)
@@ -374,7 +375,8 @@ def test_promote_keeps_the_order(db: Connection, analyzed: bool) -> None:
     db.execute("""
     select tallybook.enqueue_many(array_fill('q'::text, array[1500]), array_fill('work'::text, array[1500]),
       array_fill('{}'::text, array[1500]),
-      (select array_agg(clock_timestamp() + make_interval(secs => 1 + n * 7 % 150) order by n) from generate_series(1, 1500) n),
+      (select array_agg(clock_timestamp() + make_interval(secs => 1 + n * 7 % 150) order by n)
+         from generate_series(1, 1500) n),
       (select array_agg(n % 3 order by n) from generate_series(1, 1500) n))""")
     db.execute("update tallybook.scheduled set failures = job_id * 31 % 5")
     if analyzed:

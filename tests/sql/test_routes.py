@@ -134,7 +134,10 @@ def test_resolving_reads_no_more_with_many_routes(two: Any) -> None:
         " select 'equity', 's' || n, 'acme', now(), now() from generate_series(1, 20000) n"
     )
     with two.transaction():
-        before = "select seq_scan, seq_tup_read from pg_stat_xact_user_tables where relid = 'tallybook.provider_route'::regclass"
+        before = (
+            "select seq_scan, seq_tup_read from pg_stat_xact_user_tables"
+            " where relid = 'tallybook.provider_route'::regclass"
+        )
         was = two.execute(before).fetchone()
         assert [resolve(two, "equity", f"s{n}") for n in (1, 20000, 20001)] == ["acme", "acme", None]
         assert two.execute(before).fetchone() == was

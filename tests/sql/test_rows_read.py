@@ -42,8 +42,10 @@ def test_a_plan_from_an_empty_table_does_when_it_is_full(db: Connection, connect
         "enqueue": "select tallybook.enqueue('q', 'work')",
         "enqueue with a unique key": "select tallybook.enqueue('q', 'work', unique_key => 'k')",
         "claim": "select tallybook.claim((select worker from staged), '{q}', '{2}', gen_random_uuid())",
-        "the same claim again": "select tallybook.claim((select worker from staged), '{q}', '{2}', (select lease from staged))",
-        "claim_job": "select tallybook.claim_job((select worker from staged), (select queued from staged), gen_random_uuid())",
+        "the same claim again": "select tallybook.claim((select worker from staged), '{q}', '{2}',"
+        " (select lease from staged))",
+        "claim_job": "select tallybook.claim_job((select worker from staged), (select queued from staged),"
+        " gen_random_uuid())",
         "claimed_jobs": "select * from tallybook.claimed_jobs((select lease from staged))",
         "complete all": "select tallybook.complete_many(array_fill(lease, '{3}'), jobs[1:3], '{1,1,1}') from staged",
         "complete one": "select tallybook.complete(lease, jobs[1], 1) from staged",
@@ -56,7 +58,8 @@ def test_a_plan_from_an_empty_table_does_when_it_is_full(db: Connection, connect
         "cancel what is queued": "select tallybook.cancel(queued) from staged",
         "renew": "select tallybook.renew(worker, 1) from staged",
         "enqueue what is there": "select tallybook.enqueue('q', 'work', unique_key => 'there')",
-        "change what is there": "select tallybook.enqueue('q', 'work', unique_key => 'there', on_conflict => 'replace_args')",
+        "change what is there": "select tallybook.enqueue('q', 'work', unique_key => 'there',"
+        " on_conflict => 'replace_args')",
         "take a key again": "select tallybook.enqueue('q', 'work', unique_key => 'over')",
         "crash": "select tallybook.crash(lease, jobs[1], 1, '{}') from staged",
         "put back": "select tallybook.unclaim(lease, jobs[1], 1, '1 s') from staged",
@@ -141,7 +144,7 @@ select format('%I.%I', n.nspname, c.relname) from pg_class c join pg_namespace n
 
 
 def test_what_is_due_is_found_by_its_index(db: Connection) -> None:
-    """S3-20, S4-03: promote reads the ten due jobs and none of the 3,000 others; control: without the index it reads all."""
+    """S3-20, S4-03: promote reads the ten due jobs, not the 3,000 others; control: without the index it reads all."""
     db.execute("select tallybook.enqueue('q', 'work', run_at => now() + '1 day') from generate_series(1, 3000)")
     db.execute("select tallybook.enqueue('q', 'work', run_at => now() + '1 hour') from generate_series(1, 10)")
     due: LiteralString = "select tallybook.promote(at => now() + '2 hours')"

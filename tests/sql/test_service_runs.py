@@ -73,8 +73,8 @@ def test_without_the_claim_two_run_at_once(db: Connection, somebody: Connection,
     """Negative control of S3-32: with a claim that everybody gets, both run."""
     # The claim, without its guard.
     anybody = (
-        "create or replace function tallybook._service_claim(p_name text, p_at timestamptz default now()) returns boolean"
-        " language sql as 'select true'"
+        "create or replace function tallybook._service_claim(p_name text, p_at timestamptz default now())"
+        " returns boolean language sql as 'select true'"
     )
     db.execute(anybody)
     somebody.execute("begin")
@@ -96,7 +96,7 @@ def test_a_person_is_never_refused(db: Connection, somebody: Connection, now: da
 
 
 def test_runs_of_promote_that_overlap_move_each_job_once(db: Connection, somebody: Connection, now: datetime) -> None:
-    """S3-32: where two runs meet without a claim, the second skips what the first one moves, and no job is in line twice."""
+    """S3-32: if two runs meet without a claim, the second skips what the first one moves; no job is in line twice."""
     schedule(db, now + 1 * S, now + 2 * S, now + 3 * S)
     somebody.execute("begin")
     assert one(somebody, "select promoted from tallybook.promote(max_jobs => 2, at => %s)", now + 9 * S) == 2
@@ -130,8 +130,8 @@ def test_a_claim_without_an_end_stops_the_fleet(db: Connection, somebody: Connec
     """Negative control: a claim that an open transaction holds to its end stops promotion for that long."""
     # A claim that a transaction holds as long as it is open.
     forever = (
-        "create or replace function tallybook._service_claim(p_name text, p_at timestamptz default now()) returns boolean"
-        " language sql as 'select pg_try_advisory_xact_lock(1413565449, hashtext(p_name))'"
+        "create or replace function tallybook._service_claim(p_name text, p_at timestamptz default now())"
+        " returns boolean language sql as 'select pg_try_advisory_xact_lock(1413565449, hashtext(p_name))'"
     )
     db.execute(forever)
     schedule(db, now + S)

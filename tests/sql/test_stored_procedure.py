@@ -9,11 +9,13 @@ import pytest
 
 TABLE = "create table submission (id bigint generated always as identity primary key, data jsonb not null)"
 SUBMIT = """
-create function submit(queue text, data jsonb) returns table (submission_id bigint, job_id bigint) language plpgsql as $$
+create function submit(queue text, data jsonb) returns table (submission_id bigint, job_id bigint)
+language plpgsql as $$
 begin
   insert into submission (data) values (submit.data) returning id into submission_id;
   begin
-    job_id := tallybook.enqueue(submit.queue, 'tallybook.webhook', jsonb_build_object('provider', 'acme', 'body', submit.data));
+    job_id := tallybook.enqueue(submit.queue, 'tallybook.webhook',
+      jsonb_build_object('provider', 'acme', 'body', submit.data));
   exception when others then
     raise warning 'submission % has no webhook: %', submission_id, sqlerrm;
   end;

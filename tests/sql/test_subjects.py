@@ -537,7 +537,7 @@ def test_an_ended_subject_outlives_its_history(db: Connection, hands: Hands) -> 
 
 
 def test_the_error_log(db: Connection, hands: Hands) -> None:
-    """S3-29, S3-30: failures, newest first, by time, queue, task, subject, job, attempt, message, details and ref_id."""
+    """S3-29, S3-30: failures, newest first, by time, queue, task, subject, job, attempt, message, details, ref_id."""
     hour = timedelta(hours=1)
     push(db, "a")
     job = start_one(hands)

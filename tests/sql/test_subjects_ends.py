@@ -32,7 +32,7 @@ def seen(db: Connection, name: str = "a") -> dict[str, Any]:
 
 
 def test_reschedule(db: Connection, hands: Hands) -> None:
-    """S3-01, S3-07, S3-27: a reschedule counts an iteration, sets last_at, resets attempts and failures, keeps the job."""
+    """S3-01, S3-07, S3-27: reschedule counts an iteration, sets last_at, resets attempts and failures; same job."""
     job, _ = push(db, "a", args={"n": 1})
     end(hands, "subject_reject", start_one(hands), message="no", retry_in="0")
     attempt = start_one(hands)

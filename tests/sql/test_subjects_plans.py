@@ -51,7 +51,8 @@ begin
     v_lease := gen_random_uuid();
     perform tallybook.claim(v_worker, '{{long}}', '{{2}}', v_lease);
     commit;
-    perform tallybook.subject_reschedule(v_lease, l.job_id, l.attempt, run_in => '0') from tallybook.claimed_jobs(v_lease) l;
+    perform tallybook.subject_reschedule(v_lease, l.job_id, l.attempt, run_in => '0')
+      from tallybook.claimed_jobs(v_lease) l;
     commit;
   end loop;
   v_lease := gen_random_uuid();
@@ -69,7 +70,8 @@ end $$"""
 def batch(verb: str, name: str, number: str = "n") -> str:
     """A call with 50 subjects of one kind."""
     names = f"array(select format('{name} %s', {number}) from generate_series(1, 50) n)"  # noqa: S608
-    return f"select * from tallybook.subject_{verb}_many('q', 't', {names}, array_fill('{{\"n\": 2}}'::text, '{{50}}'))"  # noqa: S608
+    args = "array_fill('{\"n\": 2}'::text, '{50}')"
+    return f"select * from tallybook.subject_{verb}_many('q', 't', {names}, {args})"  # noqa: S608
 
 
 VERBS = {
@@ -77,7 +79,8 @@ VERBS = {
         f"the view: {name}": f"select * from tallybook.subject where task = 't' and subject = '{name}'"  # noqa: S608
         for name in ("planned 7", "pending 7", "ended 6", "ended 7", "long, active", "long, pending", "none")
     },
-    "the list of the stopped": "select * from tallybook.subjects(states => '{completed,killed,dead}', max_subjects => 20)",
+    "the list of the stopped": "select * from tallybook.subjects(states => '{completed,killed,dead}',"
+    " max_subjects => 20)",
     "the trace of one": "select * from tallybook.trace(subject => 'planned 7')",
     "the newest errors": "select * from tallybook.error order by ended_at desc limit 20",
     "push": "select * from tallybook.subject_push('q', 't', 'new')",
@@ -105,7 +108,8 @@ VERBS = {
 }
 CONTROLS = {
     "all that is planned": "select count(*) from tallybook.scheduled",
-    "all attempts of one": "select count(*) from tallybook.entry where job_id = (select min(job_id) from tallybook.entry"
+    "all attempts of one": "select count(*) from tallybook.entry"
+    " where job_id = (select min(job_id) from tallybook.entry"
     " where lane_id = (select lane_id from tallybook.lane where queue = 'long'))",
 }
 

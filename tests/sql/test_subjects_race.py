@@ -126,7 +126,8 @@ def produce(n: int, *, verb: str = "upsert", begin: bool = False) -> Step:
             await conn.execute("begin")
         ran = set(scene.running.values())
         said = "report" if verb == "upsert" else "case when created then 'created' else 'kept' end"
-        query = f"select job_id, {said} from tallybook.subject_{verb}(%s, 't', %s, jsonb_build_object('n', %s::int))"  # noqa: S608
+        args = "%s, 't', %s, jsonb_build_object('n', %s::int)"
+        query = f"select job_id, {said} from tallybook.subject_{verb}({args})"  # noqa: S608
         try:
             ((job, report),) = await rows(conn, query, scene.queue, scene.queue, n)
         except psycopg.Error as error:
@@ -182,7 +183,9 @@ ITERATE: Sequence[Step] = [claim("one"), start("one"), AGAIN]
 SCENARIOS: dict[str, Scenario] = {
     "an upsert and a claim": Scenario([OPEN_UPSERT, WORK], "pending"),
     "an upsert of a planned one and a claim": Scenario([OPEN_UPSERT, WORK], "planned"),
-    "an upsert that says more and a worker": Scenario([[produce(2, begin=True), produce(3), commit()], ITERATE], "pending"),
+    "an upsert that says more and a worker": Scenario(
+        [[produce(2, begin=True), produce(3), commit()], ITERATE], "pending",
+    ),
     "two upserts and a worker": Scenario([OPEN_UPSERT, [produce(3, begin=True), commit()], WORK], "pending"),
     "an upsert and an end": Scenario(
         [OPEN_UPSERT, [claim("one"), start("one"), finish("one", begin=True), commit("one")]], "pending"
@@ -190,10 +193,13 @@ SCENARIOS: dict[str, Scenario] = {
     "two that make one": Scenario([OPEN_UPSERT, [produce(3, begin=True), commit()], [produce(4, verb="push")]]),
     "two that revive one": Scenario([OPEN_UPSERT, [produce(3, begin=True), commit()], WORK], "completed"),
     "forgotten and made anew": Scenario(
-        [[free(begin=True), produce(2, verb="push"), commit()], [claim("one"), start("one"), start("one"), finish("one")], [claim("two"), start("two")]],  # noqa: E501
+        [[free(begin=True), produce(2, verb="push"), commit()],
+         [claim("one"), start("one"), start("one"), finish("one")], [claim("two"), start("two")]],
         "pending",
     ),
-    "retried and made anew": Scenario([cancel_and_retry(), [produce(2, verb="push", begin=True), commit()], WORK], "planned"),
+    "retried and made anew": Scenario(
+        [cancel_and_retry(), [produce(2, verb="push", begin=True), commit()], WORK], "planned",
+    ),
 }  # fmt: skip
 
 
@@ -409,7 +415,8 @@ UNORDERED = {
         f"where u.kind = 'n' order by {BACKWARDS.format('length(u.subject)')}",
     ),
     "planned": (
-        "_subjects_change", "from want w order by w.job_id) q", f"from want w order by {BACKWARDS.format('w.job_id')}) q"
+        "_subjects_change", "from want w order by w.job_id) q",
+        f"from want w order by {BACKWARDS.format('w.job_id')}) q",
     ),
 }  # fmt: skip
 

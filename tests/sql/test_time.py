@@ -34,7 +34,8 @@ def test_no_function_asks_the_clock_itself(db: Connection) -> None:
     """Functions read the clock only for default arguments; the one exception measures how long a run took."""
     asking = db.execute(
         "select p.proname::text from pg_proc p where p.pronamespace = 'tallybook'::regnamespace"
-        " and p.prosrc ~* '(clock_timestamp|statement_timestamp|transaction_timestamp|timeofday|\\mnow) *\\(|current_timestamp'"
+        " and p.prosrc ~* '(clock_timestamp|statement_timestamp|transaction_timestamp|timeofday|\\mnow) *\\("
+        "|current_timestamp'"
     ).fetchall()
     assert asking == [("_service_ran",)]
 
@@ -44,8 +45,8 @@ def test_a_job_for_later_is_due_when_its_time_comes(db: Connection) -> None:
     later = one(db, "select tallybook.enqueue('q', 'send', run_at => %s, at => %s)", T + HOUR, T)
     now = one(db, "select tallybook.enqueue('q', 'send', run_at => %s, at => %s)", T - HOUR, T)
     many = db.execute(
-        "select (tallybook.enqueue_many('{q,q}', '{send,send}', array['{}', '{}'], run_ats => array[%s, %s]::timestamptz[],"
-        " at => %s)).job_ids",
+        "select (tallybook.enqueue_many('{q,q}', '{send,send}', array['{}', '{}'],"
+        " run_ats => array[%s, %s]::timestamptz[], at => %s)).job_ids",
         (T + HOUR, T - S, T),
     ).fetchone() or ([],)
     states = dict(db.execute("select id, state from tallybook.job").fetchall())
@@ -183,7 +184,8 @@ def test_a_line_by_the_clock(db: Connection, worker: int) -> None:
     db.execute("select tallybook.order_admit(%s, %s::bigint[], '{1,1}', at => %s)", ([lease] * 2, [first, second], T))
     assert one(db, "select waits_since from tallybook.waiting where job_id = %s", second) == T
     db.execute(
-        "select tallybook.enqueue('q', 'send', unique_key => 'b', on_conflict => 'push_run_at', run_at => %s, at => %s)",
+        "select tallybook.enqueue('q', 'send', unique_key => 'b', on_conflict => 'push_run_at', run_at => %s,"
+        " at => %s)",
         (T + HOUR, T + S),
     )
     assert one(db, "select tallybook.complete(%s, %s::bigint, 1, at => %s)", lease, first, T + 2 * S) is True

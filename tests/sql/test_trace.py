@@ -194,7 +194,10 @@ def test_bad_links_are_refused(db: Connection, links: str, said: str) -> None:
 
 def test_links_go_all_the_way_with_a_job(db: Connection, hands: Hands) -> None:
     """S4-02: links of plain, batch, child, keyed, fair, scheduled and subject jobs are found, also after retries."""
-    many = "select unnest(job_ids) from tallybook.enqueue_many('{q,q}', '{t,t}', '{\"{}\",\"{}\"}', headers => array[%s, null])"
+    many = (
+        "select unnest(job_ids) from tallybook.enqueue_many('{q,q}', '{t,t}', '{\"{}\",\"{}\"}',"
+        " headers => array[%s, null])"
+    )
     text = json.dumps({"links": LINKS})
     plain = put(db, headers=HEADERS)
     (in_many, _) = [row[0] for row in db.execute(many, (text,))]
@@ -285,9 +288,10 @@ def test_why_and_trace_do_not_know_how_much_history_there_is(db: Connection, han
         jobs.setdefault("subject", push(db, "s")[0])
 
     queries = [
-        "select * from tallybook.why({plain})", "select * from tallybook.why({later})", "select * from tallybook.why({keyed})",
-        "select * from tallybook.trace(links => '{{\"submission\": 42}}')", "select * from tallybook.trace(subject => 's')",
-        "select * from tallybook.trace(unique_key => 'u')", "select * from tallybook.trace(job => {plain})",
+        "select * from tallybook.why({plain})", "select * from tallybook.why({later})",
+        "select * from tallybook.why({keyed})", "select * from tallybook.trace(links => '{{\"submission\": 42}}')",
+        "select * from tallybook.trace(subject => 's')", "select * from tallybook.trace(unique_key => 'u')",
+        "select * from tallybook.trace(job => {plain})",
     ]  # fmt: skip
 
     def history(n: int) -> None:

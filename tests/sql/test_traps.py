@@ -779,7 +779,8 @@ def test_a_second_outcome_of_an_entry_violates_a_key(db: Connection) -> None:
     """Trap 9: the key that prevents a second end is in the table itself, in every retention class."""
     for retention in "bdl":
         row = f"('{10**6}', 7, now(), 'completed', '{retention}')"
-        insert = f"insert into tallybook.outcome (entry_xid, entry_seq, ended_at, state, retention) values {row}"  # noqa: S608
+        columns = "entry_xid, entry_seq, ended_at, state, retention"
+        insert = f"insert into tallybook.outcome ({columns}) values {row}"  # noqa: S608
         db.execute(insert)
         with pytest.raises(errors.UniqueViolation):
             db.execute(insert)
@@ -811,8 +812,8 @@ def test_an_entry_with_any_transaction_id_finds_its_place(db: Connection, xid: i
     """Trap 10: an insert never lacks a partition, however high its transaction id."""
     for retention in "bdl":
         db.execute(
-            "insert into tallybook.entry (xid, seq, job_id, enqueued_at, lane_id, attempt, failures, crashes, retention, task,"
-            " args) values (%s, 1, 1, now(), 1, 1, 0, 0, %s, 'work', '{}')",
+            "insert into tallybook.entry (xid, seq, job_id, enqueued_at, lane_id, attempt, failures, crashes,"
+            " retention, task, args) values (%s, 1, 1, now(), 1, 1, 0, 0, %s, 'work', '{}')",
             [str(xid), retention],
         )
     assert one(db, "select count(*) from tallybook.entry where xid = %s", str(xid)) == 3
@@ -835,11 +836,11 @@ def test_a_cursor_of_another_cluster_raises(later: Connection) -> None:
 
     def _moved_to_a_younger_cluster(db: Connection) -> None:
         """Put the newest cursors into the future, as a restore into a cluster with lower transaction ids does."""
-        db.execute(
-            "update tallybook.claim set xid = f(xid), lo = f(lo), hi = f(hi), from_xid = f(from_xid), pos_xid = f(pos_xid)".replace(
-                "f(", "pg_temp.later("
-            )
+        update = (
+            "update tallybook.claim set xid = f(xid), lo = f(lo), hi = f(hi),"
+            " from_xid = f(from_xid), pos_xid = f(pos_xid)"
         )
+        db.execute(update.replace("f(", "pg_temp.later("))
 
     db = later
     worker = start_worker(db)

@@ -76,7 +76,10 @@ def test_side_table_with_foreign_keys(db: Connection) -> None:
 def test_side_table_is_joined_by_people_and_workers(db: Connection) -> None:
     """S1-09: business columns can be joined to tallybook.job, and to the jobs that a worker has claimed."""
     jobs = assets(db)
-    on_view = "select a.symbol, j.state from asset_job s join assets a on a.id = s.asset_id join tallybook.job j on j.id = s.job_id"
+    on_view = (
+        "select a.symbol, j.state from asset_job s join assets a on a.id = s.asset_id"
+        " join tallybook.job j on j.id = s.job_id"
+    )
     assert db.execute(on_view + " order by 1").fetchall() == [("AAPL", "available"), ("MSFT", "available")]
     lease = claim(db, start(db, "prices"), "prices")
     statement = (
@@ -93,7 +96,8 @@ def assets(db: Connection) -> list[int]:
     db.execute("insert into assets values (1, 'AAPL', 'stock'), (2, 'MSFT', 'stock')")
     db.execute("create table asset_job (asset_id int references assets, job_id bigint primary key)")
     rows = db.execute(
-        "with put as (select id, tallybook.enqueue('prices', 'refresh', jsonb_build_object('asset', id)) as job from assets),"
+        "with put as (select id, tallybook.enqueue('prices', 'refresh', jsonb_build_object('asset', id)) as job"
+        " from assets),"
         " side as (insert into asset_job select id, job from put returning job_id) select job_id from side order by 1"
     ).fetchall()
     return [job for (job,) in rows]
@@ -247,7 +251,8 @@ def test_bulk_enqueue_skips_what_is_there(db: Connection) -> None:
     n = 500
     ids, created = row(
         db,
-        "select * from tallybook.enqueue_many(array_fill('files'::text, array[%(n)s]), array_fill('scan'::text, array[%(n)s]),"
+        "select * from tallybook.enqueue_many(array_fill('files'::text, array[%(n)s]),"
+        " array_fill('scan'::text, array[%(n)s]),"
         " array(select format('{\"n\": %%s}', i) from generate_series(1, %(n)s) i),"
         " unique_keys => array(select 'file ' || i from generate_series(1, %(n)s) i))",
         {"n": n},
@@ -464,8 +469,8 @@ def test_when_and_where_an_attempt_was_made_is_kept(db: Connection) -> None:
     db.execute("update tallybook.worker set seen_at = '-infinity'")
     assert one(db, "select lost from tallybook.rescue()") == 1
     found = db.execute(
-        "select w.name, a.started_at, a.error ->> 'worker', (a.error ->> 'started_at')::timestamptz, a.error - 'at' <> a.error,"
-        " a.state from tallybook.attempt a join tallybook.worker w on w.id = a.worker_id"
+        "select w.name, a.started_at, a.error ->> 'worker', (a.error ->> 'started_at')::timestamptz,"
+        " a.error - 'at' <> a.error, a.state from tallybook.attempt a join tallybook.worker w on w.id = a.worker_id"
         " where a.job_id = %s and a.error is not null order by a.attempt",
         [job],
     ).fetchall()
@@ -672,7 +677,8 @@ def test_enqueue_refuses_what_does_not_fit(db: Connection) -> None:
         ("'mail', 'send', '[]'", "args"),
         ("'mail', 'send', '3'", "args"),
         (
-            "'mail', 'send', jsonb_build_object('x', (select string_agg(md5(i::text), '') from generate_series(1, 40000) i))",
+            "'mail', 'send', jsonb_build_object('x',"
+            " (select string_agg(md5(i::text), '') from generate_series(1, 40000) i))",
             "bytes",
         ),
         ("'mail', 'send', headers => '[]'", "headers"),
