@@ -44,7 +44,8 @@ class Cluster:
     def __init__(self, dsns: list[str], conns: list[Conn], servers: list[Server]) -> None:
         self.dsns, self.conns, self.coordinator, self.servers = dsns, conns, conns[0], servers
         self.two_phase = ""
-        self.numbers = [int(conn.execute("select node from tallybook.installed").fetchone()[0]) for conn in conns]  # type: ignore[index]
+        node = "select node from tallybook.installed"
+        self.numbers = [int(conn.execute(node).fetchone()[0]) for conn in conns]  # type: ignore[index]
         self.app = App("shop", dsn=dsns[0])
 
         @self.app.task(queue="mail", atomic=True, max_attempts=30, retry=Constant(timedelta(milliseconds=50)))
@@ -57,7 +58,8 @@ class Cluster:
 
     def place(self, tenant: int, item: str = "pen") -> int:
         """Place an order by the function on the coordinator; return the job's id."""
-        return int(self.coordinator.execute("select place_order(%s, %s)", (tenant, item)).fetchone()[0])  # type: ignore[index]
+        row = self.coordinator.execute("select place_order(%s, %s)", (tenant, item)).fetchone()
+        return int(row[0])  # type: ignore[index]
 
     def holder(self, tenant: int) -> int:
         """Which of the nodes has the tenant's orders: 0, 1 or 2."""
@@ -73,7 +75,8 @@ class Cluster:
 
     def counted(self) -> tuple[int, list[int]]:
         """All orders, and the jobs of each node."""
-        jobs = [conn.execute("select count(*) from tallybook.job").fetchone()[0] for conn in self.conns]  # type: ignore[index]
+        count = "select count(*) from tallybook.job"
+        jobs = [conn.execute(count).fetchone()[0] for conn in self.conns]  # type: ignore[index]
         return self.coordinator.execute("select count(*) from orders").fetchone()[0], jobs  # type: ignore[index]
 
     def work(self) -> bool:
@@ -242,7 +245,8 @@ def test_a_crash_between_the_commits_of_two_nodes(clean: Cluster, two_phase: boo
     clean.two_phase = TWO_PHASE if two_phase else ""
     tenant = next(t for t in range(1, 99) if clean.holder(t) == 1)
     clean.place(tenant)
-    (number,) = clean.coordinator.execute("select max(number) from orders where tenant = %s", (tenant,)).fetchone()  # type: ignore[misc]
+    newest = "select max(number) from orders where tenant = %s"
+    (number,) = clean.coordinator.execute(newest, (tenant,)).fetchone()  # type: ignore[misc]
     clean.move(tenant, to=2)
     prepared = "select exists (select from pg_prepared_xacts)"
     committed = "select confirmed > 0 from orders where tenant = %s and number = %s"
@@ -257,7 +261,8 @@ def test_a_crash_between_the_commits_of_two_nodes(clean: Cluster, two_phase: boo
 
     thread = threading.Thread(target=work)
     thread.start()
-    while not other.execute(*((prepared,) if two_phase else (committed, (tenant, number)))).fetchone()[0]:  # type: ignore[index]
+    seen = (prepared,) if two_phase else (committed, (tenant, number))
+    while not other.execute(*seen).fetchone()[0]:  # type: ignore[index]
         assert thread.is_alive()
     home.kill()
     home.start()

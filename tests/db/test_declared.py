@@ -129,7 +129,8 @@ def test_each_dialect() -> None:
         f"select tallybook.f(a => cast(%(a)s as text), b => cast(cast(%(b)s as text) as int), c => {cast}, d => true)"
     )
     assert one.select("*", "dollar") == (
-        "select * from tallybook.f(a => $1::text, b => $2::int, c => coalesce($3::timestamptz, now() + $4::interval), d => true)"
+        "select * from tallybook.f(a => $1::text, b => $2::int, c => coalesce($3::timestamptz, now() + $4::interval),"
+        " d => true)"
     )
     assert one.called("order").startswith("tallybook.f(a => %s::text, b => %s::int, ")
     assert one.call(int, a="x", b=2, c=None, e=None).params == {"a": "x", "b": "2", "c": None, "e": None}

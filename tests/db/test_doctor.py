@@ -170,7 +170,8 @@ def test_dead_rows_and_a_table_without_autovacuum(patient: Patient) -> None:
     db.execute("alter table tallybook.progress set (autovacuum_enabled = off)")
     with db.transaction():
         db.execute(
-            "insert into tallybook.progress (job_id, attempt, updated_at) select n, 1, now() from generate_series(1, 11000) n"
+            "insert into tallybook.progress (job_id, attempt, updated_at) select n, 1, now()"
+            " from generate_series(1, 11000) n"
         )
         db.execute("delete from tallybook.progress")
         db.execute("select pg_stat_force_next_flush()")
@@ -259,8 +260,8 @@ def start(
     return int(
         one(
             db,
-            "select tallybook.worker_start('till-3', %s::text[], %s::text[], session => %s, lease => %s::text::interval,"
-            " at => clock_timestamp() + %s::text::interval)",
+            "select tallybook.worker_start('till-3', %s::text[], %s::text[], session => %s,"
+            " lease => %s::text::interval, at => clock_timestamp() + %s::text::interval)",
             list(queues),
             list(tasks),
             session,
@@ -388,7 +389,7 @@ def test_an_old_backlog(patient: Patient) -> None:
 
 
 def test_dead_letters(patient: Patient) -> None:
-    """Dead letters of the last day are counted by task; ten within an hour are a warning; dropped ones are not counted."""
+    """Dead letters of the last day are counted by task, without dropped ones; ten within an hour are a warning."""
     worker = start(patient.db, "mail")
     for n in range(1, 11):
         job = put(patient.db, "'mail', 'x', max_attempts => 1")
@@ -408,7 +409,7 @@ def test_an_open_breaker(patient: Patient) -> None:
     patient.fine("breakers")
 
 
-# --- maintenance -----------------------------------------------------------------------------------------------------------
+# --- maintenance ------------------------------------------------------------------------------------------------------
 
 
 def test_services_that_do_not_run(patient: Patient) -> None:

@@ -36,7 +36,7 @@ INSTANTS = ("infinity", "-infinity", "0044-03-15 00:00:00+00 BC", "12026-01-01 0
 
 
 def stage(db: Connection, value: str) -> None:
-    """Jobs in every state, a subject, a schedule, a provider, events and audits, with this value wherever JSON is stored."""
+    """Jobs in each state, a subject, a schedule, a provider, events, audits, with this value in each JSON column."""
     put = "select tallybook.enqueue('q', 't', %(v)s::jsonb, headers => jsonb_build_object("
     put += "'links', jsonb_build_object('k', 1), 'x', %(v)s::jsonb)"
     given = {"v": value}

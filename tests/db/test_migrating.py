@@ -227,10 +227,9 @@ def test_a_profile_above_a_function_is_in_the_head_that_is_installed(db: Any) ->
     """`-- profile: NAME` adds its settings to the function below, and is refused above anything else."""
     (settings,) = db.execute("select proconfig from pg_proc where proname = 'claim'").fetchone()
     assert {"jit=off", "enable_seqscan=off", "plan_cache_mode=force_generic_plan"} <= set(settings)
-    made = "-- profile: nojit\n-- rights: worker\ncreate or replace function f() returns int language sql as $$ select 1 $$;\n"
-    assert profiled(made) == (
-        "-- rights: worker\ncreate or replace function f() returns int language sql\nset jit = off\nas $$ select 1 $$;\n"
-    )
+    head = "-- rights: worker\ncreate or replace function f() returns int language sql"
+    made = f"-- profile: nojit\n{head} as $$ select 1 $$;\n"
+    assert profiled(made) == f"{head}\nset jit = off\nas $$ select 1 $$;\n"
     own = "create or replace function f() returns int language sql\nset jit = on  -- why\nas $$ select 1 $$;\n"
     assert profiled("-- profile: nojit\n" + own) == own.replace("\nset jit", "\nset jit = off\nset jit")
     for lost in ("-- profile: nojit\n", "-- profile: nojit\ncreate view v as select 1;\n"):
@@ -240,7 +239,10 @@ def test_a_profile_above_a_function_is_in_the_head_that_is_installed(db: Any) ->
 
 def test_a_line_above_a_column_is_its_comment_in_the_database(db: Any) -> None:
     """Each `-->` line of the files is a comment of its table, view or column, for \\d+ in psql."""
-    comment = "select col_description(a.attrelid, a.attnum) from pg_attribute a where (a.attrelid, a.attname) = (%s::regclass, %s)"
+    comment = (
+        "select col_description(a.attrelid, a.attnum) from pg_attribute a"
+        " where (a.attrelid, a.attname) = (%s::regclass, %s)"
+    )
     found = db.execute(comment, ["tallybook.entry", "max_attempts"]).fetchone()[0]
     assert found == "How many failures end the job; null: the limit of its task or its queue, or 5."
     made = "--> One row\n--> per job.\ncreate table tallybook.one (\n  a int,\n  --> Yours.\n  b int\n);\n"

@@ -173,7 +173,7 @@ DRAIN = "from app import app; from tallybook.testing import drain; [drain(app, m
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_open_jobs_move_from_celery(old: Path, redis: str, tmp_path: Path, dsn: str, db: Any) -> None:
-    """Issue 8: the Celery page as written: waiting and delayed jobs move once; chains, unknown tasks and bad args stay."""
+    """Issue 8: the Celery page as written: waiting and delayed jobs move once; chains, unknown tasks, bad args stay."""
     celery = """
 from celery import Celery, chain
 import os
@@ -189,7 +189,8 @@ def other():
     shop = Old(old, tmp_path, "celery", TALLYBOOK_DSN=dsn, CELERY_BROKER=f"redis+socket://{redis}")
     shop.run(
         "-c",
-        "from datetime import *; from tasks import *; send_welcome.apply_async((datetime(2030, 1, 1),)); send_welcome.delay(1);"
+        "from datetime import *; from tasks import *;"
+        " send_welcome.apply_async((datetime(2030, 1, 1),)); send_welcome.delay(1);"
         "send_welcome.apply_async((5,), eta=datetime(2030, 1, 1, 12), expires=600);"
         "send_welcome.apply_async((2,), {'lang': 'de'}, countdown=3600);"
         "other.delay(); chain(send_welcome.si(3), other.si())(); send_welcome.apply_async((4,), priority=3)",
@@ -210,7 +211,7 @@ def other():
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_open_jobs_move_from_rq(old: Path, redis: str, tmp_path: Path, dsn: str, db: Any) -> None:
-    """Issue 8: docs/moving-from-rq.md as written: waiting and scheduled jobs move once; parents, bad args and others stay."""
+    """Issue 8: the RQ page as written: waiting and scheduled jobs move once; parents, bad args and others stay."""
     rq = "def send_welcome(user_id, lang='en'):\n    print('old')\n\n\ndef other():\n    print('old')\n"
     (tmp_path / "jobs.py").write_text(rq, encoding="utf-8")
     shop = Old(old, tmp_path, "rq", TALLYBOOK_DSN=dsn, REDIS_URL=f"unix://{redis}")
@@ -218,7 +219,8 @@ def test_open_jobs_move_from_rq(old: Path, redis: str, tmp_path: Path, dsn: str,
         "-c",
         "import os; from datetime import timedelta; from redis import Redis; from rq import Queue; from jobs import *;"
         "q = Queue('mail', connection=Redis.from_url(os.environ['REDIS_URL']));"
-        "q.connection.delete(q.enqueue(send_welcome, 5).key); q.enqueue(send_welcome); q.enqueue(send_welcome, 1, ttl=600);"
+        "q.connection.delete(q.enqueue(send_welcome, 5).key); q.enqueue(send_welcome);"
+        " q.enqueue(send_welcome, 1, ttl=600);"
         "bad = q.enqueue(send_welcome, 6); q.connection.hset(bad.key, 'data', b'no pickle');"
         "q.enqueue_in(timedelta(hours=1), send_welcome, 2, lang='de');"
         "q.enqueue(other); first = q.enqueue(send_welcome, 3); q.enqueue(send_welcome, 4, depends_on=first)",
@@ -269,8 +271,9 @@ def move(other: str, dsn: str) -> None:
     [
         (
             "procrastinate",
-            "procrastinate_jobs (id int, args jsonb, status text default 'todo', queue_name text default 'mail', scheduled_at"
-            " timestamptz, task_name text default 'shop.tasks.send_welcome', priority int, queueing_lock text, lock text)",
+            "procrastinate_jobs (id int, args jsonb, status text default 'todo', queue_name text default 'mail',"
+            " scheduled_at timestamptz, task_name text default 'shop.tasks.send_welcome', priority int,"
+            " queueing_lock text, lock text)",
         ),
         (
             "pgqueuer",

@@ -17,8 +17,8 @@ from tallybook._db.policy import Action, Outage, action_for, backoff, is_final, 
 GONE, AGAIN, WAIT = Action.RECONNECT, Action.AGAIN, Action.WAIT
 # The promised rows; where one names a class, each of its SQLSTATEs that psycopg knows.
 ROWS = {
-    GONE: ["08000", "08003", "08006", "08001", "08004", "08P01", "57P01", "57P02", "57P03", "57P05", "25006", "25P03", "25P04",
-           "58000", "58030", "58P01"],
+    GONE: ["08000", "08003", "08006", "08001", "08004", "08P01", "57P01", "57P02", "57P03", "57P05", "25006", "25P03",
+           "25P04", "58000", "58030", "58P01"],
     AGAIN: ["40001", "40P01", "55P03", "57014"],
     WAIT: ["53000", "53100", "53200", "53300", "53400"],
     Action.PAYLOAD: ["22P02", "22P05", "22003", "54000", "54001", "23514"],

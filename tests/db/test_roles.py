@@ -114,8 +114,8 @@ def test_no_role_has_a_right_to_a_table(at: House) -> None:
 def test_readers_get_no_payload(at: House) -> None:
     """No column with args, results or errors is readable by reader, metrics or producer."""
     payload = {
-        "args", "headers", "options", "result", "error", "errors", "last_error", "message", "details", "summary", "reason", "query",
-        "progress_message", "unique_key", "order_key", "subject", "definition",
+        "args", "headers", "options", "result", "error", "errors", "last_error", "message", "details", "summary",
+        "reason", "query", "progress_message", "unique_key", "order_key", "subject", "definition",
     }  # fmt: skip
     for kind, name, who, columns in rights(at.db):
         if (
@@ -263,8 +263,8 @@ def test_definers_execute_no_text(at: House) -> None:
 HIJACKED = "plpgsql as $$ begin raise exception 'hijacked as %', current_user; end $$"
 OPERATORS = ("bigint, bigint", "text, text", "int, int", "uuid, uuid")
 BUILT_IN = {
-    "octet_length(text)": "int", "jsonb_build_object(variadic text[])": "jsonb", "nextval(text)": "bigint", "hashtext(text)": "int",
-    "cardinality(anyarray)": "int", "now()": "timestamptz", "clock_timestamp()": "timestamptz",
+    "octet_length(text)": "int", "jsonb_build_object(variadic text[])": "jsonb", "nextval(text)": "bigint",
+    "hashtext(text)": "int", "cardinality(anyarray)": "int", "now()": "timestamptz", "clock_timestamp()": "timestamptz",
     "pg_current_snapshot()": "pg_snapshot",
 }  # fmt: skip
 
@@ -285,14 +285,18 @@ def trap(schema: str) -> str:
 RUN = """
 select tallybook.enqueue('q', 't', '{"a": 1}', unique_key => 'k', order_key => 'o', at => pg_catalog.clock_timestamp());
 select tallybook.enqueue_many('{q,q}', '{t,t}', array['{}', '{}'], at => pg_catalog.clock_timestamp());
-select tallybook.enqueue('q', 't', run_at => pg_catalog.clock_timestamp() + '1 h'::interval, at => pg_catalog.clock_timestamp());
+select tallybook.enqueue('q', 't', run_at => pg_catalog.clock_timestamp() + '1 h'::interval,
+                         at => pg_catalog.clock_timestamp());
 select tallybook.worker_start('w', '{q}', '{t}', at => pg_catalog.clock_timestamp());
 select tallybook.claim(1, '{q}', '{10}', '7c9e6679-7425-40de-944b-e07fc1f90ae7', at => pg_catalog.clock_timestamp());
 select tallybook.claimed_jobs('7c9e6679-7425-40de-944b-e07fc1f90ae7', at => pg_catalog.clock_timestamp());
 select tallybook.admit('{7c9e6679-7425-40de-944b-e07fc1f90ae7}', '{1}', '{1}', at => pg_catalog.clock_timestamp());
-select tallybook.order_admit('{7c9e6679-7425-40de-944b-e07fc1f90ae7}', '{1}', '{1}', at => pg_catalog.clock_timestamp());
-select tallybook.complete_many('{7c9e6679-7425-40de-944b-e07fc1f90ae7}', '{1}', '{1}', at => pg_catalog.clock_timestamp());
-select tallybook.fail('7c9e6679-7425-40de-944b-e07fc1f90ae7', 2, 1, '{"message": "x"}', at => pg_catalog.clock_timestamp());
+select tallybook.order_admit('{7c9e6679-7425-40de-944b-e07fc1f90ae7}', '{1}', '{1}',
+                             at => pg_catalog.clock_timestamp());
+select tallybook.complete_many('{7c9e6679-7425-40de-944b-e07fc1f90ae7}', '{1}', '{1}',
+                               at => pg_catalog.clock_timestamp());
+select tallybook.fail('7c9e6679-7425-40de-944b-e07fc1f90ae7', 2, 1, '{"message": "x"}',
+                      at => pg_catalog.clock_timestamp());
 select tallybook.promote(at => pg_catalog.clock_timestamp());
 select tallybook.rescue(at => pg_catalog.clock_timestamp());
 select tallybook.rebase(at => pg_catalog.clock_timestamp());
@@ -332,7 +336,7 @@ def hostile(at: House) -> Connection:
 
 
 def statements() -> list[str]:
-    return [line for line in RUN.splitlines() if line]
+    return [one for one in RUN.split(";\n") if one]
 
 
 def test_a_hostile_search_path_has_no_effect(at: House) -> None:
@@ -346,7 +350,7 @@ def test_a_hostile_search_path_has_no_effect(at: House) -> None:
 
 
 def test_control_without_the_search_path_it_has(at: House) -> None:
-    """Negative control: with the owner's rights and the caller's search_path, the caller's own code runs as the owner."""
+    """Negative control: with the owner's rights and the caller's search_path, the caller's code runs as the owner."""
     conn = hostile(at)
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
         conn.execute("table tallybook.entry")
@@ -362,7 +366,7 @@ def test_control_without_the_search_path_it_has(at: House) -> None:
     assert any(f"hijacked as {at.owner}" in text for text in wrong), wrong
 
 
-# --- what each may, and may not, by doing it ---------------------------------------------------------------------------
+# --- what each may, and may not, by doing it --------------------------------------------------------------------------
 
 
 def refused(conn: Connection, *statements: str) -> None:
@@ -379,9 +383,10 @@ def test_producer(at: House) -> None:
     assert conn.execute("select tallybook.state(4711)").fetchone() == (None,)
     refused(
         conn, "select id from tallybook.job", "select * from tallybook.entry", f"select tallybook.cancel({job})",
-        f"select tallybook.result({job})", "select tallybook.dead_letters()", "insert into tallybook.queue (name) values ('x')",
-        "select tallybook.worker_start('w', '{q}')", "select setval('tallybook.job_id', 1)",
-        "select tallybook.enqueue_from('select 1', 'q', 't')", "select tallybook._roles_apply()",
+        f"select tallybook.result({job})", "select tallybook.dead_letters()",
+        "insert into tallybook.queue (name) values ('x')", "select tallybook.worker_start('w', '{q}')",
+        "select setval('tallybook.job_id', 1)", "select tallybook.enqueue_from('select 1', 'q', 't')",
+        "select tallybook._roles_apply()",
     )  # fmt: skip
 
 
@@ -399,7 +404,8 @@ def test_operator(at: House) -> None:
     assert conn.execute("select what from tallybook.schedule_run('s')").fetchone() == ("enqueued",)
     refused(
         conn, "select tallybook.enqueue('q', 't')", "select tallybook.claim(1, '{q}', '{1}', gen_random_uuid())",
-        "delete from tallybook.dead", "select * from tallybook.dead", "update tallybook.schedules set query = 'select 1'",
+        "delete from tallybook.dead", "select * from tallybook.dead",
+        "update tallybook.schedules set query = 'select 1'",
     )  # fmt: skip
 
 
@@ -407,7 +413,8 @@ def test_a_query_never_runs_with_more_rights_than_its_caller(at: House) -> None:
     """S11: an operator may neither set a query, which workers would run, nor run one; a worker runs it as itself."""
     at.db.execute("create table secret (x int)")
     at.db.execute(
-        "select tallybook.schedule_set('s', 't', every => '1 h', query => 'select to_jsonb(s) as args from public.secret s')"
+        "select tallybook.schedule_set('s', 't', every => '1 h',"
+        " query => 'select to_jsonb(s) as args from public.secret s')"
     )
     query = "select jsonb_build_object(''who'', current_user::text) as args"
     operator = at.as_("operator")
@@ -438,15 +445,19 @@ def test_reader_and_metrics(at: House) -> None:
     reader, metrics = at.as_("reader"), at.as_("metrics")
     assert reader.execute("select id, queue, state, attempts from tallybook.job").fetchone() == (1, "q", "available", 0)
     assert reader.execute("select job_id, state from tallybook.attempt").fetchone() == (1, "available")
-    refused(reader, "select args from tallybook.job", "select * from tallybook.job", "select summary from tallybook.job",
-            "select error from tallybook.attempt", "select message from tallybook.error", "select tallybook.result(1)")  # fmt: skip
+    refused(
+        reader, "select args from tallybook.job", "select * from tallybook.job", "select summary from tallybook.job",
+        "select error from tallybook.attempt", "select message from tallybook.error", "select tallybook.result(1)",
+    )  # fmt: skip
     for view in ("queues", "workers", "services", "installed"):
         reader.execute(f"table tallybook.{view}".encode())
     for conn in (reader, metrics):
         assert conn.execute("select queue, state, jobs from tallybook.backlog()").fetchall() == [("q", "available", 1)]
         assert conn.execute("select queue, task, available from tallybook.counts()").fetchall() == [("q", "t", 1)]
-        for query in ("table tallybook.queue_stats", "table tallybook.queue_status", "select tallybook.throughput()",
-                      "select tallybook.timings()", "select tallybook.levels()", "select tallybook.event_counts()"):  # fmt: skip
+        for query in (
+            "table tallybook.queue_stats", "table tallybook.queue_status", "select tallybook.throughput()",
+            "select tallybook.timings()", "select tallybook.levels()", "select tallybook.event_counts()",
+        ):  # fmt: skip
             conn.execute(query.encode())
         refused(conn, "select tallybook.recount()", "select tallybook.count_event('e')", "select tallybook.fold()",
                 "select tallybook.series_keep(60, '1 h')", "table tallybook.total")  # fmt: skip

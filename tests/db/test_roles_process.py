@@ -142,10 +142,11 @@ def test_the_command_line_as_operator_and_producer(at: House) -> None:
     assert run(at, producer, "enqueue", "mail", "greet", "{}").exit_code == 0
     at.db.execute("select tallybook.worker_start('w', '{mail}', '{greet}')")
     for words in (
-        ["job", "list"], ["job", "show", "1"], ["queue", "list"], ["queue", "pause", "mail"], ["queue", "resume", "mail"],
-        ["task", "list"], ["schedule", "set", "s", "greet", "--every", "1 h"], ["schedule", "list"], ["schedule", "show", "s"],
-        ["schedule", "run", "s"], ["schedule", "pause", "s"], ["schedule", "drop", "s", "--yes"], ["service", "list"],
-        ["subject", "list"], ["dead", "list"], ["doctor", "--info"], ["job", "cancel", "1"], ["job", "retry", "1"],
+        ["job", "list"], ["job", "show", "1"], ["queue", "list"], ["queue", "pause", "mail"],
+        ["queue", "resume", "mail"], ["task", "list"], ["schedule", "set", "s", "greet", "--every", "1 h"],
+        ["schedule", "list"], ["schedule", "show", "s"], ["schedule", "run", "s"], ["schedule", "pause", "s"],
+        ["schedule", "drop", "s", "--yes"], ["service", "list"], ["subject", "list"], ["dead", "list"],
+        ["doctor", "--info"], ["job", "cancel", "1"], ["job", "retry", "1"],
     ):  # fmt: skip
         result = run(at, operator, *words)
         assert result.exit_code == 0, f"{words}: {result.output}"
@@ -218,7 +219,8 @@ def test_the_tables_of_the_page_are_the_list(at: House) -> None:
             {
                 row[0]
                 for row in at.db.execute(
-                    "select name from tallybook._rights() where %s = any (roles) and kind = any (%s) and name not like '\\_%%'",
+                    "select name from tallybook._rights()"
+                    " where %s = any (roles) and kind = any (%s) and name not like '\\_%%'",
                     [kind, kinds],
                 )
             }
