@@ -41,10 +41,10 @@ def test_public_names() -> None:
     """The public names are exactly these."""
     public = (
         "App AuditRow BreakerInfo Cancel Cancelled Complete ConcurrencyInfo Constant Context Counts Dead DeadLetter "
-        "Difference Drop Exponential Finding Fire Fired HeldRange Job JobCall JobDone JobInfo JobLine JobPage Kill Level "
-        "Linear Node Provider QueueInfo RateInfo Reason Reject Reschedule RetentionInfo Retried ScheduleInfo Secret "
-        "ServiceInfo Snooze Subject SubjectCall SubjectInfo SubjectPage SubjectReport Task Throughput Timings TopJob "
-        "TraceEvent Truncated __version__ migrate"
+        "Difference Drop Exponential Finding Fire Fired HeldRange Job JobCall JobDone JobInfo JobLine JobPage Kill "
+        "Level Linear Node Provider QueueInfo RateInfo Reason Reject Reschedule RetentionInfo Retried ScheduleInfo "
+        "Secret ServiceInfo Snooze Subject SubjectCall SubjectInfo SubjectPage SubjectReport Task Throughput Timings "
+        "TopJob TraceEvent Truncated __version__ migrate"
     )
     assert tallybook.__all__ == public.split()
     assert all(hasattr(tallybook, name) for name in tallybook.__all__)
@@ -307,7 +307,7 @@ def test_job_ids_are_checked(app: App, db: Any) -> None:
 
 
 def test_hooks_are_registered(app: App) -> None:
-    """lifespan and around_job take async generator functions of one parameter, around_job plain ones too, and nothing else."""
+    """lifespan and around_job take only async generator functions of one parameter, around_job plain ones too."""
 
     @app.lifespan
     async def clients(ctx: Context) -> AsyncIterator[None]:

@@ -13,8 +13,8 @@ from tallybook import App
 from tallybook.errors import ConnectionNotSupported, InvalidArgument, NotSupported, SignatureError, UnknownQueue
 
 NOUNS = (
-    "audit breakers concurrency_limits counts dead doctor events history jobs nodes providers queues rate_limits schedules"
-    " services subjects"
+    "audit breakers concurrency_limits counts dead doctor events history jobs nodes providers queues rate_limits"
+    " schedules services subjects"
 )
 
 
@@ -38,8 +38,8 @@ def put(app: App, n: int = 1) -> list[int]:
 def test_an_app_shows_few_names() -> None:
     """dir(App) has at most 40 names, at most 22 of them verbs: those for daily use."""
     verbs = (
-        "task include lifespan around_job retry_policy schedule rate_limit concurrency_limit breaker open run_worker drain"
-        " enqueue_many enqueue_many_sync get result cancel retry conninfo"
+        "task include lifespan around_job retry_policy schedule rate_limit concurrency_limit breaker open run_worker"
+        " drain enqueue_many enqueue_many_sync get result cancel retry conninfo"
     )
     shown = {name for name in dir(App("x")) if not name.startswith("_")}
     assert shown == {*verbs.split(), *NOUNS.split(), "name", "dsn", "tasks"}

@@ -110,7 +110,7 @@ def test_the_catalogue_follows_the_code_and_rests_while_it_stays(dsn: str, db: A
 
 
 def test_the_older_release_does_not_overwrite_the_newer_one(dsn: str, db: Any) -> None:
-    """S2-11, S3-36, S3-39: in a rolling deploy the newer version of a task stays on record when an older worker starts."""
+    """S2-11, S3-36, S3-39: in a rolling deploy the newer version of a task stays stored when an older worker starts."""
 
     def older() -> App:
         app = App("shop")
@@ -248,7 +248,8 @@ def test_the_attempts_of_a_task_without_its_own_are_those_of_its_queue(
         "one": 9, "two": 5, "three": 7,
     }  # fmt: skip
     shown = run("task", "show", "one", to=dsn).output, run("task", "show", "one", "-A", "limits:app", to=dsn).output
-    assert [re.search(r"max attempts +(.*)", text)[1] for text in shown] == ["9", "of the queue, or 5"]  # type: ignore[index]
+    found = [re.search(r"max attempts +(.*)", text)[1] for text in shown]  # type: ignore[index]
+    assert found == ["9", "of the queue, or 5"]
 
 
 def test_a_task_that_nobody_put_on_record_is_listed_while_it_is_served(dsn: str, db: Any) -> None:

@@ -55,7 +55,7 @@ def nothing_ran() -> None:
 
 
 def test_one_submission_fans_out(dsn: str, db: Any) -> None:
-    """S4-22: one call enqueues five jobs of four tasks for one submission, and a combined notification that runs after them."""
+    """S4-22: one call enqueues five jobs of four tasks for one submission, and a notification that runs after them."""
     jobs = [email.job("a@b.c"), email.job("d@e.f"), sms.job("1"), step.job(1), flaky.job()]
     with db.transaction():
         report = app.enqueue_many_sync(db, jobs, then=summary.job(7))

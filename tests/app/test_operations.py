@@ -205,7 +205,7 @@ async def test_a_cancel_that_a_person_declines(
 
 
 async def test_the_command_line_has_the_same_verbs(app: App, dsn: str, db: Any, ran: list[Any]) -> None:
-    """S2-08 S4-14: tallybook dead list, show, retry, drop; tallybook job cancel with filters; each asks before it acts on many."""
+    """S2-08 S4-14: dead list, show, retry, drop and job cancel with filters: each asks before it changes many."""
     jobs = [app.tasks["breaks"].enqueue_sync(db, user) for user in range(3)]
     await drain_async(app, dsn=dsn)
     assert "RuntimeError: boom" in run("dead", "list", "--task", "breaks", dsn=dsn)

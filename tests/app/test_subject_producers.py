@@ -38,7 +38,7 @@ def said(reports: list[SubjectReport]) -> list[tuple[str, str, datetime | None, 
 
 
 def test_verbs_are_part_of_the_transaction(caller: Caller, look: Any) -> None:
-    """S3-02 S3-12 S3-23 S3-24 S3-25: push, upsert, append, get and forget, inside the caller's transaction, on every connection."""
+    """S3-02 S3-12 S3-23 S3-24 S3-25: each verb runs in the caller's transaction, on each kind of connection."""
     subject = refresh.with_(run_at=AT, headers={"t": NAME}, max_attempts=7).subject(NAME)
     caller.ask(subject.push(42))
     assert names(look) == []
@@ -130,7 +130,8 @@ def test_a_delay_counts_by_the_servers_clock(look: Any) -> None:
         look
     )
     found = look.execute(
-        "select subject, state, round(extract(epoch from next_run_at - clock_timestamp()) / 3600) from tallybook.subject order by 1"
+        "select subject, state, round(extract(epoch from next_run_at - clock_timestamp()) / 3600)"
+        " from tallybook.subject order by 1"
     ).fetchall()
     assert found == [("a", "planned", 1), ("b", "pending", 0), ("c", "planned", 48)]
 
@@ -167,7 +168,8 @@ def test_what_does_not_fit_is_refused_before_anything_is_sent() -> None:
     with pytest.raises(PayloadError):
         refresh.subject("a").job(object())  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match=r"subject 1 is of type JobCall. Describe it by task.subject\(name\).job"):
-        app.subjects.upsert_many([refresh.subject("a").job(1), refresh.job(1)]).sync(object())  # type: ignore[list-item]
+        two = [refresh.subject("a").job(1), refresh.job(1)]
+        app.subjects.upsert_many(two).sync(object())  # type: ignore[arg-type]
     keyed.with_(unique=False).subject("a").job(1)
 
 
