@@ -71,7 +71,8 @@ def test_nodes_are_listed(fleet: Fleet) -> None:
     """The list has a line per node with number, state and address, and no password."""
     lines = run("node", "list", dsn=make_conninfo(fleet.dsn, password="hidden")).splitlines()
     assert [line.split()[:4] for line in lines[1:]] == [
-        ["north", "1", "live,", "home"], ["south", "2", "live", lines[2].split()[3]], ["west", "3", "live", lines[3].split()[3]],
+        ["north", "1", "live,", "home"], ["south", "2", "live", lines[2].split()[3]],
+        ["west", "3", "live", lines[3].split()[3]],
     ]  # fmt: skip
     assert "hidden" not in "".join(lines) and all(
         conninfo_to_dict(dsn)["dbname"] in "".join(lines) for dsn in fleet.dsns

@@ -37,7 +37,7 @@ def secret(dsn: str, name: str, field: str) -> list[str]:
 
 
 def test_a_provider_by_hand(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S1-12: added with secrets from stdin and a variable, listed, shown, changed, tested, dropped; no output has a secret."""
+    """S1-12: secrets from stdin and a variable: added, listed, shown, changed, tested, dropped; no secret is shown."""
     assert "no providers" in run("list", dsn=dsn)
     monkeypatch.setenv("ACME_KEY", CANARY)
     more = (

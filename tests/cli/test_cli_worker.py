@@ -351,7 +351,8 @@ def test_app_that_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "needs": "import no_such_thing\n",
         "exits": "raise SystemExit(3)\n",
         "option": "from tallybook import App\napp = App('o')\n@app.task(limits='x')\ndef t(): ...\n",
-        "double": "from tallybook import App\napp = App('d')\n@app.task\ndef t(): ...\n@app.task(name='t')\ndef u(): ...\n",
+        "double": "from tallybook import App\napp = App('d')\n@app.task\ndef t(): ...\n"
+        "@app.task(name='t')\ndef u(): ...\n",
     }
     for name, text in apps.items():
         (tmp_path / f"cli_{name}.py").write_text(text)

@@ -93,11 +93,17 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "await forgotten": (lambda db: hello.enqueue(db, 1), "Write .enqueue_sync"),
     "a set in the args": (lambda db: hello.enqueue_sync(db, {1}), "pass a sorted list"),  # type: ignore[arg-type]
     "a number of seconds": (lambda _: hello.with_(delay=5), "or pass a timedelta"),  # type: ignore[arg-type]
-    "a number of retries": (lambda _: app.task(retry=3)(lambda: None), "retry=Exponential"),  # type: ignore[call-overload]
+    "a number of retries": (
+        lambda _: app.task(retry=3)(lambda: None),  # type: ignore[call-overload]
+        "retry=Exponential",
+    ),
     "an app without a name": (lambda _: App(""), "1 to 200 bytes"),
-    "a window in seconds": (lambda _: app.rate_limit("api", 8, per=60), "or pass a timedelta"),  # type: ignore[arg-type]
+    "a window in seconds": (lambda _: app.rate_limit("a", 8, per=60), "or pass a timedelta"),  # type: ignore[arg-type]
     "a job that there is not": (lambda db: app.get(99).sync(db), "never committed"),
-    "a past time": (lambda db: hello.with_(run_at="soon").enqueue_sync(db, 1), "datetime.now(UTC)"),  # type: ignore[arg-type]
+    "a past time": (
+        lambda db: hello.with_(run_at="soon").enqueue_sync(db, 1),  # type: ignore[arg-type]
+        "datetime.now(UTC)",
+    ),
 }
 
 

@@ -24,7 +24,8 @@ from tallybook.testing import drain
 ORDERS = "create table orders (tenant int, item text, unique (tenant, item) deferrable initially deferred)"
 ON_NODE, ON_PROXY = code("docs/nodes.md", "PL/Proxy", "plpgsql")
 MANY = """\
-select m.* from (select array_agg('tenant:' || g) as keys, array_agg('mail'::text) as queues, array_agg('confirm'::text) as tasks,
+select m.* from (select array_agg('tenant:' || g) as keys, array_agg('mail'::text) as queues,
+                        array_agg('confirm'::text) as tasks,
                         array_agg(json_build_object('tenant', g)::text) as args from generate_series(1, 40) g) a,
        tallybook_proxy.enqueue_many(a.keys, a.queues, a.tasks, a.args) m"""
 
@@ -217,8 +218,8 @@ def test_partitions_are_a_power_of_two_dealt_to_the_nodes(nodes: int, asked: int
 
 
 @pytest.mark.parametrize(("cluster", "asked", "problem"), [
-    ("shop", 3, "--partitions: 3 does not fit"), ("shop", 2, "each of 3 nodes needs one"), ("shop", -4, "--partitions: -4"),
-    ("Shop'; drop", 4, "is not a plain name"),
+    ("shop", 3, "--partitions: 3 does not fit"), ("shop", 2, "each of 3 nodes needs one"),
+    ("shop", -4, "--partitions: -4"), ("Shop'; drop", 4, "is not a plain name"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused(cluster: str, asked: int, problem: str) -> None:
     """No power of two, fewer partitions than nodes, or a name that needs quotes: one line and a hint."""

@@ -78,8 +78,10 @@ def test_every_part_has_its_place() -> None:
         alive=1,
         workers=[{"id": 1, "name": "till-3", "queues": ["mail", "default"], "seen_at": since, "silent": True,
                   "lag": 0.0021, "memory": 90 * 2**20}],
-        runs=Runs(2, [{"job_id": n, "task": f"send_{n}", "worker": "till-3", "started_at": since} for n in range(2)], {1: 2}),
-        failures=[{"ended_at": since, "job_id": 7, "task": "charge", "type": "ValueError", "message": "no money", "state": "dead"}],
+        runs=Runs(2, [{"job_id": n, "task": f"send_{n}", "worker": "till-3", "started_at": since} for n in range(2)],
+                  {1: 2}),
+        failures=[{"ended_at": since, "job_id": 7, "task": "charge", "type": "ValueError", "message": "no money",
+                   "state": "dead"}],
         horizon={"who": "pid 42 (psql)", "since": since, "transactions": 3},
     )  # fmt: skip
     text = "\n".join(shown(found))
@@ -225,7 +227,8 @@ def test_a_reader_looks(empty_dsn: str) -> None:
         at.db.execute("select tallybook.worker_start('till-3', '{mail}')")
         at.db.execute("select tallybook.claim(1, '{mail}', '{1}', '9f1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d')")
         at.db.execute(
-            """select tallybook.fail('9f1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d', 1, 1, '{"type": "T", "message": "secret"}')"""
+            "select tallybook.fail('9f1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d', 1, 1,"
+            """ '{"type": "T", "message": "secret"}')"""
         )
         assert [(one["type"], one["message"]) for one in read(at.as_("reader")).failures] == [("T", None)]
         assert [one["message"] for one in read(at.as_("operator")).failures] == ["secret"]
