@@ -46,8 +46,9 @@ def standing(db: Any) -> list[Any]:
 
 
 READINGS: dict[str, dict[str, Any]] = {
-    "list_jobs": {"state": "dead"}, "get_job": {"job": 1}, "why": {"job": 1}, "trace": {"job": 1}, "doctor": {}, "counts": {},
-    "list_dead_letters": {"error": "ignore"}, "list_queues": {}, "list_schedules": {}, "list_workers": {}, "list_audits": {},
+    "list_jobs": {"state": "dead"}, "get_job": {"job": 1}, "why": {"job": 1}, "trace": {"job": 1}, "doctor": {},
+    "counts": {}, "list_dead_letters": {"error": "ignore"}, "list_queues": {}, "list_schedules": {}, "list_workers": {},
+    "list_audits": {},
 }  # fmt: skip
 
 
@@ -116,10 +117,12 @@ async def test_each_verb_is_previewed_and_confirmed(dsn: str, db: Any) -> None:
     """Each verb changes something only once it is confirmed, and then adds one audit row in the agent's name."""
     dead, waiting = shop(db)
     calls: dict[str, dict[str, Any]] = {
-        "pause_queue": {"queue": "mail"}, "resume_queue": {"queue": "mail"}, "cancel_job": {"job": waiting, "reason": "gone"},
-        "retry_job": {"job": waiting}, "retry_dead_letters": {"queue": "mail"}, "pause_schedule": {"schedule": "nightly"},
+        "pause_queue": {"queue": "mail"}, "resume_queue": {"queue": "mail"},
+        "cancel_job": {"job": waiting, "reason": "gone"}, "retry_job": {"job": waiting},
+        "retry_dead_letters": {"queue": "mail"}, "pause_schedule": {"schedule": "nightly"},
         "resume_schedule": {"schedule": "nightly"}, "run_schedule": {"schedule": "nightly"},
-        "enqueue": {"queue": "pay", "task": "charge", "args": {"token": CANARY}}, "drop_dead_letters": {"reason": "failed"},
+        "enqueue": {"queue": "pay", "task": "charge", "args": {"token": CANARY}},
+        "drop_dead_letters": {"reason": "failed"},
     }  # fmt: skip
     assert set(calls) == set(VERBS)
     async with agent(dsn, allow=VERBS) as one:

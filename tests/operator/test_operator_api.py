@@ -147,7 +147,8 @@ async def test_jobs_are_enqueued(plain: Client, db: Any) -> None:
     whole = {
         "queue": "mail", "task": "welcome", "args": {"secret": CANARY, "n": [1, 2.5, None, "ü"]}, "priority": 1,
         "run_at": "2031-01-31T09:00:00+01:00", "max_attempts": 3, "unique": "k", "unique_while": "queued",
-        "order_key": "user:1", "expires_at": "2032-01-01T00:00:00Z", "headers": {"trace": "4711"}, "links": {"user": 42},
+        "order_key": "user:1", "expires_at": "2032-01-01T00:00:00Z", "headers": {"trace": "4711"},
+        "links": {"user": 42},
     }  # fmt: skip
     made = await plain("POST", "/jobs", whole)
     assert (made.status_code, made.json()["created"]) == (201, True)

@@ -29,8 +29,8 @@ def fuzz(
     with serving(dsn, keys, broken, log=folder / "server.log") as url:
         command = [
             str(Path(sys.executable).parent / "schemathesis"), "--config-file", str(HERE / "support/fuzz.toml"), "run",
-            f"{url}/openapi.json", *signed, "--checks", "all", "--max-examples", str(examples), "--seed", "7", "--no-color",
-            "--suppress-health-check", "all", *options,
+            f"{url}/openapi.json", *signed, "--checks", "all", "--max-examples", str(examples), "--seed", "7",
+            "--no-color", "--suppress-health-check", "all", *options,
         ]  # fmt: skip
         environment = {**os.environ, "SCHEMATHESIS_HOOKS": "support.fuzz_hooks", "PYTHONPATH": str(HERE)}
         return subprocess.run(

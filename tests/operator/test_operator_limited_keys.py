@@ -44,7 +44,8 @@ async def test_a_key_for_some_queues_reaches_no_other(call: Client, db: Any) -> 
         ("GET", "/workers?queue=pay", None),
     ]
     queues = "unnest('{mail,pay}'::text[]) q"
-    db.execute(f"select tallybook.schedule_set(q, 'work', '{{}}', every => '1 day', queue => q) from {queues}")  # noqa: S608
+    daily = "tallybook.schedule_set(q, 'work', '{}', every => '1 day', queue => q)"
+    db.execute(f"select {daily} from {queues}")  # noqa: S608
     mailer = call.by("mailer", OTHER)
     for method, target, document in limited:
         assert codes(await mailer(method, target, document)) == (403, "queue"), target
