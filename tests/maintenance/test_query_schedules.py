@@ -126,7 +126,7 @@ create table price (asset_id int not null references asset, at timestamptz not n
     assert db.execute("select fired_count from tallybook.schedule").fetchone() == (6,)
 
 
-# --- how it is fired ---------------------------------------------------------------------------------------------------
+# --- how it is fired --------------------------------------------------------------------------------------------------
 
 
 async def test_jobs_know_their_schedule(db: Connection, dsn: str) -> None:
@@ -205,7 +205,7 @@ async def test_missed_ticks_fire_once(db: Connection, dsn: str) -> None:
     assert [(what, jobs) for _, what, jobs in fires(db, "stale")] == [("missed", None), ("enqueued", 3)]
 
 
-# --- what goes wrong ---------------------------------------------------------------------------------------------------
+# --- what goes wrong --------------------------------------------------------------------------------------------------
 
 
 async def test_a_wrong_query_stops_nobody(db: Connection, dsn: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -402,7 +402,7 @@ async def test_drain_keeps_its_limit(db: Connection, dsn: str, connect: Callable
     assert "enqueued" in [what for _, what, _ in fires(db, "slow")]
 
 
-# --- declared in code, or kept in the database -------------------------------------------------------------------------
+# --- declared in code, or kept in the database ------------------------------------------------------------------------
 
 
 async def test_declared_in_code(db: Connection, dsn: str) -> None:

@@ -208,7 +208,8 @@ async def test_run_now_waits_for_a_fire_in_flight_and_sees_its_job(dsn: str, db:
             lambda: (
                 one(
                     db,
-                    "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'",
+                    "select count(*) from pg_stat_activity"
+                    " where datname = current_database() and wait_event_type = 'Lock'",
                 )
                 == 1
             ),

@@ -26,8 +26,8 @@ S = timedelta(seconds=1)
 WATCHED = """
 create table beside (name text);
 create function claimed(p_name text, p_at timestamptz) returns boolean language plpgsql as $$ {body} $$;
-create or replace function tallybook._service_claim(p_name text, p_at timestamptz default clock_timestamp()) returns boolean
-language plpgsql as $$
+create or replace function tallybook._service_claim(p_name text, p_at timestamptz default clock_timestamp())
+returns boolean language plpgsql as $$
 begin
   if not claimed(p_name, p_at) then return false; end if;
   if not pg_try_advisory_xact_lock(4711, hashtext(p_name)) then insert into beside values (p_name); end if;
@@ -320,7 +320,7 @@ async def test_services_in_async_python(app: App, dsn: str) -> None:
 
 
 def test_services_on_the_command_line(dsn: str, db: Any) -> None:
-    """S3-31 S3-32: `service list` shows interval, last run, duration and effect; `service every` changes the interval."""
+    """S3-31 S3-32: `service list` shows interval, last run, duration, effect; `service every` changes the interval."""
     db.execute("select tallybook.rescue(as_service => true)")
     changed = invoke("service", "every", "rescue", "10s", to=dsn)
     assert (changed.exit_code, changed.output) == (0, "service rescue checks every 10 s at least\n")
