@@ -44,7 +44,8 @@ dead list"""
 def dump(db: Any) -> str:
     """Every row of every table and view of the schema as text, with bytea in both of PostgreSQL's formats."""
     names = db.execute(
-        "select c.oid::regclass::text from pg_class c where c.relnamespace = 'tallybook'::regnamespace and c.relkind in ('r', 'v')"
+        "select c.oid::regclass::text from pg_class c"
+        " where c.relnamespace = 'tallybook'::regnamespace and c.relkind in ('r', 'v')"
     ).fetchall()
     assert len(names) > 20
     texts = []

@@ -137,8 +137,9 @@ async def test_what_does_not_open_is_left_and_named(dsn: str, db: Any, keys: Pat
     """A damaged secret does not stop a rotation: the others are rotated, and it is left with its problem."""
     app = App("shop", dsn=dsn)
     await many(app, 10)
-    db.execute("update tallybook.provider_secret set nonce = ciphertext_nonce from (select decode(repeat('00', 12), 'hex')"
-               " as ciphertext_nonce) x where field = 'key3' and slot = 'previous'")  # fmt: skip
+    db.execute("update tallybook.provider_secret set nonce = ciphertext_nonce"
+               " from (select decode(repeat('00', 12), 'hex') as ciphertext_nonce) x"
+               " where field = 'key3' and slot = 'previous'")  # fmt: skip
     replace(keys, K2, K1)
     done = await app.providers.rotate()
     assert (done.rotated, done.left) == (14, {"k1": 1})
