@@ -158,7 +158,7 @@ def test_without_it_nothing_is_there(app: App, dsn: str, db: Any, jobs: Jobs) ->
 
 
 async def test_each_way_to_put_in_carries_the_trace(app: App, dsn: str, db: Any, seen: Telemetry) -> None:
-    """enqueue, enqueue_many with parents and a follow-up, push, push_many and append: each job has the span of its call."""
+    """enqueue, enqueue_many with parents and a follow-up, push, push_many, append: each job has its call's span."""
 
     @app.task
     async def one(n: int) -> None:
@@ -180,7 +180,8 @@ async def test_each_way_to_put_in_carries_the_trace(app: App, dsn: str, db: Any,
         job = await one.with_(unique="k").enqueue(conn, 1)
         assert headers(job.id) == {last()}
         again = await one.with_(unique="k").enqueue(conn, 1)
-        assert again.id == job.id and seen.spans("send default")[-1].attributes["tallybook.created"] is False  # type: ignore[index]
+        assert again.id == job.id
+        assert seen.spans("send default")[-1].attributes["tallybook.created"] is False  # type: ignore[index]
         first = one.job(1)
         second = two.with_(after=first).job(2)
         put = await app.enqueue_many(conn, [second, first, one.job(3)], then=two.job(4))
@@ -459,7 +460,10 @@ def test_the_trace_crosses_processes(app: App, dsn: str, db: Any) -> None:
 
 def test_a_task_in_a_child_is_in_the_trace(app: App, dsn: str, db: Any) -> None:
     """With process=True the attempt's span is the worker's; the handler's own spans, in the child, are its children."""
-    enqueue = "select tallybook.enqueue('default', 'apart', '{\"n\": 1}', headers => jsonb_build_object('traceparent', %s::text))"
+    enqueue = (
+        "select tallybook.enqueue('default', 'apart', '{\"n\": 1}',"
+        " headers => jsonb_build_object('traceparent', %s::text))"
+    )
     db.execute(enqueue, (CUSTOM,))
     spans = {span["name"]: span for span in run(dsn, "drain")}
     assert spans["process default"]["links"] == [CUSTOM.split("-")[1:3]]

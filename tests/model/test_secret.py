@@ -48,7 +48,9 @@ SHOWN: dict[str, Callable[[Any], str]] = {
     "json with default=repr": lambda found: json.dumps([found], default=repr),
     "traceback with locals": _locals_of_a_traceback,
     "log": _line_of_a_log,
-    "asdict": lambda found: repr(dataclasses.asdict(found)) if dataclasses.is_dataclass(found) else "",  # type: ignore[arg-type]
+    "asdict": lambda found: (
+        repr(dataclasses.asdict(found)) if dataclasses.is_dataclass(found) else ""  # type: ignore[arg-type]
+    ),
     "deepcopy": lambda found: repr(copy.deepcopy([found])),
     "secrets": lambda found: (
         f"{found.secrets} {found.secrets['api_key'].previous}" if hasattr(found, "secrets") else ""

@@ -32,7 +32,7 @@ def test_there_is_no_import_cycle(imports: dict[str, set[str]]) -> None:
 
 DRIVER = {
     "tallybook": "a missing libpq is named, with what to do",
-    "tallybook.contrib.django._settings": "Django's settings become a connection string, by libpq's own list of options",
+    "tallybook.contrib.django._settings": "Django's settings become a connection string, by libpq's list of options",
     "tallybook.contrib.fastapi": "public: what its dependency gives is a psycopg connection",
     "tallybook.contrib.flask": "public: what `transaction` gives is a psycopg connection",
     "tallybook.embedded": "makes and drops databases, whose names are quoted by psycopg.sql",
