@@ -166,8 +166,8 @@ async def test_control_without_the_fence_there_is_a_second_effect(app: App, dsn:
     """Negative control: with a `tallybook.complete` that accepts everything, the stale worker's effect exists, too."""
     db.execute("alter table effect drop constraint effect_pkey")
     db.execute(
-        "create or replace function tallybook.complete(lease uuid, job_id bigint, attempt int, result jsonb default null,"
-        " at timestamptz default clock_timestamp())"
+        "create or replace function tallybook.complete(lease uuid, job_id bigint, attempt int,"
+        " result jsonb default null, at timestamptz default clock_timestamp())"
         " returns boolean language sql as"
         " $$ select tallybook.complete_many(array[lease], array[job_id], array[attempt]) is not null $$"
     )

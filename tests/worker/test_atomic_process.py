@@ -18,7 +18,11 @@ from tallybook._db.migrate import migrate
 from tallybook.embedded import temporary_server
 
 pytestmark = pytest.mark.servers
-QUEUED = "select count(*) from tallybook.job where task like 'pay%' and state in ('available', 'running', 'retrying', 'scheduled')"
+QUEUED = (
+    "select count(*) from tallybook.job"
+    " where task like 'pay%' and state in ('available', 'running', 'retrying', 'scheduled')"
+)
+EFFECTS = "select count(*) from effect"
 WRONG = """
 select (select count(*) from (select job_id from effect group by job_id having count(*) <> 1) x),
        (select count(*) from tallybook.job j where task like 'pay%' and state = 'completed'
@@ -89,8 +93,8 @@ def test_control_a_zombie_without_the_fence(workers: Workers) -> None:
     """Negative control: with a `tallybook.complete` that accepts everything, the zombie's effect exists, too."""
     workers.db.execute('alter table effect drop constraint "one effect a job"')
     workers.db.execute(
-        "create or replace function tallybook.complete(lease uuid, job_id bigint, attempt int, result jsonb default null,"
-        " at timestamptz default clock_timestamp())"
+        "create or replace function tallybook.complete(lease uuid, job_id bigint, attempt int,"
+        " result jsonb default null, at timestamptz default clock_timestamp())"
         " returns boolean language sql as"
         " $$ select tallybook.complete_many(array[lease], array[job_id], array[attempt]) is not null $$"
     )
@@ -168,8 +172,8 @@ def test_one_effect_a_job_through_the_servers_death() -> None:
             for _ in range(3):
                 row(db, "select 1")  # reconnects after the server's death
                 app.enqueue_many_sync(db.conn, [pay.job(n) if n % 2 else pay_in_thread.job(n) for n in range(400)])
-                done = row(db, "select count(*) from effect")[0]
-                wait_until(lambda done=done: row(db, "select count(*) from effect")[0] > done + 30, "they run")  # type: ignore[misc]
+                done = row(db, EFFECTS)[0]
+                wait_until(lambda done=done: row(db, EFFECTS)[0] > done + 30, "they run")  # type: ignore[misc]
                 server.kill()
                 server.start()
             wait_until(lambda: row(db, QUEUED) == (0,), "all have ended", seconds=60)

@@ -289,7 +289,7 @@ async def test_an_abort_gives_back_and_ends_the_process(dsn: str, db: Any, jobs:
 async def test_an_abort_while_a_process_starts_keeps_its_handler_from_beginning(
     dsn: str, db: Any, jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the second stop comes while a job's process is starting, the job is given back and its handler never begins."""
+    """If the second stop comes while a job's process starts, the job is given back and its handler never begins."""
     take, starts, go = Children._take, asyncio.Event(), asyncio.Event()
 
     async def taken(self: Children, task: Any) -> Any:
@@ -325,7 +325,7 @@ def test_children_end_with_a_worker_that_is_killed(dsn: str, db: Any, tmp_path: 
 
 @pytest.mark.parametrize("what", ["the end", "no message"])
 def test_a_child_that_cannot_hear_its_worker_ends(tmp_path: Path, what: str) -> None:
-    """Without PR_SET_PDEATHSIG, the child ends when its socket closes with the worker; also if it cannot read a message."""
+    """Without PR_SET_PDEATHSIG, the child ends when its socket closes with the worker or it cannot read a message."""
     import socket
 
     ours, theirs = socket.socketpair()

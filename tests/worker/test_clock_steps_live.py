@@ -60,6 +60,7 @@ def stepped(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, Step]]:
 @pytest.mark.slow
 async def test_everything_runs_on_after_a_step_back_and_forward(stepped: tuple[Server, Step]) -> None:
     """Limits, schedules, rescue and services run within 30 s of a step of an hour, either way; it is on record."""
+    recorded = "select count(*) from tallybook.clock_step"
     late = """
 select array_agg(name) from tallybook.service
  where name <> 'schedules' and (last_run_at is null or last_run_at not between %s and clock_timestamp())"""
@@ -115,7 +116,7 @@ select gone.worker from (select tallybook.worker_start('gone', '{elsewhere}', le
                     "schedules": lambda ticks=ticks: done(tick.name) > ticks + 1,  # type: ignore[misc]
                     "a dead worker's job": lambda n=n: rescued() == n,  # type: ignore[misc]
                     "services": lambda after=after: one(late, after) is None,  # type: ignore[misc]
-                    "on record": lambda n=n: one("select count(*) from tallybook.clock_step") == n,  # type: ignore[misc]
+                    "on record": lambda n=n: one(recorded) == n,  # type: ignore[misc]
                 }.items():
                     await eventually(is_so, what, seconds=until - time.monotonic())
             steps = [row[0] for row in db.execute("select by from tallybook.clock_step order by id")]

@@ -351,7 +351,10 @@ async def test_a_deadline_rolls_an_atomic_task_back(
         tx.execute("select pg_sleep(60)")
 
     job = slow_in_thread.enqueue_sync(db) if kind == "thread" else slow.enqueue_sync(db, kind == "swallows")
-    idle = "select count(*) from pg_stat_activity where datname = current_database() and xact_start is not null and pid <> %s"
+    idle = (
+        "select count(*) from pg_stat_activity"
+        " where datname = current_database() and xact_start is not null and pid <> %s"
+    )
     async with working(app, dsn, **GRACE) as worker:
         info = await jobs.becomes(job, "retrying")
         await eventually(

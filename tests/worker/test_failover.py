@@ -78,9 +78,13 @@ def test_a_worker_follows_a_failover(pair: Pair) -> None:
             wait_until(lambda: app.get(later[0]).sync(db).state == "completed", "it goes on")
             took = time.monotonic() - promoted
             for job in [*put, *later]:
-                wait_until(lambda job=job: app.get(job).sync(db).state == "completed", f"{job} ends", seconds=30)  # type: ignore[misc]
-            ends = "select count(*), count(distinct (entry_xid, entry_seq)) from tallybook.outcome where state = 'completed'"
-            assert db.execute(ends).fetchone() == (321, 321)
+                wait_until(
+                    lambda job=job: app.get(job).sync(db).state == "completed",  # type: ignore[misc]
+                    f"{job} ends",
+                    seconds=30,
+                )
+            ends = "select count(*), count(distinct (entry_xid, entry_seq)) from tallybook.outcome"
+            assert db.execute(ends + " where state = 'completed'").fetchone() == (321, 321)
             assert app.get(alone).sync(db).state == "available"
             assert worker.process.poll() is None
             print(f"went on {took:.1f} s after the promotion")
@@ -100,7 +104,8 @@ def test_after_a_start_of_the_server_everybody_has_a_lease_to_come_back() -> Non
         with psycopg.connect(dsn, autocommit=True) as conn:
             conn.execute("select tallybook.enqueue('default', 'note') from generate_series(1, 2)")
             start = "select tallybook.worker_start(%s, array['default'], session => true, lease => '30 s')"
-            silent, heard = (conn.execute(start, (name,)).fetchone()[0] for name in ("silent", "heard"))  # type: ignore[index]
+            workers = ("silent", "heard")
+            silent, heard = (conn.execute(start, (name,)).fetchone()[0] for name in workers)  # type: ignore[index]
             for worker in (silent, heard):
                 assert conn.execute(claim, (worker,)).fetchone() == (1,)
         server.kill()

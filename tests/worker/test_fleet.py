@@ -333,7 +333,7 @@ async def test_an_address_of_another_node_is_refused(
 
 
 def test_each_look_reads_the_list_of_nodes_once(fleet: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node added during the look is served from the next one on; with two readings its worker had no part of limits."""
+    """A node added during the look is served from the next one on; with two readings its worker had no shares."""
     growing = iter([fleet.nodes[:2], fleet.nodes])
     monkeypatch.setattr("tallybook._db.nodes.written", lambda dsn: next(growing))
     worker = Fleet(shop, fleet.dsn, "all", WorkerSettings(queues=parse_queues(None)))
@@ -377,7 +377,7 @@ async def test_a_limit_below_the_number_of_nodes_is_refused(fleet: Nodes, app: A
 async def test_a_node_too_many_for_a_limit_is_not_served(
     fleet: Nodes, app: App, note: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """If a node is added that a limit has no share for, a running worker keeps the former list and shares, and warns."""
+    """If a node is added that a limit has no share for, a running worker keeps its list and shares, and warns."""
     monkeypatch.setattr(_fleet, "AGAIN", 0.1)
     app.concurrency_limit("two", 2)
     fleet.run(1, "select tallybook.node_remove('west')")

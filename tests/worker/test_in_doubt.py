@@ -318,7 +318,8 @@ async def test_what_cannot_be_ended_so_is_refused(app: App, dsn: str, db: Any, j
     async def work(ctx: Context, how: str) -> None:
         async with await psycopg.AsyncConnection.connect(dsn) as conn:
             try:
-                await ctx.end(conn, Reject("502") if how == "reject" else Reschedule("+1 week"))  # type: ignore[arg-type]
+                outcome = Reject("502") if how == "reject" else Reschedule("+1 week")
+                await ctx.end(conn, outcome)  # type: ignore[arg-type]
             except NotSupported as error:
                 refused.append(str(error))
 

@@ -252,7 +252,7 @@ async def test_many_idle_workers_and_one_job(app: App, note: Any, db: Any, jobs:
     async with AsyncExitStack() as stack:
         workers = [await stack.enter_async_context(working(app, dsn, **SLEEPY)) for _ in range(12)]
         for worker in workers:
-            await eventually(lambda worker=worker: worker.sleeper and worker.sleeper.clear, "it sleeps")  # type: ignore[misc]
+            await eventually(lambda it=worker: it.sleeper and it.sleeper.clear, "it sleeps")  # type: ignore[misc]
             original = worker.claimer.claim
 
             async def claim(original: Any = original, **options: Any) -> Any:
@@ -263,7 +263,7 @@ async def test_many_idle_workers_and_one_job(app: App, note: Any, db: Any, jobs:
             worker.claimer.claim = claim  # type: ignore[method-assign]
         await jobs.ends(note.enqueue_sync(db))
         for worker in workers:
-            await eventually(lambda worker=worker: worker.sleeper and worker.sleeper.clear, "it sleeps")  # type: ignore[misc]
+            await eventually(lambda it=worker: it.sleeper and it.sleeper.clear, "it sleeps")  # type: ignore[misc]
     assert sum(worker.claimer.claimed for worker in workers) == 1
     assert asked <= 5 * len(workers)
 

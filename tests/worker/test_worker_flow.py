@@ -381,7 +381,7 @@ async def test_nothing_of_a_stopped_worker_stays_on_record(app: App, dsn: str, d
 async def test_a_worker_stops_when_its_heartbeat_fails(
     app: App, dsn: str, db: Any, jobs: Jobs, handlers: Handlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After an unexpected error in the heartbeat's thread it claims nothing more, ends its job and fails with that error."""
+    """After an unexpected error in the heartbeat's thread it claims no more, ends its job and fails with that error."""
     beat = Heartbeat._beat
 
     def broken(self: Heartbeat) -> None:
@@ -400,7 +400,7 @@ async def test_a_worker_stops_when_its_heartbeat_fails(
 
 
 async def test_a_start_that_fails_leaves_no_connection(app: App, dsn: str, db: Any) -> None:
-    """A worker that finds an undeclared limit raises, and its sessions end: they do not wait for the garbage collector."""
+    """A worker that finds an undeclared limit raises, and its sessions end without the garbage collector."""
 
     @app.task(limits=("nowhere",))
     async def limited() -> None: ...

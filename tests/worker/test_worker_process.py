@@ -234,17 +234,20 @@ import psycopg
 async def consume(dsn, name):
     taken = []
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True, prepare_threshold=None) as conn:
-        (worker,) = await (await conn.execute("select tallybook.worker_start(%s, array['default'])", (name,))).fetchone()
+        row = await conn.execute("select tallybook.worker_start(%s, array['default'])", (name,))
+        (worker,) = await row.fetchone()
         ready.release()
         await start.wait()
         while True:
             lease = uuid.uuid4()
             row = await (await conn.execute(
-                "select jobs from tallybook.claim(%s::int, array['default'], array[%s::int], %s)", (worker, 1 + worker % 3, lease)
+                "select jobs from tallybook.claim(%s::int, array['default'], array[%s::int], %s)",
+                (worker, 1 + worker % 3, lease),
             )).fetchone()
             if not row[0]:
                 return taken
-            jobs = await (await conn.execute("select job_id, attempt from tallybook.claimed_jobs(%s)", (lease,))).fetchall()
+            rows = await conn.execute("select job_id, attempt from tallybook.claimed_jobs(%s)", (lease,))
+            jobs = await rows.fetchall()
             taken += [job_id for job_id, _ in jobs]
             for job_id, attempt in jobs:
                 await conn.execute("select tallybook.complete(%s, %s, %s)", (lease, job_id, attempt))
@@ -335,7 +338,8 @@ def test_a_schedules_lock_and_its_work_go_down_and_come_back_together(own_server
     """S2-03: nothing fires or runs while the server is down; later each fire has its one job, never half."""
     # Ticks recorded as enqueued whose job is missing, and jobs of the schedule without a tick.
     half = """
-select f.tick, j.id from tallybook.fire f full join (select * from tallybook.job where task = 'rest') j on j.id = f.job_id
+select f.tick, j.id from tallybook.fire f
+  full join (select * from tallybook.job where task = 'rest') j on j.id = f.job_id
  where f.what = 'enqueued' and j.id is null or f.tick is null"""
     completed = "select count(*) from tallybook.job where task = 'rest' and state = 'completed'"
     dsn = own_server.dsn("shop")
