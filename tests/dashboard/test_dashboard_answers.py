@@ -80,7 +80,8 @@ async def test_what_is_no_address_is_refused_like_any_other(make: Make, tmp_path
 
             scope = {
                 "type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b"q=\xff",
-                "scheme": "http", "headers": [(b"host", b"localhost")], "client": HERE, "server": HERE, "http_version": "1.1",
+                "scheme": "http", "headers": [(b"host", b"localhost")], "client": HERE, "server": HERE,
+                "http_version": "1.1",
             }  # fmt: skip
             await site(scope, receive, send)
             said = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
@@ -126,9 +127,9 @@ async def test_no_file_but_those_of_the_dashboard_is_given_out(make: Make, tmp_p
     async def raw(site: Any, path: str) -> tuple[int, bytes]:
         """Request a path that no client would send unchanged."""
         scope = {
-            "type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b"", "scheme": "http",
-            "headers": [(b"host", b"localhost")], "client": HERE, "root_path": "", "http_version": "1.1",
-            "asgi": {"version": "3.0"},
+            "type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b"",
+            "scheme": "http", "headers": [(b"host", b"localhost")], "client": HERE, "root_path": "",
+            "http_version": "1.1", "asgi": {"version": "3.0"},
         }  # fmt: skip
         sent: list[Any] = []
 

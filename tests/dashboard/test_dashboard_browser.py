@@ -40,7 +40,8 @@ LOOKS = [(size, theme) for theme in ("light", "dark") for size in (DESK, TABLET,
 # Texts with a contrast below 4.5, and elements that scroll sideways; disabled ones are skipped.
 SHORTCOMINGS = """
 const rgb = (text) => text.match(/[\\d.]+/g).map(Number);
-const light = ([r, g, b]) => [r, g, b].map((c) => c / 255).map((c) => (c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
+const light = ([r, g, b]) => [r, g, b].map((c) => c / 255)
+  .map((c) => (c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
   .reduce((sum, c, at) => sum + c * [0.2126, 0.7152, 0.0722][at], 0);
 const behind = (one) => {
   const back = rgb(getComputedStyle(one).backgroundColor);
@@ -379,7 +380,8 @@ def test_every_action_works_from_its_form(look: Browser, site: str, data: str) -
     find_buttons = """
 document.querySelectorAll("details").forEach((one) => { one.open = true; });
 document.querySelectorAll("[data-check-all]:not(:checked)").forEach((one) => { one.click(); });
-return [...document.querySelectorAll("form[method=post] button")].filter((one) => one.checkVisibility() && !one.disabled)
+return [...document.querySelectorAll("form[method=post] button")]
+  .filter((one) => one.checkVisibility() && !one.disabled)
   .map((one) => [new URL(one.hasAttribute("formaction") ? one.formAction : one.form.action).pathname, one])"""
 
     def _destroys(action: str) -> int:
@@ -435,7 +437,8 @@ return [...document.querySelectorAll("form[method=post] button")].filter((one) =
             button = _buttons(look)[action]
             submit(look, look.run("return arguments[0].form", button), button)
             assert look.all(".notice.done") and look.complaints() == [], (action, look.find(".notice").text)
-        assert conn.execute("select count(*) from tallybook.audits where via = 'web'").fetchone()[0] >= 3  # type: ignore[index]
+        audits = "select count(*) from tallybook.audits where via = 'web'"
+        assert conn.execute(audits).fetchone()[0] >= 3  # type: ignore[index]
 
 
 def _staged(conn: psycopg.Connection[Any], action: str) -> str:
@@ -460,7 +463,8 @@ def _staged(conn: psycopg.Connection[Any], action: str) -> str:
         (job,) = hands.start()
         assert hands.fail(job, final=True) == "dead"
         conn.execute("select tallybook.worker_stop(%s)", (hands.worker,))
-        return {"/dead": f"/dead?queue={quote(queue)}", "/job": f"/job/{job.id}", "/jobs": f"/jobs?queue={quote(queue)}",
+        return {"/dead": f"/dead?queue={quote(queue)}", "/job": f"/job/{job.id}",
+                "/jobs": f"/jobs?queue={quote(queue)}",
                 "/subject": f"/subject?task=staged&name={quote(name)}"}[action.rpartition("/")[0]]  # fmt: skip
     if action.startswith("/limit/"):
         conn.execute("select tallybook.breaker_set(%s, 1, '1 min', '1 hour')", (name,))

@@ -119,10 +119,11 @@ def test_what_a_secret_is_called() -> None:
         "session",
     )
     secrets = (
-    "password", "passwords", "password_hash", "dbPassword", "old_passwd", "pwd", "passphrase", "pass", "user_pass", "api_key",
-    "apiKey", "API Key", "access_key", "AWS_SECRET_ACCESS_KEY", "private-key", "signing_key", "encryption_key", "token",
-    "refreshToken", "jwt", "bearer", "Authorization", "auth", "Set-Cookie", "credentials", "client_secret", "dsn", "database_dsn",
-    "database_url", "DATABASE_URI", "connection_string", "connectionString", "webhook_url", "webhookUrl", "session_id",
+    "password", "passwords", "password_hash", "dbPassword", "old_passwd", "pwd", "passphrase", "pass", "user_pass",
+    "api_key", "apiKey", "API Key", "access_key", "AWS_SECRET_ACCESS_KEY", "private-key", "signing_key",
+    "encryption_key", "token", "refreshToken", "jwt", "bearer", "Authorization", "auth", "Set-Cookie", "credentials",
+    "client_secret", "dsn", "database_dsn", "database_url", "DATABASE_URI", "connection_string", "connectionString",
+    "webhook_url", "webhookUrl", "session_id",
 )  # fmt: skip
     for name in secrets:
         assert redact([{"a": {name: SECRET}}]) == [{"a": {name: DOTS}}], name

@@ -137,8 +137,9 @@ async def test_every_page_of_an_empty_database(app: App) -> None:
             "/jobs?link=customer": "is not KIND=KEY",
             "/jobs?after=here": "is not a cursor", "/jobs?error=" + "x" * 501: "at most 500",
             "/dead?reason=bored": "reason must be one of", "/dead?after=here": "address is not valid",
-            "/dead/preview?verb=burn": "can be retried, cancelled or dropped", "/jobs/preview?verb=burn": "The verb must be one of",
-            "/trace?link=a%3D1&unique=b": "follows one thing", "/trace?unique=a&most=-1": "not a whole number",
+            "/dead/preview?verb=burn": "can be retried, cancelled or dropped",
+            "/jobs/preview?verb=burn": "The verb must be one of", "/trace?link=a%3D1&unique=b": "follows one thing",
+            "/trace?unique=a&most=-1": "not a whole number",
         }.items():  # fmt: skip
             assert why in (await visitor.get(path, 400)).said, path
 
@@ -156,9 +157,10 @@ async def test_hostile_text_is_text_and_secrets_are_dots(app: App, db: Any, dsn:
     app.tasks["charge"].with_(queue="slow", delay="1 hour").enqueue_sync(db, hostile)
     said = quote(hostile)
     paths = [
-        "/jobs", "/dead", "/dead/preview?verb=drop", "/jobs/preview?verb=cancel", "/subjects", f"/job/{job}", f"/job/{good}",
-        f"/trace?unique={said}", f"/trace?link={quote('customer=' + hostile[:180])}", f"/subject?task=feed&name={said}",
-        f"/subjects?prefix={said}", f"/jobs?error={said}", f"/jobs?task={said}&queue={said}&link={quote('a=' + hostile[:150])}",
+        "/jobs", "/dead", "/dead/preview?verb=drop", "/jobs/preview?verb=cancel", "/subjects", f"/job/{job}",
+        f"/job/{good}", f"/trace?unique={said}", f"/trace?link={quote('customer=' + hostile[:180])}",
+        f"/subject?task=feed&name={said}", f"/subjects?prefix={said}", f"/jobs?error={said}",
+        f"/jobs?task={said}&queue={said}&link={quote('a=' + hostile[:150])}",
         f"/dead?error={said}&task={said}&queue={said}",
     ]  # fmt: skip
     async with visiting(app) as visitor:
@@ -371,7 +373,8 @@ async def test_pages_of_dead_letters_that_died_at_one_instant(app: App, db: Any,
     at = datetime(2031, 1, 1, tzinfo=UTC)
     db.execute("update tallybook.dead set died_at = %s", [at])
     ask = """select job_id, why
-               from tallybook.dead_letters(max_jobs => 3, before => %s, before_id => %s, max_looked => %s, text => %s)"""
+               from tallybook.dead_letters(max_jobs => 3, before => %s, before_id => %s, max_looked => %s,
+                                           text => %s)"""
     seen, before, before_id = [], None, None
     while found := db.execute(ask, [before, before_id, None, None]).fetchall():
         seen += [job for job, _ in found]
@@ -560,7 +563,9 @@ async def test_a_deadlock_on_the_way_is_told_with_what_was_done(
     """A batch that a deadlock aborts changes nothing; the user sees this, and what was done before."""
     in_the_way = """\
 create function given_up() returns trigger language plpgsql as $$ begin
-  if (select count(*) from tallybook.audit) >= {} then raise exception 'deadlock detected' using errcode = '40P01'; end if;
+  if (select count(*) from tallybook.audit) >= {} then
+    raise exception 'deadlock detected' using errcode = '40P01';
+  end if;
   return new;
 end $$;
 create trigger deadlock before insert on tallybook.audit for each row execute function given_up()"""

@@ -202,7 +202,8 @@ async def test_a_client_that_stops_reading_loses_its_stream(make: Any, monkeypat
 
     scope = {
         "type": "http", "asgi": {"spec_version": "2.3"}, "method": "GET", "scheme": "http", "path": "/events",
-        "query_string": b"topic=overview", "headers": [(b"host", b"localhost")], "client": HERE, "server": ("localhost", 80),
+        "query_string": b"topic=overview", "headers": [(b"host", b"localhost")], "client": HERE,
+        "server": ("localhost", 80),
     }  # fmt: skip
     async with asyncio.timeout(10):
         await site(scope, receive, send)
@@ -240,7 +241,7 @@ async def test_many_topics_hold_no_transaction_for_long(dsn: str, monkeypatch: p
         async with looked_at(dsn, every=30) as (live, _):
             live.topic("asked", asked)
             one = await view(live, *(f"asked:{n}" for n in range(5)))
-            await eventually(lambda one=one: len(one.said) == 6, "all five are said, and how it goes")  # type: ignore[misc]
+            await eventually(lambda one=one: len(one.said) == 6, "six are said")  # type: ignore[misc]
             await one.leave()
         assert (len(begun), len(set(begun))) == (5, transactions)
 

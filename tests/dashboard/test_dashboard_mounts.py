@@ -120,8 +120,9 @@ async def stream(visitor: Visitor) -> AsyncIterator[AsyncIterator[str]]:
     cookie = "; ".join(f"{one.name}={one.value}" for one in visitor.http.cookies.jar)
     scope = {
         "type": "http", "method": "GET", "path": f"{MOUNT}/events", "raw_path": b"", "query_string": b"topic=overview",
-        "headers": [(b"host", b"shop.example"), (b"cookie", cookie.encode())], "client": ("127.0.0.1", 1), "scheme": "https",
-        "root_path": "", "http_version": "1.1", "asgi": {"version": "3.0"}, "server": ("shop.example", 443),
+        "headers": [(b"host", b"shop.example"), (b"cookie", cookie.encode())], "client": ("127.0.0.1", 1),
+        "scheme": "https", "root_path": "", "http_version": "1.1", "asgi": {"version": "3.0"},
+        "server": ("shop.example", 443),
     }  # fmt: skip
 
     async def send(message: Any) -> None:
@@ -201,7 +202,8 @@ settings.configure(
     DEBUG=False, SECRET_KEY="k" * 50, ALLOWED_HOSTS=["*"], ROOT_URLCONF=__name__,
     DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "site.db"}},
     INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django.contrib.sessions"],
-    MIDDLEWARE=["django.contrib.sessions.middleware.SessionMiddleware", "django.contrib.auth.middleware.AuthenticationMiddleware"],
+    MIDDLEWARE=["django.contrib.sessions.middleware.SessionMiddleware",
+                "django.contrib.auth.middleware.AuthenticationMiddleware"],
 )
 django.setup()
 from django.contrib.auth import login

@@ -241,7 +241,8 @@ async def test_every_fire_of_a_schedule_is_seen(app: App, seen: Seen, db: Any) -
     assert "was skipped" in await seen.act("/schedule/run", name="report")
     for hours, what, reason, ticks in ((2, "failed", f"no such table {EVIL}", None), (3, "missed", None, 4)):
         db.execute(
-            "insert into tallybook.fire (schedule, tick, fired_at, what, reason, ticks) values ('report', %s, %s, %s, %s, %s)",
+            "insert into tallybook.fire (schedule, tick, fired_at, what, reason, ticks)"
+            " values ('report', %s, %s, %s, %s, %s)",
             [NOW - timedelta(hours=hours), NOW, what, reason, ticks],
         )
     text = await seen.page("/schedule?name=report")
@@ -265,8 +266,8 @@ async def test_fires_go_in_pages_that_look_at_a_bounded_number(
     await app.schedules.set("often", app.tasks["send"].job("ada"), every="1 s")
     db.execute(
         "insert into tallybook.fire (schedule, tick, fired_at, what, reason)"
-        " select 'often', %s::timestamptz + n * interval '1 s', %s, case n when 3 then 'failed' else 'skipped' end, 'overlap'"
-        " from generate_series(1, 130) n",
+        " select 'often', %s::timestamptz + n * interval '1 s', %s, case n when 3 then 'failed' else 'skipped' end,"
+        " 'overlap' from generate_series(1, 130) n",
         [NOW, NOW],
     )
     path, ticks = "/schedule?name=often", []
@@ -286,7 +287,8 @@ async def test_a_thousand_schedules(app: App, seen: Seen, db: Any) -> None:
     """S2-16: a thousand schedules are listed a hundred per page, and found by a part of their name."""
     db.execute(
         "insert into tallybook.schedule (name, source, task, every, since, created_at, changed_at)"
-        " select 's' || to_char(n, 'FM0000'), 'database', 'send', '1 h', %(now)s, %(now)s, %(now)s from generate_series(1, 1000) n",
+        " select 's' || to_char(n, 'FM0000'), 'database', 'send', '1 h', %(now)s, %(now)s, %(now)s"
+        " from generate_series(1, 1000) n",
         {"now": NOW},
     )
     text = await seen.page("/schedules")
@@ -410,7 +412,8 @@ def test_the_lag_is_the_longest_wait_since_it_was_asked() -> None:
         first = watchdog.lag()
         watchdog.start()
         try:
-            time.sleep(1.2)  # noqa: ASYNC251 - in the loop's own thread: it is blocked for more than the half second between two signs
+            # It blocks the loop for more than the half second between two signs.
+            time.sleep(1.2)  # noqa: ASYNC251
             return first, watchdog.lag()
         finally:
             watchdog.stop()
@@ -504,7 +507,7 @@ async def test_no_page_shows_a_secret(app: App, seen: Seen, db: Any, monkeypatch
     assert EVIL[:40] not in text and "api_key" not in await seen.page("/providers?q=img")
 
 
-# --- maintenance and audit -------------------------------------------------------------------------------------------------
+# --- maintenance and audit --------------------------------------------------------------------------------------------
 
 
 async def test_maintenance_says_what_the_doctor_finds(seen: Seen, db: Any) -> None:
