@@ -39,8 +39,10 @@ def test_sql_alone_sends_a_mail(app: App, run: Run, db: Any) -> None:
         serving(app, mail(port))
         (job,) = db.execute(
             "select tallybook.enqueue('out', 'tallybook.email', jsonb_build_object('provider', 'mail',"
-            " 'to', jsonb_build_array('Ada Löve <ada@example.org>', 'bob@example.org'), 'cc', jsonb_build_array('cy@example.org'),"
-            " 'bcc', jsonb_build_array('dan@example.org'), 'subject', 'Grüße', 'text', E'Hello\n.\nYou', 'html', '<b>Hello</b>',"
+            " 'to', jsonb_build_array('Ada Löve <ada@example.org>', 'bob@example.org'),"
+            " 'cc', jsonb_build_array('cy@example.org'),"
+            " 'bcc', jsonb_build_array('dan@example.org'), 'subject', 'Grüße', 'text', E'Hello\n.\nYou',"
+            " 'html', '<b>Hello</b>',"
             " 'reply_to', 'desk@example.org', 'headers', jsonb_build_object('Auto-Submitted', 'auto-generated')))"
         ).fetchone()
         found = run(job)

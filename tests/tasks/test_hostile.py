@@ -129,7 +129,8 @@ def test_every_way_to_write_the_inside_is_refused(app: App, run: Run, db: Any) -
     """S4-06: inside addresses are refused: decimal, octal, hex, short, mapped, compatible, translated, tunneled."""
     hosts = """\
 2130706433 0x7f.1 0177.0.0.1 127.1 0 [::ffff:127.0.0.1] [::127.0.0.1] [::ffff:0:127.0.0.1] [64:ff9b::7f00:1]
-[64:ff9b:1::7f00:1] [2002:7f00:1::] [2001:0:7f00:1::] [::] [::1] [fd00:ec2::254] 169.254.169.254 100.100.100.200 255.255.255.255"""
+[64:ff9b:1::7f00:1] [2002:7f00:1::] [2001:0:7f00:1::] [::] [::1] [fd00:ec2::254] 169.254.169.254
+100.100.100.200 255.255.255.255"""
     put = {host: CALL.enqueue_sync(db, url=f"http://{host}:1/") for host in hosts.split()}
     run(put["127.1"])  # drains all of them
     for host, job in put.items():

@@ -72,10 +72,10 @@ def test_how_a_provider_is_shown_who_calls(
 
 
 def test_what_is_sent_and_what_comes_back(app: App, dsn: str, db: Any, endpoint: HttpServer) -> None:
-    """S4-06 S4-18: JSON or text is sent, a POST with one idempotency key at every attempt; text, bytes or nothing comes back."""
+    """S4-06 S4-18: JSON or text is sent, a POST with one key for all attempts; text, bytes or nothing comes back."""
     serving(app, rates(endpoint))
-    answers = {"/v1/text": (b"caf\xc3\xa9", "text/plain"), "/v1/bytes": (b"\x00\xff", "image/png"), "/v1/none": (b"", "text/plain"),
-               "/v1/lie": (b"{no", "application/json")}  # fmt: skip
+    answers = {"/v1/text": (b"caf\xc3\xa9", "text/plain"), "/v1/bytes": (b"\x00\xff", "image/png"),
+               "/v1/none": (b"", "text/plain"), "/v1/lie": (b"{no", "application/json")}  # fmt: skip
     endpoint.reply(lambda got: Reply(200, {"Content-Type": answers[got.path][1]}, answers[got.path][0]))
     jobs = [
         http.enqueue_sync(db, "rates", method="POST", path="/text", body={"é": None}),
@@ -146,7 +146,8 @@ def test_calls_that_fail_for_good_or_for_now(app: App, dsn: str, db: Any, endpoi
 def everything(dsn: str, db: Any, caplog: pytest.LogCaptureFixture) -> str:
     """Everything in the database and the log, as text."""
     tables = db.execute(
-        "select table_name from information_schema.tables where table_schema = 'tallybook' and table_type = 'BASE TABLE'"
+        "select table_name from information_schema.tables"
+        " where table_schema = 'tallybook' and table_type = 'BASE TABLE'"
     ).fetchall()
     found = [str(db.execute(f"select t::text from tallybook.{name} t").fetchall()) for (name,) in tables]  # noqa: S608
     found += [f"{record.getMessage()} {record.__dict__}" for record in caplog.records]

@@ -59,7 +59,7 @@ def test_a_mail_and_an_sms_are_one_job(app: App, run: Run, db: Any, endpoint: Ht
 
 @pytest.mark.parametrize("broken", ["email", "sms"])
 def test_a_retry_sends_only_what_was_not_sent(app: App, dsn: str, db: Any, endpoint: HttpServer, broken: str) -> None:
-    """S4-22 S4-18: if one channel fails, the other is sent, once; the retry sends the rest, an SMS with the same key."""
+    """S4-22 S4-18: if one channel fails, the other is sent, once; the retry sends the rest, an SMS with its key."""
     with smtp_server() as (mailbox, port):
         serving(app, mail(port), texts(endpoint))
         if broken == "email":

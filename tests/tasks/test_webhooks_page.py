@@ -69,7 +69,8 @@ def test_the_settings_on_the_page_are_those_that_are_read() -> None:
     """docs/webhooks.md lists every provider setting that the code reads, and no other."""
     folder = ROOT / "src/tallybook/extra/tasks"
     pattern = re.compile(
-        r'(?:settings\.get\(|text_setting\(\w+, |text_setting\(\s*provider, )"(\w+)"|"(\w+)" (?:not )?in provider\.settings'
+        r'(?:settings\.get\(|text_setting\(\w+, |text_setting\(\s*provider, )"(\w+)"'
+        r'|"(\w+)" (?:not )?in provider\.settings'
     )
     read = {
         name for file in folder.glob("*.py") for found in pattern.findall(file.read_text("utf-8")) for name in found
