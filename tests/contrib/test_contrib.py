@@ -361,7 +361,10 @@ def test_a_view_and_its_jobs_are_one_transaction(flask_app: Flask, db: Any) -> N
     assert client.post("/13/1").status_code == 500
     assert client.post("/3/99").status_code == 500
     assert rows(db) == (2, 2)
-    open_now = "select count(*) from pg_stat_activity where datname = current_database() and application_name = 'tallybook shop'"
+    open_now = (
+        "select count(*) from pg_stat_activity"
+        " where datname = current_database() and application_name = 'tallybook shop'"
+    )
     wait_until(lambda: db.execute(open_now).fetchone() == (0,), "a request's connection is closed with it")
 
 

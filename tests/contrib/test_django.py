@@ -131,7 +131,8 @@ def test_workers_of_a_project_run_its_jobs(site: Site, empty_dsn: str, tmp_path:
             for pid in pids:
                 assert b"sesame" not in Path(f"/proc/{pid}/cmdline").read_bytes()
             put: Any = (
-                "with o as (insert into shop_order (email, billed) select 'x', false from generate_series(1, 200) returning id)"
+                "with o as (insert into shop_order (email, billed) select 'x', false"
+                " from generate_series(1, 200) returning id)"
                 " select count(tallybook.enqueue('default', 'bill', jsonb_build_object('order_id', o.id))) from o"
             )
             db.execute(put)

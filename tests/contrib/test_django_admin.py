@@ -27,7 +27,8 @@ PEOPLE = """
 from django.contrib.auth.models import Permission, User
 User.objects.create_superuser("ada", password="open sesame")
 viewer = User.objects.create_user("bob", password="open sesame", is_staff=True)
-viewer.user_permissions.set(Permission.objects.filter(content_type__app_label="tallybook", codename__startswith="view_"))
+views = Permission.objects.filter(content_type__app_label="tallybook", codename__startswith="view_")
+viewer.user_permissions.set(views)
 User.objects.create_user("cem", password="open sesame", is_staff=True)
 """
 COMMANDS = {

@@ -222,7 +222,7 @@ async def test_without_a_client_nothing_is_added(app: App) -> None:
 
 
 def test_a_whole_program_reports_each_failure_once(dsn: str) -> None:
-    """With the SDK's own integrations: each failure is one event, from processes too, and no log line is a second one."""
+    """With the SDK's own integrations each failure is one event, from processes too; no log line is a second one."""
     done = subprocess.run(
         [sys.executable, "-m", "support.sentry_app", dsn],
         cwd=TESTS,
