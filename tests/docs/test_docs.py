@@ -135,7 +135,7 @@ def test_the_example_of_the_query_page_runs(tmp_path: Path, dsn: str, db: Any) -
 
 @pytest.mark.slow
 def test_the_examples_of_the_providers_page_run(tmp_path: Path, dsn: str, db: Any) -> None:
-    """S1-12, S1-15, S1-17: docs/providers.md as written: added, routed, used, re-routed by one row, changed, rotated."""
+    """S1-12, S1-15, S1-17: docs/providers.md as written: added, routed, used, rerouted by one row, changed, rotated."""
     page = "docs/providers.md"
     assert project(tmp_path, page) == ["app.py", "rated.py"]
     first, *others = [line for block in blocks(ROOT / page, "sh") for line in block.splitlines()]
@@ -236,7 +236,7 @@ def test_the_tutorials_files_run(tmp_path: Path, dsn: str, db: Any) -> None:
 
 @pytest.mark.slow
 def test_the_files_of_the_subjects_page_run(tmp_path: Path, dsn: str, db: Any) -> None:
-    """S3-02 S3-13 S3-39 S3-40: docs/subjects.md as written: pushed once, run, in bulk, ended in each way, forwarded, upgraded."""
+    """S3-02 S3-13 S3-39 S3-40: docs/subjects.md as written: pushed once, run, in bulk, ended, forwarded, upgraded."""
     files = ["app.py", "push.py", "bulk.py", "crawl.py", "forward.py", "app2.py", "status.py"]
     assert project(tmp_path, "docs/subjects.md") == files
     (printed,) = blocks(ROOT / "docs/subjects.md", "text")
@@ -251,7 +251,8 @@ def test_the_files_of_the_subjects_page_run(tmp_path: Path, dsn: str, db: Any) -
     assert "has 1024 bytes" in python(tmp_path, dsn, "-c", f"import crawl, forward; {DRAIN}; drain(app)")
     crawled = "select subject, state, args -> 'seen', failures from tallybook.subject where task = 'crawl' order by 1"
     assert db.execute(crawled).fetchall() == [
-        ("https://a.example", "planned", 1, 0), ("https://c.example", "planned", None, 1), ("https://d.example", "killed", None, 0),
+        ("https://a.example", "planned", 1, 0), ("https://c.example", "planned", None, 1),
+        ("https://d.example", "killed", None, 0),
     ]  # fmt: skip
     assert python(tmp_path, dsn, "status.py") == "completed 1 0 {'url': 'https://example.org', 'size': 1024}\n"
 
@@ -590,7 +591,7 @@ def test_every_sqlstate_of_the_functions_is_listed() -> None:
 
 
 def test_worker_options_are_those_of_the_settings() -> None:
-    """docs/configuration.md lists every field of WorkerSettings with its default, and its option of `tallybook worker`."""
+    """docs/configuration.md lists each field of WorkerSettings with its default and option of `tallybook worker`."""
 
     def shown(field: Field[Any]) -> str:
         """The default as docs/configuration.md writes it."""

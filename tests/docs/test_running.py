@@ -104,7 +104,7 @@ def test_the_probes_ask_what_is_served() -> None:
 
 @pytest.mark.parametrize("name", ["migrate", "worker", "web"])
 def test_a_pod_has_no_rights_that_it_does_not_need(name: str) -> None:
-    """Pods and containers run as user 1000, without a token, without capabilities, on a read-only root; so does compose."""
+    """Pods, containers and compose run as user 1000, without a token or capabilities, on a read-only root."""
     found = manifests(name)[0]["spec"]["template"]
     pod, (container,) = found["spec"], found["spec"]["containers"]
     assert pod["securityContext"].items() >= {"runAsNonRoot": True, "runAsUser": 1000}.items()
