@@ -59,7 +59,8 @@ class Asker:
         """Request permits for these jobs; return those that start, in this order."""
         given = "".join(f", {name} => {value}" for name, value in more.items())
         leases, ids, attempts = ([job[n] for job in jobs] for n in range(3))
-        query = f"select job_id, starts_in, unknown, late from tallybook.limit_take(%s, %s, %s, %s, at => %s{given})"  # noqa: S608
+        take = f"tallybook.limit_take(%s, %s, %s, %s, at => %s{given})"
+        query = f"select job_id, starts_in, unknown, late from {take}"  # noqa: S608
         rows = self.db.execute(cast("Any", query), (leases, ids, attempts, names, at)).fetchall()
         self.unknown += [(job, name) for job, _, name, _ in rows if name is not None]
         starts = [(job, at + starts_in * S) for job, starts_in, name, _ in rows if name is None]

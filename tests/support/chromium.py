@@ -30,9 +30,12 @@ window.refused = [];
 window.ran = [];
 window.fired = () => { window.ran.push("fired"); };
 document.addEventListener("securitypolicyviolation", (event) => {
-  window.refused.push(`${event.violatedDirective} ${event.blockedURI} ${event.sourceFile}:${event.lineNumber} ${event.sample}`);
+  const place = `${event.sourceFile}:${event.lineNumber}`;
+  window.refused.push(`${event.violatedDirective} ${event.blockedURI} ${place} ${event.sample}`);
 });
-window.addEventListener("error", (event) => { window.ran.push(`error: ${event.message} ${event.filename}:${event.lineno}`); });
+window.addEventListener("error", (event) => {
+  window.ran.push(`error: ${event.message} ${event.filename}:${event.lineno}`);
+});
 window.addEventListener("unhandledrejection", (event) => { window.ran.push(`rejection: ${event.reason}`); });
 """
 
@@ -111,7 +114,8 @@ class Browser:
     def complaints(self) -> list[str]:
         """Return refused requests, scripts that must not run, and console messages since the last call."""
         said = self.run(
-            "const all = [...(window.refused ?? []), ...(window.ran ?? [])]; window.refused = []; window.ran = []; return all"
+            "const all = [...(window.refused ?? []), ...(window.ran ?? [])];"
+            " window.refused = []; window.ran = []; return all"
         )
         return [*said, *(f"console: {one['level']} {one['message']}" for one in self.driver.get_log("browser"))]
 
@@ -125,7 +129,8 @@ def browser(dark: bool = False) -> Iterator[Browser]:
     options = Options()
     options.binary_location = found[0]
     for word in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "no-first-run", "disable-sync",
-                 "disable-background-networking", "disable-component-update", "disable-default-apps", "disable-extensions",
+                 "disable-background-networking", "disable-component-update", "disable-default-apps",
+                 "disable-extensions",
                  "hide-scrollbars", "mute-audio", "disable-quic", f"user-data-dir={profile}"):  # fmt: skip
         options.add_argument(f"--{word}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})

@@ -80,8 +80,8 @@ def burn(conn: psycopg.Connection[Any], ids: int) -> None:
     conn.execute("create temp table if not exists burnt (n int)")
     conn.execute(
         "create or replace procedure pg_temp.burn(ids int) language plpgsql as $$ begin"
-        " for i in 1 .. ids loop begin insert into burnt values (i); raise 'undo'; exception when raise_exception then end;"
-        " end loop; end $$"
+        " for i in 1 .. ids loop begin insert into burnt values (i); raise 'undo';"
+        " exception when raise_exception then end; end loop; end $$"
     )
     conn.execute("call pg_temp.burn(%s)", (ids,))
 

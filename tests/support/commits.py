@@ -6,4 +6,5 @@ begin
   perform pg_terminate_backend(pg_backend_pid());
   return null;
 end $$;
-create constraint trigger dies after insert on tallybook.audit deferrable initially deferred for each row execute function dies()"""
+create constraint trigger dies after insert on tallybook.audit deferrable initially deferred
+  for each row execute function dies()"""

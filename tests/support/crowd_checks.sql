@@ -1,7 +1,8 @@
 -- What the crowd must not leave behind (see crowd.py): each query gives one line of text for each finding.
 
 -- name: lost
-select format('job %s: %s', l.job_id, coalesce((select string_agg(j.state, ',') from tallybook.job j where j.id = l.job_id), 'gone'))
+select format('job %s: %s', l.job_id,
+         coalesce((select string_agg(j.state, ',') from tallybook.job j where j.id = l.job_id), 'gone'))
   from ledger_check l
  where not exists (select from tallybook.entry e join tallybook.outcome o on o.entry_xid = e.xid and o.entry_seq = e.seq
                     where e.job_id = l.job_id and o.state in ('completed', 'cancelled'))
@@ -28,8 +29,10 @@ select format('job %s', r.job_id) from runs r where not exists (select from ledg
 
 -- name: kept, but rolled back
 select format('job %s in %s', k.job_id, k.place)
-  from (select job_id, 'entry' as place from tallybook.entry union all select job_id, 'scheduled' from tallybook.scheduled
-        union all select job_id, 'unique_key' from tallybook.unique_key union all select job_id, 'dead' from tallybook.dead) k
+  from (select job_id, 'entry' as place from tallybook.entry
+        union all select job_id, 'scheduled' from tallybook.scheduled
+        union all select job_id, 'unique_key' from tallybook.unique_key
+        union all select job_id, 'dead' from tallybook.dead) k
  where not exists (select from ledger_check l where l.job_id = k.job_id);
 
 -- name: an attempt run under two leases
@@ -72,7 +75,8 @@ select format('lane %s number %s', lane_id, number) from tallybook.claim group b
 -- name: claims that took more or less than the entries that name them
 select format('claims say %s, entries %s', c.jobs, e.jobs)
   from (select coalesce(sum(jobs), 0) as jobs from tallybook.claim) c,
-       (select count(*) as jobs from tallybook.entry x, lateral tallybook._claim_of(x.lane_id, x.retention, x.xid, x.seq)) e
+       (select count(*) as jobs
+          from tallybook.entry x, lateral tallybook._claim_of(x.lane_id, x.retention, x.xid, x.seq)) e
  where c.jobs <> e.jobs;
 
 -- name: on view other than once, as ended

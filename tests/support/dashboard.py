@@ -97,7 +97,8 @@ async def visiting(
 
     Errors of the application are only visible as answers, unless `raises` is set.
     """
-    transport = httpx2.ASGITransport(app=within or site, client=client, raise_app_exceptions=raises)  # type: ignore[arg-type]
+    app: Any = within or site
+    transport = httpx2.ASGITransport(app=app, client=client, raise_app_exceptions=raises)
     async with httpx2.AsyncClient(transport=transport, base_url=base) as http:
         yield Visitor(http, site, root)
 

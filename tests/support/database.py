@@ -31,7 +31,8 @@ def call(db: Connection, verb: str, columns: str = "*", **args: Any) -> list[Row
     """Select these columns from a function of Tallybook with named arguments; a dict is passed as JSON."""
     values = {name: Jsonb(value) if isinstance(value, dict) else value for name, value in args.items()}
     names = ", ".join(f"{name} => %({name})s" for name in values)
-    return db.execute(f"select {columns} from tallybook.{verb}({names})", values).fetchall()  # type: ignore[arg-type]  # noqa: S608
+    query = f"select {columns} from tallybook.{verb}({names})"  # noqa: S608
+    return db.execute(query, values).fetchall()  # type: ignore[arg-type]
 
 
 @contextmanager

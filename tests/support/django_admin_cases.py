@@ -41,7 +41,8 @@ class AdminTest(SimpleTestCase):
         User.objects.all().delete()
         ask(
             "with e as (delete from tallybook.entry), s as (delete from tallybook.scheduled),"
-            " d as (delete from tallybook.dead), f as (delete from tallybook.schedule) delete from tallybook.audit returning 1"
+            " d as (delete from tallybook.dead), f as (delete from tallybook.schedule)"
+            " delete from tallybook.audit returning 1"
         )
         self.boss = User.objects.create_superuser("ada")
         self.client.force_login(self.boss)
@@ -184,7 +185,8 @@ class AdminTest(SimpleTestCase):
     def test_schedules_are_paused_resumed_and_run(self) -> None:
         """Pause, resume and run now; a run enqueues a job, and is skipped while that job has not ended."""
         ask(
-            "select tallybook.schedule_set('daily', 'bill', '{\"order_id\": 1}', cron => '0 6 * * *', tz => 'Europe/Berlin')"
+            "select tallybook.schedule_set('daily', 'bill', '{\"order_id\": 1}', cron => '0 6 * * *',"
+            " tz => 'Europe/Berlin')"
         )
         self.assertIn("0 6 * * * Europe/Berlin", self.text(pages("schedule")))
         self.assertIn("Schedule daily paused", self.act("schedule", "pause", "daily"))

@@ -22,8 +22,8 @@ SECRET_KEY = "for tests"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 ROOT_URLCONF = "project.urls"
 USE_TZ = True
-DATABASES = {"default": {"ENGINE": "django.db.backends.postgresql", "CONN_MAX_AGE": None, **json.loads(os.environ["SHOP_DB"])}}
-DATABASES["other"] = {**DATABASES["default"], "TEST": {"MIRROR": "default"}}
+SHOP = {"ENGINE": "django.db.backends.postgresql", "CONN_MAX_AGE": None, **json.loads(os.environ["SHOP_DB"])}
+DATABASES = {"default": SHOP, "other": {**SHOP, "TEST": {"MIRROR": "default"}}}
 """
 # A second backend, whose tasks have no limit of their own.
 PLAIN = 'TASKS["plain"] = {**TASKS["default"], "OPTIONS": {}}\n'

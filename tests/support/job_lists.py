@@ -20,7 +20,8 @@ select j.id, j.queue, j.task, j.state, j.priority, j.attempts, j.failures, j.max
  where (%(queue)s::text is null or j.queue = %(queue)s) and (%(task)s::text is null or j.task = %(task)s)
    and (%(states)s::text[] is null or j.state = any (%(states)s))
    and not exists (select from jsonb_each_text(%(links)s) k where j.links ->> k.key is distinct from k.value)
-   and (%(error)s::text is null or concat_ws(' ', j.errors -> -1 ->> 'type', j.last_error) ilike '%%' || %(error)s || '%%')
+   and (%(error)s::text is null
+        or concat_ws(' ', j.errors -> -1 ->> 'type', j.last_error) ilike '%%' || %(error)s || '%%')
    and (not %(unserved)s or j.unserved)
    and (%(since)s::timestamptz is null or j.enqueued_at >= %(since)s)
    and (%(before)s::timestamptz is null or j.enqueued_at < %(before)s)"""

@@ -161,7 +161,8 @@ def http_server(host: str = "127.0.0.1", port: int = 0, cert: Path | None = None
         context.load_cert_chain(cert)
         server.socket = context.wrap_socket(server.socket, server_side=True)
         scheme = "https"
-    handler.home = home = HttpServer(f"{scheme}://{host}:{server.server_port}", server.server_port)  # type: ignore[attr-defined]
+    home = HttpServer(f"{scheme}://{host}:{server.server_port}", server.server_port)
+    handler.home = home  # type: ignore[attr-defined]
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:
@@ -192,7 +193,8 @@ def certificate(folder: Path, name: str) -> Path:
     path = folder / "cert.pem"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}", "-keyout", str(path), "-out", str(folder / "only")],
+         "-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name}", "-keyout", str(path),
+         "-out", str(folder / "only")],
         check=True, capture_output=True, timeout=30,
     )  # fmt: skip
     with path.open("a", encoding="ascii") as file:

@@ -97,7 +97,8 @@ class Releases:
     def most_moves(self) -> int:
         """Return the largest number of times that a job was set aside."""
         (most,) = self.db.execute(
-            "select coalesce(max(n), 0) from (select count(*) n from tallybook.outcome where state = 'moved' group by job_id) m"
+            "select coalesce(max(n), 0)"
+            " from (select count(*) n from tallybook.outcome where state = 'moved' group by job_id) m"
         ).fetchone()
         return int(most)
 

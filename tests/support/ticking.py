@@ -37,7 +37,8 @@ def fires(db: Connection, name: str | None = None, *columns: str) -> list[Any]:
     """Return the results of the ticks in order: these columns, or only `what`."""
     wanted = ", ".join(columns or ("what",))
     where = "" if name is None else "where schedule = %(name)s"
-    rows = db.execute(f"select {wanted} from tallybook.fire {where} order by tick, schedule", {"name": name}).fetchall()  # type: ignore[arg-type]  # noqa: S608
+    query = f"select {wanted} from tallybook.fire {where} order by tick, schedule"  # noqa: S608
+    rows = db.execute(query, {"name": name}).fetchall()  # type: ignore[arg-type]
     return [row[0] if len(row) == 1 else row for row in rows]
 
 

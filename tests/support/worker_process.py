@@ -59,7 +59,8 @@ async def note(ctx: Context, n: int) -> None:
 async def hold(ctx: Context, n: int) -> None:
     """Run until the gate is open."""
     await _leave_trace(ctx, n)
-    while not await (await ctx.state.conn.execute("select from gate")).fetchall():  # noqa: ASYNC110  the gate is a table
+    gate = "select from gate"
+    while not await (await ctx.state.conn.execute(gate)).fetchall():  # noqa: ASYNC110  the gate is a table
         await asyncio.sleep(0.02)
 
 
