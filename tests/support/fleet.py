@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import psycopg
@@ -74,11 +74,18 @@ class Fleet:
         return psycopg.connect(self.dsns[number - 1], autocommit=True)
 
     def run(self, number: int, statement: str, *params: Any) -> list[tuple[Any, ...]]:
-        """Run one statement on a node and return its rows. All of them use one session, which knows their plans."""
-        if number not in self._sessions or self._sessions[number].closed:
-            self._sessions[number] = self.connect(number)
-        cursor = self._sessions[number].execute(statement.encode(), params or None)
-        return cursor.fetchall() if cursor.description else []
+        """Run one statement on a node and return its rows.
+
+        On databases of `asides` all of them use one session, which knows their plans.
+        """
+        conn = self._sessions.get(number)
+        if conn is None or conn.closed:
+            conn = self.connect(number)
+        if self._taken:
+            self._sessions[number] = conn
+        with nullcontext() if self._taken else conn:  # a server of its own may be stopped
+            cursor = conn.execute(statement.encode(), params or None)
+            return cursor.fetchall() if cursor.description else []
 
     def enqueue(self, number: int, queue: str = "default", task: str = "t") -> int:
         """Enqueue a job on a node and return its id."""
