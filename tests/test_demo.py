@@ -191,6 +191,7 @@ def test_an_interrupt_leaves_nothing(demo: Callable[..., Demo], tmp_path: Path, 
     wait_until(lambda: not run.left(), "all of it is gone")
 
 
+@pytest.mark.direct("watches for the query by the process id of its session")
 def test_an_interrupt_cancels_the_query_that_runs(dsn: str, caplog: pytest.LogCaptureFixture) -> None:
     """Ctrl-C in the middle of a query of the demo cancels the query, so the driver writes no warning."""
     with connect(dsn, autocommit=True) as other, _interruptible(), connect(dsn) as conn:
