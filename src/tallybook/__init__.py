@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tallybook._db.migrate import migrate
     from tallybook._db.nodes import Node
     from tallybook._db.schedules import Fire, Fired, ScheduleInfo
-    from tallybook._model.counting import Counts, Difference, Level, QueueInfo, Throughput, Timings, TopJob, Truncated
+    from tallybook._model.counting import Counts, Difference, Level, Throughput, Timings
     from tallybook._model.job import Job, JobCall
     from tallybook._model.job_info import (
         Cancelled,
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tallybook._model.maintenance import AuditRow, Finding, HeldRange, RetentionInfo, ServiceInfo
     from tallybook._model.outcome import Cancel, Dead, Snooze
     from tallybook._model.provider import Provider, Secret
+    from tallybook._model.queue import QueueInfo, TopJob, Truncated
     from tallybook._model.rate import BreakerInfo, ConcurrencyInfo, RateInfo
     from tallybook._model.subject import Subject, SubjectCall, SubjectInfo, SubjectPage, SubjectReport
     from tallybook._model.subject_outcome import Complete, Drop, Kill, Reject, Reschedule
@@ -51,12 +52,13 @@ _LATER = {
     "_db.migrate": "migrate",
     "_db.nodes": "Node",
     "_db.schedules": "Fire Fired ScheduleInfo",
-    "_model.counting": "Counts Difference Level QueueInfo Throughput Timings TopJob Truncated",
+    "_model.counting": "Counts Difference Level Throughput Timings",
     "_model.maintenance": "AuditRow Finding HeldRange RetentionInfo ServiceInfo",
     "_model.job": "Job JobCall",
     "_model.job_info": "Cancelled DeadLetter JobDone JobInfo JobLine JobPage Reason Retried TraceEvent",
     "_model.outcome": "Cancel Dead Snooze",
     "_model.provider": "Provider Secret",
+    "_model.queue": "QueueInfo TopJob Truncated",
     "_model.rate": "BreakerInfo ConcurrencyInfo RateInfo",
     "_model.subject": "Subject SubjectCall SubjectInfo SubjectPage SubjectReport",
     "_model.subject_outcome": "Complete Drop Kill Reject Reschedule",

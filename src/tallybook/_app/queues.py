@@ -8,7 +8,7 @@ from functools import partial
 
 from tallybook._db import calls, queues
 from tallybook._db.verb import ListOf, Noun, Steps, Verb
-from tallybook._model.counting import QueueInfo, TopJob, Truncated
+from tallybook._model.queue import QueueInfo, TopJob, Truncated
 
 BATCH = 10_000
 

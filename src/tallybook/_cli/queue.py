@@ -14,7 +14,7 @@ from tallybook._cli.output import print_json, working
 from tallybook._cli.over_nodes import summed
 from tallybook._cli.text import Columns, clean, local
 from tallybook._db import calls, counting, queues
-from tallybook._model.counting import TopJob, Truncated
+from tallybook._model.queue import TopJob, Truncated
 from tallybook.errors import InvalidArgument
 
 _LIST = """\

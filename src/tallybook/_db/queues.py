@@ -11,8 +11,8 @@ from typing import Any
 from tallybook._db.declared import Call, Declared, Simple, Value
 from tallybook._db.stored import loads
 from tallybook._db.texts import duration, record, records, text_array
-from tallybook._model.counting import QueueInfo, TopJob, Truncated
 from tallybook._model.options import check_name
+from tallybook._model.queue import QueueInfo, TopJob, Truncated
 from tallybook.errors import ConfigError, UnknownQueue
 
 _BY = "coalesce({by}, session_user)"
