@@ -152,13 +152,14 @@ class Aside:
         return taken.result()
 
     def give(self, database: Database) -> None:
-        """Reset or drop it; an error in dropping an earlier one is raised here."""
+        """Reset it for the next test, or drop it."""
         if self._again and len(self._ready) < 2:
             self._ready.append(self._thread.submit(self._next, database))
         else:
             self.drop(database)
 
     def drop(self, database: Database) -> None:
+        """Drop it; an error in dropping an earlier one is raised here."""
         self._drops.append(self._thread.submit(self._drop, database))
         while len(self._drops) > 1 and self._drops[0].done():
             self._drops.popleft().result()
